@@ -1,0 +1,54 @@
+# Works on a fresh machine with Python 3.11 or newer, make and git.
+# Every target installs what it needs into .venv, once, and again when a dependency list changes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Two workers: the suite is sized for two cores, and more copies of torch cost more than they give.
+TEST_WORKERS ?= 2
+TEST_ARGS ?=
+FINETUNE_ARGS ?=
+BENCH_ARGS ?=
+
+# pyright asks the package index for a newer version of itself at every start without this.
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+
+.DEFAULT_GOAL := help
+.PHONY: help finetune test lint format bench bench-gpu clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Onward needs Python 3.11 or newer; choose one with make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of extras: .venv/.installed-hf,ort and so on.
+$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[$*]' --constraint constraints.txt
+	@touch '$@'
+
+finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside eager PyTorch (dropout 0)
+	$(BIN)/onward finetune --compare --dropout 0 --output_dir runs/finetune-$$(date +%Y%m%d-%H%M%S) $(FINETUNE_ARGS)
+
+test: $(VENV)/.installed-test ## run the tests (TEST_ARGS="-k name" for some of them)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TEST_ARGS)
+
+lint: $(VENV)/.installed-dev ## ruff check, ruff format --check, pyright (basic, then strict)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/pyright --project pyright-strict.json
+
+format: $(VENV)/.installed-dev ## rewrite the sources in ruff's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.installed-hf,ort ## time Onward, eager and torch.compile on this CPU
+	$(BIN)/python benchmarks/cpu.py $(BENCH_ARGS)
+
+bench-gpu: $(VENV)/.installed-hf,ort ## the same on one GPU, in under nine minutes
+	$(BIN)/python benchmarks/gpu.py $(BENCH_ARGS)
+
+clean: ## remove build products and caches (not .venv, not runs/)
+	rm -rf build dist src/*.egg-info .pytest_cache .ruff_cache

@@ -1,0 +1,155 @@
+"""What a benchmark writes: the machine, the table, the JSON beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+MIB = 1 << 20
+PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "numpy", "triton", "onward")
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the numbers were measured on."""
+    import psutil
+    import torch
+
+    model = platform.processor()
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    gpu = {}
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        gpu = {"gpu": properties.name, "gpu_memory_bytes": properties.total_memory}
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "cpu": model,
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "cores": psutil.cpu_count(logical=False) or psutil.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "load_before": psutil.getloadavg()[0],
+        **gpu,
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str:
+    """The commit measured, marked when the tree held changes; empty outside a checkout."""
+    root = Path(__file__).resolve().parent.parent
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return done.stdout.strip()
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The report as Markdown."""
+    host = report["machine"]
+    versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
+    where = host.get("gpu") or f"{host['cpu']}, {host['threads']} threads, {host['capability']}"
+    lines = [
+        f"# {report['title']}",
+        "",
+        f"{host['date']}, {where}, {host['memory_bytes'] / 2**30:.0f} GiB memory, "
+        f"Python {host['python']}.",
+        f"{versions}. Commit {host['commit'] or 'unknown'}, load before {host['load_before']:.1f}.",
+        f"`{report['command']}`",
+    ]
+    for found in report["cases"]:
+        lines += ["", *_case_lines(found)]
+    if report.get("skipped"):
+        lines += ["", f"Not run, out of time: {', '.join(report['skipped'])}."]
+    return "\n".join(lines) + "\n"
+
+
+def _case_lines(found: Mapping[str, Any]) -> list[str]:
+    case, engines, checks = found["case"], found["engines"], found["checks"]
+    size = "" if case["size"] == "full" else f" (size: {case['size']}, only to try the script)"
+    lines = [
+        f"## {case['name']}{size}",
+        "",
+        f"{case['about']}; {case['batch']} x {case['tokens']} tokens, {case['precision']}, "
+        f"dropout {case['dropout']}, AdamW.",
+        "",
+        "| engine | ms/step | of rounds | tokens/s | to eager | first step s | peak step MiB |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    eager = engines.get("eager", {}).get("step_s")
+    for name, entry in engines.items():
+        if "step_s" not in entry:
+            lines.append(f"| {name} | failed: {_one_line(entry['error'])} | | | | | |")
+            continue
+        ratio = f"{eager / entry['step_s']:.2f}x" if eager else ""
+        spread = f"{entry['round_s_min'] * 1e3:.1f}-{entry['round_s_max'] * 1e3:.1f}"
+        lines.append(
+            f"| {name} | {entry['step_s'] * 1e3:.1f} | {spread} | {entry['tokens_per_s']:.0f} "
+            f"| {ratio} | {entry['first_step_s']:.2f} | {entry['peak_step_bytes'] / MIB:.0f} |"
+        )
+    lines.append("")
+    for name, entry in engines.items():
+        parts = entry.get("compile_seconds")
+        if parts:
+            each = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in parts.items())
+            lines.append(f"- {name}, seconds of its first step: {each}.")
+        predicted = entry.get("predicted_peak_bytes")
+        if predicted:
+            lines.append(f"- {name}, peak that its plan predicts: {predicted / MIB:.0f} MiB.")
+        if "error" in entry and "step_s" in entry:
+            lines.append(f"- {name} failed after its timed steps: {_one_line(entry['error'])}.")
+    lines.append(f"- {_checks_line(checks)}")
+    return lines
+
+
+def _checks_line(checks: Mapping[str, Any]) -> str:
+    level = ", ".join(f"{n} {v:.2%}" for n, v in checks["level_difference"].items())
+    line = f"Losses {'agree' if checks['passed'] else 'DISAGREE'}; mean loss, from eager's: {level}"
+    if checks["exact_difference"]:
+        exact = ", ".join(f"{n} {v:.1e}" for n, v in checks["exact_difference"].items())
+        line += f"; largest step difference without dropout: {exact}"
+    return line + "."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "/")[:200]
+
+
+def write(report: Mapping[str, Any], folder: Path, stem: str) -> Path:
+    """Write `stem`-date.json and .md; returns the path of the table."""
+    folder.mkdir(parents=True, exist_ok=True)
+    target = folder / f"{stem}-{report['machine']['date'][:10]}"
+    target.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    target.with_suffix(".md").write_text(table(report), encoding="utf-8")
+    return target.with_suffix(".md")
+
+
+def failed(cases: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether an engine failed or losses disagree anywhere."""
+    return any(
+        not found["checks"]["passed"] or any("error" in e for e in found["engines"].values())
+        for found in cases
+    )

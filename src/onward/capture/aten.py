@@ -1,0 +1,593 @@
+"""The table ATen -> ONNX. One function an op, in the builder's language, composites kept whole.
+
+Each function takes a `Call` (the builder, the FX node's own result type) and the ATen arguments
+already translated: Values, Sizes, Python numbers, lists of them, or None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from onward.config import CaptureError
+from onward.graph.build import Builder
+from onward.graph.graph import Role, Value, type_of
+from onward.graph.ops.random import offset_type, seed_type
+from onward.graph.types import DType, Size, Type, broadcast, divide, product
+
+TABLE: dict[str, Callable[..., Any]] = {}
+END = 2**31  # torch writes INT64_MAX for "to the end"
+
+
+def aten(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        TABLE.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+class Call:
+    """One ATen call under translation."""
+
+    def __init__(self, translator: Any, node: Any, builder: Builder) -> None:
+        self.t = translator
+        self.node = node
+        self.b = builder
+
+    @property
+    def type(self) -> Type:
+        """The result's type as PyTorch says it."""
+        return self.t.type_of_fx(self.node)
+
+    def value(self, x: Any, dtype: DType) -> Value:
+        """A Value of `dtype`; numbers become constants, sizes are read at run time."""
+        if isinstance(x, Value):
+            return self.b.cast(x, dtype)
+        if isinstance(x, (bool, int, float)):
+            return self.b.scalar(x, dtype)
+        return self.b.cast(self.b.squeeze(self.b.size(x), [0]), dtype)
+
+    def random(self, x: Value) -> dict[str, Any]:
+        """The next dropout site's attributes and inputs, for a tensor of `x`'s logical shape."""
+        graph, batch, shape = self.t.graph, self.t.batch_size, type_of(x).shape
+        seed, offset = seed_inputs(graph)
+        site, self.t.sites = self.t.sites, self.t.sites + 1
+        sample_dim = next(
+            (i for i, s in enumerate(shape[:-1]) if s == batch and (i == 0 or s != 1)), -1
+        )
+        if sample_dim < 0 and shape and batch is not None:  # rows of samples: [B*T, ...]
+            rows = divide(shape[0], batch)
+            if rows is not None and len(shape) > 1:
+                sample_dim = 0
+                offset = self.b.Mul(offset, self.b.squeeze(self.b.size(rows), [0]))
+        return {"seed": seed, "offset": offset, "site": site, "sample_dim": sample_dim}
+
+
+def seed_inputs(graph: Any) -> tuple[Value, Value]:
+    """The graph's random inputs, made at the first dropout."""
+    have = {v.name: v for v in graph.inputs_with(Role.RANDOM)}
+    if not have:
+        return (
+            graph.input("seed", seed_type(), Role.RANDOM),
+            graph.input("sample_offset", offset_type(), Role.RANDOM),
+        )
+    return have["seed"], have["sample_offset"]
+
+
+def _list(x: Any) -> list[int]:
+    return [x] if isinstance(x, int) else list(x)
+
+
+# ---- elementwise
+
+
+def _binary(op_type: str) -> Callable[..., Any]:
+    def translate(c: Call, a: Any, b: Any, *, alpha: float = 1) -> Value:
+        dtype = c.type.dtype
+        right = c.value(b, dtype)
+        if alpha != 1:
+            right = c.b.Mul(right, alpha)
+        return c.b.node(op_type, [c.value(a, dtype), right], {})  # type: ignore[return-value]
+
+    return translate
+
+
+for _name, _op in {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}.items():
+    aten(f"{_name}.Tensor", f"{_name}.Scalar")(_binary(_op))
+aten("maximum.default")(_binary("Max"))
+aten("minimum.default")(_binary("Min"))
+
+
+@aten("rsub.Scalar", "rsub.Tensor")
+def _rsub(c: Call, a: Any, b: Any, alpha: float = 1) -> Value:
+    return _binary("Sub")(c, b, a if alpha == 1 else c.b.Mul(a, alpha))
+
+
+@aten("pow.Tensor_Scalar", "pow.Tensor_Tensor")
+def _pow(c: Call, a: Value, b: Any) -> Value:
+    dtype = c.type.dtype
+    if b == 2:
+        x = c.value(a, dtype)
+        return c.b.Mul(x, x)
+    return c.b.Pow(c.value(a, dtype), c.value(b, dtype))
+
+
+def _unary(op_type: str) -> Callable[..., Any]:
+    return lambda c, x: c.b.node(op_type, [c.value(x, c.type.dtype)], {})
+
+
+for _name, _op in {
+    "neg": "Neg", "abs": "Abs", "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "tanh": "Tanh",
+    "erf": "Erf", "sigmoid": "Sigmoid", "relu": "Relu", "sin": "Sin", "cos": "Cos",
+    "reciprocal": "Reciprocal", "logical_not": "Not", "bitwise_not": "Not",
+}.items():  # fmt: skip
+    aten(f"{_name}.default")(_unary(_op))
+
+
+@aten("rsqrt.default")
+def _rsqrt(c: Call, x: Value) -> Value:
+    return c.b.Reciprocal(c.b.Sqrt(x))
+
+
+@aten("silu.default")
+def _silu(c: Call, x: Value) -> Value:
+    return c.b.Mul(x, c.b.Sigmoid(x))
+
+
+@aten("gelu.default")
+def _gelu(c: Call, x: Value, approximate: str = "none") -> Value:
+    return c.b.Gelu(x, approximate=approximate)
+
+
+def _comparison(op_type: str) -> Callable[..., Any]:
+    def translate(c: Call, a: Value, b: Any) -> Value:
+        dtype = type_of(a).dtype
+        if isinstance(b, Value) and type_of(b).dtype != dtype:
+            other = type_of(b).dtype
+            dtype = other if type_of(b).is_floating or dtype == DType.BOOL else dtype
+        elif isinstance(b, float) and not type_of(a).is_floating:
+            dtype = DType.FLOAT
+        result = c.b.node(op_type.removeprefix("!"), [c.value(a, dtype), c.value(b, dtype)], {})
+        return c.b.Not(result) if op_type.startswith("!") else result  # type: ignore[return-value]
+
+    return translate
+
+
+for _name, _op in {
+    "eq": "Equal", "ne": "!Equal", "lt": "Less", "le": "LessOrEqual", "gt": "Greater",
+    "ge": "GreaterOrEqual",
+}.items():  # fmt: skip
+    aten(f"{_name}.Tensor", f"{_name}.Scalar")(_comparison(_op))
+
+
+def _logical(op_type: str) -> Callable[..., Any]:
+    def translate(c: Call, a: Value, b: Any) -> Value:
+        if c.type.dtype != DType.BOOL:
+            raise CaptureError(f"{op_type} of integers has no translation")
+        return c.b.node(op_type, [_bool(c, a), _bool(c, b)], {})  # type: ignore[return-value]
+
+    return translate
+
+
+def _bool(c: Call, x: Any) -> Value:
+    return c.value(x, DType.BOOL)
+
+
+aten("logical_and.default", "__and__.Tensor", "bitwise_and.Tensor")(_logical("And"))
+aten("logical_or.default", "__or__.Tensor", "bitwise_or.Tensor")(_logical("Or"))
+
+
+@aten("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def _where(c: Call, mask: Value, a: Any, b: Any) -> Value:
+    return c.b.Where(mask, c.value(a, c.type.dtype), c.value(b, c.type.dtype))
+
+
+@aten("masked_fill.Scalar", "masked_fill.Tensor")
+def _masked_fill(c: Call, x: Value, mask: Value, fill: Any) -> Value:
+    return c.b.Where(mask, c.value(fill, type_of(x).dtype), x)
+
+
+@aten("clamp.default", "clamp_min.default", "clamp_max.default")
+def _clamp(c: Call, x: Value, low: Any = None, high: Any = None) -> Value:
+    if "clamp_max" in str(c.node.target):
+        low, high = None, low
+    if low is not None:
+        x = c.b.Max(x, c.value(low, type_of(x).dtype))
+    return x if high is None else c.b.Min(x, c.value(high, type_of(x).dtype))
+
+
+# ---- copies and casts
+
+
+@aten(
+    "contiguous.default", "clone.default", "alias.default", "lift_fresh_copy.default",
+    "lift_fresh.default",
+)  # fmt: skip
+def _same(c: Call, x: Value, **_: Any) -> Value:
+    return x
+
+
+@aten("detach.default", "detach_.default")
+def _detach(c: Call, x: Value) -> Value:
+    y: Value = c.b.Identity(x)
+    node = y.producer()
+    assert node is not None
+    node.meta["stop_gradient"] = True
+    return y
+
+
+@aten("to.dtype", "to.dtype_layout", "_to_copy.default", "type_as.default", "to.device")
+def _to(c: Call, x: Value, *_: Any, **__: Any) -> Value:
+    return c.b.cast(x, c.type.dtype)
+
+
+# ---- making tensors
+
+
+@aten("arange.default", "arange.start", "arange.start_step")
+def _arange(c: Call, *ends: Any, **_: Any) -> Value:
+    start, end, step = (0, *ends, 1) if len(ends) == 1 else (*ends, 1)[:3]
+    if step != 1 or isinstance(end, float):
+        if not all(isinstance(n, (int, float)) for n in (start, end, step)):
+            raise CaptureError("arange with a step needs constant ends")
+        return c.b.const(np.arange(start, end, step).astype(c.type.dtype.numpy()))
+    index = c.b.arange(end - start)
+    if start != 0:
+        index = c.b.Add(index, c.value(start, DType.INT64))
+    return c.b.cast(index, c.type.dtype)
+
+
+@aten(
+    "full.default", "zeros.default", "ones.default", "full_like.default", "zeros_like.default",
+    "ones_like.default", "new_zeros.default", "new_ones.default", "new_full.default",
+    "scalar_tensor.default",
+)  # fmt: skip
+def _full(c: Call, *args: Any, **_: Any) -> Value:
+    name = c.node.target._schema.name.split("::")[1]
+    number: Any = 1 if "ones" in name else 0 if "zeros" in name else args[-1]
+    if isinstance(number, Value):
+        raise CaptureError(f"{name} with a computed number")
+    return c.b.full(number, c.type)
+
+
+# ---- shapes
+
+
+@aten("view.default", "reshape.default", "_unsafe_view.default", "flatten.using_ints",
+      "unflatten.int", "expand_as.default", "view_as.default", "reshape_as.default")  # fmt: skip
+def _view(c: Call, x: Value, *_: Any) -> Value:
+    if "expand_as" in str(c.node.target):
+        return c.b.expand(x, c.type.shape)
+    return c.b.reshape(x, c.type.shape)
+
+
+@aten("expand.default", "broadcast_to.default")
+def _expand(c: Call, x: Value, *_: Any, **__: Any) -> Value:
+    return c.b.expand(x, c.type.shape)
+
+
+@aten("transpose.int", "permute.default", "t.default", "numpy_T.default")
+def _transpose(c: Call, x: Value, *dims: Any) -> Value:
+    rank = type_of(x).rank
+    perm = list(range(rank))
+    name = c.node.target._schema.name.split("::")[1]
+    if name == "transpose":
+        i, j = (d % rank for d in dims)
+        perm[i], perm[j] = perm[j], perm[i]
+    elif name == "permute":
+        perm = [d % rank for d in dims[0]]
+    else:
+        perm.reverse()
+    return c.b.transpose(x, perm)
+
+
+@aten("unsqueeze.default", "squeeze.dim", "squeeze.dims", "squeeze.default")
+def _resize(c: Call, x: Value, *_: Any) -> Value:
+    return c.b.reshape(x, c.type.shape)
+
+
+@aten("slice.Tensor")
+def _slice(c: Call, x: Value, dim: int = 0, start: Any = 0, end: Any = None, step: int = 1) -> Value:
+    if step != 1:
+        raise CaptureError("a slice with a step other than 1")
+    size = type_of(x).shape[dim % type_of(x).rank]
+    start = 0 if start is None else start
+    to_end = end is None or (isinstance(end, int) and end >= END) or end == size
+    if start == 0 and to_end:
+        return x
+    return c.b.slice(x, dim % type_of(x).rank, start, END if to_end else end)
+
+
+@aten("select.int")
+def _select(c: Call, x: Value, dim: int, index: Any) -> Value:
+    dim = dim % type_of(x).rank
+    size = type_of(x).shape[dim]
+    if isinstance(index, int) and index < 0:
+        index = size + index
+    return c.b.squeeze(c.b.slice(x, dim, index, index + 1), [dim])
+
+
+@aten("split.Tensor", "split_with_sizes.default", "chunk.default", "unbind.int")
+def _split(c: Call, x: Value, *args: Any) -> list[Value]:
+    name = c.node.target._schema.name.split("::")[1]
+    rest = args if name == "unbind" else args[1:]
+    dim = (rest[0] if rest else 0) % type_of(x).rank
+    parts = [
+        Type(type_of(x).dtype, tuple(c.t.size_of(s) for s in v.shape)) for v in c.node.meta["val"]
+    ]
+    sizes: list[Size] = [1 if name == "unbind" else p.shape[dim] for p in parts]
+    if len(sizes) == 1:
+        return [x]
+    pieces = list(c.b.Split(x, c.b.sizes(sizes), axis=dim))
+    return [c.b.squeeze(p, [dim]) for p in pieces] if name == "unbind" else pieces
+
+
+@aten("cat.default", "concat.default")
+def _cat(c: Call, xs: Sequence[Value], dim: int = 0) -> Value:
+    return c.b.Concat(*[c.value(x, c.type.dtype) for x in xs], axis=dim % type_of(xs[0]).rank)
+
+
+@aten("stack.default")
+def _stack(c: Call, xs: Sequence[Value], dim: int = 0) -> Value:
+    dim = dim % (type_of(xs[0]).rank + 1)
+    return c.b.Concat(*[c.b.unsqueeze(x, [dim]) for x in xs], axis=dim)
+
+
+@aten("pad.default", "constant_pad_nd.default")
+def _pad(c: Call, x: Value, pads: list[int], *args: Any) -> Value:
+    mode, fill = ("constant", None)
+    for a in args:
+        mode, fill = (a, fill) if isinstance(a, str) else (mode, a)
+    if mode != "constant":
+        raise CaptureError(f"padding mode {mode}")
+    rank = type_of(x).rank
+    begin, end = [0] * rank, [0] * rank
+    for i in range(len(pads) // 2):  # torch lists the last dim first
+        begin[rank - 1 - i], end[rank - 1 - i] = pads[2 * i], pads[2 * i + 1]
+    return c.b.Pad(x, c.b.ints(begin + end), c.value(fill or 0, type_of(x).dtype))
+
+
+# ---- indexing
+
+
+@aten("embedding.default")
+def _embedding(
+    c: Call, weight: Value, ids: Value, padding_idx: int = -1, by_freq: bool = False,
+    sparse: bool = False,
+) -> Value:  # fmt: skip
+    if by_freq or sparse:
+        raise CaptureError("embedding with scale_grad_by_freq or sparse gradients")
+    ids = c.b.cast(ids, DType.INT64)
+    if padding_idx >= 0:
+        return c.b.Embedding(weight, ids, padding_idx=padding_idx)
+    return c.b.Gather(weight, ids, axis=0)
+
+
+@aten("index_select.default")
+def _index_select(c: Call, x: Value, dim: int, index: Value) -> Value:
+    return c.b.Gather(x, index, axis=dim % type_of(x).rank)
+
+
+@aten("gather.default")
+def _gather(c: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+    return c.b.GatherElements(x, index, axis=dim % type_of(x).rank)
+
+
+@aten("index.Tensor")
+def _index(c: Call, x: Value, indices: list[Value | None]) -> Value:
+    """`x[i, j, ...]` with integer tensors on the leading dims."""
+    used = [i for i in indices if i is not None]
+    if any(i is None for i in indices) or any(type_of(i).dtype == DType.BOOL for i in used):
+        raise CaptureError("indexing with a boolean tensor, or with gaps")
+    if len(used) == 1:
+        return c.b.Gather(x, used[0], axis=0)
+    shape = broadcast(*[type_of(i).shape for i in used])
+    rows = [c.b.unsqueeze(c.b.expand(i, shape), [len(shape)]) for i in used]
+    return c.b.GatherND(x, c.b.Concat(*rows, axis=len(shape)))
+
+
+# ---- reductions
+
+
+@aten("sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "amax.default")
+def _reduce(c: Call, x: Value, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
+    name = c.node.target._schema.name.split("::")[1]
+    rank = type_of(x).rank
+    dims = list(range(rank)) if not dims and dims != 0 else [d % rank for d in _list(dims)]
+    x = c.value(x, c.type.dtype)
+    op_type = {"sum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax"}[name]
+    return c.b.node(op_type, [x, c.b.ints(dims)], {"keepdims": int(keepdim)})  # type: ignore[return-value]
+
+
+@aten("cumsum.default")
+def _cumsum(c: Call, x: Value, dim: int, **_: Any) -> Value:
+    return c.b.CumSum(c.value(x, c.type.dtype), np.array(dim % type_of(x).rank, dtype=np.int64))
+
+
+@aten("argmax.default")
+def _argmax(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    if dim is None:
+        raise CaptureError("argmax over all dims")
+    return c.b.ArgMax(x, axis=dim % type_of(x).rank, keepdims=int(keepdim))
+
+
+@aten("tril.default", "triu.default")
+def _trilu(c: Call, x: Value, diagonal: int = 0) -> Value:
+    upper = "triu" in str(c.node.target)
+    return c.b.Trilu(x, np.array(diagonal, dtype=np.int64), upper=int(upper))
+
+
+# ---- products
+
+
+def matrix_product(c: Call, x: Value, w: Value, bias: Value | None, transposed: bool) -> Value:
+    """`x f[*,K] @ w f[K,N] + bias` as one Gemm over flattened rows."""
+    type = type_of(x)
+    k, n = (type_of(w).shape[::-1]) if transposed else type_of(w).shape
+    rows = c.b.reshape(x, (product(type.shape[:-1]), k))
+    attrs = {"transB": 1} if transposed else {}
+    y = c.b.Gemm(rows, w, *([] if bias is None else [bias]), **attrs)
+    return c.b.reshape(y, (*type.shape[:-1], n))
+
+
+@aten("linear.default")
+def _linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
+    return matrix_product(c, x, w, bias, transposed=True)
+
+
+@aten("addmm.default")
+def _addmm(c: Call, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+    if beta != 1 or alpha != 1:
+        raise CaptureError("addmm with alpha or beta")
+    if type_of(bias).rank == 1:
+        return c.b.Gemm(x, w, bias)
+    return c.b.Add(c.b.Gemm(x, w), bias)
+
+
+@aten("mm.default", "bmm.default", "matmul.default")
+def _matmul(c: Call, a: Value, b: Value) -> Value:
+    ra, rb = type_of(a).rank, type_of(b).rank
+    if rb == 2 and ra >= 2:
+        return matrix_product(c, a, b, None, transposed=False)
+    a2 = c.b.unsqueeze(a, [0]) if ra == 1 else a
+    b2 = c.b.unsqueeze(b, [1]) if rb == 1 else b
+    return c.b.reshape(c.b.MatMul(a2, b2), c.type.shape)
+
+
+@aten("baddbmm.default")
+def _baddbmm(c: Call, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+    y = c.b.MatMul(a, b)
+    y = y if alpha == 1 else c.b.Mul(y, alpha)
+    return y if beta == 0 else c.b.Add(y, x if beta == 1 else c.b.Mul(x, beta))
+
+
+# ---- composites kept whole
+
+
+@aten("layer_norm.default")
+def _layer_norm(
+    c: Call, x: Value, shape: list[int], weight: Value | None = None, bias: Value | None = None,
+    eps: float = 1e-5, *_: Any,
+) -> Value:  # fmt: skip
+    inner = Type(type_of(x).dtype, tuple(shape))
+    scale = weight if weight is not None else c.b.const(np.ones(shape, inner.dtype.numpy()))
+    shift = bias if bias is not None else c.b.const(np.zeros(shape, inner.dtype.numpy()))
+    return c.b.LayerNormalization(x, scale, shift, axis=-len(shape), epsilon=eps)[0]
+
+
+@aten("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default")
+def _softmax(c: Call, x: Value, dim: int, *_: Any) -> Value:
+    op_type = "LogSoftmax" if "log_softmax" in str(c.node.target) else "Softmax"
+    x = c.value(x, c.type.dtype)
+    rank = type_of(x).rank
+    dim = dim % rank
+    swap = [*(i for i in range(rank) if i != dim), dim]
+    y = c.b.node(op_type, [c.b.transpose(x, swap)], {"axis": -1})
+    back = [swap.index(i) for i in range(rank)]
+    return c.b.transpose(y, back)  # type: ignore[arg-type]
+
+
+@aten("dropout.default", "dropout_.default", "feature_dropout.default")
+def _dropout(c: Call, x: Value, ratio: float, train: bool) -> Value:
+    if "feature" in str(c.node.target):
+        raise CaptureError("feature dropout")
+    if not train or ratio == 0.0:
+        return x
+    r = c.random(x)
+    return c.b.Dropout(
+        x, r["seed"], r["offset"], ratio=float(ratio), site=r["site"], sample_dim=r["sample_dim"]
+    )
+
+
+def _attention(
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None, ratio: float, causal: bool,
+    scale: float | None,
+) -> Value:  # fmt: skip
+    size = type_of(q).shape[-1]
+    assert isinstance(size, int)
+    attrs: dict[str, Any] = {
+        "scale": float(scale) if scale is not None else 1.0 / math.sqrt(size),
+        "is_causal": int(causal),
+    }
+    if ratio == 0.0:
+        return c.b.Attention(q, k, v, mask, **attrs) if mask is not None else c.b.Attention(
+            q, k, v, **attrs
+        )
+    shape = (*type_of(q).shape[:-1], type_of(k).shape[-2])
+    like = Value(name="probabilities")
+    like.meta["type"] = type_of(q).with_shape(shape)
+    r = c.random(like)
+    attrs |= {"ratio": float(ratio), "site": r["site"], "sample_dim": r["sample_dim"]}
+    return c.b.Attention(q, k, v, mask, r["seed"], r["offset"], **attrs)
+
+
+@aten("onward.attention.default")
+def _onward_attention(
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float,
+    ratio: float,
+) -> Value:  # fmt: skip
+    return _attention(c, q, k, v, mask, ratio, causal, scale)
+
+
+@aten("scaled_dot_product_attention.default")
+def _sdpa(
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None = None, ratio: float = 0.0,
+    causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Value:  # fmt: skip
+    if enable_gqa:
+        raise CaptureError("attention with enable_gqa")
+    return _attention(c, q, k, v, mask, ratio, causal, scale)
+
+
+@aten("cross_entropy_loss.default")
+def _cross_entropy(
+    c: Call, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> Value:  # fmt: skip
+    if label_smoothing:
+        raise CaptureError("cross entropy with label smoothing")
+    if type_of(labels).is_floating:
+        raise CaptureError("cross entropy with class probabilities as labels")
+    shape = type_of(x).shape
+    if len(shape) != 2:  # f[N,C,*S] -> f[N*S,C]
+        x = c.b.transpose(x, [0, *range(2, len(shape)), 1])
+        x = c.b.reshape(x, (product([shape[0], *shape[2:]]), shape[1]))
+        if reduction == 0:
+            raise CaptureError("unreduced cross entropy of more than two dims")
+        labels = c.b.reshape(labels, (product(type_of(labels).shape),))
+    inputs = [x, labels] if weight is None else [x, labels, weight]
+    kind = {0: "none", 1: "mean", 2: "sum"}[reduction]
+    return c.b.SoftmaxCrossEntropyLoss(*inputs, reduction=kind, ignore_index=ignore_index)[0]
+
+
+@aten("mse_loss.default")
+def _mse(c: Call, x: Value, y: Value, reduction: int = 1) -> Value:
+    d = c.b.Sub(x, y)
+    return _reduce_loss(c, c.b.Mul(d, d), reduction)
+
+
+@aten("binary_cross_entropy_with_logits.default")
+def _bce(
+    c: Call, x: Value, y: Value, weight: Value | None = None, pos_weight: Value | None = None,
+    reduction: int = 1,
+) -> Value:  # fmt: skip
+    """`max(x, 0) - x y + log(1 + exp(-|x|))`."""
+    if weight is not None or pos_weight is not None:
+        raise CaptureError("binary cross entropy with weights")
+    soft = c.b.Log(c.b.Add(c.b.Exp(c.b.Neg(c.b.Abs(x))), 1.0))
+    return _reduce_loss(c, c.b.Add(c.b.Sub(c.b.Relu(x), c.b.Mul(x, y)), soft), reduction)
+
+
+def _reduce_loss(c: Call, x: Value, reduction: int) -> Value:
+    if reduction == 0:
+        return x
+    op_type = "ReduceMean" if reduction == 1 else "ReduceSum"
+    dims = c.b.ints(range(type_of(x).rank))
+    return c.b.node(op_type, [x, dims], {"keepdims": 0})  # type: ignore[return-value]
+
+
+__all__ = ["TABLE", "Call", "seed_inputs"]

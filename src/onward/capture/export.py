@@ -1,0 +1,285 @@
+"""Drives `torch.export` and returns a forward Graph bound to the user's own parameters.
+
+The whole call is exported (model, then the loss where one is given) as `forward(*leaves)`, with
+all dims symbolic; sizes that are equal in the first batch and sit at the same place are one
+symbol, and that equality is guarded (`Captured.accepts`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind
+from torch.utils import _pytree as pytree
+
+from onward.capture.huggingface import attention_kept_whole, forward_defaults
+from onward.capture.raise_ import raise_composites
+from onward.capture.translate import Translator, to_type
+from onward.config import CaptureError
+from onward.graph.graph import Graph, Role, Value, type_of
+from onward.graph.types import Size, symbol
+
+LossFunction = Callable[..., torch.Tensor]
+
+
+@dataclass
+class Captured:
+    """A forward graph and what ties it to the user's world.
+
+    graph: outputs are `loss` and the model's other outputs by name.
+    parameters, buffers: graph input name -> the user's tensor (tied ones appear once).
+    leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
+    names: graph input name of a parameter -> its name in the module.
+    """
+
+    graph: Graph
+    parameters: dict[str, torch.nn.Parameter]
+    buffers: dict[str, torch.Tensor]
+    leaves: dict[int, str]
+    names: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    _guards: list[CodeType] = field(default_factory=list)
+    _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
+
+    def dims(self, tensors: list[torch.Tensor]) -> dict[str, int] | None:
+        """Symbol -> size for a batch's tensors (in leaf order); None where this capture does not fit."""
+        dims: dict[str, int] = {}
+        for leaf, dim, size in self._sizes:
+            have = tensors[leaf].shape[dim]
+            if isinstance(size, int):
+                if have != size:
+                    return None
+            elif have < 2 or dims.setdefault(str(size), have) != have:
+                return None  # sizes 0 and 1 behave differently (broadcasting): own capture
+        scope = {"L": {"leaves": tensors}}
+        return dims if all(eval(guard, scope) for guard in self._guards) else None
+
+
+class _Names:
+    """Where the wrapper leaves its outputs' names: an export restores a module's own attributes."""
+
+    names: tuple[str, ...] | list[str] = ()
+
+
+class _Flat(torch.nn.Module):
+    """`forward(*leaves)`: rebuilds the call, runs model and loss, returns loss and named outputs."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        spec: pytree.TreeSpec,
+        fixed: list[Any],
+        loss_fn: LossFunction | None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
+        self.noted = _Names()
+        self.extra: dict[str, Any] = {}
+
+    def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rest = iter(leaves)
+        full = [next(rest) if f is _TENSOR else f for f in self.fixed]
+        args, kwargs, target = pytree.tree_unflatten(full, self.spec)
+        outputs = self.model(*args, **kwargs, **self.extra)
+        named = name_outputs(outputs)
+        if self.loss_fn is not None:
+            loss = self.loss_fn(outputs, *target)
+        elif "loss" in named:
+            loss = named.pop("loss")
+        elif len(named) == 1:
+            loss = named.pop(next(iter(named)))  # a model that returns its loss alone
+        else:
+            raise CaptureError(
+                f"the model returns {', '.join(named) or 'nothing'} but no loss; fix: pass labels, or a "
+                "loss_fn"
+            )
+        if loss.dim() != 0:
+            raise CaptureError(f"the loss has shape {tuple(loss.shape)}; fix: reduce it to a scalar")
+        self.noted.names = ["loss", *named]
+        return (loss, *named.values())
+
+
+_TENSOR = object()
+
+
+def name_outputs(outputs: Any) -> dict[str, torch.Tensor]:
+    """A model's outputs by name: its own keys, else `output` or `output_0`, `output_1`, ..."""
+    if isinstance(outputs, torch.Tensor):
+        return {"output": outputs}
+    if hasattr(outputs, "items"):
+        pairs = list(outputs.items())
+    else:
+        pairs = [(f"output_{i}", v) for i, v in enumerate(outputs)]
+    named: dict[str, torch.Tensor] = {}
+    for name, value in pairs:
+        leaves = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
+        if isinstance(value, torch.Tensor):
+            named[str(name)] = value
+        else:
+            named.update({f"{name}_{i}": v for i, v in enumerate(leaves)})
+    return named
+
+
+def capture(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    target: tuple[Any, ...] = (),
+    loss_fn: LossFunction | None = None,
+) -> Captured:
+    """The model's forward (in its present training mode) and loss, as a graph.
+
+    Raises CaptureError with the complete list of what could not be captured.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs, target))
+    fixed = [_TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
+    tensors = [v.detach() for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
+    _refuse(model)
+    flat = _Flat(model, spec, fixed, loss_fn)
+    flat.train(model.training)
+    flat.extra = forward_defaults(model, kwargs) if _takes(model, "use_cache") else {}
+    program = _export(flat, tensors)
+    graph = Graph("forward")
+    translator = Translator(graph, program)
+    result = _bind_inputs(translator, program, model, tensors)
+    if flat.extra:
+        result.notes.append("use_cache=False: a key/value cache cannot be part of a training graph")
+    translator.run(dict(zip(flat.noted.names, translator.output_nodes(), strict=True)))
+    raise_composites(graph)
+    _guard(result, program)
+    return result
+
+
+def _takes(model: torch.nn.Module, name: str) -> bool:
+    return name in inspect.signature(model.forward).parameters
+
+
+def _refuse(model: torch.nn.Module) -> None:
+    """What a graph would lose silently is refused before the export."""
+    reasons: list[str] = []
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        reasons.append("autocast is on; fix: leave the autocast block (precision is an option)")
+    storages: dict[int, str] = {}
+    for name, p in model.named_parameters():  # tied ones are listed once
+        pointer = p.untyped_storage().data_ptr()
+        if pointer and pointer in storages:
+            reasons.append(f"{name} and {storages[pointer]} are different views of one storage")
+        storages[pointer] = name
+    if reasons:
+        raise CaptureError("the model cannot be captured: " + "; ".join(reasons))
+
+
+@contextmanager
+def _capturing(model: torch.nn.Module) -> Iterator[None]:
+    """The patches an export needs, undone afterwards."""
+    transformer = torch.nn.modules.transformer
+    detect = transformer._detect_is_causal_mask
+    apply = torch.autograd.Function.__dict__["apply"]
+
+    def refuse_custom(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if cls.__module__.partition(".")[0] == "torch":
+            return apply.__get__(None, cls)(*args, **kwargs)
+        raise CaptureError(
+            f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a capture "
+            "would drop; fix: write it with differentiable torch ops"
+        )
+
+    transformer._detect_is_causal_mask = (  # the original inspects data, which an export has not
+        lambda mask, is_causal=None, size=None: bool(is_causal)
+    )
+    torch.autograd.Function.apply = classmethod(refuse_custom)  # type: ignore[assignment]
+    try:
+        with attention_kept_whole(model), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformer._detect_is_causal_mask = detect
+        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+
+
+def _export(flat: _Flat, tensors: list[torch.Tensor]) -> Any:
+    auto = torch.export.Dim.AUTO
+    shapes = {"leaves": tuple({d: auto for d in range(t.dim())} or None for t in tensors)}
+    try:
+        with _capturing(flat.model):
+            return torch.export.export(
+                flat, tuple(tensors), dynamic_shapes=shapes, strict=False
+            )
+    except CaptureError:
+        raise
+    except Exception as error:
+        cause = next(
+            (e for e in _chain(error) if isinstance(e, CaptureError)), None
+        )
+        if cause is not None:
+            raise cause from None
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CaptureError(f"torch.export could not trace the model: {first}") from error
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _bind_inputs(
+    translator: Translator, program: Any, model: torch.nn.Module, tensors: list[torch.Tensor]
+) -> Captured:
+    """Makes the graph's inputs: parameters by identity, buffers, then the batch."""
+    graph = translator.graph
+    result = Captured(graph, {}, {}, {}, {})
+    by_id: dict[int, Value] = {}
+    live = dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
+    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    users = 0
+    for spec in program.graph_signature.input_specs:
+        node = placeholders[spec.arg.name]
+        target = (spec.target or "").removeprefix("model.")
+        if spec.kind is InputKind.USER_INPUT:
+            translator.name_sizes(node, tensors[users])
+            value = graph.input(f"batch_{users}", translator.type_of_fx(node), Role.BATCH)
+            for dim, size in enumerate(type_of(value).shape):
+                result._sizes.append((users, dim, size))
+            result.leaves[users] = value.name or ""
+            users += 1
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            tensor = live.get(target)
+            if tensor is None:
+                tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            assert tensor is not None, f"{spec.target} is not in the model"
+            if id(tensor) in by_id:
+                value = by_id[id(tensor)]
+            else:
+                trained = isinstance(tensor, torch.nn.Parameter)
+                role = Role.PARAM if trained else Role.BUFFER
+                value = graph.input(target, to_type(tensor), role, key=target)
+                value.meta["requires_grad"] = trained and tensor.requires_grad
+                by_id[id(tensor)] = value
+                (result.parameters if trained else result.buffers)[target] = tensor
+                result.names[target] = target
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            value = graph.constant(program.constants[spec.target].detach().numpy())
+        else:
+            raise CaptureError(f"input {spec.arg.name} of kind {spec.kind.name} is not supported")
+        translator.env[node] = value
+    translator.find_batch_size()
+    return result
+
+
+def _guard(result: Captured, program: Any) -> None:
+    for text in getattr(program, "_guards_code", None) or []:
+        result._guards.append(compile(text, "<shape guard>", "eval"))
+
+
+__all__ = ["Captured", "capture", "name_outputs", "symbol"]

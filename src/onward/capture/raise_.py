@@ -1,0 +1,72 @@
+"""Composites that models write out by hand, raised to one canonical node at the end of capture."""
+
+from __future__ import annotations
+
+import math
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Node, Value, array_of, type_of, where
+
+
+def raise_composites(graph: Graph) -> int:
+    """Raises every known spelling; returns how many were found."""
+    found = 0
+    for node in list(graph):
+        if node.op_type == "Tanh":
+            found += _tanh_gelu(graph, node)
+    return found
+
+
+def _number(value: Value | None) -> float | None:
+    array = array_of(value)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None
+
+
+def _split(value: Value | None, op_type: str) -> tuple[Value, float] | None:
+    """`op(x, constant)` in either order -> (x, constant)."""
+    node = value.producer() if value is not None else None
+    if node is None or node.op_type != op_type or len(node.inputs) != 2:
+        return None
+    for x, c in (node.inputs, node.inputs[::-1]):
+        number = _number(c)
+        if number is not None and x is not None and _number(x) is None:
+            return x, number
+    return None
+
+
+def _near(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-6)
+
+
+def _tanh_gelu(graph: Graph, tanh: Node) -> int:
+    """`0.5 x (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))  =>  Gelu(x, approximate="tanh")`."""
+    scaled = _split(tanh.inputs[0], "Mul")
+    if scaled is None or not _near(scaled[1], math.sqrt(2 / math.pi)):
+        return 0
+    inner = scaled[0].producer()
+    if inner is None or inner.op_type != "Add":
+        return 0
+    x: Value | None = None
+    for candidate, cubic in (inner.inputs, inner.inputs[::-1]):
+        cube = _split(cubic, "Mul")
+        if cube is None or not _near(cube[1], 0.044715):
+            continue
+        power = _split(cube[0], "Pow")
+        if power is not None and power[0] is candidate and power[1] == 3.0:
+            x = candidate
+    if x is None:
+        return 0
+    # tanh -> (+1) -> the product with x/2, in any order of the factors
+    for plus in list(tanh.outputs[0].consumers()):
+        if plus.op_type != "Add" or _split(plus.outputs[0], "Add") != (tanh.outputs[0], 1.0):
+            continue
+        for last in list(plus.outputs[0].consumers()):
+            if last.op_type != "Mul":
+                continue
+            other = last.inputs[0] if last.inputs[1] is plus.outputs[0] else last.inputs[1]
+            if _split(other, "Mul") == (x, 0.5):
+                gelu = Builder(graph, before=last, module=where(last)).Gelu(x, approximate="tanh")
+                assert type_of(gelu) == type_of(last.outputs[0])
+                graph.replace(last.outputs[0], gelu)
+                return 1
+    return 0

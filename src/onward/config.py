@@ -1,0 +1,78 @@
+"""Every option, the environment variables, and the error types: typed and documented once."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+class OnwardError(ValueError):
+    """A message for the user: what, where, how to fix. Base of all errors that Onward raises."""
+
+
+class CaptureError(OnwardError):
+    """The model cannot become a graph; the message lists every reason with its module path."""
+
+
+class MissingExtraError(OnwardError, ImportError):
+    """An optional dependency is absent; the message names the extra to install."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed; fix: pip install 'onward[{extra}]'")
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """Options of `onward.Trainer`.
+
+    gradient_accumulation_steps: micro-batches per optimizer update; each `train_step` is one.
+    max_grad_norm: clip gradients to this global 2-norm; None does not clip.
+    seed: seed of the dropout masks; None draws from torch's CPU generator at each update.
+    verify: compare loss and gradients with eager PyTorch (and stock onnxruntime where installed)
+        on the first batch; raises OnwardError where they differ.
+    disable: names of rewrite passes to leave out.
+    fetch: names of model outputs every step returns besides the loss.
+    """
+
+    gradient_accumulation_steps: int = 1
+    max_grad_norm: float | None = None
+    seed: int | None = None
+    verify: bool = False
+    disable: tuple[str, ...] = ()
+    fetch: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.gradient_accumulation_steps < 1:
+            raise OnwardError(
+                f"gradient_accumulation_steps={self.gradient_accumulation_steps}; fix: 1 or more"
+            )
+        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
+            raise OnwardError(
+                f"max_grad_norm={self.max_grad_norm}; fix: a positive number, or None for no clipping"
+            )
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What the environment asks for. These are all the variables that Onward reads.
+
+    ONWARD_DUMP: folder for the numbered graph after each stage and pass (`.onnx` and text).
+    ONWARD_DISABLE: comma-separated names of rewrite passes to leave out.
+    ONWARD_CHECK: 1 checks the graph's invariants after every pass.
+    """
+
+    dump: Path | None = None
+    disable: tuple[str, ...] = field(default=())
+    check: bool = False
+
+
+def environment() -> Environment:
+    """Reads the variables afresh, so that a test or a notebook can change them."""
+    dump = os.environ.get("ONWARD_DUMP")
+    disable = os.environ.get("ONWARD_DISABLE", "")
+    return Environment(
+        dump=Path(dump) if dump else None,
+        disable=tuple(name for name in disable.split(",") if name),
+        check=os.environ.get("ONWARD_CHECK", "0") == "1",
+    )

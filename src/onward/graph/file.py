@@ -1,0 +1,143 @@
+"""Graph <-> ONNX files: every stage can be saved, opened in a viewer, and run by another engine.
+
+Each use of an `onward` op becomes a call of a monomorphic ONNX function whose body is the op's
+own; the variant (attributes and types) is in the function's *name*, because engines disagree on
+overloads. Nothing about the machine or the source files is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onward.graph.build import Builder
+from onward.graph.graph import (
+    IR_VERSION,
+    ONWARD,
+    OPSET,
+    Graph,
+    Node,
+    Role,
+    Value,
+    attributes,
+    type_of,
+)
+from onward.graph.ops import OPS
+
+
+def to_onnx(graph: Graph, weights: Mapping[str, np.ndarray] | None = None) -> ir.Model:
+    """The graph as an ONNX model. `weights` (by input name) turn inputs into initializers.
+
+    The arrays are referred to, not copied, until the model is serialised.
+    """
+    copy = graph.clone()
+    for value in list(copy.ir.inputs):
+        array = (weights or {}).get(value.name or "")
+        if array is not None:
+            copy.ir.inputs.remove(value)
+            value.const_value = ir.tensor(array, name=value.name)
+            copy.ir.register_initializer(value)
+    _name_outputs(copy)
+    functions: dict[str, ir.Function] = {}
+    _call_functions(copy, functions)
+    for value in [*copy.ir.inputs, *copy.ir.initializers.values()]:
+        _write_type(value)
+    for node in copy:
+        for value in node.outputs:
+            _write_type(value)
+    return ir.Model(
+        copy.ir,
+        ir_version=IR_VERSION,
+        producer_name="onward",
+        functions=list(functions.values()),
+    )
+
+
+def save(graph: Graph, path: Path, weights: Mapping[str, np.ndarray] | None = None) -> None:
+    """Writes `path` (and `path.data` beside it where the weights pass 1.5 GB)."""
+    model = to_onnx(graph, weights)
+    nbytes = sum(a.nbytes for a in (weights or {}).values())
+    ir.save(model, path, external_data=f"{path.name}.data" if nbytes > 1_500_000_000 else None)
+
+
+def to_proto(graph: Graph, weights: Mapping[str, np.ndarray] | None = None) -> onnx.ModelProto:
+    return ir.to_proto(to_onnx(graph, weights))
+
+
+def _write_type(value: Value) -> None:
+    type = type_of(value)
+    value.type = ir.TensorType(type.dtype)
+    value.shape = ir.Shape([s if isinstance(s, int) else str(s) for s in type.shape])
+
+
+def _name_outputs(graph: Graph) -> None:
+    """Each output gets its own name; an input or a value already named passes an Identity."""
+    b = Builder(graph)
+    done: set[Value] = set()
+    for name, value in graph.outputs.items():
+        taken = {v.name for v in graph.inputs}
+        if value.producer() is None or value in done:
+            value = b.Identity(value)
+        done.add(value)
+        value.name = name if name not in taken else f"{name}.next"
+        graph.ir.outputs.append(value)
+
+
+def variant(node: Node) -> str:
+    """The function name of an onward node: its op, then a digest of attributes and types."""
+    types = [None if v is None else str(type_of(v)) for v in node.inputs]
+    text = repr((node.op_type, sorted(attributes(node).items()), types))
+    return f"{node.op_type}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def _call_functions(graph: Graph, functions: dict[str, ir.Function]) -> None:
+    for node in list(graph):
+        if node.domain != ONWARD:
+            continue
+        name = variant(node)
+        if name not in functions:
+            functions[name] = _function(name, node, functions)
+        call = Node(
+            ONWARD,
+            name,
+            [v for v in node.inputs if v is not None],
+            outputs=[Value(name=v.name) for v in node.outputs],
+            name=node.name,
+            metadata_props=dict(node.metadata_props),
+        )
+        graph.ir.insert_before(node, call)
+        for old, new in zip(node.outputs, call.outputs, strict=True):
+            new.meta.update(old.meta)
+            graph.replace(old, new)
+        graph.ir.remove([node], safe=True)
+
+
+def _function(name: str, node: Node, functions: dict[str, ir.Function]) -> ir.Function:
+    body = Graph(name)
+    inputs = [
+        None if v is None else body.input(f"x{i}", type_of(v), Role.BATCH)
+        for i, v in enumerate(node.inputs)
+    ]
+    results = OPS[node.op_type].body(Builder(body), list(inputs), attributes(node))
+    b = Builder(body)
+    for i, value in enumerate(results):
+        out = b.Identity(value) if value.producer() is None or value in results[:i] else value
+        body.outputs[f"y{i}"] = out
+        body.ir.outputs.append(out)
+    _call_functions(body, functions)
+    # a function holds no initializers: constants become nodes at its head
+    first = next(iter(body.ir))
+    for value in list(body.ir.initializers.values()):
+        tensor = value.const_value
+        constant = Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)  # type: ignore[arg-type]
+        constant.outputs[0].name = f"{value.name}_c"
+        body.ir.insert_before(first, constant)
+        body.replace(value, constant.outputs[0])
+        del body.ir.initializers[value.name]  # type: ignore[arg-type]
+    body.ir.opset_imports.update({"": OPSET, ONWARD: 1})
+    return ir.Function(ONWARD, name, graph=body.ir, attributes=[])

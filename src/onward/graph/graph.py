@@ -1,0 +1,250 @@
+"""Graph: a pure, typed, topologically ordered program of ONNX nodes; a thin face over `onnx_ir`.
+
+What `onnx_ir` gives: nodes, use-def chains, safe edits while iterating, serialisation.
+What this face adds: a `Type` on every value, a `Role` on every input, outputs by name, the
+state pairs (which output is the next value of which input), and known integer contents of
+shape vectors. Nothing here knows torch or a device.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.graph.types import Size, Type, of_array, substitute
+
+Value = ir.Value
+Node = ir.Node
+
+OPSET = 23
+IR_VERSION = 10
+ONWARD = "onward"  # the domain of the ops that the standard lacks
+
+
+class Role(enum.Enum):
+    """Why a graph input exists, hence who owns its memory."""
+
+    PARAM = "param"  # the user's parameter; the session never copies it
+    BUFFER = "buffer"  # a non-trained tensor of the user's module
+    BATCH = "batch"  # one leaf of the batch
+    RANDOM = "random"  # the step's seed words and the batch's first sample index
+    HYPER = "hyper"  # learning rates, step count, loss weight: scalars set before each step
+    STATE = "state"  # optimizer state and gradient accumulators, kept between steps
+
+
+def type_of(value: Value | None) -> Type:
+    """The value's type. Every value made by a Builder or Graph.input has one."""
+    assert value is not None, "an absent optional input has no type"
+    return value.meta["type"]
+
+
+def role_of(value: Value) -> Role | None:
+    return value.meta.get("role")
+
+
+def content_of(value: Value | None) -> tuple[Size, ...] | None:
+    """The integers a shape-like value (`i64[n]` or `i64[]`) holds, where they are known."""
+    if value is None:
+        return None
+    known = value.meta.get("content")
+    if known is None and value.const_value is not None:
+        array = value.const_value.numpy()
+        if array.dtype == np.int64 and array.size <= 64 and array.ndim <= 1:
+            known = value.meta["content"] = tuple(int(n) for n in array.reshape(-1))
+    return known
+
+
+def array_of(value: Value | None) -> np.ndarray | None:
+    """The array of a constant; None where the value is computed."""
+    if value is None or value.const_value is None:
+        return None
+    return value.const_value.numpy()
+
+
+def attributes(node: Node) -> dict[str, Any]:
+    """The node's attributes as plain Python values."""
+    return {a.name: _plain(a.value) for a in node.attributes.values()}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def make_attributes(values: Mapping[str, Any]) -> list[ir.Attr]:
+    """Python values -> ONNX attributes; None means absent."""
+    out: list[ir.Attr] = []
+    for name, value in values.items():
+        match value:
+            case None:
+                continue
+            case bool() | int():
+                out.append(ir.AttrInt64(name, int(value)))
+            case float():
+                out.append(ir.AttrFloat32(name, value))
+            case str():
+                out.append(ir.AttrString(name, value))
+            case list() | tuple() if all(isinstance(v, int) for v in value):
+                out.append(ir.AttrInt64s(name, list(value)))
+            case list() | tuple() if all(isinstance(v, float) for v in value):
+                out.append(ir.AttrFloat32s(name, list(value)))
+            case ir.DataType():
+                out.append(ir.AttrInt64(name, int(value)))
+            case _:
+                raise TypeError(f"attribute {name}={value!r} has no ONNX form")
+    return out
+
+
+def where(node: Node) -> str:
+    """The module path a node came from, for messages: `transformer.h.0.attn`."""
+    return node.metadata_props.get("module", "")
+
+
+class Graph:
+    """A program. `outputs` maps names to values, `state` maps output names to the inputs they update.
+
+    Example (text form): `loss = f(params, batch)` after capture, `state' , loss = step(state, batch)`
+    after differentiate.
+    """
+
+    def __init__(self, name: str = "graph") -> None:
+        self.ir = ir.Graph(
+            [], [], nodes=[], opset_imports={"": OPSET, ONWARD: 1}, name=name
+        )
+        self.outputs: dict[str, Value] = {}
+        self.state: dict[str, Value] = {}
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
+        self._count = 0
+
+    # ---- making
+
+    @property
+    def name(self) -> str:
+        return self.ir.name or "graph"
+
+    @property
+    def inputs(self) -> list[Value]:
+        return list(self.ir.inputs)
+
+    def input(self, name: str, type: Type, role: Role, key: str = "") -> Value:
+        """Adds an input. `key` is what its owner calls it (a parameter's name, a batch leaf's path)."""
+        value = Value(name=name)
+        value.meta["type"] = type
+        value.meta["role"] = role
+        value.meta["key"] = key or name
+        self.ir.inputs.append(value)
+        return value
+
+    def inputs_with(self, *roles: Role) -> list[Value]:
+        return [v for v in self.ir.inputs if role_of(v) in roles]
+
+    def find_input(self, name: str) -> Value:
+        return next(v for v in self.ir.inputs if v.name == name)
+
+    def constant(self, array: np.ndarray) -> Value:
+        """The constant's value; equal arrays (bits, shape and dtype) share one."""
+        array = np.ascontiguousarray(array).reshape(np.shape(array))
+        key = (array.dtype.str, array.shape, array.tobytes())
+        value = self._constants.get(key)
+        if value is None or value.name not in self.ir.initializers:
+            name = self.fresh("const")
+            value = Value(name=name, const_value=ir.tensor(array, name=name))
+            value.meta["type"] = of_array(array)
+            self.ir.register_initializer(value)
+            self._constants[key] = value
+        return value
+
+    def fresh(self, stem: str) -> str:
+        """A new name. Names are made here and nowhere else."""
+        self._count += 1
+        return f"{stem}_{self._count}"
+
+    # ---- reading
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.ir)
+
+    def __reversed__(self) -> Iterator[Node]:
+        return reversed(self.ir)
+
+    def __len__(self) -> int:
+        return len(self.ir)
+
+    def output_values(self) -> set[Value]:
+        return set(self.outputs.values())
+
+    def symbol_source(self, name: str) -> tuple[Value, int] | None:
+        """An input and the dim of it whose size prints as `name` (`"B"`, or `"B*T"`)."""
+        for value in self.ir.inputs:
+            for i, size in enumerate(type_of(value).shape):
+                if str(size) == name:
+                    return value, i
+        return None
+
+    @property
+    def symbols(self) -> list[str]:
+        """Names of the sizes that are not fixed, in order of first appearance."""
+        seen: dict[str, None] = {}
+        for value in self.ir.inputs:
+            for size in type_of(value).shape:
+                if not isinstance(size, int):
+                    seen.update(dict.fromkeys(sorted(size.symbols)))
+        return list(seen)
+
+    # ---- editing
+
+    def replace(self, old: Value, new: Value) -> None:
+        """Every use of `old`, outputs too, becomes `new`."""
+        old.replace_all_uses_with(new, replace_graph_outputs=True)
+        for name, value in self.outputs.items():
+            if value is old:
+                self.outputs[name] = new
+
+    def remove(self, nodes: Iterable[Node]) -> None:
+        """Removes nodes whose outputs nobody uses any more."""
+        self.ir.remove(list(nodes), safe=True)
+
+    def clone(self, dims: Mapping[str, Size] | None = None) -> Graph:
+        """A copy that shares no node or value. With `dims`, sizes are substituted on the way."""
+        bind = dims or {}
+        out = Graph(self.name)
+        out._count = self._count
+        copies: dict[Value, Value] = {}
+
+        def copied(value: Value, into: Value) -> Value:
+            into.meta.update(value.meta)
+            if bind:
+                into.meta["type"] = type_of(value).bind(bind)
+                content = value.meta.get("content")
+                if content is not None:
+                    into.meta["content"] = tuple(substitute(n, bind) for n in content)
+            copies[value] = into
+            return into
+
+        for value in self.ir.inputs:
+            out.ir.inputs.append(copied(value, Value(name=value.name)))
+        for value in self.ir.initializers.values():
+            twin = copied(value, Value(name=value.name, const_value=value.const_value))
+            out.ir.register_initializer(twin)
+            array = array_of(value)
+            assert array is not None
+            out._constants[(array.dtype.str, array.shape, array.tobytes())] = twin
+        for node in self.ir:
+            twin_outputs = [copied(v, Value(name=v.name)) for v in node.outputs]
+            twin = Node(
+                node.domain,
+                node.op_type,
+                [None if v is None else copies[v] for v in node.inputs],
+                list(node.attributes.values()),
+                outputs=twin_outputs,
+                name=node.name,
+                metadata_props=dict(node.metadata_props),
+            )
+            twin.meta.update(node.meta)
+            out.ir.append(twin)
+        out.outputs = {name: copies[v] for name, v in self.outputs.items()}
+        out.state = {name: copies[v] for name, v in self.state.items()}
+        return out

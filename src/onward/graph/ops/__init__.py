@@ -1,0 +1,18 @@
+"""The `onward` domain: ops that the ONNX standard lacks, one family per file.
+
+Each op is one `Op` record. Its `body` writes it in standard ops and is at once its meaning, the
+oracle of its tests, its portable form in exported files, and the fallback where no kernel applies.
+"""
+
+from __future__ import annotations
+
+from onward.graph.ops import activation, attention, embedding, loss, norm, random, update
+from onward.graph.ops.record import Op
+
+OPS: dict[str, Op] = {
+    op.name: op
+    for family in (random, attention, embedding, norm, activation, loss, update)
+    for op in family.OPS
+}
+
+__all__ = ["OPS", "Op"]

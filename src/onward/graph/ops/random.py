@@ -1,0 +1,132 @@
+"""Dropout whose mask is a function of logical coordinates.
+
+The mask bit of an element depends on the step's seed, the site (which dropout of the model), and
+the element's logical indices: sample, position, head, feature. It never depends on an address, so
+backward, recompute, packing and micro-batches draw the same mask. The generator works on 32-bit
+words and vectorises; in the body it is written with `i64` arithmetic masked to 32 bits, which
+every ONNX engine computes alike (both multipliers are below 2^31, so no product overflows).
+
+Finaliser constants: the two-round multiply-xorshift search by C. Wellons ("hash-prospector",
+bias 0.107); the second key is injected between its rounds, so rows have 64-bit keys.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.graph.graph import type_of
+from onward.graph.infer import Call
+from onward.graph.ops.record import Op
+from onward.graph.types import DType, Type
+
+if TYPE_CHECKING:
+    from onward.graph.build import Builder
+
+Value = ir.Value
+
+WORD = 0xFFFFFFFF
+M1, M2 = 0x21F0AAAD, 0x735A2D97
+SPREAD = 0x3C6EF373  # odd; consecutive features land far apart
+SITE_A, SITE_B = 0x1B873593, 0x2C1B3C6D  # odd; sites of the two key chains
+
+
+def threshold(ratio: float) -> int:
+    """An element is dropped where its 32-bit word is below this."""
+    return min(round(ratio * 2.0**32), 2**32)
+
+
+def _word(n: int) -> np.ndarray:
+    return np.array(n, dtype=np.int64)
+
+
+def _shift_xor(b: Builder, x: Value, bits: int) -> Value:
+    """`x ^ (x >> bits)` on 32-bit words held in i64."""
+    return b.BitwiseXor(x, b.Div(x, _word(1 << bits)))
+
+
+def _times(b: Builder, x: Value, factor: int) -> Value:
+    return b.BitwiseAnd(b.Mul(x, _word(factor)), _word(WORD))
+
+
+def mix(b: Builder, x: Value) -> Value:
+    """The 32-bit finaliser: `u32 -> u32`, a bijection."""
+    x = _times(b, _shift_xor(b, x, 16), M1)
+    x = _times(b, _shift_xor(b, x, 15), M2)
+    return _shift_xor(b, x, 15)
+
+
+def row_keys(
+    b: Builder, x: Value, seed: Value, offset: Value | None, site: int, sample_dim: int
+) -> tuple[Value, Value]:
+    """Two `i64[...,1]` words per row of `x` (all dims but the last index the rows)."""
+    type = type_of(x)
+    keys: list[Value] = []
+    for chain, spread in enumerate((SITE_A, SITE_B)):
+        word = b.slice(seed, 0, chain, chain + 1)  # i64[1]
+        key = mix(b, b.BitwiseXor(word, _word((site * spread) & WORD)))
+        for dim in range(type.rank - 1):
+            index = b.arange(type.shape[dim])
+            if dim == sample_dim and offset is not None:
+                index = b.Add(index, offset)
+            index = b.unsqueeze(index, list(range(1, type.rank - dim)))  # i64[n,1,...]
+            key = mix(b, b.BitwiseXor(key, b.BitwiseAnd(index, _word(WORD))))
+        keys.append(key)
+    return keys[0], keys[1]
+
+
+def kept(
+    b: Builder, x: Value, seed: Value, offset: Value | None, attrs: dict[str, Any]
+) -> Value:
+    """`b[shape of x]`: true where the element survives."""
+    first, second = row_keys(b, x, seed, offset, attrs["site"], attrs["sample_dim"])
+    feature = _times(b, b.arange(type_of(x).shape[-1]), SPREAD)  # i64[D]
+    h = b.BitwiseAnd(b.Add(feature, first), _word(WORD))
+    h = _times(b, _shift_xor(b, h, 16), M1)
+    h = _times(b, _shift_xor(b, b.BitwiseXor(h, second), 15), M2)
+    return b.GreaterOrEqual(_shift_xor(b, h, 15), _word(threshold(attrs["ratio"])))
+
+
+def _dropout(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    x, seed, offset = inputs
+    assert x is not None and seed is not None
+    ratio = float(attrs["ratio"])
+    zero = b.scalar(0.0, type_of(x).dtype)
+    if ratio >= 1.0:
+        return [b.Mul(x, zero)]
+    keep = kept(b, x, seed, offset, attrs)
+    return [b.Where(keep, b.Mul(x, 1.0 / (1.0 - ratio)), zero)]
+
+
+def seed_type() -> Type:
+    """The step's seed: two 32-bit words."""
+    return Type(DType.INT64, (2,))
+
+
+def offset_type() -> Type:
+    """The index, in the whole batch, of this micro-batch's first sample."""
+    return Type(DType.INT64, ())
+
+
+def _infer(call: Call) -> list[Type]:
+    return [call.type()]
+
+
+OPS = (
+    Op(
+        name="Dropout",
+        infer=_infer,
+        body=_dropout,
+        doc="y = x / (1 - ratio) where the mask keeps x, else 0. Linear in x with a mask that is a "
+        "function of (seed, site, indices): its gradient is itself applied to dy.",
+        cases=(
+            ({"ratio": 0.1, "site": 3, "sample_dim": 0}, ("f32[2,5,16]", "i64[2]", "i64[]")),
+            ({"ratio": 0.5, "site": 1, "sample_dim": -1}, ("f32[7,9]", "i64[2]", None)),
+            ({"ratio": 0.9, "site": 2, "sample_dim": 0}, ("f32[2,3,4,8]", "i64[2]", "i64[]")),
+            ({"ratio": 1.0, "site": 2, "sample_dim": 0}, ("f32[2,3]", "i64[2]", "i64[]")),
+            ({"ratio": 0.2, "site": 2, "sample_dim": 1}, ("f32[3,4,5]", "i64[2]", "i64[]")),
+        ),
+    ),
+)

@@ -1,0 +1,230 @@
+"""Types of values: an element type and a shape whose dims are integer polynomials.
+
+One notation everywhere, `dtype[dims]`: `f32[B,T,768]`, `i64[]`, `b[B,1,T,T]`. A dim is an `int`
+or a `Dim`, a polynomial with integer coefficients over named symbols (`B*T`, `T+1`). Polynomials
+are closed under what reshapes, concatenations and slices do to sizes, and equal polynomials have
+equal keys, so that comparing two shapes is comparing two tuples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from operator import mul
+from typing import TypeAlias
+
+import numpy as np
+import onnx_ir as ir
+
+DType = ir.DataType
+
+_SHORT: dict[DType, str] = {
+    DType.FLOAT: "f32",
+    DType.DOUBLE: "f64",
+    DType.FLOAT16: "f16",
+    DType.BFLOAT16: "bf16",
+    DType.INT8: "i8",
+    DType.INT16: "i16",
+    DType.INT32: "i32",
+    DType.INT64: "i64",
+    DType.UINT8: "u8",
+    DType.UINT32: "u32",
+    DType.UINT64: "u64",
+    DType.BOOL: "b",
+}
+_LONG = {short: dtype for dtype, short in _SHORT.items()}
+FLOATING = frozenset({DType.FLOAT, DType.DOUBLE, DType.FLOAT16, DType.BFLOAT16})
+
+_Monomial: TypeAlias = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A non-constant polynomial over named sizes: `((('B', 'T'), 1), ((), 1))` is `B*T+1`."""
+
+    terms: tuple[tuple[_Monomial, int], ...]
+
+    def __str__(self) -> str:
+        parts: list[str] = []
+        for names, factor in self.terms:
+            body = "*".join(names)
+            text = str(factor) if not names else body if factor == 1 else f"{factor}*{body}"
+            parts.append(text if not parts or text.startswith("-") else "+" + text)
+        return "".join(parts)
+
+    __repr__ = __str__
+
+    def __add__(self, other: Size) -> Size:
+        return _sum(_terms(self) + _terms(other))
+
+    __radd__ = __add__
+
+    def __mul__(self, other: Size) -> Size:
+        return _sum(
+            [
+                (tuple(sorted(a + b)), p * q)
+                for a, p in _terms(self)
+                for b, q in _terms(other)
+            ]
+        )
+
+    __rmul__ = __mul__
+
+    def __neg__(self) -> Size:
+        return self * -1
+
+    def __sub__(self, other: Size) -> Size:
+        return self + (-other)
+
+    def __rsub__(self, other: Size) -> Size:
+        return (-self) + other
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        return frozenset(name for names, _ in self.terms for name in names)
+
+
+Size: TypeAlias = int | Dim
+Shape: TypeAlias = tuple[Size, ...]
+
+
+def symbol(name: str) -> Dim:
+    """The dim that is just the size called `name`."""
+    return Dim((((name,), 1),))
+
+
+def _terms(size: Size) -> list[tuple[_Monomial, int]]:
+    if isinstance(size, Dim):
+        return list(size.terms)
+    return [((), int(size))] if size else []
+
+
+def _sum(terms: Iterable[tuple[_Monomial, int]]) -> Size:
+    total: dict[_Monomial, int] = {}
+    for names, factor in terms:
+        total[names] = total.get(names, 0) + factor
+    kept = sorted(
+        ((n, f) for n, f in total.items() if f), key=lambda term: (-len(term[0]), term[0])
+    )
+    if not kept:
+        return 0
+    if len(kept) == 1 and not kept[0][0]:
+        return kept[0][1]
+    return Dim(tuple(kept))
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The number of elements of a shape."""
+    return reduce(mul, sizes, 1)
+
+
+def divide(a: Size, b: Size) -> Size | None:
+    """`a / b` where `b` is a single term that divides every term of `a`; None otherwise."""
+    divisor = _terms(b)
+    if len(divisor) != 1:
+        return 1 if a == b else None
+    names, factor = divisor[0]
+    out: list[tuple[_Monomial, int]] = []
+    for term_names, term_factor in _terms(a):
+        rest = list(term_names)
+        for name in names:
+            if name not in rest:
+                return None
+            rest.remove(name)
+        if term_factor % factor:
+            return None
+        out.append((tuple(rest), term_factor // factor))
+    return _sum(out)
+
+
+def substitute(size: Size, dims: Mapping[str, Size]) -> Size:
+    """The size with its symbols replaced; symbols that `dims` lacks stay."""
+    if not isinstance(size, Dim):
+        return size
+    total: Size = 0
+    for names, factor in size.terms:
+        total = total + factor * product(dims.get(n, symbol(n)) for n in names)
+    return total
+
+
+@dataclass(frozen=True)
+class Type:
+    """Element type and shape of a value; prints as `f32[B,T,768]`."""
+
+    dtype: DType
+    shape: Shape
+
+    def __str__(self) -> str:
+        return f"{dtype_name(self.dtype)}[{','.join(str(d) for d in self.shape)}]"
+
+    __repr__ = __str__
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def is_floating(self) -> bool:
+        return self.dtype in FLOATING
+
+    @property
+    def is_static(self) -> bool:
+        return all(isinstance(d, int) for d in self.shape)
+
+    def with_shape(self, shape: Iterable[Size]) -> Type:
+        return Type(self.dtype, tuple(shape))
+
+    def bind(self, dims: Mapping[str, Size]) -> Type:
+        return self.with_shape(substitute(d, dims) for d in self.shape)
+
+    @property
+    def numel(self) -> int:
+        """Number of elements; raises ValueError while a dim is symbolic."""
+        n = product(self.shape)
+        if not isinstance(n, int):
+            raise ValueError(f"{self} has no element count before its dims are bound")
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize  # type: ignore[return-value]
+
+
+def dtype_name(dtype: DType) -> str:
+    return _SHORT.get(dtype, dtype.name.lower())
+
+
+def parse_dtype(short: str) -> DType:
+    """`"f32"` -> FLOAT; raises KeyError with the legal names."""
+    if short not in _LONG:
+        raise KeyError(f"unknown dtype {short!r}; one of {', '.join(_LONG)}")
+    return _LONG[short]
+
+
+def parse_type(text: str) -> Type:
+    """`"f32[B,T,8]"` -> Type. Dims are integers or plain symbols."""
+    head, _, rest = text.strip().partition("[")
+    names = [p.strip() for p in rest.rstrip("]").split(",") if p.strip()]
+    return Type(parse_dtype(head), tuple(int(p) if p.isdigit() else symbol(p) for p in names))
+
+
+def of_array(array: np.ndarray) -> Type:
+    return Type(DType.from_numpy(array.dtype), tuple(int(d) for d in array.shape))
+
+
+def broadcast(*shapes: Shape) -> Shape:
+    """The shape of an elementwise result (numpy's rule). Raises ValueError on a clash.
+
+    Two different symbols count as a clash: equality is decided by keys, never assumed.
+    """
+    rank = max((len(s) for s in shapes), default=0)
+    out: list[Size] = []
+    for i in range(rank):
+        sizes = [s[i - rank + len(s)] for s in shapes if i - rank + len(s) >= 0]
+        wide = [d for d in sizes if d != 1]
+        if any(d != wide[0] for d in wide):
+            shown = " and ".join(f"[{','.join(map(str, s))}]" for s in shapes)
+            raise ValueError(f"shapes {shown} do not broadcast")
+        out.append(wide[0] if wide else 1)
+    return tuple(out)

@@ -1,0 +1,234 @@
+"""The laws of the house that no other tool checks: who may import whom, and what never enters.
+
+A law is changed here, in a visible diff, or not at all.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "src" / "onward"
+
+# The import law: a module may import from a lower level, never from a higher one. Modules of
+# different names on one level never import each other (the five stages, integrations beside
+# recipes). cli comes last because it runs recipes. `onward` itself is the package's public face,
+# which pulls in train, so that only what stands above train may import from it.
+LEVELS: tuple[frozenset[str], ...] = (
+    frozenset({"config"}),
+    frozenset({"graph"}),
+    frozenset({"capture", "differentiate", "distribute", "rewrite", "kernels"}),
+    frozenset({"plan"}),
+    frozenset({"execute"}),
+    frozenset({"compile"}),
+    frozenset({"train"}),
+    frozenset({"onward"}),
+    frozenset({"integrations", "recipes"}),
+    frozenset({"cli"}),
+)
+LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
+
+# Where tensors are touched. Everything else must run where torch is not installed.
+TORCH_ALLOWED = frozenset(
+    {"capture", "kernels", "execute", "train", "integrations", "recipes", "cli"}
+)
+
+PUBLIC_NAMES = [
+    "CaptureError",
+    "OnwardError",
+    "StepResult",
+    "Trainer",
+    "TrainerOptions",
+    "__version__",
+    "optim",
+]
+
+MAX_LINES = 600
+FORBIDDEN_MODULE_NAMES = frozenset({"utils", "common", "helpers", "helper", "base", "manager"})
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+LOCAL_PATH = re.compile(r"(?<![\w.])(/home/|/root/|/work/|/tmp/|/Users/|/mnt/|[A-Z]:\\\\)")
+
+
+class Import(NamedTuple):
+    """One imported module, as written at `line` of `path`."""
+
+    path: Path
+    line: int
+    module: str
+
+    def __str__(self) -> str:
+        return f"{self.path.relative_to(ROOT)}:{self.line} imports {self.module}"
+
+
+def sources() -> list[Path]:
+    """Every Python file of the package."""
+    return sorted(PACKAGE.rglob("*.py"))
+
+
+def part_of(path: Path) -> str:
+    """The top-level part a file belongs to: `graph`, `compile`; `onward` for `__init__`."""
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    return {"__init__": "onward", "__main__": "cli"}.get(part, part)
+
+
+def imports(path: Path) -> Iterator[Import]:
+    """Each import in a file, also inside functions and under TYPE_CHECKING.
+
+    `from onward import graph` counts as `onward.graph`; relative imports are made absolute; an
+    `import_module("...")` with a literal name counts as an import.
+    """
+    package = ("onward", *path.relative_to(PACKAGE).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(path, node.lineno, alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                anchor = package[: len(package) - node.level + 1]
+                module = ".".join((*anchor, module) if module else anchor)
+            if module == "onward":
+                for alias in node.names:
+                    inner = f"onward.{alias.name}"
+                    yield Import(path, node.lineno, inner if alias.name in LEVEL_OF else module)
+            else:
+                yield Import(path, node.lineno, module)
+        elif isinstance(node, ast.Call) and node.args:
+            called = node.func
+            name = called.attr if isinstance(called, ast.Attribute) else None
+            name = called.id if isinstance(called, ast.Name) else name
+            literal = node.args[0]
+            if (
+                name in {"import_module", "__import__"}
+                and isinstance(literal, ast.Constant)
+                and isinstance(literal.value, str)
+            ):
+                yield Import(path, node.lineno, literal.value)
+
+
+def target_of(module: str) -> str | None:
+    """The part of Onward that a module name points into; None for other packages."""
+    first, _, rest = module.partition(".")
+    if first != "onward":
+        return None
+    return rest.partition(".")[0] or "onward"
+
+
+def may_import(part: str, target: str) -> bool:
+    """The import law for one pair of parts."""
+    if part in {target, "onward"}:
+        return True
+    return LEVEL_OF[target] < LEVEL_OF[part]
+
+
+def test_law_itself() -> None:
+    assert may_import("plan", "kernels")
+    assert may_import("cli", "onward")
+    assert may_import("cli", "recipes")
+    assert not may_import("rewrite", "differentiate")
+    assert not may_import("kernels", "plan")
+    assert not may_import("train", "onward")
+    assert target_of("onward.graph.types") == "graph"
+    assert target_of("onwards.graph") is None
+
+
+def test_every_part_has_a_level() -> None:
+    strangers = {str(path.relative_to(ROOT)) for path in sources() if part_of(path) not in LEVEL_OF}
+    assert not strangers, f"give them a level in LEVELS, or a better place: {sorted(strangers)}"
+
+
+def test_imports_follow_the_flow() -> None:
+    broken = [
+        str(found)
+        for path in sources()
+        for found in imports(path)
+        if (target := target_of(found.module)) is not None
+        and (target not in LEVEL_OF or not may_import(part_of(path), target))
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_torch_is_imported_only_where_tensors_are_touched() -> None:
+    broken = [
+        str(found)
+        for path in sources()
+        if part_of(path) not in TORCH_ALLOWED
+        for found in imports(path)
+        if found.module.partition(".")[0] == "torch"
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_nothing_unpickles() -> None:
+    picklers = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib"}
+    broken = [
+        str(found)
+        for path in sources()
+        for found in imports(path)
+        if found.module.partition(".")[0] in picklers
+    ]
+    assert not broken, "\n".join(broken)
+
+
+def test_environment_is_read_only_in_config() -> None:
+    names = {"environ", "environb", "getenv", "putenv"}
+    broken = []
+    for path in sources():
+        if path == PACKAGE / "config.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+            attribute = isinstance(node, ast.Attribute) and node.attr in names
+            imported = (
+                isinstance(node, ast.ImportFrom)
+                and node.module == "os"
+                and any(alias.name in names for alias in node.names)
+            )
+            if attribute or imported:
+                line = getattr(node, "lineno", 0)
+                broken.append(f"{path.relative_to(ROOT)}:{line}")
+    assert not broken, f"read the environment in config.py: {broken}"
+
+
+def test_public_names_are_frozen() -> None:
+    import onward
+
+    assert sorted(onward.__all__) == PUBLIC_NAMES
+    missing = [name for name in PUBLIC_NAMES if not hasattr(onward, name)]
+    assert not missing
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "benchmarks"])
+def test_files_stay_short(folder: str) -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        if (lines := len(path.read_text(encoding="utf-8").splitlines())) > MAX_LINES
+    }
+    assert not long, f"more than {MAX_LINES} lines: split by idea: {long}"
+
+
+def test_modules_are_named_for_what_they_hold() -> None:
+    broken = [
+        str(path.relative_to(ROOT))
+        for path in PACKAGE.rglob("*")
+        if path.stem.lower() in FORBIDDEN_MODULE_NAMES
+    ]
+    assert not broken, f"name the idea: {broken}"
+
+
+def test_sources_hold_no_local_paths_and_nothing_unfinished() -> None:
+    broken = []
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix not in {".py", ".pyi", ".cpp", ".h", ".cu", ".toml", ".json", ".md"}:
+            continue
+        text = path.read_text(encoding="utf-8")
+        for number, line in enumerate(text.splitlines(), start=1):
+            if not line.isascii() or UNFINISHED.search(line) or LOCAL_PATH.search(line):
+                broken.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
+    assert not broken, "\n".join(broken)
