@@ -139,7 +139,9 @@ def capture(
 
     Raises CaptureError with the complete list of what could not be captured.
     """
-    leaves, spec = pytree.tree_flatten((args, kwargs, target))
+    paths, spec = pytree.tree_flatten_with_path((args, kwargs, target))
+    leaves = [leaf for _, leaf in paths]
+    names = [_leaf_name(path, model) for path, leaf in paths if isinstance(leaf, torch.Tensor)]
     fixed = [_TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
     tensors = [v.detach() for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
     _refuse(model)
@@ -149,13 +151,26 @@ def capture(
     program = _export(flat, tensors)
     graph = Graph("forward")
     translator = Translator(graph, program)
-    result = _bind_inputs(translator, program, model, tensors)
+    result = _bind_inputs(translator, program, model, tensors, names)
     if flat.extra:
         result.notes.append("use_cache=False: a key/value cache cannot be part of a training graph")
     translator.run(dict(zip(flat.noted.names, translator.output_nodes(), strict=True)))
     raise_composites(graph)
     _guard(result, program)
     return result
+
+
+def _leaf_name(path: Any, model: torch.nn.Module) -> str:
+    """A batch leaf's name: its keyword, or the forward parameter at its position."""
+    part, *rest = path
+    keys = [str(getattr(k, "key", getattr(k, "idx", k))) for k in rest]
+    if part.idx == 0 and keys and keys[0].isdigit():
+        parameters = list(inspect.signature(model.forward).parameters)
+        position = int(keys[0])
+        keys[0] = parameters[position] if position < len(parameters) else f"input_{position}"
+    elif part.idx == 2:
+        keys = ["target", *(keys if keys != ["0"] else [])]
+    return ".".join(keys)
 
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
@@ -232,7 +247,11 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _bind_inputs(
-    translator: Translator, program: Any, model: torch.nn.Module, tensors: list[torch.Tensor]
+    translator: Translator,
+    program: Any,
+    model: torch.nn.Module,
+    tensors: list[torch.Tensor],
+    names: list[str],
 ) -> Captured:
     """Makes the graph's inputs: parameters by identity, buffers, then the batch."""
     graph = translator.graph
@@ -248,7 +267,7 @@ def _bind_inputs(
         target = (spec.target or "").removeprefix("model.")
         if spec.kind is InputKind.USER_INPUT:
             translator.name_sizes(node, tensors[users])
-            value = graph.input(f"batch_{users}", translator.type_of_fx(node), Role.BATCH)
+            value = graph.input(names[users], translator.type_of_fx(node), Role.BATCH)
             for dim, size in enumerate(type_of(value).shape):
                 result._sizes.append((users, dim, size))
             result.leaves[users] = value.name or ""

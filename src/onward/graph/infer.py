@@ -261,9 +261,9 @@ def _slice(call: Call) -> Type:
 
 @rule("Pad")
 def _pad(call: Call) -> Type:
-    pads, rank = call.ints(1), call.type().rank
+    pads, rank = call.known(1), call.type().rank
     return call.type().with_shape(
-        size + pads[i] + pads[i + rank] for i, size in enumerate(call.shape())
+        pads[i] + pads[i + rank] + size for i, size in enumerate(call.shape())
     )
 
 

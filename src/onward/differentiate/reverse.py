@@ -1,0 +1,116 @@
+"""Reverse mode: one walk over the nodes from the loss back to the inputs.
+
+The mechanism only; what each op's gradient is stands in `rules.py`. Broadcasting is undone here,
+once, for every rule: a gradient wider than its value is summed to the value's shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from onward.differentiate.rules import NO_GRADIENT, RULES
+from onward.graph.build import Builder, inline
+from onward.graph.graph import ONWARD, Graph, Node, Role, Value, attributes, type_of, where
+from onward.graph.ops import OPS
+from onward.graph.types import Shape, Type
+
+
+def gradient_name(name: str) -> str:
+    """The output that holds the gradient of input `name`."""
+    return f"grad.{name}"
+
+
+def differentiate(graph: Graph, wrt: Sequence[str], loss: str = "loss") -> Graph:
+    """A copy of `graph` with the gradient of `loss` by each input in `wrt` among its outputs.
+
+    The loss is weighted by a new scalar input `loss_weight` (1 for a plain step, 1/N for one of N
+    accumulated micro-batches). An input that the loss does not reach gets no gradient output.
+    Raises ValueError naming every op on the way that has no gradient rule.
+    """
+    graph = graph.clone()
+    _inline_composites(graph)
+    end = graph.outputs[loss]
+    inputs = [graph.find_input(name) for name in wrt]
+    needed = _reached_from(graph, inputs)
+    weight = graph.input("loss_weight", Type(type_of(end).dtype, ()), Role.HYPER)
+    gradients: dict[Value, Value] = {end: weight}
+    _require_rules(graph, needed, end)
+    for node in reversed(list(graph)):
+        dys = [gradients.pop(y, None) for y in node.outputs]
+        if all(dy is None for dy in dys) or not any(x in needed for x in node.inputs):
+            continue
+        if node.meta.get("stop_gradient"):
+            continue
+        b = Builder(graph, module=where(node))
+        first = len(graph)
+        dxs = RULES[node.op_type](b, dys, list(node.outputs), list(node.inputs), attributes(node))
+        for x, dx in zip(node.inputs, dxs, strict=False):
+            if x is None or dx is None or x not in needed:
+                continue
+            dx = unbroadcast(b, dx, type_of(x).shape)
+            held = gradients.get(x)
+            gradients[x] = dx if held is None else b.Add(held, dx)
+        for made in list(graph)[first:]:
+            made.meta["backward"] = True
+    for value in inputs:
+        if value in gradients:
+            graph.outputs[gradient_name(value.name or "")] = gradients[value]
+    return graph
+
+
+def unbroadcast(b: Builder, dx: Value, shape: Shape) -> Value:
+    """Sums `dx` over the dims along which a value of `shape` was broadcast."""
+    have = type_of(dx).shape
+    if have == shape:
+        return dx
+    extra = len(have) - len(shape)
+    dims = list(range(extra))
+    dims += [extra + i for i, s in enumerate(shape) if s == 1 and have[extra + i] != 1]
+    return b.reshape(b.reduce_sum(dx, dims, keepdims=False) if dims else dx, shape)
+
+
+def _inline_composites(graph: Graph) -> None:
+    """Onward ops without a rule of their own are differentiated through their bodies."""
+    again = True
+    while again:
+        again = False
+        for node in list(graph):
+            if node.domain == ONWARD and node.op_type in OPS and node.op_type not in RULES:
+                inline(graph, node)
+                again = True
+
+
+def _reached_from(graph: Graph, inputs: Sequence[Value]) -> set[Value]:
+    """Floating values that depend on the inputs through differentiable ops."""
+    reached: set[Value] = set(inputs)
+    for node in graph:
+        if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):
+            continue
+        if any(x in reached for x in node.inputs):
+            reached.update(y for y in node.outputs if type_of(y).is_floating)
+    return reached
+
+
+def _require_rules(graph: Graph, needed: set[Value], end: Value) -> None:
+    missing: dict[str, set[str]] = {}
+    for node in _ancestors(end):
+        if node.op_type not in RULES and any(y in needed for y in node.outputs):
+            missing.setdefault(node.op_type, set()).add(where(node) or "(top)")
+    if missing:
+        lines = [f"{op} at {', '.join(sorted(at))}" for op, at in sorted(missing.items())]
+        raise ValueError(f"no gradient rule for: {'; '.join(lines)}")
+
+
+def _ancestors(value: Value) -> list[Node]:
+    seen: dict[Node, None] = {}
+    stack = [value.producer()]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen[node] = None
+        stack.extend(x.producer() for x in node.inputs if x is not None)
+    return list(seen)
+
+
+__all__ = ["differentiate", "gradient_name", "unbroadcast"]

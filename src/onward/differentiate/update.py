@@ -1,0 +1,99 @@
+"""From gradients to a whole step: clipping, accumulation, optimizer updates, state pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from onward.differentiate.reverse import gradient_name
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Role, Value, type_of
+from onward.graph.types import DType, Type
+
+NORM_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm before dividing
+
+
+@dataclass(frozen=True)
+class UpdateGroup:
+    """Parameters that share an update rule and hyperparameters (a torch `param_group`).
+
+    op: `AdamUpdate` or `SGDUpdate`; attrs: its attributes; slots: names of the state tensors a
+    parameter has (`exp_avg`, ...), in the op's order. The learning rate is the input `lr.<index>`.
+    """
+
+    index: int
+    parameters: tuple[str, ...]
+    op: str
+    attrs: dict[str, Any] = field(hash=False)
+    slots: tuple[str, ...] = ()
+
+
+def state_name(parameter: str, slot: str) -> str:
+    """The input that holds an optimizer's state tensor."""
+    return f"{slot}.{parameter}"
+
+
+def add_updates(
+    graph: Graph,
+    groups: Sequence[UpdateGroup],
+    max_grad_norm: float | None = None,
+    accumulate: bool = False,
+    report_norm: bool = False,
+) -> Graph:
+    """A copy of a differentiated graph with updated parameters and state among its outputs.
+
+    New inputs: `step` (i64[], from 1), `lr.<group>` (f32[]), the state tensors and, with
+    `accumulate`, one accumulator per parameter. New outputs: `next.<input>` with state pairs, and
+    `grad_norm` where gradients are clipped or `report_norm` asks. With `accumulate` there are also
+    `accumulated.<parameter>`; a plan that asks for these alone is a micro-step without update.
+    """
+    graph = graph.clone()
+    b = Builder(graph, module="optimizer")
+    first = len(graph)
+    step = graph.input("step", Type(DType.INT64, ()), Role.HYPER)
+    rates = {g.index: graph.input(f"lr.{g.index}", Type(DType.FLOAT, ()), Role.HYPER) for g in groups}
+    gradients: dict[str, Value] = {}
+    for group in groups:
+        for name in group.parameters:
+            if gradient_name(name) not in graph.outputs:
+                continue  # the loss does not reach it: no update, as in torch
+            gradients[name] = graph.outputs.pop(gradient_name(name))
+    if accumulate:
+        for name, g in gradients.items():
+            held = graph.input(f"accumulator.{name}", type_of(g), Role.STATE)
+            gradients[name] = b.Add(held, g)
+            graph.outputs[f"accumulated.{name}"] = gradients[name]
+            graph.state[f"accumulated.{name}"] = held
+    if max_grad_norm is not None or report_norm:
+        norm = _global_norm(b, list(gradients.values()))
+        graph.outputs["grad_norm"] = norm
+        if max_grad_norm is not None:
+            scale = b.Min(b.Div(max_grad_norm, b.Add(norm, NORM_EPS)), 1.0)
+            gradients = {name: b.Mul(g, b.cast(scale, type_of(g).dtype)) for name, g in gradients.items()}
+    for group in groups:
+        for name in group.parameters:
+            if name in gradients:
+                _update(graph, b, group, name, gradients[name], rates[group.index], step)
+    for node in list(graph)[first:]:
+        node.meta["backward"] = True
+    return graph
+
+
+def _global_norm(b: Builder, gradients: list[Value]) -> Value:
+    """The 2-norm of all gradients as one vector, f32[]; the norm of the norms, as torch computes it."""
+    norms = [b.reshape(b.ReduceL2(g, keepdims=0), (1,)) for g in gradients]
+    return b.ReduceL2(b.Concat(*norms, axis=0) if len(norms) > 1 else norms[0], keepdims=0)
+
+
+def _update(
+    graph: Graph, b: Builder, group: UpdateGroup, name: str, g: Value, lr: Value, step: Value
+) -> None:
+    p = graph.find_input(name)
+    state = [graph.input(state_name(name, s), type_of(p), Role.STATE) for s in group.slots]
+    inputs = [p, g, *(state or [None]), lr, step]
+    results = b.node(group.op, inputs, group.attrs)
+    outputs = results if isinstance(results, tuple) else (results,)
+    for value, source in zip(outputs, [p, *state], strict=True):
+        graph.outputs[f"next.{source.name}"] = value
+        graph.state[f"next.{source.name}"] = source

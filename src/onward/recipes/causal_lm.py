@@ -1,0 +1,212 @@
+"""The model and its tokenizer: from a preset, a local folder or a hub name, checked against data."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onward.config import MissingExtraError
+from onward.recipes.gpt2 import PRESETS, gpt2_config
+from onward.recipes.options import FinetuneConfig, InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+# What the model families call their dropout probabilities.
+DROPOUT_NAMES = (
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "hidden_dropout",
+    "embed_dropout",
+    "resid_dropout",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+)
+# What loading raises on a broken folder: no file, no key, a wrong shape, a broken archive.
+LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
+
+
+def require_hf() -> None:
+    """Raises MissingExtraError unless the libraries of the `hf` extra are installed."""
+    for package in ("transformers", "tokenizers", "safetensors"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "hf")
+
+
+def from_scratch(config: FinetuneConfig) -> bool:
+    """Whether the start weights are random rather than loaded."""
+    return config.model_name_or_path in PRESETS
+
+
+def check_model_name(config: FinetuneConfig) -> None:
+    """A path must be a model folder; a near miss of a preset's name is taken for a typing error."""
+    name = config.model_name_or_path
+    where = "in --model_name_or_path"
+    if from_scratch(config):
+        return
+    path = Path(name)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise InputError(
+                f"model folder {name!r} has no config.json",
+                where,
+                "name a folder that save_pretrained wrote",
+            )
+    elif path.exists():
+        raise InputError(f"{name!r} is a file", where, "name the model's folder")
+    elif path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1 or not name:
+        raise InputError(f"no such model folder {name!r}", where, "name an existing folder")
+    elif close := get_close_matches(name, PRESETS, n=1, cutoff=0.85):
+        raise InputError(f"no model {name!r}", where, f"did you mean {close[0]}?")
+
+
+def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
+    """The configuration of a loaded model, which must be a causal language model's."""
+    from transformers import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_MASKED_LM_MAPPING,
+        AutoConfig,
+    )
+
+    name = config.model_name_or_path
+    try:
+        model_config: PreTrainedConfig = AutoConfig.from_pretrained(name)
+    except LOAD_ERRORS as error:
+        raise InputError(
+            f"cannot load the configuration of model {name!r} ({_first_line(error)})",
+            "in --model_name_or_path",
+            f"name a local folder, a hub name you can reach, or one of {', '.join(PRESETS)}",
+        ) from error
+    kind = type(model_config)
+    # Families such as BERT can be either; without is_decoder their attention sees the future.
+    encoder = kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(
+        model_config, "is_decoder", False
+    )
+    if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or encoder:
+        raise InputError(
+            f"model {name!r} ({model_config.model_type}) is not a causal language model",
+            "in --model_name_or_path",
+            "name a model that AutoModelForCausalLM trains, such as GPT-2 or Llama",
+        )
+    return model_config
+
+
+def load_tokenizer(config: FinetuneConfig) -> PreTrainedTokenizerBase | None:
+    """The named tokenizer, else the loaded model's; None where one is to be trained."""
+    from transformers import AutoTokenizer
+
+    if config.tokenizer_name is None and from_scratch(config):
+        return None
+    name = config.tokenizer_name or config.model_name_or_path
+    where = "in --tokenizer_name" if config.tokenizer_name else "in --model_name_or_path"
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except LOAD_ERRORS as error:
+        raise InputError(
+            f"cannot load a tokenizer from {name!r} ({_first_line(error)})",
+            where,
+            "name a tokenizer's folder or hub name with --tokenizer_name",
+        ) from error
+
+
+def scratch_config(
+    config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedConfig:
+    """The preset's configuration with the vocabulary of the tokenizer (or --vocab_size)."""
+    given = config.vocab_size if config.tokenizer_name else None
+    vocab_size = given or len(tokenizer)
+    eos = tokenizer.eos_token_id
+    return gpt2_config(config.model_name_or_path, vocab_size, eos if isinstance(eos, int) else None)
+
+
+def set_dropout(model_config: PreTrainedConfig, probability: float) -> None:
+    """Sets every dropout probability the configuration knows."""
+    text_config = model_config.get_text_config()
+    for name in DROPOUT_NAMES:
+        if isinstance(getattr(text_config, name, None), int | float):
+            setattr(text_config, name, probability)
+
+
+def has_dropout(model_config: PreTrainedConfig) -> bool:
+    """Whether training draws dropout masks."""
+    text_config = model_config.get_text_config()
+    values = (getattr(text_config, name, None) for name in DROPOUT_NAMES)
+    return any(isinstance(value, int | float) and value > 0 for value in values)
+
+
+def check_block_size(model_config: PreTrainedConfig, block_size: int) -> None:
+    """A block must fit into the model's positions."""
+    positions = getattr(model_config.get_text_config(), "max_position_embeddings", None)
+    if isinstance(positions, int) and block_size > positions:
+        raise InputError(
+            f"block_size {block_size} is over the model's {positions} positions",
+            "in --block_size",
+            f"give at most {positions}",
+        )
+
+
+def check_vocabulary(model_config: PreTrainedConfig, ids: Sequence[Any], tokenizer: Any) -> None:
+    """Every id of the arrays `ids` must be a row of the model's embedding."""
+    vocab_size = model_config.get_text_config().vocab_size
+    largest = max(int(array.max()) for array in ids if array.size)
+    if largest >= vocab_size:
+        raise InputError(
+            f"token id {largest} is over the model's vocabulary of {vocab_size} "
+            f"(the tokenizer has {len(tokenizer)} tokens)",
+            "in the tokenized text",
+            "use the model's own tokenizer, or a model with a larger vocabulary",
+        )
+
+
+def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTrainedModel:
+    """The model in fp32 with its start weights; seeds torch, so that every call gives the same."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(config.seed)
+    if from_scratch(config):
+        return AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            config.model_name_or_path,
+            config=model_config,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    except LOAD_ERRORS as error:
+        raise InputError(
+            f"cannot load the weights of model {config.model_name_or_path!r} "
+            f"({_first_line(error)})",
+            "in --model_name_or_path",
+            "name a folder with config.json and model.safetensors",
+        ) from error
+    if missing := sorted(info["missing_keys"]):
+        print(
+            f"note: {len(missing)} weights are not in the model folder and start at random: "
+            f"{', '.join(missing[:3])}{' ...' if len(missing) > 3 else ''}",
+            file=sys.stderr,
+        )
+    return model
+
+
+def parameter_count(config: FinetuneConfig, model_config: PreTrainedConfig) -> int:
+    """Numbers in the weights, shared ones once; allocates none of them."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:160].rstrip(". ")

@@ -1,0 +1,191 @@
+"""Text to tokens to blocks: text files, the built-in corpus, tokenising, the unigram baseline."""
+
+from __future__ import annotations
+
+import hashlib
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onward.recipes.options import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Ids = NDArray[np.int32]
+
+END_OF_TEXT = "<|endoftext|>"
+EVAL_ONE_IN = 20  # One in this many files, or of the last blocks, is held out for evaluation.
+PIECE_CHARS = 1 << 20  # Long documents are tokenised in pieces, on all cores.
+# Not text that anyone wrote for reading, or other people's, or tests.
+SKIPPED_DIRS = frozenset(
+    "site-packages dist-packages test tests idlelib lib2to3 turtledemo ensurepip pydoc_data "
+    "__pycache__ __phello__".split()
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """Documents and where they came from.
+
+    source: a path, or the name of the built-in corpus.
+    sha256: of the bytes read; for many files of (relative path, length, bytes) in reading order.
+    """
+
+    source: str
+    documents: tuple[str, ...]
+    sha256: str
+
+    def __len__(self) -> int:
+        """Characters in all documents."""
+        return sum(map(len, self.documents))
+
+
+def read_text_file(path: Path, option: str) -> Text:
+    """One UTF-8 file as one document, of any suffix (WikiText's `.tokens` too)."""
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(
+            f"cannot read {str(path)!r} ({error.strerror})", f"in --{option}", "name a text file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{str(path)!r} is not UTF-8 text at byte {error.start}",
+            f"in --{option}",
+            "convert it to UTF-8",
+        ) from error
+    if not text.strip():
+        raise InputError(f"{str(path)!r} has no text", f"in --{option}", "name a file with text")
+    return Text(str(path), (text,), hashlib.sha256(data).hexdigest())
+
+
+def python_library(max_bytes: int, root: Path | None = None) -> tuple[Text, Text]:
+    """The built-in corpus: the library's Python sources, (train, eval) split by whole files.
+
+    The hash of a file's relative path decides its place in the order and its side of the split,
+    so that the corpus of one interpreter version is the same on every machine.
+    """
+    root = root or Path(sysconfig.get_paths()["stdlib"])
+    ranked = sorted(
+        (hashlib.sha256(relative.as_posix().encode()).hexdigest(), relative)
+        for relative in _library_files(root)
+    )
+    sides: tuple[list[str], list[str]] = ([], [])
+    digests = (hashlib.sha256(), hashlib.sha256())
+    total = 0
+    for rank, relative in ranked:
+        data = (root / relative).read_bytes()
+        try:
+            text = data.decode("utf-8")
+        except UnicodeDecodeError:
+            continue
+        if not text.strip() or total + len(data) > max_bytes:
+            continue
+        total += len(data)
+        # The last digits: the first ones are the order, which the cap cuts off.
+        side = int(int(rank[-8:], 16) % EVAL_ONE_IN == 0)
+        sides[side].append(text)
+        digests[side].update(f"{relative.as_posix()}\0{len(data)}\0".encode() + data)
+    if not all(sides):
+        raise InputError(
+            f"the built-in corpus has {len(sides[0])} train and {len(sides[1])} eval files",
+            f"in {root} with --corpus_bytes={max_bytes}",
+            "raise --corpus_bytes, or name a --train_file",
+        )
+    train, evaluation = (
+        Text(f"python standard library ({name})", tuple(documents), digest.hexdigest())
+        for name, documents, digest in zip(("train", "eval"), sides, digests, strict=True)
+    )
+    return train, evaluation
+
+
+def _library_files(root: Path) -> Iterator[Path]:
+    """Relative paths of the Python sources that are the library itself."""
+    for path in root.rglob("*.py"):
+        relative = path.relative_to(root)
+        # _sysconfigdata describes the build machine.
+        if SKIPPED_DIRS.isdisjoint(relative.parts) and not path.name.startswith("_sysconfigdata"):
+            yield relative
+
+
+def train_tokenizer(
+    documents: Sequence[str], vocab_size: int, positions: int
+) -> PreTrainedTokenizerBase:
+    """A byte-level BPE of at most `vocab_size` tokens in a form that `save_pretrained` knows."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=2,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(_pieces(documents), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token=END_OF_TEXT,
+        eos_token=END_OF_TEXT,
+        unk_token=END_OF_TEXT,
+        model_max_length=positions,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _pieces(documents: Sequence[str]) -> Iterator[str]:
+    """The documents cut into pieces of about a megabyte, each cut after a line's end."""
+    for document in documents:
+        start = 0
+        while len(document) - start > PIECE_CHARS:
+            end = document.rfind("\n", start, start + PIECE_CHARS) + 1 or start + PIECE_CHARS
+            yield document[start:end]
+            start = end
+        yield document[start:]
+
+
+def encode(tokenizer: Any, documents: Sequence[str]) -> Ids:
+    """All documents as one row of ids `i32[tokens]`, with the end-of-text token between them."""
+    separator = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    parts: list[Ids] = []
+    for document in documents:
+        if parts and separator:
+            parts.append(np.array(separator, dtype=np.int32))
+        pieces = list(_pieces([document]))
+        encoded = tokenizer(
+            pieces, add_special_tokens=False, return_attention_mask=False, verbose=False
+        )["input_ids"]
+        parts += [np.array(ids, dtype=np.int32) for ids in encoded]
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
+
+
+def blocks(ids: Ids, block_size: int) -> Ids:
+    """Consecutive blocks `i32[blocks, block_size]`; fewer than `block_size` ids are left off."""
+    count = len(ids) // block_size
+    return ids[: count * block_size].reshape(count, block_size)
+
+
+def split_blocks(all_blocks: Ids) -> tuple[Ids, Ids]:
+    """(train, eval) blocks of one text: the last twentieth, at least one block, is held out."""
+    held_out = max(1, len(all_blocks) // EVAL_ONE_IN)
+    return all_blocks[:-held_out], all_blocks[-held_out:]
+
+
+def unigram_perplexity(train_blocks: Ids, eval_blocks: Ids, vocab_size: int) -> float:
+    """Perplexity of the eval tokens under the train tokens' frequencies, add-one smoothed.
+
+    Only tokens that a model predicts are counted: all of a block but its first.
+    """
+    counts = np.bincount(train_blocks.reshape(-1), minlength=vocab_size).astype(np.float64) + 1
+    log_probability = np.log(counts / counts.sum())
+    return float(np.exp(-log_probability[eval_blocks[:, 1:]].mean()))

@@ -1,0 +1,166 @@
+"""The options of `onward finetune`: typed, by Hugging Face's names, checked before anything loads."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from onward.config import OnwardError
+
+Engine = Literal["onward", "torch"]
+Schedule = Literal[
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "constant",
+    "constant_with_warmup",
+    "inverse_sqrt",
+]
+
+
+class InputError(OnwardError):
+    """What the user gave cannot run: `what, where; fix: how`, always one line."""
+
+    def __init__(self, what: str, where: str, fix: str) -> None:
+        text = f"{what}, {where}; fix: {fix}"
+        super().__init__(" ".join(text.split()))
+
+
+def option(default: Any, help: str) -> Any:
+    """A dataclass field with the line that `--help` shows for it."""
+    return dataclasses.field(default=default, metadata={"help": help})
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """One causal language-model training run; every field is an option of `onward finetune`."""
+
+    model_name_or_path: str = option(
+        "gpt2-tiny",
+        "gpt2-tiny, gpt2-small or gpt2-medium (random start weights), a local model folder, or a "
+        "hub name such as openai-community/gpt2-medium; alias --model",
+    )
+    tokenizer_name: str | None = option(
+        None, "folder or hub name of the tokenizer; null: the model's, else one is trained"
+    )
+    vocab_size: int | None = option(
+        None, "tokens of a tokenizer trained for a model from scratch; null: the model's usual size"
+    )
+    train_file: str | None = option(
+        None, "UTF-8 text to train on; null: the Python sources of this interpreter's library"
+    )
+    validation_file: str | None = option(
+        None, "UTF-8 text to evaluate on; null: the last 5 % of the blocks; alias --eval_file"
+    )
+    corpus_bytes: int = option(3_000_000, "built-in corpus: read at most this many bytes")
+    block_size: int = option(128, "tokens per training sequence")
+    max_eval_samples: int | None = option(None, "evaluate at most this many blocks; null: all")
+    engine: Engine = option("onward", "what computes the training step")
+    compare: bool = option(
+        False, "train with both engines, same start weights and batches, and print one table"
+    )
+    per_device_train_batch_size: int = option(8, "sequences per micro-batch")
+    per_device_eval_batch_size: int = option(8, "sequences per evaluation batch")
+    gradient_accumulation_steps: int = option(1, "micro-batches per optimizer update")
+    num_train_epochs: float | None = option(
+        None, "passes over the training blocks; null: 3 for your files, see max_steps"
+    )
+    max_steps: int | None = option(
+        None, "optimizer updates, overrides num_train_epochs; null: 150 for the built-in corpus"
+    )
+    learning_rate: float | None = option(
+        None, "peak learning rate; null: 5e-5 for loaded weights, the preset's from scratch"
+    )
+    lr_scheduler_type: Schedule = option("linear", "shape of the learning rate over the updates")
+    warmup_steps: int = option(0, "updates over which the learning rate rises from 0")
+    weight_decay: float = option(0.01, "AdamW decay of matrices; biases and norms have none")
+    max_grad_norm: float | None = option(
+        1.0, "clip the gradient to this global 2-norm; 0 or null: no clipping"
+    )
+    dropout: float | None = option(
+        None, "every dropout probability of the model, 0 to below 1; null: the model's own"
+    )
+    seed: int = option(42, "seed of start weights, batch order and dropout masks")
+    logging_steps: int = option(10, "updates per progress line and per line of metrics.jsonl")
+    output_dir: str | None = option(
+        None, "folder for model, tokenizer and results; null: runs/finetune-<date>-<time>"
+    )
+    dry_run: bool = option(False, "print options, token counts and steps; write nothing")
+
+
+@dataclass(frozen=True)
+class VerifyConfig(FinetuneConfig):
+    """Options of `onward verify`: those of finetune, of which model and data are used."""
+
+    bisect: bool = option(False, "on a difference, find the first graph value that is wrong")
+
+
+# An option, the condition on its value, and the condition in words.
+CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("vocab_size", lambda v: v >= 257, "at least 257 (256 bytes and the end-of-text token)"),
+    ("corpus_bytes", lambda v: v > 0, "more than 0"),
+    ("block_size", lambda v: v >= 2, "at least 2 tokens"),
+    ("max_eval_samples", lambda v: v > 0, "more than 0"),
+    ("per_device_train_batch_size", lambda v: v > 0, "more than 0"),
+    ("per_device_eval_batch_size", lambda v: v > 0, "more than 0"),
+    ("gradient_accumulation_steps", lambda v: v > 0, "more than 0"),
+    ("num_train_epochs", lambda v: 0 < v < math.inf, "more than 0"),
+    ("max_steps", lambda v: v > 0, "more than 0"),
+    ("learning_rate", lambda v: 0 <= v < math.inf, "0 or more"),
+    ("warmup_steps", lambda v: v >= 0, "0 or more"),
+    ("weight_decay", lambda v: 0 <= v < math.inf, "0 or more"),
+    ("max_grad_norm", lambda v: 0 <= v < math.inf, "0 or more"),
+    ("dropout", lambda v: 0 <= v < 1, "from 0 to below 1"),
+    ("seed", lambda v: 0 <= v < 2**32, "from 0 to 4294967295"),
+    ("logging_steps", lambda v: v > 0, "more than 0"),
+)
+
+
+def check_options(config: FinetuneConfig) -> None:
+    """Raises InputError on the first value that cannot be meant; touches no file but by `stat`."""
+    for name, holds, words in CONDITIONS:
+        value = getattr(config, name)
+        if value is not None and not holds(value):
+            raise InputError(f"{name} is {value}", f"in --{name}", f"give a value {words}")
+    for name in ("train_file", "validation_file"):
+        check_text_file(getattr(config, name), name)
+    if config.validation_file and not config.train_file:
+        raise InputError(
+            "a validation file without a train file", "in --validation_file", "add --train_file"
+        )
+    if config.output_dir is not None and not config.dry_run:
+        check_output_dir(Path(config.output_dir))
+
+
+def check_text_file(path: str | None, name: str) -> None:
+    """A text file must exist, be a file and hold bytes."""
+    if path is None:
+        return
+    if not Path(path).exists():
+        raise InputError(f"no such file {path!r}", f"in --{name}", "name an existing text file")
+    if not Path(path).is_file():
+        raise InputError(f"{path!r} is not a file", f"in --{name}", "name one text file")
+    if Path(path).stat().st_size == 0:
+        raise InputError(f"{path!r} is empty", f"in --{name}", "name a file with text")
+
+
+def check_output_dir(path: Path) -> None:
+    """The output folder must be absent or empty, and lie in folders."""
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise InputError(
+                f"output folder {str(path)!r} is not empty",
+                "in --output_dir",
+                "name a new folder, or empty this one",
+            )
+        return
+    for part in (path, *path.parents):
+        if part.exists() and not part.is_dir():
+            raise InputError(
+                f"{str(part)!r} is a file, not a folder", "in --output_dir", "name a new folder"
+            )

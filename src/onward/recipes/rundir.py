@@ -1,0 +1,57 @@
+"""The output folder: filled beside its final place, renamed into it when all is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes strict JSON (a NaN raises), indented, ending in a line feed."""
+    path.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+class RunDirectory:
+    """A folder that appears at `final` whole, or not at all.
+
+    `with RunDirectory(final) as partial:` gives a sibling of `final` to write into; leaving the
+    block without an error renames it. After an error it is removed with the parents made for it,
+    unless a trained model is already in it: then it stays, and `kept` says where.
+    """
+
+    def __init__(self, final: Path) -> None:
+        self.final = final.absolute()
+        self.partial = self.final.with_name(f".{self.final.name}.partial-{os.getpid()}")
+        self.kept: Path | None = None
+        self._made: list[Path] = []
+
+    def __enter__(self) -> Path:
+        parent = self.final.parent
+        self._made = [path for path in (parent, *parent.parents) if not path.exists()]
+        parent.mkdir(parents=True, exist_ok=True)
+        self.partial.mkdir()
+        return self.partial
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            if self.final.is_dir():
+                self.final.rmdir()  # Raises where someone filled it meanwhile: nothing is lost.
+            self.partial.rename(self.final)
+        elif any(self.partial.glob("*.safetensors")):
+            self.kept = self.partial
+        else:
+            shutil.rmtree(self.partial, ignore_errors=True)
+            for path in self._made:
+                try:
+                    path.rmdir()
+                except OSError:
+                    break

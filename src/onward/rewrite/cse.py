@@ -1,0 +1,30 @@
+"""`a = f(x); b = f(x)  =>  b := a`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onward.graph.graph import Graph, Node, Value, attributes
+
+
+def _key(node: Node) -> tuple[Any, ...]:
+    """Equal keys compute equal values. A random op's site is an attribute, so sites never merge."""
+    attrs = tuple(sorted((k, repr(v)) for k, v in attributes(node).items()))
+    inputs = tuple(None if v is None else id(v) for v in node.inputs)
+    return (node.domain, node.op_type, inputs, attrs, bool(node.meta.get("stop_gradient")))
+
+
+def cse(graph: Graph) -> int:
+    """Common subexpressions: the first of equal nodes serves all."""
+    first: dict[tuple[Any, ...], Node] = {}
+    edits = 0
+    for node in list(graph):
+        twin = first.setdefault(_key(node), node)
+        if twin is node:
+            continue
+        pairs: list[tuple[Value, Value]] = list(zip(node.outputs, twin.outputs, strict=True))
+        for old, new in pairs:
+            graph.replace(old, new)
+        graph.remove([node])
+        edits += 1
+    return edits

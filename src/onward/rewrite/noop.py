@@ -1,0 +1,82 @@
+"""Nodes that change nothing: `x + 0`, `x * 1`, `Reshape(Reshape(x))`, casts and transposes to itself."""
+
+from __future__ import annotations
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Node, Value, array_of, attributes, type_of, where
+
+_NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
+
+
+def noop(graph: Graph) -> int:
+    """Removes what changes nothing and joins chains of reshapes and of transposes."""
+    edits = 0
+    for node in list(graph):
+        new = _unchanged(node) or _joined(graph, node)
+        if new is None:
+            continue
+        graph.replace(node.outputs[0], new)
+        graph.remove([node])
+        edits += 1
+    return edits
+
+
+def _unchanged(node: Node) -> Value | None:
+    """The input that the node hands on as it is, if so."""
+    if len(node.outputs) != 1 or not node.inputs or node.inputs[0] is None:
+        return None
+    x, y = node.inputs[0], node.outputs[0]
+    same = type_of(x) == type_of(y)
+    match node.op_type:
+        case "Identity":
+            return None if node.meta.get("stop_gradient") else x
+        case "Reshape" | "Expand" | "Cast" | "Squeeze" | "Unsqueeze" | "Slice" if same:
+            return x
+        case "Transpose":
+            perm = attributes(node).get("perm")
+            return x if perm == sorted(perm or [1, 0]) else None
+        case "Concat" if len(node.inputs) == 1:
+            return x
+        case "Add" | "Sub" | "Mul" | "Div":
+            return _neutral(node)
+        case _:
+            return None
+
+
+def _neutral(node: Node) -> Value | None:
+    """`x + 0`, `x - 0`, `x * 1`, `x / 1`, with the constant on either side where that is the same."""
+    number = _NEUTRAL[node.op_type]
+    pairs = [node.inputs, node.inputs[::-1]] if node.op_type in ("Add", "Mul") else [node.inputs]
+    for x, c in pairs:
+        array = array_of(c)
+        if array is None or x is None or type_of(x) != type_of(node.outputs[0]):
+            continue
+        if array.size == 1 and array.reshape(-1)[0] == number:
+            return x
+    return None
+
+
+def _joined(graph: Graph, node: Node) -> Value | None:
+    x = node.inputs[0] if node.inputs else None
+    before = x.producer() if x is not None else None
+    if before is None or before.inputs[0] is None:
+        return None
+    source = before.inputs[0]
+    reshapes = ("Reshape", "Squeeze", "Unsqueeze")
+    b = Builder(graph, before=node, module=where(node))
+    if node.op_type in reshapes and before.op_type in reshapes:
+        made = b.reshape(source, type_of(node.outputs[0]).shape)
+        _keep_phase(made, node)
+        return made
+    if node.op_type == "Transpose" and before.op_type == "Transpose":
+        first, then = attributes(before)["perm"], attributes(node)["perm"]
+        made = b.transpose(source, [first[i] for i in then])
+        _keep_phase(made, node)
+        return made
+    return None
+
+
+def _keep_phase(value: Value, node: Node) -> None:
+    made = value.producer()
+    if made is not None and node.meta.get("backward"):
+        made.meta["backward"] = True
