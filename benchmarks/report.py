@@ -126,6 +126,8 @@ def _case_lines(found: Mapping[str, Any]) -> list[str]:
 
 
 def _checks_line(checks: Mapping[str, Any]) -> str:
+    if not checks["level_difference"]:
+        return "Losses were not compared: eager did not finish."
     level = ", ".join(f"{n} {v:.2%}" for n, v in checks["level_difference"].items())
     line = f"Losses {'agree' if checks['passed'] else 'DISAGREE'}; mean loss, from eager's: {level}"
     if checks["exact_difference"]:

@@ -148,7 +148,7 @@ def capture(
     flat = _Flat(model, spec, fixed, loss_fn)
     flat.train(model.training)
     flat.extra = forward_defaults(model, kwargs) if _takes(model, "use_cache") else {}
-    program = _export(flat, tensors)
+    program = _export(flat, tensors, names)
     graph = Graph("forward")
     translator = Translator(graph, program)
     result = _bind_inputs(translator, program, model, tensors, names)
@@ -193,7 +193,7 @@ def _refuse(model: torch.nn.Module) -> None:
 
 
 @contextmanager
-def _capturing(model: torch.nn.Module) -> Iterator[None]:
+def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
     """The patches an export needs, undone afterwards."""
     transformer = torch.nn.modules.transformer
     detect = transformer._detect_is_causal_mask
@@ -212,7 +212,7 @@ def _capturing(model: torch.nn.Module) -> Iterator[None]:
     )
     torch.autograd.Function.apply = classmethod(refuse_custom)  # type: ignore[assignment]
     try:
-        with attention_kept_whole(model), warnings.catch_warnings():
+        with attention_kept_whole(model, own_positions), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
@@ -220,11 +220,11 @@ def _capturing(model: torch.nn.Module) -> Iterator[None]:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
 
 
-def _export(flat: _Flat, tensors: list[torch.Tensor]) -> Any:
+def _export(flat: _Flat, tensors: list[torch.Tensor], names: list[str]) -> Any:
     auto = torch.export.Dim.AUTO
     shapes = {"leaves": tuple({d: auto for d in range(t.dim())} or None for t in tensors)}
     try:
-        with _capturing(flat.model):
+        with _capturing(flat.model, "position_ids" in names):
             return torch.export.export(
                 flat, tuple(tensors), dynamic_shapes=shapes, strict=False
             )

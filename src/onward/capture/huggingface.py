@@ -89,22 +89,31 @@ def _mask(**kwargs: Any) -> torch.Tensor | None:
 
 
 @contextmanager
-def attention_kept_whole(model: torch.nn.Module) -> Iterator[None]:
-    """Within it, the Hugging Face modules of `model` attend through `onward::attention`."""
+def attention_kept_whole(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
+    """Within it, the Hugging Face modules of `model` attend through `onward::attention`.
+
+    `own_positions`: the batch brings position ids, which may mark packed documents. Where it does
+    not, the model counts positions itself and the search for packed documents is left out.
+    """
     configs = _configs_with_sdpa(model)
     if not configs:
         yield
         return
-    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
     AttentionInterface.register(NAME, _attention_forward)
     AttentionMaskInterface.register(NAME, _mask)
     before = [(c, c._attn_implementation) for c in configs]
+    find_packed = getattr(masking_utils, "find_packed_sequence_indices", None)
+    if find_packed is not None and not own_positions:
+        masking_utils.find_packed_sequence_indices = lambda position_ids: None
     try:
         for config in configs:
             config._attn_implementation_internal = NAME
         yield
     finally:
+        if find_packed is not None:
+            masking_utils.find_packed_sequence_indices = find_packed
         for config, name in before:
             config._attn_implementation_internal = name
 

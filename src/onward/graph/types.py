@@ -188,7 +188,7 @@ class Type:
 
     @property
     def nbytes(self) -> int:
-        return self.numel * self.dtype.itemsize  # type: ignore[return-value]
+        return int(self.numel * self.dtype.itemsize)
 
 
 def dtype_name(dtype: DType) -> str:

@@ -1,4 +1,4 @@
-"""The model and its tokenizer: from a preset, a local folder or a hub name, checked against data."""
+"""The model and its tokenizer: a preset, a local folder or a hub name; checks against the data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LOAD_ERRORS = (OSError, ValueError, KeyError, RuntimeError, ImportError)
 
 def require_hf() -> None:
     """Raises MissingExtraError unless the libraries of the `hf` extra are installed."""
-    for package in ("transformers", "tokenizers", "safetensors"):
+    for package in ("transformers", "tokenizers"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(package, "hf")
 
@@ -87,9 +87,7 @@ def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
         ) from error
     kind = type(model_config)
     # Families such as BERT can be either; without is_decoder their attention sees the future.
-    encoder = kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(
-        model_config, "is_decoder", False
-    )
+    encoder = kind in MODEL_FOR_MASKED_LM_MAPPING and not getattr(model_config, "is_decoder", False)
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING or encoder:
         raise InputError(
             f"model {name!r} ({model_config.model_type}) is not a causal language model",
@@ -117,9 +115,7 @@ def load_tokenizer(config: FinetuneConfig) -> PreTrainedTokenizerBase | None:
         ) from error
 
 
-def scratch_config(
-    config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase
-) -> PreTrainedConfig:
+def scratch_config(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:
     """The preset's configuration with the vocabulary of the tokenizer (or --vocab_size)."""
     given = config.vocab_size if config.tokenizer_name else None
     vocab_size = given or len(tokenizer)
@@ -175,12 +171,13 @@ def build_model(config: FinetuneConfig, model_config: PreTrainedConfig) -> PreTr
     if from_scratch(config):
         return AutoModelForCausalLM.from_config(model_config, dtype=torch.float32)
     try:
-        model, info = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             config.model_name_or_path,
             config=model_config,
             dtype=torch.float32,
             output_loading_info=True,
         )
+        model, info = loaded
     except LOAD_ERRORS as error:
         raise InputError(
             f"cannot load the weights of model {config.model_name_or_path!r} "

@@ -24,8 +24,19 @@ EVAL_ONE_IN = 20  # One in this many files, or of the last blocks, is held out f
 PIECE_CHARS = 1 << 20  # Long documents are tokenised in pieces, on all cores.
 # Not text that anyone wrote for reading, or other people's, or tests.
 SKIPPED_DIRS = frozenset(
-    "site-packages dist-packages test tests idlelib lib2to3 turtledemo ensurepip pydoc_data "
-    "__pycache__ __phello__".split()
+    {
+        "site-packages",
+        "dist-packages",
+        "test",
+        "tests",
+        "idlelib",
+        "lib2to3",
+        "turtledemo",
+        "ensurepip",
+        "pydoc_data",
+        "__pycache__",
+        "__phello__",
+    }
 )
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from transformers import AutoConfig, get_scheduler
 
 from onward.config import OnwardError
@@ -105,7 +106,9 @@ class EngineResult:
         return self.train_s + self.eval_s
 
 
-def block_order(count: int, per_update: int, updates: int, seed: int) -> Iterator[Ids]:
+def block_order(
+    count: int, per_update: int, updates: int, seed: int
+) -> Iterator[NDArray[np.int64]]:
     """Indices `i64[per_update]` of each update's blocks: a fresh permutation per epoch.
 
     Blocks that fill no whole update are left out of that epoch.
@@ -254,9 +257,7 @@ def _tokens_per_second(
     config: FinetuneConfig, updates: int, train_s: float, first_step_s: float
 ) -> float:
     tokens = (
-        config.per_device_train_batch_size
-        * config.gradient_accumulation_steps
-        * config.block_size
+        config.per_device_train_batch_size * config.gradient_accumulation_steps * config.block_size
     )
     if updates == 1:
         return tokens / first_step_s

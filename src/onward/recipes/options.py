@@ -1,4 +1,4 @@
-"""The options of `onward finetune`: typed, by Hugging Face's names, checked before anything loads."""
+"""The options of `onward finetune`: typed, Hugging Face's names, checked before a model loads."""
 
 from __future__ import annotations
 
@@ -10,17 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from onward.config import OnwardError
-
-Engine = Literal["onward", "torch"]
-Schedule = Literal[
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
-]
 
 
 class InputError(OnwardError):
@@ -60,7 +49,7 @@ class FinetuneConfig:
     corpus_bytes: int = option(3_000_000, "built-in corpus: read at most this many bytes")
     block_size: int = option(128, "tokens per training sequence")
     max_eval_samples: int | None = option(None, "evaluate at most this many blocks; null: all")
-    engine: Engine = option("onward", "what computes the training step")
+    engine: Literal["onward", "torch"] = option("onward", "what computes the training step")
     compare: bool = option(
         False, "train with both engines, same start weights and batches, and print one table"
     )
@@ -76,7 +65,15 @@ class FinetuneConfig:
     learning_rate: float | None = option(
         None, "peak learning rate; null: 5e-5 for loaded weights, the preset's from scratch"
     )
-    lr_scheduler_type: Schedule = option("linear", "shape of the learning rate over the updates")
+    lr_scheduler_type: Literal[
+        "linear",
+        "cosine",
+        "cosine_with_restarts",
+        "polynomial",
+        "constant",
+        "constant_with_warmup",
+        "inverse_sqrt",
+    ] = option("linear", "shape of the learning rate over the updates")
     warmup_steps: int = option(0, "updates over which the learning rate rises from 0")
     weight_decay: float = option(0.01, "AdamW decay of matrices; biases and norms have none")
     max_grad_norm: float | None = option(

@@ -37,7 +37,7 @@ def peak_rss_mib() -> float:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024
     memory = psutil.Process().memory_info()
-    if hasattr(memory, "peak_wset"):
+    if sys.platform == "win32":
         return memory.peak_wset / MIB
     import resource  # Not on Windows, which returned above.
 
@@ -108,9 +108,7 @@ class Progress:
         if self._bar is not None:
             self._bar.close()
 
-    def update(
-        self, step: int, loss: float, grad_norm: float | None, learning_rate: float
-    ) -> None:
+    def update(self, step: int, loss: float, grad_norm: float | None, learning_rate: float) -> None:
         """Takes in update number `step` (from 1); `learning_rate` is the one it used."""
         self._losses.append(loss)
         self._window_steps += 1

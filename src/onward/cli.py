@@ -1,0 +1,217 @@
+"""The command line: `onward finetune | verify | doctor`."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+import re
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from onward.config import OnwardError
+from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
+
+Config = TypeVar("Config", bound=FinetuneConfig)
+
+# Other spellings of an option.
+ALIASES = {"model": "model_name_or_path", "eval_file": "validation_file"}
+# Packages by the extra that installs them.
+EXTRAS = {
+    "required": (
+        "torch",
+        "onnx",
+        "onnx-ir",
+        "numpy",
+        "safetensors",
+        "tqdm",
+        "psutil",
+        "jsonargparse",
+    ),
+    "hf": ("transformers", "tokenizers"),
+    "ort": ("onnxruntime",),
+    "viz": ("matplotlib",),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and gives its exit status: 2 for bad input, 130 when interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if arguments else 2
+    verb, *rest = arguments
+    if verb == "--version":
+        print(f"onward {_version('onward')}")
+        return 0
+    prog = "onward"
+    try:
+        if verb not in VERBS:
+            raise InputError(
+                f"unknown command {verb!r}", "as the first word", _suggestion(verb, list(VERBS), "")
+            )
+        prog = f"onward {verb}"
+        return VERBS[verb][1](rest)
+    except OnwardError as error:
+        print(f"{prog}: error: {str(error).strip().splitlines()[0]}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{prog}: interrupted", file=sys.stderr)
+        return 130
+
+
+def usage() -> str:
+    """What `onward --help` prints."""
+    lines = ["usage: onward COMMAND [--option value ...]", "", "commands:"]
+    lines += [f"  {name:<10} {help}" for name, (help, _) in VERBS.items()]
+    lines += [
+        "",
+        "`onward COMMAND --help` shows the options of one; `onward --version` the version.",
+    ]
+    return "\n".join(lines)
+
+
+def run_finetune(argv: list[str]) -> int:
+    """`onward finetune`."""
+    from onward.recipes import finetune
+
+    if argv and argv[0].startswith("--engine_job="):
+        # One engine of a comparison: `--engine_job=FOLDER ENGINE OUTPUT`, written by compare.
+        from transformers.utils import logging
+
+        from onward.recipes.compare import run_job
+
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        run_job(Path(argv[0].partition("=")[2]), argv[1], Path(argv[2]))
+        return 0
+    config = parse(argv, "finetune", FinetuneConfig)
+    return 0 if config is None else finetune.finetune(config, ["onward", "finetune", *argv])
+
+
+def run_verify(argv: list[str]) -> int:
+    """`onward verify`."""
+    from onward.recipes import finetune
+
+    config = parse(argv, "verify", VerifyConfig)
+    return 0 if config is None else finetune.verify(config)
+
+
+def run_doctor(argv: list[str]) -> int:
+    """`onward doctor`: versions, and what is missing."""
+    if argv:
+        raise InputError(f"unknown option {argv[0]!r}", "on the command line", "doctor takes none")
+    print(f"onward {_version('onward')}, Python {platform.python_version()}, {platform.platform()}")
+    for extra, packages in EXTRAS.items():
+        for package in packages:
+            found = _version(package)
+            if found == "not installed":
+                wanted = "onward" if extra == "required" else f"onward[{extra}]"
+                found += f'; fix: pip install "{wanted}"'
+            print(f"  {extra:<9} {package:<14} {found}")
+    return 0
+
+
+VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
+    "finetune": ("train a causal language model on text, and save it", run_finetune),
+    "verify": ("compare one training step with eager PyTorch", run_verify),
+    "doctor": ("show versions and what is installed", run_doctor),
+}
+
+
+def parse(argv: Sequence[str], verb: str, kind: type[Config]) -> Config | None:
+    """The options of `verb` as a `kind`; None after `--help`. Raises InputError in one line."""
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    hints = typing.get_type_hints(kind)
+    given = _given(argv, fields, hints)
+    from jsonargparse import ArgumentError, ArgumentParser
+
+    parser = ArgumentParser(
+        prog=f"onward {verb}", description=VERBS[verb][0] + ".", exit_on_error=False
+    )
+    for name, field in fields.items():
+        parser.add_argument(
+            f"--{name}", type=hints[name], default=field.default, help=field.metadata["help"]
+        )
+    if given is None:
+        parser.print_help()
+        return None
+    try:
+        parsed = parser.parse_args([f"--{name}={value}" for name, value in given.items()])
+    except ArgumentError as error:
+        match = re.search(r'key "(\w+)"', str(error))
+        if match is None or match[1] not in given:
+            raise InputError(str(error), "on the command line", "see --help") from error
+        name = match[1]
+        raise InputError(
+            f"{name} is {given[name]!r}", f"in --{name}", f"give {_words(hints[name])}"
+        ) from error
+    return kind(**vars(parsed))
+
+
+def _given(
+    argv: Sequence[str], fields: dict[str, Any], hints: dict[str, Any]
+) -> dict[str, str] | None:
+    """Option names, in our spelling, with the text given for them; None where help is asked."""
+    given: dict[str, str] = {}
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word in ("-h", "--help"):
+            return None
+        if not word.startswith("--"):
+            raise InputError(f"stray word {word!r}", "on the command line", "options begin with --")
+        spelled, equals, value = word[2:].partition("=")
+        name = spelled.replace("-", "_")
+        name = ALIASES.get(name, name)
+        if name not in fields:
+            raise InputError(
+                f"unknown option --{spelled}",
+                "on the command line",
+                _suggestion(name, [*fields, *ALIASES], "--"),
+            )
+        if name in given:
+            raise InputError(f"option --{name} twice", "on the command line", "give it once")
+        if not equals:
+            follows = words[0] if words else "--"
+            if hints[name] is bool:
+                value = words.pop(0) if follows.lower() in ("true", "false") else "true"
+            elif follows.startswith("--"):
+                raise InputError(
+                    f"option --{spelled} has no value", "on the command line", "write one after it"
+                )
+            else:
+                value = words.pop(0)
+        given[name] = value
+    return given
+
+
+def _suggestion(name: str, known: list[str], prefix: str) -> str:
+    close = get_close_matches(name, known, n=1, cutoff=0.6)
+    return f"did you mean {prefix}{close[0]}?" if close else "see --help"
+
+
+def _words(hint: Any) -> str:
+    """What values a type hint takes, in words."""
+    if isinstance(hint, types.UnionType):
+        return " or ".join(_words(part) for part in typing.get_args(hint))
+    if typing.get_origin(hint) is typing.Literal:
+        return "one of " + ", ".join(typing.get_args(hint))
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(hint, "null")
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,132 @@
+"""The flow, on one page. The only module that knows every stage.
+
+    capture -> rewrite(forward) -> differentiate -> rewrite(step) -> bind(dims) -> plan -> execute
+
+Each line of `Compiled` is one arrow; between two lines the graph can be dumped (`ONWARD_DUMP`)
+and checked (`ONWARD_CHECK`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onward.capture import Captured, capture
+from onward.config import environment
+from onward.differentiate import UpdateGroup, add_updates, differentiate
+from onward.execute import Executable, Memory
+from onward.graph.check import check
+from onward.graph.file import save
+from onward.graph.graph import Graph
+from onward.graph.text import graph_text
+from onward.plan import Plan, bind, make_plan
+from onward.rewrite import FORWARD, STEP, Report, prune, run
+
+
+class Compiled:
+    """Graphs of one captured call, from forward to step, and the plans made of them."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: tuple[Any, ...] = (),
+        loss_fn: Callable[..., torch.Tensor] | None = None,
+        disable: Iterable[str] = (),
+    ) -> None:
+        self.seconds: dict[str, float] = {}
+        self.reports: list[Report] = []
+        self.disable = {*disable, *environment().disable}
+        self._dumped = 0
+        self._bound: dict[tuple[Any, ...], Graph] = {}
+        with self._timed("capture"):
+            self.captured: Captured = capture(model, args, kwargs, target, loss_fn)
+        self._note("capture", self.captured.graph)
+        with self._timed("rewrite forward"):
+            self.forward = self._rewrite(self.captured.graph, FORWARD, "forward")
+
+    def differentiated(self, wrt: Sequence[str]) -> Graph:
+        """Forward and gradients, rewritten; the graph an independent engine is compared on."""
+        with self._timed("differentiate"):
+            graph = differentiate(self.forward, wrt)
+        self._note("differentiate", graph)
+        with self._timed("rewrite step"):
+            return self._rewrite(graph, STEP, "gradients")
+
+    def step(
+        self,
+        wrt: Sequence[str],
+        groups: Sequence[UpdateGroup],
+        max_grad_norm: float | None,
+        accumulate: bool,
+    ) -> Graph:
+        """The whole training step as one graph."""
+        with self._timed("differentiate"):
+            graph = differentiate(self.forward, wrt)
+        self._note("differentiate", graph)
+        with self._timed("updates"):
+            graph = add_updates(graph, groups, max_grad_norm, accumulate)
+        self._note("updates", graph)
+        with self._timed("rewrite step"):
+            return self._rewrite(graph, STEP, "step")
+
+    def plan(self, graph: Graph, outputs: Iterable[str], dims: Mapping[str, int]) -> Plan:
+        """The plan that computes these outputs of `graph` at these sizes."""
+        with self._timed("bind"):
+            bound = bind(prune(graph, outputs), dims)
+        self._note("bind", bound)
+        with self._timed("plan"):
+            plan = make_plan(bound, dict(dims))
+        folder = environment().dump
+        if folder is not None:
+            (folder / f"{self._dumped:02d}-plan.txt").write_text(f"{plan}\n")
+        return plan
+
+    def executable(
+        self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]
+    ) -> Executable:
+        with self._timed("execute: memory and binding"):
+            executable = Executable(plan, memory, owned)
+            executable.bind()
+        return executable
+
+    # ---- between the stages
+
+    def _rewrite(self, graph: Graph, passes: Any, stage: str) -> Graph:
+        graph, reports = run(
+            graph,
+            passes,
+            self.disable,
+            after=lambda g, name: self._note(f"{stage}-{name}", g),
+            verify=environment().check,
+        )
+        self.reports += reports
+        return graph
+
+    def _note(self, stage: str, graph: Graph) -> None:
+        if environment().check:
+            check(graph)
+        folder = environment().dump
+        if folder is not None:
+            dump(graph, folder, f"{self._dumped:02d}-{stage.replace(' ', '-')}")
+            self._dumped += 1
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+
+
+def dump(graph: Graph, folder: Path, stem: str) -> None:
+    """Writes `stem.txt` and `stem.onnx`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{stem}.txt").write_text(graph_text(graph))
+    save(graph, folder / f"{stem}.onnx")

@@ -1,0 +1,6 @@
+"""Plan -> running: regions of memory, launches bound once, the loop."""
+
+from onward.execute.executable import Executable
+from onward.execute.memory import Memory
+
+__all__ = ["Executable", "Memory"]

@@ -1,0 +1,147 @@
+"""Executable: a plan bound to memory. It decides nothing; it calls launches in order."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from onward.execute.memory import Memory
+from onward.graph.types import Type, of_array
+from onward.kernels import Use, torch_dtype
+from onward.kernels.kernel import Launch
+from onward.plan import Layout, Plan, Region
+from onward.plan.views import dense
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """Seconds one launch took, with what it was."""
+
+    kernel: str
+    op: str
+    module: str
+    seconds: float
+
+
+class Executable:
+    """A plan, the tensors it reads and writes in place, and its bound launches.
+
+    `owned` gives the tensors that belong to the user or the session by graph input name:
+    parameters, module buffers, optimizer state. Everything else is placed in `memory`.
+    """
+
+    def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
+        self.plan = plan
+        self.memory = memory
+        self.owned = owned
+        self._launches: list[Launch] = []
+        self._inputs: dict[str, torch.Tensor] = {}
+        self._outputs: dict[str, torch.Tensor] = {}
+        self._bound_at: tuple[int, ...] | None = None
+        memory.reserve(plan.sizes)
+
+    # ---- running
+
+    def run(self, inputs: Mapping[str, torch.Tensor | float | int]) -> None:
+        """One pass over the launches. `inputs` are copied into their staged places first."""
+        with torch.no_grad():
+            self.bind()
+            for name, value in inputs.items():
+                target = self._inputs.get(name)
+                if target is None:
+                    continue  # pruned: this plan does not need it
+                if isinstance(value, torch.Tensor):
+                    target.copy_(value)
+                else:
+                    target.fill_(value)
+            for launch in self._launches:
+                launch()
+
+    def output(self, name: str) -> torch.Tensor:
+        """A copy of an output: nothing handed out aliases the session's memory."""
+        return self._outputs[name].clone()
+
+    def profile(self) -> list[KernelTime]:
+        """Runs the launches once more, timed one by one. State is updated as in any run."""
+        times: list[KernelTime] = []
+        with torch.no_grad():
+            self.bind()
+            for launch, described in zip(self._launches, self.plan.launches, strict=True):
+                start = time.perf_counter()
+                launch()
+                if self.memory.device.type == "cuda":
+                    torch.cuda.synchronize()
+                seconds = time.perf_counter() - start
+                times.append(
+                    KernelTime(described.kernel.name, described.op, described.module, seconds)
+                )
+        return times
+
+    def profile_by_op(self) -> dict[str, float]:
+        """Seconds per op, largest first."""
+        total: dict[str, float] = defaultdict(float)
+        for item in self.profile():
+            total[item.op] += item.seconds
+        return dict(sorted(total.items(), key=lambda pair: -pair[1]))
+
+    # ---- binding
+
+    def bind(self) -> None:
+        """Binds launches to memory, again only where an arena or a user's tensor has moved."""
+        pointers = (self.memory.version, *(t.data_ptr() for t in self.owned.values()))
+        if pointers == self._bound_at:
+            return
+        self._bases: dict[int, torch.Tensor] = {}
+        names = {layout.buffer: name for name, layout in self.plan.inputs.items()}
+        for buffer in self.plan.buffers:
+            self._bases[buffer.index] = self._base(buffer.index, names)
+        self._inputs = {n: self._tensor(x) for n, x in self.plan.inputs.items()}
+        self._outputs = {n: self._tensor(x) for n, x in self.plan.outputs.items()}
+        self._launches = [
+            launch.kernel.bind(
+                Use(
+                    launch.attrs,
+                    [None if x is None else self._tensor(x) for x in launch.inputs],
+                    [self._tensor(x) for x in launch.outputs],
+                    [self._tensor(x) for x in launch.scratch],
+                )
+            )
+            for launch in self.plan.launches
+        ]
+        self._bound_at = pointers
+
+    def _base(self, index: int, names: Mapping[int, str]) -> torch.Tensor:
+        """The memory of a buffer: the owner's tensor, a named persistent one, or arena bytes."""
+        buffer = self.plan.buffers[index]
+        if index in self.plan.constants:
+            array = self.plan.constants[index]
+            assert isinstance(array, np.ndarray)
+            tensor = self.memory.named(f"constant {_digest(array)}", of_array(array))
+            tensor.copy_(torch.from_numpy(array.copy()))
+            return tensor
+        name = names.get(index)
+        if name is not None and name in self.owned:
+            return self.owned[name].detach()
+        if name is not None:
+            layout = self.plan.inputs[name]
+            return self.memory.named(name, Type(layout.dtype, layout.shape))
+        region = Region.SCRATCH if self.plan.joint else buffer.region
+        return self.memory.window(region, buffer.offset, buffer.nbytes)
+
+    def _tensor(self, layout: Layout) -> torch.Tensor:
+        base = self._bases[layout.buffer]
+        dtype = torch_dtype(layout.dtype)
+        typed = base if base.dtype == dtype else base.view(dtype)
+        if tuple(typed.shape) == layout.shape and layout.strides == dense(layout.shape):
+            return typed  # whole, and strided where a user's parameter is
+        assert typed.is_contiguous(), "a view of a strided parameter"
+        return typed.as_strided(layout.shape, layout.strides, typed.storage_offset() + layout.offset)
+
+
+def _digest(array: np.ndarray) -> str:
+    return f"{array.dtype}{list(array.shape)}:{hash(array.tobytes())}"

@@ -1,0 +1,60 @@
+"""The three regions of a session, and who holds their bytes.
+
+Persistent memory belongs to a name (an optimizer state tensor, a staged input) and outlives any
+plan. The residual and scratch arenas are one block each, as large as the largest plan seen, and
+are shared by all plans of the session.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from onward.graph.types import Type
+from onward.kernels import torch_dtype
+from onward.plan import Region
+from onward.plan.arena import aligned
+
+
+class Memory:
+    """Memory of one session on one device. `version` changes when an arena moves."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.version = 0
+        self._named: dict[str, torch.Tensor] = {}
+        self._arenas: dict[Region, torch.Tensor] = {}
+
+    def named(self, name: str, type: Type, zero: bool = True) -> torch.Tensor:
+        """The persistent tensor called `name`; made (zeroed) at first use."""
+        key = f"{name}: {type}"
+        tensor = self._named.get(key)
+        if tensor is None:
+            shape = [int(s) for s in type.shape]  # type: ignore[arg-type]
+            make = torch.zeros if zero else torch.empty
+            tensor = make(shape, dtype=torch_dtype(type.dtype), device=self.device)
+            self._named[key] = tensor
+        return tensor
+
+    def reserve(self, sizes: dict[Region, int]) -> None:
+        """Makes each arena at least this large (bytes)."""
+        for region in (Region.RESIDUAL, Region.SCRATCH):
+            have = self._arenas.get(region)
+            if have is None or have.numel() < sizes[region]:
+                if have is not None:
+                    self._arenas.pop(region)
+                self._arenas[region] = torch.empty(
+                    sizes[region], dtype=torch.uint8, device=self.device
+                )
+                self.version += 1
+
+    def window(self, region: Region, offset: int, nbytes: int) -> torch.Tensor:
+        """`u8[nbytes]` of an arena."""
+        return self._arenas[region][offset : offset + nbytes]
+
+    def nbytes(self) -> dict[Region, int]:
+        """Bytes held now, by region."""
+        persistent = sum(aligned(t.nbytes) for t in self._named.values())
+        return {
+            Region.PERSISTENT: persistent,
+            **{r: a.numel() for r, a in self._arenas.items()},
+        }

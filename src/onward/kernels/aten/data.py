@@ -1,0 +1,178 @@
+"""Ops that move data: copies of what could not be a view, gathers, scatters, concatenation."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import torch
+
+from onward.graph.types import DType, Type
+from onward.kernels.kernel import Kernel, Launch, Need, Use
+
+
+def _bind_reshape(use: Use) -> Launch:
+    """A reshape that is not a view: rows of the source, in order."""
+    x, y = use.x(), use.y
+    return partial(y.view(x.shape).copy_, x)
+
+
+def _bind_copy(use: Use) -> Launch:
+    return partial(use.y.copy_, use.x())
+
+
+def _bind_expand(use: Use) -> Launch:
+    return partial(use.y.copy_, use.x().expand(use.y.shape))
+
+
+def _bind_transpose(use: Use) -> Launch:
+    x = use.x()
+    perm = use.attrs.get("perm") or list(reversed(range(x.dim())))
+    return partial(use.y.copy_, x.permute(perm))
+
+
+def _bind_concat(use: Use) -> Launch:
+    parts = [t for t in use.inputs if t is not None]
+    return partial(torch.cat, parts, dim=use.attrs["axis"], out=use.y)
+
+
+def _bind_pad(use: Use) -> Launch:
+    x, y = use.x(), use.y
+    pads = [int(n) for n in use.x(1)]
+    fill = use.inputs[2] if len(use.inputs) > 2 else None
+    number = 0.0 if fill is None else fill.item()
+    inner = y
+    for dim, size in enumerate(x.shape):
+        inner = inner.narrow(dim, pads[dim], size)
+
+    def launch() -> None:
+        y.fill_(number)
+        inner.copy_(x)
+
+    return launch
+
+
+def _bind_range(use: Use) -> Launch:
+    start, end, step = (t.item() for t in use.inputs if t is not None)
+    return partial(torch.arange, start, end, step, out=use.y)
+
+
+def _bind_gather(use: Use) -> Launch:
+    x, ids, y = use.x(0), use.x(1), use.y
+    dim = use.attrs.get("axis", 0) % x.dim()
+    flat = y.view(*x.shape[:dim], ids.numel(), *x.shape[dim + 1 :])
+    return partial(torch.index_select, x, dim, ids.reshape(-1), out=flat)
+
+
+def _bind_gather_elements(use: Use) -> Launch:
+    return partial(torch.gather, use.x(0), use.attrs.get("axis", 0), use.x(1), out=use.y)
+
+
+def _flat_index(x_shape: list[int], index: torch.Tensor) -> torch.Tensor:
+    """Rows of `index i64[...,k]` as positions in the first k dims of x, flattened."""
+    strides = [math.prod(x_shape[i + 1 : index.shape[-1]]) for i in range(index.shape[-1])]
+    scale = torch.tensor(strides, dtype=torch.int64, device=index.device)
+    return (index.reshape(-1, index.shape[-1]) * scale).sum(-1)
+
+
+def _bind_gather_nd(use: Use) -> Launch:
+    x, index, y = use.x(0), use.x(1), use.y
+    k = index.shape[-1]
+    rows = x.reshape(-1, *x.shape[k:])
+    flat = y.view(-1, *x.shape[k:])
+    return lambda: torch.index_select(rows, 0, _flat_index(list(x.shape), index), out=flat)
+
+
+def _bind_scatter_nd(use: Use) -> Launch:
+    """y = data, then rows are added (or set) at the index."""
+    data, index, rows, y = use.x(0), use.x(1), use.x(2), use.y
+    k = index.shape[-1]
+    flat = y.view(-1, *y.shape[k:])
+    updates = rows.reshape(-1, *y.shape[k:])
+    copied = data.data_ptr() == y.data_ptr()
+    add = use.attrs.get("reduction", "none") == "add"
+    single = index.reshape(-1) if k == 1 else None
+
+    def launch() -> None:
+        if not copied:
+            y.copy_(data)
+        where = single if single is not None else _flat_index(list(y.shape), index)
+        if add:
+            flat.index_add_(0, where, updates)
+        else:
+            flat.index_copy_(0, where, updates)
+
+    return launch
+
+
+def _bind_scatter_elements(use: Use) -> Launch:
+    data, index, updates, y = use.x(0), use.x(1), use.x(2), use.y
+    dim, copied = use.attrs.get("axis", 0), data.data_ptr() == y.data_ptr()
+    add = use.attrs.get("reduction", "none") == "add"
+
+    def launch() -> None:
+        if not copied:
+            y.copy_(data)
+        if add:
+            y.scatter_add_(dim, index, updates)
+        else:
+            y.scatter_(dim, index, updates)
+
+    return launch
+
+
+def _known_reduction(need: Need) -> str | None:
+    kind = need.attrs.get("reduction", "none")
+    return None if kind in ("add", "none") else f"reduction {kind}"
+
+
+def _index_bytes(need: Need) -> int:
+    index = need.inputs[1]
+    assert index is not None
+    if index.shape and index.shape[-1] == 1:
+        return 0
+    return 3 * Type(DType.INT64, index.shape).nbytes + 64
+
+
+def _bind_cumsum(use: Use) -> Launch:
+    x, y, dim = use.x(0), use.y, int(use.x(1))
+    if use.attrs.get("exclusive", 0):
+        raise AssertionError("exclusive CumSum is refused by why_not")
+    if not use.attrs.get("reverse", 0):
+        return partial(torch.cumsum, x, dim, out=y)
+    return lambda: y.copy_(x.flip(dim).cumsum(dim).flip(dim))
+
+
+def _no_exclusive(need: Need) -> str | None:
+    return "exclusive CumSum" if need.attrs.get("exclusive", 0) else None
+
+
+def _cumsum_bytes(need: Need) -> int:
+    return 3 * need.outputs[0].nbytes if need.attrs.get("reverse", 0) else 0
+
+
+KERNELS: dict[str, Kernel] = {
+    "Reshape": Kernel("aten.copy", _bind_reshape),
+    "Squeeze": Kernel("aten.copy", _bind_reshape),
+    "Unsqueeze": Kernel("aten.copy", _bind_reshape),
+    "Transpose": Kernel("aten.copy", _bind_transpose),
+    "Expand": Kernel("aten.copy", _bind_expand),
+    "Contiguous": Kernel("aten.copy", _bind_copy),
+    "Concat": Kernel("aten.cat", _bind_concat),
+    "Pad": Kernel("aten.pad", _bind_pad),
+    "Range": Kernel("aten.arange", _bind_range),
+    "Gather": Kernel("aten.index_select", _bind_gather, contiguous=(1,)),
+    "Embedding": Kernel("aten.index_select", _bind_gather, contiguous=(1,)),
+    "GatherElements": Kernel("aten.gather", _bind_gather_elements),
+    "GatherND": Kernel(
+        "aten.index_select", _bind_gather_nd, contiguous=(0, 1), workspace=_index_bytes
+    ),
+    "ScatterND": Kernel(
+        "aten.index_add", _bind_scatter_nd, why_not=_known_reduction, inplace=((0, 0),),
+        contiguous=(1, 2), workspace=_index_bytes,
+    ),
+    "ScatterElements": Kernel(
+        "aten.scatter_add", _bind_scatter_elements, why_not=_known_reduction, inplace=((0, 0),)
+    ),
+    "CumSum": Kernel("aten.cumsum", _bind_cumsum, why_not=_no_exclusive, workspace=_cumsum_bytes),
+}  # fmt: skip

@@ -1,0 +1,61 @@
+"""Matrix products. Transposes are strides, never copies; batches that do not merge are looped."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from onward.kernels.kernel import Kernel, Launch, Need, Use
+
+
+def _bind_gemm(use: Use) -> Launch:
+    a = use.x(0).t() if use.attrs.get("transA") else use.x(0)
+    b = use.x(1).t() if use.attrs.get("transB") else use.x(1)
+    if len(use.inputs) > 2 and use.inputs[2] is not None:
+        return partial(torch.addmm, use.x(2), a, b, out=use.y)
+    return partial(torch.mm, a, b, out=use.y)
+
+
+def _plain(need: Need) -> str | None:
+    scaled = any(need.attrs.get(k, 1.0) != 1.0 for k in ("alpha", "beta"))
+    return "Gemm with alpha or beta" if scaled else None
+
+
+def _merged(x: torch.Tensor) -> torch.Tensor | None:
+    """`[*S,M,K]` as `[prod(S),M,K]` where strides allow."""
+    try:
+        return x.view(-1, *x.shape[-2:])
+    except RuntimeError:
+        return None
+
+
+def _bind_matmul(use: Use) -> Launch:
+    """`f[*S,M,K] @ f[*S,K,N]` as few batched products."""
+    y = use.y
+    if y.dim() == 2:
+        return partial(torch.mm, use.x(0), use.x(1), out=y)
+    a = use.x(0).expand(*y.shape[:-2], *use.x(0).shape[-2:])
+    b = use.x(1).expand(*y.shape[:-2], *use.x(1).shape[-2:])
+    calls = _batched(a, b, y)
+    if len(calls) == 1:
+        return calls[0]
+
+    def launch() -> None:
+        for call in calls:
+            call()
+
+    return launch
+
+
+def _batched(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> list[Launch]:
+    whole = [_merged(t) for t in (a, b, y)]
+    if all(t is not None for t in whole):
+        return [partial(torch.bmm, whole[0], whole[1], out=whole[2])]
+    return [call for i in range(y.shape[0]) for call in _batched(a[i], b[i], y[i])]
+
+
+KERNELS: dict[str, Kernel] = {
+    "Gemm": Kernel("aten.addmm", _bind_gemm, why_not=_plain),
+    "MatMul": Kernel("aten.bmm", _bind_matmul),
+}

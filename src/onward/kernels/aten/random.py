@@ -1,0 +1,104 @@
+"""Dropout: the counter-based generator of `graph/ops/random.py` in 32-bit torch arithmetic.
+
+Row keys are computed in i64 (a few thousand words); elements in i32, where multiplication wraps,
+in chunks that stay in cache. Bit-equal to the op's body.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from onward.graph.ops.random import M1, M2, SITE_A, SITE_B, SPREAD, WORD, threshold
+from onward.graph.types import DType, Type, product
+from onward.kernels.kernel import Kernel, Launch, Need, Use
+
+_CHUNK = 1 << 16  # elements: two i32 chunks are 512 KB
+_SIGN = -(1 << 31)
+
+
+def _chunk_rows(rows: int, features: int) -> int:
+    return max(1, min(rows, _CHUNK // max(features, 1)))
+
+
+def _scratch(need: Need) -> list[Type]:
+    shape = need.outputs[0].shape
+    features = shape[-1]
+    rows = product(shape[:-1])
+    assert isinstance(rows, int) and isinstance(features, int)
+    chunk = (_chunk_rows(rows, features), features)
+    return [Type(DType.INT32, chunk), Type(DType.INT32, chunk), Type(DType.BOOL, chunk)]
+
+
+def _key_bytes(need: Need) -> int:
+    rows = product(need.outputs[0].shape[:-1])
+    assert isinstance(rows, int)
+    return 12 * 8 * rows + 8 * 1024
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The finaliser on 32-bit words held in i64."""
+    x = ((x ^ (x >> 16)) * M1) & WORD
+    x = ((x ^ (x >> 15)) * M2) & WORD
+    return x ^ (x >> 15)
+
+
+def _signed(x: torch.Tensor) -> torch.Tensor:
+    """The word's 32 bits as i32."""
+    return ((x ^ (1 << 31)) - (1 << 31)).to(torch.int32)
+
+
+def _bind_dropout(use: Use) -> Launch:
+    x, y = use.x(0), use.y
+    seed, offset = use.x(1), use.inputs[2] if len(use.inputs) > 2 else None
+    ratio, site, sample_dim = float(use.attrs["ratio"]), use.attrs["site"], use.attrs["sample_dim"]
+    if ratio >= 1.0:
+        return y.zero_
+    features = y.shape[-1]
+    outer = list(y.shape[:-1])
+    indices = [
+        torch.arange(n, device=y.device).reshape([-1] + [1] * (len(outer) - 1 - d))
+        for d, n in enumerate(outer)
+    ]
+    spread = (torch.arange(features, device=y.device) * SPREAD) & WORD
+    spread32 = _signed(spread)[None, :]
+    bound = threshold(ratio) - (1 << 31)
+    scale = 1.0 / (1.0 - ratio)
+    rows = y.numel() // max(features, 1)
+    xs, ys = x.reshape(rows, features), y.view(rows, features)
+    step = use.scratch[0].shape[0]
+    starts = range(0, rows, step)
+    chunks = [(xs[i : i + step], ys[i : i + step]) for i in starts]
+
+    def keys(chain: int, spread_site: int) -> torch.Tensor:
+        key = _mix(seed[chain : chain + 1] ^ ((site * spread_site) & WORD))
+        for d, index in enumerate(indices):
+            if d == sample_dim and offset is not None:
+                index = (index + offset) & WORD
+            key = _mix(key ^ index)
+        return _signed(key).expand(outer or [1]).reshape(-1, 1)
+
+    def launch() -> None:
+        first, second = keys(0, SITE_A), keys(1, SITE_B)
+        for i, (source, target) in zip(starts, chunks, strict=True):
+            n = source.shape[0]
+            h, t, drop = (s[:n] for s in use.scratch)
+            torch.add(spread32, first[i : i + n], out=h)
+            torch.bitwise_right_shift(h, 16, out=t)
+            h.bitwise_xor_(t.bitwise_and_(0xFFFF)).mul_(M1).bitwise_xor_(second[i : i + n])
+            torch.bitwise_right_shift(h, 15, out=t)
+            h.bitwise_xor_(t.bitwise_and_(0x1FFFF)).mul_(M2)
+            torch.bitwise_right_shift(h, 15, out=t)
+            h.bitwise_xor_(t.bitwise_and_(0x1FFFF)).bitwise_xor_(_SIGN)
+            torch.lt(h, bound, out=drop)
+            torch.mul(source, scale, out=target)
+            target.masked_fill_(drop, 0.0)
+
+    return launch
+
+
+KERNELS: dict[str, Kernel] = {
+    "Dropout": Kernel(
+        "aten.counter_dropout", _bind_dropout, inplace=((0, 0),), contiguous=(0,),
+        scratch=_scratch, workspace=_key_bytes,
+    ),
+}  # fmt: skip

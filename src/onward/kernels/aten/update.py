@@ -1,0 +1,77 @@
+"""Optimizer updates in place, by torch's own one-pass kernels."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from onward.graph.types import DType, Type
+from onward.kernels.kernel import Kernel, Launch, Need, Use
+
+
+def _step_scratch(need: Need) -> list[Type]:
+    return [Type(DType.FLOAT, ())]
+
+
+def _in_place(use: Use, pairs: tuple[tuple[int, int], ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Outputs that do not lie in their input's memory, with that input: copied before the update."""
+    return [
+        (use.outputs[o], use.x(i))
+        for o, i in pairs
+        if use.outputs[o].data_ptr() != use.x(i).data_ptr()
+    ]
+
+
+_ADAM_PAIRS = ((0, 0), (1, 2), (2, 3))
+
+
+def _bind_adam(use: Use) -> Launch:
+    p, m, v = use.outputs
+    g, lr, step = use.x(1), use.x(4), use.x(5)
+    copies = _in_place(use, _ADAM_PAIRS)
+    count = use.scratch[0]
+    a = use.attrs
+    function = torch._fused_adamw_ if a["decoupled"] else torch._fused_adam_
+    update = partial(
+        function, [p], [g], [m], [v], [], [count], lr=lr, beta1=float(a["beta1"]),
+        beta2=float(a["beta2"]), weight_decay=float(a["weight_decay"]), eps=float(a["eps"]),
+        amsgrad=False, maximize=False,
+    )  # fmt: skip
+
+    def launch() -> None:
+        for target, source in copies:
+            target.copy_(source)
+        count.copy_(step)
+        update()
+
+    return launch
+
+
+def _bind_sgd(use: Use) -> Launch:
+    p, g, lr, step = use.outputs[0], use.x(1), use.x(3), use.x(4)
+    velocity = use.outputs[1] if len(use.outputs) > 1 else None
+    pairs = ((0, 0),) if velocity is None else ((0, 0), (1, 2))
+    copies = _in_place(use, pairs)
+    a = use.attrs
+    momentum = float(a["momentum"])
+
+    def launch() -> None:
+        for target, source in copies:
+            target.copy_(source)
+        buffers = [velocity] if velocity is not None else []
+        torch._fused_sgd_(
+            [p], [g], buffers, weight_decay=float(a["weight_decay"]), momentum=momentum,
+            lr=lr, dampening=float(a["dampening"]), nesterov=bool(a["nesterov"]), maximize=False,
+            is_first_step=velocity is not None and int(step) == 1,
+        )  # fmt: skip
+
+    return launch
+
+
+KERNELS: dict[str, Kernel] = {
+    "AdamUpdate": Kernel(
+        "aten.fused_adam", _bind_adam, inplace=_ADAM_PAIRS, contiguous=None, scratch=_step_scratch
+    ),
+    "SGDUpdate": Kernel("aten.fused_sgd", _bind_sgd, inplace=((0, 0), (1, 2)), contiguous=None),
+}

@@ -1,0 +1,90 @@
+"""Kernel: one implementation of one op, bound once to its buffers and then launched in a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from onward.graph.types import DType, Type
+
+Launch: TypeAlias = Callable[[], Any]
+
+_TORCH: dict[DType, torch.dtype] = {
+    DType.FLOAT: torch.float32,
+    DType.DOUBLE: torch.float64,
+    DType.FLOAT16: torch.float16,
+    DType.BFLOAT16: torch.bfloat16,
+    DType.INT64: torch.int64,
+    DType.INT32: torch.int32,
+    DType.UINT8: torch.uint8,
+    DType.BOOL: torch.bool,
+}
+
+
+def torch_dtype(dtype: DType) -> torch.dtype:
+    """Raises KeyError for a dtype that torch tensors do not have."""
+    return _TORCH[dtype]
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a node asks of a kernel, before any memory exists."""
+
+    op: str
+    attrs: dict[str, Any]
+    inputs: tuple[Type | None, ...]
+    outputs: tuple[Type, ...]
+
+
+@dataclass(frozen=True)
+class Use:
+    """The same with memory: tensors to read, tensors to write, temporaries.
+
+    An absent optional input is None; an output nobody reads is still given memory.
+    """
+
+    attrs: dict[str, Any]
+    inputs: list[torch.Tensor | None]
+    outputs: list[torch.Tensor]
+    scratch: list[torch.Tensor]
+
+    def x(self, i: int = 0) -> torch.Tensor:
+        tensor = self.inputs[i]
+        assert tensor is not None
+        return tensor
+
+    @property
+    def y(self) -> torch.Tensor:
+        return self.outputs[0]
+
+
+def nothing(need: Need) -> list[Type]:
+    return []
+
+
+def no_bytes(need: Need) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One implementation.
+
+    bind: makes the launch: a call without arguments that writes the outputs.
+    why_not: None where the kernel applies, else the reason.
+    inplace: pairs (output, input): the output may lie in that input's memory.
+    contiguous: inputs that must be contiguous; the plan copies others first. None means all.
+    scratch: temporaries the plan provides for the time of the launch.
+    workspace: bytes that the call allocates inside by itself (upper bound), counted by the plan.
+    """
+
+    name: str
+    bind: Callable[[Use], Launch]
+    why_not: Callable[[Need], str | None] = lambda need: None
+    inplace: tuple[tuple[int, int], ...] = ()
+    contiguous: tuple[int, ...] | None = ()
+    scratch: Callable[[Need], list[Type]] = nothing
+    workspace: Callable[[Need], int] = no_bytes

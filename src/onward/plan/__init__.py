@@ -1,0 +1,8 @@
+"""Bound graph -> Plan: kernel choice, order, lifetimes, in-place rights, offsets, predicted peak."""
+
+from onward.plan.bind import bind
+from onward.plan.make import make_plan
+from onward.plan.plan import Buffer, Launch, Plan, Region
+from onward.plan.views import Layout
+
+__all__ = ["Buffer", "Launch", "Layout", "Plan", "Region", "bind", "make_plan"]

@@ -1,0 +1,50 @@
+"""The order of launches: as the graph has it, with each update as soon as it is safe.
+
+An update overwrites its parameter, so it runs after every other reader of it; run early, it
+frees the gradient at once.
+"""
+
+from __future__ import annotations
+
+from onward.graph.graph import Graph, Node, Value
+
+
+def order(graph: Graph) -> list[Node]:
+    """A topological order of all nodes."""
+    overwrites: dict[Node, list[Value]] = {}
+    for name, source in graph.state.items():
+        producer = graph.outputs[name].producer()
+        if producer is not None and source in producer.inputs:
+            overwrites.setdefault(producer, []).append(source)
+    unread = {
+        source: {n for n in source.consumers()} for sources in overwrites.values() for source in sources
+    }
+    nodes = list(graph)
+    waiting: dict[Node, int] = {}  # update -> inputs not yet made, plus readers not yet run
+    blocks: dict[Node, list[Node]] = {}  # node -> updates that wait for it
+    for update, sources in overwrites.items():
+        before = {v.producer() for v in update.inputs if v is not None}
+        for source in sources:
+            before |= unread[source]
+        before -= {None, update}
+        waiting[update] = len(before)
+        for node in before:
+            if node is not None:
+                blocks.setdefault(node, []).append(update)
+    out: list[Node] = []
+
+    def emit(node: Node) -> None:
+        out.append(node)
+        for update in blocks.get(node, ()):
+            waiting[update] -= 1
+            if waiting[update] == 0:
+                emit(update)
+
+    for node in nodes:
+        if node in overwrites:
+            if not waiting[node] and node not in out:
+                emit(node)  # nothing to wait for
+            continue
+        emit(node)
+    assert len(out) == len(nodes), "an update waits for a reader that waits for the update"
+    return out

@@ -1,0 +1,104 @@
+"""Plan: the immutable list of launches with every byte placed. Printing it explains the memory."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any
+
+from onward.kernels import Kernel
+from onward.plan.views import Layout
+
+
+class Region(enum.Enum):
+    """Who owns a buffer's memory, and for how long."""
+
+    USER = "user"  # the user's parameters and buffers, never copied
+    PERSISTENT = "persistent"  # optimizer state, accumulators, constants, staged inputs
+    RESIDUAL = "residual"  # made by the forward half, read by the backward half
+    SCRATCH = "scratch"  # everything that lives within one call
+
+
+@dataclass
+class Buffer:
+    """Bytes with a lifetime (launch numbers, both included) and a reason to exist."""
+
+    index: int
+    name: str
+    nbytes: int
+    region: Region
+    first: int
+    last: int
+    purpose: str
+    offset: int = 0
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel call with its operands' places."""
+
+    kernel: Kernel
+    op: str
+    module: str
+    attrs: dict[str, Any]
+    inputs: tuple[Layout | None, ...]
+    outputs: tuple[Layout, ...]
+    scratch: tuple[Layout, ...]
+    workspace: int
+    backward: bool
+    text: str
+
+
+@dataclass
+class Plan:
+    """Launches in order, buffers, and where inputs and outputs lie.
+
+    sizes: bytes of each region that execution allocates. peak: their sum plus the largest
+    workspace, that is, what a step holds beyond the user's own parameters. lower_bound: the most
+    bytes of residual and scratch buffers alive at one launch.
+    """
+
+    dims: dict[str, int]
+    launches: list[Launch]
+    buffers: list[Buffer]
+    inputs: dict[str, Layout]
+    outputs: dict[str, Layout]
+    constants: dict[int, Any] = field(repr=False)
+    sizes: dict[Region, int]
+    lower_bound: int
+    workspace: int
+    joint: bool
+
+    @property
+    def arena_bytes(self) -> int:
+        """Residual and scratch together."""
+        return self.sizes[Region.RESIDUAL] + self.sizes[Region.SCRATCH]
+
+    @property
+    def peak(self) -> int:
+        return self.sizes[Region.PERSISTENT] + self.arena_bytes + self.workspace
+
+    def __str__(self) -> str:
+        dims = ", ".join(f"{k}={v}" for k, v in self.dims.items()) or "fixed sizes"
+        share = self.arena_bytes / self.lower_bound if self.lower_bound else 1.0
+        joint = " (residual and scratch share one arena)" if self.joint else ""
+        lines = [
+            f"plan for {dims}: {len(self.launches)} launches, {len(self.buffers)} buffers{joint}",
+            *(f"  {region.value:<11}{_mib(n)}" for region, n in self.sizes.items()),
+            f"  arena      {_mib(self.arena_bytes)}  {share:.3f} x the max-live lower bound "
+            f"{_mib(self.lower_bound).strip()}",
+            f"  workspace  {_mib(self.workspace)}  allocated inside kernels, at most",
+            f"  peak       {_mib(self.peak)}  beyond the user's parameters",
+            "",
+            f"  {'buffer':<44}{'bytes':>13}{'offset':>13}  {'live':<11} region      purpose",
+        ]
+        for b in sorted(self.buffers, key=lambda b: (b.region.value, b.first, b.index)):
+            live = f"{b.first}-{b.last}" if b.last < len(self.launches) else f"{b.first}-end"
+            lines.append(
+                f"  {b.name[:43]:<44}{b.nbytes:>13}{b.offset:>13}  {live:<11} {b.region.value:<11} {b.purpose}"
+            )
+        return "\n".join(lines)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:10.2f} MiB"

@@ -1,0 +1,53 @@
+"""Node -> kernel: the first in the table that applies; an onward op without one becomes its body."""
+
+from __future__ import annotations
+
+from onward.config import OnwardError
+from onward.graph.build import inline
+from onward.graph.graph import ONWARD, Graph, Node, attributes, type_of, where
+from onward.kernels import KERNELS, Kernel, Need
+from onward.plan.views import VIEWS
+
+
+def need_of(node: Node) -> Need:
+    return Need(
+        node.op_type,
+        attributes(node),
+        tuple(None if v is None else type_of(v) for v in node.inputs),
+        tuple(type_of(v) for v in node.outputs),
+    )
+
+
+def select(graph: Graph) -> dict[Node, Kernel]:
+    """A kernel for every node that is not always a view; inlines bodies where none applies.
+
+    Raises OnwardError listing every node left without a kernel, with each kernel's reason.
+    """
+    chosen: dict[Node, Kernel] = {}
+    refused: list[str] = []
+    pending = list(graph)
+    while pending:
+        node = pending.pop(0)
+        kernel, reasons = _first(node)
+        if kernel is not None:
+            chosen[node] = kernel
+        elif node.domain == ONWARD:
+            before = set(graph)
+            inline(graph, node)
+            pending = [n for n in graph if n not in before] + pending
+        elif node.op_type not in VIEWS:
+            refused.append(f"{node.op_type} at {where(node) or '(top)'}: {'; '.join(reasons)}")
+    if refused:
+        raise OnwardError("no kernel for: " + " | ".join(refused))
+    return chosen
+
+
+def _first(node: Node) -> tuple[Kernel | None, list[str]]:
+    need = need_of(node)
+    reasons: list[str] = []
+    for kernel in KERNELS.get(node.op_type, ()):
+        reason = kernel.why_not(need)
+        if reason is None:
+            return kernel, reasons
+        reasons.append(f"{kernel.name}: {reason}")
+    return None, reasons or ["not in the kernel table"]

@@ -1,0 +1,132 @@
+"""Which values are windows on another value's memory, and through which strides.
+
+Reshape, Transpose, Slice, Split, Squeeze, Unsqueeze and Expand need no launch where strides can
+say the same; a matrix product reads a transposed operand as it lies.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+from onward.graph.graph import Node, attributes, content_of, type_of
+from onward.graph.infer import clamp_slice
+from onward.graph.types import DType, Type
+
+VIEWS = frozenset(
+    {"Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Expand", "Identity"}
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A strided window: element offset, shape and strides (in elements) within a buffer."""
+
+    buffer: int
+    dtype: DType
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def is_contiguous(self) -> bool:
+        return all(
+            size == 1 or stride == want
+            for size, stride, want in zip(self.shape, self.strides, dense(self.shape), strict=True)
+        )
+
+    @property
+    def nbytes(self) -> int:
+        return int(math.prod(self.shape) * self.dtype.itemsize)
+
+
+def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides."""
+    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+
+
+def static_shape(type: Type) -> tuple[int, ...]:
+    return cast("tuple[int, ...]", type.shape)
+
+
+def contiguous(buffer: int, type: Type) -> Layout:
+    shape = static_shape(type)
+    return Layout(buffer, type.dtype, shape, dense(shape))
+
+
+def view(node: Node, x: Layout) -> list[Layout] | None:
+    """Layouts of the node's outputs as windows on its first input; None where a copy is needed."""
+    out = [static_shape(type_of(v)) for v in node.outputs]
+    match node.op_type:
+        case "Identity":
+            return [x]
+        case "Reshape" | "Squeeze" | "Unsqueeze":
+            strides = reshape_strides(x.shape, x.strides, out[0])
+            return None if strides is None else [_at(x, out[0], strides, x.offset)]
+        case "Transpose":
+            perm = attributes(node).get("perm") or list(reversed(range(len(x.shape))))
+            return [_at(x, out[0], tuple(x.strides[p] for p in perm), x.offset)]
+        case "Expand":
+            extra = len(out[0]) - len(x.shape)
+            strides = (0,) * extra + tuple(
+                0 if size == 1 and out[0][extra + i] != 1 else stride
+                for i, (size, stride) in enumerate(zip(x.shape, x.strides, strict=True))
+            )
+            return [_at(x, out[0], strides, x.offset)]
+        case "Slice":
+            offset = x.offset
+            starts, ends, dims = (content_of(node.inputs[i]) for i in (1, 2, 3))
+            for start, end, dim in zip(starts or (), ends or (), dims or (), strict=True):
+                d = cast(int, dim) % len(x.shape)
+                first, _ = clamp_slice(start, end, x.shape[d])
+                offset += cast(int, first) * x.strides[d]
+            return [_at(x, out[0], x.strides, offset)]
+        case "Split":
+            dim = attributes(node).get("axis", 0) % len(x.shape)
+            layouts: list[Layout] = []
+            offset = x.offset
+            for shape in out:
+                layouts.append(_at(x, shape, x.strides, offset))
+                offset += shape[dim] * x.strides[dim]
+            return layouts
+        case _:
+            return None
+
+
+def _at(x: Layout, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Layout:
+    return Layout(x.buffer, x.dtype, shape, strides, offset)
+
+
+def reshape_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Strides that make `new` a view of a strided `shape`; None where the elements must move."""
+    if math.prod(new) == 0 or math.prod(shape) == 0:
+        return dense(new)
+    # runs of old dims that lie like one dim: (size, stride of the innermost)
+    runs: list[list[int]] = []
+    for size, stride in zip(shape, strides, strict=True):
+        if size == 1:
+            continue
+        if runs and runs[-1][1] == size * stride:
+            runs[-1] = [runs[-1][0] * size, stride]
+        else:
+            runs.append([size, stride])
+    out: list[int] = []
+    run = len(runs) - 1
+    left = runs[run][0] if runs else 1  # elements of the run not yet handed out
+    inner = runs[run][1] if runs else 1
+    for size in reversed(new):
+        if size == 1:
+            out.append(inner)
+            continue
+        if left == 1 and run > 0:
+            run -= 1
+            left, inner = runs[run]
+        if left % size:
+            return None
+        out.append(inner)
+        inner *= size
+        left //= size
+    return tuple(reversed(out))

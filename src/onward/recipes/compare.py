@@ -1,0 +1,129 @@
+"""Both engines on one job, each in a process of its own, and the table of what they did."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import onward.config
+from onward.recipes.loop import EngineResult, Job, TrainingError, train
+from onward.recipes.rundir import write_json
+
+# Onward first: what it cannot capture shows before the other engine's time is spent.
+ENGINE_ORDER = ("onward", "torch")
+JOB_OPTION = "--engine_job="
+
+
+class EngineFailed(Exception):
+    """An engine's process ended with `status`; it has said why itself."""
+
+    def __init__(self, engine: str, status: int) -> None:
+        super().__init__(f"engine {engine} ended with status {status}")
+        self.engine = engine
+        self.status = status
+
+
+def run_engine(job_folder: Path, engine: str, folder: Path) -> EngineResult:
+    """Trains with `engine` in a new process, which writes into `folder`."""
+    # The same code as this process runs, wherever that was imported from.
+    package_root = str(Path(onward.config.__file__).resolve().parents[1])
+    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [sys.executable, "-m", "onward.cli", "finetune"]
+    command += [f"{JOB_OPTION}{job_folder}", engine, str(folder)]
+    status = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=False
+    ).returncode
+    if status != 0:
+        raise EngineFailed(engine, status)
+    result = json.loads(_result_file(job_folder, engine).read_text(encoding="utf-8"))
+    return EngineResult(**{**result, "step_losses": tuple(result["step_losses"])})
+
+
+def run_job(job_folder: Path, engine: str, folder: Path) -> None:
+    """The other end of `run_engine`, in the new process."""
+    # Both processes hold the same libraries when the base of memory is read.
+    import onward
+
+    _ = onward.Trainer
+    result = train(Job.load(job_folder), engine, folder, save_model=engine == "onward")
+    write_json(_result_file(job_folder, engine), asdict(result))
+
+
+def _result_file(job_folder: Path, engine: str) -> Path:
+    return job_folder / f"result-{engine}.json"
+
+
+def run_both(job: Job, job_folder: Path, folder: Path) -> dict[str, EngineResult]:
+    """Onward writes into `folder`, where its model is saved; torch into `folder/torch`."""
+    job.save(job_folder)
+    (folder / "torch").mkdir()
+    folders = {"onward": folder, "torch": folder / "torch"}
+    results = {name: run_engine(job_folder, name, folders[name]) for name in ENGINE_ORDER}
+    if len({result.start_weights_sha256 for result in results.values()}) != 1:
+        raise TrainingError("the engines had different start weights, in --compare; fix: report it")
+    write_json(folder / "compare.json", comparison(results["onward"], results["torch"]))
+    return results
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: `value` of a result, shown by `form`; `ratio` says which is better."""
+
+    title: str
+    value: Callable[[EngineResult], float]
+    form: str
+    ratio: str = ""
+
+
+ROWS = (
+    Row("total time, s", lambda r: r.total_s, ".1f", "faster"),
+    Row("training time, s", lambda r: r.train_s, ".1f", "faster"),
+    Row("tokens/s after the first step", lambda r: r.tokens_per_second, ".0f", "higher"),
+    Row("first step, s", lambda r: r.first_step_s, ".2f", "faster"),
+    Row("peak memory, MiB", lambda r: r.peak_rss_mib, ".0f", "smaller"),
+    Row("  above the imports, MiB", lambda r: r.peak_rss_mib - r.base_rss_mib, ".0f", "smaller"),
+    Row("final train loss (last 10 updates)", lambda r: r.train_loss, ".4f"),
+    Row("eval loss", lambda r: r.eval_loss, ".4f"),
+    Row("perplexity", lambda r: r.perplexity, ".2f"),
+)
+
+
+def largest_difference(ours: EngineResult, reference: EngineResult) -> tuple[float, int]:
+    """The largest |a - b| / |b| over the updates' losses, and the update (from 1) it is at."""
+    differences = [
+        abs(a - b) / abs(b) for a, b in zip(ours.step_losses, reference.step_losses, strict=True)
+    ]
+    largest = max(differences)
+    return largest, differences.index(largest) + 1
+
+
+def comparison(ours: EngineResult, reference: EngineResult) -> dict[str, object]:
+    """The content of compare.json."""
+    difference, step = largest_difference(ours, reference)
+    return {
+        "engines": [asdict(ours), asdict(reference)],
+        "max_relative_loss_difference": difference,
+        "max_relative_loss_difference_step": step,
+    }
+
+
+def table(ours: EngineResult, reference: EngineResult, unigram_perplexity: float) -> str:
+    """Both columns and, where one is better, Onward against the reference."""
+    lines = [f"{'':<36}{ours.engine:>12}{reference.engine:>12}"]
+    for row in ROWS:
+        a, b = row.value(ours), row.value(reference)
+        line = f"{row.title:<36}{a:>12{row.form}}{b:>12{row.form}}"
+        if row.ratio and a > 0 and b > 0:
+            gain = a / b if row.ratio == "higher" else b / a
+            line += f"   {gain:.2f}x {row.ratio}"
+        lines.append(line)
+    unigram = f"{unigram_perplexity:>12.2f}"
+    lines.append(f"{'unigram perplexity':<36}{unigram}{unigram}")
+    difference, step = largest_difference(ours, reference)
+    lines.append(f"{'largest relative loss difference':<36}{difference:>12.1e}   at update {step}")
+    return "\n".join(lines)

@@ -1,0 +1,360 @@
+"""`onward finetune`: from options to a described run, and the run itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import platform
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from onward.config import OnwardError
+from onward.recipes.causal_lm import (
+    build_model,
+    check_block_size,
+    check_model_name,
+    check_vocabulary,
+    from_scratch,
+    has_dropout,
+    load_model_config,
+    load_tokenizer,
+    parameter_count,
+    require_hf,
+    scratch_config,
+    set_dropout,
+)
+from onward.recipes.corpus import (
+    Ids,
+    Text,
+    blocks,
+    encode,
+    python_library,
+    read_text_file,
+    split_blocks,
+    train_tokenizer,
+    unigram_perplexity,
+)
+from onward.recipes.gpt2 import PRESETS
+from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig, check_options
+from onward.recipes.rundir import RunDirectory, write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from onward.recipes.loop import EngineResult, Job
+
+BUILT_IN_STEPS = 150
+FILE_EPOCHS = 3.0
+LOADED_LEARNING_RATE = 5e-5
+
+
+@dataclass(frozen=True)
+class Run:
+    """A described run: nothing is left to choose, nothing has been written.
+
+    job: resolved options, model configuration, blocks.
+    texts: what was read. train_tokens, eval_tokens: before the cut into blocks; eval_tokens is 0
+        where the eval blocks were held out of the train text.
+    parameters: numbers in the weights. unigram: perplexity of the unigram model.
+    """
+
+    job: Job
+    tokenizer: PreTrainedTokenizerBase
+    texts: tuple[Text, ...]
+    train_tokens: int
+    eval_tokens: int
+    parameters: int
+    unigram: float
+
+
+def describe(config: FinetuneConfig) -> Run:
+    """Reads and checks everything; raises InputError or MissingExtraError, writes nothing."""
+    check_options(config)
+    check_model_name(config)
+    scratch = from_scratch(config)
+    if scratch:
+        _check_positions(PRESETS[config.model_name_or_path].positions, config.block_size)
+    elif config.vocab_size is not None:
+        raise InputError(
+            "vocab_size is for a model from scratch",
+            f"in --vocab_size with model {config.model_name_or_path!r}",
+            "leave it out",
+        )
+    texts = _read_texts(config)
+    require_hf()
+    # The run's own lines say what matters; the library's notes would break the progress bar.
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    from onward.recipes.loop import Job
+
+    model_config = None
+    if not scratch:
+        model_config = load_model_config(config)
+        check_block_size(model_config, config.block_size)
+    tokenizer = load_tokenizer(config)
+    if tokenizer is None:
+        preset = PRESETS[config.model_name_or_path]
+        tokenizer = train_tokenizer(
+            texts[0].documents, config.vocab_size or preset.vocab_size, preset.positions
+        )
+    if model_config is None:
+        model_config = scratch_config(config, tokenizer)
+    if config.dropout is not None:
+        set_dropout(model_config, config.dropout)
+
+    train_ids = encode(tokenizer, texts[0].documents)
+    train_blocks = _blocks(train_ids, config.block_size, texts[0].source)
+    eval_tokens = 0
+    if len(texts) > 1:
+        eval_ids = encode(tokenizer, texts[-1].documents)
+        eval_tokens = len(eval_ids)
+        eval_blocks = _blocks(eval_ids, config.block_size, texts[-1].source)
+    else:
+        train_blocks, eval_blocks = _hold_out(train_blocks, len(train_ids), texts[0].source)
+    eval_blocks = eval_blocks[: config.max_eval_samples]
+    check_vocabulary(model_config, (train_blocks, eval_blocks), tokenizer)
+    config = _resolve(config, len(train_blocks), scratch)
+    return Run(
+        job=Job(config, model_config, train_blocks, eval_blocks),
+        tokenizer=tokenizer,
+        texts=texts,
+        train_tokens=len(train_ids),
+        eval_tokens=eval_tokens,
+        parameters=parameter_count(config, model_config),
+        unigram=unigram_perplexity(
+            train_blocks, eval_blocks, model_config.get_text_config().vocab_size
+        ),
+    )
+
+
+def _check_positions(positions: int, block_size: int) -> None:
+    """As `check_block_size`, for a preset, before anything is read."""
+    if block_size > positions:
+        raise InputError(
+            f"block_size {block_size} is over the model's {positions} positions",
+            "in --block_size",
+            f"give at most {positions}",
+        )
+
+
+def _read_texts(config: FinetuneConfig) -> tuple[Text, ...]:
+    """(train, eval) texts, or the train text alone where the eval blocks come out of it."""
+    if config.train_file is None:
+        return python_library(config.corpus_bytes)
+    train = read_text_file(Path(config.train_file), "train_file")
+    if config.validation_file is None:
+        return (train,)
+    return train, read_text_file(Path(config.validation_file), "validation_file")
+
+
+def _blocks(ids: Ids, block_size: int, source: str) -> Ids:
+    cut = blocks(ids, block_size)
+    if not len(cut):
+        raise InputError(
+            f"text of {len(ids)} tokens is shorter than one block of {block_size}",
+            f"in {source}",
+            "give more text, or a smaller --block_size",
+        )
+    return cut
+
+
+def _hold_out(train_blocks: Ids, tokens: int, source: str) -> tuple[Ids, Ids]:
+    if len(train_blocks) < 2:
+        raise InputError(
+            f"text of {tokens} tokens is one block of {train_blocks.shape[1]}, too short to hold "
+            "out a part for evaluation",
+            f"in {source}",
+            "give more text, a smaller --block_size, or a --validation_file",
+        )
+    return split_blocks(train_blocks)
+
+
+def _resolve(config: FinetuneConfig, train_blocks: int, scratch: bool) -> FinetuneConfig:
+    """Fills in what depends on the data and the model."""
+    per_update = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    if train_blocks < per_update:
+        raise InputError(
+            f"{train_blocks} train blocks of {config.block_size} tokens do not fill one update of "
+            f"{per_update}",
+            "in the train text",
+            "give more text, or lower --per_device_train_batch_size or --block_size",
+        )
+    steps = config.max_steps
+    if steps is None and config.num_train_epochs is None and config.train_file is None:
+        steps = BUILT_IN_STEPS
+    if steps is None:
+        steps = math.ceil((config.num_train_epochs or FILE_EPOCHS) * (train_blocks // per_update))
+    rate = config.learning_rate
+    if rate is None:
+        preset = PRESETS.get(config.model_name_or_path)
+        rate = preset.learning_rate if scratch and preset else LOADED_LEARNING_RATE
+    now = datetime.now().strftime("%Y%m%d-%H%M%S")
+    return dataclasses.replace(
+        config,
+        max_steps=steps,
+        learning_rate=rate,
+        max_grad_norm=config.max_grad_norm or None,
+        output_dir=config.output_dir or f"runs/finetune-{now}",
+    )
+
+
+def summary(run: Run) -> str:
+    """What will run, in a few lines."""
+    job, config = run.job, run.job.config
+    engines = "onward and torch" if config.compare else config.engine
+    eval_from = f"{run.eval_tokens} tokens, " if run.eval_tokens else "held out of the train text, "
+    lines = [
+        f"model      {config.model_name_or_path}, {run.parameters / 1e6:.2f} M parameters, "
+        f"vocabulary {job.model_config.get_text_config().vocab_size}",
+        f"train      {run.texts[0].source}: {run.train_tokens} tokens, "
+        f"{len(job.train_blocks)} blocks of {config.block_size}",
+        f"eval       {run.texts[-1].source}: {eval_from}{len(job.eval_blocks)} blocks",
+        f"steps      {config.max_steps} updates of {config.gradient_accumulation_steps} x "
+        f"{config.per_device_train_batch_size} x {config.block_size} tokens, "
+        f"AdamW {config.learning_rate:.1e} {config.lr_scheduler_type}, "
+        f"{config.warmup_steps} warmup",
+        f"engine     {engines}; {versions_line()}",
+    ]
+    if config.compare and has_dropout(job.model_config):
+        lines.append(
+            "dropout    on: the engines draw different masks, so their losses differ by chance "
+            "(--dropout 0 compares them exactly)"
+        )
+    return "\n".join(lines)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes the numbers."""
+    found = {"python": platform.python_version()}
+    for name in ("onward", "torch", "transformers", "tokenizers", "onnx", "onnxruntime"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            # Onward itself runs from its source tree too.
+            found[name] = "source tree" if name == "onward" else "not installed"
+    return found
+
+
+def versions_line() -> str:
+    """Versions, threads and machine in one line."""
+    import torch
+
+    known = versions()
+    return (
+        f"onward {known['onward']}, torch {known['torch']}, transformers {known['transformers']}, "
+        f"{torch.get_num_threads()} threads, {platform.machine()}"
+    )
+
+
+def run_config(run: Run, command: list[str]) -> dict[str, Any]:
+    """The content of run_config.json: all that is needed to run it again."""
+    import torch
+
+    return {
+        "command": command,
+        "options": asdict(run.job.config),
+        "versions": versions(),
+        "machine": {
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+        },
+        "texts": [
+            {"source": text.source, "sha256": text.sha256, "characters": len(text)}
+            for text in run.texts
+        ],
+        "train_tokens": run.train_tokens,
+        "eval_tokens": run.eval_tokens,
+        "train_blocks": len(run.job.train_blocks),
+        "eval_blocks": len(run.job.eval_blocks),
+        "parameters": run.parameters,
+        "unigram_perplexity": run.unigram,
+    }
+
+
+def finetune(config: FinetuneConfig, command: list[str]) -> int:
+    """The whole job; progress to stderr, results to stdout. Gives the exit status.
+
+    command: the command line, for the record.
+    """
+    run = describe(config)
+    job, config = run.job, run.job.config
+    if config.dry_run:
+        print(summary(run))
+        print(json.dumps({**asdict(config), "unigram_perplexity": run.unigram}, indent=2))
+        return 0
+    print(summary(run), flush=True)
+    from onward.recipes.compare import EngineFailed, run_both, table
+    from onward.recipes.loop import train
+
+    output = RunDirectory(Path(config.output_dir or ""))
+    try:
+        with output as folder:
+            write_json(folder / "run_config.json", run_config(run, command))
+            if config.compare:
+                with tempfile.TemporaryDirectory(prefix="onward-finetune-") as job_folder:
+                    results = run_both(job, Path(job_folder), folder)
+                report = table(results["onward"], results["torch"], run.unigram)
+            else:
+                report = single_report(train(job, config.engine, folder), run.unigram)
+            run.tokenizer.save_pretrained(folder)
+    except EngineFailed as error:
+        if error.status < 0:
+            raise OnwardError(
+                f"engine {error.engine} was killed by signal {-error.status}, in --compare; "
+                "fix: where memory ran out, lower --per_device_train_batch_size"
+            ) from error
+        return error.status
+    except OSError as error:
+        raise OnwardError(
+            f"cannot write ({error}), in output folder {str(output.final)!r}; "
+            "fix: name another --output_dir"
+        ) from error
+    finally:
+        if output.kept is not None:
+            print(f"the trained model is kept in {output.kept}", file=sys.stderr)
+    print(f"\n{report}\n\nwritten to {output.final}")
+    return 0
+
+
+def single_report(result: EngineResult, unigram: float) -> str:
+    """One engine's results."""
+    return "\n".join(
+        [
+            f"total time          {result.total_s:.1f} s (first step {result.first_step_s:.2f} s)",
+            f"tokens/s            {result.tokens_per_second:.0f} after the first step",
+            f"peak memory         {result.peak_rss_mib:.0f} MiB",
+            f"final train loss    {result.train_loss:.4f} (last 10 updates)",
+            f"eval loss           {result.eval_loss:.4f}",
+            f"perplexity          {result.perplexity:.2f} (unigram model {unigram:.2f})",
+        ]
+    )
+
+
+def verify(config: VerifyConfig) -> int:
+    """Compares Onward's first step on the described run with its references; 1 if they differ."""
+    config = dataclasses.replace(config, output_dir=None)
+    run = describe(config)
+    import torch
+
+    from onward.recipes.engines import OnwardEngine, adamw
+
+    job = run.job
+    model = build_model(job.config, job.model_config)
+    model.config.use_cache = False
+    engine = OnwardEngine(model, adamw(model, job.config), job.config)
+    rows = job.train_blocks[: job.config.per_device_train_batch_size]
+    input_ids = torch.from_numpy(rows).to(torch.int64)
+    batch = {"input_ids": input_ids, "labels": input_ids}
+    report = engine.trainer.verify(batch, bisect=config.bisect)
+    print(report)
+    return 0 if report.ok else 1
