@@ -78,8 +78,6 @@ def usage() -> str:
 
 def run_finetune(argv: list[str]) -> int:
     """`onward finetune`."""
-    from onward.recipes import finetune
-
     if argv and argv[0].startswith("--engine_job="):
         # One engine of a comparison: `--engine_job=FOLDER ENGINE OUTPUT`, written by compare.
         from transformers.utils import logging
@@ -91,15 +89,21 @@ def run_finetune(argv: list[str]) -> int:
         run_job(Path(argv[0].partition("=")[2]), argv[1], Path(argv[2]))
         return 0
     config = parse(argv, "finetune", FinetuneConfig)
-    return 0 if config is None else finetune.finetune(config, ["onward", "finetune", *argv])
+    if config is None:
+        return 0
+    from onward.recipes import finetune
+
+    return finetune.finetune(config, ["onward", "finetune", *argv])
 
 
 def run_verify(argv: list[str]) -> int:
     """`onward verify`."""
+    config = parse(argv, "verify", VerifyConfig)
+    if config is None:
+        return 0
     from onward.recipes import finetune
 
-    config = parse(argv, "verify", VerifyConfig)
-    return 0 if config is None else finetune.verify(config)
+    return finetune.verify(config)
 
 
 def run_doctor(argv: list[str]) -> int:

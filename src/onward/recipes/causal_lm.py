@@ -105,14 +105,17 @@ def load_tokenizer(config: FinetuneConfig) -> PreTrainedTokenizerBase | None:
         return None
     name = config.tokenizer_name or config.model_name_or_path
     where = "in --tokenizer_name" if config.tokenizer_name else "in --model_name_or_path"
+    fix = "name a tokenizer's folder or hub name with --tokenizer_name"
     try:
-        return AutoTokenizer.from_pretrained(name)
+        tokenizer = AutoTokenizer.from_pretrained(name)
     except LOAD_ERRORS as error:
         raise InputError(
-            f"cannot load a tokenizer from {name!r} ({_first_line(error)})",
-            where,
-            "name a tokenizer's folder or hub name with --tokenizer_name",
+            f"cannot load a tokenizer from {name!r} ({_first_line(error)})", where, fix
         ) from error
+    # Where the files are missing, transformers makes a tokenizer that knows no words.
+    if not tokenizer("a", add_special_tokens=False)["input_ids"]:
+        raise InputError(f"the tokenizer in {name!r} has no vocabulary", where, fix)
+    return tokenizer
 
 
 def scratch_config(config: FinetuneConfig, tokenizer: PreTrainedTokenizerBase) -> PreTrainedConfig:

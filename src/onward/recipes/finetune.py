@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 BUILT_IN_STEPS = 150
 FILE_EPOCHS = 3.0
 LOADED_LEARNING_RATE = 5e-5
+WRITE_ERRORS = (errno.EACCES, errno.EROFS, errno.ENOSPC, errno.ENOTEMPTY, errno.EEXIST)
 
 
 @dataclass(frozen=True)
@@ -111,15 +113,16 @@ def describe(config: FinetuneConfig) -> Run:
     if config.dropout is not None:
         set_dropout(model_config, config.dropout)
 
-    train_ids = encode(tokenizer, texts[0].documents)
-    train_blocks = _blocks(train_ids, config.block_size, texts[0].source)
+    train_text = texts[0]
+    train_ids = encode(tokenizer, train_text.documents)
+    train_blocks = _blocks(train_ids, config.block_size, train_text.source)
     eval_tokens = 0
     if len(texts) > 1:
         eval_ids = encode(tokenizer, texts[-1].documents)
         eval_tokens = len(eval_ids)
         eval_blocks = _blocks(eval_ids, config.block_size, texts[-1].source)
     else:
-        train_blocks, eval_blocks = _hold_out(train_blocks, len(train_ids), texts[0].source)
+        train_blocks, eval_blocks = _hold_out(train_blocks, len(train_ids), train_text.source)
     eval_blocks = eval_blocks[: config.max_eval_samples]
     check_vocabulary(model_config, (train_blocks, eval_blocks), tokenizer)
     config = _resolve(config, len(train_blocks), scratch)
@@ -315,6 +318,8 @@ def finetune(config: FinetuneConfig, command: list[str]) -> int:
             ) from error
         return error.status
     except OSError as error:
+        if error.errno not in WRITE_ERRORS:
+            raise
         raise OnwardError(
             f"cannot write ({error}), in output folder {str(output.final)!r}; "
             "fix: name another --output_dir"

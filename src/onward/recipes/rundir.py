@@ -43,9 +43,11 @@ class RunDirectory:
         traceback: TracebackType | None,
     ) -> None:
         if kind is None:
+            self.kept = self.partial
             if self.final.is_dir():
                 self.final.rmdir()  # Raises where someone filled it meanwhile: nothing is lost.
             self.partial.rename(self.final)
+            self.kept = None
         elif any(self.partial.glob("*.safetensors")):
             self.kept = self.partial
         else:

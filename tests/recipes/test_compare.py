@@ -1,0 +1,101 @@
+"""The comparison's table and figures, and the whole comparison where the engine is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import onward
+from onward.cli import main
+from onward.recipes.compare import comparison, largest_difference, run_engine, table
+from onward.recipes.finetune import describe
+from onward.recipes.loop import EngineResult, Job
+from onward.recipes.options import FinetuneConfig
+
+needs_trainer = pytest.mark.skipif(
+    not hasattr(onward, "Trainer"), reason="onward.Trainer is not importable"
+)
+
+
+def result(engine: str, seconds: float, losses: tuple[float, ...]) -> EngineResult:
+    return EngineResult(
+        engine=engine,
+        step_losses=losses,
+        first_step_s=seconds / 10,
+        train_s=seconds,
+        eval_s=1.0,
+        tokens_per_second=1000 / seconds,
+        base_rss_mib=100.0,
+        peak_rss_mib=100.0 + 20 * seconds,
+        eval_loss=2.0,
+        start_weights_sha256="same",
+    )
+
+
+def test_table_has_both_columns_and_the_largest_difference() -> None:
+    ours = result("onward", 9.0, (4.0, 3.03, 2.0))
+    reference = result("torch", 19.0, (4.0, 3.0, 2.002))
+    difference, step = largest_difference(ours, reference)
+    assert (difference, step) == (pytest.approx(0.01), 2)
+    text = table(ours, reference, 321.5)
+    rows = {line[:36].strip(): line[36:].split() for line in text.splitlines()}
+    assert rows[""] == ["onward", "torch"]
+    assert rows["total time, s"] == ["10.0", "20.0", "2.00x", "faster"]
+    assert rows["tokens/s after the first step"] == ["111", "53", "2.11x", "higher"]
+    assert rows["peak memory, MiB"] == ["280", "480", "1.71x", "smaller"]
+    assert rows["perplexity"] == ["7.39", "7.39"]
+    assert rows["unigram perplexity"] == ["321.50", "321.50"]
+    assert rows["largest relative loss difference"] == ["1.0e-02", "at", "update", "2"]
+    json.dumps(comparison(ours, reference), allow_nan=False)
+
+
+def test_job_survives_the_way_to_another_process(tmp_path: Path, text_file: Path) -> None:
+    config = FinetuneConfig(train_file=str(text_file), vocab_size=300, block_size=16, dropout=0.0)
+    job = describe(config).job
+    job.save(tmp_path)
+    again = Job.load(tmp_path)
+    assert again.config == job.config
+    assert again.model_config.to_dict()["resid_pdrop"] == 0.0
+    assert again.model_config.vocab_size == job.model_config.get_text_config().vocab_size
+    assert (again.train_blocks == job.train_blocks).all()
+    assert (again.eval_blocks == job.eval_blocks).all()
+
+
+@needs_trainer
+@pytest.mark.slow
+def test_engine_in_its_own_process_gives_the_same_losses(tmp_path: Path, text_file: Path) -> None:
+    from onward.recipes.loop import train
+
+    config = FinetuneConfig(
+        train_file=str(text_file), vocab_size=300, block_size=16, max_steps=3, dropout=0.0
+    )
+    job = describe(config).job
+    for name in ("job", "here", "there"):
+        (tmp_path / name).mkdir()
+    job.save(tmp_path / "job")
+    there = run_engine(tmp_path / "job", "torch", tmp_path / "there")
+    here = train(job, "torch", tmp_path / "here", save_model=False)
+    assert there.start_weights_sha256 == here.start_weights_sha256
+    assert there.step_losses == pytest.approx(here.step_losses, rel=1e-5)
+    assert 50 < there.base_rss_mib < there.peak_rss_mib
+
+
+@needs_trainer
+@pytest.mark.slow
+def test_compare(tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    output = tmp_path / "out"
+    options = ["--train_file", str(text_file), "--vocab_size", "320", "--block_size", "32"]
+    options += ["--max_steps", "8", "--dropout", "0", "--output_dir", str(output), "--compare"]
+    assert main(["finetune", *options]) == 0
+    out = capsys.readouterr().out
+    assert "onward       torch" in out and "masks" not in out
+    record = json.loads((output / "compare.json").read_text())
+    assert record["max_relative_loss_difference"] < 1e-3
+    ours, reference = record["engines"]
+    assert ours["eval_loss"] == pytest.approx(reference["eval_loss"], rel=1e-3)
+    assert (output / "model.onnx").exists() and (output / "torch" / "metrics.jsonl").exists()
+    AutoModelForCausalLM.from_pretrained(output)

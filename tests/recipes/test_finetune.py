@@ -1,0 +1,198 @@
+"""`onward finetune` from text to folder, with the torch engine; Onward's where it is there."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from onward.cli import main
+from onward.recipes.engines import TorchEngine, adamw
+from onward.recipes.finetune import describe
+from onward.recipes.loop import block_order, evaluate, train
+from onward.recipes.options import FinetuneConfig
+
+SMALL = [
+    *("--vocab_size", "320", "--block_size", "32", "--max_steps", "6", "--logging_steps", "4"),
+    *("--per_device_train_batch_size", "4", "--dropout", "0", "--max_eval_samples", "5"),
+]
+
+
+def run(output: Path, *options: str, engine: str = "torch") -> int:
+    return main(["finetune", "--engine", engine, "--output_dir", str(output), *options])
+
+
+def read(path: Path) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def test_writes_a_folder_that_transformers_loads(
+    tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    output = tmp_path / "out"
+    assert run(output, "--train-file", str(text_file), *SMALL) == 0
+    printed = capsys.readouterr()
+    assert "perplexity" in printed.out and "unigram model" in printed.out
+    assert "torch: step 4/6  loss" in printed.err and "ETA" in printed.err
+    assert {path.name for path in output.iterdir()} >= {
+        "run_config.json",
+        "metrics.jsonl",
+        "eval_results.json",
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+    }
+    assert not list(tmp_path.glob(".*"))
+
+    record = read(output / "run_config.json")
+    assert record["options"]["train_file"] == str(text_file)
+    assert record["options"]["learning_rate"] == 1e-3
+    assert record["texts"][0]["sha256"] == hashlib.sha256(text_file.read_bytes()).hexdigest()
+    assert record["versions"]["torch"] and record["command"][:2] == ["onward", "finetune"]
+    lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [4, 6]
+
+    # The saved model gives the perplexity that was reported.
+    results = read(output / "eval_results.json")
+    run_ = describe(FinetuneConfig(**{**record["options"], "output_dir": None}))
+    model = AutoModelForCausalLM.from_pretrained(output).eval()
+    assert model.config.use_cache
+    rows = torch.from_numpy(run_.job.eval_blocks).long()
+    assert len(rows) == 5 == results["eval_samples"]
+    with torch.no_grad():
+        loss = float(model(input_ids=rows, labels=rows).loss)
+    assert loss == pytest.approx(results["eval_loss"], rel=1e-5)
+    assert results["perplexity"] == pytest.approx(math.exp(results["eval_loss"]))
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    assert tokenizer.decode(tokenizer("def f(x):\n")["input_ids"]) == "def f(x):\n"
+
+
+def test_learns_a_folder_model_further_and_below_unigram(
+    tmp_path: Path, text_file: Path, model_folder: Path
+) -> None:
+    options = ["--model", str(model_folder), "--train_file", str(text_file)]
+    options += ["--eval-file", str(text_file), "--block-size", "32", "--learning_rate", "0.01"]
+    assert run(tmp_path / "out", *options, "--max_steps", "60", "--warmup_steps", "5") == 0
+    results = read(tmp_path / "out" / "eval_results.json")
+    assert (
+        results["perplexity"]
+        < 0.6 * read(tmp_path / "out" / "run_config.json")["unigram_perplexity"]
+    )
+
+
+def test_same_seed_gives_the_same_losses_and_another_seed_others(
+    tmp_path: Path, text_file: Path
+) -> None:
+    losses = []
+    for number, seed in enumerate(("1", "1", "2")):
+        output = tmp_path / str(number)
+        options = [*SMALL, "--seed", seed, "--dropout", "0.2"]
+        del options[options.index("0") - 1 : options.index("0") + 1]
+        assert run(output, "--train_file", str(text_file), *options) == 0
+        losses.append(read(output / "eval_results.json")["eval_loss"])
+    assert losses[0] == losses[1] != losses[2]
+
+
+def test_accumulation_equals_the_larger_batch(text_file: Path, tmp_path: Path) -> None:
+    base = FinetuneConfig(
+        train_file=str(text_file), vocab_size=300, block_size=16, max_steps=4, dropout=0.0
+    )
+    results = []
+    for batch, accumulate in ((8, 1), (2, 4)):
+        config = dataclasses.replace(
+            base, per_device_train_batch_size=batch, gradient_accumulation_steps=accumulate
+        )
+        results.append(train(describe(config).job, "torch", tmp_path, save_model=False))
+    assert results[0].start_weights_sha256 == results[1].start_weights_sha256
+    np.testing.assert_allclose(results[0].step_losses, results[1].step_losses, rtol=1e-5)
+    assert results[0].eval_loss == pytest.approx(results[1].eval_loss, rel=1e-5)
+
+
+def test_dry_run_writes_nothing(
+    tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    options = [*SMALL, "--num_train_epochs", "2", "--dry-run"]
+    del options[options.index("--max_steps") : options.index("--max_steps") + 2]
+    assert run(output, "--train_file", str(text_file), *options) == 0
+    out = capsys.readouterr().out
+    blocks_of_train = int(out.split(" blocks of 32")[0].split()[-1])
+    assert f"{2 * (blocks_of_train // 4)} updates of 1 x 4 x 32 tokens" in out
+    assert list(tmp_path.iterdir()) == [text_file.parent]
+
+
+def test_default_output_folder_has_the_time_in_its_name(
+    tmp_path: Path, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["finetune", "--engine=torch", f"--train_file={text_file}", *SMALL]) == 0
+    (output,) = (tmp_path / "runs").iterdir()
+    assert output.name.startswith("finetune-2") and (output / "model.safetensors").exists()
+
+
+def test_vectors_have_no_decay_and_tied_weights_come_once(text_file: Path) -> None:
+    from onward.recipes.causal_lm import build_model
+
+    config = FinetuneConfig(train_file=str(text_file), vocab_size=300, weight_decay=0.3)
+    job = describe(config).job
+    model = build_model(job.config, job.model_config)
+    decayed, spared = adamw(model, job.config).param_groups
+    assert (decayed["weight_decay"], spared["weight_decay"]) == (0.3, 0.0)
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert all(names[id(p)].endswith("bias") or ".ln_" in names[id(p)] for p in spared["params"])
+    assert len(decayed["params"]) + len(spared["params"]) == len(names)
+    assert sum(p.numel() for p in model.parameters()) == describe(config).parameters
+
+
+def test_dropout_reaches_every_place(model_folder: Path, text_file: Path) -> None:
+    config = FinetuneConfig(
+        model_name_or_path=str(model_folder), train_file=str(text_file), block_size=32, dropout=0.25
+    )
+    model_config = describe(config).job.model_config
+    assert (model_config.resid_pdrop, model_config.embd_pdrop, model_config.attn_pdrop) == (
+        0.25,
+        0.25,
+        0.25,
+    )
+    untouched = describe(dataclasses.replace(config, dropout=None)).job.model_config
+    assert untouched.resid_pdrop == 0.1
+
+
+def test_epochs_visit_every_block_once() -> None:
+    order = list(block_order(10, 3, 7, seed=0))
+    assert [len(indices) for indices in order] == [3] * 7
+    for epoch in (order[:3], order[3:6]):
+        assert len(set(np.concatenate(epoch).tolist())) == 9
+    assert not np.array_equal(order[0], order[3])
+    again = list(block_order(10, 3, 7, seed=0))
+    assert all(np.array_equal(a, b) for a, b in zip(order, again, strict=True))
+
+
+def test_evaluation_is_exact_whatever_the_batch(model_folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    config = FinetuneConfig(learning_rate=0.0)
+    engine = TorchEngine(model, adamw(model, config), config)
+    rows = np.random.default_rng(0).integers(0, 320, (7, 16)).astype(np.int32)
+    losses = [evaluate(engine, rows, batch_size) for batch_size in (1, 3, 7, 16)]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-6)
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(
+    tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--learning_rate", "1e30", "--max_grad_norm", "0", "--max_steps", "50"]
+    base = [*SMALL]
+    del base[base.index("--max_steps") : base.index("--max_steps") + 2]
+    assert run(tmp_path / "out", "--train_file", str(text_file), *base, *options) == 2
+    assert "the loss is nan, at update" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [text_file.parent]

@@ -1,0 +1,186 @@
+"""Bad input: one clear line on stderr, exit status 2, nothing written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from onward.cli import main
+from onward.config import CaptureError
+
+
+@pytest.fixture
+def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """Runs `finetune` with options that must be refused, and gives the one line."""
+
+    def run(*options: str) -> str:
+        monkeypatch.chdir(tmp_path)
+        before = sorted(tmp_path.rglob("*"))
+        capsys.readouterr()
+        assert main(["finetune", *options]) == 2
+        printed = capsys.readouterr()
+        lines = printed.err.splitlines()
+        assert len(lines) == 1, printed.err
+        assert lines[0].startswith("onward finetune: error: ") and "; fix: " in lines[0]
+        assert sorted(tmp_path.rglob("*")) == before
+        return lines[0]
+
+    return run
+
+
+def test_text_files(refused, tmp_path: Path, text_file: Path) -> None:
+    assert "no such file 'nope.txt', in --train_file" in refused("--train_file", "nope.txt")
+    assert "no such file 'no.txt', in --validation_file" in refused(
+        "--train_file", str(text_file), "--eval_file", "no.txt"
+    )
+    (tmp_path / "empty.txt").touch()
+    assert "'empty.txt' is empty" in refused("--train-file", "empty.txt")
+    (tmp_path / "blank.txt").write_text("\n\n")
+    assert "'blank.txt' has no text" in refused("--train-file", "blank.txt")
+    (tmp_path / "binary.txt").write_bytes(b"\x80\x00")
+    assert "not UTF-8 text at byte 0" in refused("--train-file", "binary.txt")
+    assert "is not a file" in refused("--train-file", str(tmp_path))
+    assert "without a train file" in refused("--eval-file", str(text_file))
+
+
+def test_text_shorter_than_a_block(refused, tmp_path: Path, model_folder: Path) -> None:
+    (tmp_path / "short.txt").write_text("def f(x): return x\n")
+    options = ["--train_file", "short.txt", "--model", str(model_folder), "--block_size"]
+    line = refused(*options, "64")
+    assert "tokens is shorter than one block of 64, in short.txt" in line
+    assert "too short to hold out" in refused(*options, "9")
+    (tmp_path / "longer.txt").write_text("def f(x): return x\n" * 8)
+    options[1] = "longer.txt"
+    line = refused(*options, "16")
+    assert "do not fill one update of 8" in line
+
+
+def test_block_size_over_the_positions(refused, text_file: Path, model_folder: Path) -> None:
+    assert "block_size 513 is over the model's 512 positions" in refused("--block_size", "513")
+    line = refused("--model", str(model_folder), "--train_file", str(text_file))
+    assert "block_size 128 is over the model's 64 positions" in line
+
+
+def test_ids_over_the_vocabulary(
+    refused, tmp_path: Path, text: str, text_file: Path, model_folder: Path
+) -> None:
+    from onward.recipes.corpus import train_tokenizer
+
+    train_tokenizer([text], 600, 64).save_pretrained(tmp_path / "larger")
+    options = ["--train_file", str(text_file), "--tokenizer_name", "larger", "--block_size", "32"]
+    line = refused(*options, "--model", str(model_folder))
+    assert "token id 599 is over the model's vocabulary of 320 (the tokenizer has 600" in line
+    assert "vocabulary of 400" in refused(*options, "--vocab_size", "400")
+    assert "vocab_size is for a model from scratch" in refused(
+        *options, "--model", str(model_folder), "--vocab_size", "400"
+    )
+
+
+def test_output_folder(refused, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "x").touch()
+    assert "output folder 'full' is not empty" in refused("--output_dir", "full")
+    assert "is a file, not a folder" in refused("--output-dir", "full/x/y")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--learning-rat", "1"], "unknown option --learning-rat, on the command line; fix: did "
+         "you mean --learning_rate?"),
+        (["--modle", "gpt2-tiny"], "did you mean --model?"),
+        (["--zzzzzz", "1"], "see --help"),
+        (["corpus.txt"], "stray word 'corpus.txt'"),
+        (["--seed"], "option --seed has no value"),
+        (["--seed", "1", "--seed", "2"], "option --seed twice"),
+        (["--seed", "x"], "seed is 'x', in --seed; fix: give a whole number"),
+        (["--max_steps", "1.5"], "give a whole number or null"),
+        (["--engine", "ort"], "fix: give one of onward, torch"),
+        (["--compare=perhaps"], "give true or false"),
+        (["--learning_rate", "-1"], "learning_rate is -1.0, in --learning_rate"),
+        (["--learning_rate", "nan"], "learning_rate is 'nan', in --learning_rate; fix: give a number"),
+        (["--learning_rate", "inf"], "learning_rate is 'inf'"),
+        (["--max_steps", "0"], "max_steps is 0"),
+        (["--max_steps", "-1"], "max_steps is -1"),
+        (["--num_train_epochs", "0"], "num_train_epochs is 0"),
+        (["--per_device_train_batch_size", "0"], "per_device_train_batch_size is 0"),
+        (["--per_device_eval_batch_size", "-2"], "per_device_eval_batch_size is -2"),
+        (["--gradient_accumulation_steps", "0"], "gradient_accumulation_steps is 0"),
+        (["--block_size", "1"], "at least 2 tokens"),
+        (["--warmup_steps", "-1"], "warmup_steps is -1"),
+        (["--weight_decay", "-0.1"], "weight_decay is -0.1"),
+        (["--max_grad_norm", "-1"], "max_grad_norm is -1.0"),
+        (["--dropout", "1"], "from 0 to below 1"),
+        (["--logging_steps", "0"], "logging_steps is 0"),
+        (["--vocab_size", "20"], "at least 257"),
+        (["--corpus_bytes", "100"], "0 eval files"),
+    ],
+)  # fmt: skip
+def test_options(refused, options: list[str], words: str) -> None:
+    assert words in refused(*options)
+
+
+def test_model_folders(refused, tmp_path: Path, text_file: Path, model_folder: Path) -> None:
+    from transformers import BertConfig, T5Config
+
+    text = ["--train_file", str(text_file), "--block_size", "32"]
+    assert "no such model folder './nope'" in refused("--model", "./nope")
+    assert "did you mean gpt2-tiny?" in refused("--model", "gpt2-tny")
+    assert "is a file" in refused("--model", str(text_file))
+    (tmp_path / "bare").mkdir()
+    assert "model folder 'bare' has no config.json" in refused("--model", "bare")
+    for name, config in (("bert", BertConfig()), ("t5", T5Config())):
+        config.save_pretrained(tmp_path / name)
+        line = refused("--model", name, *text)
+        assert f"model '{name}' ({name}) is not a causal language model" in line
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text("{")
+    assert "cannot load the configuration of model 'broken'" in refused("--model", "broken", *text)
+    shutil.copytree(model_folder, tmp_path / "weightless")
+    (tmp_path / "weightless" / "model.safetensors").unlink()
+    line = refused("--model", "weightless", *text, "--engine", "torch")
+    assert "cannot load the weights of model 'weightless'" in line
+    (tmp_path / "tokenless").mkdir()
+    shutil.copy(model_folder / "config.json", tmp_path / "tokenless")
+    assert "the tokenizer in 'tokenless' has no vocabulary" in refused(
+        "--model", "tokenless", *text
+    )
+    (tmp_path / "tokenless" / "tokenizer.json").write_text("{")
+    assert "cannot load a tokenizer from 'tokenless'" in refused("--model", "tokenless", *text)
+
+
+def test_weights_of_another_shape(
+    refused, tmp_path: Path, text_file: Path, model_folder: Path
+) -> None:
+    shutil.copytree(model_folder, tmp_path / "other")
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    (tmp_path / "other" / "config.json").write_text(json.dumps({**config, "n_embd": 16}))
+    options = ["--train_file", str(text_file), "--block_size", "32", "--engine", "torch"]
+    assert "cannot load the weights" in refused("--model", "other", *options)
+
+
+@pytest.mark.parametrize("package", ["transformers", "tokenizers"])
+def test_missing_extra(refused, monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    line = refused()
+    assert f"{package} is not installed" in line and "pip install 'onward[hf]'" in line
+
+
+def test_model_that_cannot_be_captured(
+    refused, text_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Refuses:
+        def __init__(self, *_: object) -> None:
+            raise CaptureError(
+                "cannot capture GPT2LMHeadModel, in transformer.h.0; fix: --engine torch\ndetails"
+            )
+
+    from onward.recipes import engines
+
+    monkeypatch.setitem(engines.ENGINES, "onward", Refuses)
+    line = refused("--train_file", str(text_file), "--block_size", "32", "--vocab_size", "300")
+    assert line.endswith("in transformer.h.0; fix: --engine torch")
