@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import onward
 from onward.config import OnwardError
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
 
@@ -47,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0 if arguments else 2
     verb, *rest = arguments
     if verb == "--version":
-        print(f"onward {_version('onward')}")
+        print(f"onward {onward.__version__}")
         return 0
     prog = "onward"
     try:
@@ -110,7 +111,7 @@ def run_doctor(argv: list[str]) -> int:
     """`onward doctor`: versions, and what is missing."""
     if argv:
         raise InputError(f"unknown option {argv[0]!r}", "on the command line", "doctor takes none")
-    print(f"onward {_version('onward')}, Python {platform.python_version()}, {platform.platform()}")
+    print(f"onward {onward.__version__}, Python {platform.python_version()}, {platform.platform()}")
     for extra, packages in EXTRAS.items():
         for package in packages:
             found = _version(package)

@@ -9,9 +9,8 @@ and checked (`ONWARD_CHECK`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +39,13 @@ class Compiled:
         target: tuple[Any, ...] = (),
         loss_fn: Callable[..., torch.Tensor] | None = None,
         disable: Iterable[str] = (),
+        keep_stages: bool = False,
     ) -> None:
+        self.stages: list[tuple[str, Graph]] | None = [] if keep_stages else None
         self.seconds: dict[str, float] = {}
         self.reports: list[Report] = []
         self.disable = {*disable, *environment().disable}
         self._dumped = 0
-        self._bound: dict[tuple[Any, ...], Graph] = {}
         with self._timed("capture"):
             self.captured: Captured = capture(model, args, kwargs, target, loss_fn)
         self._note("capture", self.captured.graph)
@@ -113,6 +113,8 @@ class Compiled:
     def _note(self, stage: str, graph: Graph) -> None:
         if environment().check:
             check(graph)
+        if self.stages is not None:
+            self.stages.append((stage, graph.clone()))
         folder = environment().dump
         if folder is not None:
             dump(graph, folder, f"{self._dumped:02d}-{stage.replace(' ', '-')}")

@@ -102,7 +102,7 @@ def test_output_folder(refused, tmp_path: Path) -> None:
         (["--engine", "ort"], "fix: give one of onward, torch"),
         (["--compare=perhaps"], "give true or false"),
         (["--learning_rate", "-1"], "learning_rate is -1.0, in --learning_rate"),
-        (["--learning_rate", "nan"], "learning_rate is 'nan', in --learning_rate; fix: give a number"),
+        (["--learning_rate", "nan"], "learning_rate is 'nan', in --learning_rate; fix: give"),
         (["--learning_rate", "inf"], "learning_rate is 'inf'"),
         (["--max_steps", "0"], "max_steps is 0"),
         (["--max_steps", "-1"], "max_steps is -1"),

@@ -77,10 +77,12 @@ class _Flat(torch.nn.Module):
         spec: pytree.TreeSpec,
         fixed: list[Any],
         loss_fn: LossFunction | None,
+        want_loss: bool,
     ) -> None:
         super().__init__()
         self.model = model
         self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
+        self.want_loss = want_loss
         self.noted = _Names()
         self.extra: dict[str, Any] = {}
 
@@ -90,6 +92,9 @@ class _Flat(torch.nn.Module):
         args, kwargs, target = pytree.tree_unflatten(full, self.spec)
         outputs = self.model(*args, **kwargs, **self.extra)
         named = name_outputs(outputs)
+        if not self.want_loss:
+            self.noted.names = list(named)
+            return tuple(named.values())
         if self.loss_fn is not None:
             loss = self.loss_fn(outputs, *target)
         elif "loss" in named:
@@ -134,8 +139,11 @@ def capture(
     kwargs: dict[str, Any],
     target: tuple[Any, ...] = (),
     loss_fn: LossFunction | None = None,
+    want_loss: bool = True,
 ) -> Captured:
     """The model's forward (in its present training mode) and loss, as a graph.
+
+    Without `want_loss` the graph's outputs are just the model's.
 
     Raises CaptureError with the complete list of what could not be captured.
     """
@@ -145,7 +153,7 @@ def capture(
     fixed = [_TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
     tensors = [v.detach() for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
     _refuse(model)
-    flat = _Flat(model, spec, fixed, loss_fn)
+    flat = _Flat(model, spec, fixed, loss_fn, want_loss)
     flat.train(model.training)
     flat.extra = forward_defaults(model, kwargs) if _takes(model, "use_cache") else {}
     program = _export(flat, tensors, names)
@@ -222,7 +230,10 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
 
 def _export(flat: _Flat, tensors: list[torch.Tensor], names: list[str]) -> Any:
     auto = torch.export.Dim.AUTO
-    shapes = {"leaves": tuple({d: auto for d in range(t.dim())} or None for t in tensors)}
+    # sizes 0 and 1 are specialised by every export: say so
+    shapes = {
+        "leaves": tuple({d: auto for d, n in enumerate(t.shape) if n > 1} or None for t in tensors)
+    }
     try:
         with _capturing(flat.model, "position_ids" in names):
             return torch.export.export(

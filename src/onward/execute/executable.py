@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from onward.execute.memory import Memory
-from onward.graph.types import Type, of_array
+from onward.graph.types import Type
 from onward.kernels import Use, torch_dtype
 from onward.kernels.kernel import Launch
-from onward.plan import Layout, Plan, Region
+from onward.plan import Buffer, Layout, Plan, Region
+from onward.plan.arena import aligned
 from onward.plan.views import dense
 
 
@@ -42,6 +43,7 @@ class Executable:
         self._launches: list[Launch] = []
         self._inputs: dict[str, torch.Tensor] = {}
         self._outputs: dict[str, torch.Tensor] = {}
+        self._bases: dict[int, torch.Tensor] = {}
         self._bound_at: tuple[int, ...] | None = None
         memory.reserve(plan.sizes)
 
@@ -89,6 +91,19 @@ class Executable:
             total[item.op] += item.seconds
         return dict(sorted(total.items(), key=lambda pair: -pair[1]))
 
+    def nbytes(self) -> dict[Region, int]:
+        """Bytes this plan holds or shares, by region: what was allocated, to compare with the plan."""
+        held = dict.fromkeys((Region.PERSISTENT, Region.RESIDUAL, Region.SCRATCH), 0)
+        seen: set[int] = set()
+        for buffer in self.plan.buffers:
+            base = self._bases[buffer.index]
+            if buffer.region is Region.PERSISTENT and base.data_ptr() not in seen:
+                seen.add(base.data_ptr())
+                held[Region.PERSISTENT] += aligned(base.nbytes)
+        for region in (Region.RESIDUAL, Region.SCRATCH):
+            held[region] = self.memory.arena_bytes(region)
+        return held
+
     # ---- binding
 
     def bind(self) -> None:
@@ -96,10 +111,10 @@ class Executable:
         pointers = (self.memory.version, *(t.data_ptr() for t in self.owned.values()))
         if pointers == self._bound_at:
             return
-        self._bases: dict[int, torch.Tensor] = {}
         names = {layout.buffer: name for name, layout in self.plan.inputs.items()}
         for buffer in self.plan.buffers:
-            self._bases[buffer.index] = self._base(buffer.index, names)
+            if buffer.index not in self.plan.constants or buffer.index not in self._bases:
+                self._bases[buffer.index] = self._base(buffer.index, names)
         self._inputs = {n: self._tensor(x) for n, x in self.plan.inputs.items()}
         self._outputs = {n: self._tensor(x) for n, x in self.plan.outputs.items()}
         self._launches = [
@@ -121,15 +136,16 @@ class Executable:
         if index in self.plan.constants:
             array = self.plan.constants[index]
             assert isinstance(array, np.ndarray)
-            tensor = self.memory.named(f"constant {_digest(array)}", of_array(array))
-            tensor.copy_(torch.from_numpy(array.copy()))
-            return tensor
+            return torch.from_numpy(array.copy()).to(self.memory.device)
         name = names.get(index)
         if name is not None and name in self.owned:
             return self.owned[name].detach()
-        if name is not None:
+        if name is not None and buffer.region is Region.PERSISTENT:
             layout = self.plan.inputs[name]
             return self.memory.named(name, Type(layout.dtype, layout.shape))
+        return self._window(buffer)
+
+    def _window(self, buffer: Buffer) -> torch.Tensor:
         region = Region.SCRATCH if self.plan.joint else buffer.region
         return self.memory.window(region, buffer.offset, buffer.nbytes)
 
@@ -142,6 +158,3 @@ class Executable:
         assert typed.is_contiguous(), "a view of a strided parameter"
         return typed.as_strided(layout.shape, layout.strides, typed.storage_offset() + layout.offset)
 
-
-def _digest(array: np.ndarray) -> str:
-    return f"{array.dtype}{list(array.shape)}:{hash(array.tobytes())}"

@@ -51,10 +51,11 @@ class Memory:
         """`u8[nbytes]` of an arena."""
         return self._arenas[region][offset : offset + nbytes]
 
-    def nbytes(self) -> dict[Region, int]:
-        """Bytes held now, by region."""
-        persistent = sum(aligned(t.nbytes) for t in self._named.values())
-        return {
-            Region.PERSISTENT: persistent,
-            **{r: a.numel() for r, a in self._arenas.items()},
-        }
+    def arena_bytes(self, region: Region) -> int:
+        """Bytes of an arena now."""
+        arena = self._arenas.get(region)
+        return 0 if arena is None else arena.numel()
+
+    def named_bytes(self) -> int:
+        """Bytes of all persistent tensors."""
+        return sum(aligned(t.nbytes) for t in self._named.values())

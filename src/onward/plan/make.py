@@ -16,7 +16,7 @@ _INPUT_REGION = {
     Role.PARAM: Region.USER,
     Role.BUFFER: Region.USER,
     Role.STATE: Region.PERSISTENT,
-    Role.BATCH: Region.PERSISTENT,
+    Role.BATCH: Region.SCRATCH,  # staged anew for each call, so a new shape allocates nothing
     Role.RANDOM: Region.PERSISTENT,
     Role.HYPER: Region.PERSISTENT,
 }

@@ -72,7 +72,10 @@ def run_both(job: Job, job_folder: Path, folder: Path) -> dict[str, EngineResult
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: `value` of a result, shown by `form`; `ratio` says which is better."""
+    """One line of the table: `value` of a result, shown by `form`.
+
+    ratio: what Onward's share is of: "as fast" (of times the inverse) or "the memory".
+    """
 
     title: str
     value: Callable[[EngineResult], float]
@@ -81,12 +84,12 @@ class Row:
 
 
 ROWS = (
-    Row("total time, s", lambda r: r.total_s, ".1f", "faster"),
-    Row("training time, s", lambda r: r.train_s, ".1f", "faster"),
-    Row("tokens/s after the first step", lambda r: r.tokens_per_second, ".0f", "higher"),
-    Row("first step, s", lambda r: r.first_step_s, ".2f", "faster"),
-    Row("peak memory, MiB", lambda r: r.peak_rss_mib, ".0f", "smaller"),
-    Row("  above the imports, MiB", lambda r: r.peak_rss_mib - r.base_rss_mib, ".0f", "smaller"),
+    Row("total time, s", lambda r: r.total_s, ".1f", "as fast"),
+    Row("training time, s", lambda r: r.train_s, ".1f", "as fast"),
+    Row("tokens/s after the first step", lambda r: r.tokens_per_second, ".0f", "as fast"),
+    Row("first step, s", lambda r: r.first_step_s, ".2f", "as fast"),
+    Row("peak memory, MiB", lambda r: r.peak_rss_mib, ".0f", "the memory"),
+    Row("  above the imports, MiB", lambda r: r.peak_rss_mib - r.base_rss_mib, ".0f", "the memory"),
     Row("final train loss (last 10 updates)", lambda r: r.train_loss, ".4f"),
     Row("eval loss", lambda r: r.eval_loss, ".4f"),
     Row("perplexity", lambda r: r.perplexity, ".2f"),
@@ -113,14 +116,14 @@ def comparison(ours: EngineResult, reference: EngineResult) -> dict[str, object]
 
 
 def table(ours: EngineResult, reference: EngineResult, unigram_perplexity: float) -> str:
-    """Both columns and, where one is better, Onward against the reference."""
+    """Both columns and, for time and memory, Onward against the reference."""
     lines = [f"{'':<36}{ours.engine:>12}{reference.engine:>12}"]
     for row in ROWS:
         a, b = row.value(ours), row.value(reference)
         line = f"{row.title:<36}{a:>12{row.form}}{b:>12{row.form}}"
         if row.ratio and a > 0 and b > 0:
-            gain = a / b if row.ratio == "higher" else b / a
-            line += f"   {gain:.2f}x {row.ratio}"
+            share = b / a if row.title.endswith(", s") else a / b
+            line += f"   {share:.2f}x {row.ratio}"
         lines.append(line)
     unigram = f"{unigram_perplexity:>12.2f}"
     lines.append(f"{'unigram perplexity':<36}{unigram}{unigram}")

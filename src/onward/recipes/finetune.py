@@ -16,6 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import onward
 from onward.config import OnwardError
 from onward.recipes.causal_lm import (
     build_model,
@@ -237,13 +238,12 @@ def summary(run: Run) -> str:
 
 def versions() -> dict[str, str]:
     """Versions of what computes the numbers."""
-    found = {"python": platform.python_version()}
-    for name in ("onward", "torch", "transformers", "tokenizers", "onnx", "onnxruntime"):
+    found = {"python": platform.python_version(), "onward": onward.__version__}
+    for name in ("torch", "transformers", "tokenizers", "onnx", "onnxruntime"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
-            # Onward itself runs from its source tree too.
-            found[name] = "source tree" if name == "onward" else "not installed"
+            found[name] = "not installed"
     return found
 
 

@@ -1,0 +1,39 @@
+"""The trained model as an ONNX file for any engine."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import torch
+
+from onward.capture import capture
+from onward.config import OnwardError
+from onward.graph.file import save
+from onward.rewrite import FORWARD, run
+from onward.train.call import Call
+
+_LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
+
+
+def export_onnx(model: torch.nn.Module, call: Call, path: Path) -> Path:
+    """Writes the forward of `model` (as it stands: evaluation mode) with symbolic sizes.
+
+    The file appears whole or not at all. Raises OnwardError where the folder does not exist.
+    """
+    if not path.parent.is_dir():
+        raise OnwardError(f"{path.parent} is not a folder; fix: create it first")
+    kwargs = {k: v for k, v in call.kwargs.items() if k not in _LABELS}
+    captured = capture(model, call.args, kwargs, want_loss=False)
+    graph, _ = run(captured.graph, FORWARD)
+    weights = {
+        name: tensor.detach().cpu().numpy()
+        for name, tensor in {**captured.parameters, **captured.buffers}.items()
+    }
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        made = Path(folder) / path.name
+        save(graph, made, weights)
+        for file in sorted(Path(folder).iterdir(), reverse=True):  # the weights' file first
+            os.replace(file, path.parent / file.name)
+    return path

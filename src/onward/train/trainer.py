@@ -1,0 +1,442 @@
+"""Trainer: one call per micro-batch, the whole step as one planned graph.
+
+The user's parameters stay where they are and are updated in place. A torch optimizer keeps its
+`param_groups` (the learning rate is read at each step, so any scheduler works); its `state` is
+views of the session's memory and its own `step()` raises.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onward.compile import Compiled
+from onward.config import CaptureError, OnwardError, TrainerOptions
+from onward.differentiate import UpdateGroup
+from onward.differentiate.update import state_name
+from onward.execute import Executable, Memory
+from onward.graph.graph import Graph, Role
+from onward.graph.types import Type
+from onward.capture.translate import DTYPES
+from onward.train.call import Call, bind_call
+from onward.train.description import check_batch
+from onward.train.optim import Optimizer, hyperparameters, to_torch, update_group
+from onward.train.verify import Verification, verify_step
+
+LossFunction = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step gives back: detached copies, nothing synchronised until `float()`.
+
+    loss: f32[], the micro-batch's own. grad_norm: f32[] before clipping, None where gradients are
+    not clipped or the step was a micro-step. lr: of the first group. skipped: whether the update
+    was left out. outputs: what `fetch=` named. updated: whether the weights moved.
+    """
+
+    loss: torch.Tensor
+    grad_norm: torch.Tensor | None = None
+    lr: float = 0.0
+    skipped: bool = False
+    updated: bool = True
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class _Step:
+    """A captured call with its step graph; `kind` is the call's structure and dtypes."""
+
+    kind: tuple[Any, ...]
+    compiled: Compiled
+    graph: Graph
+    executables: dict[Any, Executable] = field(default_factory=dict)
+
+    def staged(self, call: Call) -> dict[str, Any]:
+        """The call's tensors by graph input name."""
+        leaves = self.compiled.captured.leaves
+        return {leaves[i]: t for i, t in enumerate(call.tensors)}
+
+
+class Trainer:
+    """Trains `model` with `optimizer`; see the module's docstring.
+
+    loss_fn(outputs, *targets) makes the loss of a model that does not return one; the targets are
+    then the last positional argument of a step, or its keyword `labels`, `target` or `targets`.
+    Raises OnwardError for what it cannot do, before anything is changed.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: Optimizer,
+        loss_fn: LossFunction | None = None,
+        model_desc: Mapping[str, Any] | None = None,
+        options: TrainerOptions | None = None,
+    ) -> None:
+        self.model = model
+        self.loss_fn = loss_fn
+        self.model_desc = model_desc
+        self.options = options or TrainerOptions()
+        self.optimizer = to_torch(optimizer, model)
+        parameters = list(model.parameters())
+        self.device = parameters[0].device if parameters else torch.device("cpu")
+        self.memory = Memory(self.device)
+        self.updates = 0  # optimizer updates done
+        self.micro_steps = 0  # micro-batches done within the present window
+        self._samples = 0  # samples seen within the present window
+        self._seed = torch.zeros(2, dtype=torch.int64)
+        self._generator: torch.Generator | None = None
+        if self.options.seed is not None:
+            self._generator = torch.Generator().manual_seed(self.options.seed)
+        self._train: list[_Step] = []
+        self._eval: list[_Step] = []
+        self._hyper = hyperparameters(self.optimizer)
+        self._snapshot: tuple[Any, ...] = ()
+        self._example: Call | None = None
+        self._last_executable: Executable | None = None
+        self._verified = not self.options.verify
+        self._step_tensor = torch.zeros(())
+        self._owned_state: dict[str, torch.Tensor] = {}
+        self._take_over_optimizer()
+
+    # ---- stepping
+
+    def train_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
+        """One micro-batch: forward, backward and, at the window's end, the update.
+
+        A batch is given as the model takes it: `train_step(batch)` with a mapping or a tuple, or
+        `train_step(*args, **kwargs)`.
+        """
+        call = bind_call(args, kwargs, self.loss_fn is not None)
+        check_batch(self.model_desc, call.named())
+        self._remember(call)
+        if not self._verified:
+            report = self.verify(call)
+            if not report.ok:
+                raise OnwardError(f"verification failed on the first batch\n{report}")
+            self._verified = True
+        n = self.options.gradient_accumulation_steps
+        if self.micro_steps == 0:
+            self._draw_seed()
+            self._samples = 0
+        last = self.micro_steps == n - 1
+        wanted = (*self.options.fetch, *fetch)
+        step, executable = self._train_executable(call, last, wanted)
+        if n > 1 and self.micro_steps == 0:
+            for name, tensor in self._owned_state.items():
+                if name.startswith("accumulator."):
+                    tensor.zero_()
+        inputs = step.staged(call) | {
+            "loss_weight": 1.0 / n, "seed": self._seed, "sample_offset": self._samples,
+            "step": self.updates + 1,
+        }  # fmt: skip
+        for i, group in enumerate(self.optimizer.param_groups):
+            inputs[f"lr.{i}"] = float(group["lr"])
+        executable.run(inputs)
+        self._last_executable = executable
+        self._samples += call.batch_size
+        self.micro_steps = 0 if last else self.micro_steps + 1
+        norm = None
+        if last:
+            self.updates += 1
+            self._step_tensor.fill_(self.updates)
+            self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
+            if "grad_norm" in executable.plan.outputs:
+                norm = executable.output("grad_norm")
+        return StepResult(
+            loss=executable.output("loss"),
+            grad_norm=norm,
+            lr=float(self.optimizer.param_groups[0]["lr"]),
+            updated=last,
+            outputs={name: executable.output(name) for name in wanted},
+        )
+
+    def eval_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
+        """The loss (and the outputs named by `fetch`) in evaluation mode: no dropout, no update."""
+        call = bind_call(args, kwargs, self.loss_fn is not None)
+        check_batch(self.model_desc, call.named())
+        self._remember(call)
+        step, executable = self._eval_executable(call, tuple(fetch))
+        executable.run(step.staged(call))
+        return StepResult(
+            loss=executable.output("loss"),
+            lr=float(self.optimizer.param_groups[0]["lr"]),
+            updated=False,
+            outputs={name: executable.output(name) for name in fetch},
+        )
+
+    # ---- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Copies: `model` (the module's own keys), `optimizer` (`exp_avg.<parameter>`, ...), counters."""
+        return {
+            "model": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
+            "optimizer": {k: v.clone() for k, v in self._owned_state.items()},
+            "updates": self.updates,
+            "micro_steps": self.micro_steps,
+            "samples": self._samples,
+            "seed": self._seed.clone(),
+            "generator": None if self._generator is None else self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restores what `state_dict` gave, in place. Raises OnwardError where names or shapes differ."""
+        saved, own = state["model"], self.model.state_dict()
+        if set(saved) != set(own):
+            odd = sorted(set(saved) ^ set(own))
+            raise OnwardError(f"state does not fit the model: {', '.join(odd[:4])} differ in presence")
+        bad = [k for k in own if own[k].shape != saved[k].shape]
+        if bad:
+            raise OnwardError(f"state does not fit the model: {bad[0]} has another shape")
+        with torch.no_grad():
+            self.model.load_state_dict(saved)
+            for name, tensor in state["optimizer"].items():
+                self._state_tensor(name, tensor).copy_(tensor)
+        self.updates = int(state["updates"])
+        self.micro_steps = int(state["micro_steps"])
+        self._samples = int(state["samples"])
+        self._seed = state["seed"].clone()
+        if state.get("generator") is not None:
+            self._generator = torch.Generator()
+            self._generator.set_state(state["generator"])
+        self._step_tensor.fill_(self.updates)
+        self._share_state()
+
+    # ---- looking
+
+    def verify(self, *args: Any, bisect: bool = False, **kwargs: Any) -> Verification:
+        """Compares loss and gradients with eager PyTorch and stock onnxruntime; changes nothing."""
+        if len(args) == 1 and isinstance(args[0], Call):
+            call = args[0]
+        else:
+            call = bind_call(args, kwargs, self.loss_fn is not None)
+        with _mode(self.model, training=True):
+            return verify_step(
+                self.model, call, self.loss_fn, self._trained, bisect, self.options.disable
+            )
+
+    def report(self) -> dict[str, Any]:
+        """Seconds of each compile stage, edits of each pass, the last plan and its predicted peak."""
+        steps = self._train or self._eval
+        if not steps or self._last_executable is None:
+            raise OnwardError("nothing has run yet; fix: call train_step first")
+        compiled = steps[-1].compiled
+        return {
+            "compile_seconds": dict(compiled.seconds),
+            "passes": [vars(r) for r in compiled.reports],
+            "predicted_peak_bytes": self._last_executable.plan.peak,
+            "launches": len(self._last_executable.plan.launches),
+            "notes": list(compiled.captured.notes),
+            "plan": self._last_executable.plan,
+            "profile": self._last_executable.profile_by_op,
+        }
+
+    def export_onnx(self, path: str | Path, batch: Any = None) -> Path:
+        """Writes the model's forward (evaluation mode, no labels, symbolic sizes) with its weights.
+
+        The batch (default: the last one seen) only says which inputs there are.
+        """
+        from onward.train.export import export_onnx
+
+        call = bind_call((batch,), {}, self.loss_fn is not None) if batch is not None else self._example
+        if call is None:
+            raise OnwardError("export_onnx needs an example batch; fix: run a step first, or pass batch=")
+        with _mode(self.model, training=False):
+            return export_onnx(self.model, call, Path(path))
+
+    def _remember(self, call: Call) -> None:
+        """Keeps an example batch for exports: the first, or the first without a size of 1."""
+        plain = all(n > 1 for t in call.tensors for n in t.shape)
+        if self._example is None or (
+            plain and any(n == 1 for t in self._example.tensors for n in t.shape)
+        ):
+            self._example = call
+
+    # ---- compiling
+
+    def _train_executable(
+        self, call: Call, last: bool, fetch: Iterable[str]
+    ) -> tuple[_Step, Executable]:
+        self._refresh()
+        names = tuple(fetch)
+        key = (call.signature, last, names)
+        for step in self._train:
+            found = step.executables.get(key)
+            if found is not None:
+                return step, found
+        step = self._fitting(self._train, call)
+        if step is None:
+            with _mode(self.model, training=True):
+                compiled = self._compile(call)
+            groups = self._groups(compiled)
+            graph = compiled.step(
+                [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
+                self.options.gradient_accumulation_steps > 1,
+            )  # fmt: skip
+            step = _Step(call.kind, compiled, graph)
+            self._train.append(step)
+        outputs = ["loss", *names]
+        if last:
+            outputs += [n for n in step.graph.outputs if n.startswith("next.") or n == "grad_norm"]
+        else:
+            outputs += [n for n in step.graph.outputs if n.startswith("accumulated.")]
+        step.executables[key] = self._executable(step, call, outputs)
+        return step, step.executables[key]
+
+    def _eval_executable(
+        self, call: Call, fetch: tuple[str, ...]
+    ) -> tuple[_Step, Executable]:
+        self._refresh()
+        key = (call.signature, fetch)
+        for step in self._eval:
+            found = step.executables.get(key)
+            if found is not None:
+                return step, found
+        step = self._fitting(self._eval, call)
+        if step is None:
+            with _mode(self.model, training=False):
+                compiled = self._compile(call)
+            step = _Step(call.kind, compiled, compiled.forward)
+            self._eval.append(step)
+        step.executables[key] = self._executable(step, call, ["loss", *fetch])
+        return step, step.executables[key]
+
+    def _compile(self, call: Call) -> Compiled:
+        return Compiled(
+            self.model, call.args, call.kwargs, call.target, self.loss_fn, self.options.disable
+        )
+
+    def _fitting(self, steps: list[_Step], call: Call) -> _Step | None:
+        for step in steps:
+            if step.kind == call.kind and step.compiled.captured.dims(call.tensors) is not None:
+                return step
+        return None
+
+    def _executable(self, step: _Step, call: Call, outputs: list[str]) -> Executable:
+        unknown = [n for n in outputs if n not in step.graph.outputs]
+        if unknown:
+            have = [n for n in step.compiled.captured.graph.outputs]
+            raise OnwardError(f"no output '{unknown[0]}' to fetch; the model has: {', '.join(have)}")
+        dims = step.compiled.captured.dims(call.tensors)
+        if dims is None:
+            raise CaptureError("the captured graph does not fit the batch it was captured from")
+        plan = step.compiled.plan(step.graph, outputs, dims)
+        captured = step.compiled.captured
+        owned: dict[str, torch.Tensor] = {**captured.parameters, **captured.buffers}
+        for value in step.graph.inputs_with(Role.STATE):
+            if value.name in plan.inputs:
+                owned[value.name] = self._state_tensor(value.name, captured.parameters[value.name.partition(".")[2]])
+        self._share_state()
+        return step.compiled.executable(plan, self.memory, owned)
+
+    def _refresh(self) -> None:
+        """Drops graphs that no longer say what the model and the optimizer say."""
+        snapshot, hyper = _structure(self.model), hyperparameters(self.optimizer)
+        if snapshot != self._snapshot or hyper != self._hyper:
+            self._train.clear()
+            self._eval.clear()
+            self._snapshot, self._hyper = snapshot, hyper
+
+    # ---- the optimizer
+
+    def _groups(self, compiled: Compiled) -> list[UpdateGroup]:
+        names = {id(p): n for n, p in compiled.captured.parameters.items()}
+        return [
+            update_group(
+                self.optimizer, i,
+                tuple(names[id(p)] for p in g["params"] if id(p) in names and p.requires_grad),
+            )
+            for i, g in enumerate(self.optimizer.param_groups)
+        ]  # fmt: skip
+
+    @property
+    def _trained(self) -> set[int]:
+        return {id(p) for g in self.optimizer.param_groups for p in g["params"] if p.requires_grad}
+
+    def _state_tensor(self, name: str, like: torch.Tensor) -> torch.Tensor:
+        tensor = self._owned_state.get(name)
+        if tensor is None:
+            tensor = self.memory.named(name, Type(DTYPES[like.dtype], tuple(like.shape)))
+            self._owned_state[name] = tensor
+        return tensor
+
+    def _draw_seed(self) -> None:
+        self._seed = torch.randint(0, 2**32, (2,), generator=self._generator, dtype=torch.int64)
+
+    def _take_over_optimizer(self) -> None:
+        """The session owns the state from here on; a step of the optimizer's own would be lost."""
+
+        def refuse(optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
+            raise OnwardError(
+                "this optimizer belongs to an onward.Trainer, whose train_step updates the weights; "
+                "fix: do not call optimizer.step()"
+            )
+
+        if any("step" in self.optimizer.state[p] for p in list(self.optimizer.state)):
+            self._adopt_state()
+        self.optimizer.step = types.MethodType(refuse, self.optimizer)  # type: ignore[method-assign]
+        self.optimizer.register_load_state_dict_post_hook(lambda _: self._adopt_state())
+
+    def _names_by_id(self) -> dict[int, str]:
+        return {id(p): n for n, p in self.model.named_parameters()}
+
+    def _adopt_state(self) -> None:
+        """Copies the state a torch optimizer holds (a resumed run) into the session's memory."""
+        names = self._names_by_id()
+        for p, slots in self.optimizer.state.items():
+            for slot, tensor in slots.items():
+                if slot == "step":
+                    self.updates = int(tensor)
+                    self._step_tensor.fill_(self.updates)
+                elif isinstance(tensor, torch.Tensor) and id(p) in names:
+                    with torch.no_grad():
+                        self._state_tensor(state_name(names[id(p)], slot), tensor).copy_(tensor)
+        self._share_state()
+
+    def _share_state(self) -> None:
+        """Makes `optimizer.state[p]` views of the session's tensors, in torch's own layout."""
+        names = self._names_by_id()
+        for group in self.optimizer.param_groups:
+            for p in group["params"]:
+                name = names.get(id(p))
+                for slot in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
+                    tensor = self._owned_state.get(f"{slot}.{name}")
+                    if tensor is not None:
+                        self.optimizer.state[p][slot] = tensor
+                        if slot != "momentum_buffer":
+                            self.optimizer.state[p]["step"] = self._step_tensor
+
+
+@contextmanager
+def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
+    """The model in training or evaluation mode; each submodule's own flag is put back."""
+    if model.training and training:
+        yield
+        return
+    flags = [(m, m.training) for m in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, flag in flags:
+            module.training = flag
+
+
+def _structure(model: torch.nn.Module) -> tuple[Any, ...]:
+    """What a graph depends on beyond the batch: modules, parameters, flags, dropout ratios."""
+    return tuple(
+        (
+            id(m),
+            m.__dict__.get("p"),
+            tuple((id(p), p.requires_grad) for p in m._parameters.values() if p is not None),
+            tuple(id(b) for b in m._buffers.values() if b is not None),
+        )
+        for m in model.modules()
+    )
