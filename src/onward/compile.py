@@ -87,6 +87,7 @@ class Compiled:
         folder = environment().dump
         if folder is not None:
             (folder / f"{self._dumped:02d}-plan.txt").write_text(f"{plan}\n")
+            self._dumped += 1
         return plan
 
     def executable(

@@ -49,7 +49,7 @@ class TrainerOptions:
             )
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise OnwardError(
-                f"max_grad_norm={self.max_grad_norm}; fix: a positive number, or None for no clipping"
+                f"max_grad_norm={self.max_grad_norm}; fix: a positive number, or None (no clipping)"
             )
 
 

@@ -7,16 +7,11 @@ from pathlib import Path
 
 import pytest
 
-import onward
 from onward.cli import main
 from onward.recipes.compare import comparison, largest_difference, run_engine, table
 from onward.recipes.finetune import describe
 from onward.recipes.loop import EngineResult, Job
 from onward.recipes.options import FinetuneConfig
-
-needs_trainer = pytest.mark.skipif(
-    not hasattr(onward, "Trainer"), reason="onward.Trainer is not importable"
-)
 
 
 def result(engine: str, seconds: float, losses: tuple[float, ...]) -> EngineResult:
@@ -63,7 +58,6 @@ def test_job_survives_the_way_to_another_process(tmp_path: Path, text_file: Path
     assert (again.eval_blocks == job.eval_blocks).all()
 
 
-@needs_trainer
 @pytest.mark.slow
 def test_engine_in_its_own_process_gives_the_same_losses(tmp_path: Path, text_file: Path) -> None:
     from onward.recipes.loop import train
@@ -82,7 +76,6 @@ def test_engine_in_its_own_process_gives_the_same_losses(tmp_path: Path, text_fi
     assert 50 < there.base_rss_mib < there.peak_rss_mib
 
 
-@needs_trainer
 @pytest.mark.slow
 def test_compare(tmp_path: Path, text_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from transformers import AutoModelForCausalLM

@@ -49,7 +49,7 @@ class Captured:
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
 
     def dims(self, tensors: list[torch.Tensor]) -> dict[str, int] | None:
-        """Symbol -> size for a batch's tensors (in leaf order); None where this capture does not fit."""
+        """Symbol -> size for a batch's tensors (in leaf order); None where they do not fit."""
         dims: dict[str, int] = {}
         for leaf, dim, size in self._sizes:
             have = tensors[leaf].shape[dim]
@@ -69,7 +69,7 @@ class _Names:
 
 
 class _Flat(torch.nn.Module):
-    """`forward(*leaves)`: rebuilds the call, runs model and loss, returns loss and named outputs."""
+    """`forward(*leaves)`: rebuilds the call, runs model and loss, returns loss and outputs."""
 
     def __init__(
         self,
@@ -103,11 +103,13 @@ class _Flat(torch.nn.Module):
             loss = named.pop(next(iter(named)))  # a model that returns its loss alone
         else:
             raise CaptureError(
-                f"the model returns {', '.join(named) or 'nothing'} but no loss; fix: pass labels, or a "
-                "loss_fn"
+                f"the model returns {', '.join(named) or 'nothing'} but no loss; fix: pass labels, "
+                "or a loss_fn"
             )
         if loss.dim() != 0:
-            raise CaptureError(f"the loss has shape {tuple(loss.shape)}; fix: reduce it to a scalar")
+            raise CaptureError(
+                f"the loss has shape {tuple(loss.shape)}; fix: reduce it to a scalar"
+            )
         self.noted.names = ["loss", *named]
         return (loss, *named.values())
 
@@ -211,8 +213,8 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
         if cls.__module__.partition(".")[0] == "torch":
             return apply.__get__(None, cls)(*args, **kwargs)
         raise CaptureError(
-            f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a capture "
-            "would drop; fix: write it with differentiable torch ops"
+            f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a "
+            "capture would drop; fix: write it with differentiable torch ops"
         )
 
     transformer._detect_is_causal_mask = (  # the original inspects data, which an export has not
@@ -236,15 +238,11 @@ def _export(flat: _Flat, tensors: list[torch.Tensor], names: list[str]) -> Any:
     }
     try:
         with _capturing(flat.model, "position_ids" in names):
-            return torch.export.export(
-                flat, tuple(tensors), dynamic_shapes=shapes, strict=False
-            )
+            return torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
     except CaptureError:
         raise
     except Exception as error:
-        cause = next(
-            (e for e in _chain(error) if isinstance(e, CaptureError)), None
-        )
+        cause = next((e for e in _chain(error) if isinstance(e, CaptureError)), None)
         if cause is not None:
             raise cause from None
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -296,7 +294,10 @@ def _bind_inputs(
                 value = graph.input(target, to_type(tensor), role, key=target)
                 value.meta["requires_grad"] = trained and tensor.requires_grad
                 by_id[id(tensor)] = value
-                (result.parameters if trained else result.buffers)[target] = tensor
+                if isinstance(tensor, torch.nn.Parameter):
+                    result.parameters[target] = tensor
+                else:
+                    result.buffers[target] = tensor
                 result.names[target] = target
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             value = graph.constant(program.constants[spec.target].detach().numpy())

@@ -1,4 +1,4 @@
-"""The walk over an exported program: ATen calls become ONNX nodes through the table in `aten.py`."""
+"""The walk over an exported program: ATen calls become ONNX nodes through `aten.py`'s table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 import sympy
 import torch
 
+from onward.capture import composites as composites  # registers its rows in the table
 from onward.capture.aten import TABLE, Call
 from onward.config import CaptureError
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Role, Value, type_of
+from onward.graph.graph import Graph, Role, type_of
 from onward.graph.types import DType, Size, Type, divide, product, symbol
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -101,7 +102,9 @@ class Translator:
             quotient = divide(parts[0], parts[1])
             if quotient is not None:
                 return quotient
-        raise CaptureError(f"a size of the model is {expr}, which is not a polynomial of the batch's")
+        raise CaptureError(
+            f"a size of the model is {expr}, which is not a polynomial of the batch's"
+        )
 
     def type_of_fx(self, node: Any) -> Type:
         val = node.meta["val"]
@@ -140,7 +143,8 @@ class Translator:
                 missing.setdefault(f"{node.op} {node.target}", []).append(module_path(node))
         if missing:
             lines = [
-                f"  {op} at {', '.join(sorted(set(paths)))}" for op, paths in sorted(missing.items())
+                f"  {op} at {', '.join(sorted(set(paths)))}"
+                for op, paths in sorted(missing.items())
             ]
             raise CaptureError(
                 f"the model cannot be captured: {len(missing)} op(s) have no translation:\n"
@@ -193,7 +197,7 @@ def _op_name(target: Any) -> str:
 
 
 def module_path(node: Any) -> str:
-    """Where in the user's module the node came from: `transformer.h.0.attn`, never a source file."""
+    """Where in the user's module the node came from: `transformer.h.0.attn`, never a file."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path = stack[-1][0] if stack else ""
     for prefix in ("L['self'].model", "L['self']", "model"):

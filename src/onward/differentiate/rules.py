@@ -193,9 +193,7 @@ def _slice(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gra
     before: list[Size] = [0] * len(shape)
     after: list[Size] = [0] * len(shape)
     dims = [d % len(shape) for d in content_of(xs[3]) or ()]  # type: ignore[operator]
-    for dim, start, end in zip(
-        dims, content_of(xs[1]) or (), content_of(xs[2]) or (), strict=True
-    ):
+    for dim, start, end in zip(dims, content_of(xs[1]) or (), content_of(xs[2]) or (), strict=True):
         first, last = clamp_slice(start, end, shape[dim])
         before[dim], after[dim] = first, shape[dim] - last
     return [b.Pad(dy, b.sizes([*before, *after]), 0.0), None, None, None, None]
@@ -278,14 +276,14 @@ def _spread(b: Builder, dy: Value, x: Value, dims: Value | None, keep: int) -> V
 
 @rule("ReduceSum")
 def _reduce_sum(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    x, dims = [*xs, None][:2]
+    x, dims = xs[0], xs[1] if len(xs) > 1 else None
     dy = _spread(b, _only(dys), x, dims, attrs.get("keepdims", 1))
     return [b.expand(dy, type_of(x).shape), None]
 
 
 @rule("ReduceMean")
 def _reduce_mean(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    x, dims = [*xs, None][:2]
+    x, dims = xs[0], xs[1] if len(xs) > 1 else None
     dtype = type_of(x).dtype
     dy = _spread(b, _only(dys), x, dims, attrs.get("keepdims", 1))
     known = content_of(dims) if dims is not None else tuple(range(type_of(x).rank))
@@ -300,7 +298,7 @@ def _reduce_mean(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) 
 @rule("ReduceMax", "ReduceMin")
 def _reduce_max(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
     """Ties share the gradient evenly, as `torch.amax`."""
-    x, dims = [*xs, None][:2]
+    x, dims = xs[0], xs[1] if len(xs) > 1 else None
     keep = attrs.get("keepdims", 1)
     best, dy = _spread(b, ys[0], x, dims, keep), _spread(b, _only(dys), x, dims, keep)
     hit = b.cast(b.Equal(x, best), type_of(x).dtype)

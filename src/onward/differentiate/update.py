@@ -52,7 +52,9 @@ def add_updates(
     b = Builder(graph, module="optimizer")
     first = len(graph)
     step = graph.input("step", Type(DType.INT64, ()), Role.HYPER)
-    rates = {g.index: graph.input(f"lr.{g.index}", Type(DType.FLOAT, ()), Role.HYPER) for g in groups}
+    rates = {
+        g.index: graph.input(f"lr.{g.index}", Type(DType.FLOAT, ()), Role.HYPER) for g in groups
+    }
     gradients: dict[str, Value] = {}
     for group in groups:
         for name in group.parameters:
@@ -70,7 +72,9 @@ def add_updates(
         graph.outputs["grad_norm"] = norm
         if max_grad_norm is not None:
             scale = b.Min(b.Div(max_grad_norm, b.Add(norm, NORM_EPS)), 1.0)
-            gradients = {name: b.Mul(g, b.cast(scale, type_of(g).dtype)) for name, g in gradients.items()}
+            gradients = {
+                name: b.Mul(g, b.cast(scale, type_of(g).dtype)) for name, g in gradients.items()
+            }
     for group in groups:
         for name in group.parameters:
             if name in gradients:
@@ -81,7 +85,7 @@ def add_updates(
 
 
 def _global_norm(b: Builder, gradients: list[Value]) -> Value:
-    """The 2-norm of all gradients as one vector, f32[]; the norm of the norms, as torch computes it."""
+    """The 2-norm of all gradients as one vector, f32[]: the norm of the norms, as in torch."""
     norms = [b.reshape(b.ReduceL2(g, keepdims=0), (1,)) for g in gradients]
     return b.ReduceL2(b.Concat(*norms, axis=0) if len(norms) > 1 else norms[0], keepdims=0)
 

@@ -92,8 +92,8 @@ class Executable:
         return dict(sorted(total.items(), key=lambda pair: -pair[1]))
 
     def nbytes(self) -> dict[Region, int]:
-        """Bytes this plan holds or shares, by region: what was allocated, to compare with the plan."""
-        held = dict.fromkeys((Region.PERSISTENT, Region.RESIDUAL, Region.SCRATCH), 0)
+        """Bytes allocated for this plan, by region, to compare with its prediction."""
+        held: dict[Region, int] = {r: 0 for r in Region if r is not Region.USER}
         seen: set[int] = set()
         for buffer in self.plan.buffers:
             base = self._bases[buffer.index]
@@ -156,5 +156,6 @@ class Executable:
         if tuple(typed.shape) == layout.shape and layout.strides == dense(layout.shape):
             return typed  # whole, and strided where a user's parameter is
         assert typed.is_contiguous(), "a view of a strided parameter"
-        return typed.as_strided(layout.shape, layout.strides, typed.storage_offset() + layout.offset)
-
+        return typed.as_strided(
+            layout.shape, layout.strides, typed.storage_offset() + layout.offset
+        )

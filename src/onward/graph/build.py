@@ -155,7 +155,7 @@ class Builder:
     # ---- shorthands whose spelling in ONNX is longer
 
     def reshape(self, x: Value, shape: Shape) -> Value:
-        """Reshape to sizes. Spelled with 0 (copy a dim) and one -1, so that no shape arithmetic is left."""
+        """Reshape, spelled with 0 (copy a dim) and one -1: no shape arithmetic is left."""
         have = type_of(x).shape
         if have == tuple(shape):
             return x
@@ -170,7 +170,7 @@ class Builder:
                 spelled.append(-1)
                 unknown += 1
         target = self.ints(spelled) if unknown <= 1 else self.sizes(shape)
-        if target is not None and unknown <= 1:
+        if unknown <= 1:
             y = self.node("Reshape", [x, target], {})
             assert isinstance(y, Value)
             y.meta["type"] = type_of(x).with_shape(shape)

@@ -16,7 +16,7 @@ def evaluate(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndar
     """Outputs by name. `feeds` gives every input by its name."""
     session = ReferenceEvaluator(to_proto(graph))
     names = list(graph.outputs)
-    wanted = {v.name: feeds[v.name or ""] for v in graph.inputs}
+    wanted = {v.name or "": feeds[v.name or ""] for v in graph.inputs}
     with np.errstate(all="ignore"):
         results = session.run(None, wanted)
     return dict(zip(names, results, strict=True))  # type: ignore[arg-type]

@@ -134,7 +134,8 @@ def _function(name: str, node: Node, functions: dict[str, ir.Function]) -> ir.Fu
     first = next(iter(body.ir))
     for value in list(body.ir.initializers.values()):
         tensor = value.const_value
-        constant = Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)  # type: ignore[arg-type]
+        assert tensor is not None
+        constant = Node("", "Constant", [], [ir.AttrTensor("value", tensor)], num_outputs=1)
         constant.outputs[0].name = f"{value.name}_c"
         body.ir.insert_before(first, constant)
         body.replace(value, constant.outputs[0])

@@ -104,16 +104,14 @@ def where(node: Node) -> str:
 
 
 class Graph:
-    """A program. `outputs` maps names to values, `state` maps output names to the inputs they update.
+    """A program. `outputs` maps names to values, `state` output names to the inputs they update.
 
-    Example (text form): `loss = f(params, batch)` after capture, `state' , loss = step(state, batch)`
-    after differentiate.
+    Example (text form): `loss = f(params, batch)` after capture, `state', loss = step(state,
+    batch)` after differentiate.
     """
 
     def __init__(self, name: str = "graph") -> None:
-        self.ir = ir.Graph(
-            [], [], nodes=[], opset_imports={"": OPSET, ONWARD: 1}, name=name
-        )
+        self.ir = ir.Graph([], [], nodes=[], opset_imports={"": OPSET, ONWARD: 1}, name=name)
         self.outputs: dict[str, Value] = {}
         self.state: dict[str, Value] = {}
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
@@ -130,7 +128,7 @@ class Graph:
         return list(self.ir.inputs)
 
     def input(self, name: str, type: Type, role: Role, key: str = "") -> Value:
-        """Adds an input. `key` is what its owner calls it (a parameter's name, a batch leaf's path)."""
+        """Adds an input. `key` is what its owner calls it: a parameter's name, a leaf's path."""
         value = Value(name=name)
         value.meta["type"] = type
         value.meta["role"] = role

@@ -48,7 +48,7 @@ class Call:
         return [int(n) for n in known]  # type: ignore[arg-type]
 
     def dims(self, i: int, rank: int) -> list[int]:
-        """A list of dims, negative ones counted from the end; all dims where the input is absent."""
+        """A list of dims, negative ones counted from the end; all where the input is absent."""
         if not self.present(i):
             return list(range(rank))
         return [d % rank for d in self.ints(i)]
@@ -80,8 +80,8 @@ def rule(*op_types: str) -> Callable[[Rule], Rule]:
 
 @rule(
     "Identity", "Neg", "Abs", "Sqrt", "Exp", "Log", "Tanh", "Erf", "Sigmoid", "Relu", "Sin", "Cos",
-    "Reciprocal", "Sign", "Gelu", "Softmax", "LogSoftmax", "Not", "Trilu", "Floor", "Ceil", "CumSum",
-    "BitwiseNot", "Clip", "Softplus",
+    "Reciprocal", "Sign", "Gelu", "Softmax", "LogSoftmax", "Not", "Trilu", "Floor", "Ceil",
+    "CumSum", "BitwiseNot", "Clip", "Softplus",
 )  # fmt: skip
 def _same(call: Call) -> Type:
     if call.op_type == "Identity":
@@ -103,7 +103,9 @@ def _arithmetic(op: str, a: Size, b: Size) -> Size | None:
             return None
 
 
-@rule("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Mod", "BitwiseXor", "BitwiseAnd", "BitShift")
+@rule(
+    "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Mod", "BitwiseXor", "BitwiseAnd", "BitShift"
+)
 def _elementwise(call: Call) -> Type:
     left = call.type()
     if call.op_type not in ("Pow",):
@@ -334,12 +336,12 @@ def _argmax(call: Call) -> Type:
 def _reduced(call: Call, dims: list[int]) -> Shape:
     keep = call.attrs.get("keepdims", 1)
     shape = call.shape()
-    return tuple(
-        1 if i in dims else s for i, s in enumerate(shape) if keep or i not in dims
-    )
+    return tuple(1 if i in dims else s for i, s in enumerate(shape) if keep or i not in dims)
 
 
-@rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare", "ReduceProd")
+@rule(
+    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare", "ReduceProd"
+)
 def _reduce(call: Call) -> Type:
     return call.type().with_shape(_reduced(call, call.dims(1, call.type().rank)))
 

@@ -1,8 +1,8 @@
 """The printed form of a graph: one line a node, with types, as a person reads it.
 
-    graph step(%input_ids: i64[B,T] batch, %w: f32[100,8] param)
-      %gather_1: f32[B,T,8] = Gather(%w, %input_ids) {axis=0}   # transformer.wte
-    -> loss=%softmax_9: f32[]
+graph step(%input_ids: i64[B,T] batch, %w: f32[100,8] param)
+  %gather_1: f32[B,T,8] = Gather(%w, %input_ids) {axis=0}   # transformer.wte
+-> loss=%softmax_9: f32[]
 """
 
 from __future__ import annotations

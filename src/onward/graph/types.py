@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import reduce
-from operator import mul
 from typing import TypeAlias
 
 import numpy as np
@@ -62,11 +60,7 @@ class Dim:
 
     def __mul__(self, other: Size) -> Size:
         return _sum(
-            [
-                (tuple(sorted(a + b)), p * q)
-                for a, p in _terms(self)
-                for b, q in _terms(other)
-            ]
+            [(tuple(sorted(a + b)), p * q) for a, p in _terms(self) for b, q in _terms(other)]
         )
 
     __rmul__ = __mul__
@@ -116,7 +110,10 @@ def _sum(terms: Iterable[tuple[_Monomial, int]]) -> Size:
 
 def product(sizes: Iterable[Size]) -> Size:
     """The number of elements of a shape."""
-    return reduce(mul, sizes, 1)
+    total: Size = 1
+    for size in sizes:
+        total = total * size
+    return total
 
 
 def divide(a: Size, b: Size) -> Size | None:

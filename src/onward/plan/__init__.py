@@ -1,4 +1,4 @@
-"""Bound graph -> Plan: kernel choice, order, lifetimes, in-place rights, offsets, predicted peak."""
+"""Bound graph -> Plan: kernels, order, lifetimes, in-place rights, offsets, predicted peak."""
 
 from onward.plan.bind import bind
 from onward.plan.make import make_plan

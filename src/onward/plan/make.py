@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from onward.graph.graph import Graph, Node, Role, Value, array_of, attributes, role_of, type_of, where
+from onward.graph.graph import (
+    Graph,
+    Node,
+    Role,
+    Value,
+    array_of,
+    role_of,
+    type_of,
+    where,
+)
 from onward.graph.text import node_text
 from onward.graph.types import Type
 from onward.kernels import KERNELS, Kernel
@@ -69,7 +78,9 @@ class _Planner:
                 self._launch(node, position)
         self._write_back()
         outputs = {
-            name: self.layouts[v] for name, v in self.graph.outputs.items() if name not in self.graph.state
+            name: self.layouts[v]
+            for name, v in self.graph.outputs.items()
+            if name not in self.graph.state
         }
         return self._place(outputs)
 
@@ -103,7 +114,9 @@ class _Planner:
                     continue
                 until = position
                 if node in self.views and i == 0:
-                    until = max([position, *(self.last_read.get(y, position) for y in node.outputs)])
+                    until = max(
+                        [position, *(self.last_read.get(y, position) for y in node.outputs)]
+                    )
                 self.last_read[x] = max(self.last_read.get(x, -1), until)
 
     # ---- buffers
@@ -124,7 +137,9 @@ class _Planner:
                 value.name or "", type_of(value), _INPUT_REGION[role], 0, end, _PURPOSE[role]
             )
         for value in self.graph.ir.initializers.values():
-            layout = self._buffer(value.name or "", type_of(value), Region.PERSISTENT, 0, end, "constant")
+            layout = self._buffer(
+                value.name or "", type_of(value), Region.PERSISTENT, 0, end, "constant"
+            )
             self.layouts[value] = layout
             self.constants[layout.buffer] = array_of(value)
 
@@ -147,15 +162,17 @@ class _Planner:
         outputs = [self._writable(node, kernel, i, position) for i in range(len(node.outputs))]
         need = need_of(node)
         scratch = tuple(
-            self._buffer(f"{node.name}.scratch", t, Region.SCRATCH, position, position, "kernel scratch")
+            self._buffer(
+                f"{node.name}.scratch", t, Region.SCRATCH, position, position, "kernel scratch"
+            )
             for t in kernel.scratch(need)
         )
         for value, layout in zip(node.outputs, outputs, strict=True):
             self.layouts[value] = layout
         self.launches.append(
             Launch(
-                kernel, node.op_type, where(node), need.attrs, tuple(inputs), tuple(outputs), scratch,
-                kernel.workspace(need), bool(node.meta.get("backward")), node_text(node),
+                kernel, node.op_type, where(node), need.attrs, tuple(inputs), tuple(outputs),
+                scratch, kernel.workspace(need), bool(node.meta.get("backward")), node_text(node),
             )
         )  # fmt: skip
 
@@ -183,16 +200,19 @@ class _Planner:
         rights = [j for out, j in kernel.inplace if out == i and j < len(node.inputs)]
         source = self.sources.get(value)
         for j in rights:
-            if node.inputs[j] is source and source is not None:
-                if self.last_read[source] <= position:
-                    return self.layouts[source]
+            if source is None or node.inputs[j] is not source:
+                continue
+            if self.last_read[source] <= position:
+                return self.layouts[source]
         for j in rights:
             x = node.inputs[j]
             if x is not None and self._dies_here(node, x, value, position):
                 layout = self.layouts[x]
                 buffer = self.buffers[layout.buffer]
                 buffer.last = max(position, self.last_read.get(value, position))
-                buffer.name = f"{buffer.name} > {value.name}" if len(buffer.name) < 24 else buffer.name
+                buffer.name = (
+                    f"{buffer.name} > {value.name}" if len(buffer.name) < 24 else buffer.name
+                )
                 self._settle_region(buffer, node)
                 return layout
         last = max(position, self.last_read.get(value, position))
@@ -237,15 +257,15 @@ class _Planner:
                 continue
             self.launches.append(
                 Launch(
-                    KERNELS["Contiguous"][0], "Contiguous", "optimizer", {}, (here,), (there,), (), 0,
-                    True, f"write back {name}",
+                    KERNELS["Contiguous"][0], "Contiguous", "optimizer", {}, (here,), (there,),
+                    (), 0, True, f"write back {name}",
                 )
             )  # fmt: skip
 
     # ---- places
 
     def _place(self, outputs: dict[str, Layout]) -> Plan:
-        sizes = dict.fromkeys((Region.PERSISTENT, Region.RESIDUAL, Region.SCRATCH), 0)
+        sizes: dict[Region, int] = {r: 0 for r in Region if r is not Region.USER}
         for buffer in self.buffers:
             if buffer.region is Region.PERSISTENT:
                 buffer.offset = sizes[Region.PERSISTENT]
@@ -256,7 +276,9 @@ class _Planner:
         ]  # fmt: skip
         for group, region in zip(groups, (Region.SCRATCH,) if self.joint else
                                  (Region.RESIDUAL, Region.SCRATCH), strict=True):  # fmt: skip
-            offsets, sizes[region] = place([b.nbytes for b in group], [(b.first, b.last) for b in group])
+            offsets, sizes[region] = place(
+                [b.nbytes for b in group], [(b.first, b.last) for b in group]
+            )
             for buffer, offset in zip(group, offsets, strict=True):
                 buffer.offset = offset
         bound = max_live([b.nbytes for b in both], [(b.first, b.last) for b in both])

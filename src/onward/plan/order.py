@@ -17,7 +17,7 @@ def order(graph: Graph) -> list[Node]:
         if producer is not None and source in producer.inputs:
             overwrites.setdefault(producer, []).append(source)
     unread = {
-        source: {n for n in source.consumers()} for sources in overwrites.values() for source in sources
+        source: set(source.consumers()) for sources in overwrites.values() for source in sources
     }
     nodes = list(graph)
     waiting: dict[Node, int] = {}  # update -> inputs not yet made, plus readers not yet run

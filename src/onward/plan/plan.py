@@ -95,7 +95,8 @@ class Plan:
         for b in sorted(self.buffers, key=lambda b: (b.region.value, b.first, b.index)):
             live = f"{b.first}-{b.last}" if b.last < len(self.launches) else f"{b.first}-end"
             lines.append(
-                f"  {b.name[:43]:<44}{b.nbytes:>13}{b.offset:>13}  {live:<11} {b.region.value:<11} {b.purpose}"
+                f"  {b.name[:43]:<44}{b.nbytes:>13}{b.offset:>13}  {live:<11} "
+                f"{b.region.value:<11} {b.purpose}"
             )
         return "\n".join(lines)
 

@@ -1,4 +1,4 @@
-"""Node -> kernel: the first in the table that applies; an onward op without one becomes its body."""
+"""Node -> kernel: the first that applies; an onward op without one becomes its body."""
 
 from __future__ import annotations
 

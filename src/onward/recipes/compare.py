@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,10 @@ from onward.recipes.rundir import write_json
 # Onward first: what it cannot capture shows before the other engine's time is spent.
 ENGINE_ORDER = ("onward", "torch")
 JOB_OPTION = "--engine_job="
+LAUNCH = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from onward.cli import main; sys.exit(main(sys.argv[1:]))"
+)
 
 
 class EngineFailed(Exception):
@@ -32,12 +35,9 @@ def run_engine(job_folder: Path, engine: str, folder: Path) -> EngineResult:
     """Trains with `engine` in a new process, which writes into `folder`."""
     # The same code as this process runs, wherever that was imported from.
     package_root = str(Path(onward.config.__file__).resolve().parents[1])
-    paths = [package_root, *filter(None, [os.environ.get("PYTHONPATH")])]
-    command = [sys.executable, "-m", "onward.cli", "finetune"]
+    command = [sys.executable, "-c", LAUNCH, package_root, "finetune"]
     command += [f"{JOB_OPTION}{job_folder}", engine, str(folder)]
-    status = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)}, check=False
-    ).returncode
+    status = subprocess.run(command, check=False).returncode
     if status != 0:
         raise EngineFailed(engine, status)
     result = json.loads(_result_file(job_folder, engine).read_text(encoding="utf-8"))

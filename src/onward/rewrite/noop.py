@@ -1,4 +1,4 @@
-"""Nodes that change nothing: `x + 0`, `x * 1`, `Reshape(Reshape(x))`, casts and transposes to itself."""
+"""Nodes that change nothing: `x + 0`, `x * 1`, `Reshape(Reshape(x))`, casts to the same type."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _unchanged(node: Node) -> Value | None:
 
 
 def _neutral(node: Node) -> Value | None:
-    """`x + 0`, `x - 0`, `x * 1`, `x / 1`, with the constant on either side where that is the same."""
+    """`x + 0`, `x - 0`, `x * 1`, `x / 1`; the constant on either side where that is the same."""
     number = _NEUTRAL[node.op_type]
     pairs = [node.inputs, node.inputs[::-1]] if node.op_type in ("Add", "Mul") else [node.inputs]
     for x, c in pairs:

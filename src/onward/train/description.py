@@ -27,11 +27,15 @@ def check_batch(description: Mapping[str, Any] | None, batch: Mapping[str, Any])
     known = [str(e[0]) for e in entries]
     for name in batch:
         if name not in known:
-            raise OnwardError(f"batch has '{name}', which model_desc does not list ({', '.join(known)})")
+            raise OnwardError(
+                f"batch has '{name}', which model_desc does not list ({', '.join(known)})"
+            )
     for name, shape, *rest in entries:
         tensor = batch.get(name)
         if not isinstance(tensor, torch.Tensor):
-            raise OnwardError(f"model_desc lists '{name}', which the batch lacks; fix: pass it as a tensor")
+            raise OnwardError(
+                f"model_desc lists '{name}', which the batch lacks; fix: pass it as a tensor"
+            )
         have = tuple(tensor.shape)
         if len(have) != len(shape):
             raise OnwardError(f"'{name}' has shape {list(have)}, model_desc says {list(shape)}")
@@ -45,6 +49,8 @@ def check_batch(description: Mapping[str, Any] | None, batch: Mapping[str, Any])
                         f"'{name}' has {want}={size}, but '{where}' has {want}={first}"
                     )
         if rest and rest[0] is not None:
-            dtype = rest[0] if isinstance(rest[0], torch.dtype) else torch_dtype(parse_dtype(rest[0]))
+            dtype = (
+                rest[0] if isinstance(rest[0], torch.dtype) else torch_dtype(parse_dtype(rest[0]))
+            )
             if tensor.dtype != dtype:
                 raise OnwardError(f"'{name}' is {tensor.dtype}, model_desc says {dtype}")

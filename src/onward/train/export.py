@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -35,5 +34,5 @@ def export_onnx(model: torch.nn.Module, call: Call, path: Path) -> Path:
         made = Path(folder) / path.name
         save(graph, made, weights)
         for file in sorted(Path(folder).iterdir(), reverse=True):  # the weights' file first
-            os.replace(file, path.parent / file.name)
+            file.replace(path.parent / file.name)
     return path

@@ -69,7 +69,7 @@ def to_torch(optimizer: Optimizer, model: torch.nn.Module) -> torch.optim.Optimi
             f"optimizer {type(optimizer).__name__} is not supported; fix: AdamW, Adam or SGD, from "
             "torch.optim or onward.optim"
         )
-    made = kind(trained, **{k: v for k, v in vars(optimizer).items()})
+    made = kind(trained, **vars(optimizer))
     _check(made)
     return made
 
@@ -77,12 +77,15 @@ def to_torch(optimizer: Optimizer, model: torch.nn.Module) -> torch.optim.Optimi
 def _check(optimizer: torch.optim.Optimizer) -> None:
     if type(optimizer) not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
         raise OnwardError(
-            f"optimizer {type(optimizer).__name__} is not supported; fix: torch.optim.AdamW, Adam or SGD"
+            f"optimizer {type(optimizer).__name__} is not supported; fix: torch.optim.AdamW, Adam "
+            "or SGD"
         )
     for i, group in enumerate(optimizer.param_groups):
         for name in ("amsgrad", "maximize", "differentiable"):
             if group.get(name):
-                raise OnwardError(f"{name}=True in parameter group {i} is not supported; fix: leave it off")
+                raise OnwardError(
+                    f"{name}=True in parameter group {i} is not supported; fix: leave it off"
+                )
 
 
 def update_group(
@@ -100,7 +103,9 @@ def update_group(
         }
         slots = ("momentum_buffer",) if group["momentum"] else ()
         return UpdateGroup(index, names, "SGDUpdate", attrs, slots)
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get("decoupled_weight_decay", False)
+    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get(
+        "decoupled_weight_decay", False
+    )
     attrs = {
         "beta1": float(group["betas"][0]),
         "beta2": float(group["betas"][1]),
@@ -114,7 +119,9 @@ def update_group(
 def hyperparameters(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
     """Everything but the learning rates; a change means a new step graph."""
     return tuple(
-        tuple((k, v) for k, v in sorted(g.items()) if k not in ("params", "lr", "initial_lr"))
-        + (len(g["params"]),)
+        (
+            len(g["params"]),
+            *((k, v) for k, v in sorted(g.items()) if k not in ("params", "lr", "initial_lr")),
+        )
         for g in optimizer.param_groups
     )

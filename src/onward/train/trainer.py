@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from onward.capture.translate import DTYPES
 from onward.compile import Compiled
 from onward.config import CaptureError, OnwardError, TrainerOptions
 from onward.differentiate import UpdateGroup
@@ -23,7 +24,6 @@ from onward.differentiate.update import state_name
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
 from onward.graph.types import Type
-from onward.capture.translate import DTYPES
 from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
 from onward.train.optim import Optimizer, hyperparameters, to_torch, update_group
@@ -175,7 +175,7 @@ class Trainer:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies: `model` (the module's own keys), `optimizer` (`exp_avg.<parameter>`, ...), counters."""
+        """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), counters."""
         return {
             "model": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
             "optimizer": {k: v.clone() for k, v in self._owned_state.items()},
@@ -187,11 +187,13 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores what `state_dict` gave, in place. Raises OnwardError where names or shapes differ."""
+        """Restores a `state_dict` in place. Raises OnwardError where names or shapes differ."""
         saved, own = state["model"], self.model.state_dict()
         if set(saved) != set(own):
             odd = sorted(set(saved) ^ set(own))
-            raise OnwardError(f"state does not fit the model: {', '.join(odd[:4])} differ in presence")
+            raise OnwardError(
+                f"state does not fit the model: {', '.join(odd[:4])} differ in presence"
+            )
         bad = [k for k in own if own[k].shape != saved[k].shape]
         if bad:
             raise OnwardError(f"state does not fit the model: {bad[0]} has another shape")
@@ -223,7 +225,7 @@ class Trainer:
             )
 
     def report(self) -> dict[str, Any]:
-        """Seconds of each compile stage, edits of each pass, the last plan and its predicted peak."""
+        """Seconds of each compile stage, edits of each pass, the last plan, its predicted peak."""
         steps = self._train or self._eval
         if not steps or self._last_executable is None:
             raise OnwardError("nothing has run yet; fix: call train_step first")
@@ -245,9 +247,15 @@ class Trainer:
         """
         from onward.train.export import export_onnx
 
-        call = bind_call((batch,), {}, self.loss_fn is not None) if batch is not None else self._example
+        call = (
+            bind_call((batch,), {}, self.loss_fn is not None)
+            if batch is not None
+            else self._example
+        )
         if call is None:
-            raise OnwardError("export_onnx needs an example batch; fix: run a step first, or pass batch=")
+            raise OnwardError(
+                "export_onnx needs an example batch; fix: run a step first, or pass batch="
+            )
         with _mode(self.model, training=False):
             return export_onnx(self.model, call, Path(path))
 
@@ -290,9 +298,7 @@ class Trainer:
         step.executables[key] = self._executable(step, call, outputs)
         return step, step.executables[key]
 
-    def _eval_executable(
-        self, call: Call, fetch: tuple[str, ...]
-    ) -> tuple[_Step, Executable]:
+    def _eval_executable(self, call: Call, fetch: tuple[str, ...]) -> tuple[_Step, Executable]:
         self._refresh()
         key = (call.signature, fetch)
         for step in self._eval:
@@ -322,8 +328,10 @@ class Trainer:
     def _executable(self, step: _Step, call: Call, outputs: list[str]) -> Executable:
         unknown = [n for n in outputs if n not in step.graph.outputs]
         if unknown:
-            have = [n for n in step.compiled.captured.graph.outputs]
-            raise OnwardError(f"no output '{unknown[0]}' to fetch; the model has: {', '.join(have)}")
+            have = list(step.compiled.captured.graph.outputs)
+            raise OnwardError(
+                f"no output '{unknown[0]}' to fetch; the model has: {', '.join(have)}"
+            )
         dims = step.compiled.captured.dims(call.tensors)
         if dims is None:
             raise CaptureError("the captured graph does not fit the batch it was captured from")
@@ -332,7 +340,9 @@ class Trainer:
         owned: dict[str, torch.Tensor] = {**captured.parameters, **captured.buffers}
         for value in step.graph.inputs_with(Role.STATE):
             if value.name in plan.inputs:
-                owned[value.name] = self._state_tensor(value.name, captured.parameters[value.name.partition(".")[2]])
+                owned[value.name] = self._state_tensor(
+                    value.name, captured.parameters[value.name.partition(".")[2]]
+                )
         self._share_state()
         return step.compiled.executable(plan, self.memory, owned)
 
@@ -375,13 +385,13 @@ class Trainer:
 
         def refuse(optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
             raise OnwardError(
-                "this optimizer belongs to an onward.Trainer, whose train_step updates the weights; "
-                "fix: do not call optimizer.step()"
+                "this optimizer belongs to an onward.Trainer, whose train_step updates the "
+                "weights; fix: do not call optimizer.step()"
             )
 
         if any("step" in self.optimizer.state[p] for p in list(self.optimizer.state)):
             self._adopt_state()
-        self.optimizer.step = types.MethodType(refuse, self.optimizer)  # type: ignore[method-assign]
+        self.optimizer.step = types.MethodType(refuse, self.optimizer)
         self.optimizer.register_load_state_dict_post_hook(lambda _: self._adopt_state())
 
     def _names_by_id(self) -> dict[int, str]:
@@ -435,7 +445,9 @@ def _structure(model: torch.nn.Module) -> tuple[Any, ...]:
         (
             id(m),
             m.__dict__.get("p"),
-            tuple((id(p), p.requires_grad) for p in m._parameters.values() if p is not None),
+            tuple(
+                (id(p), p.requires_grad, p.dtype) for p in m._parameters.values() if p is not None
+            ),
             tuple(id(b) for b in m._buffers.values() if b is not None),
         )
         for m in model.modules()

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from onward.compile import Compiled
 from onward.config import MissingExtraError
@@ -76,7 +77,11 @@ class NoDropout(TorchFunctionMode):
     """Within it, eager PyTorch's dropout passes its input on, in training mode too."""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func in (F.dropout, torch.dropout):
@@ -95,7 +100,7 @@ def verify_step(
     bisect: bool,
     disable: tuple[str, ...] = (),
 ) -> Verification:
-    """Compares the call's loss and every gradient; the model's weights and `.grad`s stay as they are."""
+    """Compares the call's loss and every gradient; the model stays as it is."""
     state = torch.get_rng_state()
     try:
         compiled = Compiled(
@@ -163,7 +168,11 @@ class _Check:
         self.inputs: dict[str, Any] = {
             compiled.captured.leaves[i]: t.detach() for i, t in enumerate(call.tensors)
         }
-        self.inputs |= {"seed": torch.tensor([12345, 67890]), "sample_offset": 0, "loss_weight": 1.0}
+        self.inputs |= {
+            "seed": torch.tensor([12345, 67890]),
+            "sample_offset": 0,
+            "loss_weight": 1.0,
+        }
 
     # ---- the engines
 
@@ -187,20 +196,27 @@ class _Check:
         options.log_severity_level = 3
         captured = self.compiled.captured
         weights = {
-            n: t.detach().cpu().numpy() for n, t in {**captured.parameters, **captured.buffers}.items()
+            n: t.detach().cpu().numpy()
+            for n, t in {**captured.parameters, **captured.buffers}.items()
         }
         session = ort.InferenceSession(
-            to_proto(graph, weights).SerializeToString(), options, providers=["CPUExecutionProvider"]
+            to_proto(graph, weights).SerializeToString(),
+            options,
+            providers=["CPUExecutionProvider"],
         )
         feeds: dict[str, np.ndarray] = {}
         for item in session.get_inputs():
             value = self.inputs[item.name]
             dtype = type_of(graph.find_input(item.name)).dtype.numpy()
             feeds[item.name] = (
-                value.cpu().numpy() if isinstance(value, torch.Tensor) else np.array(value, dtype=dtype)
+                value.cpu().numpy()
+                if isinstance(value, torch.Tensor)
+                else np.array(value, dtype=dtype)
             )
         results = session.run(None, feeds)
-        return {n: torch.from_numpy(np.array(r)) for n, r in zip(graph.outputs, results, strict=True)}
+        return {
+            n: torch.from_numpy(np.array(r)) for n, r in zip(graph.outputs, results, strict=True)
+        }
 
     def eager(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Eager PyTorch on a copy of the model, dropout off."""
@@ -212,7 +228,7 @@ class _Check:
             return x.to(dtype) if isinstance(x, torch.Tensor) and x.is_floating_point() else x
 
         with NoDropout():
-            args, kwargs, target = torch.utils._pytree.tree_map(
+            args, kwargs, target = pytree.tree_map(
                 cast, (self.call.args, self.call.kwargs, self.call.target)
             )
             outputs = model(*args, **kwargs)
@@ -227,7 +243,9 @@ class _Check:
         grads = torch.autograd.grad(loss, [copies[n] for n in wanted], allow_unused=True)
         found = {"loss": loss.detach()}
         found |= {
-            gradient_name(n): g.detach() for n, g in zip(wanted, grads, strict=True) if g is not None
+            gradient_name(n): g.detach()
+            for n, g in zip(wanted, grads, strict=True)
+            if g is not None
         }
         return {n: t.double().cpu() for n, t in found.items()}
 
@@ -274,7 +292,9 @@ class _Check:
                 allowed = allowed_difference(eager[name], exact[name])
                 if not float((value.double() - exact[name]).norm()) <= allowed:
                     kind = "first stage" if before is None else "pass"
-                    return f"bisect: {name} departs after {kind} '{stage}'; {self._first_node(graph)}"
+                    return (
+                        f"bisect: {name} departs after {kind} '{stage}'; {self._first_node(graph)}"
+                    )
             before = graph
         return "bisect: no stage departs from eager"
 

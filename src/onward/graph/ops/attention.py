@@ -68,8 +68,9 @@ OPS = (
         name="Attention",
         infer=_infer,
         body=_attention,
-        doc="softmax(scale * q k^T + mask) v, with dropout on the probabilities. Inputs: q f[B,H,Q,K], "
-        "k f[B,H,S,K], v f[B,H,S,E], mask (bool: true may attend; float: added), seed, offset.",
+        doc="softmax(scale * q k^T + mask) v, with dropout on the probabilities. Inputs: "
+        "q f[B,H,Q,K], k f[B,H,S,K], v f[B,H,S,E], mask (bool: true may attend; float: added), "
+        "seed, offset.",
         cases=(
             ({"scale": 0.5, "is_causal": 0}, _QKV),
             ({"scale": 0.3, "is_causal": 1}, _SELF),

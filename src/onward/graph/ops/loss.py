@@ -52,7 +52,8 @@ OPS = (
         name="SoftmaxCrossEntropyLossGrad",
         infer=_infer,
         body=_grad,
-        doc="dlogits f[N,C] from dloss, the saved log-probabilities f[N,C], labels i64[N], class weights.",
+        doc="dlogits f[N,C] from dloss, the saved log-probabilities f[N,C], labels i64[N] and "
+        "class weights.",
         cases=(
             ({"reduction": "mean", "ignore_index": -100}, _ARGS),
             ({"reduction": "mean", "ignore_index": 1}, (*_ARGS, "f32[9]")),

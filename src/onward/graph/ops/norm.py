@@ -1,4 +1,5 @@
-"""The gradient of LayerNormalization (https://onnx.ai/onnx/operators/onnx__LayerNormalization.html)."""
+"""The gradient of LayerNormalization
+(https://onnx.ai/onnx/operators/onnx__LayerNormalization.html)."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ OPS = (
         name="LayerNormalizationGrad",
         infer=_infer,
         body=_layer_norm_grad,
-        doc="dx, dscale, dbias of LayerNormalization from dy, x, scale and the saved mean and 1/std.",
+        doc="dx, dscale, dbias of LayerNormalization from dy, x, scale, saved mean and 1/std.",
         cases=(
             ({"axis": -1}, ("f32[2,5,16]", "f32[2,5,16]", "f32[16]", "f32[2,5,1]", "f32[2,5,1]")),
             ({"axis": -1}, ("f32[3,1]", "f32[3,1]", "f32[1]", "f32[3,1]", "f32[3,1]")),

@@ -77,9 +77,7 @@ def row_keys(
     return keys[0], keys[1]
 
 
-def kept(
-    b: Builder, x: Value, seed: Value, offset: Value | None, attrs: dict[str, Any]
-) -> Value:
+def kept(b: Builder, x: Value, seed: Value, offset: Value | None, attrs: dict[str, Any]) -> Value:
     """`b[shape of x]`: true where the element survives."""
     first, second = row_keys(b, x, seed, offset, attrs["site"], attrs["sample_dim"])
     feature = _times(b, b.arange(type_of(x).shape[-1]), SPREAD)  # i64[D]

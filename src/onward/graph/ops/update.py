@@ -1,4 +1,6 @@
-"""Optimizer updates: `(p, g, state..., lr, step) -> (p', state'...)`, pure; the plan makes them in place.
+"""Optimizer updates: `(p, g, state..., lr, step) -> (p', state'...)`.
+
+Pure as ops; the plan makes them in place.
 
 Formulas are those of `torch.optim`: AdamW (arXiv 1711.05101), Adam (arXiv 1412.6980), SGD with
 momentum (Sutskever et al., 2013). Bias corrections are computed in fp64: in fp32 `1 - 0.999` is
@@ -82,7 +84,8 @@ OPS = (
         name="AdamUpdate",
         infer=_infer_adam,
         body=_adam,
-        doc="p', m', v' of Adam (weight decay added to g) or, with decoupled=1, AdamW (p shrunk by lr*decay).",
+        doc="p', m', v' of Adam (weight decay added to g) or, with decoupled=1, AdamW (p shrunk by "
+        "lr * decay).",
         cases=tuple(
             ({**_BETAS, "weight_decay": decay, "decoupled": decoupled},
              (_P, _P, _P, _P, "f32[]", "i64[]"))

@@ -49,9 +49,9 @@ def _bind_matmul(use: Use) -> Launch:
 
 
 def _batched(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> list[Launch]:
-    whole = [_merged(t) for t in (a, b, y)]
-    if all(t is not None for t in whole):
-        return [partial(torch.bmm, whole[0], whole[1], out=whole[2])]
+    a3, b3, y3 = _merged(a), _merged(b), _merged(y)
+    if a3 is not None and b3 is not None and y3 is not None:
+        return [partial(torch.bmm, a3, b3, out=y3)]
     return [call for i in range(y.shape[0]) for call in _batched(a[i], b[i], y[i])]
 
 

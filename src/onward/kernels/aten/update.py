@@ -14,8 +14,10 @@ def _step_scratch(need: Need) -> list[Type]:
     return [Type(DType.FLOAT, ())]
 
 
-def _in_place(use: Use, pairs: tuple[tuple[int, int], ...]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Outputs that do not lie in their input's memory, with that input: copied before the update."""
+def _in_place(
+    use: Use, pairs: tuple[tuple[int, int], ...]
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Outputs that lie elsewhere than their input, with that input: copied before the update."""
     return [
         (use.outputs[o], use.x(i))
         for o, i in pairs
@@ -23,6 +25,7 @@ def _in_place(use: Use, pairs: tuple[tuple[int, int], ...]) -> list[tuple[torch.
     ]
 
 
+aten = torch.ops.aten
 _ADAM_PAIRS = ((0, 0), (1, 2), (2, 3))
 
 
@@ -32,7 +35,7 @@ def _bind_adam(use: Use) -> Launch:
     copies = _in_place(use, _ADAM_PAIRS)
     count = use.scratch[0]
     a = use.attrs
-    function = torch._fused_adamw_ if a["decoupled"] else torch._fused_adam_
+    function = aten._fused_adamw_ if a["decoupled"] else aten._fused_adam_
     update = partial(
         function, [p], [g], [m], [v], [], [count], lr=lr, beta1=float(a["beta1"]),
         beta2=float(a["beta2"]), weight_decay=float(a["weight_decay"]), eps=float(a["eps"]),
@@ -60,7 +63,7 @@ def _bind_sgd(use: Use) -> Launch:
         for target, source in copies:
             target.copy_(source)
         buffers = [velocity] if velocity is not None else []
-        torch._fused_sgd_(
+        aten._fused_sgd_(
             [p], [g], buffers, weight_decay=float(a["weight_decay"]), momentum=momentum,
             lr=lr, dampening=float(a["dampening"]), nesterov=bool(a["nesterov"]), maximize=False,
             is_first_step=velocity is not None and int(step) == 1,

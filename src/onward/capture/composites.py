@@ -1,0 +1,137 @@
+"""ATen -> ONNX for composites, which stay whole: normalisation, attention, dropout, losses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from onward.capture.aten import Call, aten
+from onward.config import CaptureError
+from onward.graph.graph import Value, type_of
+from onward.graph.types import Type, product
+
+
+@aten("layer_norm.default")
+def _layer_norm(
+    c: Call, x: Value, shape: list[int], weight: Value | None = None, bias: Value | None = None,
+    eps: float = 1e-5, *_: Any,
+) -> Value:  # fmt: skip
+    inner = Type(type_of(x).dtype, tuple(shape))
+    scale = weight if weight is not None else c.b.const(np.ones(shape, inner.dtype.numpy()))
+    shift = bias if bias is not None else c.b.const(np.zeros(shape, inner.dtype.numpy()))
+    return c.b.LayerNormalization(x, scale, shift, axis=-len(shape), epsilon=eps)[0]
+
+
+@aten("softmax.int", "_softmax.default", "log_softmax.int", "_log_softmax.default")
+def _softmax(c: Call, x: Value, dim: int, *_: Any) -> Value:
+    op_type = "LogSoftmax" if "log_softmax" in str(c.node.target) else "Softmax"
+    x = c.value(x, c.type.dtype)
+    rank = type_of(x).rank
+    dim = dim % rank
+    swap = [*(i for i in range(rank) if i != dim), dim]
+    y = c.b.node(op_type, [c.b.transpose(x, swap)], {"axis": -1})
+    back = [swap.index(i) for i in range(rank)]
+    return c.b.transpose(y, back)  # type: ignore[arg-type]
+
+
+@aten("dropout.default", "dropout_.default", "feature_dropout.default")
+def _dropout(c: Call, x: Value, ratio: float, train: bool) -> Value:
+    if "feature" in str(c.node.target):
+        raise CaptureError("feature dropout")
+    if not train or ratio == 0.0:
+        return x
+    r = c.random(x)
+    return c.b.Dropout(
+        x, r["seed"], r["offset"], ratio=float(ratio), site=r["site"], sample_dim=r["sample_dim"]
+    )
+
+
+def _attention(
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None, ratio: float, causal: bool,
+    scale: float | None,
+) -> Value:  # fmt: skip
+    size = type_of(q).shape[-1]
+    assert isinstance(size, int)
+    attrs: dict[str, Any] = {
+        "scale": float(scale) if scale is not None else 1.0 / math.sqrt(size),
+        "is_causal": int(causal),
+    }
+    if ratio == 0.0:
+        return (
+            c.b.Attention(q, k, v, mask, **attrs)
+            if mask is not None
+            else c.b.Attention(q, k, v, **attrs)
+        )
+    shape = (*type_of(q).shape[:-1], type_of(k).shape[-2])
+    like = Value(name="probabilities")
+    like.meta["type"] = type_of(q).with_shape(shape)
+    r = c.random(like)
+    attrs |= {"ratio": float(ratio), "site": r["site"], "sample_dim": r["sample_dim"]}
+    return c.b.Attention(q, k, v, mask, r["seed"], r["offset"], **attrs)
+
+
+@aten("onward.attention.default")
+def _onward_attention(
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float,
+    ratio: float,
+) -> Value:  # fmt: skip
+    return _attention(c, q, k, v, mask, ratio, causal, scale)
+
+
+@aten("scaled_dot_product_attention.default")
+def _sdpa(
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None = None, ratio: float = 0.0,
+    causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Value:  # fmt: skip
+    if enable_gqa:
+        raise CaptureError("attention with enable_gqa")
+    return _attention(c, q, k, v, mask, ratio, causal, scale)
+
+
+@aten("cross_entropy_loss.default")
+def _cross_entropy(
+    c: Call, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
+    ignore_index: int = -100, label_smoothing: float = 0.0,
+) -> Value:  # fmt: skip
+    if label_smoothing:
+        raise CaptureError("cross entropy with label smoothing")
+    if type_of(labels).is_floating:
+        raise CaptureError("cross entropy with class probabilities as labels")
+    shape = type_of(x).shape
+    if len(shape) != 2:  # f[N,C,*S] -> f[N*S,C]
+        x = c.b.transpose(x, [0, *range(2, len(shape)), 1])
+        x = c.b.reshape(x, (product([shape[0], *shape[2:]]), shape[1]))
+        if reduction == 0:
+            raise CaptureError("unreduced cross entropy of more than two dims")
+        labels = c.b.reshape(labels, (product(type_of(labels).shape),))
+    inputs = [x, labels] if weight is None else [x, labels, weight]
+    kind = {0: "none", 1: "mean", 2: "sum"}[reduction]
+    return c.b.SoftmaxCrossEntropyLoss(*inputs, reduction=kind, ignore_index=ignore_index)[0]
+
+
+@aten("mse_loss.default")
+def _mse(c: Call, x: Value, y: Value, reduction: int = 1) -> Value:
+    d = c.b.Sub(x, y)
+    return _reduce_loss(c, c.b.Mul(d, d), reduction)
+
+
+@aten("binary_cross_entropy_with_logits.default")
+def _bce(
+    c: Call, x: Value, y: Value, weight: Value | None = None, pos_weight: Value | None = None,
+    reduction: int = 1,
+) -> Value:  # fmt: skip
+    """`max(x, 0) - x y + log(1 + exp(-|x|))`."""
+    if weight is not None or pos_weight is not None:
+        raise CaptureError("binary cross entropy with weights")
+    soft = c.b.Log(c.b.Add(c.b.Exp(c.b.Neg(c.b.Abs(x))), 1.0))
+    return _reduce_loss(c, c.b.Add(c.b.Sub(c.b.Relu(x), c.b.Mul(x, y)), soft), reduction)
+
+
+def _reduce_loss(c: Call, x: Value, reduction: int) -> Value:
+    if reduction == 0:
+        return x
+    op_type = "ReduceMean" if reduction == 1 else "ReduceSum"
+    dims = c.b.ints(range(type_of(x).rank))
+    return c.b.node(op_type, [x, dims], {"keepdims": 0})  # type: ignore[return-value]

@@ -1,0 +1,190 @@
+"""Tiny random models and batches for tests, eager PyTorch in any precision, stock onnxruntime."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch import nn
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2LMHeadModel,
+)
+
+from onward.compile import Compiled
+from onward.execute import Memory
+from onward.graph.file import to_proto
+from onward.graph.graph import Graph, Node, attributes
+
+VOCABULARY = 97
+Tensors = dict[str, torch.Tensor]
+
+
+def _ready(model: Any) -> Any:
+    """In training mode, with no parameter left at the zeros and ones of its initialisation."""
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p), alpha=0.02)
+    return model.train()
+
+
+def gpt2(dropout: float = 0.1, layers: int = 2, width: int = 32, **more: Any) -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    settings = dict(
+        n_layer=layers, n_embd=width, n_head=2, n_positions=64, vocab_size=VOCABULARY,
+        bos_token_id=0, eos_token_id=0, attn_pdrop=dropout, embd_pdrop=dropout, resid_pdrop=dropout,
+    )  # fmt: skip
+    return _ready(GPT2LMHeadModel(GPT2Config(**{**settings, **more})))
+
+
+def bert(
+    dropout: float = 0.1, layers: int = 2, width: int = 32, classes: int = 0, **more: Any
+) -> BertForMaskedLM | BertForSequenceClassification:
+    """Masked language model, or a classifier where `classes` are asked for."""
+    torch.manual_seed(0)
+    settings = dict(
+        num_hidden_layers=layers, hidden_size=width, num_attention_heads=2,
+        intermediate_size=2 * width, max_position_embeddings=64, vocab_size=VOCABULARY,
+        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
+    )  # fmt: skip
+    config = BertConfig(**{**settings, **more})
+    if classes:
+        config.num_labels = classes
+        return _ready(BertForSequenceClassification(config))
+    return _ready(BertForMaskedLM(config))
+
+
+class Mlp(nn.Module):
+    """A plain module that returns logits; its loss is a function."""
+
+    def __init__(self, dropout: float = 0.0, width: int = 8, classes: int = 5) -> None:
+        super().__init__()
+        self.inner = nn.Linear(width, 16)
+        self.drop = nn.Dropout(dropout)
+        self.outer = nn.Linear(16, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.outer(self.drop(torch.tanh(self.inner(x))))
+
+
+def mlp(dropout: float = 0.0) -> Mlp:
+    torch.manual_seed(0)
+    return Mlp(dropout).train()
+
+
+def tokens(size: int, length: int, seed: int = 1) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, VOCABULARY, (size, length), generator=generator)
+
+
+PADDINGS = ("right", "left", "middle")
+
+
+def batch(
+    size: int = 4, length: int = 12, padding: str | None = None, ignored: bool = False, seed: int = 1
+) -> Tensors:
+    """`input_ids`, `labels`; with `padding` a mask with holes there; with `ignored` some -100."""
+    ids = tokens(size, length, seed)
+    labels = ids.clone()
+    out = {"input_ids": ids, "labels": labels}
+    if padding is not None:
+        mask = torch.ones_like(ids)
+        for row in range(1, size):
+            n = 1 + row % max(1, length // 3)
+            start = {"right": length - n, "left": 0, "middle": length // 3}[padding]
+            mask[row, start : start + n] = 0
+        out["attention_mask"] = mask
+        labels[mask == 0] = -100
+    if ignored:
+        labels[:, ::3] = -100
+    return out
+
+
+def halves(data: Mapping[str, torch.Tensor]) -> list[Tensors]:
+    half = next(iter(data.values())).shape[0] // 2
+    return [{k: v[:half] for k, v in data.items()}, {k: v[half:] for k, v in data.items()}]
+
+
+def eager(model: nn.Module, data: Mapping[str, Any], dtype: torch.dtype) -> Tensors:
+    """Loss and gradients (`grad.<parameter>`) of a copy of the model in this precision."""
+    twin = copy.deepcopy(model).to(dtype)
+    loss = twin(**data).loss
+    loss.backward()
+    found = {f"grad.{n}": p.grad for n, p in twin.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **found}
+
+
+def compiled(model: nn.Module, data: Mapping[str, Any], **more: Any) -> Compiled:
+    return Compiled(model, (), dict(data), **more)
+
+
+def trained(made: Compiled) -> list[str]:
+    return [n for n, p in made.captured.parameters.items() if p.requires_grad]
+
+
+def execute(
+    made: Compiled,
+    graph: Graph,
+    data: Mapping[str, torch.Tensor],
+    outputs: Iterable[str] | None = None,
+    **feeds: Any,
+) -> Tensors:
+    """The graph's outputs from Onward's plan and executor."""
+    wanted = list(outputs or graph.outputs)
+    tensors = list(data.values())
+    dims = made.captured.dims(tensors)
+    assert dims is not None, "the capture does not fit the batch"
+    owned = {**made.captured.parameters, **made.captured.buffers}
+    executable = made.executable(made.plan(graph, wanted, dims), Memory(torch.device("cpu")), owned)
+    leaves = {made.captured.leaves[i]: t for i, t in enumerate(tensors)}
+    executable.run({**FEEDS, **leaves, **feeds})
+    return {name: executable.output(name) for name in wanted}
+
+
+FEEDS: dict[str, Any] = {
+    "seed": torch.tensor([12345, 67890]), "sample_offset": 0, "loss_weight": 1.0,
+}  # fmt: skip
+
+
+def gradients(model: nn.Module, data: Mapping[str, torch.Tensor]) -> Tensors:
+    """Loss and gradients from Onward."""
+    made = compiled(model, data)
+    graph = made.differentiated(trained(made))
+    names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
+    return execute(made, graph, data, names)
+
+
+def onnxruntime(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) -> Tensors:
+    """The graph's outputs from the stock engine, its own optimiser off."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    session = ort.InferenceSession(to_proto(graph).SerializeToString(), options)
+    own = {**made.captured.parameters, **made.captured.buffers, **data}
+    feeds = {}
+    for item in session.get_inputs():
+        value = own.get(item.name, FEEDS.get(item.name))
+        whole = np.int64 if "int64" in item.type else np.float32
+        feeds[item.name] = (
+            value.detach().numpy()
+            if isinstance(value, torch.Tensor)
+            else np.array(value, dtype=whole)
+        )
+    results = session.run(None, feeds)
+    return {n: torch.from_numpy(np.array(r)) for n, r in zip(graph.outputs, results, strict=True)}
+
+
+def dropout_nodes(graph: Graph) -> list[Node]:
+    """Nodes that draw a mask: Dropout, and Attention with dropout inside."""
+    return [
+        n
+        for n in graph
+        if n.op_type in ("Dropout", "Attention") and attributes(n).get("ratio", 0.0) > 0
+    ]
