@@ -24,6 +24,7 @@ from onward.differentiate.update import state_name
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
 from onward.graph.types import Type
+from onward.plan import Plan
 from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
 from onward.train.optim import Optimizer, hyperparameters, to_torch, update_group
@@ -225,7 +226,7 @@ class Trainer:
             )
 
     def report(self) -> dict[str, Any]:
-        """Seconds of each compile stage, edits of each pass, the last plan, its predicted peak."""
+        """Seconds of each compile stage, edits of each pass, predicted peak, launches, notes."""
         steps = self._train or self._eval
         if not steps or self._last_executable is None:
             raise OnwardError("nothing has run yet; fix: call train_step first")
@@ -236,9 +237,23 @@ class Trainer:
             "predicted_peak_bytes": self._last_executable.plan.peak,
             "launches": len(self._last_executable.plan.launches),
             "notes": list(compiled.captured.notes),
-            "plan": self._last_executable.plan,
-            "profile": self._last_executable.profile_by_op,
         }
+
+    @property
+    def plan(self) -> Plan:
+        """The plan of the last step; print it to see every buffer. Raises OnwardError before one."""
+        if self._last_executable is None:
+            raise OnwardError("nothing has run yet; fix: call train_step first")
+        return self._last_executable.plan
+
+    def profile(self) -> dict[str, float]:
+        """Seconds per op, largest first, of one more run of the last step, launch by launch.
+
+        It is a real step on the last batch: the weights move once more.
+        """
+        if self._last_executable is None:
+            raise OnwardError("nothing has run yet; fix: call train_step first")
+        return self._last_executable.profile_by_op()
 
     def export_onnx(self, path: str | Path, batch: Any = None) -> Path:
         """Writes the model's forward (evaluation mode, no labels, symbolic sizes) with its weights.
