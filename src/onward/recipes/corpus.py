@@ -22,7 +22,7 @@ Ids = NDArray[np.int32]
 END_OF_TEXT = "<|endoftext|>"
 EVAL_ONE_IN = 20  # One in this many files, or of the last blocks, is held out for evaluation.
 PIECE_CHARS = 1 << 20  # Long documents are tokenised in pieces, on all cores.
-# Not text that anyone wrote for reading, or other people's, or tests.
+# Other people's packages, tests, applications, and tables written by programs (encodings).
 SKIPPED_DIRS = frozenset(
     {
         "site-packages",
@@ -33,6 +33,7 @@ SKIPPED_DIRS = frozenset(
         "lib2to3",
         "turtledemo",
         "ensurepip",
+        "encodings",
         "pydoc_data",
         "__pycache__",
         "__phello__",

@@ -93,7 +93,7 @@ class OnwardEngine:
         return float(self.trainer.eval_step(input_ids=input_ids, labels=labels).loss)
 
     def export_onnx(self, path: Path) -> None:
-        """Writes the training step as one ONNX model."""
+        """Writes the trained model for ONNX runtimes."""
         self.trainer.export_onnx(path)
 
 

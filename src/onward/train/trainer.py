@@ -70,6 +70,7 @@ class Trainer:
 
     loss_fn(outputs, *targets) makes the loss of a model that does not return one; the targets are
     then the last positional argument of a step, or its keyword `labels`, `target` or `targets`.
+    `verify` is short for `TrainerOptions(verify=True)`.
     Raises OnwardError for what it cannot do, before anything is changed.
     """
 
@@ -80,6 +81,7 @@ class Trainer:
         loss_fn: LossFunction | None = None,
         model_desc: Mapping[str, Any] | None = None,
         options: TrainerOptions | None = None,
+        verify: bool = False,
     ) -> None:
         self.model = model
         self.loss_fn = loss_fn
@@ -102,7 +104,7 @@ class Trainer:
         self._snapshot: tuple[Any, ...] = ()
         self._example: Call | None = None
         self._last_executable: Executable | None = None
-        self._verified = not self.options.verify
+        self._verified = not (verify or self.options.verify)
         self._step_tensor = torch.zeros(())
         self._owned_state: dict[str, torch.Tensor] = {}
         self._take_over_optimizer()

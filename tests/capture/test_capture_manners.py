@@ -1,0 +1,196 @@
+"""What a capture refuses, and that it leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tiny import Mlp, batch, bert, gpt2, mlp
+from torch import nn
+
+from onward.capture import capture
+from onward.config import CaptureError
+
+X, Y = torch.randn(6, 8), torch.arange(6) % 5
+loss_fn = nn.functional.cross_entropy
+
+
+class Logit(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.special.i0(x)
+
+
+class Fold(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.logcumsumexp(x, 1)
+
+
+class Odd(Mlp):
+    """Two submodules whose ops no table will ever hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Logit(), Fold()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(super().forward(x)))
+
+
+def test_unsupported_ops_are_listed_whole_with_their_modules() -> None:
+    with pytest.raises(CaptureError) as caught:
+        capture(Odd().train(), (X,), {}, (Y,), loss_fn)
+    text = str(caught.value)
+    assert "2 op(s)" in text
+    lines = [line for line in text.splitlines() if " at " in line]
+    assert len(lines) == 2
+    assert any("special_i0" in line and line.endswith("at first") for line in lines), text
+    assert any("logcumsumexp" in line and line.endswith("at second") for line in lines), text
+
+
+class Custom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:  # not the derivative of forward
+        return dy * 7
+
+
+class WithFunction(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(Custom.apply(x))
+
+
+def test_function_with_its_own_backward_is_refused_by_name() -> None:
+    with pytest.raises(CaptureError, match="Custom"):
+        capture(WithFunction().train(), (X,), {}, (Y,), loss_fn)
+
+
+def test_autocast_is_refused() -> None:
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(CaptureError, match="autocast"):
+        capture(mlp(), (X,), {}, (Y,), loss_fn)
+
+
+def test_parameters_that_share_storage_are_refused_by_name() -> None:
+    model = mlp()
+    whole = torch.randn(16 * 8 + 5 * 16)
+    model.inner.weight = nn.Parameter(whole[: 16 * 8].view(16, 8))
+    model.outer.weight = nn.Parameter(whole[16 * 8 :].view(5, 16))
+    with pytest.raises(CaptureError, match=r"outer\.weight and inner\.weight"):
+        capture(model, (X,), {}, (Y,), loss_fn)
+
+
+def test_refusals_come_together() -> None:
+    model = mlp()
+    whole = torch.randn(16 * 8 + 5 * 16)
+    model.inner.weight = nn.Parameter(whole[: 16 * 8].view(16, 8))
+    model.outer.weight = nn.Parameter(whole[16 * 8 :].view(5, 16))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(CaptureError) as caught:
+        capture(model, (X,), {}, (Y,), loss_fn)
+    assert "autocast" in str(caught.value)
+    assert "one storage" in str(caught.value)
+
+
+# ---- no trace
+
+
+def trace(model: nn.Module) -> dict[str, Any]:
+    """Everything a capture could leave changed."""
+    from transformers import masking_utils
+
+    transformer = torch.nn.modules.transformer
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    configs = [c for m in model.modules() if (c := getattr(m, "config", None)) is not None]
+    return {
+        "training": [m.training for m in model.modules()],
+        "hooks": [dict(getattr(m, h)) for m in model.modules() for h in hooks],
+        "attributes": [sorted(m.__dict__) for m in model.modules()],
+        "config": [c.to_dict() for c in configs],
+        "attention": [c._attn_implementation for c in configs],
+        "rng": torch.get_rng_state().tolist(),
+        "apply": torch.autograd.Function.__dict__["apply"],
+        "causal": transformer._detect_is_causal_mask,
+        "packed": masking_utils.find_packed_sequence_indices,
+        "grads": [p.grad for p in model.parameters()],
+        "versions": [p._version for p in model.parameters()],
+        "requires": [p.requires_grad for p in model.parameters()],
+        "values": [p.detach().clone() for p in model.parameters()],
+        "grad mode": torch.is_grad_enabled(),
+        "dtype": torch.get_default_dtype(),
+    }
+
+
+def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
+    for key, value in before.items():
+        if key == "values":
+            assert all(torch.equal(a, b) for a, b in zip(value, after[key], strict=True))
+        else:
+            assert value == after[key], f"{key} changed"
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("make", [gpt2, bert], ids=["gpt2", "bert"])
+def test_capture_leaves_no_trace(make: Any, attention: str) -> None:
+    model = make(attn_implementation=attention)
+    model.get_submodule("transformer.h.0" if make is gpt2 else "bert.encoder.layer.0").eval()
+    assert model.config._attn_implementation == attention
+    before = trace(model)
+    capture(model, (), batch(padding="right"))
+    assert_same(before, trace(model))
+
+
+class Broken(nn.Module):
+    """A Hugging Face model whose head cannot be captured."""
+
+    def __init__(self, inner: nn.Module, fault: Any) -> None:
+        super().__init__()
+        self.inner, self.fault = inner, fault
+
+    def forward(self, **batch: torch.Tensor) -> torch.Tensor:
+        return self.fault(self.inner(**batch).loss)
+
+
+def raises(loss: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("a fault of the user's own")
+
+
+FAULTS = {
+    "no translation": torch.special.i0,
+    "own backward": Custom.apply,
+    "data-dependent": lambda loss: loss if loss.item() > 0 else -loss,
+    "raises": raises,
+}
+
+
+@pytest.fixture
+def failing() -> Iterator[Any]:
+    yield lambda fault: Broken(gpt2(), FAULTS[fault]).train()
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_failed_capture_leaves_no_trace_either(failing: Any, fault: str) -> None:
+    model = failing(fault)
+    before = trace(model)
+    with pytest.raises(CaptureError):
+        capture(model, (), batch(padding="right"))
+    assert_same(before, trace(model))
+    # and the model still runs in plain PyTorch
+    assert model.inner(**batch(padding="right")).loss.isfinite()
+
+
+def test_batch_is_not_touched() -> None:
+    data = batch(padding="middle", ignored=True)
+    kept = copy.deepcopy(data)
+    capture(bert(), (), data)
+    assert all(torch.equal(data[k], kept[k]) for k in kept)
+
+
+def test_this_file_covers_the_attention_kinds_of_transformers() -> None:
+    """The two implementations captured whole; any other keeps its own ops."""
+    known = set(transformers.AttentionInterface().valid_keys())
+    assert {"sdpa"} <= known
