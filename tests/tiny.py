@@ -88,7 +88,11 @@ PADDINGS = ("right", "left", "middle")
 
 
 def batch(
-    size: int = 4, length: int = 12, padding: str | None = None, ignored: bool = False, seed: int = 1
+    size: int = 4,
+    length: int = 12,
+    padding: str | None = None,
+    ignored: bool = False,
+    seed: int = 1,
 ) -> Tensors:
     """`input_ids`, `labels`; with `padding` a mask with holes there; with `ignored` some -100."""
     ids = tokens(size, length, seed)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-import transformers
-from tiny import Mlp, batch, bert, gpt2, mlp
+from tiny import Mlp, batch, bert, compiled, dropout_nodes, execute, gpt2, mlp, trained
 from torch import nn
 
 from onward.capture import capture
+from onward.compile import Compiled
 from onward.config import CaptureError
 
 X, Y = torch.randn(6, 8), torch.arange(6) % 5
@@ -61,14 +60,57 @@ class Custom(torch.autograd.Function):
         return dy * 7
 
 
+bound_early = Custom.apply
+
+
 class WithFunction(Mlp):
+    def __init__(self, early: bool) -> None:
+        super().__init__()
+        self.early = early
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(Custom.apply(x))
+        return super().forward(bound_early(x) if self.early else Custom.apply(x))
 
 
-def test_function_with_its_own_backward_is_refused_by_name() -> None:
-    with pytest.raises(CaptureError, match="Custom"):
-        capture(WithFunction().train(), (X,), {}, (Y,), loss_fn)
+@pytest.mark.parametrize("early", [False, True])
+def test_function_with_its_own_backward_is_refused_by_name(early: bool) -> None:
+    with pytest.raises(CaptureError, match=r"torch\.autograd\.Function Custom"):
+        capture(WithFunction(early).train(), (X,), {}, (Y,), loss_fn)
+
+
+class Checkpointed(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_checkpointing_is_inlined() -> None:
+    torch.manual_seed(0)
+    model = Checkpointed().train()
+    made = Compiled(model, (X,), {}, (Y,), loss_fn)
+    graph = made.differentiated(trained(made))
+    got = execute(made, graph, {"x": X, "target": Y})
+    loss_fn(model(X), Y).backward()
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(got[f"grad.{name}"], p.grad)
+
+
+class PartlyFrozen(Mlp):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            h = torch.tanh(self.inner(x))
+        return self.outer(h)
+
+
+def test_region_without_gradients_is_never_given_some() -> None:
+    """Refused, or captured with the gradient stopped; never silently trained."""
+    model = PartlyFrozen().train()
+    try:
+        made = Compiled(model, (X,), {}, (Y,), loss_fn)
+    except CaptureError as error:
+        assert "wrap_with_set_grad_enabled" in str(error)
+        return
+    outputs = made.differentiated(trained(made)).outputs
+    assert {n for n in outputs if n.startswith("grad.")} == {"grad.outer.weight", "grad.outer.bias"}
 
 
 def test_autocast_is_refused() -> None:
@@ -114,6 +156,7 @@ def trace(model: nn.Module) -> dict[str, Any]:
         "attention": [c._attn_implementation for c in configs],
         "rng": torch.get_rng_state().tolist(),
         "apply": torch.autograd.Function.__dict__["apply"],
+        "functions": dict(vars(torch.autograd.function)),
         "causal": transformer._detect_is_causal_mask,
         "packed": masking_utils.find_packed_sequence_indices,
         "grads": [p.grad for p in model.parameters()],
@@ -167,14 +210,9 @@ FAULTS = {
 }
 
 
-@pytest.fixture
-def failing() -> Iterator[Any]:
-    yield lambda fault: Broken(gpt2(), FAULTS[fault]).train()
-
-
 @pytest.mark.parametrize("fault", FAULTS)
-def test_failed_capture_leaves_no_trace_either(failing: Any, fault: str) -> None:
-    model = failing(fault)
+def test_failed_capture_leaves_no_trace_either(fault: str) -> None:
+    model = Broken(gpt2(), FAULTS[fault]).train()
     before = trace(model)
     with pytest.raises(CaptureError):
         capture(model, (), batch(padding="right"))
@@ -190,7 +228,27 @@ def test_batch_is_not_touched() -> None:
     assert all(torch.equal(data[k], kept[k]) for k in kept)
 
 
-def test_this_file_covers_the_attention_kinds_of_transformers() -> None:
-    """The two implementations captured whole; any other keeps its own ops."""
-    known = set(transformers.AttentionInterface().valid_keys())
-    assert {"sdpa"} <= known
+class Wrapped(nn.Module):
+    """Hides the model's `use_cache`, so that the cache's own concatenations are captured."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **batch: torch.Tensor) -> torch.Tensor:
+        return self.inner(**batch).loss
+
+
+def test_model_with_its_cache_on_is_the_same_model() -> None:
+    model = Wrapped(gpt2(dropout=0.0)).train()
+    data = batch(padding="right")
+    made = compiled(model, data)
+    got = execute(made, made.forward, data, ["loss"])["loss"]
+    torch.testing.assert_close(got, model(**data).detach(), rtol=1e-5, atol=0)
+
+
+def test_submodules_keep_their_own_mode() -> None:
+    """A frozen block in evaluation mode has no dropout, in the graph as in PyTorch."""
+    model = gpt2()
+    model.transformer.h[0].eval()
+    assert len(dropout_nodes(capture(model, (), batch()).graph)) == 1 + 3

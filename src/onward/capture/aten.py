@@ -330,7 +330,9 @@ def _split(c: Call, x: Value, *args: Any) -> list[Value]:
 
 @aten("cat.default", "concat.default")
 def _cat(c: Call, xs: Sequence[Value], dim: int = 0) -> Value:
-    return c.b.Concat(*[c.value(x, c.type.dtype) for x in xs], axis=dim % type_of(xs[0]).rank)
+    rank = c.type.rank
+    parts = [x for x in xs if rank == 1 or type_of(x).shape != (0,)]  # as torch: f[0] is nothing
+    return c.b.Concat(*[c.value(x, c.type.dtype) for x in parts], axis=dim % rank)
 
 
 @aten("stack.default")

@@ -8,6 +8,7 @@ symbol, and that equality is guarded (`Captured.accepts`).
 from __future__ import annotations
 
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -156,7 +157,7 @@ def capture(
     tensors = [v.detach() for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
     _refuse(model)
     flat = _Flat(model, spec, fixed, loss_fn, want_loss)
-    flat.train(model.training)
+    flat.training = model.training  # its own flag alone: submodules keep theirs
     flat.extra = forward_defaults(model, kwargs) if _takes(model, "use_cache") else {}
     program = _export(flat, tensors, names)
     graph = Graph("forward")
@@ -207,11 +208,14 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
     """The patches an export needs, undone afterwards."""
     transformer = torch.nn.modules.transformer
     detect = transformer._detect_is_causal_mask
-    apply = torch.autograd.Function.__dict__["apply"]
+    functions = torch.autograd.function
+    defined = functions._is_setup_context_defined
 
-    def refuse_custom(cls: type, *args: Any, **kwargs: Any) -> Any:
+    def refuse_custom(setup_context: Any) -> bool:
+        """`Function.apply` asks this first, also where it was bound long ago (`f = F.apply`)."""
+        cls = sys._getframe(1).f_locals["cls"]
         if cls.__module__.partition(".")[0] == "torch":
-            return apply.__get__(None, cls)(*args, **kwargs)
+            return defined(setup_context)
         raise CaptureError(
             f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a "
             "capture would drop; fix: write it with differentiable torch ops"
@@ -220,14 +224,14 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
     transformer._detect_is_causal_mask = (  # the original inspects data, which an export has not
         lambda mask, is_causal=None, size=None: bool(is_causal)
     )
-    torch.autograd.Function.apply = classmethod(refuse_custom)  # type: ignore[assignment]
+    functions._is_setup_context_defined = refuse_custom
     try:
         with attention_kept_whole(model, own_positions), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         transformer._detect_is_causal_mask = detect
-        torch.autograd.Function.apply = apply  # type: ignore[method-assign]
+        functions._is_setup_context_defined = defined
 
 
 def _export(flat: _Flat, tensors: list[torch.Tensor], names: list[str]) -> Any:

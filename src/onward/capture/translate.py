@@ -177,7 +177,7 @@ class Translator:
             self.env[node] = TABLE[name](call, *args, **kwargs)
         except CaptureError:
             raise
-        except (ValueError, AssertionError, TypeError) as error:
+        except (ValueError, AssertionError, TypeError, LookupError) as error:
             raise CaptureError(f"{name} at {module_path(node)}: {error}") from error
 
     def _resolve(self, arg: Any) -> Any:

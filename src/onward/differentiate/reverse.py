@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from onward.differentiate.rules import NO_GRADIENT, RULES
+from onward.differentiate.rules import NO_GRADIENT, RULES, Gradients
 from onward.graph.build import Builder, inline
 from onward.graph.graph import ONWARD, Graph, Node, Role, Value, attributes, type_of, where
 from onward.graph.ops import OPS
@@ -43,7 +43,7 @@ def differentiate(graph: Graph, wrt: Sequence[str], loss: str = "loss") -> Graph
             continue
         b = Builder(graph, module=where(node))
         first = len(graph)
-        dxs = RULES[node.op_type](b, dys, list(node.outputs), list(node.inputs), attributes(node))
+        dxs = _derive(b, node, dys)
         for x, dx in zip(node.inputs, dxs, strict=False):
             if x is None or dx is None or x not in needed:
                 continue
@@ -56,6 +56,17 @@ def differentiate(graph: Graph, wrt: Sequence[str], loss: str = "loss") -> Graph
         if value in gradients:
             graph.outputs[gradient_name(value.name or "")] = gradients[value]
     return graph
+
+
+def _derive(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
+    """What the op's rule gives; where it refuses, its reason with the node's place."""
+    rule = RULES[node.op_type]
+    try:
+        return rule(b, dys, list(node.outputs), list(node.inputs), attributes(node))
+    except ValueError as error:
+        raise ValueError(
+            f"no gradient of {node.op_type} at {where(node) or '(top)'}: {error}"
+        ) from error
 
 
 def unbroadcast(b: Builder, dx: Value, shape: Shape) -> Value:
@@ -102,12 +113,15 @@ def _require_rules(graph: Graph, needed: set[Value], end: Value) -> None:
 
 
 def _ancestors(value: Value) -> list[Node]:
+    """The nodes from which a gradient could come to `value`'s producer, and that producer."""
     seen: dict[Node, None] = {}
     stack = [value.producer()]
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
+        if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):
+            continue  # no gradient passes, so what lies behind needs no rule
         seen[node] = None
         stack.extend(x.producer() for x in node.inputs if x is not None)
     return list(seen)

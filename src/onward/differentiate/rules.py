@@ -16,7 +16,7 @@ import numpy as np
 
 from onward.graph.build import Builder
 from onward.graph.graph import Value, array_of, content_of, type_of
-from onward.graph.infer import clamp_slice
+from onward.graph.infer import clamp_slice, reduced_dims
 from onward.graph.types import Size, product
 
 Gradients: TypeAlias = Sequence[Value | None]
@@ -72,6 +72,8 @@ def binary(
         xs: list[Value | None],
         attrs: dict[str, Any],
     ) -> Gradients:
+        if len(xs) != 2:
+            raise ValueError(f"{op_type} of {len(xs)} inputs has no gradient rule")
         assert dys[0] is not None and xs[0] is not None and xs[1] is not None
         return function(b, dys[0], ys[0], xs[0], xs[1])
 
@@ -117,10 +119,14 @@ def _pow(b: Builder, dy: Value, y: Value, x: Value, n: Value) -> Gradients:
     exponent = array_of(n)
     if exponent is not None and exponent.size == 1:
         e = float(exponent.reshape(-1)[0])
+        if e == 0:
+            return (None, None)  # not 0 * x^-1, which is NaN at 0
         slope = b.Mul(b.Pow(x, b.scalar(e - 1, type_of(x).dtype)), e)
         return (b.Mul(dy, slope), None)
-    less = b.Sub(n, 1.0)
-    return (b.Mul(dy, b.Mul(n, b.Pow(x, less))), b.Mul(dy, b.Mul(y, b.Log(x))))
+    zero = b.scalar(0.0, type_of(x).dtype)  # as PyTorch where a factor is 0 and the other infinite
+    slope = b.Where(b.Equal(n, 0.0), zero, b.Mul(n, b.Pow(x, b.Sub(n, 1.0))))
+    power = b.Where(b.Equal(x, 0.0), zero, b.Mul(y, b.Log(x)))
+    return (b.Mul(dy, slope), b.Mul(dy, power))
 
 
 binary("Pow", _pow)
@@ -192,8 +198,10 @@ def _slice(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gra
     dy, shape = _only(dys), type_of(xs[0]).shape
     before: list[Size] = [0] * len(shape)
     after: list[Size] = [0] * len(shape)
-    dims = [d % len(shape) for d in content_of(xs[3]) or ()]  # type: ignore[operator]
-    for dim, start, end in zip(dims, content_of(xs[1]) or (), content_of(xs[2]) or (), strict=True):
+    starts, ends = content_of(xs[1]) or (), content_of(xs[2]) or ()
+    axes = content_of(xs[3]) if len(xs) > 3 else None
+    dims = [d % len(shape) for d in axes or range(len(starts))]  # type: ignore[operator]
+    for dim, start, end in zip(dims, starts, ends, strict=True):
         first, last = clamp_slice(start, end, shape[dim])
         before[dim], after[dim] = first, shape[dim] - last
     return [b.Pad(dy, b.sizes([*before, *after]), 0.0), None, None, None, None]
@@ -253,11 +261,13 @@ def _embedding(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) ->
 @rule("GatherElements")
 def _gather_elements(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
     zeros = b.full(0.0, type_of(xs[0]))
-    return [b.ScatterElements(zeros, xs[1], _only(dys), axis=attrs["axis"], reduction="add"), None]
+    return [b.ScatterElements(zeros, xs[1], _only(dys), axis=attrs.get("axis", 0), reduction="add"), None]
 
 
 @rule("GatherND")
 def _gather_nd(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    if attrs.get("batch_dims", 0):
+        raise ValueError("batch_dims has no gradient rule")
     zeros = b.full(0.0, type_of(xs[0]))
     return [b.ScatterND(zeros, xs[1], _only(dys), reduction="add"), None]
 
@@ -265,29 +275,26 @@ def _gather_nd(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) ->
 # ---- reductions
 
 
-def _spread(b: Builder, dy: Value, x: Value, dims: Value | None, keep: int) -> Value:
+def _spread(b: Builder, dy: Value, x: Value, dims: list[int], keep: int) -> Value:
     """dy with the reduced dims back as 1."""
-    shape = list(type_of(x).shape)
-    known = content_of(dims) if dims is not None else tuple(range(len(shape)))
-    for d in known or ():
-        shape[int(d) % len(shape)] = 1  # type: ignore[arg-type]
-    return dy if keep else b.reshape(dy, tuple(shape))
+    shape = tuple(1 if i in dims else s for i, s in enumerate(type_of(x).shape))
+    return dy if keep else b.reshape(dy, shape)
 
 
 @rule("ReduceSum")
 def _reduce_sum(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    x, dims = xs[0], xs[1] if len(xs) > 1 else None
+    x = xs[0]
+    dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
     dy = _spread(b, _only(dys), x, dims, attrs.get("keepdims", 1))
     return [b.expand(dy, type_of(x).shape), None]
 
 
 @rule("ReduceMean")
 def _reduce_mean(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    x, dims = xs[0], xs[1] if len(xs) > 1 else None
-    dtype = type_of(x).dtype
+    x, dtype = xs[0], type_of(xs[0]).dtype
+    dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
     dy = _spread(b, _only(dys), x, dims, attrs.get("keepdims", 1))
-    known = content_of(dims) if dims is not None else tuple(range(type_of(x).rank))
-    count = product(type_of(x).shape[int(d)] for d in known or ())  # type: ignore[arg-type]
+    count = product(type_of(x).shape[d] for d in dims)
     if isinstance(count, int):
         dy = b.Div(dy, float(count))
     else:
@@ -298,11 +305,11 @@ def _reduce_mean(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) 
 @rule("ReduceMax", "ReduceMin")
 def _reduce_max(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
     """Ties share the gradient evenly, as `torch.amax`."""
-    x, dims = xs[0], xs[1] if len(xs) > 1 else None
-    keep = attrs.get("keepdims", 1)
+    x, keep = xs[0], attrs.get("keepdims", 1)
+    dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
     best, dy = _spread(b, ys[0], x, dims, keep), _spread(b, _only(dys), x, dims, keep)
     hit = b.cast(b.Equal(x, best), type_of(x).dtype)
-    share = b.Div(dy, b.ReduceSum(hit, dims, keepdims=1))
+    share = b.Div(dy, b.reduce_sum(hit, dims, keepdims=True))
     return [b.Mul(hit, share), None]
 
 
@@ -329,12 +336,15 @@ def _matmul(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gr
 
 @rule("Gemm")
 def _gemm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """`y = a' b' + c` where `'` is transA, transB."""
+    """`y = alpha a' b' + beta c` where `'` is transA, transB."""
     dy, (x, w) = _only(dys), xs[:2]
+    alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
+    dc = dy if beta == 1.0 else b.Mul(dy, beta)
+    dy = dy if alpha == 1.0 else b.Mul(dy, alpha)
     ta, tb = attrs.get("transA", 0), attrs.get("transB", 0)
     dx = b.Gemm(w, dy, transA=tb, transB=1) if ta else b.Gemm(dy, w, transB=1 - tb)
     dw = b.Gemm(dy, x, transA=1, transB=ta) if tb else b.Gemm(x, dy, transA=1 - ta)
-    return [dx, dw, dy]
+    return [dx, dw, dc]
 
 
 # ---- composites
@@ -342,18 +352,18 @@ def _gemm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Grad
 
 @rule("Softmax")
 def _softmax(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """`dx = y (dy - sum(dy y))`, over the last dim."""
+    """`dx = y (dy - sum(dy y))`, over the dim of the softmax."""
     dy, y = _only(dys), ys[0]
-    last = [type_of(y).rank - 1]
-    inner = b.reduce_sum(b.Mul(dy, y), last, keepdims=True)
+    dims = [attrs.get("axis", -1) % type_of(y).rank]
+    inner = b.reduce_sum(b.Mul(dy, y), dims, keepdims=True)
     return [b.Mul(b.Sub(dy, inner), y)]
 
 
 @rule("LogSoftmax")
 def _log_softmax(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """`dx = dy - exp(y) sum(dy)`, over the last dim."""
+    """`dx = dy - exp(y) sum(dy)`, over the dim of the softmax."""
     dy, y = _only(dys), ys[0]
-    total = b.reduce_sum(dy, [type_of(y).rank - 1], keepdims=True)
+    total = b.reduce_sum(dy, [attrs.get("axis", -1) % type_of(y).rank], keepdims=True)
     return [b.Sub(dy, b.Mul(b.Exp(y), total))]
 
 

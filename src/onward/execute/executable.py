@@ -45,6 +45,10 @@ class Executable:
         self._outputs: dict[str, torch.Tensor] = {}
         self._bases: dict[int, torch.Tensor] = {}
         self._bound_at: tuple[int, ...] | None = None
+        changed = {y.buffer for launch in plan.launches for y in launch.outputs}
+        self._written = [
+            owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in changed
+        ]
         memory.reserve(plan.sizes)
 
     # ---- running
@@ -63,6 +67,8 @@ class Executable:
                     target.fill_(value)
             for launch in self._launches:
                 launch()
+        if self._written:  # so that a backward over values saved before raises instead of lying
+            torch.autograd.graph.increment_version(self._written)
 
     def output(self, name: str) -> torch.Tensor:
         """A copy of an output: nothing handed out aliases the session's memory."""

@@ -186,6 +186,8 @@ class Builder:
         return x if type_of(x).dtype == dtype else self.Cast(x, to=dtype)
 
     def reduce_sum(self, x: Value, dims: Sequence[int], keepdims: bool) -> Value:
+        if not dims:
+            return x  # to ONNX an empty list of axes means all of them
         return self.ReduceSum(x, self.ints(dims), keepdims=int(keepdims))
 
     def unsqueeze(self, x: Value, dims: Sequence[int]) -> Value:

@@ -21,7 +21,7 @@ def check(graph: Graph) -> None:
         for value in node.inputs:
             assert value is None or value in defined, f"used before it is made: {node_text(node)}"
         for value in node.outputs:
-            assert "type" in value.meta, f"no type: {node_text(node)}"
+            assert "type" in value.meta, f"no type: %{value.name} of {node.op_type} {node.name}"
             defined.add(value)
     for name, value in graph.outputs.items():
         assert value in defined, f"output {name} is not made by this graph"

@@ -98,7 +98,9 @@ def _arithmetic(op: str, a: Size, b: Size) -> Size | None:
         case "Mul":
             return a * b
         case "Div":
-            return divide(a, b) if not (isinstance(a, int) and isinstance(b, int)) else a // b
+            if isinstance(a, int) and isinstance(b, int):  # integers divide towards zero
+                return None if b == 0 else abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
+            return divide(a, b)
         case _:
             return None
 
@@ -115,7 +117,7 @@ def _elementwise(call: Call) -> Type:
     shape = broadcast(*[call.shape(i) for i in range(len(call.inputs))])
     if left.dtype == DType.INT64 and len(call.inputs) == 2:
         a, b = content_of(call.inputs[0]), content_of(call.inputs[1])
-        if a is not None and b is not None:
+        if a and b:
             n = max(len(a), len(b))
             pairs = zip(a * (n // len(a)), b * (n // len(b)), strict=True)
             sizes = [_arithmetic(call.op_type, x, y) for x, y in pairs]
@@ -242,7 +244,10 @@ def clamp_slice(start: Size, end: Size, size: Size) -> tuple[Size, Size]:
             return min(n, size) if isinstance(size, int) else n
         return n
 
-    return place(start, size), place(end, size)
+    first, last = place(start, size), place(end, size)
+    if isinstance(first, int) and isinstance(last, int):
+        last = max(first, last)
+    return first, last
 
 
 @rule("Slice")
@@ -333,6 +338,14 @@ def _argmax(call: Call) -> Type:
 # ---- reductions
 
 
+def reduced_dims(axes: Value | None, attrs: dict[str, Any], rank: int) -> list[int]:
+    """Dims a reduction runs over. No axes, or an empty list of them, means all, as in ONNX."""
+    known = content_of(axes) or ()
+    if attrs.get("noop_with_empty_axes", 0) and not known:
+        raise ValueError("a reduction over no dims")
+    return [int(d) % rank for d in known] if known else list(range(rank))  # type: ignore[arg-type]
+
+
 def _reduced(call: Call, dims: list[int]) -> Shape:
     keep = call.attrs.get("keepdims", 1)
     shape = call.shape()
@@ -343,7 +356,11 @@ def _reduced(call: Call, dims: list[int]) -> Shape:
     "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare", "ReduceProd"
 )
 def _reduce(call: Call) -> Type:
-    return call.type().with_shape(_reduced(call, call.dims(1, call.type().rank)))
+    axes = call.inputs[1] if call.present(1) else None
+    if axes is not None:
+        call.ints(1)  # refuses axes that are computed
+    dims = reduced_dims(axes, call.attrs, call.type().rank)
+    return call.type().with_shape(_reduced(call, dims))
 
 
 # ---- products

@@ -76,8 +76,10 @@ def view(node: Node, x: Layout) -> list[Layout] | None:
             return [_at(x, out[0], strides, x.offset)]
         case "Slice":
             offset = x.offset
-            starts, ends, dims = (content_of(node.inputs[i]) for i in (1, 2, 3))
-            for start, end, dim in zip(starts or (), ends or (), dims or (), strict=True):
+            starts, ends = content_of(node.inputs[1]) or (), content_of(node.inputs[2]) or ()
+            axes = content_of(node.inputs[3]) if len(node.inputs) > 3 else None
+            dims = axes or tuple(range(len(starts)))
+            for start, end, dim in zip(starts, ends, dims, strict=True):
                 d = cast(int, dim) % len(x.shape)
                 first, _ = clamp_slice(start, end, x.shape[d])
                 offset += cast(int, first) * x.strides[d]

@@ -66,17 +66,18 @@ def _joined(graph: Graph, node: Node) -> Value | None:
     b = Builder(graph, before=node, module=where(node))
     if node.op_type in reshapes and before.op_type in reshapes:
         made = b.reshape(source, type_of(node.outputs[0]).shape)
-        _keep_phase(made, node)
-        return made
-    if node.op_type == "Transpose" and before.op_type == "Transpose":
-        first, then = attributes(before)["perm"], attributes(node)["perm"]
+    elif node.op_type == "Transpose" and before.op_type == "Transpose":
+        first, then = _order(before), _order(node)
         made = b.transpose(source, [first[i] for i in then])
-        _keep_phase(made, node)
-        return made
-    return None
+    else:
+        return None
+    new = made.producer()
+    if made is not source and new is not None and node.meta.get("backward"):
+        new.meta["backward"] = True  # `source` itself stays in the half where it was made
+    return made
 
 
-def _keep_phase(value: Value, node: Node) -> None:
-    made = value.producer()
-    if made is not None and node.meta.get("backward"):
-        made.meta["backward"] = True
+def _order(transpose: Node) -> list[int]:
+    """Its `perm`; absent, it reverses the dims."""
+    rank = type_of(transpose.inputs[0]).rank
+    return attributes(transpose).get("perm") or list(reversed(range(rank)))

@@ -31,6 +31,7 @@ from onward.train.optim import Optimizer, hyperparameters, to_torch, update_grou
 from onward.train.verify import Verification, verify_step
 
 LossFunction = Callable[..., torch.Tensor]
+_SLOTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # optimizer state, by torch's names
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Trainer:
         self._example: Call | None = None
         self._last_executable: Executable | None = None
         self._verified = not (verify or self.options.verify)
-        self._step_tensor = torch.zeros(())
+        self._steps = torch.zeros(0)  # one a parameter, as torch counts; all equal `updates`
         self._owned_state: dict[str, torch.Tensor] = {}
         self._take_over_optimizer()
 
@@ -149,7 +150,7 @@ class Trainer:
         norm = None
         if last:
             self.updates += 1
-            self._step_tensor.fill_(self.updates)
+            self._steps.fill_(self.updates)
             self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
             if "grad_norm" in executable.plan.outputs:
                 norm = executable.output("grad_norm")
@@ -197,11 +198,22 @@ class Trainer:
             raise OnwardError(
                 f"state does not fit the model: {', '.join(odd[:4])} differ in presence"
             )
-        bad = [k for k in own if own[k].shape != saved[k].shape]
+        expected = own | {
+            state_name(n, slot): p
+            for n, p in self.model.named_parameters(remove_duplicate=False)
+            for slot in (*_SLOTS, "accumulator")
+        }
+        given = {**saved, **state["optimizer"]}
+        strange = sorted(set(given) - set(expected))
+        if strange:
+            raise OnwardError(f"state does not fit the model: nothing there is called {strange[0]}")
+        bad = [k for k in given if expected[k].shape != given[k].shape]
         if bad:
             raise OnwardError(f"state does not fit the model: {bad[0]} has another shape")
         with torch.no_grad():
             self.model.load_state_dict(saved)
+            for tensor in self._owned_state.values():
+                tensor.zero_()  # what the saved run did not have yet
             for name, tensor in state["optimizer"].items():
                 self._state_tensor(name, tensor).copy_(tensor)
         self.updates = int(state["updates"])
@@ -211,7 +223,7 @@ class Trainer:
         if state.get("generator") is not None:
             self._generator = torch.Generator()
             self._generator.set_state(state["generator"])
-        self._step_tensor.fill_(self.updates)
+        self._steps.fill_(self.updates)
         self._share_state()
 
     # ---- looking
@@ -406,7 +418,7 @@ class Trainer:
                 "weights; fix: do not call optimizer.step()"
             )
 
-        if any("step" in self.optimizer.state[p] for p in list(self.optimizer.state)):
+        if self.optimizer.state:
             self._adopt_state()
         self.optimizer.step = types.MethodType(refuse, self.optimizer)
         self.optimizer.register_load_state_dict_post_hook(lambda _: self._adopt_state())
@@ -421,24 +433,28 @@ class Trainer:
             for slot, tensor in slots.items():
                 if slot == "step":
                     self.updates = int(tensor)
-                    self._step_tensor.fill_(self.updates)
+                    self._steps.fill_(self.updates)
                 elif isinstance(tensor, torch.Tensor) and id(p) in names:
                     with torch.no_grad():
                         self._state_tensor(state_name(names[id(p)], slot), tensor).copy_(tensor)
+                    # SGD counts no steps; but where there is a velocity, one was taken
+                    self.updates = max(self.updates, 1)
         self._share_state()
 
     def _share_state(self) -> None:
         """Makes `optimizer.state[p]` views of the session's tensors, in torch's own layout."""
         names = self._names_by_id()
-        for group in self.optimizer.param_groups:
-            for p in group["params"]:
-                name = names.get(id(p))
-                for slot in ("exp_avg", "exp_avg_sq", "momentum_buffer"):
-                    tensor = self._owned_state.get(f"{slot}.{name}")
-                    if tensor is not None:
-                        self.optimizer.state[p][slot] = tensor
-                        if slot != "momentum_buffer":
-                            self.optimizer.state[p]["step"] = self._step_tensor
+        parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+        if len(self._steps) != len(parameters):
+            self._steps = torch.full((len(parameters),), float(self.updates))
+        for i, p in enumerate(parameters):
+            for slot in _SLOTS:
+                tensor = self._owned_state.get(state_name(names.get(id(p), ""), slot))
+                if tensor is not None:
+                    self.optimizer.state[p][slot] = tensor
+                    if slot != "momentum_buffer":
+                        # a place of its own: torch adds 1 to each parameter's
+                        self.optimizer.state[p]["step"] = self._steps[i]
 
 
 @contextmanager
@@ -461,6 +477,7 @@ def _structure(model: torch.nn.Module) -> tuple[Any, ...]:
     return tuple(
         (
             id(m),
+            m.training or not model.training,  # a step puts a model in evaluation mode in training
             m.__dict__.get("p"),
             tuple(
                 (id(p), p.requires_grad, p.dtype) for p in m._parameters.values() if p is not None

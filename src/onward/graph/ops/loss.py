@@ -24,20 +24,21 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     weight = inputs[3] if len(inputs) > 3 else None
     assert dloss is not None and log_prob is not None and labels is not None
     dtype = type_of(log_prob).dtype
-    classes = type_of(log_prob).shape[1]
+    classes, rank = type_of(log_prob).shape[1], type_of(log_prob).rank
     counted = b.Not(b.Equal(labels, np.array(attrs.get("ignore_index", -100), dtype=np.int64)))
-    label = b.Where(counted, labels, np.zeros((), dtype=np.int64))  # i64[N]
-    share = b.cast(counted, dtype)  # f[N]
+    label = b.Where(counted, labels, np.zeros((), dtype=np.int64))  # i64[N,*S]
+    share = b.cast(counted, dtype)  # f[N,*S]
     if weight is not None:
         share = b.Mul(share, b.Gather(weight, label, axis=0))
     if attrs.get("reduction", "mean") == "mean":
-        total = b.reduce_sum(share, [0], keepdims=False)
+        total = b.reduce_sum(share, list(range(rank - 1)), keepdims=False)
         # where no label counts the loss is 0/0, but the gradient is 0, as in PyTorch
         share = b.Where(counted, b.Div(b.Mul(share, dloss), total), b.scalar(0.0, dtype))
     else:
         share = b.Mul(share, dloss)
-    onehot = b.cast(b.Equal(b.unsqueeze(label, [1]), b.arange(classes)), dtype)  # f[N,C]
-    dx = b.Mul(b.Sub(b.Exp(log_prob), onehot), b.unsqueeze(share, [1]))  # f[N,C]
+    index = b.reshape(b.arange(classes), (classes, *[1] * (rank - 2)))  # i64[C,1,...]
+    onehot = b.cast(b.Equal(b.unsqueeze(label, [1]), index), dtype)  # f[N,C,*S]
+    dx = b.Mul(b.Sub(b.Exp(log_prob), onehot), b.unsqueeze(share, [1]))  # f[N,C,*S]
     return [dx]
 
 

@@ -70,9 +70,12 @@ def _bind_gather_elements(use: Use) -> Launch:
 
 def _flat_index(x_shape: list[int], index: torch.Tensor) -> torch.Tensor:
     """Rows of `index i64[...,k]` as positions in the first k dims of x, flattened."""
-    strides = [math.prod(x_shape[i + 1 : index.shape[-1]]) for i in range(index.shape[-1])]
+    sizes = x_shape[: index.shape[-1]]
+    strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+    size = torch.tensor(sizes, dtype=torch.int64, device=index.device)
     scale = torch.tensor(strides, dtype=torch.int64, device=index.device)
-    return (index.reshape(-1, index.shape[-1]) * scale).sum(-1)
+    rows = index.reshape(-1, len(sizes))
+    return torch.where(rows < 0, rows + size, rows).mul_(scale).sum(-1)  # -1 is the last
 
 
 def _bind_gather_nd(use: Use) -> Launch:
@@ -126,6 +129,10 @@ def _known_reduction(need: Need) -> str | None:
     return None if kind in ("add", "none") else f"reduction {kind}"
 
 
+def _no_batch_dims(need: Need) -> str | None:
+    return "batch_dims" if need.attrs.get("batch_dims", 0) else None
+
+
 def _index_bytes(need: Need) -> int:
     index = need.inputs[1]
     assert index is not None
@@ -165,7 +172,8 @@ KERNELS: dict[str, Kernel] = {
     "Embedding": Kernel("aten.index_select", _bind_gather, contiguous=(1,)),
     "GatherElements": Kernel("aten.gather", _bind_gather_elements),
     "GatherND": Kernel(
-        "aten.index_select", _bind_gather_nd, contiguous=(0, 1), workspace=_index_bytes
+        "aten.index_select", _bind_gather_nd, why_not=_no_batch_dims, contiguous=(0, 1),
+        workspace=_index_bytes,
     ),
     "ScatterND": Kernel(
         "aten.index_add", _bind_scatter_nd, why_not=_known_reduction, inplace=((0, 0),),

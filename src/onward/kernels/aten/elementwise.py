@@ -24,7 +24,7 @@ for _op, _function in {
     "Neg": torch.neg, "Abs": torch.abs, "Sqrt": torch.sqrt, "Exp": torch.exp, "Log": torch.log,
     "Tanh": torch.tanh, "Erf": torch.erf, "Sigmoid": torch.sigmoid, "Sin": torch.sin,
     "Cos": torch.cos, "Reciprocal": torch.reciprocal, "Sign": torch.sign, "Floor": torch.floor,
-    "Ceil": torch.ceil, "Not": torch.logical_not, "IsNaN": torch.isnan, "IsInf": torch.isinf,
+    "Ceil": torch.ceil, "Not": torch.logical_not,
 }.items():  # fmt: skip
     KERNELS[_op] = Kernel(f"aten.{_op}", _out(_function, 1), inplace=((0, 0),))
 
@@ -33,7 +33,7 @@ for _op, _function in {
     "Min": torch.minimum, "Equal": torch.eq, "Less": torch.lt, "LessOrEqual": torch.le,
     "Greater": torch.gt, "GreaterOrEqual": torch.ge, "And": torch.logical_and,
     "Or": torch.logical_or, "Xor": torch.logical_xor, "BitwiseAnd": torch.bitwise_and,
-    "BitwiseXor": torch.bitwise_xor, "Mod": torch.remainder,
+    "BitwiseXor": torch.bitwise_xor,
 }.items():  # fmt: skip
     KERNELS[_op] = Kernel(f"aten.{_op}", _out(_function, 2), inplace=((0, 0), (0, 1)))
 
@@ -42,6 +42,32 @@ def _bind_div(use: Use) -> Launch:
     """ONNX divides integers towards zero."""
     mode = None if use.y.is_floating_point() else "trunc"
     return partial(torch.div, use.x(0), use.x(1), rounding_mode=mode, out=use.y)
+
+
+def _bind_mod(use: Use) -> Launch:
+    """The result has the divisor's sign; with `fmod` the dividend's."""
+    function = torch.fmod if use.attrs.get("fmod", 0) else torch.remainder
+    return partial(function, use.x(0), use.x(1), out=use.y)
+
+
+def _bind_is_nan(use: Use) -> Launch:
+    return partial(torch.ne, use.x(), use.x(), out=use.y)
+
+
+def _bind_is_inf(use: Use) -> Launch:
+    x, y, (negative,) = use.x(), use.y, use.scratch
+
+    def launch() -> None:
+        torch.isposinf(x, out=y)
+        torch.isneginf(x, out=negative)
+        y.logical_or_(negative)
+
+    return launch
+
+
+def _both_signs(need: Need) -> str | None:
+    signs = (need.attrs.get("detect_negative", 1), need.attrs.get("detect_positive", 1))
+    return None if all(signs) else "IsInf of one sign"
 
 
 def _bind_where(use: Use) -> Launch:
@@ -83,6 +109,14 @@ def _two_inputs(need: Need) -> str | None:
 
 KERNELS |= {
     "Div": Kernel("aten.div", _bind_div, inplace=((0, 0), (0, 1))),
+    "Mod": Kernel("aten.remainder", _bind_mod, inplace=((0, 0), (0, 1))),
+    "IsNaN": Kernel("aten.ne", _bind_is_nan),
+    "IsInf": Kernel(
+        "aten.isposinf+isneginf",
+        _bind_is_inf,
+        why_not=_both_signs,
+        scratch=lambda need: list(need.outputs),
+    ),
     "Where": Kernel("aten.where", _bind_where, inplace=((0, 1), (0, 2))),
     "Cast": Kernel("aten.copy", _bind_copy),
     "Identity": Kernel("aten.copy", _bind_copy),

@@ -63,7 +63,7 @@ KERNELS: dict[str, Kernel] = {
         "aten.native_layer_norm", _bind_layer_norm, contiguous=(0,), workspace=_results_bytes
     ),
     "LayerNormalizationGrad": Kernel(
-        "aten.native_layer_norm_backward", _bind_layer_norm_grad, contiguous=(0, 1),
+        "aten.native_layer_norm_backward", _bind_layer_norm_grad, contiguous=(0, 1, 2, 3, 4),
         workspace=_results_bytes,
     ),
 }  # fmt: skip

@@ -62,7 +62,7 @@ def _bind_dropout(use: Use) -> Launch:
     spread = (torch.arange(features, device=y.device) * SPREAD) & WORD
     spread32 = _signed(spread)[None, :]
     bound = threshold(ratio) - (1 << 31)
-    scale = 1.0 / (1.0 - ratio)
+    scale = torch.tensor(1.0 / (1.0 - ratio), dtype=y.dtype).item()  # rounded as in the body
     rows = y.numel() // max(features, 1)
     xs, ys = x.reshape(rows, features), y.view(rows, features)
     step = use.scratch[0].shape[0]

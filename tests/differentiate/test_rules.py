@@ -1,0 +1,312 @@
+"""Every gradient rule in fp64, against central differences and against torch's autograd.
+
+The calls come from one table (`op_cases.py`); a rule without a call fails a test here. Both the
+function and its gradient are evaluated by onnx's reference evaluator, not by our kernels.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from onnx.reference import ReferenceEvaluator
+from op_cases import CASES, ONWARD_CASES, Known, OpCase, Real, cases_of
+from torch.nn import functional as F
+
+from onward.differentiate import differentiate
+from onward.differentiate.rules import NO_GRADIENT, RULES
+from onward.graph import infer
+from onward.graph.build import Builder
+from onward.graph.evaluate import evaluate
+from onward.graph.file import to_proto
+from onward.graph.graph import Graph, array_of, type_of
+from onward.graph.ops import OPS
+from onward.graph.types import FLOATING, DType
+
+ONE = {"loss_weight": np.array(1.0)}
+STEP = 1e-5
+
+# Ops whose second and later outputs are statistics that carry no gradient.
+FIRST_ONLY = frozenset({"LayerNormalization", "SoftmaxCrossEntropyLoss"})
+
+# Ops through which a gradient could flow and that are refused by name: no rule is written yet.
+REFUSED = frozenset(
+    {
+        "Clip", "Softplus", "ReduceL2", "ReduceSumSquare", "ReduceProd", "ScatterND",
+        "ScatterElements",
+    }
+)  # fmt: skip
+
+# Calls of ops with a rule that the rule refuses, each with what the message says.
+REFUSED_CALLS = {
+    "Max-10": "Max of 1 inputs", "Max-11": "Max of 3 inputs", "Min-10": "Min of 3 inputs",
+    "GatherND-4": "batch_dims",
+}  # fmt: skip
+
+
+CALLS = [
+    case
+    for case in CASES + ONWARD_CASES
+    if case.real
+    and case.op not in NO_GRADIENT | REFUSED
+    and not case.op.endswith(("Grad", "Update"))
+    and case.label not in REFUSED_CALLS
+    and DType(case.attrs.get("to", DType.FLOAT)) in FLOATING
+]
+
+
+def loss_of(case: OpCase, leave_out: frozenset[int] = frozenset()) -> Graph:
+    """The call and, as `loss`, the sum of its results times fixed random weights."""
+    graph = case.graph(DType.DOUBLE)
+    rng = np.random.default_rng(zlib.crc32(case.label.encode()))
+    b = Builder(graph)
+    terms = []
+    for i, y in enumerate(graph.outputs.values()):
+        if i in leave_out or (i and case.op in FIRST_ONLY):
+            continue
+        shape = [int(n) for n in type_of(y).shape]  # type: ignore[arg-type]
+        weights = np.asarray(rng.uniform(0.5, 2.0, shape) * rng.choice([-1.0, 1.0], shape))
+        dims = list(range(len(shape)))
+        product = b.Mul(b.cast(y, DType.DOUBLE), weights)
+        terms.append(b.reduce_sum(product, dims, keepdims=False) if dims else product)
+    total = terms[0]
+    for term in terms[1:]:
+        total = b.Add(total, term)
+    graph.outputs = {"loss": total}
+    return graph
+
+
+Evaluate = Callable[[Graph, dict[str, np.ndarray]], dict[str, np.ndarray]]
+
+# The reference evaluator computes Erf in fp32, whatever its input: these run on our kernels.
+FP32_INSIDE = frozenset({"Erf", "Gelu"})
+
+
+def gradients(
+    graph: Graph, names: list[str], feeds: dict[str, np.ndarray], run: Evaluate = evaluate
+) -> dict[str, Any]:
+    step = differentiate(graph, names)
+    step.outputs.pop("loss")
+    return run(step, feeds | ONE)
+
+
+def numeric(loss: Callable[[np.ndarray], float], x: np.ndarray) -> np.ndarray:
+    """Central differences, one element at a time."""
+    out = np.zeros_like(x)
+    for i in np.ndindex(*x.shape):
+        ends = []
+        for sign in (1.0, -1.0):
+            moved = x.copy()
+            moved[i] += sign * STEP
+            ends.append(loss(moved))
+        out[i] = (ends[0] - ends[1]) / (2 * STEP)
+    return out
+
+
+def check(
+    graph: Graph, case: OpCase, run: Evaluate | None = None, untrained: tuple[Any, ...] = ()
+) -> None:
+    """Every gradient of the call. `run` is the evaluator where it is not onnx's."""
+    feeds = case.feeds(DType.DOUBLE)
+    have = gradients(graph, case.real, feeds, run or evaluate)
+    session = ReferenceEvaluator(to_proto(graph))
+    for name in case.real:
+
+        def loss(x: np.ndarray, name: str = name) -> float:
+            with np.errstate(all="ignore"):
+                moved = {**feeds, name: x}
+                y = session.run(None, moved)[0] if run is None else run(graph, moved)["loss"]
+            return float(np.asarray(y))
+
+        want = numeric(loss, feeds[name])
+        if untrained:
+            want[untrained] = 0.0
+        got = have.get(f"grad.{name}", np.zeros_like(want))
+        assert got.dtype == np.float64
+        assert got.shape == want.shape
+        assert np.abs(got - want).max(initial=0.0) <= 1e-6 * (1.0 + np.abs(want).max(initial=0.0))
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CALLS if case.attrs.get("to") != DType.FLOAT], ids=str
+)
+def test_rules_equal_central_differences(case: OpCase, execute: Evaluate) -> None:
+    padding = (case.attrs["padding_idx"],) if case.op == "Embedding" else ()  # by definition 0
+    check(loss_of(case), case, execute if case.op in FP32_INSIDE else None, padding)
+
+
+def test_a_cast_to_fp32_hands_on_the_gradient_rounded() -> None:
+    cases = [case for case in CALLS if case.attrs.get("to") == DType.FLOAT]
+    assert cases
+    for case in cases:
+        graph = loss_of(case)
+        got = gradients(graph, ["x0"], case.feeds(DType.DOUBLE))["grad.x0"]
+        assert got.dtype == np.float64
+        np.testing.assert_array_equal(got, weights_of(graph).astype(np.float32))
+
+
+def test_results_nobody_uses_have_gradient_zero() -> None:
+    for case in cases_of("Split"):
+        for unused in range(len(case.graph().outputs)):
+            check(loss_of(case, frozenset({unused})), case)
+
+
+def test_every_rule_has_a_call() -> None:
+    assert set(RULES) <= {case.op for case in CALLS}
+
+
+def test_every_op_has_a_rule_or_is_listed_without_one() -> None:
+    through_bodies = {"Attention"}
+    never_differentiated = {name for name in OPS if name.endswith(("Grad", "Update"))}
+    assert not set(RULES) & NO_GRADIENT
+    assert not REFUSED & (set(RULES) | NO_GRADIENT)
+    met = (set(infer.RULES) | set(OPS)) - never_differentiated
+    assert met == set(RULES) | NO_GRADIENT | REFUSED | through_bodies
+
+
+# ---- against autograd
+
+
+def _reduced(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def call(attrs: dict[str, Any], x: torch.Tensor, dims: Any = None) -> torch.Tensor:
+        every = list(range(x.dim()))
+        over = every if dims is None or len(dims) == 0 else [int(d) for d in dims]
+        return function(x, over, keepdim=bool(attrs.get("keepdims", 1)))
+
+    return call
+
+
+def _plain(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda attrs, *xs: function(*xs)
+
+
+def _gemm(attrs: dict[str, Any], a: Any, b: Any, c: Any = None) -> torch.Tensor:
+    a = a.t() if attrs.get("transA") else a
+    b = b.t() if attrs.get("transB") else b
+    y = attrs.get("alpha", 1.0) * (a @ b)
+    return y if c is None else y + attrs.get("beta", 1.0) * c
+
+
+def _layer_norm(attrs: dict[str, Any], x: Any, scale: Any, bias: Any = None) -> torch.Tensor:
+    normal = x.shape[attrs.get("axis", -1) % x.dim() :]
+    return F.layer_norm(x, normal, scale, bias, attrs.get("epsilon", 1e-5))
+
+
+def _cross_entropy(attrs: dict[str, Any], x: Any, labels: Any, weight: Any = None) -> torch.Tensor:
+    return F.cross_entropy(
+        x, labels, weight, ignore_index=attrs.get("ignore_index", -100),
+        reduction=attrs.get("reduction", "mean"),
+    )  # fmt: skip
+
+
+def _cumsum(attrs: dict[str, Any], x: Any, dim: Any) -> torch.Tensor:
+    d = int(dim)
+    y = x.flip(d).cumsum(d).flip(d) if attrs.get("reverse") else x.cumsum(d)
+    return y - x if attrs.get("exclusive") else y
+
+
+def _gather(attrs: dict[str, Any], x: Any, index: Any) -> torch.Tensor:
+    dim = attrs.get("axis", 0) % x.dim()
+    rows = x.index_select(dim, index.reshape(-1))
+    return rows.reshape(*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
+
+
+def _attention(
+    attrs: dict[str, Any], q: Any, k: Any, v: Any, mask: Any = None, *_: Any
+) -> torch.Tensor:
+    """`scaled_dot_product_attention`, whose rows with nothing allowed are taken as 0."""
+    allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool)
+    if attrs.get("is_causal"):
+        allowed = allowed.tril()
+    added = None
+    if mask is not None and mask.dtype == torch.bool:
+        allowed = allowed & mask
+    elif mask is not None:
+        added = mask
+    empty = ~allowed.any(-1, keepdim=True)
+    bias = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill(~(allowed | empty), -torch.inf)
+    bias = bias if added is None else bias + added
+    y = F.scaled_dot_product_attention(q, k, v, bias, scale=attrs["scale"])
+    return torch.where(empty, 0.0, y)
+
+
+TORCH: dict[str, Callable[..., torch.Tensor]] = {
+    "Neg": _plain(torch.neg), "Abs": _plain(torch.abs), "Sqrt": _plain(torch.sqrt),
+    "Exp": _plain(torch.exp), "Log": _plain(torch.log), "Sin": _plain(torch.sin),
+    "Cos": _plain(torch.cos), "Tanh": _plain(torch.tanh), "Sigmoid": _plain(torch.sigmoid),
+    "Relu": _plain(torch.relu), "Reciprocal": _plain(torch.reciprocal), "Erf": _plain(torch.erf),
+    "Add": _plain(torch.add), "Sub": _plain(torch.sub), "Mul": _plain(torch.mul),
+    "Div": _plain(torch.div), "Pow": _plain(torch.pow), "Max": _plain(torch.maximum),
+    "Min": _plain(torch.minimum), "Where": _plain(torch.where), "MatMul": _plain(torch.matmul),
+    "Gelu": lambda a, x: F.gelu(x, approximate=a.get("approximate", "none")),
+    "Softmax": lambda a, x: torch.softmax(x, a.get("axis", -1)),
+    "LogSoftmax": lambda a, x: torch.log_softmax(x, a.get("axis", -1)),
+    "Expand": lambda a, x, s: x.expand(torch.broadcast_shapes(x.shape, tuple(s.tolist()))),
+    "Concat": lambda a, *xs: torch.cat(xs, a["axis"]),
+    "Transpose": lambda a, x: x.permute(a.get("perm") or list(reversed(range(x.dim())))),
+    "GatherElements": lambda a, x, i: x.gather(a.get("axis", 0), i),
+    "Embedding": lambda a, w, i: F.embedding(i, w, padding_idx=a["padding_idx"]),
+    "ReduceSum": _reduced(torch.sum), "ReduceMean": _reduced(torch.mean),
+    "ReduceMax": _reduced(torch.amax), "ReduceMin": _reduced(torch.amin),
+    "Gemm": _gemm, "LayerNormalization": _layer_norm, "CumSum": _cumsum, "Gather": _gather,
+    "SoftmaxCrossEntropyLoss": _cross_entropy, "Attention": _attention,
+}  # fmt: skip
+
+
+def weights_of(graph: Graph) -> np.ndarray:
+    """The constant factor of the loss of a call with one result."""
+    node = graph.outputs["loss"].producer()
+    if node is not None and node.op_type != "Mul" and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    assert node is not None and node.op_type == "Mul"
+    weights = array_of(node.inputs[1])
+    assert weights is not None
+    return np.array(weights)
+
+
+def compare_with_autograd(case: OpCase, run: Evaluate) -> None:
+    graph, feeds = loss_of(case), case.feeds(DType.DOUBLE)
+    have = gradients(graph, case.real, feeds, run)
+    tensors: list[torch.Tensor | None] = []
+    for i, item in enumerate(case.inputs):
+        if f"x{i}" in feeds:
+            tensors.append(torch.tensor(feeds[f"x{i}"], requires_grad=f"x{i}" in case.real))
+        else:
+            tensors.append(torch.tensor(item.array) if isinstance(item, Known) else None)
+    y = TORCH[case.op](case.attrs, *tensors)
+    loss = (y * torch.from_numpy(weights_of(graph))).sum()
+    leaves = [t for t in tensors if t is not None and t.requires_grad]
+    wants = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+    for name, want in zip(case.real, wants, strict=True):
+        got = have.get(f"grad.{name}", np.zeros(want.shape))
+        np.testing.assert_allclose(got, want.numpy(), rtol=1e-10, atol=1e-12)
+
+
+# Attention with dropout has no counterpart in torch: torch draws other masks.
+AS_IN_TORCH = [case for case in CALLS if case.op in TORCH and not case.attrs.get("ratio")]
+
+
+@pytest.mark.parametrize("case", AS_IN_TORCH, ids=str)
+def test_rules_equal_autograd(case: OpCase, execute: Evaluate) -> None:
+    compare_with_autograd(case, execute if case.op in FP32_INSIDE else evaluate)
+
+
+def _has_kernels(case: OpCase) -> bool:
+    """Not so: a softmax over an inner dim, a scaled Gemm, logits of three dims."""
+    x = case.inputs[0]
+    inner = (
+        case.op in ("Softmax", "LogSoftmax")
+        and isinstance(x, Real)
+        and case.attrs.get("axis", -1) % len(x.shape) != len(x.shape) - 1
+    )
+    deep = case.op == "SoftmaxCrossEntropyLoss" and isinstance(x, Real) and len(x.shape) > 2
+    return not inner and not deep and "alpha" not in case.attrs and "exclusive" not in case.attrs
+
+
+@pytest.mark.parametrize("case", [c for c in AS_IN_TORCH if _has_kernels(c)], ids=str)
+def test_rules_run_by_our_kernels_equal_autograd(case: OpCase, execute: Evaluate) -> None:
+    compare_with_autograd(case, execute)

@@ -1,0 +1,228 @@
+"""The memory of a session: nothing allocated while running, nothing growing, nothing aliased."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny import batch, bert, gpt2
+from torch.profiler import ProfilerActivity, profile
+
+import onward
+from onward.execute import Executable
+from onward.plan import Region
+
+MAKERS = {"gpt2": gpt2, "bert": bert}
+
+
+def trainer_of(kind: str, **more: Any) -> onward.Trainer:
+    model = MAKERS[kind]()
+    options = onward.TrainerOptions(seed=1, max_grad_norm=1.0, **more)
+    return onward.Trainer(model, torch.optim.AdamW(model.parameters()), options=options)
+
+
+def allocations(run: Any) -> tuple[int, int, int]:
+    """Of the CPU allocator: the most bytes outstanding, the bytes left, the number of events."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        run()
+    assert profiler.profiler is not None
+    events = profiler.profiler.kineto_results.events()
+    memory = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
+    held = peak = 0
+    for _, nbytes in memory:
+        held += nbytes
+        peak = max(peak, held)
+    return peak, held, len(memory)
+
+
+def test_measure_sees_an_allocation() -> None:
+    kept = []
+    assert allocations(lambda: kept.append(torch.empty(1 << 20, dtype=torch.uint8)))[:2] == (
+        1 << 20,
+        1 << 20,
+    )
+    assert allocations(lambda: torch.ones(1 << 18).sum())[0] >= 1 << 20
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_run_allocates_no_more_than_the_declared_workspace(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(kind)
+    data = batch(4, 24, "right")
+    trainer.train_step(data)
+    trainer.train_step(data)
+    found: list[tuple[int, int, int]] = []
+    plain = Executable.run
+
+    def measured(self: Executable, inputs: Any) -> None:
+        found.append(allocations(lambda: plain(self, inputs)))
+
+    monkeypatch.setattr(Executable, "run", measured)
+    result = trainer.train_step(data)
+    assert result.loss.isfinite()
+    [(peak, left, _)] = found
+    plan = trainer.plan
+    assert left == 0
+    assert 0 < peak <= plan.workspace
+    assert plan.workspace < plan.arena_bytes, "workspace is what kernels need, not a second arena"
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_bytes_held_are_the_bytes_predicted(kind: str) -> None:
+    trainer = trainer_of(kind)
+    trainer.train_step(batch(4, 24, "right"))
+    executable = trainer._last_executable
+    assert executable is not None
+    assert executable.nbytes() == executable.plan.sizes
+    assert executable.nbytes()[Region.SCRATCH] > 0
+    # persistent: two moments a parameter, constants and scalars
+    moments = 2 * sum(p.nbytes for p in trainer.model.parameters())
+    assert moments <= executable.nbytes()[Region.PERSISTENT] <= moments + 64 * 1024
+
+
+def arena(trainer: onward.Trainer) -> int:
+    return sum(trainer.memory.arena_bytes(r) for r in (Region.RESIDUAL, Region.SCRATCH))
+
+
+def test_arena_is_that_of_the_largest_shape() -> None:
+    trainer = trainer_of("gpt2")
+    trainer.train_step(batch(4, 24))
+    largest, version = arena(trainer), trainer.memory.version
+    for size, length in ((2, 24), (4, 12), (3, 5)):
+        trainer.train_step(batch(size, length))
+        assert arena(trainer) == largest
+        assert trainer.memory.version == version, "an arena that fits does not move"
+    trainer.eval_step(batch(4, 24))
+    assert arena(trainer) == largest
+    trainer.train_step(batch(6, 24))
+    assert arena(trainer) > largest
+
+
+def test_shapes_by_turns_give_what_each_gives_alone() -> None:
+    """Plans of several sizes share one arena: running one must not disturb another."""
+    sizes = [(4, 24), (2, 9), (6, 30), (4, 24), (2, 9)]
+
+    def losses(order: list[tuple[int, int]]) -> dict[tuple[int, int], float]:
+        model = gpt2()
+        trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0))
+        found = {}
+        for size in order:
+            torch.manual_seed(3)
+            loss = float(trainer.train_step(batch(*size)).loss)
+            assert found.setdefault(size, loss) == loss
+        return found
+
+    together = losses(sizes)
+    for size in set(sizes):
+        assert losses([size]) == {size: together[size]}
+
+
+def storages(tensors: Any) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in tensors}
+
+
+def test_nothing_handed_out_aliases_the_session() -> None:
+    model = gpt2()
+    trainer = onward.Trainer(model, onward.optim.AdamW(), options=onward.TrainerOptions(
+        max_grad_norm=1.0, fetch=("logits",), seed=1
+    ))  # fmt: skip
+    data = batch()
+    first = trainer.train_step(data)
+    own = storages([*trainer.memory._named.values(), *trainer.memory._arenas.values()])
+    own |= storages(model.parameters()) | storages(data.values())
+    assert first.grad_norm is not None
+    given = [first.loss, first.grad_norm, first.outputs["logits"]]
+    evaluated = trainer.eval_step(data, fetch=["logits"])
+    given += [evaluated.loss, evaluated.outputs["logits"]]
+    state = trainer.state_dict()
+    given += [state["seed"], *state["model"].values(), *state["optimizer"].values()]
+    assert not storages(given) & own
+    assert not any(t.requires_grad for t in given)
+    kept = [t.clone() for t in given]
+    for seed in range(3):
+        trainer.train_step(batch(seed=seed + 5))
+    assert all(torch.equal(a, b) for a, b in zip(given, kept, strict=True))
+
+
+def test_the_users_batch_is_copied_not_kept() -> None:
+    trainer = trainer_of("bert")
+    data = batch()
+    kept = {k: v.clone() for k, v in data.items()}
+    expected = trainer.eval_step(data).loss
+    assert all(torch.equal(data[k], kept[k]) for k in kept)
+    for value in data.values():
+        value.zero_()
+    assert torch.equal(trainer.eval_step(kept).loss, expected)
+
+
+FLAT = """
+import ctypes, gc, json, sys
+import psutil, torch
+torch.set_num_threads(1)
+from tiny import batch, bert, gpt2
+import onward
+
+class Mallinfo2(ctypes.Structure):
+    _fields_ = [(n, ctypes.c_size_t) for n in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+        "fordblks", "keepcost")]
+
+libc = ctypes.CDLL(None)
+libc.mallinfo2.restype = Mallinfo2
+
+def held():
+    gc.collect()
+    info = libc.mallinfo2()
+    return info.uordblks + info.hblkhd, psutil.Process().memory_info().rss
+
+model = {"gpt2": gpt2, "bert": bert}[sys.argv[1]](width=64)
+trainer = onward.Trainer(model, torch.optim.AdamW(model.parameters()),
+                         options=onward.TrainerOptions(max_grad_norm=1.0))
+data = [batch(8, 48, "right", seed=i) for i in range(20)]
+for item in data[:4]:
+    float(trainer.train_step(item).loss)
+leak = []
+before = held()
+for item in data:
+    float(trainer.train_step(item).loss)
+    if len(sys.argv) > 2:
+        leak.append(torch.ones(1 << 16))
+after = held()
+print(json.dumps([after[0] - before[0], after[1] - before[1], trainer.plan.peak]))
+"""
+
+
+def growth(*arguments: str) -> list[int]:
+    import json
+
+    here = Path(__file__).resolve().parents[1]
+    code = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent / 'src')!r}]\n"
+    done = subprocess.run(
+        [sys.executable, "-c", code + textwrap.dedent(FLAT), *arguments],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallinfo2 is glibc's")
+@pytest.mark.parametrize("kind", MAKERS)
+def test_process_does_not_grow_over_twenty_steps(kind: str) -> None:
+    """What C++ and Python hold, by the C allocator and by the kernel, against a step's 3 MB."""
+    malloced, resident, peak = growth(kind)
+    assert peak > 2_000_000
+    assert malloced < 64 * 1024
+    assert resident < 1024 * 1024
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallinfo2 is glibc's")
+def test_the_measure_sees_a_leak() -> None:
+    malloced, resident, _ = growth("gpt2", "leak")
+    assert malloced > 20 * (1 << 18) * 0.9
+    assert resident > 20 * (1 << 18) * 0.5

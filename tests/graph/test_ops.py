@@ -1,0 +1,161 @@
+"""The `onward` ops: bodies against their type rules, and on two engines that are not ours."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from op_cases import ONWARD_CASES, Given, OpCase, Real
+
+from onward.graph.build import Builder, inline
+from onward.graph.evaluate import evaluate
+from onward.graph.file import to_proto
+from onward.graph.graph import ONWARD, attributes, type_of
+from onward.graph.ops import OPS
+from onward.graph.types import DType
+
+EACH = pytest.mark.parametrize("case", ONWARD_CASES, ids=str)
+
+
+def stock(proto: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """Stock onnxruntime without its own rewrites."""
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 3
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(
+        proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    return [np.asarray(y) for y in session.run(None, feeds)]
+
+
+@EACH
+@pytest.mark.parametrize("dtype", [DType.FLOAT, DType.DOUBLE, DType.FLOAT16], ids=str)
+def test_bodies_have_the_types_that_the_record_says(case: OpCase, dtype: DType) -> None:
+    graph = case.graph(dtype)
+    node = next(iter(graph))
+    said = [type_of(y) for y in node.outputs]
+    made = OPS[case.op].body(Builder(graph), list(node.inputs), attributes(node))
+    assert [type_of(y) for y in made] == said
+
+
+@EACH
+def test_bodies_are_written_in_standard_ops_or_smaller_ones(case: OpCase) -> None:
+    """Inlining again and again ends, with standard ops alone."""
+    graph = case.graph()
+    for _ in range(3):
+        for node in list(graph):
+            if node.domain == ONWARD:
+                inline(graph, node)
+    assert len(graph) > 0
+    assert all(node.domain == "" for node in graph)
+
+
+@EACH
+def test_two_engines_compute_the_same(case: OpCase) -> None:
+    graph, feeds = case.graph(), case.feeds()
+    have = evaluate(graph, feeds)
+    for y, want in zip(have.values(), stock(to_proto(graph), feeds), strict=True):
+        assert y.dtype == want.dtype
+        assert y.shape == want.shape
+        np.testing.assert_allclose(y, want, rtol=2e-6, atol=2e-6)
+
+
+@EACH
+def test_a_call_equals_its_inlined_body(case: OpCase) -> None:
+    called, inlined, feeds = case.graph(), case.graph(), case.feeds()
+    inline(inlined, next(iter(inlined)))
+    before, after = evaluate(called, feeds), evaluate(inlined, feeds)
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+
+
+def test_every_op_has_sample_calls_and_says_what_it_is() -> None:
+    for name, op in OPS.items():
+        assert op.name == name
+        assert op.cases
+        assert op.doc
+
+
+# ---- dropout's generator
+
+
+def mask(
+    shape: tuple[int, ...], ratio: float = 0.3, seed: tuple[int, int] = (1, 2), offset: int = 0,
+    site: int = 0, sample_dim: int = 0,
+) -> np.ndarray:  # fmt: skip
+    """What dropout makes of ones."""
+    attrs = {"ratio": ratio, "site": site, "sample_dim": sample_dim}
+    inputs = (Real(shape, 1.0, 1.0), Given(np.array(seed)), Given(np.array(offset)))
+    case = OpCase("Dropout", inputs, attrs)
+    return evaluate(case.graph(), case.feeds())["y0"]
+
+
+@pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("shape", [(50, 20, 128), (2000, 64), (4, 4, 100, 100)], ids=str)
+def test_dropout_keeps_its_share_and_the_mean(ratio: float, shape: tuple[int, ...]) -> None:
+    y = mask(shape, ratio)
+    n = y.size
+    assert n >= 100_000
+    kept = (y != 0).mean()
+    assert abs(kept - (1 - ratio)) < 4 * np.sqrt(ratio * (1 - ratio) / n)
+    assert np.unique(y).tolist() == [0.0, np.float32(1 / (1 - ratio))]
+    assert abs(y.mean() - 1) < 4 * np.sqrt(ratio / (1 - ratio) / n)
+
+
+def test_every_row_and_every_feature_keeps_its_share() -> None:
+    """Independent of place: the counts along either dim spread as binomial counts do."""
+    y = mask((500, 400), 0.5) != 0
+    for counts, n in ((y.sum(0), 500), (y.sum(1), 400)):
+        z = (counts - n / 2) / np.sqrt(n / 4)
+        assert np.abs(z).max() < 5
+        assert 0.8 < z.var() < 1.25
+
+
+def _disagreement(a: np.ndarray, b: np.ndarray) -> float:
+    """The share of elements on which two masks differ, in standard deviations from 1/2."""
+    return abs(float(((a != 0) != (b != 0)).mean()) - 0.5) / np.sqrt(0.25 / a.size)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"site": 1}, {"site": 7}, {"seed": (1, 3)}, {"seed": (2, 2)}, {"seed": (2, 1)},
+        {"offset": 1}, {"offset": 64},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_masks_of_different_sites_seeds_and_samples_are_unrelated(other: dict[str, int]) -> None:
+    shape = (64, 40, 50)
+    first, second = mask(shape, 0.5), mask(shape, 0.5, **other)  # type: ignore[arg-type]
+    assert _disagreement(first, second) < 4
+
+
+def test_neighbouring_rows_and_features_are_unrelated() -> None:
+    y = mask((64, 40, 50), 0.5)
+    assert _disagreement(y[1:], y[:-1]) < 4
+    assert _disagreement(y[:, 1:], y[:, :-1]) < 4
+    assert _disagreement(y[..., 1:], y[..., :-1]) < 4
+
+
+@pytest.mark.parametrize("sample_dim", [0, 1, 2])
+def test_a_part_of_a_batch_draws_the_masks_of_its_samples(sample_dim: int) -> None:
+    shape = [5, 5, 5, 16]
+    whole = mask(tuple(shape), sample_dim=sample_dim)
+    shape[sample_dim] = 2
+    part = mask(tuple(shape), sample_dim=sample_dim, offset=2)
+    np.testing.assert_array_equal(part, np.take(whole, [2, 3], axis=sample_dim))
+
+
+def test_without_a_sample_dim_the_offset_is_not_read() -> None:
+    shape = (6, 16)
+    np.testing.assert_array_equal(
+        mask(shape, sample_dim=-1), mask(shape, sample_dim=-1, offset=9)
+    )
+
+
+def test_masks_do_not_depend_on_the_sizes_around_them() -> None:
+    """The same logical place draws the same bit in a longer sequence and a wider batch."""
+    small, large = mask((2, 5, 16)), mask((3, 9, 16))
+    np.testing.assert_array_equal(small, large[:2, :5])

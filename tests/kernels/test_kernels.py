@@ -1,0 +1,315 @@
+"""Every kernel in the table against onnx's reference evaluator, each on its op's sample calls.
+
+Outputs and temporaries are filled with rubbish first, so that a kernel which reads or skips them
+fails. An `onward` op is evaluated through its body.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from op_cases import CASES, ONWARD_CASES, Known, OpCase, cases_of
+
+from onward.graph.evaluate import evaluate
+from onward.graph.graph import array_of, attributes, type_of
+from onward.graph.ops import OPS
+from onward.graph.types import DType, Type
+from onward.kernels import KERNELS, Kernel, Need, Use, torch_dtype
+
+# Calls that no kernel takes, with the reason each kernel gives.
+REFUSED = {
+    "CumSum-4": "exclusive", "CumSum-5": "exclusive",
+    "GatherND-4": "batch_dims",
+    "Gemm-13": "alpha or beta", "Gemm-14": "alpha or beta",
+    "LogSoftmax-5": "other than the last", "LogSoftmax-6": "other than the last",
+    "Max-10": "of 1 inputs", "Max-11": "of 3 inputs", "Min-10": "of 3 inputs",
+    "Softmax-5": "other than the last", "Softmax-6": "other than the last",
+    "SoftmaxCrossEntropyLoss-21": "more than two dims",
+    "SoftmaxCrossEntropyLoss-22": "more than two dims",
+    "SoftmaxCrossEntropyLoss-23": "more than two dims",
+}  # fmt: skip
+
+# Results whose elements are sums or transcendental functions: the order and the method may differ.
+TOLERANCE = {"rtol": 2e-6, "atol": 2e-6}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A call as a kernel sees it: what it needs, and its inputs as tensors."""
+
+    need: Need
+    inputs: list[torch.Tensor | None]
+    want: list[np.ndarray]
+
+
+def bound(case: OpCase, dtype: DType = DType.FLOAT) -> Bound:
+    graph = case.graph(dtype)
+    feeds = case.feeds(dtype)
+    node = next(iter(graph))
+    inputs: list[torch.Tensor | None] = []
+    for i, value in enumerate(node.inputs):
+        array = None if value is None else feeds.get(f"x{i}", array_of(value))
+        inputs.append(None if array is None else torch.tensor(array))
+    need = Need(
+        node.op_type, attributes(node),
+        tuple(None if v is None else type_of(v) for v in node.inputs),
+        tuple(type_of(v) for v in node.outputs),
+    )  # fmt: skip
+    return Bound(need, inputs, [np.asarray(y) for y in evaluate(graph, feeds).values()])
+
+
+def rubbish(type: Type) -> torch.Tensor:
+    shape = [int(n) for n in type.shape]  # type: ignore[arg-type]
+    dtype = torch_dtype(type.dtype)
+    if dtype.is_floating_point:
+        return torch.full(shape, torch.nan, dtype=dtype)
+    return torch.ones(shape, dtype=dtype) if dtype == torch.bool else torch.full(shape, 77).to(dtype)
+
+
+def launch(
+    kernel: Kernel, call: Bound, inputs: list[torch.Tensor | None], outputs: list[torch.Tensor]
+) -> None:
+    scratch = [rubbish(t) for t in kernel.scratch(call.need)]
+    with torch.no_grad():
+        kernel.bind(Use(call.need.attrs, inputs, outputs, scratch))()
+
+
+def run(kernel: Kernel, call: Bound, inputs: list[torch.Tensor | None]) -> list[torch.Tensor]:
+    outputs = [rubbish(t) for t in call.need.outputs]
+    launch(kernel, call, inputs, outputs)
+    return outputs
+
+
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers with gaps between them and the dims the other way round in memory."""
+    order = list(reversed(range(x.dim())))
+    room = torch.empty([*(x.shape[d] for d in order), 2], dtype=x.dtype)[..., 1]
+    y = room.permute(order)
+    y.copy_(x)
+    assert x.numel() < 2 or not y.is_contiguous()
+    return y
+
+
+def assert_equal(have: list[torch.Tensor], want: list[Any], **tolerance: float) -> None:
+    for y, expected in zip(have, want, strict=True):
+        expected = np.asarray(expected)
+        assert tuple(y.shape) == expected.shape
+        if tolerance and y.is_floating_point():
+            np.testing.assert_allclose(y.numpy(), expected, **tolerance)
+        else:
+            np.testing.assert_array_equal(y.numpy(), expected)
+
+
+CALLS = [
+    (case, kernel)
+    for case in CASES + ONWARD_CASES
+    if case.label not in REFUSED
+    for kernel in KERNELS.get(case.op, ())
+]
+EACH_CALL = pytest.mark.parametrize(
+    ("case", "kernel"), CALLS, ids=[f"{case}-{kernel.name}" for case, kernel in CALLS]
+)
+
+
+@EACH_CALL
+def test_kernels_compute_what_the_op_means(case: OpCase, kernel: Kernel) -> None:
+    call = bound(case)
+    assert kernel.why_not(call.need) is None
+    before = [None if x is None else x.clone() for x in call.inputs]
+    assert_equal(run(kernel, call, call.inputs), call.want, **TOLERANCE)
+    for x, kept in zip(call.inputs, before, strict=True):
+        if x is not None and kept is not None:
+            assert torch.equal(x.nan_to_num(), kept.nan_to_num()), "an input was written to"
+
+
+# The reference evaluator computes Erf in fp32, whatever its input.
+FP64 = [(c, k) for c, k in CALLS if c.op not in ("Erf", "Gelu", "GeluGrad")]
+
+
+@pytest.mark.parametrize(("case", "kernel"), FP64, ids=[f"{c}-{k.name}" for c, k in FP64])
+def test_kernels_compute_in_fp64_what_they_are_given(case: OpCase, kernel: Kernel) -> None:
+    call = bound(case, DType.DOUBLE)
+    loose = {"rtol": 1e-7, "atol": 1e-9} if "Update" in case.op else {"rtol": 1e-12, "atol": 1e-12}
+    assert_equal(run(kernel, call, call.inputs), call.want, **loose)
+
+
+@EACH_CALL
+def test_a_launch_may_be_repeated(case: OpCase, kernel: Kernel) -> None:
+    call = bound(case)
+    outputs = [rubbish(t) for t in call.need.outputs]
+    scratch = [rubbish(t) for t in kernel.scratch(call.need)]
+    with torch.no_grad():
+        again = kernel.bind(Use(call.need.attrs, call.inputs, outputs, scratch))
+        again()
+        first = [y.clone() for y in outputs]
+        for y in outputs:
+            y.zero_()
+        again()
+    assert_equal(outputs, [y.numpy() for y in first])
+
+
+@EACH_CALL
+def test_inputs_that_need_not_be_contiguous_are_read_through_their_strides(
+    case: OpCase, kernel: Kernel
+) -> None:
+    call = bound(case)
+    inputs = [
+        x
+        if x is None
+        or kernel.contiguous is None
+        or i in kernel.contiguous
+        or isinstance(case.inputs[i], Known)
+        else strided(x)
+        for i, x in enumerate(call.inputs)
+    ]
+    assert_equal(run(kernel, call, inputs), call.want, **TOLERANCE)
+
+
+def _pairs(case: OpCase, kernel: Kernel) -> list[tuple[int, int]]:
+    """The rights that apply to a call: output and input of one type."""
+    graph = case.graph()
+    node = next(iter(graph))
+    return [
+        (o, i)
+        for o, i in kernel.inplace
+        if i < len(node.inputs)
+        and node.inputs[i] is not None
+        and not isinstance(case.inputs[i], Known)
+        and type_of(node.inputs[i]) == type_of(node.outputs[o])
+    ]
+
+
+IN_PLACE = [(case, kernel, pair) for case, kernel in CALLS for pair in _pairs(case, kernel)]
+
+
+@pytest.mark.parametrize(
+    ("case", "kernel", "pair"), IN_PLACE, ids=[f"{c}-{o}-over-{i}" for c, _, (o, i) in IN_PLACE]
+)
+def test_an_output_may_lie_in_the_input_it_has_a_right_to(
+    case: OpCase, kernel: Kernel, pair: tuple[int, int]
+) -> None:
+    call = bound(case)
+    want = run(kernel, call, call.inputs)
+    out, source = pair
+    inputs = [None if x is None else x.clone() for x in call.inputs]
+    outputs = [rubbish(t) for t in call.need.outputs]
+    shared = inputs[source]
+    assert shared is not None
+    outputs[out] = shared
+    launch(kernel, call, inputs, outputs)
+    assert_equal(outputs, [y.numpy() for y in want])
+
+
+def test_every_in_place_right_has_a_call() -> None:
+    rights = {
+        (op, pair) for op, kernels in KERNELS.items() for kernel in kernels for pair in kernel.inplace
+    }
+    compare = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
+    never = {(op, pair) for op in compare for pair in ((0, 0), (0, 1))}  # of another type
+    assert rights - never == {(case.op, pair) for case, _, pair in IN_PLACE}
+
+
+@pytest.mark.parametrize("case", CASES + ONWARD_CASES, ids=str)
+def test_what_a_kernel_does_not_cover_it_refuses(case: OpCase) -> None:
+    graph = case.graph()
+    node = next(iter(graph))
+    need = Need(
+        node.op_type, attributes(node),
+        tuple(None if v is None else type_of(v) for v in node.inputs),
+        tuple(type_of(v) for v in node.outputs),
+    )  # fmt: skip
+    for kernel in KERNELS.get(case.op, ()):
+        reason = kernel.why_not(need)
+        if case.label in REFUSED:
+            assert reason is not None and REFUSED[case.label] in reason
+        else:
+            assert reason is None
+
+
+def test_every_kernel_has_a_call() -> None:
+    planned = {"Contiguous"}  # what the plan puts in: no op of any graph
+    assert set(KERNELS) - planned == {case.op for case, _ in CALLS}
+    assert all(kernels for kernels in KERNELS.values())
+
+
+def test_a_contiguous_copy_is_a_copy() -> None:
+    x = strided(torch.randn(3, 5, 2))
+    type = Type(DType.FLOAT, (3, 5, 2))
+    (kernel,) = KERNELS["Contiguous"]
+    call = Bound(Need("Contiguous", {}, (type,), (type,)), [x], [x.numpy()])
+    assert_equal(run(kernel, call, [x]), call.want)
+
+
+# ---- dropout: every bit
+
+
+@pytest.mark.parametrize("dtype", [DType.FLOAT, DType.DOUBLE, DType.FLOAT16], ids=str)
+@pytest.mark.parametrize("case", cases_of("Dropout"), ids=str)
+def test_dropout_equals_its_body_to_the_bit(case: OpCase, dtype: DType) -> None:
+    call = bound(case, dtype)
+    for kernel in KERNELS["Dropout"]:
+        assert_equal(run(kernel, call, call.inputs), call.want)
+
+
+@pytest.mark.parametrize(
+    "shape", [(1,), (3,), (1, 1), (257, 3), (2, 1, 70000), (5, 7, 1), (3, 1, 5, 7)], ids=str
+)
+def test_dropout_equals_its_body_at_odd_sizes(shape: tuple[int, ...]) -> None:
+    """Sizes on both sides of a chunk of the generator, and seeds with their top bits set."""
+    seed = np.array([2**32 - 1, 2**31 + 12345])
+    case = _dropout(shape, seed, 2**33 + 7)
+    call = bound(case)
+    for kernel in KERNELS["Dropout"]:
+        assert_equal(run(kernel, call, call.inputs), call.want)
+
+
+def _dropout(shape: tuple[int, ...], seed: np.ndarray, offset: int) -> OpCase:
+    from op_cases import Given, Real
+
+    attrs = {"ratio": 0.3, "site": 2**20 + 5, "sample_dim": 0 if len(shape) > 1 else -1}
+    return OpCase("Dropout", (Real(shape), Given(seed), Given(np.array(offset))), attrs, str(shape))
+
+
+# ---- larger than one block
+
+
+@pytest.mark.parametrize("op", ["Softmax", "LogSoftmax"])
+def test_softmax_of_many_rows_may_lie_in_its_input(op: str) -> None:
+    x = torch.randn(301, 1037)
+    type = Type(DType.FLOAT, (301, 1037))
+    need = Need(op, {"axis": -1}, (type,), (type,))
+    call = Bound(need, [x], [])
+    for kernel in KERNELS[op]:
+        (want,) = run(kernel, call, [x.clone()])
+        shared = x.clone()
+        launch(kernel, call, [shared], [shared])
+        assert torch.equal(shared, want)
+
+
+def test_the_gradient_of_the_loss_is_computed_in_blocks_of_rows() -> None:
+    """More rows than one block holds; the oracle is torch's autograd in fp64."""
+    logits = torch.randn(700, 999, dtype=torch.float64, requires_grad=True)
+    labels = torch.randint(0, 999, (700,))
+    labels[::7] = -100
+    weight = torch.rand(999, dtype=torch.float64) + 0.5
+    loss = torch.nn.functional.cross_entropy(logits, labels, weight)
+    (want,) = torch.autograd.grad(loss, logits)
+    log_prob = torch.log_softmax(logits.detach(), 1)
+    f64 = DType.DOUBLE
+    need = Need(
+        "SoftmaxCrossEntropyLossGrad", {"reduction": "mean", "ignore_index": -100},
+        (Type(f64, ()), Type(f64, (700, 999)), Type(DType.INT64, (700,)), Type(f64, (999,))),
+        (Type(f64, (700, 999)),),
+    )  # fmt: skip
+    inputs: list[torch.Tensor | None] = [torch.ones((), dtype=torch.float64), log_prob, labels, weight]
+    for kernel in KERNELS[need.op]:
+        (have,) = run(kernel, Bound(need, inputs, []), inputs)
+        np.testing.assert_allclose(have.numpy(), want.numpy(), rtol=1e-12, atol=1e-15)
+
+
+def test_every_onward_op_has_sample_calls() -> None:
+    assert {case.op for case in ONWARD_CASES} == set(OPS)

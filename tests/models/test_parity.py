@@ -1,0 +1,130 @@
+"""The law of same numbers on whole models, dropout off.
+
+Per tensor, the distance to an fp64 run is at most twice eager PyTorch's own, plus 1e-7 of the
+tensor's norm. The fp64 and fp32 runs are eager PyTorch's on copies of the model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tiny import PADDINGS, Tensors, batch, bert, eager, gpt2, gradients
+
+import onward
+from onward.train.verify import allowed_difference
+
+MAKERS = {"gpt2": gpt2, "bert": bert}
+WIDE = {"layers": 2, "width": 256}
+
+
+def is_zero_by_construction(name: str, data: Tensors) -> bool:
+    """Whether the exact gradient is zero, so that engines return nothing but rounding noise.
+
+    A key bias adds one number to all scores of a row, which softmax does not see. Where there is
+    one key only, softmax sees neither queries nor keys.
+    """
+    part = name.rpartition("attention.self.")[2]
+    if data["input_ids"].shape[1] == 1:
+        return part.startswith(("query.", "key."))
+    return part == "key.bias"
+
+
+def noise_bound(name: str, exact: Tensors) -> float:
+    """What zero may become: the unit roundoff of fp32, 6e-8, on the terms that cancel.
+
+    Those terms are products of dy and the values, so their size is that of the value weight's
+    gradient; ten units of roundoff leave room for sums of a few hundred of them.
+    """
+    value = exact[name.rpartition("attention.self.")[0] + "attention.self.value.weight"]
+    return 6e-7 * float(value.norm())
+
+
+def assert_law(model: Any, data: Tensors, ours: Tensors) -> None:
+    """The law on the loss and on every gradient; tensors that are zero by construction are held
+    to the noise, because noise of one engine does not bound that of another."""
+    exact, plain = eager(model, data, torch.float64), eager(model, data, torch.float32)
+    assert set(ours) == set(exact)
+    assert len(ours) > 20
+    broken = []
+    for name, truth in exact.items():
+        distance = float((ours[name].double() - truth).norm())
+        allowed = allowed_difference(plain[name], truth)
+        if is_zero_by_construction(name, data):
+            assert float(truth.norm()) <= 1e-8 * noise_bound(name, exact), "it is not zero"
+            allowed = noise_bound(name, exact)
+        if not distance <= allowed:
+            broken.append(f"{name}: {distance:.3e}, allowed {allowed:.3e}")
+    assert not broken, "\n".join(broken)
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "one sample": {"size": 1},
+    "one token": {"length": 1, "size": 4},
+    "one sample of two tokens": {"size": 1, "length": 2},
+    "as many samples as tokens": {"size": 6, "length": 6},
+    **{f"padding {p}": {"padding": p, "size": 4} for p in PADDINGS},
+    "ignored labels": {"ignored": True},
+    "padding and ignored labels": {"padding": "left", "ignored": True},
+}
+
+
+# a causal model predicts nothing from one token: that is among the labels all ignored
+PAIRS = [(kind, case) for kind in MAKERS for case in CASES if (kind, case) != ("gpt2", "one token")]
+
+
+@pytest.mark.parametrize(("kind", "case"), PAIRS)
+def test_loss_and_gradients(kind: str, case: str) -> None:
+    model, data = MAKERS[kind](dropout=0.0), batch(**CASES[case])
+    assert_law(model, data, gradients(model, data))
+
+
+@pytest.mark.parametrize(("kind", "length"), [("gpt2", 12), ("gpt2", 1), ("bert", 12), ("bert", 1)])
+def test_labels_all_ignored_give_nan_loss_and_no_gradient(kind: str, length: int) -> None:
+    """0 / 0 for the loss, as in PyTorch; its gradients are zero, and so are ours."""
+    model, data = MAKERS[kind](dropout=0.0), batch(4, length)
+    if (kind, length) != ("gpt2", 1):
+        data["labels"] = torch.full_like(data["labels"], -100)
+    theirs, ours = eager(model, data, torch.float32), gradients(model, data)
+    assert theirs["loss"].isnan()
+    assert ours["loss"].isnan()
+    for name, truth in theirs.items():
+        if name != "loss":
+            assert torch.equal(ours[name], truth), name
+            assert not ours[name].any(), name
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_loss_and_gradients_at_a_realistic_width(kind: str) -> None:
+    more = {"n_head": 4} if kind == "gpt2" else {"num_attention_heads": 4}
+    model = MAKERS[kind](dropout=0.0, **WIDE, **more)
+    data = batch(4, 32, "right", ignored=True)
+    assert_law(model, data, gradients(model, data))
+
+
+@pytest.mark.parametrize("case", ["plain", "padding left"])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_trainer_verifies_with_dropout_in_the_model(kind: str, case: str) -> None:
+    model = MAKERS[kind]()
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.1))
+    data = batch(**CASES[case])
+    report = trainer.verify(data)
+    engines = {row.engine for row in report.rows}
+    assert engines == {"eager PyTorch (dropout off)", "stock onnxruntime (dropout on)"}
+    count = 1 + sum(1 for _ in model.parameters())
+    assert len(report.rows) == 2 * count
+    bad = [r for r in report.rows if not r.ok and not is_zero_by_construction(r.name, data)]
+    assert not bad, str(report)
+
+
+@pytest.mark.parametrize("part", ["loss", "grad"])
+def test_law_can_fail(part: str) -> None:
+    """A relative error of 1e-4 in one tensor breaks the law."""
+    model, data = gpt2(dropout=0.0), batch()
+    ours = gradients(model, data)
+    name = next(n for n in ours if n.startswith(part))
+    ours[name] = ours[name] * 1.0001
+    with pytest.raises(AssertionError, match="allowed"):
+        assert_law(model, data, ours)

@@ -1,0 +1,180 @@
+"""Plans of whole steps: what the printed table says, and that it adds up."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from tiny import batch, bert, compiled, gpt2, trained
+
+import onward
+from onward.plan import Plan, Region, make_plan
+from onward.plan.arena import ALIGNMENT, aligned
+from onward.plan.bind import bind
+from onward.rewrite import prune
+
+MAKERS = {"gpt2": gpt2, "bert": bert}
+
+
+def step_plan(kind: str, **more: Any) -> Plan:
+    model = MAKERS[kind]()
+    options = onward.TrainerOptions(max_grad_norm=1.0, **more)
+    trainer = onward.Trainer(model, torch.optim.AdamW(model.parameters()), options=options)
+    trainer.train_step(batch(3, 10, "right"))
+    return trainer.plan
+
+
+@pytest.fixture(scope="module", params=list(MAKERS))
+def plan(request: pytest.FixtureRequest) -> Plan:
+    return step_plan(request.param)
+
+
+def test_print_lists_every_buffer_with_bytes_life_and_purpose(plan: Plan) -> None:
+    text = str(plan)
+    rows = re.findall(
+        r"^  (.{43}) +(\d+) +(\d+)  (\d+)-(\d+|end) +(user|persistent|residual|scratch) +(\S.*)$",
+        text, re.MULTILINE,
+    )  # fmt: skip
+    assert len(rows) == len(plan.buffers) > 100
+    end = len(plan.launches)
+    listed = sorted(
+        (name.strip(), int(n), int(at), int(a), end if b == "end" else int(b), region, purpose)
+        for name, n, at, a, b, region, purpose in rows
+    )
+    expected = sorted(
+        (b.name[:43], b.nbytes, b.offset, b.first, min(b.last, end), b.region.value, b.purpose)
+        for b in plan.buffers
+    )
+    assert listed == expected
+    assert re.search(rf"^  peak +{plan.peak / 2**20:.2f} MiB", text, re.MULTILINE)
+    assert "B=3, T=10" in text
+    assert f"{end} launches" in text
+
+
+def test_the_parts_add_up(plan: Plan) -> None:
+    persistent = [b for b in plan.buffers if b.region is Region.PERSISTENT]
+    assert plan.sizes[Region.PERSISTENT] == sum(aligned(b.nbytes) for b in persistent)
+    assert plan.peak == sum(plan.sizes.values()) + plan.workspace
+    assert plan.workspace == max(x.workspace for x in plan.launches)
+    assert plan.lower_bound <= plan.arena_bytes <= 1.3 * plan.lower_bound
+
+
+def test_no_two_buffers_alive_together_overlap(plan: Plan) -> None:
+    """Every pair, by brute force; and the lower bound by counting at each launch."""
+    arena = [b for b in plan.buffers if b.region in (Region.RESIDUAL, Region.SCRATCH)]
+    assert len(arena) > 50
+    for i, a in enumerate(arena):
+        assert a.offset % ALIGNMENT == 0
+        assert a.offset + a.nbytes <= plan.arena_bytes
+        for b in arena[i + 1 :]:
+            if a.first <= b.last and b.first <= a.last:
+                apart = a.offset + a.nbytes <= b.offset or b.offset + b.nbytes <= a.offset
+                assert apart, f"{a} and {b}"
+    most = max(
+        sum(aligned(b.nbytes) for b in arena if b.first <= t <= b.last)
+        for t in range(len(plan.launches) + 1)
+    )
+    assert plan.lower_bound == most
+
+
+def test_every_byte_read_was_written_before(plan: Plan) -> None:
+    """Walks the launches over the arena's bytes: an input must still be what its writer left."""
+    writer: dict[int, int] = {}  # 64-byte block of the arena -> buffer that wrote it last
+    regions = (Region.RESIDUAL, Region.SCRATCH)
+
+    def blocks(index: int) -> range:
+        b = plan.buffers[index]
+        return range(b.offset // ALIGNMENT, (b.offset + aligned(b.nbytes)) // ALIGNMENT)
+
+    for layout in plan.inputs.values():
+        if plan.buffers[layout.buffer].region in regions:
+            writer.update(dict.fromkeys(blocks(layout.buffer), layout.buffer))
+    checked = 0
+    for launch in plan.launches:
+        for x in launch.inputs:
+            if x is None or plan.buffers[x.buffer].region not in regions:
+                continue
+            assert all(writer.get(k) == x.buffer for k in blocks(x.buffer)), launch.text
+            checked += 1
+        for y in (*launch.outputs, *launch.scratch):
+            if plan.buffers[y.buffer].region in regions:
+                writer.update(dict.fromkeys(blocks(y.buffer), y.buffer))
+    for layout in plan.outputs.values():
+        if plan.buffers[layout.buffer].region in regions:
+            assert all(writer[k] == layout.buffer for k in blocks(layout.buffer))
+    assert checked > 100
+
+
+def test_user_tensors_are_never_given_memory(plan: Plan) -> None:
+    user = [b for b in plan.buffers if b.region is Region.USER]
+    assert {b.purpose for b in user} <= {"parameter", "module buffer"}
+    parameters = [b for b in user if b.purpose == "parameter"]
+    state = [b for b in plan.buffers if b.purpose == "optimizer state"]
+    assert len(state) == 2 * len(parameters) > 0
+    assert sum(b.nbytes for b in state) == 2 * sum(b.nbytes for b in parameters)
+
+
+def test_updates_write_in_place_and_after_every_reader(plan: Plan) -> None:
+    updates = [(i, x) for i, x in enumerate(plan.launches) if x.op == "AdamUpdate"]
+    assert len(updates) == sum(b.purpose == "parameter" for b in plan.buffers)
+    for i, update in updates:
+        assert [y.buffer for y in update.outputs] == [
+            update.inputs[j].buffer  # type: ignore[union-attr]
+            for j in (0, 2, 3)
+        ]
+        parameter = update.outputs[0].buffer
+        for later in plan.launches[i + 1 :]:
+            assert all(x is None or x.buffer != parameter for x in later.inputs)
+    assert not any(x.text.startswith("write back") for x in plan.launches)
+
+
+def test_residuals_are_what_backward_reads_of_forward(plan: Plan) -> None:
+    residual = {b.index for b in plan.buffers if b.region is Region.RESIDUAL}
+    assert residual
+    written = {y.buffer for x in plan.launches if not x.backward for y in x.outputs}
+    read = {y.buffer for x in plan.launches if x.backward for y in x.inputs if y is not None}
+    arena = {b.index for b in plan.buffers if b.region in (Region.RESIDUAL, Region.SCRATCH)}
+    staged = {x.buffer for x in plan.inputs.values()}
+    assert residual == (written & read & arena) - staged
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_accumulation_plans_differ_by_the_update(kind: str) -> None:
+    micro = onward.TrainerOptions(gradient_accumulation_steps=2)
+    model = MAKERS[kind]()
+    trainer = onward.Trainer(model, torch.optim.AdamW(model.parameters()), options=micro)
+    data = batch(3, 10)
+    trainer.train_step(data)
+    first = trainer.plan
+    trainer.train_step(data)
+    last = trainer.plan
+    assert not any(x.op == "AdamUpdate" for x in first.launches)
+    assert sum(x.op == "AdamUpdate" for x in last.launches) == len(list(model.parameters()))
+    moments = {b.index for b in first.buffers if b.name.startswith("exp_avg")}
+    operands = {x.buffer for y in first.launches for x in (*y.inputs, *y.outputs) if x is not None}
+    assert not moments & operands, "the session holds them, a micro-step leaves them alone"
+
+
+def test_apart_regions_do_not_share_bytes() -> None:
+    """`joint=False`: residual and scratch each have an arena, for calls that overlap in time."""
+    data = batch(3, 10)
+    made = compiled(gpt2(), data)
+    graph = made.differentiated(trained(made))
+    dims = made.captured.dims(list(data.values()))
+    assert dims is not None
+    bound = bind(prune(graph, graph.outputs), dims)
+    apart, joint = make_plan(bound, dims, joint=False), make_plan(bound, dims)
+    assert apart.sizes[Region.RESIDUAL] > 0
+    assert joint.sizes[Region.RESIDUAL] == 0
+    assert joint.arena_bytes <= apart.arena_bytes
+    for region in (Region.RESIDUAL, Region.SCRATCH):
+        ends = [b.offset + b.nbytes for b in apart.buffers if b.region is region]
+        assert max(ends) <= apart.sizes[region]
+
+
+def test_missing_size_is_named() -> None:
+    made = compiled(gpt2(layers=1), batch())
+    with pytest.raises(onward.OnwardError, match="no size given for T"):
+        bind(made.forward, {"B": 4})

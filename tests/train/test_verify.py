@@ -1,0 +1,174 @@
+"""Verification tells right from wrong, and names the stage and the node where they part."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from tiny import batch, bert, gpt2, mlp
+from torch import nn
+
+import onward
+from onward import OnwardError, TrainerOptions
+from onward.differentiate.rules import RULES
+from onward.kernels import KERNELS, Kernel
+from onward.train.verify import Row, allowed_difference
+
+MAKERS = {"gpt2": gpt2, "bert": bert}
+
+
+def sabotage(monkeypatch: pytest.MonkeyPatch, op_type: str, factor: float) -> None:
+    """The rule's first gradient comes out too large."""
+    plain = RULES[op_type]
+
+    def wrong(b: Any, dys: Any, ys: Any, xs: Any, attrs: Any) -> Any:
+        first, *rest = plain(b, dys, ys, xs, attrs)
+        return [b.Mul(first, factor), *rest]
+
+    monkeypatch.setitem(RULES, op_type, wrong)
+
+
+def test_good_model_is_ok_and_nothing_changes() -> None:
+    model, data = gpt2(), batch(padding="right")
+    trainer = onward.Trainer(model, onward.optim.AdamW())
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    rng = torch.get_rng_state()
+    report = trainer.verify(data, bisect=True)
+    assert report.ok, str(report)
+    assert str(report).startswith(f"ok: {len(report.rows)} tensors compared")
+    assert any("no stage departs" in note for note in report.notes)
+    assert "DIFFERS" not in str(report)
+    assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert model.training
+    assert trainer.updates == 0
+
+
+def test_evaluation_mode_is_put_back() -> None:
+    model = gpt2().eval()
+    trainer = onward.Trainer(model, onward.optim.AdamW())
+    assert trainer.verify(batch()).ok
+    assert not any(m.training for m in model.modules())
+
+
+@pytest.mark.parametrize("op_type", ["Gelu", "LayerNormalization", "Softmax"])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_wrong_gradient_rule_is_found(
+    kind: str, op_type: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sabotage(monkeypatch, op_type, 1.001)
+    trainer = onward.Trainer(MAKERS[kind](), onward.optim.AdamW())
+    report = trainer.verify(batch(), bisect=True)
+    assert not report.ok
+    assert str(report).startswith("FAILED")
+    assert "DIFFERS grad." in str(report)
+    bad = [r for r in report.rows if not r.ok]
+    # a wrong graph is wrong on every engine: eager PyTorch alone tells
+    assert {r.engine for r in bad} == {"eager PyTorch (dropout off)"}
+    assert "loss" not in {r.name for r in bad}
+    [note] = [n for n in report.notes if n.startswith("bisect:")]
+    assert "departs after pass 'differentiate'" in note
+    assert "the graph itself says something else" in note
+
+
+def test_wrong_kernel_is_found_and_the_node_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """onnxruntime runs the same graph: where the executor departs, there is the kernel."""
+    [plain] = KERNELS["GeluGrad"]
+
+    def wrong(use: Any) -> Any:
+        launch = plain.bind(use)
+
+        def run() -> None:
+            launch()
+            use.y.mul_(1.01)
+
+        return run
+
+    monkeypatch.setitem(KERNELS, "GeluGrad", (Kernel("wrong", wrong, contiguous=None),))
+    trainer = onward.Trainer(gpt2(), onward.optim.AdamW())
+    report = trainer.verify(batch(), bisect=True)
+    bad = {r.engine for r in report.rows if not r.ok}
+    assert bad == {"eager PyTorch (dropout off)", "stock onnxruntime (dropout on)"}
+    [note] = [n for n in report.notes if n.startswith("bisect:")]
+    assert "first node: " in note
+    assert "GeluGrad" in note
+    assert "transformer.h.1.mlp" in note, "the backward meets the last layer first"
+
+
+def test_option_raises_before_the_first_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    sabotage(monkeypatch, "Tanh", 1.01)
+    model = mlp()
+    kept = [p.detach().clone() for p in model.parameters()]
+    trainer = onward.Trainer(
+        model, onward.optim.AdamW(), loss_fn=nn.functional.cross_entropy,
+        options=TrainerOptions(verify=True),
+    )  # fmt: skip
+    x, y = torch.randn(6, 8), torch.arange(6) % 5
+    with pytest.raises(OnwardError, match="DIFFERS grad.inner.weight"):
+        trainer.train_step(x, y)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), kept, strict=True))
+    monkeypatch.undo()
+    assert trainer.train_step(x, y).updated
+    assert not torch.equal(model.inner.weight, kept[0])
+
+
+def test_law_in_numbers() -> None:
+    exact = torch.tensor([3.0, 4.0], dtype=torch.float64)  # norm 5
+    eager = (exact + torch.tensor([0.0, 0.5])).float()
+    assert allowed_difference(eager, exact) == pytest.approx(1.0 + 5e-7)
+    assert allowed_difference(exact.float(), exact) == pytest.approx(5e-7)
+    assert Row("e", "n", 1.0, 1.0).ok
+    assert not Row("e", "n", 1.1, 1.0).ok
+    assert not Row("e", "n", float("nan"), 1.0).ok
+
+
+def test_missing_gradient_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rule that returns nothing leaves parameters without a gradient that eager has."""
+    monkeypatch.setitem(RULES, "Tanh", lambda b, dys, ys, xs, attrs: [None])
+    model = mlp()
+    trainer = onward.Trainer(model, onward.optim.AdamW(), loss_fn=nn.functional.cross_entropy)
+    report = trainer.verify(torch.randn(6, 8), torch.arange(6) % 5)
+    bad = {r.name for r in report.rows if not r.ok}
+    assert {"grad.inner.weight", "grad.inner.bias"} <= bad
+
+
+# ---- dumps
+
+
+def test_dump_writes_every_stage_as_text_and_valid_onnx(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "dump"
+    monkeypatch.setenv("ONWARD_DUMP", str(folder))
+    monkeypatch.setenv("ONWARD_CHECK", "1")
+    trainer = onward.Trainer(
+        gpt2(layers=1), onward.optim.AdamW(), options=TrainerOptions(max_grad_norm=1.0)
+    )
+    trainer.train_step(batch(padding="right"))
+    stems = sorted(p.stem for p in folder.glob("*.onnx"))
+    assert stems == [
+        "00-capture", "01-forward-fold", "02-forward-noop", "03-forward-cse", "04-forward-dead",
+        "05-differentiate", "06-updates", "07-step-fold", "08-step-noop", "09-step-cse",
+        "10-step-scatter_into", "11-step-dead", "12-bind",
+    ]  # fmt: skip
+    for stem in stems:
+        model = onnx.load(str(folder / f"{stem}.onnx"))
+        onnx.checker.check_model(model, full_check=True)
+        assert any(o.name == "loss" for o in model.graph.output)
+        text = (folder / f"{stem}.txt").read_text()
+        assert text.startswith("graph ")
+        dims = "i64[4,12]" if stem.endswith("bind") else "i64[B,T]"
+        assert f"%input_ids: {dims} batch" in text
+    [plan] = folder.glob("*-plan.txt")
+    assert plan.read_text() == f"{trainer.plan}\n"
+
+
+def test_environment_switches_passes_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ONWARD_DISABLE", "cse,noop")
+    trainer = onward.Trainer(gpt2(layers=1), onward.optim.AdamW())
+    trainer.train_step(batch())
+    assert {p["name"] for p in trainer.report()["passes"]} == {"fold", "scatter_into", "dead"}
