@@ -355,7 +355,11 @@ def _composites() -> list[OpCase]:
     ):  # fmt: skip
         out += [
             _case(
-                "LayerNormalization", r(*shape), r(*normal), r(*normal), axis=axis,
+                "LayerNormalization",
+                r(*shape),
+                r(*normal),
+                r(*normal),
+                axis=axis,
                 epsilon=None if shape == (3, 8) else 2.0**-8,
             ),
             _case("LayerNormalization", r(*shape), r(*normal), axis=axis, epsilon=2.0**-10),

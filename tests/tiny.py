@@ -37,10 +37,11 @@ def _ready(model: Any) -> Any:
 
 def gpt2(dropout: float = 0.1, layers: int = 2, width: int = 32, **more: Any) -> GPT2LMHeadModel:
     torch.manual_seed(0)
-    settings = dict(
-        n_layer=layers, n_embd=width, n_head=2, n_positions=64, vocab_size=VOCABULARY,
-        bos_token_id=0, eos_token_id=0, attn_pdrop=dropout, embd_pdrop=dropout, resid_pdrop=dropout,
-    )  # fmt: skip
+    settings = {
+        "n_layer": layers, "n_embd": width, "n_head": 2, "n_positions": 64,
+        "vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0,
+        "attn_pdrop": dropout, "embd_pdrop": dropout, "resid_pdrop": dropout,
+    }  # fmt: skip
     return _ready(GPT2LMHeadModel(GPT2Config(**{**settings, **more})))
 
 
@@ -49,11 +50,12 @@ def bert(
 ) -> BertForMaskedLM | BertForSequenceClassification:
     """Masked language model, or a classifier where `classes` are asked for."""
     torch.manual_seed(0)
-    settings = dict(
-        num_hidden_layers=layers, hidden_size=width, num_attention_heads=2,
-        intermediate_size=2 * width, max_position_embeddings=64, vocab_size=VOCABULARY,
-        hidden_dropout_prob=dropout, attention_probs_dropout_prob=dropout,
-    )  # fmt: skip
+    settings = {
+        "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": 2,
+        "intermediate_size": 2 * width, "max_position_embeddings": 64,
+        "vocab_size": VOCABULARY, "hidden_dropout_prob": dropout,
+        "attention_probs_dropout_prob": dropout,
+    }  # fmt: skip
     config = BertConfig(**{**settings, **more})
     if classes:
         config.num_labels = classes

@@ -119,8 +119,10 @@ def check(
         def loss(x: np.ndarray, name: str = name) -> float:
             with np.errstate(all="ignore"):
                 moved = {**feeds, name: x}
-                y = session.run(None, moved)[0] if run is None else run(graph, moved)["loss"]
-            return float(np.asarray(y))
+                y: Any = (
+                    list(session.run(None, moved)) if run is None else [run(graph, moved)["loss"]]
+                )
+            return float(np.asarray(y[0]))
 
         want = numeric(loss, feeds[name])
         if untrained:

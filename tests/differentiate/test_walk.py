@@ -62,9 +62,7 @@ def _mixed(b: Builder, v: dict[str, Value]) -> Value:
     return b.Add(b.Add(total(b, b.Sin(wide)), total(b, mean)), total(b, b.Cos(joined)))
 
 
-def _mixed_torch(
-    x: torch.Tensor, row: torch.Tensor, column: torch.Tensor
-) -> torch.Tensor:
+def _mixed_torch(x: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
     y = (x + row) * column
     mean = (y * y).flatten(0, 1).mean(0)
     joined = torch.cat([y[:, 1:], y], 1)
@@ -101,8 +99,13 @@ def test_broadcasts_of_symbolic_dims_are_undone(
 
 @pytest.mark.parametrize(
     ("a", "c"),
-    [("f64[2,1]", "f64[1]"), ("f64[2,1,3]", "f64[1,1]"), ("f64[1,1]", "f64[]"), ("f64[1]", "f64[1,1]")],
-)  # fmt: skip
+    [
+        ("f64[2,1]", "f64[1]"),
+        ("f64[2,1,3]", "f64[1,1]"),
+        ("f64[1,1]", "f64[]"),
+        ("f64[1]", "f64[1,1]"),
+    ],
+)
 def test_sizes_of_one_keep_their_place(a: str, c: str) -> None:
     types = {"a": a, "c": c}
     step = differentiate(
@@ -171,9 +174,7 @@ def _stopped(b: Builder, x: Value) -> Value:
 
 def test_a_marked_identity_stops_the_gradient() -> None:
     types = {"x": "f64[3]"}
-    graph = graph_of(
-        types, lambda b, v: total(b, b.Mul(_stopped(b, b.Exp(v["x"])), b.Sin(v["x"])))
-    )
+    graph = graph_of(types, lambda b, v: total(b, b.Mul(_stopped(b, b.Exp(v["x"])), b.Sin(v["x"]))))
     feeds = feeds_of(types, {})
     have = evaluate(differentiate(graph, ["x"]), feeds | {"loss_weight": ONE})["grad.x"]
     np.testing.assert_allclose(have, np.exp(feeds["x"]) * np.cos(feeds["x"]), rtol=1e-12)

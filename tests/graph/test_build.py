@@ -167,9 +167,7 @@ def test_calls_that_do_not_fit_are_refused(
     op: str, types: tuple[str, ...], attrs: dict[str, int], message: str
 ) -> None:
     graph = Graph("f")
-    inputs = [
-        graph.input(f"x{i}", parse_type(t), Role.BATCH) for i, t in enumerate(types)
-    ]
+    inputs = [graph.input(f"x{i}", parse_type(t), Role.BATCH) for i, t in enumerate(types)]
     with pytest.raises(ValueError, match=message):
         Builder(graph).node(op, inputs, attrs)
     assert len(graph) == 0

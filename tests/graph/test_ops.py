@@ -150,9 +150,7 @@ def test_a_part_of_a_batch_draws_the_masks_of_its_samples(sample_dim: int) -> No
 
 def test_without_a_sample_dim_the_offset_is_not_read() -> None:
     shape = (6, 16)
-    np.testing.assert_array_equal(
-        mask(shape, sample_dim=-1), mask(shape, sample_dim=-1, offset=9)
-    )
+    np.testing.assert_array_equal(mask(shape, sample_dim=-1), mask(shape, sample_dim=-1, offset=9))
 
 
 def test_masks_do_not_depend_on_the_sizes_around_them() -> None:

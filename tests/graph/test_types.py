@@ -22,7 +22,7 @@ from onward.graph.types import (
     symbol,
 )
 
-NAMES = ("B", "T", "D")
+NAMES: tuple[str, ...] = ("B", "T", "D")
 
 
 @st.composite

@@ -35,10 +35,10 @@ def noise_bound(name: str, exact: Tensors) -> float:
     """What zero may become: the unit roundoff of fp32, 6e-8, on the terms that cancel.
 
     Those terms are products of dy and the values, so their size is that of the value weight's
-    gradient; ten units of roundoff leave room for sums of a few hundred of them.
+    gradient. Observed: 2e-2 of this bound.
     """
     value = exact[name.rpartition("attention.self.")[0] + "attention.self.value.weight"]
-    return 6e-7 * float(value.norm())
+    return 6e-8 * float(value.norm())
 
 
 def assert_law(model: Any, data: Tensors, ours: Tensors) -> None:
@@ -52,7 +52,7 @@ def assert_law(model: Any, data: Tensors, ours: Tensors) -> None:
         distance = float((ours[name].double() - truth).norm())
         allowed = allowed_difference(plain[name], truth)
         if is_zero_by_construction(name, data):
-            assert float(truth.norm()) <= 1e-8 * noise_bound(name, exact), "it is not zero"
+            assert float(truth.norm()) <= 1e-7 * noise_bound(name, exact), "it is not zero"
             allowed = noise_bound(name, exact)
         if not distance <= allowed:
             broken.append(f"{name}: {distance:.3e}, allowed {allowed:.3e}")

@@ -68,12 +68,13 @@ def test_a_life_that_ends_where_another_begins_does_not_share() -> None:
 
 
 def test_a_gap_is_filled_by_what_fits_it_best() -> None:
-    # 0-256 and 320-576 live throughout, so that 256-320 is a gap of one line for the small one
-    sizes = [256, 128, 256, 64]
-    spans = [(0, 9), (0, 0), (0, 9), (5, 6)]
+    # The first and the third die at once, and leave gaps of 512 and of 128 bytes.
+    sizes = [512, 448, 128, 128, 64]
+    spans = [(0, 0), (0, 9), (0, 0), (0, 9), (5, 6)]
     offsets, total = place(sizes, spans)
-    assert total == 640
-    assert offsets[3] == 512, "the place of the buffer that has died"
+    assert offsets[:4] == [0, 512, 960, 1088]
+    assert total == 1216
+    assert offsets[4] == 960
 
 
 @pytest.mark.parametrize(("n", "want"), [(0, 0), (1, 64), (64, 64), (65, 128)])

@@ -77,7 +77,9 @@ def test_a_reshape_is_a_view_where_it_is_one_to_torch(data: st.DataObject) -> No
         assert torch.equal(read, x.reshape(new))
 
 
-@pytest.mark.parametrize(("shape", "new"), [((0, 3), (3, 0)), ((2, 0), (0,)), ((0,), (0, 5))], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "new"), [((0, 3), (3, 0)), ((2, 0), (0,)), ((0,), (0, 5))], ids=str
+)
 def test_a_reshape_of_nothing_is_a_view(shape: tuple[int, ...], new: tuple[int, ...]) -> None:
     assert reshape_strides(shape, dense(shape), new) == dense(new)
 
@@ -91,6 +93,7 @@ def test_dense_strides_are_numpys(shape: list[int]) -> None:
 
 def _numpy(case: OpCase, x: np.ndarray) -> list[np.ndarray]:
     """What numpy makes of the call; reshapes that numpy copies share no memory with x."""
+
     def known(i: int) -> list[int]:
         item = case.inputs[i]
         assert isinstance(item, Known)
@@ -178,11 +181,9 @@ def test_views_of_views_give_the_right_numbers_when_run(case: OpCase, execute: A
     back = Builder(graph, before=node).Transpose(other)
     node.replace_input_with(0, back)
     b = Builder(graph)
-    graph.outputs = {
-        f"y{i}": b.Neg(b.Transpose(y)) for i, y in enumerate(list(node.outputs))
-    }
+    graph.outputs = {f"y{i}": b.Neg(b.Transpose(y)) for i, y in enumerate(list(node.outputs))}
     feeds = case.feeds()
-    feeds["turned"] = np.ascontiguousarray(feeds["x0"].T)
+    feeds["turned"] = np.array(feeds["x0"].T, order="C")
     want = evaluate(graph, feeds)
     for name, y in execute(graph, feeds).items():
         np.testing.assert_array_equal(y, want[name])

@@ -124,7 +124,8 @@ def changing(b: Builder, x: Value, y: Value) -> list[Value]:
         b.Sub(0.0, x), b.Div(1.0, x), b.Add(x, 1.0), b.Mul(x, 0.0), b.Add(x, y), b.Pow(x, 1.0),
         b.Cast(x, to=DType.DOUBLE), b.Transpose(x, perm=[1, 0]), b.Transpose(x),
         b.Reshape(x, b.ints([3, 2])), b.slice(x, 0, 0, 1), b.Concat(x, y, axis=0),
-        b.Add(x, b.const(np.zeros((4, 1, 1), np.float32))), b.Mul(x, b.const(np.ones((2, 3), np.float32))),
+        b.Add(x, b.const(np.zeros((4, 1, 1), np.float32))),
+        b.Mul(x, b.const(np.ones((2, 3), np.float32))),
     ]  # fmt: skip
 
 
@@ -325,7 +326,9 @@ def test_a_scatter_on_zeros_is_added_into_the_other_term(swapped: bool) -> None:
 
 def test_scatters_add_up_one_into_the_next() -> None:
     m = Scatter()
-    graph = m.out(m.b.Add(m.b.Add(m.x, m.on(m.zeros)), m.on(m.b.const(np.zeros((4, 2), np.float32)))))
+    graph = m.out(
+        m.b.Add(m.b.Add(m.x, m.on(m.zeros)), m.on(m.b.const(np.zeros((4, 2), np.float32))))
+    )
     want = evaluate(graph, m.feeds())["o0"]
     assert scatter_into(graph) == 2
     np.testing.assert_array_equal(evaluate(graph, m.feeds())["o0"], want)  # whole numbers: exact

@@ -108,7 +108,7 @@ def test_option_raises_before_the_first_update(monkeypatch: pytest.MonkeyPatch) 
         options=TrainerOptions(verify=True),
     )  # fmt: skip
     x, y = torch.randn(6, 8), torch.arange(6) % 5
-    with pytest.raises(OnwardError, match="DIFFERS grad.inner.weight"):
+    with pytest.raises(OnwardError, match=r"DIFFERS grad\.inner\.weight"):
         trainer.train_step(x, y)
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), kept, strict=True))
     monkeypatch.undo()

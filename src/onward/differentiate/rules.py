@@ -261,7 +261,10 @@ def _embedding(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) ->
 @rule("GatherElements")
 def _gather_elements(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
     zeros = b.full(0.0, type_of(xs[0]))
-    return [b.ScatterElements(zeros, xs[1], _only(dys), axis=attrs.get("axis", 0), reduction="add"), None]
+    return [
+        b.ScatterElements(zeros, xs[1], _only(dys), axis=attrs.get("axis", 0), reduction="add"),
+        None,
+    ]
 
 
 @rule("GatherND")

@@ -255,7 +255,7 @@ class Trainer:
 
     @property
     def plan(self) -> Plan:
-        """The plan of the last step; print it to see every buffer. Raises OnwardError before one."""
+        """The last step's plan; print it to see every buffer. Raises OnwardError before one."""
         if self._last_executable is None:
             raise OnwardError("nothing has run yet; fix: call train_step first")
         return self._last_executable.plan
