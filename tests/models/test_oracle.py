@@ -109,7 +109,7 @@ def test_step_graph_before_and_after_rewriting_updates_alike() -> None:
         if v.name.startswith("exp_avg")
     }
     assert len(state) == 2 * len(names)
-    feeds = {"step": 3, "lr.0": 1e-2}
+    feeds = {"step.0": 3, "lr.0": 1e-2}
     outputs = {}
     for label, graph in (("plain", plain), ("rewritten", step)):
         graph = graph.clone()

@@ -115,6 +115,11 @@ def _pow(c: Call, a: Value, b: Any) -> Value:
     return c.b.Pow(c.value(a, dtype), c.value(b, dtype))
 
 
+@aten("square.default")
+def _square(c: Call, x: Value) -> Value:
+    return c.b.Mul(x, x)
+
+
 def _unary(op_type: str) -> Callable[..., Any]:
     return lambda c, x: c.b.node(op_type, [c.value(x, c.type.dtype)], {})
 
@@ -194,9 +199,14 @@ def _masked_fill(c: Call, x: Value, mask: Value, fill: Any) -> Value:
 def _clamp(c: Call, x: Value, low: Any = None, high: Any = None) -> Value:
     if "clamp_max" in str(c.node.target):
         low, high = None, low
+    # Where, not Max and Min: at a bound the gradient is x's own, whole
     if low is not None:
-        x = c.b.Max(x, c.value(low, type_of(x).dtype))
-    return x if high is None else c.b.Min(x, c.value(high, type_of(x).dtype))
+        bound = c.value(low, type_of(x).dtype)
+        x = c.b.Where(c.b.Less(x, bound), bound, x)
+    if high is not None:
+        bound = c.value(high, type_of(x).dtype)
+        x = c.b.Where(c.b.Greater(x, bound), bound, x)
+    return x
 
 
 # ---- copies and casts
@@ -267,6 +277,12 @@ def _view(c: Call, x: Value, *_: Any) -> Value:
 @aten("expand.default", "broadcast_to.default")
 def _expand(c: Call, x: Value, *_: Any, **__: Any) -> Value:
     return c.b.expand(x, c.type.shape)
+
+
+@aten("broadcast_tensors.default")
+def _broadcast_tensors(c: Call, xs: Sequence[Value]) -> list[Value]:
+    shape = broadcast(*[type_of(x).shape for x in xs])
+    return [c.b.expand(x, shape) for x in xs]
 
 
 @aten("transpose.int", "permute.default", "t.default", "numpy_T.default")

@@ -20,6 +20,7 @@ class UpdateGroup:
 
     op: `AdamUpdate` or `SGDUpdate`; attrs: its attributes; slots: names of the state tensors a
     parameter has (`exp_avg`, ...), in the op's order. The learning rate is the input `lr.<index>`.
+    start: session updates before the group's first; its own count is the input `step.<start>`.
     """
 
     index: int
@@ -27,6 +28,7 @@ class UpdateGroup:
     op: str
     attrs: dict[str, Any] = field(hash=False)
     slots: tuple[str, ...] = ()
+    start: int = 0
 
 
 def state_name(parameter: str, slot: str) -> str:
@@ -43,7 +45,7 @@ def add_updates(
 ) -> Graph:
     """A copy of a differentiated graph with updated parameters and state among its outputs.
 
-    New inputs: `step` (i64[], from 1), `lr.<group>` (f32[]), the state tensors and, with
+    New inputs: `step.<start>` (i64[], from 1), `lr.<group>` (f32[]), the state tensors and, with
     `accumulate`, one accumulator per parameter. New outputs: `next.<input>` with state pairs, and
     `grad_norm` where gradients are clipped or `report_norm` asks. With `accumulate` there are also
     `accumulated.<parameter>`; a plan that asks for these alone is a micro-step without update.
@@ -51,9 +53,13 @@ def add_updates(
     graph = graph.clone()
     b = Builder(graph, module="optimizer")
     first = len(graph)
-    step = graph.input("step", Type(DType.INT64, ()), Role.HYPER)
+    steps = {
+        start: graph.input(f"step.{start}", Type(DType.INT64, ()), Role.HYPER)
+        for start in sorted({g.start for g in groups})
+    }
     rates = {
-        g.index: graph.input(f"lr.{g.index}", Type(DType.FLOAT, ()), Role.HYPER) for g in groups
+        index: graph.input(f"lr.{index}", Type(DType.FLOAT, ()), Role.HYPER)
+        for index in sorted({g.index for g in groups})
     }
     gradients: dict[str, Value] = {}
     for group in groups:
@@ -78,7 +84,8 @@ def add_updates(
     for group in groups:
         for name in group.parameters:
             if name in gradients:
-                _update(graph, b, group, name, gradients[name], rates[group.index], step)
+                lr, step = rates[group.index], steps[group.start]
+                _update(graph, b, group, name, gradients[name], lr, step)
     for node in list(graph)[first:]:
         node.meta["backward"] = True
     return graph

@@ -47,4 +47,9 @@ def order(graph: Graph) -> list[Node]:
             continue
         emit(node)
     assert len(out) == len(nodes), "an update waits for a reader that waits for the update"
+    place = {node: i for i, node in enumerate(out)}
+    for node in out:
+        for value in node.inputs:
+            maker = value.producer() if value is not None else None
+            assert maker is None or place[maker] < place[node], "a reader of an update runs first"
     return out

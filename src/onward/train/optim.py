@@ -89,9 +89,9 @@ def _check(optimizer: torch.optim.Optimizer) -> None:
 
 
 def update_group(
-    optimizer: torch.optim.Optimizer, index: int, names: tuple[str, ...]
+    optimizer: torch.optim.Optimizer, index: int, names: tuple[str, ...], start: int = 0
 ) -> UpdateGroup:
-    """The update of one `param_group` over the parameters called `names`."""
+    """The update of one `param_group` over the parameters `names`, counted from `start`."""
     group = optimizer.param_groups[index]
     attrs: dict[str, Any]
     if isinstance(optimizer, torch.optim.SGD):
@@ -102,7 +102,7 @@ def update_group(
             "nesterov": int(group["nesterov"]),
         }
         slots = ("momentum_buffer",) if group["momentum"] else ()
-        return UpdateGroup(index, names, "SGDUpdate", attrs, slots)
+        return UpdateGroup(index, names, "SGDUpdate", attrs, slots, start)
     decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get(
         "decoupled_weight_decay", False
     )
@@ -113,7 +113,7 @@ def update_group(
         "weight_decay": float(group["weight_decay"]),
         "decoupled": int(decoupled),
     }
-    return UpdateGroup(index, names, "AdamUpdate", attrs, ("exp_avg", "exp_avg_sq"))
+    return UpdateGroup(index, names, "AdamUpdate", attrs, ("exp_avg", "exp_avg_sq"), start)
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:

@@ -106,7 +106,11 @@ class Trainer:
         self._example: Call | None = None
         self._last_executable: Executable | None = None
         self._verified = not (verify or self.options.verify)
-        self._steps = torch.zeros(0)  # one a parameter, as torch counts; all equal `updates`
+        # updates are counted per parameter, as torch does: one that is unfrozen late starts at 1
+        self._starts: dict[str, int] = {}  # moving now: session updates before its first
+        self._counts: dict[str, int] = {}  # not moving now: updates it has had
+        self._steps = torch.zeros(0)  # the counts, in the optimizer's order
+        self._moving = torch.zeros(0)  # 1 where a parameter moves with each update
         self._owned_state: dict[str, torch.Tensor] = {}
         self._take_over_optimizer()
 
@@ -139,8 +143,9 @@ class Trainer:
                     tensor.zero_()
         inputs = step.staged(call) | {
             "loss_weight": 1.0 / n, "seed": self._seed, "sample_offset": self._samples,
-            "step": self.updates + 1,
         }  # fmt: skip
+        for start in set(self._starts.values()):
+            inputs[f"step.{start}"] = self.updates + 1 - start
         for i, group in enumerate(self.optimizer.param_groups):
             inputs[f"lr.{i}"] = float(group["lr"])
         executable.run(inputs)
@@ -150,7 +155,7 @@ class Trainer:
         norm = None
         if last:
             self.updates += 1
-            self._steps.fill_(self.updates)
+            self._steps.add_(self._moving)
             self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
             if "grad_norm" in executable.plan.outputs:
                 norm = executable.output("grad_norm")
@@ -184,6 +189,7 @@ class Trainer:
             "model": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
             "optimizer": {k: v.clone() for k, v in self._owned_state.items()},
             "updates": self.updates,
+            "counts": {n: self._count(n) for n in {**self._counts, **self._starts}},
             "micro_steps": self.micro_steps,
             "samples": self._samples,
             "seed": self._seed.clone(),
@@ -223,8 +229,7 @@ class Trainer:
         if state.get("generator") is not None:
             self._generator = torch.Generator()
             self._generator.set_state(state["generator"])
-        self._steps.fill_(self.updates)
-        self._share_state()
+        self._restart(dict(state["counts"]))
 
     # ---- looking
 
@@ -317,6 +322,8 @@ class Trainer:
                 [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
                 self.options.gradient_accumulation_steps > 1,
             )  # fmt: skip
+            for name in [n for n in self._starts if f"next.{n}" not in graph.outputs]:
+                del self._starts[name]  # the loss does not reach it
             step = _Step(call.kind, compiled, graph)
             self._train.append(step)
         outputs = ["loss", *names]
@@ -379,21 +386,40 @@ class Trainer:
         """Drops graphs that no longer say what the model and the optimizer say."""
         snapshot, hyper = _structure(self.model), hyperparameters(self.optimizer)
         if snapshot != self._snapshot or hyper != self._hyper:
-            self._train.clear()
+            self._restart({n: self._count(n) for n in {**self._counts, **self._starts}})
             self._eval.clear()
             self._snapshot, self._hyper = snapshot, hyper
 
     # ---- the optimizer
 
     def _groups(self, compiled: Compiled) -> list[UpdateGroup]:
+        """One update group per param_group and starting point."""
         names = {id(p): n for n, p in compiled.captured.parameters.items()}
-        return [
-            update_group(
-                self.optimizer, i,
-                tuple(names[id(p)] for p in g["params"] if id(p) in names and p.requires_grad),
-            )
-            for i, g in enumerate(self.optimizer.param_groups)
-        ]  # fmt: skip
+        groups: list[UpdateGroup] = []
+        for i, group in enumerate(self.optimizer.param_groups):
+            by_start: dict[int, list[str]] = {}
+            for p in group["params"]:
+                name = names.get(id(p))
+                if name is not None and p.requires_grad:
+                    start = self._starts.setdefault(name, self.updates - self._count(name))
+                    by_start.setdefault(start, []).append(name)
+            groups += [
+                update_group(self.optimizer, i, tuple(found), start)
+                for start, found in sorted(by_start.items())
+            ]
+        return groups
+
+    def _count(self, name: str) -> int:
+        """Updates that a parameter has had."""
+        if name in self._starts:
+            return self.updates - self._starts[name]
+        return self._counts.get(name, 0)
+
+    def _restart(self, counts: dict[str, int]) -> None:
+        """Takes these counts as the parameters' own; step graphs hold starts and are made anew."""
+        self._counts, self._starts = counts, {}
+        self._train.clear()
+        self._share_state()
 
     @property
     def _trained(self) -> set[int]:
@@ -429,24 +455,28 @@ class Trainer:
     def _adopt_state(self) -> None:
         """Copies the state a torch optimizer holds (a resumed run) into the session's memory."""
         names = self._names_by_id()
+        counts: dict[str, int] = {}
         for p, slots in self.optimizer.state.items():
-            for slot, tensor in slots.items():
+            name = names.get(id(p))
+            for slot, tensor in slots.items() if name is not None else ():
+                assert name is not None
                 if slot == "step":
-                    self.updates = int(tensor)
-                    self._steps.fill_(self.updates)
-                elif isinstance(tensor, torch.Tensor) and id(p) in names:
+                    counts[name] = int(tensor)
+                elif isinstance(tensor, torch.Tensor):
                     with torch.no_grad():
-                        self._state_tensor(state_name(names[id(p)], slot), tensor).copy_(tensor)
+                        self._state_tensor(state_name(name, slot), tensor).copy_(tensor)
                     # SGD counts no steps; but where there is a velocity, one was taken
-                    self.updates = max(self.updates, 1)
-        self._share_state()
+                    counts.setdefault(name, 1)
+        self.updates = max(counts.values(), default=self.updates)
+        self._restart(counts)
 
     def _share_state(self) -> None:
         """Makes `optimizer.state[p]` views of the session's tensors, in torch's own layout."""
         names = self._names_by_id()
         parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
-        if len(self._steps) != len(parameters):
-            self._steps = torch.full((len(parameters),), float(self.updates))
+        own = [names.get(id(p), "") for p in parameters]
+        self._steps = torch.tensor([float(self._count(n)) for n in own])
+        self._moving = torch.tensor([float(n in self._starts) for n in own])
         for i, p in enumerate(parameters):
             for slot in _SLOTS:
                 tensor = self._owned_state.get(state_name(names.get(id(p), ""), slot))
