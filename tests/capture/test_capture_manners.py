@@ -9,6 +9,7 @@ import pytest
 import torch
 from tiny import Mlp, batch, bert, compiled, dropout_nodes, execute, gpt2, mlp, trained
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from onward.capture import capture
 from onward.compile import Compiled
@@ -80,7 +81,7 @@ def test_function_with_its_own_backward_is_refused_by_name(early: bool) -> None:
 
 class Checkpointed(Mlp):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+        return checkpoint(super().forward, x, use_reentrant=False)
 
 
 def test_checkpointing_is_inlined() -> None:

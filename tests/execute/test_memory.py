@@ -31,7 +31,8 @@ def allocations(run: Any) -> tuple[int, int, int]:
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     assert profiler.profiler is not None
-    events = profiler.profiler.kineto_results.events()
+    results: Any = profiler.profiler.kineto_results
+    events = results.events()
     memory = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     held = peak = 0
     for _, nbytes in memory:

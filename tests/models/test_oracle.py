@@ -106,7 +106,7 @@ def test_step_graph_before_and_after_rewriting_updates_alike() -> None:
     state = {
         v.name: torch.full([int(s) for s in v.meta["type"].shape], 1e-3)
         for v in step.inputs
-        if v.name.startswith("exp_avg")
+        if (v.name or "").startswith("exp_avg")
     }
     assert len(state) == 2 * len(names)
     feeds = {"step.0": 3, "lr.0": 1e-2}

@@ -133,7 +133,7 @@ def test_spellings_of_a_batch_are_one() -> None:
     found = set()
     for call in (
         lambda: trainer.train_step(data),
-        lambda: trainer.train_step(**data),
+        lambda: trainer.train_step(**data),  # pyright: ignore[reportArgumentType]
         lambda: trainer.train_step(data["input_ids"], labels=data["labels"]),
     ):
         torch.manual_seed(4)
@@ -150,7 +150,7 @@ def test_targets_of_a_loss_function(key: str) -> None:
         lambda: trainer.train_step(X, Y),
         lambda: trainer.train_step((X, Y)),
         lambda: trainer.train_step({"x": X, key: Y}),
-        lambda: trainer.train_step(X, **{key: Y}),
+        lambda: trainer.train_step(X, **{key: Y}),  # pyright: ignore[reportArgumentType]
     ):
         assert float(call().loss) == pytest.approx(expected, rel=1e-6)
     with pytest.raises(OnwardError, match="target"):
@@ -332,7 +332,8 @@ def test_export_of_a_plain_module_with_a_loss_function(tmp_path: Path) -> None:
     [name] = [i.name for i in session.get_inputs()]
     x = torch.randn(11, 8)
     [got] = session.run(None, {name: x.numpy()})
-    np.testing.assert_allclose(got, model.eval()(x).detach().numpy(), rtol=1e-5, atol=1e-6)
+    expected = model.eval()(x).detach().numpy()
+    np.testing.assert_allclose(np.asarray(got), expected, rtol=1e-5, atol=1e-6)
 
 
 # ---- what eager PyTorch says

@@ -164,15 +164,17 @@ def test_changed_dropout_is_noticed(place: str) -> None:
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.eval()
-        for block in model.transformer.h:
-            block.attn.eval()
+        for name, module in model.named_modules():
+            if name.endswith(".attn"):
+                module.eval()
     else:
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
         if place == "attention":
-            for block in model.transformer.h:
-                block.attn.attn_dropout.p = 0.7
+            for name, module in model.named_modules():
+                if name.endswith("attn_dropout") and isinstance(module, nn.Dropout):
+                    module.p = 0.7
     loss = float(trainer.train_step(data).loss)
     if place == "attention":
         assert abs(loss - eager) > 1e-4
