@@ -277,3 +277,20 @@ def test_batch_of_another_kind_is_refused_or_right() -> None:
     first = trainer.train_step(data).loss
     torch.manual_seed(0)
     assert torch.equal(trainer.train_step(as_int32).loss, first)
+
+
+def test_the_least_recently_used_shape_is_dropped(
+    captures: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run over many shapes keeps a bounded number of bound plans, and an old shape still works."""
+    monkeypatch.setattr("onward.train.trainer.EXECUTABLES_KEPT", 2)
+    model = gpt2(dropout=0.0)
+    twin = copy.deepcopy(model)
+    trainer = sgd(model, lr=0.0)
+    for length in (5, 6, 5, 7, 5, 6):
+        data = batch(2, length)
+        got = trainer.train_step(data).loss
+        torch.testing.assert_close(got, twin(**data).loss.detach(), rtol=1e-5, atol=0)
+        [step] = trainer._train
+        assert len(step.executables) <= 2
+    assert len(captures) == 1

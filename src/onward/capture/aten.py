@@ -90,7 +90,7 @@ def _binary(op_type: str) -> Callable[..., Any]:
         right = c.value(b, dtype)
         if alpha != 1:
             right = c.b.Mul(right, alpha)
-        return c.b.node(op_type, [c.value(a, dtype), right], {})  # type: ignore[return-value]
+        return c.b.one(op_type, [c.value(a, dtype), right], {})
 
     return translate
 
@@ -155,8 +155,8 @@ def _comparison(op_type: str) -> Callable[..., Any]:
             dtype = other if type_of(b).is_floating or dtype == DType.BOOL else dtype
         elif isinstance(b, float) and not type_of(a).is_floating:
             dtype = DType.FLOAT
-        result = c.b.node(op_type.removeprefix("!"), [c.value(a, dtype), c.value(b, dtype)], {})
-        return c.b.Not(result) if op_type.startswith("!") else result  # type: ignore[return-value]
+        result = c.b.one(op_type.removeprefix("!"), [c.value(a, dtype), c.value(b, dtype)], {})
+        return c.b.Not(result) if op_type.startswith("!") else result
 
     return translate
 
@@ -172,7 +172,7 @@ def _logical(op_type: str) -> Callable[..., Any]:
     def translate(c: Call, a: Value, b: Any) -> Value:
         if c.type.dtype != DType.BOOL:
             raise CaptureError(f"{op_type} of integers has no translation")
-        return c.b.node(op_type, [_bool(c, a), _bool(c, b)], {})  # type: ignore[return-value]
+        return c.b.one(op_type, [_bool(c, a), _bool(c, b)], {})
 
     return translate
 

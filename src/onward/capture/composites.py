@@ -31,9 +31,9 @@ def _softmax(c: Call, x: Value, dim: int, *_: Any) -> Value:
     rank = type_of(x).rank
     dim = dim % rank
     swap = [*(i for i in range(rank) if i != dim), dim]
-    y = c.b.node(op_type, [c.b.transpose(x, swap)], {"axis": -1})
+    y = c.b.one(op_type, [c.b.transpose(x, swap)], {"axis": -1})
     back = [swap.index(i) for i in range(rank)]
-    return c.b.transpose(y, back)  # type: ignore[arg-type]
+    return c.b.transpose(y, back)
 
 
 @aten("dropout.default", "dropout_.default", "feature_dropout.default")
@@ -134,4 +134,4 @@ def _reduce_loss(c: Call, x: Value, reduction: int) -> Value:
         return x
     op_type = "ReduceMean" if reduction == 1 else "ReduceSum"
     dims = c.b.ints(range(type_of(x).rank))
-    return c.b.node(op_type, [x, dims], {"keepdims": 0})  # type: ignore[return-value]
+    return c.b.one(op_type, [x, dims], {"keepdims": 0})

@@ -25,7 +25,7 @@ from onward.capture.raise_ import raise_composites
 from onward.capture.translate import Translator, to_type
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of
-from onward.graph.types import Size, symbol
+from onward.graph.types import Size
 
 LossFunction = Callable[..., torch.Tensor]
 
@@ -317,4 +317,4 @@ def _guard(result: Captured, program: Any) -> None:
         result._guards.append(compile(text, "<shape guard>", "eval"))
 
 
-__all__ = ["Captured", "capture", "name_outputs", "symbol"]
+__all__ = ["Captured", "capture", "name_outputs"]

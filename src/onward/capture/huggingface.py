@@ -7,7 +7,7 @@ node. Masks of another meaning (windows, packed documents) stay dense and correc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -134,6 +134,3 @@ def forward_defaults(model: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str
     if getattr(config, "use_cache", False) and "use_cache" not in kwargs:
         return {"use_cache": False}
     return {}
-
-
-Forward = Callable[..., Any]

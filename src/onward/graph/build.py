@@ -83,6 +83,12 @@ class Builder:
             self.graph.ir.insert_before(self.before, node)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
+    def one(self, op_type: str, inputs: Sequence[ToValue | None], attrs: dict[str, Any]) -> Value:
+        """A node of an op with one output."""
+        y = self.node(op_type, inputs, attrs)
+        assert isinstance(y, Value), f"{op_type} has several outputs"
+        return y
+
     def _values(self, inputs: Sequence[ToValue | None]) -> list[Value | None]:
         typed = [type_of(v) for v in inputs if isinstance(v, Value)]
         like = next((t for t in typed if t.is_floating), typed[0] if typed else None)

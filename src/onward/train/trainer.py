@@ -31,6 +31,7 @@ from onward.train.optim import Optimizer, hyperparameters, to_torch, update_grou
 from onward.train.verify import Verification, verify_step
 
 LossFunction = Callable[..., torch.Tensor]
+EXECUTABLES_KEPT = 64  # plans of one graph that stay bound, one per shape and set of outputs
 _SLOTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # optimizer state, by torch's names
 
 
@@ -59,6 +60,20 @@ class _Step:
     compiled: Compiled
     graph: Graph
     executables: dict[Any, Executable] = field(default_factory=dict)
+
+    def find(self, key: Any) -> Executable | None:
+        """The executable kept under `key`, which is now the most recently used."""
+        found = self.executables.pop(key, None)
+        if found is not None:
+            self.executables[key] = found
+        return found
+
+    def keep(self, key: Any, executable: Executable) -> Executable:
+        """Keeps it; beyond EXECUTABLES_KEPT shapes the least recently used one goes."""
+        self.executables[key] = executable
+        while len(self.executables) > EXECUTABLES_KEPT:
+            del self.executables[next(iter(self.executables))]
+        return executable
 
     def staged(self, call: Call) -> dict[str, Any]:
         """The call's tensors by graph input name."""
@@ -310,7 +325,7 @@ class Trainer:
         names = tuple(fetch)
         key = (call.signature, last, names)
         for step in self._train:
-            found = step.executables.get(key)
+            found = step.find(key)
             if found is not None:
                 return step, found
         step = self._fitting(self._train, call)
@@ -331,14 +346,13 @@ class Trainer:
             outputs += [n for n in step.graph.outputs if n.startswith("next.") or n == "grad_norm"]
         else:
             outputs += [n for n in step.graph.outputs if n.startswith("accumulated.")]
-        step.executables[key] = self._executable(step, call, outputs)
-        return step, step.executables[key]
+        return step, step.keep(key, self._executable(step, call, outputs))
 
     def _eval_executable(self, call: Call, fetch: tuple[str, ...]) -> tuple[_Step, Executable]:
         self._refresh()
         key = (call.signature, fetch)
         for step in self._eval:
-            found = step.executables.get(key)
+            found = step.find(key)
             if found is not None:
                 return step, found
         step = self._fitting(self._eval, call)
@@ -347,8 +361,7 @@ class Trainer:
                 compiled = self._compile(call)
             step = _Step(call.kind, compiled, compiled.forward)
             self._eval.append(step)
-        step.executables[key] = self._executable(step, call, ["loss", *fetch])
-        return step, step.executables[key]
+        return step, step.keep(key, self._executable(step, call, ["loss", *fetch]))
 
     def _compile(self, call: Call) -> Compiled:
         return Compiled(
