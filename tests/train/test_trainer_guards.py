@@ -282,7 +282,7 @@ def test_batch_of_another_kind_is_refused_or_right() -> None:
 def test_the_least_recently_used_shape_is_dropped(
     captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run over many shapes keeps a bounded number of bound plans, and an old shape still works."""
+    """Many shapes keep a bounded number of bound plans, and an old shape still works."""
     monkeypatch.setattr("onward.train.trainer.EXECUTABLES_KEPT", 2)
     model = gpt2(dropout=0.0)
     twin = copy.deepcopy(model)
