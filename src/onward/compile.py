@@ -54,9 +54,7 @@ class Compiled:
 
     def differentiated(self, wrt: Sequence[str]) -> Graph:
         """Forward and gradients, rewritten; the graph an independent engine is compared on."""
-        with self._timed("differentiate"):
-            graph = differentiate(self.forward, wrt)
-        self._note("differentiate", graph)
+        graph = self._gradients(wrt)
         with self._timed("rewrite step"):
             return self._rewrite(graph, STEP, "gradients")
 
@@ -68,9 +66,7 @@ class Compiled:
         accumulate: bool,
     ) -> Graph:
         """The whole training step as one graph."""
-        with self._timed("differentiate"):
-            graph = differentiate(self.forward, wrt)
-        self._note("differentiate", graph)
+        graph = self._gradients(wrt)
         with self._timed("updates"):
             graph = add_updates(graph, groups, max_grad_norm, accumulate)
         self._note("updates", graph)
@@ -99,6 +95,12 @@ class Compiled:
         return executable
 
     # ---- between the stages
+
+    def _gradients(self, wrt: Sequence[str]) -> Graph:
+        with self._timed("differentiate"):
+            graph = differentiate(self.forward, wrt)
+        self._note("differentiate", graph)
+        return graph
 
     def _rewrite(self, graph: Graph, passes: Any, stage: str) -> Graph:
         graph, reports = run(

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
@@ -37,17 +38,24 @@ class Captured:
     graph: outputs are `loss` and the model's other outputs by name.
     parameters, buffers: graph input name -> the user's tensor (tied ones appear once).
     leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
-    names: graph input name of a parameter -> its name in the module.
     """
 
     graph: Graph
     parameters: dict[str, torch.nn.Parameter]
     buffers: dict[str, torch.Tensor]
     leaves: dict[int, str]
-    names: dict[str, str]
     notes: list[str] = field(default_factory=list)
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by graph input name."""
+        return {**self.parameters, **self.buffers}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The same as numpy arrays; on the CPU they share the tensors' memory."""
+        return {name: t.detach().cpu().numpy() for name, t in self.tensors.items()}
 
     def dims(self, tensors: list[torch.Tensor]) -> dict[str, int] | None:
         """Symbol -> size for a batch's tensors (in leaf order); None where they do not fit."""
@@ -268,7 +276,7 @@ def _bind_inputs(
 ) -> Captured:
     """Makes the graph's inputs: parameters by identity, buffers, then the batch."""
     graph = translator.graph
-    result = Captured(graph, {}, {}, {}, {})
+    result = Captured(graph, {}, {}, {})
     by_id: dict[int, Value] = {}
     live = dict(model.named_parameters(remove_duplicate=False)) | dict(
         model.named_buffers(remove_duplicate=False)
@@ -295,14 +303,12 @@ def _bind_inputs(
             else:
                 trained = isinstance(tensor, torch.nn.Parameter)
                 role = Role.PARAM if trained else Role.BUFFER
-                value = graph.input(target, to_type(tensor), role, key=target)
-                value.meta["requires_grad"] = trained and tensor.requires_grad
+                value = graph.input(target, to_type(tensor), role)
                 by_id[id(tensor)] = value
                 if isinstance(tensor, torch.nn.Parameter):
                     result.parameters[target] = tensor
                 else:
                     result.buffers[target] = tensor
-                result.names[target] = target
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             value = graph.constant(program.constants[spec.target].detach().numpy())
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Value, array_of, type_of, where
+from onward.graph.graph import Graph, Node, Value, array_of, type_of
 
 
 def raise_composites(graph: Graph) -> int:
@@ -65,7 +65,7 @@ def _tanh_gelu(graph: Graph, tanh: Node) -> int:
                 continue
             other = last.inputs[0] if last.inputs[1] is plus.outputs[0] else last.inputs[1]
             if _split(other, "Mul") == (x, 0.5):
-                gelu = Builder(graph, before=last, module=where(last)).Gelu(x, approximate="tanh")
+                gelu = Builder.at(graph, last).Gelu(x, approximate="tanh")
                 assert type_of(gelu) == type_of(last.outputs[0])
                 graph.replace(last.outputs[0], gelu)
                 return 1

@@ -41,8 +41,7 @@ def differentiate(graph: Graph, wrt: Sequence[str], loss: str = "loss") -> Graph
             continue
         if node.meta.get("stop_gradient"):
             continue
-        b = Builder(graph, module=where(node))
-        first = len(graph)
+        b = Builder(graph, module=where(node), backward=True)
         dxs = _derive(b, node, dys)
         for x, dx in zip(node.inputs, dxs, strict=False):
             if x is None or dx is None or x not in needed:
@@ -50,8 +49,6 @@ def differentiate(graph: Graph, wrt: Sequence[str], loss: str = "loss") -> Graph
             dx = unbroadcast(b, dx, type_of(x).shape)
             held = gradients.get(x)
             gradients[x] = dx if held is None else b.Add(held, dx)
-        for made in list(graph)[first:]:
-            made.meta["backward"] = True
     for value in inputs:
         if value in gradients:
             graph.outputs[gradient_name(value.name or "")] = gradients[value]

@@ -41,18 +41,16 @@ def add_updates(
     groups: Sequence[UpdateGroup],
     max_grad_norm: float | None = None,
     accumulate: bool = False,
-    report_norm: bool = False,
 ) -> Graph:
     """A copy of a differentiated graph with updated parameters and state among its outputs.
 
     New inputs: `step.<start>` (i64[], from 1), `lr.<group>` (f32[]), the state tensors and, with
     `accumulate`, one accumulator per parameter. New outputs: `next.<input>` with state pairs, and
-    `grad_norm` where gradients are clipped or `report_norm` asks. With `accumulate` there are also
+    `grad_norm` where gradients are clipped. With `accumulate` there are also
     `accumulated.<parameter>`; a plan that asks for these alone is a micro-step without update.
     """
     graph = graph.clone()
-    b = Builder(graph, module="optimizer")
-    first = len(graph)
+    b = Builder(graph, module="optimizer", backward=True)
     steps = {
         start: graph.input(f"step.{start}", Type(DType.INT64, ()), Role.HYPER)
         for start in sorted({g.start for g in groups})
@@ -73,21 +71,18 @@ def add_updates(
             gradients[name] = b.Add(held, g)
             graph.outputs[f"accumulated.{name}"] = gradients[name]
             graph.state[f"accumulated.{name}"] = held
-    if max_grad_norm is not None or report_norm:
+    if max_grad_norm is not None:
         norm = _global_norm(b, list(gradients.values()))
         graph.outputs["grad_norm"] = norm
-        if max_grad_norm is not None:
-            scale = b.Min(b.Div(max_grad_norm, b.Add(norm, NORM_EPS)), 1.0)
-            gradients = {
-                name: b.Mul(g, b.cast(scale, type_of(g).dtype)) for name, g in gradients.items()
-            }
+        scale = b.Min(b.Div(max_grad_norm, b.Add(norm, NORM_EPS)), 1.0)
+        gradients = {
+            name: b.Mul(g, b.cast(scale, type_of(g).dtype)) for name, g in gradients.items()
+        }
     for group in groups:
         for name in group.parameters:
             if name in gradients:
                 lr, step = rates[group.index], steps[group.start]
                 _update(graph, b, group, name, gradients[name], lr, step)
-    for node in list(graph)[first:]:
-        node.meta["backward"] = True
     return graph
 
 

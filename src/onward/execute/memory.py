@@ -12,7 +12,6 @@ import torch
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
 from onward.plan import Region
-from onward.plan.arena import aligned
 
 
 class Memory:
@@ -55,7 +54,3 @@ class Memory:
         """Bytes of an arena now."""
         arena = self._arenas.get(region)
         return 0 if arena is None else arena.numel()
-
-    def named_bytes(self) -> int:
-        """Bytes of all persistent tensors."""
-        return sum(aligned(t.nbytes) for t in self._named.values())

@@ -24,6 +24,7 @@ from onward.graph.graph import (
     content_of,
     make_attributes,
     type_of,
+    where,
 )
 from onward.graph.infer import Call, infer
 from onward.graph.ops import OPS
@@ -33,12 +34,27 @@ ToValue = Value | int | float | bool | np.ndarray
 
 
 class Builder:
-    """Appends to the graph, or inserts before a node. `module` is written on every node made."""
+    """Appends to the graph, or inserts before a node.
 
-    def __init__(self, graph: Graph, before: Node | None = None, module: str = "") -> None:
+    `module` and `backward` (the half of the step a node belongs to) are written on every node made.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        before: Node | None = None,
+        module: str = "",
+        backward: bool = False,
+    ) -> None:
         self.graph = graph
         self.before = before
         self.module = module
+        self.backward = backward
+
+    @classmethod
+    def at(cls, graph: Graph, node: Node) -> Builder:
+        """Inserts before `node` what is to stand for it: same module, same half of the step."""
+        return cls(graph, node, where(node), bool(node.meta.get("backward")))
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
@@ -77,6 +93,8 @@ class Builder:
         )
         if self.module:
             node.metadata_props["module"] = self.module
+        if self.backward:
+            node.meta["backward"] = True
         if self.before is None:
             self.graph.ir.append(node)
         else:
@@ -227,8 +245,7 @@ def inline(graph: Graph, node: Node) -> None:
     """Replaces an onward node by its body, in place."""
     op = OPS[node.op_type]
     assert op.body is not None, f"{node.op_type} has no body"
-    b = Builder(graph, before=node, module=node.metadata_props.get("module", ""))
-    results = op.body(b, list(node.inputs), attributes(node))
+    results = op.body(Builder.at(graph, node), list(node.inputs), attributes(node))
     for old, new in zip(node.outputs, results, strict=True):
         graph.replace(old, new)
     graph.remove([node])

@@ -127,12 +127,11 @@ class Graph:
     def inputs(self) -> list[Value]:
         return list(self.ir.inputs)
 
-    def input(self, name: str, type: Type, role: Role, key: str = "") -> Value:
-        """Adds an input. `key` is what its owner calls it: a parameter's name, a leaf's path."""
+    def input(self, name: str, type: Type, role: Role) -> Value:
+        """Adds an input."""
         value = Value(name=name)
         value.meta["type"] = type
         value.meta["role"] = role
-        value.meta["key"] = key or name
         self.ir.inputs.append(value)
         return value
 
@@ -178,7 +177,7 @@ class Graph:
         """An input and the dim of it whose size prints as `name` (`"B"`, or `"B*T"`)."""
         for value in self.ir.inputs:
             for i, size in enumerate(type_of(value).shape):
-                if str(size) == name:
+                if not isinstance(size, int) and str(size) == name:
                     return value, i
         return None
 

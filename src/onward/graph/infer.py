@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from onward.graph.graph import Value, array_of, content_of, type_of
+from onward.graph.graph import Value, content_of, type_of
 from onward.graph.types import DType, Shape, Size, Type, broadcast, divide, product
 
 
@@ -405,7 +405,3 @@ def _cross_entropy(call: Call) -> list[Type]:
     x = call.type()
     shape = call.shape(1) if call.attrs.get("reduction", "mean") == "none" else ()
     return [Type(x.dtype, shape), x]
-
-
-def is_constant(value: Value | None) -> bool:
-    return array_of(value) is not None

@@ -31,6 +31,7 @@ def order(graph: Graph) -> list[Node]:
         for node in before:
             if node is not None:
                 blocks.setdefault(node, []).append(update)
+    free = {update for update, count in waiting.items() if not count}  # nothing to wait for
     out: list[Node] = []
 
     def emit(node: Node) -> None:
@@ -41,11 +42,8 @@ def order(graph: Graph) -> list[Node]:
                 emit(update)
 
     for node in nodes:
-        if node in overwrites:
-            if not waiting[node] and node not in out:
-                emit(node)  # nothing to wait for
-            continue
-        emit(node)
+        if node not in overwrites or node in free:
+            emit(node)
     assert len(out) == len(nodes), "an update waits for a reader that waits for the update"
     place = {node: i for i, node in enumerate(out)}
     for node in out:

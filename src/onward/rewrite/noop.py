@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Value, array_of, attributes, type_of, where
+from onward.graph.graph import Graph, Node, Value, array_of, attributes, type_of
 
 _NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 
@@ -63,18 +63,13 @@ def _joined(graph: Graph, node: Node) -> Value | None:
         return None
     source = before.inputs[0]
     reshapes = ("Reshape", "Squeeze", "Unsqueeze")
-    b = Builder(graph, before=node, module=where(node))
+    b = Builder.at(graph, node)
     if node.op_type in reshapes and before.op_type in reshapes:
-        made = b.reshape(source, type_of(node.outputs[0]).shape)
-    elif node.op_type == "Transpose" and before.op_type == "Transpose":
+        return b.reshape(source, type_of(node.outputs[0]).shape)
+    if node.op_type == "Transpose" and before.op_type == "Transpose":
         first, then = _order(before), _order(node)
-        made = b.transpose(source, [first[i] for i in then])
-    else:
-        return None
-    new = made.producer()
-    if made is not source and new is not None and node.meta.get("backward"):
-        new.meta["backward"] = True  # `source` itself stays in the half where it was made
-    return made
+        return b.transpose(source, [first[i] for i in then])
+    return None
 
 
 def _order(transpose: Node) -> list[int]:

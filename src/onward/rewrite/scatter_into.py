@@ -21,10 +21,9 @@ def scatter_into(graph: Graph) -> int:
                 continue
             if added in outputs or len(added.uses()) != 1:  # type: ignore[union-attr]
                 continue
-            b = Builder(graph, before=node, module=where(scatter))
+            b = Builder.at(graph, node)
+            b.module = where(scatter)
             new = b.ScatterND(base, *scatter.inputs[1:], reduction="add")
-            if node.meta.get("backward"):
-                new.producer().meta["backward"] = True
             graph.replace(node.outputs[0], new)
             graph.remove([node, scatter])
             edits += 1

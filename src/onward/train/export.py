@@ -26,13 +26,9 @@ def export_onnx(model: torch.nn.Module, call: Call, path: Path) -> Path:
     kwargs = {k: v for k, v in call.kwargs.items() if k not in _LABELS}
     captured = capture(model, call.args, kwargs, want_loss=False)
     graph, _ = run(captured.graph, FORWARD)
-    weights = {
-        name: tensor.detach().cpu().numpy()
-        for name, tensor in {**captured.parameters, **captured.buffers}.items()
-    }
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = Path(folder) / path.name
-        save(graph, made, weights)
+        save(graph, made, captured.arrays())
         for file in sorted(Path(folder).iterdir(), reverse=True):  # the weights' file first
             file.replace(path.parent / file.name)
     return path
