@@ -449,3 +449,12 @@ def cases_of(*ops: str) -> list[OpCase]:
     found = [case for case in CASES + ONWARD_CASES if case.op in ops]
     assert {case.op for case in found} == set(ops)
     return found
+
+
+def stopped(b: Builder, x: Value) -> Value:
+    """`x`, through which no gradient passes: what a capture makes of `detach`."""
+    y: Value = b.Identity(x)
+    node = y.producer()
+    assert node is not None
+    node.meta["stop_gradient"] = True
+    return y

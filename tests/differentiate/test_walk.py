@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from op_cases import CASES, cases_of
+from op_cases import CASES, cases_of, stopped
 
 from onward.differentiate import differentiate
 from onward.graph.build import Builder
@@ -164,17 +164,9 @@ def test_only_what_is_asked_for_is_derived_and_the_graph_given_stays_as_it_was()
     assert set(graph.outputs) == {"loss"}
 
 
-def _stopped(b: Builder, x: Value) -> Value:
-    y: Value = b.Identity(x)
-    node = y.producer()
-    assert node is not None
-    node.meta["stop_gradient"] = True
-    return y
-
-
 def test_a_marked_identity_stops_the_gradient() -> None:
     types = {"x": "f64[3]"}
-    graph = graph_of(types, lambda b, v: total(b, b.Mul(_stopped(b, b.Exp(v["x"])), b.Sin(v["x"]))))
+    graph = graph_of(types, lambda b, v: total(b, b.Mul(stopped(b, b.Exp(v["x"])), b.Sin(v["x"]))))
     feeds = feeds_of(types, {})
     have = evaluate(differentiate(graph, ["x"]), feeds | {"loss_weight": ONE})["grad.x"]
     np.testing.assert_allclose(have, np.exp(feeds["x"]) * np.cos(feeds["x"]), rtol=1e-12)
@@ -187,7 +179,7 @@ def test_no_rule_is_asked_of_an_op_behind_what_stops_the_gradient(behind: str) -
     def write(b: Builder, v: dict[str, Value]) -> Value:
         p = b.ReduceProd(v["x"], keepdims=0)
         if behind == "stop":
-            return total(b, b.Mul(v["x"], _stopped(b, p)))
+            return total(b, b.Mul(v["x"], stopped(b, p)))
         return total(b, b.Where(b.Greater(p, 0.0), b.Sin(v["x"]), v["x"]))
 
     feeds = {"x": np.array([0.5, 1.5])}

@@ -10,6 +10,7 @@ import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from op_cases import stopped
 
 from onward.differentiate import differentiate
 from onward.graph.build import Builder
@@ -34,14 +35,6 @@ def _again(b: Builder, x: Value) -> Value:
     return b.Mul(x, one)
 
 
-def _stopped(b: Builder, x: Value) -> Value:
-    y: Value = b.Identity(x)
-    node = y.producer()
-    assert node is not None
-    node.meta["stop_gradient"] = True
-    return y
-
-
 def _rows(b: Builder, x: Value, y: Value, v: dict[str, Value]) -> Value:
     scattered = b.ScatterND(b.full(0.0, SHAPE), v["ids"], b.slice(y, 0, 0, 1), reduction="add")
     return b.Add(x, scattered)
@@ -64,7 +57,7 @@ MOVES: tuple[Any, ...] = (
     lambda b, x, y, v: b.Sub(0.0, x),
     lambda b, x, y, v: _again(b, x),
     lambda b, x, y, v: b.Identity(x),
-    lambda b, x, y, v: _stopped(b, x),
+    lambda b, x, y, v: stopped(b, x),
     lambda b, x, y, v: _like(b, b.reshape(x, (6, 4))),
     lambda b, x, y, v: _like(b, b.transpose(x, [2, 0, 1])),
     lambda b, x, y, v: b.transpose(b.transpose(x, [1, 2, 0]), [2, 0, 1]),

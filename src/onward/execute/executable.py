@@ -67,7 +67,11 @@ class Executable:
                     target.fill_(value)
             for launch in self._launches:
                 launch()
-        if self._written:  # so that a backward over values saved before raises instead of lying
+        self._mark_written()
+
+    def _mark_written(self) -> None:
+        """So that a backward over values saved before raises instead of lying."""
+        if self._written:
             torch.autograd.graph.increment_version(self._written)
 
     def output(self, name: str) -> torch.Tensor:
@@ -88,6 +92,7 @@ class Executable:
                 times.append(
                     KernelTime(described.kernel.name, described.op, described.module, seconds)
                 )
+        self._mark_written()
         return times
 
     def profile_by_op(self) -> dict[str, float]:

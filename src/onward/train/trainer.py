@@ -27,6 +27,7 @@ from onward.graph.types import Type
 from onward.plan import Plan
 from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
+from onward.train.export import export_onnx
 from onward.train.optim import Optimizer, hyperparameters, to_torch, update_group
 from onward.train.verify import Verification, verify_step
 
@@ -262,40 +263,41 @@ class Trainer:
     def report(self) -> dict[str, Any]:
         """Seconds of each compile stage, edits of each pass, predicted peak, launches, notes."""
         steps = self._train or self._eval
-        if not steps or self._last_executable is None:
-            raise OnwardError("nothing has run yet; fix: call train_step first")
+        plan = self.plan
+        if not steps:
+            raise OnwardError("the model has changed since; fix: call train_step first")
         compiled = steps[-1].compiled
         return {
             "compile_seconds": dict(compiled.seconds),
             "passes": [vars(r) for r in compiled.reports],
-            "predicted_peak_bytes": self._last_executable.plan.peak,
-            "launches": len(self._last_executable.plan.launches),
+            "predicted_peak_bytes": plan.peak,
+            "launches": len(plan.launches),
             "notes": list(compiled.captured.notes),
         }
 
     @property
     def plan(self) -> Plan:
         """The last step's plan; print it to see every buffer. Raises OnwardError before one."""
-        if self._last_executable is None:
-            raise OnwardError("nothing has run yet; fix: call train_step first")
-        return self._last_executable.plan
+        return self._last.plan
 
     def profile(self) -> dict[str, float]:
         """Seconds per op, largest first, of one more run of the last step, launch by launch.
 
         It is a real step on the last batch: the weights move once more.
         """
+        return self._last.profile_by_op()
+
+    @property
+    def _last(self) -> Executable:
         if self._last_executable is None:
             raise OnwardError("nothing has run yet; fix: call train_step first")
-        return self._last_executable.profile_by_op()
+        return self._last_executable
 
     def export_onnx(self, path: str | Path, batch: Any = None) -> Path:
         """Writes the model's forward (evaluation mode, no labels, symbolic sizes) with its weights.
 
         The batch (default: the last one seen) only says which inputs there are.
         """
-        from onward.train.export import export_onnx
-
         call = (
             bind_call((batch,), {}, self.loss_fn is not None)
             if batch is not None
@@ -321,47 +323,55 @@ class Trainer:
     def _train_executable(
         self, call: Call, last: bool, fetch: Iterable[str]
     ) -> tuple[_Step, Executable]:
-        self._refresh()
         names = tuple(fetch)
+
+        def outputs(graph: Graph) -> list[str]:
+            ends = ("next.", "grad_norm") if last else ("accumulated.",)
+            return ["loss", *names, *(n for n in graph.outputs if n.startswith(ends))]
+
         key = (call.signature, last, names)
-        for step in self._train:
-            found = step.find(key)
-            if found is not None:
-                return step, found
-        step = self._fitting(self._train, call)
-        if step is None:
-            with _mode(self.model, training=True):
-                compiled = self._compile(call)
-            groups = self._groups(compiled)
-            graph = compiled.step(
-                [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
-                self.options.gradient_accumulation_steps > 1,
-            )  # fmt: skip
-            for name in [n for n in self._starts if f"next.{n}" not in graph.outputs]:
-                del self._starts[name]  # the loss does not reach it
-            step = _Step(call.kind, compiled, graph)
-            self._train.append(step)
-        outputs = ["loss", *names]
-        if last:
-            outputs += [n for n in step.graph.outputs if n.startswith("next.") or n == "grad_norm"]
-        else:
-            outputs += [n for n in step.graph.outputs if n.startswith("accumulated.")]
-        return step, step.keep(key, self._executable(step, call, outputs))
+        return self._ready(self._train, call, key, self._train_graph, outputs)
 
     def _eval_executable(self, call: Call, fetch: tuple[str, ...]) -> tuple[_Step, Executable]:
-        self._refresh()
         key = (call.signature, fetch)
-        for step in self._eval:
+        return self._ready(self._eval, call, key, self._eval_graph, lambda _: ["loss", *fetch])
+
+    def _ready(
+        self,
+        steps: list[_Step],
+        call: Call,
+        key: Any,
+        make: Callable[[Call], _Step],
+        outputs: Callable[[Graph], list[str]],
+    ) -> tuple[_Step, Executable]:
+        """The executable under `key`; else one planned on a graph that fits, or on a new one."""
+        self._refresh()
+        for step in steps:
             found = step.find(key)
             if found is not None:
                 return step, found
-        step = self._fitting(self._eval, call)
+        step = self._fitting(steps, call)
         if step is None:
-            with _mode(self.model, training=False):
-                compiled = self._compile(call)
-            step = _Step(call.kind, compiled, compiled.forward)
-            self._eval.append(step)
-        return step, step.keep(key, self._executable(step, call, ["loss", *fetch]))
+            step = make(call)
+            steps.append(step)
+        return step, step.keep(key, self._executable(step, call, outputs(step.graph)))
+
+    def _train_graph(self, call: Call) -> _Step:
+        with _mode(self.model, training=True):
+            compiled = self._compile(call)
+        groups = self._groups(compiled)
+        graph = compiled.step(
+            [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
+            self.options.gradient_accumulation_steps > 1,
+        )  # fmt: skip
+        for name in [n for n in self._starts if f"next.{n}" not in graph.outputs]:
+            del self._starts[name]  # the loss does not reach it
+        return _Step(call.kind, compiled, graph)
+
+    def _eval_graph(self, call: Call) -> _Step:
+        with _mode(self.model, training=False):
+            compiled = self._compile(call)
+        return _Step(call.kind, compiled, compiled.forward)
 
     def _compile(self, call: Call) -> Compiled:
         return Compiled(
@@ -386,7 +396,7 @@ class Trainer:
             raise CaptureError("the captured graph does not fit the batch it was captured from")
         plan = step.compiled.plan(step.graph, outputs, dims)
         captured = step.compiled.captured
-        owned: dict[str, torch.Tensor] = {**captured.parameters, **captured.buffers}
+        owned = captured.tensors
         for value in step.graph.inputs_with(Role.STATE):
             if value.name in plan.inputs:
                 owned[value.name] = self._state_tensor(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -181,7 +182,7 @@ class _Check:
         captured = self.compiled.captured
         wanted = outputs or [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
         plan = self.compiled.plan(graph, wanted, self.dims)
-        owned = {**captured.parameters, **captured.buffers}
+        owned = captured.tensors
         device = next(iter(owned.values())).device
         executable = self.compiled.executable(plan, Memory(device), owned)
         executable.run(self.inputs)
@@ -194,13 +195,8 @@ class _Check:
         options = ort.SessionOptions()
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.log_severity_level = 3
-        captured = self.compiled.captured
-        weights = {
-            n: t.detach().cpu().numpy()
-            for n, t in {**captured.parameters, **captured.buffers}.items()
-        }
         session = ort.InferenceSession(
-            to_proto(graph, weights).SerializeToString(),
+            to_proto(graph, self.compiled.captured.arrays()).SerializeToString(),
             options,
             providers=["CPUExecutionProvider"],
         )
@@ -217,6 +213,16 @@ class _Check:
         return {
             n: torch.from_numpy(np.array(r)) for n, r in zip(graph.outputs, results, strict=True)
         }
+
+    @cached_property
+    def exact(self) -> dict[str, torch.Tensor]:
+        """Eager PyTorch in fp64."""
+        return self.eager(torch.float64)
+
+    @cached_property
+    def fp32(self) -> dict[str, torch.Tensor]:
+        """Eager PyTorch in fp32, the results widened to fp64."""
+        return self.eager(torch.float32)
 
     def eager(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Eager PyTorch on a copy of the model, dropout off."""
@@ -252,7 +258,7 @@ class _Check:
     # ---- comparisons
 
     def against_eager(self, ours: dict[str, torch.Tensor]) -> list[Row]:
-        exact, eager = self.eager(torch.float64), self.eager(torch.float32)
+        exact, eager = self.exact, self.fp32
         rows = [
             Row(
                 "eager PyTorch (dropout off)", name, float((ours[name].double() - g).norm()),
@@ -280,7 +286,7 @@ class _Check:
 
     def first_departure(self, last: Graph) -> str:
         """The first stage whose loss or gradients depart from eager, and the first such node."""
-        exact, eager = self.eager(torch.float64), self.eager(torch.float32)
+        exact, eager = self.exact, self.fp32
         before: Graph | None = None
         for stage, graph in self.compiled.stages or []:
             if stage in ("bind", "plan"):
