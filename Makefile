@@ -24,7 +24,10 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # One stamp per set of extras: .venv/.installed-hf,ort and so on.
-$(VENV)/.installed-%: pyproject.toml constraints.txt | $(BIN)/python
+# The native kernels are built by the installation, so their sources count as well.
+NATIVE := setup.py $(wildcard src/onward/kernels/native/src/*)
+
+$(VENV)/.installed-%: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[$*]' --constraint constraints.txt
 	@touch '$@'
 

@@ -25,7 +25,8 @@ from onward.graph.file import save
 from onward.graph.graph import Graph
 from onward.graph.text import graph_text
 from onward.plan import Plan, bind, make_plan
-from onward.rewrite import FORWARD, STEP, Report, prune, run
+from onward.kernels import serves
+from onward.rewrite import FORWARD, STEP, Pass, Report, prune, run
 
 
 class Compiled:
@@ -46,6 +47,7 @@ class Compiled:
         self.reports: list[Report] = []
         self.disable = {*disable, *environment().disable}
         self._dumped = 0
+        self.device = next((p.device.type for p in model.parameters()), "cpu")
         with self._timed("capture"):
             self.captured: Captured = capture(model, args, kwargs, target, loss_fn)
         self._note("capture", self.captured.graph)
@@ -79,7 +81,7 @@ class Compiled:
             bound = bind(prune(graph, outputs), dims)
         self._note("bind", bound)
         with self._timed("plan"):
-            plan = make_plan(bound, dict(dims))
+            plan = make_plan(bound, dict(dims), device=self.device)
         folder = environment().dump
         if folder is not None:
             (folder / f"{self._dumped:02d}-plan.txt").write_text(f"{plan}\n")
@@ -106,12 +108,16 @@ class Compiled:
         graph, reports = run(
             graph,
             passes,
-            self.disable,
+            self.disable | {p.name for p in passes if not self._served(p)},
             after=lambda g, name: self._note(f"{stage}-{name}", g),
             verify=environment().check,
         )
         self.reports += reports
         return graph
+
+    def _served(self, item: Pass) -> bool:
+        """Whether the ops that a pass writes have kernels here; their bodies would be slower."""
+        return all(serves(op, self.device) for op in item.needs)
 
     def _note(self, stage: str, graph: Graph) -> None:
         if environment().check:

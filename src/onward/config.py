@@ -60,11 +60,13 @@ class Environment:
     ONWARD_DUMP: folder for the numbered graph after each stage and pass (`.onnx` and text).
     ONWARD_DISABLE: comma-separated names of rewrite passes to leave out.
     ONWARD_CHECK: 1 checks the graph's invariants after every pass.
+    ONWARD_NATIVE: 0 leaves the native CPU kernels out; plain or avx2 takes that build of them.
     """
 
     dump: Path | None = None
     disable: tuple[str, ...] = field(default=())
     check: bool = False
+    native: str = ""
 
 
 def environment() -> Environment:
@@ -75,4 +77,5 @@ def environment() -> Environment:
         dump=Path(dump) if dump else None,
         disable=tuple(name for name in disable.split(",") if name),
         check=os.environ.get("ONWARD_CHECK", "0") == "1",
+        native=os.environ.get("ONWARD_NATIVE", ""),
     )

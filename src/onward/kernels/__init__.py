@@ -1,6 +1,19 @@
 """Op -> code that writes into given buffers. One table; tests and benchmarks enumerate it."""
 
-from onward.kernels.aten import TABLE as KERNELS
+from onward.kernels.aten import TABLE as ATEN
 from onward.kernels.kernel import Kernel, Need, Use, torch_dtype
+from onward.kernels.native import TABLE as NATIVE
 
-__all__ = ["KERNELS", "Kernel", "Need", "Use", "torch_dtype"]
+# The first that applies is taken: native before aten.
+KERNELS: dict[str, tuple[Kernel, ...]] = {
+    op: (*NATIVE.get(op, ()), *ATEN.get(op, ())) for op in (*ATEN, *(set(NATIVE) - set(ATEN)))
+}
+
+
+
+def serves(op: str, device: str) -> bool:
+    """Whether some kernel of `op` runs on this kind of device ("cpu", "cuda")."""
+    return any(kernel.where(device) is None for kernel in KERNELS.get(op, ()))
+
+
+__all__ = ["ATEN", "KERNELS", "NATIVE", "Kernel", "Need", "Use", "serves", "torch_dtype"]

@@ -69,12 +69,17 @@ def no_bytes(need: Need) -> int:
     return 0
 
 
+def anywhere(device: str) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One implementation.
 
     bind: makes the launch: a call without arguments that writes the outputs.
-    why_not: None where the kernel applies, else the reason.
+    where: None where its code can run at all on a kind of device ("cpu"), else the reason.
+    why_not: None where the kernel applies to a call, else the reason.
     inplace: pairs (output, input): the output may lie in that input's memory.
     contiguous: inputs that must be contiguous; the plan copies others first. None means all.
     scratch: temporaries the plan provides for the time of the launch.
@@ -88,3 +93,4 @@ class Kernel:
     contiguous: tuple[int, ...] | None = ()
     scratch: Callable[[Need], list[Type]] = nothing
     workspace: Callable[[Need], int] = no_bytes
+    where: Callable[[str], str | None] = anywhere

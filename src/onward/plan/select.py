@@ -18,7 +18,7 @@ def need_of(node: Node) -> Need:
     )
 
 
-def select(graph: Graph) -> dict[Node, Kernel]:
+def select(graph: Graph, device: str = "cpu") -> dict[Node, Kernel]:
     """A kernel for every node that is not always a view; inlines bodies where none applies.
 
     Raises OnwardError listing every node left without a kernel, with each kernel's reason.
@@ -28,7 +28,7 @@ def select(graph: Graph) -> dict[Node, Kernel]:
     pending = list(graph)
     while pending:
         node = pending.pop(0)
-        kernel, reasons = _first(node)
+        kernel, reasons = _first(node, device)
         if kernel is not None:
             chosen[node] = kernel
         elif node.domain == ONWARD:
@@ -42,11 +42,11 @@ def select(graph: Graph) -> dict[Node, Kernel]:
     return chosen
 
 
-def _first(node: Node) -> tuple[Kernel | None, list[str]]:
+def _first(node: Node, device: str) -> tuple[Kernel | None, list[str]]:
     need = need_of(node)
     reasons: list[str] = []
     for kernel in KERNELS.get(node.op_type, ()):
-        reason = kernel.why_not(need)
+        reason = kernel.where(device) or kernel.why_not(need)
         if reason is None:
             return kernel, reasons
         reasons.append(f"{kernel.name}: {reason}")

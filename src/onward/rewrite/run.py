@@ -13,10 +13,14 @@ from onward.rewrite.dead import dead
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite. `exact` passes change no bit of any result."""
+    """One rewrite. `exact` passes change no bit of any result.
+
+    needs: the onward ops it writes; it is left out on a device where one of them has no kernel.
+    """
 
     apply: Callable[[Graph], int]
     exact: bool = True
+    needs: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:

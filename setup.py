@@ -1,0 +1,32 @@
+"""Builds the native CPU kernels; everything else stands in pyproject.toml.
+
+The same sources are compiled once per instruction level. `onward.kernels.native.library` picks one
+at run time. Without a compiler the package installs all the same and runs on PyTorch's operators.
+"""
+
+import platform
+from pathlib import Path
+
+from setuptools import Extension, setup
+
+FOLDER = Path("src/onward/kernels/native")
+# Never -ffast-math: linked into a process it changes every library's denormals, and NaN checks go.
+# Errno and trap handlers alone keep loops with sqrtf and comparisons from vectorising.
+COMMON = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall"]
+LEVELS = {"plain": []}
+if platform.machine() in ("x86_64", "AMD64"):
+    LEVELS["avx2"] = ["-march=x86-64-v3"]
+
+setup(
+    ext_modules=[
+        Extension(
+            f"onward.kernels.native.{level}",
+            sources=sorted(str(p) for p in FOLDER.glob("src/*.cpp")),
+            depends=sorted(str(p) for p in FOLDER.glob("src/*.h")),
+            extra_compile_args=[*COMMON, *flags],
+            # Not linked with OpenMP: PyTorch's own runtime serves both (see library.py).
+            optional=True,
+        )
+        for level, flags in LEVELS.items()
+    ]
+)

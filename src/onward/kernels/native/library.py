@@ -1,0 +1,109 @@
+"""The compiled library: found, chosen by what the processor can do, loaded beside PyTorch's OpenMP.
+
+It is a plain C ABI called through ctypes: every argument is a pointer, an int64_t or a float.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import re
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onward.config import environment
+from onward.graph.types import DType
+from onward.kernels.kernel import Launch, Need
+
+log = logging.getLogger("onward")
+FOLDER = Path(__file__).parent
+_LEVELS = ("avx2", "plain")  # best first
+_RUNTIMES = re.compile(r"\S*/lib(?:gomp|iomp5|omp)\b\S*")
+
+
+class Library:
+    """The loaded kernels. `level` is the instruction level, `path` the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.level = path.name.partition(".")[0]
+        self._c = ctypes.CDLL(str(path))
+
+    def launch(self, name: str, *args: torch.Tensor | Sequence[int] | float | None) -> Launch:
+        """A call of the C function `name` with its arguments converted once.
+
+        A tensor gives its address, a sequence of ints an `int64_t*`, None a null pointer, an int an
+        `int64_t`, a float a `float`.
+        """
+        function: Callable[..., Any] = self._c[name]
+        function.restype = None  # type: ignore[attr-defined]
+        return partial(function, *[_converted(a) for a in args])
+
+
+def _converted(arg: torch.Tensor | Sequence[int] | float | None) -> Any:
+    match arg:
+        case None:
+            return ctypes.c_void_p(None)
+        case torch.Tensor():
+            return ctypes.c_void_p(arg.data_ptr())
+        case int():
+            return ctypes.c_int64(arg)
+        case float():
+            return ctypes.c_float(arg)
+        case _:
+            return (ctypes.c_int64 * len(arg))(*arg)
+
+
+@functools.cache
+def library() -> Library | None:
+    """The kernels for this machine, or None; why not is said once, in the log."""
+    wanted = environment().native
+    if wanted == "0":
+        return None
+    found, reason = _load(wanted)
+    if found is None:
+        log.warning("no native CPU kernels (%s): running on PyTorch's operators", reason)
+    return found
+
+
+def _load(wanted: str) -> tuple[Library | None, str]:
+    capable = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    for level in _LEVELS:
+        if (wanted and level != wanted) or (level == "avx2" and not capable):
+            continue
+        for path in sorted(FOLDER.glob(f"{level}.*.so")):
+            try:
+                # No OpenMP of its own: its symbols come from the runtime that torch has loaded.
+                loaded = Library(path)
+            except OSError as error:
+                return None, str(error)
+            runtimes = openmp_runtimes()
+            if len(runtimes) != 1:
+                return None, f"{len(runtimes)} OpenMP runtimes loaded: {', '.join(runtimes)}"
+            return loaded, ""
+    return None, "not built: the package was installed without a C++ compiler"
+
+
+def openmp_runtimes() -> list[str]:
+    """The OpenMP libraries in this process; two would quarrel over the cores."""
+    text = Path("/proc/self/maps").read_text(encoding="utf-8")
+    return sorted(set(_RUNTIMES.findall(text)))
+
+
+def where(device: str) -> str | None:
+    """`Kernel.where` of every native kernel."""
+    if device != "cpu":
+        return f"not on {device}"
+    return None if library() is not None else "no native library"
+
+
+def only_f32(need: Need) -> str | None:
+    """`Kernel.why_not`: every floating operand is f32."""
+    tensors = [t for t in (*need.inputs, *need.outputs) if t is not None and t.is_floating]
+    strange = next((t for t in tensors if t.dtype != DType.FLOAT), None)
+    return None if strange is None else f"{strange.dtype.name.lower()} tensors"

@@ -1,0 +1,22 @@
+// Dropout: y = x * scale where the mask keeps x, else 0. x, y: f32[rows, features].
+#include "random.h"
+
+using namespace onward;
+
+extern "C" void onward_dropout(
+    const float* x, float* y, int64_t rows, int64_t features,
+    const int64_t* seed, const int64_t* offset, int64_t site, int64_t threshold, float scale,
+    const int64_t* sizes, int64_t rank, int64_t sample_dim)
+{
+    const Mask mask(seed, site, threshold, scale);
+    const Rows where(sizes, rank, sample_dim, offset);
+    #pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; ++r) {
+        const RowKey key = where.key(mask.start, r);
+        const float* xr = x + r * features;
+        float* yr = y + r * features;
+        #pragma omp simd
+        for (int64_t i = 0; i < features; ++i)
+            yr[i] = key.word(uint32_t(i)) >= mask.threshold ? xr[i] * scale : 0.0f;
+    }
+}
