@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 
+import tempfile
+from pathlib import Path
+
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
+# What is measured once per machine stays out of the user's own cache.
+os.environ["ONWARD_CACHE"] = str(Path(tempfile.gettempdir()) / "onward-tests")
 
 from collections.abc import Callable
 

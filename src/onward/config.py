@@ -61,12 +61,16 @@ class Environment:
     ONWARD_DISABLE: comma-separated names of rewrite passes to leave out.
     ONWARD_CHECK: 1 checks the graph's invariants after every pass.
     ONWARD_NATIVE: 0 leaves the native CPU kernels out; plain or avx2 takes that build of them.
+    ONWARD_BLAS: torch, openblas or mkl takes that engine for every matrix product.
+    ONWARD_CACHE: folder for what is measured once per machine; default: onward in the user's cache.
     """
 
     dump: Path | None = None
     disable: tuple[str, ...] = field(default=())
     check: bool = False
     native: str = ""
+    blas: str = ""
+    cache: Path = Path(".cache")
 
 
 def environment() -> Environment:
@@ -78,4 +82,13 @@ def environment() -> Environment:
         disable=tuple(name for name in disable.split(",") if name),
         check=os.environ.get("ONWARD_CHECK", "0") == "1",
         native=os.environ.get("ONWARD_NATIVE", ""),
+        blas=os.environ.get("ONWARD_BLAS", ""),
+        cache=_cache_folder(),
     )
+
+
+def _cache_folder() -> Path:
+    own, shared = os.environ.get("ONWARD_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    return (Path(shared) if shared else Path.home() / ".cache") / "onward"

@@ -1,14 +1,15 @@
 """Op -> code that writes into given buffers. One table; tests and benchmarks enumerate it."""
 
 from onward.kernels.aten import TABLE as ATEN
+from onward.kernels.blas import TABLE as BLAS
 from onward.kernels.kernel import Kernel, Need, Use, torch_dtype
 from onward.kernels.native import TABLE as NATIVE
 
-# The first that applies is taken: native before aten.
+# The first that applies is taken: measured engines, then native, then aten.
 KERNELS: dict[str, tuple[Kernel, ...]] = {
-    op: (*NATIVE.get(op, ()), *ATEN.get(op, ())) for op in (*ATEN, *(set(NATIVE) - set(ATEN)))
+    op: (*BLAS.get(op, ()), *NATIVE.get(op, ()), *ATEN.get(op, ()))
+    for op in sorted({*BLAS, *NATIVE, *ATEN})
 }
-
 
 
 def serves(op: str, device: str) -> bool:

@@ -73,6 +73,10 @@ def anywhere(device: str) -> str | None:
     return None
 
 
+def nothing_faster(need: Need) -> str | None:
+    return None
+
+
 @dataclass(frozen=True)
 class Kernel:
     """One implementation.
@@ -80,8 +84,10 @@ class Kernel:
     bind: makes the launch: a call without arguments that writes the outputs.
     where: None where its code can run at all on a kind of device ("cpu"), else the reason.
     why_not: None where the kernel applies to a call, else the reason.
+    faster: the kernel that was measured faster for a call on this machine; None where it is this.
     inplace: pairs (output, input): the output may lie in that input's memory.
     contiguous: inputs that must be contiguous; the plan copies others first. None means all.
+    strided: outputs that may be written with any strides (last dim contiguous).
     scratch: temporaries the plan provides for the time of the launch.
     workspace: bytes that the call allocates inside by itself (upper bound), counted by the plan.
     """
@@ -91,6 +97,8 @@ class Kernel:
     why_not: Callable[[Need], str | None] = lambda need: None
     inplace: tuple[tuple[int, int], ...] = ()
     contiguous: tuple[int, ...] | None = ()
+    strided: tuple[int, ...] = ()
     scratch: Callable[[Need], list[Type]] = nothing
     workspace: Callable[[Need], int] = no_bytes
     where: Callable[[str], str | None] = anywhere
+    faster: Callable[[Need], str | None] = nothing_faster

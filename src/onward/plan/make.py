@@ -39,9 +39,7 @@ _PURPOSE = {
 }
 
 
-def make_plan(
-    graph: Graph, dims: dict[str, int], joint: bool = True, device: str = "cpu"
-) -> Plan:
+def make_plan(graph: Graph, dims: dict[str, int], joint: bool = True, device: str = "cpu") -> Plan:
     """Plans a bound graph. `joint`: residual and scratch share one arena, which is right where no
     second forward can be outstanding (Trainer). `device` is a kind ("cpu", "cuda"). Raises OnwardError where an op has no kernel.
     """

@@ -48,6 +48,9 @@ def _first(node: Node, device: str) -> tuple[Kernel | None, list[str]]:
     for kernel in KERNELS.get(node.op_type, ()):
         reason = kernel.where(device) or kernel.why_not(need)
         if reason is None:
-            return kernel, reasons
+            other = kernel.faster(need)
+            if other is None:
+                return kernel, reasons
+            reason = f"{other} was measured faster"
         reasons.append(f"{kernel.name}: {reason}")
     return None, reasons or ["not in the kernel table"]

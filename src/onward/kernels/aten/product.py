@@ -9,9 +9,15 @@ import torch
 from onward.kernels.kernel import Kernel, Launch, Need, Use
 
 
-def _bind_gemm(use: Use) -> Launch:
+def gemm_operands(use: Use) -> tuple[torch.Tensor, torch.Tensor]:
+    """`f[M,K]` and `f[K,N]`: the transposes are strides."""
     a = use.x(0).t() if use.attrs.get("transA") else use.x(0)
     b = use.x(1).t() if use.attrs.get("transB") else use.x(1)
+    return a, b
+
+
+def _bind_gemm(use: Use) -> Launch:
+    a, b = gemm_operands(use)
     if len(use.inputs) > 2 and use.inputs[2] is not None:
         return partial(torch.addmm, use.x(2), a, b, out=use.y)
     return partial(torch.mm, a, b, out=use.y)
@@ -56,6 +62,6 @@ def _batched(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> list[Launch]:
 
 
 KERNELS: dict[str, Kernel] = {
-    "Gemm": Kernel("aten.addmm", _bind_gemm, why_not=_plain),
+    "Gemm": Kernel("aten.addmm", _bind_gemm, why_not=_plain, inplace=((0, 2),), strided=(0,)),
     "MatMul": Kernel("aten.bmm", _bind_matmul),
 }

@@ -1,0 +1,94 @@
+"""The BLAS libraries in this process that can be called from our own threads.
+
+Found by a list of probes, each tested on a small product before it is believed. A library that
+keeps a pool of threads is set to one thread for the time of a launch and set back after it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from onward.kernels.native.library import library
+
+CBLAS64, FORTRAN32 = 0, 1  # calling conventions, as src/blas.h numbers them
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A product routine by its addresses; `layout` is the struct `Blas` of src/blas.h."""
+
+    name: str
+    path: str
+    layout: tuple[int, int, int, int]
+
+
+@functools.cache
+def engines() -> dict[str, Engine]:
+    """The engines that passed their test, by name; empty without the native library."""
+    if library() is None:
+        return {}
+    found: dict[str, Engine] = {}
+    for engine in (*_openblas(), *_mkl()):
+        if engine.name not in found and _right(engine):
+            found[engine.name] = engine
+    return found
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    """The address of a symbol, 0 where it is absent."""
+    function = getattr(library, name, None)
+    return 0 if function is None else ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def _openblas() -> Iterator[Engine]:
+    """The OpenBLAS that the wheels of numpy and scipy bring, with 64-bit integers."""
+    for package in ("numpy", "scipy"):
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            continue
+        folder = Path(spec.origin).parent.parent / f"{package}.libs"
+        for path in sorted(folder.glob("libscipy_openblas64_*.so*")):
+            c = ctypes.CDLL(str(path))
+            symbols = (
+                _address(c, "scipy_cblas_sgemm64_"),
+                _address(c, "scipy_openblas_set_num_threads64_"),
+                _address(c, "scipy_openblas_get_num_threads64_"),
+            )
+            if all(symbols):
+                yield Engine("openblas", str(path), (symbols[0], CBLAS64, *symbols[1:]))
+
+
+def _mkl() -> Iterator[Engine]:
+    """The MKL inside libtorch; in a parallel region it runs on the calling thread by itself."""
+    if not torch.backends.mkl.is_available():
+        return
+    path = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    if path.exists():
+        address = _address(ctypes.CDLL(str(path)), "sgemm_")
+        if address:
+            yield Engine("mkl", str(path), (address, FORTRAN32, 0, 0))
+
+
+def _right(engine: Engine) -> bool:
+    """Whether the engine gives the product of small integers exactly."""
+    c = library()
+    assert c is not None
+    a = torch.arange(35, dtype=torch.float32).reshape(5, 7)
+    b = torch.arange(21, dtype=torch.float32).reshape(7, 3) - 9
+    for ta, tb in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        left, right = (a.t().contiguous() if ta else a), (b.t().contiguous() if tb else b)
+        y = torch.full((5, 3), torch.nan)
+        c.launch(
+            "onward_gemm", engine.layout, ta, tb, 5, 3, 7, left, left.shape[1],
+            right, right.shape[1], None, 0, y, 3,
+        )()  # fmt: skip
+        if not torch.equal(y, a @ b):
+            return False
+    return True
