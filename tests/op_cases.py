@@ -421,6 +421,10 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
                 labels = np.arange(int(np.prod(shape))).reshape(shape) % 5
                 labels.reshape(-1)[-1] = attrs.get("ignore_index", -100)
                 return Given(labels)
+            case ("LinearCrossEntropy" | "LinearCrossEntropyGrad" | "LinearCrossEntropyStep", _):
+                labels = np.arange(int(np.prod(shape))).reshape(shape) % 4
+                labels[-1] = attrs["ignore_index"]
+                return Given(labels)
             case ("AdamUpdate" | "SGDUpdate", _):
                 return Given(np.array(3))
             case _:
@@ -432,6 +436,8 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             return Real(shape, -4.0, -0.1)  # log-probabilities
         case ("SoftmaxCrossEntropyLossGrad", 3):
             return Real(shape, 0.2, 2.0)
+        case ("LinearCrossEntropy", 4) | ("LinearCrossEntropyGrad" | "LinearCrossEntropyStep", 5):
+            return Given(np.linspace(0.3, 1.8, shape[0]))  # class weights take no gradient
         case ("AdamUpdate", 4) | ("SGDUpdate", 3):
             return Real(shape, 0.01, 0.1)
         case _:

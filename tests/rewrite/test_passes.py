@@ -379,7 +379,8 @@ def test_a_pass_is_switched_off_by_its_name(name: str) -> None:
     folded = b.Add(b.ints([1]), b.ints([2]))  # for fold
     graph = m.out(b.Add(b.Mul(rest, 1.0), m.on(m.zeros)), folded)
     _, every = run(graph, STEP, verify=True)
-    assert all(report.edits > 0 for report in every)
+    edited = {report.name for report in every if report.edits}
+    assert edited == {"fold", "noop", "cse", "scatter_into", "dead"}  # fusions have their own tests
     _, fewer = run(graph, STEP, disable=[name], verify=True)
     assert [r.name for r in fewer] == [r.name for r in every if r.name != name]
     assert len(graph) == len(m.graph), "run works on a copy"
@@ -391,6 +392,6 @@ def test_every_pass_is_reported_and_shown() -> None:
     seen: list[tuple[str, int]] = []
     after, reports = run(graph, FORWARD, after=lambda g, name: seen.append((name, len(g))))
     assert [(r.name, r.nodes) for r in reports] == seen
-    assert [r.edits for r in reports] == [0, 1, 0, 0]
+    assert {r.name: r.edits for r in reports if r.edits} == {"noop": 1}
     assert all(r.seconds >= 0 for r in reports)
     assert len(after) == 0

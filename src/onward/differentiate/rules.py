@@ -382,4 +382,12 @@ def _cross_entropy(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]
     return [dx, None, None]
 
 
+@rule("LinearCrossEntropy")
+def _linear_cross_entropy(
+    b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]
+) -> Gradients:
+    dx, dw, *dbias = b.LinearCrossEntropyGrad(_only(dys), *xs, **attrs)
+    return [dx, dw, *(dbias or [None]), None, None]
+
+
 __all__ = ["NO_GRADIENT", "RULES"]

@@ -41,7 +41,8 @@ _PURPOSE = {
 
 def make_plan(graph: Graph, dims: dict[str, int], joint: bool = True, device: str = "cpu") -> Plan:
     """Plans a bound graph. `joint`: residual and scratch share one arena, which is right where no
-    second forward can be outstanding (Trainer). `device` is a kind ("cpu", "cuda"). Raises OnwardError where an op has no kernel.
+    second forward can be outstanding (Trainer). `device` is a kind ("cpu", "cuda").
+    Raises OnwardError where an op has no kernel.
     """
     graph = graph.clone()
     kernels = select(graph, device)

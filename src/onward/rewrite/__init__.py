@@ -9,6 +9,7 @@ from __future__ import annotations
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
 from onward.rewrite.fold import fold
+from onward.rewrite.head import linear_cross_entropy, linear_cross_entropy_step
 from onward.rewrite.noop import noop
 from onward.rewrite.run import Pass, Report, prune, run
 from onward.rewrite.scatter_into import scatter_into
@@ -17,6 +18,8 @@ FORWARD: tuple[Pass, ...] = (
     Pass(fold),  # constants first: everything after sees literals
     Pass(noop),  # identities hide equal expressions from cse
     Pass(cse),  # before differentiation, so that a gradient is derived once
+    # after cse, and before differentiation: the gradient then never reads whole logits
+    Pass(linear_cross_entropy, exact=False, needs=("LinearCrossEntropy", "LinearCrossEntropyGrad")),
     Pass(dead),  # last: sweeps what the others left
 )
 
@@ -24,6 +27,8 @@ STEP: tuple[Pass, ...] = (
     Pass(fold),
     Pass(noop),  # reshapes of reshapes that rules wrote
     Pass(cse),  # masks and shape reads that forward and backward share
+    # before scatter_into: the head's dW gets its producer
+    Pass(linear_cross_entropy_step, needs=("LinearCrossEntropyStep",)),
     Pass(scatter_into, exact=False),  # after cse: sums an embedding's rows into the head's gradient
     Pass(dead),
 )

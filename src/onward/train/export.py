@@ -25,7 +25,7 @@ def export_onnx(model: torch.nn.Module, call: Call, path: Path) -> Path:
         raise OnwardError(f"{path.parent} is not a folder; fix: create it first")
     kwargs = {k: v for k, v in call.kwargs.items() if k not in _LABELS}
     captured = capture(model, call.args, kwargs, want_loss=False)
-    graph, _ = run(captured.graph, FORWARD)
+    graph, _ = run(captured.graph, FORWARD, disable=[p.name for p in FORWARD if p.needs])
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = Path(folder) / path.name
         save(graph, made, captured.arrays())

@@ -45,14 +45,15 @@ class Shape(NamedTuple):
 
 # One per class: a layer's products, wide ones, a vocabulary's (odd sizes, as vocabularies are), and
 # small ones; forward, by the input, by the weight.
-SAMPLES = tuple(
-    Shape(m, n, k, ta, tb)
-    for m, n, k in (
-        (64, 64, 64), (256, 128, 128), (700, 200, 200), (512, 512, 512), (512, 1024, 256),
-        (512, 256, 1024),
-    )
-    for ta, tb in ((False, True), (False, False), (True, False))
-) + (
+SAMPLES = (
+    *(
+        Shape(m, n, k, ta, tb)
+        for m, n, k in (
+            (64, 64, 64), (256, 128, 128), (700, 200, 200), (512, 512, 512), (512, 1024, 256),
+            (512, 256, 1024),
+        )
+        for ta, tb in ((False, True), (False, False), (True, False))
+    ),
     Shape(256, 8193, 128, False, True),
     Shape(256, 128, 8193, False, False),
     Shape(8193, 128, 256, True, False),
@@ -61,17 +62,28 @@ SAMPLES = tuple(
 
 def choose(shape: Shape) -> str:
     """The engine's name: one of `engines()`, or "torch"."""
-    forced = environment().blas
-    if forced:
-        if forced != TORCH and forced not in engines():
-            have = ", ".join([TORCH, *engines()])
-            raise OnwardError(f"ONWARD_BLAS={forced} is not there; fix: one of {have}")
-        return forced
-    return _nearest(shape, torch.get_num_threads())
+    return forced() or _nearest(shape, torch.get_num_threads(), (TORCH, *engines()))
+
+
+def choose_called(shape: Shape) -> str:
+    """The same among the engines that a kernel can call from its own threads."""
+    name = forced()
+    if name in engines():
+        return name
+    return _nearest(shape, torch.get_num_threads(), tuple(engines()))
+
+
+def forced() -> str:
+    """The engine that the environment asks for; empty where it does not."""
+    name = environment().blas
+    if name and name != TORCH and name not in engines():
+        have = ", ".join([TORCH, *engines()])
+        raise OnwardError(f"ONWARD_BLAS={name} is not there; fix: one of {have}")
+    return name
 
 
 @functools.lru_cache(maxsize=4096)
-def _nearest(shape: Shape, threads: int) -> str:
+def _nearest(shape: Shape, threads: int, names: tuple[str, ...]) -> str:
     table = rates(threads)
     if not table:
         return TORCH
@@ -82,7 +94,7 @@ def _nearest(shape: Shape, threads: int) -> str:
         return sum(math.log(a / max(b, 1)) ** 2 for a, b in pairs)
 
     found = table[min(alike, key=distance)]
-    return max(found, key=lambda name: found[name])
+    return max(names, key=lambda name: found[name])
 
 
 @functools.cache

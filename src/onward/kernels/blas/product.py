@@ -90,9 +90,14 @@ def _where(engine: str, device: str) -> str | None:
 KERNELS: dict[str, tuple[Kernel, ...]] = {
     "Gemm": tuple(
         Kernel(
-            f"{engine}.sgemm", partial(bind, engine), why_not=_why_not,
-            where=partial(_where, engine), faster=partial(_faster, engine), inplace=((0, 2),), strided=(0,),
+            f"{engine}.sgemm",
+            partial(bind, engine),
+            where=partial(_where, engine),
+            why_not=_why_not,
+            faster=partial(_faster, engine),
+            inplace=((0, 2),),
+            strided=(0,),
         )
         for engine in ("openblas", "mkl")
     )
-}  # fmt: skip
+}

@@ -1,4 +1,4 @@
-"""Kernels in C++ with OpenMP for the CPU; each op has an aten kernel or its body to fall back on."""
+"""Kernels in C++ with OpenMP for the CPU; behind each stands an aten kernel or the op's body."""
 
 from onward.kernels.kernel import Kernel
 from onward.kernels.native import random

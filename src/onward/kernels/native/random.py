@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from onward.graph.ops.random import threshold
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, Launch, Use
 from onward.kernels.native.library import library, only_f32, where
 
 

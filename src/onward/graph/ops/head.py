@@ -1,0 +1,143 @@
+"""A linear head and its cross-entropy as one op, so that the logits need never exist as a whole.
+
+    logits = x w^T + bias      f[N,V]
+    loss   = SoftmaxCrossEntropyLoss(logits, labels, class_weight)
+
+Three ops: the loss alone (evaluation), the gradients alone (where the loss's own gradient comes
+later), and both at once (where it is known before, as in a whole training step). A kernel works
+through blocks of rows; arXiv 2411.09009 and Liger Kernel (arXiv 2410.10989) do the like on GPUs.
+Label smoothing is PyTorch's: (1 - s) nll + s / V * sum over classes of -log p.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.graph.graph import type_of
+from onward.graph.infer import Call
+from onward.graph.ops.record import Op
+from onward.graph.types import Type
+
+if TYPE_CHECKING:
+    from onward.graph.build import Builder
+
+Value = ir.Value
+
+
+def _counted(b: Builder, labels: Value, attrs: dict[str, Any]) -> tuple[Value, Value]:
+    """Which rows count `b[N]`, and their labels, 0 where they do not."""
+    counted = b.Not(b.Equal(labels, np.array(attrs["ignore_index"], dtype=np.int64)))
+    return counted, b.Where(counted, labels, np.zeros((), dtype=np.int64))
+
+
+def _terms(
+    b: Builder, logits: Value, labels: Value, weight: Value | None, attrs: dict[str, Any]
+) -> tuple[Value, Value, Value, Value]:
+    """log p f[N,V], the target distribution (times class weights) f[N,V], counted b[N], and by
+    what the sum is divided, f[]."""
+    dtype, classes = type_of(logits).dtype, type_of(logits).shape[1]
+    log_prob = b.LogSoftmax(logits, axis=-1)
+    counted, label = _counted(b, labels, attrs)
+    onehot = b.cast(b.Equal(b.unsqueeze(label, [1]), b.arange(classes)), dtype)
+    smoothing = float(attrs.get("label_smoothing", 0.0))
+    target = onehot
+    if smoothing:
+        share = b.Div(b.scalar(smoothing, dtype), b.cast(b.squeeze(b.size(classes), [0]), dtype))
+        target = b.Add(b.Mul(onehot, 1.0 - smoothing), share)
+    shares = b.cast(counted, dtype)
+    if weight is not None:
+        target = b.Mul(target, weight)
+        shares = b.Mul(shares, b.Gather(weight, label, axis=0))
+    if attrs["reduction"] == "mean":
+        total = b.reduce_sum(shares, [0], keepdims=False)
+    else:
+        total = b.scalar(1.0, dtype)
+    return log_prob, target, counted, total
+
+
+def _logits(b: Builder, x: Value, w: Value, bias: Value | None) -> Value:
+    return b.Gemm(x, w, transB=1) if bias is None else b.Gemm(x, w, bias, transB=1)
+
+
+def _loss(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    x, w, bias, labels, weight = [*inputs, None, None][:5]
+    assert x is not None and w is not None and labels is not None
+    logits = _logits(b, x, w, bias)
+    log_prob, target, counted, total = _terms(b, logits, labels, weight, attrs)
+    rows = b.Neg(b.reduce_sum(b.Mul(target, log_prob), [1], keepdims=False))
+    rows = b.Where(counted, rows, b.scalar(0.0, type_of(x).dtype))
+    return [b.Div(b.reduce_sum(rows, [0], keepdims=False), total)]
+
+
+def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    dloss, x, w, bias, labels, weight = [*inputs, None, None][:6]
+    assert dloss is not None and x is not None and w is not None and labels is not None
+    logits = _logits(b, x, w, bias)
+    log_prob, target, counted, total = _terms(b, logits, labels, weight, attrs)
+    mass = b.reduce_sum(target, [1], keepdims=True)
+    dlogits = b.Sub(b.Mul(b.Exp(log_prob), mass), target)
+    share = b.Where(counted, b.Div(dloss, total), b.scalar(0.0, type_of(x).dtype))
+    dlogits = b.Mul(dlogits, b.unsqueeze(share, [1]))
+    out = [b.Gemm(dlogits, w), b.Gemm(dlogits, x, transA=1)]
+    if bias is not None:
+        out.append(b.reduce_sum(dlogits, [0], keepdims=False))
+    return out
+
+
+def _step(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    return [*_loss(b, inputs[1:], attrs), *_grad(b, inputs, attrs)]
+
+
+def _infer_loss(call: Call) -> list[Type]:
+    return [Type(call.type(0).dtype, ())]
+
+
+def _infer_grad(call: Call) -> list[Type]:
+    bias = [call.type(3)] if call.present(3) else []
+    return [call.type(1), call.type(2), *bias]
+
+
+def _infer_step(call: Call) -> list[Type]:
+    return [Type(call.type(1).dtype, ()), *_infer_grad(call)]
+
+
+_MEAN = {"ignore_index": -100, "reduction": "mean"}
+_SMOOTH = {"ignore_index": 1, "reduction": "mean", "label_smoothing": 0.1}
+_ARGS = ("f32[6,4]", "f32[9,4]", None, "i64[6]")
+_ALL = ("f32[6,4]", "f32[9,4]", "f32[9]", "i64[6]", "f32[9]")
+
+_FORWARD = (
+    (_MEAN, _ARGS),
+    ({**_MEAN, "reduction": "sum"}, ("f32[5,3]", "f32[4,3]", "f32[4]", "i64[5]")),
+    (_SMOOTH, _ARGS),
+    (_SMOOTH, _ALL),
+)
+_BACKWARD = tuple((attrs, ("f32[]", *types)) for attrs, types in _FORWARD)
+
+OPS = (
+    Op(
+        name="LinearCrossEntropy",
+        infer=_infer_loss,
+        body=_loss,
+        doc="loss f[] from x f[N,D], w f[V,D], bias f[V], labels i64[N], class_weight f[V].",
+        cases=_FORWARD,
+    ),
+    Op(
+        name="LinearCrossEntropyGrad",
+        infer=_infer_grad,
+        body=_grad,
+        doc="dx, dw and, where there is a bias, dbias, from dloss f[] and the inputs of "
+        "LinearCrossEntropy.",
+        cases=_BACKWARD,
+    ),
+    Op(
+        name="LinearCrossEntropyStep",
+        infer=_infer_step,
+        body=_step,
+        doc="loss, dx, dw(, dbias): both of the above in one go.",
+        cases=_BACKWARD,
+    ),
+)
