@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from onward.graph.graph import (
     Graph,
     Node,
     Role,
     Value,
     array_of,
+    attributes,
     role_of,
     type_of,
     where,
@@ -20,6 +23,7 @@ from onward.plan.order import order
 from onward.plan.plan import Buffer, Launch, Plan, Region
 from onward.plan.select import need_of, select
 from onward.plan.views import VIEWS, Layout, contiguous, view
+from onward.plan.wishes import wishes
 
 _INPUT_REGION = {
     Role.PARAM: Region.USER,
@@ -66,6 +70,8 @@ class _Planner:
         self.constants: dict[int, object] = {}
         self.last_read: dict[Value, int] = {}
         self.views: set[Node] = set()
+        self.wishes = wishes(nodes, kernels, graph.output_values())
+        self.shared: dict[Value, int] = {}  # owner of a wish -> its buffer
         self.sources = {graph.outputs[name]: source for name, source in graph.state.items()}
 
     def plan(self) -> Plan:
@@ -75,6 +81,8 @@ class _Planner:
         for position, node in enumerate(self.nodes):
             if node in self.views:
                 self._view(node)
+            elif node in self.wishes.placed:
+                self._concat(node, position)
             else:
                 self._launch(node, position)
         self._write_back()
@@ -98,7 +106,11 @@ class _Planner:
             if made is not None:
                 self.views.add(node)
             for i, value in enumerate(node.outputs):
-                shapes[value] = made[i] if made is not None else contiguous(-1, type_of(value))
+                wish = self.wishes.of.get(value)
+                if made is not None:
+                    shapes[value] = made[i]
+                else:
+                    shapes[value] = wish.layout if wish else contiguous(-1, type_of(value))
 
     def _lifetimes(self) -> None:
         """The last position at which a value, or any view of it, is read."""
@@ -152,6 +164,41 @@ class _Planner:
         for value, layout in zip(node.outputs, made, strict=True):
             self.layouts[value] = layout
 
+    def _wished(self, value: Value, node: Node, position: int) -> Layout:
+        """The window that `value` wishes for; its owner's memory is taken at the first writer."""
+        owner, layout = self.wishes.of[value].owner, self.wishes.of[value].layout
+        if owner not in self.shared:
+            last = max(position, self.last_read.get(owner, position))
+            made = self._buffer(
+                owner.name or "", type_of(owner), Region.SCRATCH, position, last, node.op_type
+            )
+            self.shared[owner] = made.buffer
+            self._settle_region(self.buffers[made.buffer], node)
+        return replace(layout, buffer=self.shared[owner])
+
+    def _concat(self, node: Node, position: int) -> None:
+        """A Concat of which some inputs lie in their place already; the others are copied there."""
+        whole = self._wished(node.outputs[0], node, position)
+        dim = attributes(node)["axis"] % len(whole.shape)
+        start = 0
+        for i, x in enumerate(node.inputs):
+            assert x is not None
+            layout = self.layouts[x]
+            if i not in self.wishes.placed[node]:
+                offset = whole.offset + start * whole.strides[dim]
+                target = replace(whole, shape=layout.shape, offset=offset)
+                self._copy(node, layout, target, f"%{x.name} into its place in the Concat")
+            start += layout.shape[dim]
+        self.layouts[node.outputs[0]] = whole
+
+    def _copy(self, node: Node, source: Layout, target: Layout, text: str) -> None:
+        self.launches.append(
+            Launch(
+                KERNELS["Contiguous"][0], "Contiguous", where(node), {}, (source,), (target,), (),
+                0, bool(node.meta.get("backward")), text,
+            )
+        )  # fmt: skip
+
     # ---- launches
 
     def _launch(self, node: Node, position: int) -> None:
@@ -187,12 +234,7 @@ class _Planner:
             f"{value.name}.contiguous", type_of(value), Region.SCRATCH, position, position,
             f"contiguous copy for {node.op_type}",
         )  # fmt: skip
-        self.launches.append(
-            Launch(
-                KERNELS["Contiguous"][0], "Contiguous", where(node), {}, (layout,), (copy,), (), 0,
-                bool(node.meta.get("backward")), f"contiguous copy of %{value.name}",
-            )
-        )  # fmt: skip
+        self._copy(node, layout, copy, f"contiguous copy of %{value.name}")
         return copy
 
     def _writable(self, node: Node, kernel: Kernel, i: int, position: int) -> Layout:
@@ -205,6 +247,8 @@ class _Planner:
                 continue
             if self.last_read[source] <= position:
                 return self.layouts[source]
+        if value in self.wishes.of:
+            return self._wished(value, node, position)
         for j in rights:
             x = node.inputs[j]
             if x is not None and self._dies_here(node, x, value, position):

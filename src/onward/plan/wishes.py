@@ -1,0 +1,103 @@
+"""Where a value is best written: straight into the memory of what is made of it by moving alone.
+
+`Reshape(Transpose(y))` is a copy when y is contiguous, and none when the kernel writes y with the
+strides that make the result contiguous. `Concat(a, b, c)` is none when a, b and c are written into
+windows of one buffer. Only kernels that declare an output `strided` are asked to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from onward.graph.graph import Node, Value, attributes, type_of
+from onward.kernels import Kernel
+from onward.plan.views import Layout, contiguous, reshape_strides
+
+_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A window of `owner`'s memory, which is contiguous as a whole; the layout's buffer is -1."""
+
+    owner: Value
+    layout: Layout
+
+
+@dataclass
+class Wishes:
+    """`of`: by value; `placed`: which inputs of a Concat are written in place."""
+
+    of: dict[Value, Wish] = field(default_factory=dict)
+    placed: dict[Node, set[int]] = field(default_factory=dict)
+
+
+def wishes(nodes: Sequence[Node], kernels: Mapping[Node, Kernel], outputs: set[Value]) -> Wishes:
+    """The windows for all outputs that kernels may write with strides."""
+    found = Wishes()
+    for node in nodes:
+        for i in kernels[node].strided if node in kernels else ():
+            value = node.outputs[i]
+            path: list[tuple[Node, int]] = []
+            wish = _wanted(value, outputs, path)
+            if wish is None or _ordinary(wish):
+                continue
+            strides = wish.layout.strides
+            if type_of(value).rank and strides[-1] != 1 and wish.layout.shape[-1] != 1:
+                continue
+            found.of[value] = wish
+            for concat, index in path:
+                found.placed.setdefault(concat, set()).add(index)
+                whole = _wanted(concat.outputs[0], outputs, [])
+                found.of[concat.outputs[0]] = whole or _itself(concat.outputs[0])
+    return found
+
+
+def _itself(value: Value) -> Wish:
+    return Wish(value, contiguous(-1, type_of(value)))
+
+
+def _ordinary(wish: Wish) -> bool:
+    """Whether the window is the owner's whole memory in order, as it would be anyway."""
+    whole = contiguous(-1, type_of(wish.owner))
+    return wish.layout.is_contiguous and wish.layout.nbytes == whole.nbytes
+
+
+def _wanted(value: Value, outputs: set[Value], path: list[tuple[Node, int]]) -> Wish | None:
+    """The window that the value's only reader, and what follows it, would like."""
+    uses = list(value.uses())
+    if value in outputs or len(uses) != 1:
+        return None
+    node, index = uses[0].node, uses[0].idx
+    shape = contiguous(-1, type_of(value)).shape
+    if node.op_type == "Concat" and node.outputs[0] not in outputs:
+        whole = _wanted(node.outputs[0], outputs, path) or _itself(node.outputs[0])
+        dim = attributes(node)["axis"] % len(shape)
+        before = [x for x in node.inputs[:index] if x is not None]
+        start = sum(contiguous(-1, type_of(x)).shape[dim] for x in before)
+        offset = whole.layout.offset + start * whole.layout.strides[dim]
+        path.append((node, index))
+        return Wish(whole.owner, _window(whole.layout, shape, whole.layout.strides, offset))
+    if index != 0 or node.outputs[0] in outputs:
+        return None
+    if node.op_type == "Transpose":
+        after = _wanted(node.outputs[0], outputs, path)
+        if after is None:
+            return None
+        perm = attributes(node).get("perm") or list(reversed(range(len(shape))))
+        strides = tuple(after.layout.strides[perm.index(i)] for i in range(len(shape)))
+        return Wish(after.owner, _window(after.layout, shape, strides, after.layout.offset))
+    if node.op_type in _RESHAPES:
+        after = _wanted(node.outputs[0], outputs, path) or _itself(node.outputs[0])
+        back = reshape_strides(after.layout.shape, after.layout.strides, shape)
+        if back is None:
+            return None
+        return Wish(after.owner, _window(after.layout, shape, back, after.layout.offset))
+    return None
+
+
+def _window(
+    layout: Layout, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
+) -> Layout:
+    return Layout(-1, layout.dtype, shape, strides, offset)
