@@ -9,6 +9,7 @@ from __future__ import annotations
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
 from onward.rewrite.fold import fold
+from onward.rewrite.gemm_add import gemm_add
 from onward.rewrite.head import linear_cross_entropy, linear_cross_entropy_step
 from onward.rewrite.noop import noop
 from onward.rewrite.run import Pass, Report, prune, run
@@ -29,6 +30,7 @@ STEP: tuple[Pass, ...] = (
     Pass(cse),  # masks and shape reads that forward and backward share
     # before scatter_into: the head's dW gets its producer
     Pass(linear_cross_entropy_step, needs=("LinearCrossEntropyStep",)),
+    Pass(gemm_add, exact=False),  # after cse: sums of gradients have their final form
     Pass(scatter_into, exact=False),  # after cse: sums an embedding's rows into the head's gradient
     Pass(dead),
 )
