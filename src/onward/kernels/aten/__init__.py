@@ -1,11 +1,11 @@
 """Kernels by PyTorch's own `out=` operators: one for every op, on every device PyTorch knows."""
 
-from onward.kernels.aten import data, elementwise, loss, norm, product, random, reduce, update
+from onward.kernels.aten import data, elementwise, head, loss, norm, product, random, reduce, update
 from onward.kernels.kernel import Kernel
 
 TABLE: dict[str, tuple[Kernel, ...]] = {
     op: (kernel,)
-    for family in (elementwise, data, reduce, product, norm, loss, random, update)
+    for family in (elementwise, data, reduce, product, norm, loss, head, random, update)
     for op, kernel in family.KERNELS.items()
 }
 
