@@ -1,13 +1,12 @@
 """Trainer: one call per micro-batch, the whole step as one planned graph.
 
 The user's parameters stay where they are and are updated in place. A torch optimizer keeps its
-`param_groups` (the learning rate is read at each step, so any scheduler works); its `state` is
-views of the session's memory and its own `step()` raises.
+`param_groups` (the learning rate is read at each step, so any scheduler works); `updates.py` says
+what becomes of its state.
 """
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,24 +15,21 @@ from typing import Any
 
 import torch
 
-from onward.capture.translate import DTYPES
 from onward.compile import Compiled
 from onward.config import CaptureError, OnwardError, TrainerOptions
-from onward.differentiate import UpdateGroup
 from onward.differentiate.update import state_name
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
-from onward.graph.types import Type
 from onward.plan import Plan
 from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
 from onward.train.export import export_onnx
-from onward.train.optim import Optimizer, hyperparameters, to_torch, update_group
+from onward.train.optim import Optimizer, hyperparameters, to_torch
+from onward.train.updates import SLOTS, Updates
 from onward.train.verify import Verification, verify_step
 
 LossFunction = Callable[..., torch.Tensor]
 EXECUTABLES_KEPT = 64  # plans of one graph that stay bound, one per shape and set of outputs
-_SLOTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")  # optimizer state, by torch's names
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,6 @@ class Trainer:
         parameters = list(model.parameters())
         self.device = parameters[0].device if parameters else torch.device("cpu")
         self.memory = Memory(self.device)
-        self.updates = 0  # optimizer updates done
         self.micro_steps = 0  # micro-batches done within the present window
         self._samples = 0  # samples seen within the present window
         self._seed = torch.zeros(2, dtype=torch.int64)
@@ -122,13 +117,12 @@ class Trainer:
         self._example: Call | None = None
         self._last_executable: Executable | None = None
         self._verified = not (verify or self.options.verify)
-        # updates are counted per parameter, as torch does: one that is unfrozen late starts at 1
-        self._starts: dict[str, int] = {}  # moving now: session updates before its first
-        self._counts: dict[str, int] = {}  # not moving now: updates it has had
-        self._steps = torch.zeros(0)  # the counts, in the optimizer's order
-        self._moving = torch.zeros(0)  # 1 where a parameter moves with each update
-        self._owned_state: dict[str, torch.Tensor] = {}
-        self._take_over_optimizer()
+        self._updates = Updates(model, self.optimizer, self.memory, self._train.clear)
+
+    @property
+    def updates(self) -> int:
+        """Optimizer updates done."""
+        return self._updates.done
 
     # ---- stepping
 
@@ -154,25 +148,18 @@ class Trainer:
         wanted = (*self.options.fetch, *fetch)
         step, executable = self._train_executable(call, last, wanted)
         if n > 1 and self.micro_steps == 0:
-            for name, tensor in self._owned_state.items():
-                if name.startswith("accumulator."):
-                    tensor.zero_()
+            self._updates.clear_accumulators()
         inputs = step.staged(call) | {
             "loss_weight": 1.0 / n, "seed": self._seed, "sample_offset": self._samples,
+            **self._updates.inputs(),
         }  # fmt: skip
-        for start in set(self._starts.values()):
-            inputs[f"step.{start}"] = self.updates + 1 - start
-        for i, group in enumerate(self.optimizer.param_groups):
-            inputs[f"lr.{i}"] = float(group["lr"])
         executable.run(inputs)
         self._last_executable = executable
         self._samples += call.batch_size
         self.micro_steps = 0 if last else self.micro_steps + 1
         norm = None
         if last:
-            self.updates += 1
-            self._steps.add_(self._moving)
-            self.optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
+            self._updates.advance()
             if "grad_norm" in executable.plan.outputs:
                 norm = executable.output("grad_norm")
         return StepResult(
@@ -203,9 +190,9 @@ class Trainer:
         """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), counters."""
         return {
             "model": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
-            "optimizer": {k: v.clone() for k, v in self._owned_state.items()},
+            "optimizer": {k: v.clone() for k, v in self._updates.tensors.items()},
             "updates": self.updates,
-            "counts": {n: self._count(n) for n in {**self._counts, **self._starts}},
+            "counts": self._updates.counts,
             "micro_steps": self.micro_steps,
             "samples": self._samples,
             "seed": self._seed.clone(),
@@ -223,7 +210,7 @@ class Trainer:
         expected = own | {
             state_name(n, slot): p
             for n, p in self.model.named_parameters(remove_duplicate=False)
-            for slot in (*_SLOTS, "accumulator")
+            for slot in (*SLOTS, "accumulator")
         }
         given = {**saved, **state["optimizer"]}
         strange = sorted(set(given) - set(expected))
@@ -234,18 +221,18 @@ class Trainer:
             raise OnwardError(f"state does not fit the model: {bad[0]} has another shape")
         with torch.no_grad():
             self.model.load_state_dict(saved)
-            for tensor in self._owned_state.values():
+            for tensor in self._updates.tensors.values():
                 tensor.zero_()  # what the saved run did not have yet
             for name, tensor in state["optimizer"].items():
-                self._state_tensor(name, tensor).copy_(tensor)
-        self.updates = int(state["updates"])
+                self._updates.tensor(name, tensor).copy_(tensor)
+        self._updates.done = int(state["updates"])
         self.micro_steps = int(state["micro_steps"])
         self._samples = int(state["samples"])
         self._seed = state["seed"].clone()
         if state.get("generator") is not None:
             self._generator = torch.Generator()
             self._generator.set_state(state["generator"])
-        self._restart(dict(state["counts"]))
+        self._updates.restart(state["counts"])
 
     # ---- looking
 
@@ -359,13 +346,12 @@ class Trainer:
     def _train_graph(self, call: Call) -> _Step:
         with _mode(self.model, training=True):
             compiled = self._compile(call)
-        groups = self._groups(compiled)
+        groups = self._updates.groups(compiled.captured.parameters)
         graph = compiled.step(
             [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
             self.options.gradient_accumulation_steps > 1,
         )  # fmt: skip
-        for name in [n for n in self._starts if f"next.{n}" not in graph.outputs]:
-            del self._starts[name]  # the loss does not reach it
+        self._updates.keep_only(lambda name: f"next.{name}" in graph.outputs)
         return _Step(call.kind, compiled, graph)
 
     def _eval_graph(self, call: Call) -> _Step:
@@ -399,115 +385,26 @@ class Trainer:
         owned = captured.tensors
         for value in step.graph.inputs_with(Role.STATE):
             if value.name in plan.inputs:
-                owned[value.name] = self._state_tensor(
+                owned[value.name] = self._updates.tensor(
                     value.name, captured.parameters[value.name.partition(".")[2]]
                 )
-        self._share_state()
+        self._updates.share()
         return step.compiled.executable(plan, self.memory, owned)
 
     def _refresh(self) -> None:
         """Drops graphs that no longer say what the model and the optimizer say."""
         snapshot, hyper = _structure(self.model), hyperparameters(self.optimizer)
         if snapshot != self._snapshot or hyper != self._hyper:
-            self._restart({n: self._count(n) for n in {**self._counts, **self._starts}})
+            self._updates.restart(self._updates.counts)
             self._eval.clear()
             self._snapshot, self._hyper = snapshot, hyper
-
-    # ---- the optimizer
-
-    def _groups(self, compiled: Compiled) -> list[UpdateGroup]:
-        """One update group per param_group and starting point."""
-        names = {id(p): n for n, p in compiled.captured.parameters.items()}
-        groups: list[UpdateGroup] = []
-        for i, group in enumerate(self.optimizer.param_groups):
-            by_start: dict[int, list[str]] = {}
-            for p in group["params"]:
-                name = names.get(id(p))
-                if name is not None and p.requires_grad:
-                    start = self._starts.setdefault(name, self.updates - self._count(name))
-                    by_start.setdefault(start, []).append(name)
-            groups += [
-                update_group(self.optimizer, i, tuple(found), start)
-                for start, found in sorted(by_start.items())
-            ]
-        return groups
-
-    def _count(self, name: str) -> int:
-        """Updates that a parameter has had."""
-        if name in self._starts:
-            return self.updates - self._starts[name]
-        return self._counts.get(name, 0)
-
-    def _restart(self, counts: dict[str, int]) -> None:
-        """Takes these counts as the parameters' own; step graphs hold starts and are made anew."""
-        self._counts, self._starts = counts, {}
-        self._train.clear()
-        self._share_state()
 
     @property
     def _trained(self) -> set[int]:
         return {id(p) for g in self.optimizer.param_groups for p in g["params"] if p.requires_grad}
 
-    def _state_tensor(self, name: str, like: torch.Tensor) -> torch.Tensor:
-        tensor = self._owned_state.get(name)
-        if tensor is None:
-            tensor = self.memory.named(name, Type(DTYPES[like.dtype], tuple(like.shape)))
-            self._owned_state[name] = tensor
-        return tensor
-
     def _draw_seed(self) -> None:
         self._seed = torch.randint(0, 2**32, (2,), generator=self._generator, dtype=torch.int64)
-
-    def _take_over_optimizer(self) -> None:
-        """The session owns the state from here on; a step of the optimizer's own would be lost."""
-
-        def refuse(optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
-            raise OnwardError(
-                "this optimizer belongs to an onward.Trainer, whose train_step updates the "
-                "weights; fix: do not call optimizer.step()"
-            )
-
-        if self.optimizer.state:
-            self._adopt_state()
-        self.optimizer.step = types.MethodType(refuse, self.optimizer)
-        self.optimizer.register_load_state_dict_post_hook(lambda _: self._adopt_state())
-
-    def _names_by_id(self) -> dict[int, str]:
-        return {id(p): n for n, p in self.model.named_parameters()}
-
-    def _adopt_state(self) -> None:
-        """Copies the state a torch optimizer holds (a resumed run) into the session's memory."""
-        names = self._names_by_id()
-        counts: dict[str, int] = {}
-        for p, slots in self.optimizer.state.items():
-            name = names.get(id(p))
-            for slot, tensor in slots.items() if name is not None else ():
-                assert name is not None
-                if slot == "step":
-                    counts[name] = int(tensor)
-                elif isinstance(tensor, torch.Tensor):
-                    with torch.no_grad():
-                        self._state_tensor(state_name(name, slot), tensor).copy_(tensor)
-                    # SGD counts no steps; but where there is a velocity, one was taken
-                    counts.setdefault(name, 1)
-        self.updates = max(counts.values(), default=self.updates)
-        self._restart(counts)
-
-    def _share_state(self) -> None:
-        """Makes `optimizer.state[p]` views of the session's tensors, in torch's own layout."""
-        names = self._names_by_id()
-        parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
-        own = [names.get(id(p), "") for p in parameters]
-        self._steps = torch.tensor([float(self._count(n)) for n in own])
-        self._moving = torch.tensor([float(n in self._starts) for n in own])
-        for i, p in enumerate(parameters):
-            for slot in _SLOTS:
-                tensor = self._owned_state.get(state_name(names.get(id(p), ""), slot))
-                if tensor is not None:
-                    self.optimizer.state[p][slot] = tensor
-                    if slot != "momentum_buffer":
-                        # a place of its own: torch adds 1 to each parameter's
-                        self.optimizer.state[p]["step"] = self._steps[i]
 
 
 @contextmanager

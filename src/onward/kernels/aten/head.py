@@ -41,7 +41,7 @@ def _scratch(need: Need) -> list[Type]:
 def _small_bytes(need: Need) -> int:
     """Temporaries of a block's rows, a few of each size that is no scratch."""
     x, rows, classes = _sizes(need)
-    size = x.dtype.itemsize
+    size = int(x.dtype.itemsize)
     return size * (16 * rows + 4 * classes + 64) + size * rows * classes
 
 

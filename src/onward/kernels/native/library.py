@@ -38,8 +38,8 @@ class Library:
     def launch(self, name: str, *args: Argument) -> Launch:
         """A call of the C function `name` with its arguments converted once.
 
-        A tensor gives its address, a sequence of ints an `int64_t*` to a copy, a ctypes array its own
-        address, None a null pointer, an int an `int64_t`, a float a `float`.
+        A tensor or a ctypes array gives its address, a sequence of ints that of a copy as
+        `int64_t`, None a null pointer, an int an `int64_t`, a float a `float`.
         """
         function: Callable[..., Any] = self._c[name]
         function.restype = None  # type: ignore[attr-defined]
