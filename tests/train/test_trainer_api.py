@@ -17,6 +17,7 @@ from torch import nn
 
 import onward
 from onward import OnwardError, TrainerOptions
+from onward.rewrite import FORWARD, STEP
 
 loss_fn = nn.functional.cross_entropy
 X, Y = torch.randn(6, 8), torch.arange(6) % 5
