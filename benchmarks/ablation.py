@@ -181,8 +181,9 @@ def main() -> int:
                 if name != BASE or edits is None:
                     found["variants"][name] = entry
             if edits is None:
-                edits = base.get("pass_edits", {})
-                found["no_edit"] = [n for n in waiting if _idle(every[n], edits)]
+                made: Mapping[str, int] = base.get("pass_edits", {})
+                edits = made
+                found["no_edit"] = [n for n in waiting if _idle(every[n], made)]
                 waiting = [n for n in waiting if n not in found["no_edit"]]
             path = write(report, options.out, stem, table(report))
             if "error" in base:

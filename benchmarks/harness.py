@@ -325,18 +325,23 @@ class Remote:
         with _environment({**engine.env, **dict.fromkeys(folders, self._cache.name)}):
             self._process.start()
         far.close()
-        self.missing: dict[str, str] = {}
-        try:
-            self.missing = self._receive(timeout=300.0)["missing"]
-        except EngineError as error:
-            self.missing["worker"] = str(error)
+        self.missing: dict[str, str] | None = None  # what the worker cannot import, once it says so
+
+    def wait(self) -> None:
+        """Wait for the worker's imports; those of several workers go on side by side."""
+        if self.missing is None:
+            try:
+                self.missing = self._receive(timeout=300.0)["missing"]
+            except EngineError as error:
+                self.missing = {"worker": str(error)}
 
     def ask(self, command: str, *arguments: object, timeout: float = 3600.0) -> dict[str, Any]:
         """Run one command in the worker; raises EngineError on failure, death or timeout."""
+        self.wait()
         try:
             self._connection.send((command, arguments))
         except OSError as error:
-            why = self.missing.get("worker", str(error))
+            why = (self.missing or {}).get("worker", str(error))
             raise EngineError(f"the worker is gone: {why}") from error
         return self._receive(timeout)
 
@@ -406,6 +411,8 @@ def measure(
     """
     results: dict[str, dict[str, Any]] = {}
     running: list[str] = []
+    for remote in remotes.values():
+        remote.wait()
     for name, remote in remotes.items():
         say(f"{case.name}: {name}: first step")
         entry = results[name] = {"about": remote.engine.about, "seconds": [], "losses": []}
