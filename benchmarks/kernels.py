@@ -40,12 +40,14 @@ from onward.graph.build import Builder, inline
 from onward.graph.graph import ONWARD, Graph, Role, Value, type_of
 from onward.graph.ops import OPS
 from onward.graph.types import Type, parse_type
-from onward.kernels import KERNELS, NATIVE, Kernel, Need, Use, torch_dtype
-from onward.plan import Layout, Plan, make_plan
+from onward.kernels import ATEN, KERNELS, Kernel, Need, Use, torch_dtype
+from onward.plan import Layout, make_plan
 from onward.rewrite import FORWARD, STEP
 from report import heading, machine, markdown, one_line, write
 from workloads import Case, make_batches, make_model
 
+# Ops with a kernel of our own; the others run on PyTorch's operators.
+_OWN = {op for op, kernels in KERNELS.items() if op not in ATEN or len(kernels) > len(ATEN[op])}
 _KEPT = 4096  # elements: tensors up to this size keep the contents they have in the step
 _RESTORED = 8  # repetitions after which what a kernel overwrites in place is written anew
 _VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -64,12 +66,15 @@ _EXTRA: tuple[tuple[str, dict[str, Any], tuple[str, ...]], ...] = (
 class Call:
     """One distinct call of an op. `contents[i]`: what input i holds, None where it is drawn.
 
-    shares: pairs (output, input) that lie in one memory. constants: inputs the graph itself holds.
-    count: launches in the workload's own step; 0 for calls of the variants only.
+    kernel: the one that the plan chose. layouts, written: where inputs and outputs lie. shares:
+    pairs (output, input) in one memory. constants: inputs that the graph itself holds. count:
+    launches in the workload's own step; 0 for calls of the variants only.
     """
 
     need: Need
+    kernel: str
     layouts: tuple[Layout | None, ...]
+    written: tuple[Layout, ...]
     shares: tuple[tuple[int, int], ...]
     constants: frozenset[int]
     contents: list[torch.Tensor | None]
@@ -143,9 +148,10 @@ def _calls(executable: Executable, origin: str) -> Iterator[tuple[Any, Call]]:
             )  # fmt: skip
             attrs = {k: v for k, v in need.attrs.items() if k != "site"}  # one per dropout
             strides = tuple(None if x is None else x.strides for x in described.inputs)
+            strides += tuple(y.strides for y in described.outputs)
             key = (need.op, repr(attrs), need.inputs, need.outputs, strides, shares)
             yield key, Call(
-                need, described.inputs, shares,
+                need, described.kernel.name, described.inputs, described.outputs, shares,
                 frozenset(
                     i for i, x in enumerate(described.inputs)
                     if x is not None and x.buffer in plan.constants
@@ -176,18 +182,17 @@ def extra() -> list[Call]:
         inputs = [graph.input(f"x{i}", t, Role.BATCH) for i, t in enumerate(types)]
         made = Builder(graph).node(op, inputs, attrs)
         outputs = made if isinstance(made, tuple) else (made,)
-        plan = make_plan_of(graph, outputs)
+        graph.outputs = {f"y{i}": y for i, y in enumerate(outputs)}
+        plan = make_plan(graph, {})
+        (launch,) = plan.launches
         need = Need(op, attrs, tuple(types), tuple(type_of(y) for y in outputs))
-        layouts = tuple(plan.inputs[f"x{i}"] for i in range(len(types)))
         calls.append(
-            Call(need, layouts, (), frozenset(), [None] * len(types), "not in either step")
-        )
+            Call(
+                need, launch.kernel.name, launch.inputs, launch.outputs, (), frozenset(),
+                [None] * len(types), "not in either step",
+            )
+        )  # fmt: skip
     return calls
-
-
-def make_plan_of(graph: Graph, outputs: Sequence[Value]) -> Plan:
-    graph.outputs = {f"y{i}": y for i, y in enumerate(outputs)}
-    return make_plan(graph, {})
 
 
 # ---- what a call costs in bytes and in arithmetic
@@ -206,7 +211,9 @@ def bytes_moved(need: Need) -> int:
 
 def flops(call: Call) -> float:
     """Of the matrix products in the op's body; of causal attention the part that is needed."""
-    graph, _ = single(call)
+    if call.need.op not in OPS and call.need.op not in ("Gemm", "MatMul"):
+        return 0.0
+    graph = single(call)
     while True:
         fused = [n for n in graph if n.domain == ONWARD]
         if not fused:
@@ -227,7 +234,7 @@ def flops(call: Call) -> float:
     return float(total)
 
 
-def single(call: Call) -> tuple[Graph, list[Value]]:
+def single(call: Call) -> Graph:
     """A graph of this one call, inputs `x0`, `x1`, ...; constants where the step has them."""
     graph = Graph(call.need.op)
     values: list[Value | None] = []
@@ -242,7 +249,7 @@ def single(call: Call) -> tuple[Graph, list[Value]]:
     made = Builder(graph).node(call.need.op, values, call.need.attrs)
     outputs = list(made) if isinstance(made, tuple) else [made]
     graph.outputs = {f"y{i}": y for i, y in enumerate(outputs)}
-    return graph, outputs
+    return graph
 
 
 # ---- timing
@@ -280,12 +287,17 @@ def timed(launch: Callable[[], Any], restore: Callable[[], Any] | None, seconds:
 
 def run_kernel(call: Call, kernel: Kernel, seconds: float) -> tuple[Timed, list[torch.Tensor]]:
     """A kernel's time, and its outputs on fresh inputs."""
-    inputs = call.tensors()
+    inputs = [
+        x if x is None or not (kernel.contiguous is None or i in kernel.contiguous)
+        else x.contiguous()  # the plan copies it before the launch
+        for i, x in enumerate(call.tensors())
+    ]  # fmt: skip
     rights = {o: i for o, i in call.shares if (o, i) in kernel.inplace}
     outputs: list[torch.Tensor] = []
     for o, type in enumerate(call.need.outputs):
         shared = inputs[rights[o]] if o in rights else None
-        outputs.append(_empty(type) if shared is None else shared)
+        layout = call.written[o] if o in kernel.strided else None
+        outputs.append(_empty(type, layout) if shared is None else shared)
     saved = [(x, x.clone()) for i in rights.values() if (x := inputs[i]) is not None]
 
     def restore() -> None:
@@ -302,9 +314,8 @@ def run_kernel(call: Call, kernel: Kernel, seconds: float) -> tuple[Timed, list[
 
 def run_body(call: Call, seconds: float) -> tuple[Timed, list[torch.Tensor]]:
     """The op's body, planned and run as it would be inside a step; nothing is rewritten."""
-    graph, outputs = single(call)
+    graph = single(call)
     inline(graph, next(n for n in graph if n.domain == ONWARD))
-    del outputs
     plan = make_plan(graph, {})
     memory = Memory(torch.device("cpu"))
     owned = {f"x{i}": x for i, x in enumerate(call.tensors()) if x is not None}
@@ -321,9 +332,12 @@ def run_body(call: Call, seconds: float) -> tuple[Timed, list[torch.Tensor]]:
         return timed(launch, None, seconds), results
 
 
-def _empty(type: Type) -> torch.Tensor:
+def _empty(type: Type, layout: Layout | None = None) -> torch.Tensor:
+    """Memory for a result; with a layout, of its strides."""
     shape = [int(n) for n in type.shape]  # type: ignore[arg-type]
-    return torch.zeros(shape, dtype=torch_dtype(type.dtype))
+    if layout is None:
+        return torch.zeros(shape, dtype=torch_dtype(type.dtype))
+    return torch.empty_strided(shape, layout.strides, dtype=torch_dtype(type.dtype)).zero_()
 
 
 def difference(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
@@ -339,12 +353,14 @@ def difference(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> fl
 
 
 def measure_call(call: Call, seconds: float) -> None:
-    """Times every kernel that takes the call, and the body; fills `results`."""
+    """Times every kernel that takes the call, the plan's first, and the body; fills `results`."""
     moved, arithmetic = bytes_moved(call.need), flops(call)
     first: list[torch.Tensor] | None = None
     ways: list[tuple[str, Callable[[], tuple[Timed, list[torch.Tensor]]]]] = [
         (kernel.name, lambda kernel=kernel: run_kernel(call, kernel, seconds))
-        for kernel in KERNELS.get(call.need.op, ())
+        for kernel in sorted(
+            KERNELS.get(call.need.op, ()), key=lambda kernel: kernel.name != call.kernel
+        )
         if kernel.where("cpu") is None and kernel.why_not(call.need) is None
     ]
     if call.need.op in OPS:
@@ -418,7 +434,7 @@ def _worth_a_line(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         call
         for call in calls
-        if call["op"] in NATIVE
+        if call["op"] in _OWN
         or any("error" in r for r in call["results"])
         or _seconds(call) >= 1e-3 * total
     ]
@@ -468,7 +484,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    chosen = set(options.ops.split(",")) if options.ops else set(NATIVE if options.native else ())
+    chosen = set(options.ops.split(",")) if options.ops else set(_OWN if options.native else ())
     seconds = options.seconds or (0.01 if options.quick else 0.3)
     deadline = time.monotonic() + options.budget
     host = machine("cpu")
@@ -524,7 +540,7 @@ def main() -> int:
             )
             say(f"{name}: {call.need.op} {call}: {said}")
         entries.sort(key=_weight)
-        report["no_case"] = sorted(set(NATIVE) - seen)
+        report["no_case"] = sorted(_OWN - seen)
         path = write(report, options.out, stem, table(report))
     say(f"\n{table(report)}\nwritten: {path}, {options.budget + time.monotonic() - deadline:.0f} s")
     errors = [r for g in report["cases"] for c in g["calls"] for r in c["results"] if "error" in r]
