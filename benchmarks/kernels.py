@@ -3,11 +3,12 @@
     python benchmarks/kernels.py                  # some minutes; --ops Dropout,Gemm for a few ops
     python benchmarks/kernels.py --quick --out DIR
 
-The calls are read off plans: each workload's step as it is compiled, the same without the passes
-that fuse, and with gradient clipping, so that an op which is replaced by a fused one is timed too.
-Operands have the layout that the plan gives them; an output that lies in an input's memory there
-does so here. Integers and small tensors keep the contents they have in the step, all else is drawn
-evenly from 0..1. An op with a native kernel that no plan calls is listed as "no case".
+The calls are read off plans: each workload's step and evaluation as they are compiled, and the step
+without the passes that fuse, and with gradient clipping, so that an op which is replaced by a fused
+one is timed too. Operands have the layout that the plan gives them; an output that lies in an
+input's memory there does so here. Integers and small tensors keep the contents they have in the
+step, all else is drawn evenly from 0..1. An op with a kernel of our own that no plan calls is
+listed as "no case".
 
 Every kernel that takes a call is timed, and so is the op's body as the planner would run it. Caches
 are warm: the same operands over and over, the shortest repetition counts. GB/s counts each operand
@@ -127,6 +128,11 @@ def harvested(case: Case) -> list[Call]:
         for key, call in _calls(trainer._last, origin):
             known = found.setdefault(key, call)
             known.count += origin == "step"
+        if origin == "step":
+            trainer.eval_step(batch)
+            (evaluation,) = trainer._eval[-1].executables.values()
+            for key, call in _calls(evaluation, "evaluation"):
+                found.setdefault(key, call)
     return list(found.values())
 
 
