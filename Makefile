@@ -14,7 +14,8 @@ BENCH_ARGS ?=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test lint format bench bench-gpu clean
+.PHONY: help finetune test lint format clean
+.PHONY: bench bench-ablation bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -47,8 +48,17 @@ format: $(VENV)/.installed-dev ## rewrite the sources in ruff's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(VENV)/.installed-hf,ort ## time Onward, eager and torch.compile on this CPU
+bench: $(VENV)/.installed-hf,ort ## time Onward, eager and torch.compile on this CPU (BENCH_ARGS=--quick)
 	$(BIN)/python benchmarks/cpu.py $(BENCH_ARGS)
+
+bench-ablation: $(VENV)/.installed-hf,ort ## time Onward without each of its parts
+	$(BIN)/python benchmarks/ablation.py $(BENCH_ARGS)
+
+bench-kernels: $(VENV)/.installed-hf,ort ## time each kernel beside the machine's ceilings
+	$(BIN)/python benchmarks/kernels.py $(BENCH_ARGS)
+
+bench-convergence: $(VENV)/.installed-hf,ort ## train with eager and with Onward, compare the losses
+	$(BIN)/python benchmarks/convergence.py $(BENCH_ARGS)
 
 bench-gpu: $(VENV)/.installed-hf,ort ## the same on one GPU, in under nine minutes
 	$(BIN)/python benchmarks/gpu.py $(BENCH_ARGS)

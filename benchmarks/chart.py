@@ -1,4 +1,4 @@
-"""Draw a benchmark's JSON as one picture: time and memory of a step, engine by engine.
+"""Draw the CPU benchmark's JSON as one picture: each workload a row, each quantity a column.
 
     python benchmarks/chart.py benchmarks/results/cpu-DATE.json docs/images/cpu.svg
 
@@ -9,34 +9,70 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+Entry = Mapping[str, Any]
+# A column: its title, an engine's number (None: it has none), how the number is written.
+Column = tuple[str, Callable[[str, Entry, Entry], float | None], str]
+_COLUMNS: tuple[Column, ...] = (
+    ("ms per step (speed to eager's)", lambda name, entry, found: 1e3 * entry["step_s"], "{:.0f}"),
+    (
+        "step memory, MiB (to eager's)",
+        lambda name, entry, found: entry["peak_step_bytes"] / 2**20,
+        "{:.0f}",
+    ),
+    ("first step, s", lambda name, entry, found: entry["first_step_s"], "{:.1f}"),
+    (
+        "% of arithmetic limit",
+        lambda name, entry, found: 100 * entry["limit_share"] if "limit_share" in entry else None,
+        "{:.0f}",
+    ),
+    ("largest batch in 2 GB", lambda name, entry, found: _largest(name, found), "{:.0f}"),
+)
+_POWERS = (-1, 1)  # the first columns also say (number / eager's) to this power
 
-def draw(report: dict[str, Any], path: Path) -> None:
-    """Two bar charts of the first case, ms per step and MiB of step memory."""
+
+def _largest(name: str, found: Entry) -> float | None:
+    searched = found.get("largest_batch", {})
+    return searched[name]["batch"] if name in searched else None
+
+
+def draw(report: Mapping[str, Any], path: Path) -> None:
+    """One row of bar charts for each case of the report."""
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "onward"  # equal numbers give equal files
     from matplotlib import pyplot
 
-    case = report["cases"][0]
-    engines = {n: e for n, e in case["engines"].items() if "step_s" in e}
-    names = list(engines)
-    colours = ["#2a6f97" if n == "onward" else "#a9b4bd" for n in names]
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 2.6), layout="constrained")
-    bars = (
-        (axes[0], "ms per step", [1000 * e["step_s"] for e in engines.values()]),
-        (axes[1], "step memory, MiB", [e["peak_step_bytes"] / 2**20 for e in engines.values()]),
-    )
-    for axis, title, numbers in bars:
-        drawn = axis.barh(names, numbers, color=colours)
-        axis.bar_label(drawn, fmt="%.0f", padding=3)
-        axis.invert_yaxis()
-        axis.set_title(title, fontsize=10)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.margins(x=0.15)
+    cases = report["cases"]
+    widths = [1.4 if place < len(_POWERS) else 1.0 for place in range(len(_COLUMNS))]
+    figure, axes = pyplot.subplots(
+        len(cases), len(_COLUMNS), figsize=(13, 2.3 * len(cases)), layout="constrained",
+        squeeze=False, width_ratios=widths,
+    )  # fmt: skip
+    for row, found in zip(axes, cases, strict=True):
+        engines = {n: e for n, e in found["engines"].items() if "step_s" in e}
+        row[0].set_ylabel(found["case"]["name"], fontsize=9)
+        for place, (axis, (title, number, form)) in enumerate(zip(row, _COLUMNS, strict=True)):
+            numbers = {n: number(n, e, found) for n, e in engines.items()}
+            shown = {n: x for n, x in numbers.items() if x is not None}
+            labels = [form.format(x) for x in shown.values()]
+            if place < len(_POWERS) and "eager" in shown:
+                labels = [
+                    f"{label} ({(x / shown['eager']) ** _POWERS[place]:.2f}x)"
+                    for label, x in zip(labels, shown.values(), strict=True)
+                ]
+            colours = ["#2a6f97" if n == "onward" else "#a9b4bd" for n in shown]
+            drawn = axis.barh(list(shown), list(shown.values()), color=colours)
+            axis.bar_label(drawn, labels=labels, padding=3, fontsize=8)
+            axis.invert_yaxis()
+            axis.set_title(title, fontsize=9)
+            axis.tick_params(labelsize=8)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.margins(x=0.35)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
 

@@ -95,7 +95,8 @@ def main() -> int:
                     if name not in remotes or not remotes[name].alive:
                         remotes[name] = Remote(PEERS[name], options.device)
                 report["cases"].append(measure(case, remotes, effort, seconds_left))
-            path = write(report, options.out, f"{stem}-quick" if options.quick else stem)
+            full = f"{stem}-quick" if options.quick else stem
+            path = write(report, options.out, full, table(report))
     finally:
         for remote in remotes.values():
             remote.close()

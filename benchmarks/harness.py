@@ -16,7 +16,7 @@ import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,7 +29,10 @@ LEARNING_RATE = 5e-5
 
 @dataclass(frozen=True)
 class Engine:
-    """One way to run a step. `compiled`: under torch.compile; `fused`: one-kernel AdamW."""
+    """One way to run a step. `compiled`: under torch.compile; `fused`: one-kernel AdamW.
+
+    disable, seed: Onward's options of these names; a seed makes dropout the same in every run.
+    """
 
     name: str
     about: str
@@ -37,6 +40,8 @@ class Engine:
     fused: bool = False
     onward: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
+    disable: tuple[str, ...] = ()
+    seed: int | None = None
 
 
 # Fewer page faults: torch then asks for large allocations in huge pages.
@@ -46,7 +51,12 @@ ENGINES = {
     engine.name: engine
     for engine in (
         Engine("eager", "PyTorch as it comes"),
-        Engine("tuned", "eager, THP_MEM_ALLOC_ENABLE=1, fused AdamW", fused=True, env=_LARGE_PAGES),
+        Engine(
+            "eager-tuned",
+            "eager, THP_MEM_ALLOC_ENABLE=1, fused AdamW",
+            fused=True,
+            env=_LARGE_PAGES,
+        ),
         Engine("compile", "torch.compile(model)", compiled=True),
         Engine(
             "compile-tuned",
@@ -119,8 +129,8 @@ def _import_everything() -> dict[str, str]:
     return missing
 
 
-class _Session:
-    """A model and its step under one engine, inside a worker."""
+class Session:
+    """A model and its step under one engine; lives in the process that is measured."""
 
     def __init__(self, engine: Engine, case: Case, device: str, batch_count: int) -> None:
         import torch
@@ -150,10 +160,11 @@ class _Session:
 
             extra: dict[str, Any] = {}
             if self.case.precision == "bf16":
-                # Any: a version without the option says so in its row of the table.
-                make_options: Any = onward.TrainerOptions
-                extra["options"] = make_options(mixed_precision="bf16")
-            self.trainer = onward.Trainer(self.model, optimizer=self.optimizer, **extra)
+                extra["mixed_precision"] = "bf16"
+            # Any: a version without the option says so in its row of the table.
+            make_options: Any = onward.TrainerOptions
+            options = make_options(disable=self.engine.disable, seed=self.engine.seed, **extra)
+            self.trainer = onward.Trainer(self.model, self.optimizer, options=options)
         if self.engine.compiled:
             torch._dynamo.reset()
             self.forward = torch.compile(self.model)
@@ -199,8 +210,25 @@ class _Session:
         """What the trainer itself says; empty for the other engines."""
         if self.trainer is None:
             return {}
+        from onward.kernels.native.library import library
+
         said = dict(self.trainer.report())
-        return {key: said.get(key) for key in ("compile_seconds", "predicted_peak_bytes")}
+        found = library()
+        return {
+            "compile_seconds": said.get("compile_seconds"),
+            "predicted_peak_bytes": said.get("predicted_peak_bytes"),
+            "launches": said.get("launches"),
+            "pass_edits": _edits(said.get("passes") or []),
+            "native": "none" if found is None else found.level,
+        }
+
+
+def _edits(passes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Edits by pass; one that is in both lists is summed, as one name switches it off."""
+    total: dict[str, int] = {}
+    for item in passes:
+        total[item["name"]] = total.get(item["name"], 0) + item["edits"]
+    return total
 
 
 class _Worker:
@@ -214,14 +242,14 @@ class _Worker:
         self.engine, self.device = engine, device
         self.missing = _import_everything()
         self.memory = Memory(device)
-        self.session: _Session | None = None
+        self.session: Session | None = None
         self.base = 0
 
     def prepare(self, case: Case, batch_count: int) -> dict[str, Any]:
         """Build the model, then take the first step: capture and compilation included."""
         if self.engine.onward and "onward" in self.missing:
             raise RuntimeError(f"onward cannot be imported: {self.missing['onward']}")
-        self.session = session = _Session(self.engine, case, self.device, batch_count)
+        self.session = session = Session(self.engine, case, self.device, batch_count)
         session.sync()
         self.base = self.memory.now()
         self.memory.reset_peak()
@@ -249,7 +277,7 @@ class _Worker:
     def exact(self, case: Case, steps: int) -> dict[str, Any]:
         """The losses of a fresh model without dropout."""
         self.release()
-        self.session = _Session(self.engine, replace(case, dropout=0.0), self.device, steps)
+        self.session = Session(self.engine, replace(case, dropout=0.0), self.device, steps)
         self.session.attach()
         return {"losses": self.session.timed(0, steps)["losses"]}
 
@@ -297,18 +325,23 @@ class Remote:
         with _environment({**engine.env, **dict.fromkeys(folders, self._cache.name)}):
             self._process.start()
         far.close()
-        self.missing: dict[str, str] = {}
-        try:
-            self.missing = self._receive(timeout=300.0)["missing"]
-        except EngineError as error:
-            self.missing["worker"] = str(error)
+        self.missing: dict[str, str] | None = None  # what the worker cannot import, once it says so
+
+    def wait(self) -> None:
+        """Wait for the worker's imports; those of several workers go on side by side."""
+        if self.missing is None:
+            try:
+                self.missing = self._receive(timeout=300.0)["missing"]
+            except EngineError as error:
+                self.missing = {"worker": str(error)}
 
     def ask(self, command: str, *arguments: object, timeout: float = 3600.0) -> dict[str, Any]:
         """Run one command in the worker; raises EngineError on failure, death or timeout."""
+        self.wait()
         try:
             self._connection.send((command, arguments))
         except OSError as error:
-            why = self.missing.get("worker", str(error))
+            why = (self.missing or {}).get("worker", str(error))
             raise EngineError(f"the worker is gone: {why}") from error
         return self._receive(timeout)
 
@@ -372,17 +405,24 @@ class Effort:
 def measure(
     case: Case, remotes: Mapping[str, Remote], effort: Effort, seconds_left: Callable[[], float]
 ) -> dict[str, Any]:
-    """One case under every engine, in turn. An engine that fails is recorded and left out."""
+    """One case under every engine, in turn. An engine that fails is recorded and left out.
+
+    A round that would not end in time is not begun: `rounds` of the result says how many were done.
+    """
     results: dict[str, dict[str, Any]] = {}
     running: list[str] = []
+    for remote in remotes.values():
+        remote.wait()
     for name, remote in remotes.items():
         say(f"{case.name}: {name}: first step")
-        entry = results[name] = {"about": ENGINES[name].about, "seconds": [], "losses": []}
+        entry = results[name] = {"about": remote.engine.about, "seconds": [], "losses": []}
         with _recorded(entry):
             entry |= remote.ask("prepare", case, effort.batches, timeout=seconds_left())
             remote.ask("run", 1, effort.warmup, timeout=seconds_left())
             running.append(name)
-    for turn in range(effort.rounds):
+    done, longest = 0, 0.0
+    while done < effort.rounds and (not done or longest < seconds_left()):
+        begin, turn, said = time.monotonic(), done, list[str]()
         for name in list(running):
             entry = results[name]
             time.sleep(0.2)  # the previous engine's threads stop spinning
@@ -393,9 +433,11 @@ def measure(
                 entry["seconds"].append(answer["seconds"])
                 entry["losses"] += answer["losses"]
                 entry["peak_step_bytes"] = answer["peak_step_bytes"]
+                said.append(f"{name} {1e3 * statistics.median(answer['seconds']):.0f}")
             if not answer:
                 running.remove(name)
-        say(f"{case.name}: round {turn + 1} of {effort.rounds}")
+        done, longest = done + 1, max(longest, time.monotonic() - begin)
+        say(f"{case.name}: round {done} of {effort.rounds}, ms: {', '.join(said)}")
     exact: dict[str, list[float]] = {}
     for name in running if effort.exact_steps else []:
         with _recorded(results[name]):
@@ -410,6 +452,7 @@ def measure(
     checks = _check_losses(results, exact, effort)
     return {
         "case": asdict(case) | {"about": MODELS[case.model].about},
+        "rounds": done,
         "engines": results,
         "checks": checks,
     }

@@ -12,12 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from limit import limit_line
+
 MIB = 1 << 20
 PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime", "numpy", "triton", "onward")
 
 
-def machine(device: str) -> dict[str, Any]:
-    """What the numbers were measured on."""
+def machine(device: str, threads: int = 0) -> dict[str, Any]:
+    """What the numbers were measured on; `threads` where they are not torch's default."""
     import psutil
     import torch
 
@@ -40,7 +42,7 @@ def machine(device: str) -> dict[str, Any]:
         "cpu": model,
         "capability": torch.backends.cpu.get_cpu_capability(),
         "cores": psutil.cpu_count(logical=False) or psutil.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": threads or torch.get_num_threads(),
         "memory_bytes": psutil.virtual_memory().total,
         "load_before": psutil.getloadavg()[0],
         **gpu,
@@ -67,12 +69,12 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def table(report: Mapping[str, Any]) -> str:
-    """The report as Markdown."""
+def heading(report: Mapping[str, Any]) -> list[str]:
+    """Title, machine, versions and command, as lines of Markdown."""
     host = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in host["versions"].items())
     where = host.get("gpu") or f"{host['cpu']}, {host['threads']} threads, {host['capability']}"
-    lines = [
+    return [
         f"# {report['title']}",
         "",
         f"{host['date']}, {where}, {host['memory_bytes'] / 2**30:.0f} GiB memory, "
@@ -80,6 +82,11 @@ def table(report: Mapping[str, Any]) -> str:
         f"{versions}. Commit {host['commit'] or 'unknown'}, load before {host['load_before']:.1f}.",
         f"`{report['command']}`",
     ]
+
+
+def table(report: Mapping[str, Any]) -> str:
+    """The report as Markdown."""
+    lines = heading(report)
     for found in report["cases"]:
         lines += ["", *_case_lines(found)]
     if report.get("skipped"):
@@ -87,30 +94,27 @@ def table(report: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _case_lines(found: Mapping[str, Any]) -> list[str]:
-    case, engines, checks = found["case"], found["engines"], found["checks"]
+def about_case(case: Mapping[str, Any]) -> list[str]:
+    """A case's heading and description."""
     size = "" if case["size"] == "full" else f" (size: {case['size']}, only to try the script)"
-    lines = [
+    return [
         f"## {case['name']}{size}",
         "",
         f"{case['about']}; {case['batch']} x {case['tokens']} tokens, {case['precision']}, "
         f"dropout {case['dropout']}, AdamW.",
-        "",
-        "| engine | ms/step | of rounds | tokens/s | to eager | first step s | peak step MiB |",
-        "|---|---:|---:|---:|---:|---:|---:|",
     ]
-    eager = engines.get("eager", {}).get("step_s")
-    for name, entry in engines.items():
-        if "step_s" not in entry:
-            lines.append(f"| {name} | failed: {_one_line(entry['error'])} | | | | | |")
-            continue
-        ratio = f"{eager / entry['step_s']:.2f}x" if eager else ""
-        spread = f"{entry['round_s_min'] * 1e3:.1f}-{entry['round_s_max'] * 1e3:.1f}"
-        lines.append(
-            f"| {name} | {entry['step_s'] * 1e3:.1f} | {spread} | {entry['tokens_per_s']:.0f} "
-            f"| {ratio} | {entry['first_step_s']:.2f} | {entry['peak_step_bytes'] / MIB:.0f} |"
-        )
-    lines.append("")
+
+
+def _case_lines(found: Mapping[str, Any]) -> list[str]:
+    engines, limit = found["engines"], found.get("limit")
+    head = ["engine", "ms/step", "of rounds", "tokens/s", "to eager", "to compile"]
+    head += ["of limit"] if limit else []
+    head += ["first step s", "peak step MiB", "of eager's"]
+    lines = [*about_case(found["case"]), "", *markdown(head, _rows(engines, bool(limit))), ""]
+    if limit:
+        lines.append(f"- {limit_line(limit)}")
+    if found.get("largest_batch"):
+        lines.append(f"- {_largest_line(found['largest_batch'])}")
     for name, entry in engines.items():
         parts = entry.get("compile_seconds")
         if parts:
@@ -118,10 +122,70 @@ def _case_lines(found: Mapping[str, Any]) -> list[str]:
             lines.append(f"- {name}, seconds of its first step: {each}.")
         predicted = entry.get("predicted_peak_bytes")
         if predicted:
-            lines.append(f"- {name}, peak that its plan predicts: {predicted / MIB:.0f} MiB.")
+            lines.append(
+                f"- {name}, peak that its plan predicts: {predicted / MIB:.0f} MiB; "
+                f"native kernels: {entry.get('native', 'none')}."
+            )
         if "error" in entry and "step_s" in entry:
-            lines.append(f"- {name} failed after its timed steps: {_one_line(entry['error'])}.")
-    lines.append(f"- {_checks_line(checks)}")
+            lines.append(f"- {name} failed after its timed steps: {one_line(entry['error'])}.")
+    lines.append(f"- {_checks_line(found['checks'])}")
+    return lines
+
+
+def _rows(engines: Mapping[str, Mapping[str, Any]], limit: bool) -> list[list[str]]:
+    rows: list[list[str]] = []
+    for name, entry in engines.items():
+        if "step_s" not in entry:
+            rows.append([name, f"failed: {one_line(entry['error'])}"])
+            continue
+        memory = ratio(entry, "peak_step_bytes", engines.get("eager"))
+        rows.append(
+            [
+                name,
+                f"{entry['step_s'] * 1e3:.1f}",
+                f"{entry['round_s_min'] * 1e3:.1f}-{entry['round_s_max'] * 1e3:.1f}",
+                f"{entry['tokens_per_s']:.0f}",
+                *(
+                    "" if share is None else f"{1 / share:.2f}x"
+                    for share in (
+                        ratio(entry, "step_s", engines.get(peer)) for peer in ("eager", "compile")
+                    )
+                ),
+                *([f"{entry['limit_share']:.1%}"] if limit else []),
+                f"{entry['first_step_s']:.2f}",
+                f"{entry['peak_step_bytes'] / MIB:.0f}",
+                "" if memory is None else f"{memory:.2f}",
+            ]
+        )
+    return rows
+
+
+def ratio(entry: Mapping[str, Any], key: str, peer: Mapping[str, Any] | None) -> float | None:
+    """`entry[key]` as a multiple of the peer's; None where either is missing."""
+    if peer is None or not peer.get(key) or not entry.get(key):
+        return None
+    return entry[key] / peer[key]
+
+
+def _largest_line(largest: Mapping[str, Mapping[str, Any]]) -> str:
+    each = ", ".join(
+        f"{name} {'' if found['complete'] else 'at least '}{found['batch']}"
+        for name, found in largest.items()
+    )
+    limit = next(iter(largest.values()))["limit_bytes"]
+    line = f"Largest batch whose process stays within {limit / 1e9:.1f} GB, in sequences: {each}"
+    whole = all(found["complete"] for found in largest.values())
+    mine, peer = (largest.get(name, {}).get("batch") for name in ("onward", "eager"))
+    if mine and peer and whole:
+        line += f" ({mine / peer:.2f}x eager's)"
+    return line + "."
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """A table: the first `left` columns read from the left, numbers from the right."""
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * left}{'---:|' * (len(head) - left)}"]
+    for row in rows:
+        lines.append(f"| {' | '.join([*row, *[''] * (len(head) - len(row))])} |")
     return lines
 
 
@@ -136,16 +200,17 @@ def _checks_line(checks: Mapping[str, Any]) -> str:
     return line + "."
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Short enough for a cell of a table."""
     return " ".join(text.split()).replace("|", "/")[:200]
 
 
-def write(report: Mapping[str, Any], folder: Path, stem: str) -> Path:
-    """Write `stem`-date.json and .md; returns the path of the table."""
+def write(report: Mapping[str, Any], folder: Path, stem: str, text: str) -> Path:
+    """Write `stem`-date.json and, with `text`, .md; returns the path of the text."""
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{stem}-{report['machine']['date'][:10]}"
     target.with_suffix(".json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    target.with_suffix(".md").write_text(table(report), encoding="utf-8")
+    target.with_suffix(".md").write_text(text, encoding="utf-8")
     return target.with_suffix(".md")
 
 
