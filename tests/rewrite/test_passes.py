@@ -391,6 +391,6 @@ def test_every_pass_is_reported_and_shown() -> None:
     seen: list[tuple[str, int]] = []
     after, reports = run(graph, FORWARD, after=lambda g, name: seen.append((name, len(g))))
     assert [(r.name, r.nodes) for r in reports] == seen
-    assert [r.edits for r in reports] == [0, 1, 0, 0]
+    assert {r.name: r.edits for r in reports if r.edits} == {"noop": 1}
     assert all(r.seconds >= 0 for r in reports)
     assert len(after) == 0

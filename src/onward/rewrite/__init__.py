@@ -10,13 +10,19 @@ from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
 from onward.rewrite.fold import fold
 from onward.rewrite.noop import noop
+from onward.rewrite.reshape_through_transpose import reshape_through_transpose
 from onward.rewrite.run import Pass, Report, prune, run
 from onward.rewrite.scatter_into import scatter_into
+from onward.rewrite.slices_to_split import slices_to_split
+from onward.rewrite.split_first import split_first
 
 FORWARD: tuple[Pass, ...] = (
     Pass(fold),  # constants first: everything after sees literals
     Pass(noop),  # identities hide equal expressions from cse
     Pass(cse),  # before differentiation, so that a gradient is derived once
+    Pass(slices_to_split),  # after cse: equal slices are one; a Split's gradient is one Concat
+    Pass(split_first),  # a packed projection is split as its product wrote it
+    Pass(reshape_through_transpose),  # after the Splits moved: heads become strides on products
     Pass(dead),  # last: sweeps what the others left
 )
 
