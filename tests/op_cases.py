@@ -417,7 +417,7 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             case ("Embedding", 1):
                 rows = types[0].shape[0] if types[0] is not None else 0
                 return Whole(shape, 0, int(rows))  # type: ignore[arg-type]
-            case ("SoftmaxCrossEntropyLossGrad", 2):
+            case ("SoftmaxCrossEntropyLossGrad", 2) | ("CrossEntropyLoss", 1):
                 labels = np.arange(int(np.prod(shape))).reshape(shape) % 5
                 labels.reshape(-1)[-1] = attrs.get("ignore_index", -100)
                 return Given(labels)
@@ -438,6 +438,8 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             return Real(shape, 0.2, 2.0)
         case ("LinearCrossEntropy", 4) | ("LinearCrossEntropyGrad" | "LinearCrossEntropyStep", 5):
             return Given(np.linspace(0.3, 1.8, shape[0]))  # class weights take no gradient
+        case ("CrossEntropyLoss", 2):
+            return Known(np.linspace(0.25, 2.0, shape[0]))
         case ("AdamUpdate", 4) | ("SGDUpdate", 3):
             return Real(shape, 0.01, 0.1)
         case _:

@@ -31,7 +31,7 @@ ONE = {"loss_weight": np.array(1.0)}
 STEP = 1e-5
 
 # Ops whose second and later outputs are statistics that carry no gradient.
-FIRST_ONLY = frozenset({"LayerNormalization", "SoftmaxCrossEntropyLoss"})
+FIRST_ONLY = frozenset({"LayerNormalization", "SoftmaxCrossEntropyLoss", "CrossEntropyLoss"})
 
 # Ops through which a gradient could flow and that are refused by name: no rule is written yet.
 REFUSED = frozenset(
@@ -201,7 +201,7 @@ def _layer_norm(attrs: dict[str, Any], x: Any, scale: Any, bias: Any = None) -> 
 def _cross_entropy(attrs: dict[str, Any], x: Any, labels: Any, weight: Any = None) -> torch.Tensor:
     return F.cross_entropy(
         x, labels, weight, ignore_index=attrs.get("ignore_index", -100),
-        reduction=attrs.get("reduction", "mean"),
+        reduction=attrs.get("reduction", "mean"), label_smoothing=attrs.get("label_smoothing", 0.0),
     )  # fmt: skip
 
 
@@ -255,7 +255,8 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "ReduceSum": _reduced(torch.sum), "ReduceMean": _reduced(torch.mean),
     "ReduceMax": _reduced(torch.amax), "ReduceMin": _reduced(torch.amin),
     "Gemm": _gemm, "LayerNormalization": _layer_norm, "CumSum": _cumsum, "Gather": _gather,
-    "SoftmaxCrossEntropyLoss": _cross_entropy, "Attention": _attention,
+    "SoftmaxCrossEntropyLoss": _cross_entropy, "CrossEntropyLoss": _cross_entropy,
+    "Attention": _attention,
 }  # fmt: skip
 
 

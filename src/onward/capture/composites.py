@@ -95,20 +95,23 @@ def _cross_entropy(
     c: Call, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
     ignore_index: int = -100, label_smoothing: float = 0.0,
 ) -> Value:  # fmt: skip
-    if label_smoothing:
-        raise CaptureError("cross entropy with label smoothing")
     if type_of(labels).is_floating:
         raise CaptureError("cross entropy with class probabilities as labels")
-    shape = type_of(x).shape
-    if len(shape) != 2:  # f[N,C,*S] -> f[N*S,C]
+    shape, rows = type_of(x).shape, type_of(labels).shape
+    if len(shape) == 1:
+        x = c.b.reshape(x, (1, *shape))
+    elif len(shape) > 2:  # f[N,C,*S] -> f[N*S,C]
         x = c.b.transpose(x, [0, *range(2, len(shape)), 1])
-        x = c.b.reshape(x, (product([shape[0], *shape[2:]]), shape[1]))
-        if reduction == 0:
-            raise CaptureError("unreduced cross entropy of more than two dims")
-        labels = c.b.reshape(labels, (product(type_of(labels).shape),))
+        x = c.b.reshape(x, (product(rows), shape[1]))
+    labels = c.b.reshape(labels, (product(rows),))
     inputs = [x, labels] if weight is None else [x, labels, weight]
     kind = {0: "none", 1: "mean", 2: "sum"}[reduction]
-    return c.b.SoftmaxCrossEntropyLoss(*inputs, reduction=kind, ignore_index=ignore_index)[0]
+    attrs: dict[str, Any] = {"reduction": kind, "ignore_index": ignore_index}
+    if label_smoothing:
+        loss = c.b.CrossEntropyLoss(*inputs, **attrs, label_smoothing=float(label_smoothing))[0]
+    else:
+        loss = c.b.SoftmaxCrossEntropyLoss(*inputs, **attrs)[0]
+    return c.b.reshape(loss, rows) if kind == "none" else loss
 
 
 @aten("mse_loss.default")

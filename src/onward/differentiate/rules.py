@@ -376,7 +376,7 @@ def _layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -
     return b.LayerNormalizationGrad(_only(dys), xs[0], xs[1], ys[1], ys[2], axis=dim)
 
 
-@rule("SoftmaxCrossEntropyLoss")
+@rule("SoftmaxCrossEntropyLoss", "CrossEntropyLoss")
 def _cross_entropy(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
     dx = b.SoftmaxCrossEntropyLossGrad(_only(dys), ys[1], *xs[1:], **attrs)
     return [dx, None, None]

@@ -12,14 +12,20 @@ from onward.rewrite.fold import fold
 from onward.rewrite.gemm_add import gemm_add
 from onward.rewrite.head import linear_cross_entropy, linear_cross_entropy_step
 from onward.rewrite.noop import noop
+from onward.rewrite.reshape_through_transpose import reshape_through_transpose
 from onward.rewrite.run import Pass, Report, prune, run
 from onward.rewrite.scatter_into import scatter_into
+from onward.rewrite.slices_to_split import slices_to_split
+from onward.rewrite.split_first import split_first
 
 FORWARD: tuple[Pass, ...] = (
     Pass(fold),  # constants first: everything after sees literals
     Pass(noop),  # identities hide equal expressions from cse
     Pass(cse),  # before differentiation, so that a gradient is derived once
-    # after cse, and before differentiation: the gradient then never reads whole logits
+    Pass(slices_to_split),  # after cse: equal slices are one; a Split's gradient is one Concat
+    Pass(split_first),  # a packed projection is split as its product wrote it
+    Pass(reshape_through_transpose),  # after the Splits moved: heads become strides on products
+    # before differentiation, as every fusion: the gradient then never reads whole logits
     Pass(linear_cross_entropy, exact=False, needs=("LinearCrossEntropy", "LinearCrossEntropyGrad")),
     Pass(dead),  # last: sweeps what the others left
 )

@@ -1,4 +1,4 @@
-"""SoftmaxCrossEntropyLoss and its gradient; both work in the logits' own memory."""
+"""Cross-entropy, with and without label smoothing, and its gradient, in the logits' own memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLOCK_BYTES = 1 << 20  # rows of a block stay in the second-level cache between
 
 
 def _two_dims(need: Need) -> str | None:
-    x = need.inputs[0 if need.op == "SoftmaxCrossEntropyLoss" else 1]
+    x = need.inputs[1 if need.op == "SoftmaxCrossEntropyLossGrad" else 0]
     assert x is not None
     return None if x.rank == 2 else "logits of more than two dims"
 
@@ -42,16 +42,59 @@ def _bind_loss(use: Use) -> Launch:
     return launch
 
 
+def _smoothed_scratch(need: Need) -> list[Type]:
+    labels, dtype = need.inputs[1], need.outputs[0].dtype
+    assert labels is not None
+    return [
+        Type(dtype, ()),  # the weight of all labels that count
+        Type(DType.BOOL, labels.shape),  # ignored
+        Type(dtype, labels.shape),  # each row's mean of weighted log-probabilities
+        Type(dtype, ()),  # their sum
+    ]
+
+
+def _bind_smoothed(use: Use) -> Launch:
+    """`(1 - e) nll - e mean_c(weight_c log_prob_c)`."""
+    labels = use.x(1)
+    weight = use.inputs[2] if len(use.inputs) > 2 else None
+    loss, log_prob = use.outputs
+    total, ignored, rows, added = use.scratch
+    ignore, smoothing = int(use.attrs.get("ignore_index", -100)), use.attrs["label_smoothing"]
+    reduction = use.attrs.get("reduction", "mean")
+    smooth = rows if reduction == "none" else added
+    plain = _bind_loss(use)
+
+    def launch() -> None:
+        plain()
+        torch.eq(labels, ignore, out=ignored)
+        if weight is None:
+            torch.mean(log_prob, 1, out=rows)
+        else:
+            torch.mv(log_prob, weight, out=rows)
+            rows.div_(log_prob.shape[1])
+        rows.masked_fill_(ignored, 0.0)
+        if reduction != "none":
+            torch.sum(rows, 0, out=added)
+        if reduction == "mean":
+            added.div_(total)
+        loss.mul_(1.0 - smoothing)
+        loss.sub_(smooth, alpha=smoothing)
+
+    return launch
+
+
 def _grad_scratch(need: Need) -> list[Type]:
     labels = need.inputs[2]
     assert labels is not None
     dtype = need.outputs[0].dtype
+    smooth = [Type(dtype, labels.shape)] if need.attrs.get("label_smoothing", 0.0) else []
     return [
         labels,  # the label, 0 where ignored
         Type(DType.BOOL, labels.shape),  # ignored
         Type(dtype, labels.shape),  # each row's share of the loss gradient
         Type(dtype, labels.shape),  # its negative
         Type(dtype, ()),
+        *smooth,  # each row's share of the gradient of the smooth loss
     ]
 
 
@@ -59,7 +102,9 @@ def _bind_grad(use: Use) -> Launch:
     """`dlogits = (exp(log_prob) - onehot) * share`, a few rows at a time."""
     dloss, log_prob, labels, dx = use.x(0), use.x(1), use.x(2), use.y
     weight = use.inputs[3] if len(use.inputs) > 3 else None
-    label, ignored, share, negative, total = use.scratch
+    label, ignored, share, negative, total = use.scratch[:5]
+    even = use.scratch[5] if len(use.scratch) > 5 else share
+    smoothing = float(use.attrs.get("label_smoothing", 0.0))
     ignore = int(use.attrs.get("ignore_index", -100))
     mean = use.attrs.get("reduction", "mean") == "mean"
     rows = max(1, _BLOCK_BYTES // (dx.shape[1] * dx.element_size()))
@@ -70,6 +115,7 @@ def _bind_grad(use: Use) -> Launch:
             share[i : i + rows, None],
             label[i : i + rows, None],
             negative[i : i + rows, None],
+            even[i : i + rows],
         )
         for i in range(0, dx.shape[0], rows)
     ]
@@ -88,11 +134,37 @@ def _bind_grad(use: Use) -> Launch:
             share.div_(total)
         share.mul_(dloss)
         share.masked_fill_(ignored, 0.0)  # 0/0 where nothing counts
-        torch.neg(share, out=negative)
-        for p, d, s, index, n in blocks:
+        if smoothing:
+            smooth()
+        else:
+            torch.neg(share, out=negative)
+        for p, d, s, index, n, e in blocks:
             torch.exp(p, out=d)
             d.mul_(s)
+            if smoothing and weight is not None:
+                d.addr_(e, weight, alpha=-1)
+            elif smoothing:
+                d.sub_(e[:, None])
             d.scatter_add_(1, index, n)
+
+    def smooth() -> None:
+        """`dlogits = p ((1-e) share + e mean(weight) even) - onehot (1-e) share - e/C weight even`.
+
+        `even` is `share` without the label's weight; without class weights both are the same.
+        """
+        torch.mul(share, smoothing - 1.0, out=negative)
+        if weight is None:
+            torch.mul(share, smoothing / dx.shape[1], out=even)
+            return
+        even.fill_(1.0)
+        if mean:
+            even.div_(total)
+        even.mul_(dloss)
+        even.masked_fill_(ignored, 0.0)
+        share.mul_(1.0 - smoothing)
+        torch.mean(weight, 0, out=total)
+        share.addcmul_(even, total, value=smoothing)
+        even.mul_(smoothing / dx.shape[1])
 
     return launch
 
@@ -101,6 +173,10 @@ KERNELS: dict[str, Kernel] = {
     "SoftmaxCrossEntropyLoss": Kernel(
         "aten.log_softmax+nll_loss", _bind_loss, why_not=_two_dims, inplace=((1, 0),),
         contiguous=(0, 1), scratch=_total,
+    ),
+    "CrossEntropyLoss": Kernel(
+        "aten.log_softmax+nll_loss+mean", _bind_smoothed, why_not=_two_dims, inplace=((1, 0),),
+        contiguous=(0, 1), scratch=_smoothed_scratch,
     ),
     "SoftmaxCrossEntropyLossGrad": Kernel(
         "aten.exp+scatter_add", _bind_grad, why_not=_two_dims, inplace=((0, 1),),
