@@ -1,4 +1,4 @@
-"""The native norms: accuracy beside torch's own, odd sizes, threads, both builds, dropout's bits."""
+"""The native norms: accuracy beside torch's, odd sizes, threads, both builds, dropout's bits."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_as_near_to_fp64_as_torch(size: tuple[int, int], far: float, build: str)
 @EACH_SIZE
 def test_statistics(size: tuple[int, int], build: str) -> None:
     numbers = Numbers(size, 100.0)
-    y, mean, invstd, r = numbers.forward(dropped=False)
+    _, mean, invstd, r = numbers.forward(dropped=False)
     assert torch.equal(r, numbers.residual + numbers.x)
     exact = r.double()
     torch.testing.assert_close(mean.double(), exact.mean(-1, keepdim=True), rtol=1e-7, atol=0)

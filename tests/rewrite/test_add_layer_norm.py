@@ -1,4 +1,4 @@
-"""The pass that joins a residual sum, its dropout and its norm: what it takes and what it leaves."""
+"""The pass that joins a residual sum, its dropout and its norm: what it takes and leaves."""
 
 from __future__ import annotations
 
