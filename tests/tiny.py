@@ -188,9 +188,5 @@ def onnxruntime(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) 
 
 
 def dropout_nodes(graph: Graph) -> list[Node]:
-    """Nodes that draw a mask: Dropout, and Attention with dropout inside."""
-    return [
-        n
-        for n in graph
-        if n.op_type in ("Dropout", "Attention") and attributes(n).get("ratio", 0.0) > 0
-    ]
+    """Nodes that draw a mask: Dropout, and ops with dropout inside."""
+    return [n for n in graph if attributes(n).get("ratio", 0.0) > 0]

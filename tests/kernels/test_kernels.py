@@ -182,6 +182,7 @@ def _pairs(case: OpCase, kernel: Kernel) -> list[tuple[int, int]]:
         (o, i)
         for o, i in kernel.inplace
         if i < len(node.inputs)
+        and o < len(node.outputs)
         and node.inputs[i] is not None
         and not isinstance(case.inputs[i], Known)
         and type_of(node.inputs[i]) == type_of(node.outputs[o])

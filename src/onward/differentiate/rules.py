@@ -376,6 +376,25 @@ def _layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -
     return b.LayerNormalizationGrad(_only(dys), xs[0], xs[1], ys[1], ys[2], axis=dim)
 
 
+@rule("AddLayerNormalization")
+def _add_layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """The gradient at the sum is the residual's; x gets it through the mask of its dropout."""
+    dy, dmean, dinvstd, dr = dys
+    assert dmean is None and dinvstd is None
+    seed, offset = [*xs[4:], None, None][:2]
+    draw = {k: attrs[k] for k in ("ratio", "site", "sample_dim") if attrs.get("ratio", 0.0) > 0.0}
+    if dy is None:  # only the sum is used
+        return [b.Dropout(dr, seed, offset, **draw) if draw else dr, dr]
+    statistics = (ys[3], xs[2], ys[1], ys[2])
+    if not draw:
+        dresidual, dscale, dbias = b.AddLayerNormalizationGrad(dy, dr, *statistics)
+        return [dresidual, dresidual, dscale, dbias]
+    dresidual, dscale, dbias, dx = b.AddLayerNormalizationGrad(
+        dy, dr, *statistics, seed, offset, **draw
+    )
+    return [dx, dresidual, dscale, dbias]
+
+
 @rule("SoftmaxCrossEntropyLoss", "CrossEntropyLoss")
 def _cross_entropy(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
     dx = b.SoftmaxCrossEntropyLossGrad(_only(dys), ys[1], *xs[1:], **attrs)

@@ -6,6 +6,7 @@ function's; that name switches it off (`disable=`), and appears in reports and d
 
 from __future__ import annotations
 
+from onward.rewrite.add_layer_norm import add_layer_norm
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
 from onward.rewrite.fold import fold
@@ -27,6 +28,8 @@ FORWARD: tuple[Pass, ...] = (
     Pass(reshape_through_transpose),  # after the Splits moved: heads become strides on products
     # before differentiation, as every fusion: the gradient then never reads whole logits
     Pass(linear_cross_entropy, exact=False, needs=("LinearCrossEntropy", "LinearCrossEntropyGrad")),
+    # the sum, its dropout and its norm in one pass over memory, here and in the backward
+    Pass(add_layer_norm, needs=("AddLayerNormalization", "AddLayerNormalizationGrad")),
     Pass(dead),  # last: sweeps what the others left
 )
 

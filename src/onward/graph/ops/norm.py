@@ -1,5 +1,7 @@
 """The gradient of LayerNormalization
-(https://onnx.ai/onnx/operators/onnx__LayerNormalization.html)."""
+(https://onnx.ai/onnx/operators/onnx__LayerNormalization.html), and LayerNormalization together with
+the residual sum before it ("Attention Is All You Need", arXiv 1706.03762, section 5.4: dropout is
+applied to a sub-layer's output, then it is added to the sub-layer's input and normalised)."""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import onnx_ir as ir
 from onward.graph.graph import type_of
 from onward.graph.infer import Call
 from onward.graph.ops.record import Op
-from onward.graph.types import Type
+from onward.graph.types import DType, Type
 
 if TYPE_CHECKING:
     from onward.graph.build import Builder
@@ -35,19 +37,116 @@ def _layer_norm_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, An
     return [dx, dscale, dbias]
 
 
-def _infer(call: Call) -> list[Type]:
+def _infer_layer_norm_grad(call: Call) -> list[Type]:
     return [call.type(1), call.type(2), call.type(2)]
 
+
+def _dropped(
+    b: Builder, x: Value, seed: Value | None, offset: Value | None, attrs: dict[str, Any]
+) -> Value:
+    if attrs.get("ratio", 0.0) == 0.0:
+        return x
+    return b.Dropout(
+        x, seed, offset, ratio=attrs["ratio"], site=attrs["site"], sample_dim=attrs["sample_dim"]
+    )
+
+
+def _add_layer_norm(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    x, residual, scale, bias, seed, offset = [*inputs, None, None, None][:6]
+    assert x is not None
+    r = b.Add(residual, _dropped(b, x, seed, offset, attrs))
+    y, mean, invstd = b.LayerNormalization(
+        r, scale, bias, axis=-1, epsilon=attrs.get("epsilon", 1e-5)
+    )
+    return [y, mean, invstd, r]
+
+
+def _infer_add_layer_norm(call: Call) -> list[Type]:
+    x = call.type(0)
+    if call.type(1) != x or call.shape(2) != x.shape[-1:]:
+        raise ValueError(
+            f"AddLayerNormalization({x}, {call.type(1)}, {call.type(2)}): shapes differ"
+        )
+    statistics = x.dtype if x.dtype == DType.DOUBLE else DType.FLOAT
+    stats = Type(statistics, (*x.shape[:-1], 1))
+    return [x, stats, stats, x]
+
+
+def _add_layer_norm_grad(
+    b: Builder, inputs: list[Value | None], attrs: dict[str, Any]
+) -> list[Value]:
+    dy, dr, r, scale, mean, invstd, seed, offset = [*inputs, None, None][:8]
+    dresidual, dscale, dbias = b.LayerNormalizationGrad(dy, r, scale, mean, invstd, axis=-1)
+    if dr is not None:
+        dresidual = b.Add(dr, dresidual)
+    results = [dresidual, dscale, dbias]
+    if "ratio" in attrs:
+        results.append(_dropped(b, dresidual, seed, offset, attrs))
+    return results
+
+
+def _infer_add_layer_norm_grad(call: Call) -> list[Type]:
+    r, scale = call.type(2), call.type(3)
+    return [r, scale, scale, *([r] if "ratio" in call.attrs else [])]
+
+
+_STATS = ("f32[2,5,16]", "f32[16]", "f32[2,5,1]", "f32[2,5,1]")  # r, scale, mean, invstd
+_DROP = {"ratio": 0.25, "site": 3, "sample_dim": 0}
+_ODD = ("f32[3,37]", "f32[37]", "f32[3,1]", "f32[3,1]")
 
 OPS = (
     Op(
         name="LayerNormalizationGrad",
-        infer=_infer,
+        infer=_infer_layer_norm_grad,
         body=_layer_norm_grad,
         doc="dx, dscale, dbias of LayerNormalization from dy, x, scale, saved mean and 1/std.",
         cases=(
-            ({"axis": -1}, ("f32[2,5,16]", "f32[2,5,16]", "f32[16]", "f32[2,5,1]", "f32[2,5,1]")),
+            ({"axis": -1}, ("f32[2,5,16]", *_STATS)),
             ({"axis": -1}, ("f32[3,1]", "f32[3,1]", "f32[1]", "f32[3,1]", "f32[3,1]")),
+            ({"axis": -1}, ("f32[3,37]", *_ODD)),
+            (
+                {"axis": 1},
+                ("f32[3,5,7]", "f32[3,5,7]", "f32[5,7]", "f32[3,1,1]", "f32[3,1,1]"),
+            ),
+        ),
+    ),
+    Op(
+        name="AddLayerNormalization",
+        infer=_infer_add_layer_norm,
+        body=_add_layer_norm,
+        doc="r = residual + Dropout(x); y, mean, invstd = LayerNormalization(r) over the last dim. "
+        "Inputs: x f[*S,D], residual f[*S,D], scale f[D], bias f[D]?, seed?, offset?; outputs: y, "
+        "mean f[*S,1], invstd f[*S,1], r. Without the attribute ratio, or with 0, x is added as "
+        "it is.",
+        cases=(
+            ({"epsilon": 2.0**-10}, ("f32[2,5,16]", "f32[2,5,16]", "f32[16]", "f32[16]")),
+            (
+                {"epsilon": 2.0**-10, **_DROP},
+                ("f32[2,5,16]", "f32[2,5,16]", "f32[16]", "f32[16]", "i64[2]", "i64[]"),
+            ),
+            (
+                {"epsilon": 2.0**-10, **_DROP, "ratio": 0.5, "sample_dim": -1},
+                ("f32[3,37]", "f32[3,37]", "f32[37]", None, "i64[2]"),
+            ),
+            (
+                {"epsilon": 2.0**-10, **_DROP, "ratio": 0.0},
+                ("f32[3,5]", "f32[3,5]", "f32[5]", "f32[5]", "i64[2]"),
+            ),
+        ),
+    ),
+    Op(
+        name="AddLayerNormalizationGrad",
+        infer=_infer_add_layer_norm_grad,
+        body=_add_layer_norm_grad,
+        doc="dresidual, dscale, dbias and, where the attribute ratio is there, dx of "
+        "AddLayerNormalization from dy, dr (what arrives at r from elsewhere)?, r, scale, saved "
+        "mean and 1/std, seed?, offset?. dresidual is the gradient at r, dx its dropout.",
+        cases=(
+            ({}, ("f32[2,5,16]", "f32[2,5,16]", *_STATS)),
+            ({}, ("f32[3,37]", None, *_ODD)),
+            (_DROP, ("f32[2,5,16]", "f32[2,5,16]", *_STATS, "i64[2]", "i64[]")),
+            ({**_DROP, "sample_dim": -1}, ("f32[3,37]", None, *_ODD, "i64[2]")),
+            ({**_DROP, "ratio": 0.0}, ("f32[3,37]", "f32[3,37]", *_ODD, "i64[2]")),
         ),
     ),
 )

@@ -1,0 +1,216 @@
+// LayerNormalization of rows f32[rows, features] and its gradient, alone or with what surrounds it
+// in a transformer: r = residual + Dropout(x) before, the gradients' sum and the mask after.
+//
+// A row is read from memory once: all its passes run while it lies in the nearest cache.
+#include <cmath>
+#include <cstring>
+
+#include "random.h"
+
+using namespace onward;
+
+namespace {
+
+// A row's sums run in this many interleaved partial sums: independent, so the loop is not bound by
+// the latency of an addition, and short, so rounding stays small (features / 32 terms each).
+constexpr int64_t LANES = 32;
+constexpr int64_t CHUNK = 1024;  // elements of a row that are dropped at a time: 4 KB of stack
+
+// Two sums over i < n; `term(i, a, b)` adds element i to both. The order depends on n alone.
+template <class Term>
+inline void two_sums(int64_t n, const Term& term, float& first, float& second) {
+    float a[LANES] = {}, b[LANES] = {};
+    int64_t i = 0;
+    for (; i + LANES <= n; i += LANES) {
+        #pragma omp simd
+        for (int64_t j = 0; j < LANES; ++j) term(i + j, a[j], b[j]);
+    }
+    for (int64_t j = 0; i + j < n; ++j) term(i + j, a[j], b[j]);
+    for (int64_t w = LANES / 2; w > 0; w /= 2)
+        for (int64_t j = 0; j < w; ++j) {
+            a[j] += a[j + w];
+            b[j] += b[j + w];
+        }
+    first = a[0];
+    second = b[0];
+}
+
+// One row of y, mean, invstd. Its own function, so that every caller gets the same bits.
+// Mean and variance in two passes, the second correcting the first's rounding (Chan, Golub and
+// LeVeque, "Algorithms for computing the sample variance", 1983, eq. 1.7).
+__attribute__((noinline)) void norm_row(
+    const float* r, const float* scale, const float* bias, float* y, float* mean, float* invstd,
+    int64_t n, float epsilon)
+{
+    float sum, unused;
+    two_sums(n, [=](int64_t i, float& a, float&) { a += r[i]; }, sum, unused);
+    const float count = float(n), about = sum / count;
+    float rest, squares;
+    two_sums(n, [=](int64_t i, float& a, float& b) {
+        const float d = r[i] - about;
+        a += d;
+        b += d * d;
+    }, rest, squares);
+    const float m = about + rest / count;
+    const float variance = std::fmax(squares - rest * (rest / count), 0.0f) / count;
+    const float s = 1.0f / std::sqrt(variance + epsilon);
+    if (bias) {
+        #pragma omp simd
+        for (int64_t i = 0; i < n; ++i) y[i] = (r[i] - m) * s * scale[i] + bias[i];
+    } else {
+        #pragma omp simd
+        for (int64_t i = 0; i < n; ++i) y[i] = (r[i] - m) * s * scale[i];
+    }
+    *mean = m;
+    *invstd = s;
+}
+
+// r = residual + Dropout(x) of one row, with the bits of the two ops one after the other: the
+// dropped numbers go through memory, so that no compiler joins the product and the sum.
+inline void dropped_sum(
+    const float* x, const float* residual, float* r, int64_t n, RowKey key, uint32_t threshold,
+    float factor)
+{
+    float dropped[CHUNK];
+    for (int64_t start = 0; start < n; start += CHUNK) {
+        const int64_t size = n - start < CHUNK ? n - start : CHUNK;
+        const float* xs = x + start;
+        #pragma omp simd
+        for (int64_t i = 0; i < size; ++i) {
+            const float kept = xs[i] * factor;
+            dropped[i] = key.word(uint32_t(start + i)) >= threshold ? kept : 0.0f;
+        }
+        const float* res = residual + start;
+        float* rs = r + start;
+        #pragma omp simd
+        for (int64_t i = 0; i < size; ++i) rs[i] = res[i] + dropped[i];
+    }
+}
+
+// The row's two means, and its terms of dscale and dbias added to `dscale`, `dbias`.
+inline void row_means(
+    const float* dy, const float* r, const float* scale, float m, float s, float* dscale,
+    float* dbias, int64_t n, float& centre, float& slope)
+{
+    two_sums(n, [=](int64_t i, float& a, float& b) {
+        const float xhat = (r[i] - m) * s, g = dy[i] * scale[i];
+        a += g;
+        b += g * xhat;
+        dscale[i] += dy[i] * xhat;
+        dbias[i] += dy[i];
+    }, centre, slope);
+    centre /= float(n);
+    slope /= float(n);
+}
+
+}  // namespace
+
+extern "C" void onward_layer_norm(
+    const float* x, const float* scale, const float* bias, float* y, float* mean, float* invstd,
+    int64_t rows, int64_t features, float epsilon)
+{
+    #pragma omp parallel for schedule(static)
+    for (int64_t k = 0; k < rows; ++k)
+        norm_row(x + k * features, scale, bias, y + k * features, mean + k, invstd + k, features,
+                 epsilon);
+}
+
+// `seed` null: no dropout.
+extern "C" void onward_add_layer_norm(
+    const float* x, const float* residual, const float* scale, const float* bias,
+    float* y, float* mean, float* invstd, float* r, int64_t rows, int64_t features, float epsilon,
+    const int64_t* seed, const int64_t* offset, int64_t site, int64_t threshold, float factor,
+    const int64_t* sizes, int64_t rank, int64_t sample_dim)
+{
+    const int64_t none[2] = {0, 0};
+    const Mask mask(seed ? seed : none, site, threshold, factor);
+    const Rows where(sizes, rank, sample_dim, offset);
+    #pragma omp parallel for schedule(static)
+    for (int64_t k = 0; k < rows; ++k) {
+        const int64_t at = k * features;
+        const float *xk = x + at, *residual_k = residual + at;
+        float* rk = r + at;
+        if (seed) {
+            dropped_sum(xk, residual_k, rk, features, where.key(mask.start, k),
+                        mask.threshold, mask.scale);
+        } else {
+            #pragma omp simd
+            for (int64_t i = 0; i < features; ++i) rk[i] = residual_k[i] + xk[i];
+        }
+        norm_row(rk, scale, bias, y + at, mean + k, invstd + k, features, epsilon);
+    }
+}
+
+// dresidual = gradient of LayerNormalization at r, plus dr (null: nothing to add). dx (null: not
+// wanted) = Dropout's mask applied to it. dscale and dbias are summed by tiles of rows in
+// `partial` f32[tiles, 2, features], whose number does not depend on the threads; so the result
+// does not either. dx may overwrite dresidual where nobody reads that.
+extern "C" void onward_add_layer_norm_grad(
+    const float* dy, const float* dr, const float* r, const float* scale, const float* mean,
+    const float* invstd, float* dresidual, float* dscale, float* dbias, float* dx, float* partial,
+    int64_t tiles, int64_t rows, int64_t features,
+    const int64_t* seed, const int64_t* offset, int64_t site, int64_t threshold, float factor,
+    const int64_t* sizes, int64_t rank, int64_t sample_dim)
+{
+    const int64_t none[2] = {0, 0};
+    const Mask mask(seed ? seed : none, site, threshold, factor);
+    const Rows where(sizes, rank, sample_dim, offset);
+    const int64_t n = features, height = (rows + tiles - 1) / tiles;
+    constexpr int64_t COLUMNS = 64;
+    #pragma omp parallel
+    {
+        #pragma omp for schedule(static)
+        for (int64_t t = 0; t < tiles; ++t) {
+            float *ds = partial + 2 * t * n, *db = ds + n;
+            std::memset(ds, 0, size_t(2 * n) * sizeof(float));
+            const int64_t end = (t + 1) * height < rows ? (t + 1) * height : rows;
+            for (int64_t k = t * height; k < end; ++k) {
+                const float *dyk = dy + k * n, *rk = r + k * n;
+                float* out = dresidual + k * n;
+                const float m = mean[k], s = invstd[k];
+                float centre, slope;
+                row_means(dyk, rk, scale, m, s, ds, db, n, centre, slope);
+                const auto gradient = [=](int64_t i) {
+                    return s * (dyk[i] * scale[i] - centre - (rk[i] - m) * s * slope);
+                };
+                if (dx) {
+                    const RowKey key = where.key(mask.start, k);
+                    float* dxk = dx + k * n;
+                    const auto write = [=](int64_t i, float g) {
+                        out[i] = g;
+                        dxk[i] = key.word(uint32_t(i)) >= mask.threshold ? g * mask.scale : 0.0f;
+                    };
+                    if (dr) {
+                        const float* drk = dr + k * n;
+                        #pragma omp simd
+                        for (int64_t i = 0; i < n; ++i) write(i, gradient(i) + drk[i]);
+                    } else {
+                        #pragma omp simd
+                        for (int64_t i = 0; i < n; ++i) write(i, gradient(i));
+                    }
+                } else if (dr) {
+                    const float* drk = dr + k * n;
+                    #pragma omp simd
+                    for (int64_t i = 0; i < n; ++i) out[i] = gradient(i) + drk[i];
+                } else {
+                    #pragma omp simd
+                    for (int64_t i = 0; i < n; ++i) out[i] = gradient(i);
+                }
+            }
+        }
+        #pragma omp for schedule(static)
+        for (int64_t c = 0; c < n; c += COLUMNS) {
+            const int64_t width = n - c < COLUMNS ? n - c : COLUMNS;
+            std::memset(dscale + c, 0, size_t(width) * sizeof(float));
+            std::memset(dbias + c, 0, size_t(width) * sizeof(float));
+            for (int64_t t = 0; t < tiles; ++t) {
+                const float *ds = partial + 2 * t * n + c, *db = ds + n;
+                #pragma omp simd
+                for (int64_t i = 0; i < width; ++i) {
+                    dscale[c + i] += ds[i];
+                    dbias[c + i] += db[i];
+                }
+            }
+        }
+    }
+}

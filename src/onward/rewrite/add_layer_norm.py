@@ -1,0 +1,76 @@
+"""`LayerNormalization(residual + Dropout(x))  =>  AddLayerNormalization(x, residual)`.
+
+The sum stays a result of the op: a pre-norm model adds to it further on, and the backward reads it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Node, Value, attributes, type_of, where
+
+
+def add_layer_norm(graph: Graph) -> int:
+    edits = 0
+    outputs = graph.output_values()
+    for norm in list(graph):
+        add = _normalised_sum(norm)
+        if add is None:
+            continue
+        x, residual, dropout = _terms(add, outputs)
+        draw: dict[str, Any] = {} if dropout is None else attributes(dropout)
+        seed, offset = [*(dropout.inputs[1:] if dropout is not None else []), None, None][:2]
+        scale, bias = [*norm.inputs[1:], None][:2]
+        b = Builder.at(graph, add)  # the sum may have readers before the norm
+        b.module = where(norm)
+        y, mean, invstd, r = b.AddLayerNormalization(
+            x, residual, scale, bias, seed, offset,
+            epsilon=attributes(norm).get("epsilon", 1e-5), **draw,
+        )  # fmt: skip
+        pairs = zip([*norm.outputs, add.outputs[0]], [y, mean, invstd, r], strict=True)
+        for old, new in pairs:
+            graph.replace(old, new)
+        graph.remove([norm, add, *([dropout] if dropout is not None else [])])
+        edits += 1
+    return edits
+
+
+def _normalised_sum(norm: Node) -> Node | None:
+    """The Add that a LayerNormalization over the last dim reads, if the two can become one."""
+    if norm.op_type != "LayerNormalization" or norm.meta.get("stop_gradient"):
+        return None
+    r, attrs = norm.inputs[0], attributes(norm)
+    add = r.producer() if r is not None else None
+    if add is None or add.op_type != "Add" or add.meta.get("stop_gradient"):
+        return None
+    type = type_of(r)
+    if type.rank == 0 or attrs.get("axis", -1) % type.rank != type.rank - 1:
+        return None
+    if attrs.get("stash_type", 1) != 1 or len(norm.outputs) != 3:
+        return None
+    if any(type_of(x) != type for x in add.inputs):  # a broadcast sum
+        return None
+    # the fused op stands where the sum stood: what it reads must be made before
+    weights = [v for v in norm.inputs[1:] if v is not None]
+    fitting = all(
+        v.producer() is None and type_of(v) == type.with_shape(type.shape[-1:]) for v in weights
+    )
+    return add if fitting else None
+
+
+def _terms(add: Node, outputs: set[Value]) -> tuple[Value, Value, Node | None]:
+    """`x`, `residual` and the Dropout of x, if there is one that nobody else reads."""
+    first, second = add.inputs
+    assert first is not None and second is not None
+    for term, other in ((first, second), (second, first)):
+        dropout = term.producer()
+        if dropout is None or dropout.op_type != "Dropout" or dropout.meta.get("stop_gradient"):
+            continue
+        x = dropout.inputs[0]
+        if x is None or len(term.uses()) != 1 or term in outputs:
+            continue
+        if 0.0 < attributes(dropout)["ratio"] < 1.0:
+            return x, other, dropout
+    # x is the term that lives on in no other node: y may take its memory
+    return (first, second, None) if len(first.uses()) == 1 else (second, first, None)
