@@ -6,6 +6,7 @@ function's; that name switches it off (`disable=`), and appears in reports and d
 
 from __future__ import annotations
 
+from onward.rewrite.bias_activation import bias_activation
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
 from onward.rewrite.fold import fold
@@ -21,7 +22,9 @@ FORWARD: tuple[Pass, ...] = (
     Pass(cse),  # before differentiation, so that a gradient is derived once
     # after cse, and before differentiation: the gradient then never reads whole logits
     Pass(linear_cross_entropy, exact=False, needs=("LinearCrossEntropy", "LinearCrossEntropyGrad")),
-    Pass(dead),  # last: sweeps what the others left
+    Pass(dead),  # sweeps what the others and capture left
+    # after dead, whose nodes would count as readers; it leaves nothing to sweep
+    Pass(bias_activation, exact=False, needs=("BiasActivation", "BiasActivationGrad")),
 )
 
 STEP: tuple[Pass, ...] = (

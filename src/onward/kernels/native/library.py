@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -23,6 +23,7 @@ from onward.kernels.kernel import Launch, Need
 log = logging.getLogger("onward")
 FOLDER = Path(__file__).parent
 _LEVELS = ("avx2", "plain")  # best first
+Argument: TypeAlias = torch.Tensor | Sequence[int] | Sequence[float] | float | None
 _RUNTIMES = re.compile(r"\S*/lib(?:gomp|iomp5|omp)\b\S*")
 
 
@@ -34,18 +35,18 @@ class Library:
         self.level = path.name.partition(".")[0]
         self._c = ctypes.CDLL(str(path))
 
-    def launch(self, name: str, *args: torch.Tensor | Sequence[int] | float | None) -> Launch:
+    def launch(self, name: str, *args: Argument) -> Launch:
         """A call of the C function `name` with its arguments converted once.
 
-        A tensor gives its address, a sequence of ints an `int64_t*`, None a null pointer, an int an
-        `int64_t`, a float a `float`.
+        A tensor gives its address, a sequence of ints an `int64_t*`, one of floats a `double*`,
+        None a null pointer, an int an `int64_t`, a float a `float`.
         """
         function: Callable[..., Any] = self._c[name]
         function.restype = None  # type: ignore[attr-defined]
         return partial(function, *[_converted(a) for a in args])
 
 
-def _converted(arg: torch.Tensor | Sequence[int] | float | None) -> Any:
+def _converted(arg: Argument) -> Any:
     match arg:
         case None:
             return ctypes.c_void_p(None)
@@ -55,6 +56,8 @@ def _converted(arg: torch.Tensor | Sequence[int] | float | None) -> Any:
             return ctypes.c_int64(arg)
         case float():
             return ctypes.c_float(arg)
+        case _ if arg and isinstance(arg[0], float):
+            return (ctypes.c_double * len(arg))(*arg)
         case _:
             return (ctypes.c_int64 * len(arg))(*arg)
 

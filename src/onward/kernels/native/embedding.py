@@ -1,0 +1,88 @@
+"""Rows of an embedding, and the gradient that adds rows to its table."""
+
+from __future__ import annotations
+
+import torch
+
+from onward.graph.types import DType, Type
+from onward.kernels.aten import TABLE as ATEN
+from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.native.library import library, only_f32, where
+
+
+def _checked(op: str, call: Launch, bad: torch.Tensor, rows: int) -> Launch:
+    """The call, then IndexError where it met a row number that the table does not have."""
+
+    def launch() -> None:
+        call()
+        strange, row = bad.tolist()
+        if strange:
+            raise IndexError(f"{op}: row {row} of a table of {rows} rows")
+
+    return launch
+
+
+def _bad_scratch(need: Need) -> list[Type]:
+    return [Type(DType.INT64, (2,))]
+
+
+def _not_rows(need: Need) -> str | None:
+    x, ids = need.inputs[0], need.inputs[1]
+    assert x is not None and ids is not None
+    if x.dtype != DType.FLOAT or ids.dtype != DType.INT64:
+        return f"{x.dtype.name.lower()} tensors"
+    return None if need.attrs.get("axis", 0) % x.rank == 0 else "not rows: axis is not 0"
+
+
+def _bind_gather(use: Use) -> Launch:
+    table, ids, y, (bad,) = use.x(0), use.x(1), use.y, use.scratch
+    if not table.is_contiguous():
+        return ATEN["Gather"][0].bind(use)
+    c = library()
+    assert c is not None
+    rows = table.shape[0]
+    width = table.numel() // max(rows, 1)
+    call = c.launch("onward_gather_rows", table, rows, width, ids, ids.numel(), y, bad)
+    return _checked("Gather", call, bad, rows)
+
+
+def _not_added_rows(need: Need) -> str | None:
+    index = need.inputs[1]
+    assert index is not None
+    reason = only_f32(need)
+    if reason is None and index.shape[-1:] != (1,):
+        reason = "not rows: an index of several dims"
+    if reason is None and need.attrs.get("reduction", "none") != "add":
+        reason = "not rows added"
+    return reason
+
+
+def _bind_scatter(use: Use) -> Launch:
+    data, ids, updates, y, (bad,) = use.x(0), use.x(1), use.x(2), use.y, use.scratch
+    c = library()
+    assert c is not None
+    in_place = data.data_ptr() == y.data_ptr()
+    uniform = not in_place and not any(data.stride())
+    if not in_place and not uniform and not data.is_contiguous():
+        return ATEN["ScatterND"][0].bind(use)
+    rows = y.shape[0]
+    call = c.launch(
+        "onward_add_rows", None if in_place else data, int(uniform), y, rows,
+        y.numel() // max(rows, 1), ids, updates, ids.numel(), bad,
+    )  # fmt: skip
+    return _checked("ScatterND", call, bad, rows)
+
+
+_GATHER = Kernel(
+    "native.gather_rows", _bind_gather, why_not=_not_rows, where=where, contiguous=(1,),
+    scratch=_bad_scratch,
+)  # fmt: skip
+
+KERNELS: dict[str, Kernel] = {
+    "Gather": _GATHER,
+    "Embedding": _GATHER,
+    "ScatterND": Kernel(
+        "native.add_rows", _bind_scatter, why_not=_not_added_rows, where=where,
+        inplace=((0, 0),), contiguous=(1, 2), scratch=_bad_scratch,
+    ),
+}  # fmt: skip
