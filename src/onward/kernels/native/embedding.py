@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels.aten import TABLE as ATEN
 from onward.kernels.kernel import Kernel, Launch, Need, Use
 from onward.kernels.native.library import library, only_f32, where
 
@@ -36,8 +35,6 @@ def _not_rows(need: Need) -> str | None:
 
 def _bind_gather(use: Use) -> Launch:
     table, ids, y, (bad,) = use.x(0), use.x(1), use.y, use.scratch
-    if not table.is_contiguous():
-        return ATEN["Gather"][0].bind(use)
     c = library()
     assert c is not None
     rows = table.shape[0]
@@ -61,20 +58,20 @@ def _bind_scatter(use: Use) -> Launch:
     data, ids, updates, y, (bad,) = use.x(0), use.x(1), use.x(2), use.y, use.scratch
     c = library()
     assert c is not None
-    in_place = data.data_ptr() == y.data_ptr()
-    uniform = not in_place and not any(data.stride())
-    if not in_place and not uniform and not data.is_contiguous():
-        return ATEN["ScatterND"][0].bind(use)
+    lies_there = data.data_ptr() == y.data_ptr()
+    uniform = not lies_there and not any(data.stride())  # zeros, expanded
+    strided = not (lies_there or uniform or data.is_contiguous())
     rows = y.shape[0]
     call = c.launch(
-        "onward_add_rows", None if in_place else data, int(uniform), y, rows,
+        "onward_add_rows", None if lies_there or strided else data, int(uniform), y, rows,
         y.numel() // max(rows, 1), ids, updates, ids.numel(), bad,
     )  # fmt: skip
-    return _checked("ScatterND", call, bad, rows)
+    add = _checked("ScatterND", call, bad, rows)
+    return (lambda: (y.copy_(data), add())) if strided else add
 
 
 _GATHER = Kernel(
-    "native.gather_rows", _bind_gather, why_not=_not_rows, where=where, contiguous=(1,),
+    "native.gather_rows", _bind_gather, why_not=_not_rows, where=where, contiguous=None,
     scratch=_bad_scratch,
 )  # fmt: skip
 

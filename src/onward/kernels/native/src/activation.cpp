@@ -20,9 +20,11 @@ struct GeluTanh {
     static constexpr float C = 1.59576912f, A = 0.044715f;  // C = 2 sqrt(2 / pi)
     static float value(float u) { return u * math::sigmoid(C * u * (1.0f + A * (u * u))); }
     static float grad(float dy, float u) {
+        u = u > 16.0f ? 16.0f : u;  // beyond, the slope is 0 or 1
+        u = u < -16.0f ? -16.0f : u;
         const float square = u * u;
-        const float s = math::sigmoid(C * u * (1.0f + A * square));
-        return dy * (s + u * (s * (1.0f - s)) * (C * (1.0f + 3.0f * A * square)));
+        const math::Logistic s = math::logistic(C * u * (1.0f + A * square));
+        return dy * (s.value + u * (s.value * s.rest) * (C * (1.0f + 3.0f * A * square)));
     }
 };
 
@@ -34,8 +36,10 @@ struct Relu {
 struct Silu {
     static float value(float u) { return u * math::sigmoid(u); }
     static float grad(float dy, float u) {
-        const float s = math::sigmoid(u);
-        return dy * (s + u * (s * (1.0f - s)));
+        u = u > 100.0f ? 100.0f : u;  // beyond, the slope is 0 or 1
+        u = u < -100.0f ? -100.0f : u;
+        const math::Logistic s = math::logistic(u);
+        return dy * (s.value + u * (s.value * s.rest));
     }
 };
 
