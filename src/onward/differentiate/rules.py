@@ -155,9 +155,7 @@ def _gelu(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Grad
 
 
 @rule("BiasActivation")
-def _bias_activation(
-    b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]
-) -> Gradients:
+def _bias_activation(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
     """Relu's slope shows in y, which the next product keeps: x is then free once y is written."""
     if attrs["activation"] == "relu":
         return b.BiasActivationGrad(_only(dys), ys[0], **attrs)

@@ -46,9 +46,7 @@ def _infer(call: Call) -> list[Type]:
     return [call.type(1)]
 
 
-def _bias_activation(
-    b: Builder, inputs: list[Value | None], attrs: dict[str, Any]
-) -> list[Value]:
+def _bias_activation(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
     x, bias = inputs
     u = b.Add(x, bias)
     match attrs["activation"]:
@@ -112,8 +110,8 @@ OPS = (
         name="BiasActivation",
         infer=_infer_bias,
         body=_bias_activation,
-        doc="activation(x + bias): x f[*S,D], at least one dim in S, bias f[D]. What backward keeps "
-        "is x, which a matrix product writes without its bias.",
+        doc="activation(x + bias): x f[*S,D], at least one dim in S, bias f[D]. Backward keeps x, "
+        "which a matrix product writes without its bias.",
         cases=tuple(
             ({"activation": name}, types)
             for name in ACTIVATIONS
