@@ -22,33 +22,53 @@ inline float from_bits(uint32_t word) {
 // 2^n for -126 <= n <= 127.
 inline float power_of_two(int32_t n) { return from_bits(uint32_t(n + 127) << 23); }
 
-// e^x to 1 ulp, denormal results, 0, infinity and NaN as they should be.
-// x = n ln 2 + r with |r| <= ln 2 / 2; e^r by a polynomial of error 3e-9; 2^n in two factors, so
-// that results below the normal numbers come out right.
-inline float exp(float x) {
+// x = n ln 2 + r with |r| <= ln 2 / 2.
+struct Split {
+    int32_t n;
+    float r;
+};
+
+inline Split split(float x) {
     constexpr float ROUND = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer
-    x = x > 89.0f ? 89.0f : x;            // written so that NaN stays NaN
-    x = x < -104.0f ? -104.0f : x;
     const float shifted = x * 1.442695041f + ROUND;
-    const int32_t n = int32_t(bits(shifted) - bits(ROUND));
     const float k = shifted - ROUND;
-    float r = x - k * 0.693145752f;  // ln 2 in two parts; the first has so few bits that k times
-    r = r - k * 1.42860677e-6f;      // it is exact
+    const float r = x - k * 0.693145752f;  // ln 2 in two parts; the first has so few bits that k
+    return {int32_t(bits(shifted) - bits(ROUND)), r - k * 1.42860677e-6f};  // times it is exact
+}
+
+// e^r for |r| <= ln 2 / 2; the polynomial's error is 3e-9.
+inline float exp_near_0(float r) {
     float p = 1.3814585840838973e-3f;
     p = p * r + 8.368716735314086e-3f;
     p = p * r + 4.1668388203115886e-2f;
     p = p * r + 1.666652063306952e-1f;
     p = p * r + 4.9999993447440866e-1f;
-    const float e = 1.0f + (r + r * r * p);
-    const int32_t half = n >> 1;
-    return e * power_of_two(half) * power_of_two(n - half);
+    return 1.0f + (r + r * r * p);
 }
 
-// 1 / (1 + e^-x), relatively exact in both tails.
-inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+// e^x to 1 ulp for |x| <= 87, where it is a normal number. Outside anything, NaN stays NaN.
+inline float exp_within_87(float x) {
+    const Split s = split(x);
+    return exp_near_0(s.r) * power_of_two(s.n);
+}
 
-// value = sigmoid(x), rest = 1 - value without cancellation. x is held within +-87, where e^-x and
-// the value are normal numbers.
+// e^x to 1 ulp, denormal results, 0, infinity and NaN as they should be: 2^n is applied in two
+// factors, so that results below the normal numbers come out right.
+inline float exp(float x) {
+    x = x > 89.0f ? 89.0f : x;  // written so that NaN stays NaN
+    x = x < -104.0f ? -104.0f : x;
+    const Split s = split(x);
+    const int32_t half = s.n >> 1;
+    return exp_near_0(s.r) * power_of_two(half) * power_of_two(s.n - half);
+}
+
+// 1 / (1 + e^-x), relatively exact in both tails down to 1e-38, then 0.
+inline float sigmoid(float x) {
+    const float s = 1.0f / (1.0f + exp_within_87(x > 87.0f ? -87.0f : -x));
+    return x < -87.0f ? 0.0f : s;
+}
+
+// value = sigmoid(x), rest = 1 - value without cancellation. x is held within +-87.
 struct Logistic {
     float value, rest;
 };
@@ -56,7 +76,7 @@ struct Logistic {
 inline Logistic logistic(float x) {
     x = x > 87.0f ? 87.0f : x;
     x = x < -87.0f ? -87.0f : x;
-    const float e = exp(-x), s = 1.0f / (1.0f + e);
+    const float e = exp_within_87(-x), s = 1.0f / (1.0f + e);
     return {s, e * s};
 }
 
@@ -72,7 +92,7 @@ struct Normal {
 inline Normal normal(float x) {
     float t = x < 0.0f ? -x : x;
     t = t > 20.0f ? 20.0f : t;
-    const float bell = exp(-0.5f * t * t);
+    const float bell = t > 13.0f ? 0.0f : exp_within_87(-0.5f * t * t);
     const float w = 1.0f / (t + 3.0f);
     const float u = t * w;
     float p = -0.0739986668f;
