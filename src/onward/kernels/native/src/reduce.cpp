@@ -38,13 +38,20 @@ extern "C" void onward_sum_rows(
 
 // y[0] = |x|, accumulated in fp64: no square overflows, and blocks are added in order.
 extern "C" void onward_norm(const float* x, float* y, double* partial, int64_t n, int64_t block) {
+    constexpr int64_t LANES = 16;  // sums that do not wait for each other
     const int64_t blocks = (n + block - 1) / block;
     #pragma omp parallel for schedule(static)
     for (int64_t k = 0; k < blocks; ++k) {
         const int64_t end = (k + 1) * block < n ? (k + 1) * block : n;
+        double lanes[LANES] = {};
+        int64_t i = k * block;
+        for (; i + LANES <= end; i += LANES) {
+            #pragma omp simd
+            for (int64_t j = 0; j < LANES; ++j) lanes[j] += double(x[i + j]) * double(x[i + j]);
+        }
         double sum = 0.0;
-        #pragma omp simd reduction(+ : sum)
-        for (int64_t i = k * block; i < end; ++i) sum += double(x[i]) * double(x[i]);
+        for (; i < end; ++i) sum += double(x[i]) * double(x[i]);
+        for (int64_t j = 0; j < LANES; ++j) sum += lanes[j];
         partial[k] = sum;
     }
     double total = 0.0;
