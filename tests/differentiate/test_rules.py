@@ -86,7 +86,7 @@ def loss_of(case: OpCase, leave_out: frozenset[int] = frozenset()) -> Graph:
 Evaluate = Callable[[Graph, dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 # The reference evaluator computes Erf in fp32, whatever its input: these run on our kernels.
-FP32_INSIDE = frozenset({"Erf", "Gelu"})
+FP32_INSIDE = frozenset({"Erf", "Gelu", "BiasActivation"})
 
 
 def gradients(
@@ -240,6 +240,15 @@ def _attention(
     return torch.where(empty, 0.0, y)
 
 
+def _bias_activation(attrs: dict[str, Any], x: Any, bias: Any) -> torch.Tensor:
+    u = x + bias
+    match attrs["activation"]:
+        case "gelu_tanh":
+            return F.gelu(u, approximate="tanh")
+        case name:
+            return getattr(F, name)(u)
+
+
 TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "Neg": _plain(torch.neg), "Abs": _plain(torch.abs), "Sqrt": _plain(torch.sqrt),
     "Exp": _plain(torch.exp), "Log": _plain(torch.log), "Sin": _plain(torch.sin),
@@ -249,6 +258,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "Div": _plain(torch.div), "Pow": _plain(torch.pow), "Max": _plain(torch.maximum),
     "Min": _plain(torch.minimum), "Where": _plain(torch.where), "MatMul": _plain(torch.matmul),
     "Gelu": lambda a, x: F.gelu(x, approximate=a.get("approximate", "none")),
+    "BiasActivation": _bias_activation,
     "Softmax": lambda a, x: torch.softmax(x, a.get("axis", -1)),
     "LogSoftmax": lambda a, x: torch.log_softmax(x, a.get("axis", -1)),
     "Expand": lambda a, x, s: x.expand(torch.broadcast_shapes(x.shape, tuple(s.tolist()))),

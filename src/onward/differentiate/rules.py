@@ -154,6 +154,14 @@ def _gelu(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Grad
     return [b.GeluGrad(_only(dys), xs[0], approximate=attrs.get("approximate", "none"))]
 
 
+@rule("BiasActivation")
+def _bias_activation(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """Relu's slope shows in y, which the next product keeps: x is then free once y is written."""
+    if attrs["activation"] == "relu":
+        return b.BiasActivationGrad(_only(dys), ys[0], **attrs)
+    return b.BiasActivationGrad(_only(dys), xs[0], xs[1], **attrs)
+
+
 @rule("Where")
 def _where(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
     dy = _only(dys)

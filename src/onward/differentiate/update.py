@@ -71,18 +71,16 @@ def add_updates(
             gradients[name] = b.Add(held, g)
             graph.outputs[f"accumulated.{name}"] = gradients[name]
             graph.state[f"accumulated.{name}"] = held
+    scale: Value | None = None
     if max_grad_norm is not None:
         norm = _global_norm(b, list(gradients.values()))
         graph.outputs["grad_norm"] = norm
         scale = b.Min(b.Div(max_grad_norm, b.Add(norm, NORM_EPS)), 1.0)
-        gradients = {
-            name: b.Mul(g, b.cast(scale, type_of(g).dtype)) for name, g in gradients.items()
-        }
     for group in groups:
         for name in group.parameters:
             if name in gradients:
                 lr, step = rates[group.index], steps[group.start]
-                _update(graph, b, group, name, gradients[name], lr, step)
+                _update(graph, b, group, name, gradients[name], lr, step, scale)
     return graph
 
 
@@ -93,11 +91,18 @@ def _global_norm(b: Builder, gradients: list[Value]) -> Value:
 
 
 def _update(
-    graph: Graph, b: Builder, group: UpdateGroup, name: str, g: Value, lr: Value, step: Value
+    graph: Graph,
+    b: Builder,
+    group: UpdateGroup,
+    name: str,
+    g: Value,
+    lr: Value,
+    step: Value,
+    scale: Value | None,
 ) -> None:
     p = graph.find_input(name)
     state = [graph.input(state_name(name, s), type_of(p), Role.STATE) for s in group.slots]
-    inputs = [p, g, *(state or [None]), lr, step]
+    inputs = [p, g, *(state or [None]), lr, step, *([] if scale is None else [scale])]
     results = b.node(group.op, inputs, group.attrs)
     outputs = results if isinstance(results, tuple) else (results,)
     for value, source in zip(outputs, [p, *state], strict=True):

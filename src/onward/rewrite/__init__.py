@@ -7,6 +7,7 @@ function's; that name switches it off (`disable=`), and appears in reports and d
 from __future__ import annotations
 
 from onward.rewrite.add_layer_norm import add_layer_norm
+from onward.rewrite.bias_activation import bias_activation
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
 from onward.rewrite.fold import fold
@@ -30,7 +31,9 @@ FORWARD: tuple[Pass, ...] = (
     Pass(linear_cross_entropy, exact=False, needs=("LinearCrossEntropy", "LinearCrossEntropyGrad")),
     # the sum, its dropout and its norm in one pass over memory, here and in the backward
     Pass(add_layer_norm, needs=("AddLayerNormalization", "AddLayerNormalizationGrad")),
-    Pass(dead),  # last: sweeps what the others left
+    Pass(dead),  # sweeps what the others and capture left
+    # after dead, whose nodes would count as readers; it leaves nothing to sweep
+    Pass(bias_activation, exact=False, needs=("BiasActivation", "BiasActivationGrad")),
 )
 
 STEP: tuple[Pass, ...] = (

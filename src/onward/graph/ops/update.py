@@ -1,4 +1,6 @@
-"""Optimizer updates: `(p, g, state..., lr, step) -> (p', state'...)`.
+"""Optimizer updates: `(p, g, state..., lr, step, scale) -> (p', state'...)`.
+
+An optional `scale` f[] multiplies g first: the factor of gradient clipping.
 
 Pure as ops; the plan makes them in place.
 
@@ -31,14 +33,19 @@ def _correction(b: Builder, beta: float, step: Value) -> Value:
     return b.Sub(np.array(1.0), power)
 
 
+def _scaled(b: Builder, g: Value, scale: Value | None) -> Value:
+    return g if scale is None else b.Mul(g, b.cast(scale, type_of(g).dtype))
+
+
 def _adam(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    p, g, m, v, lr, step = inputs
+    p, g, m, v, lr, step, scale = [*inputs, None][:7]
     assert p is not None and g is not None and m is not None and v is not None
     assert lr is not None and step is not None
     dtype = type_of(p).dtype
     beta1, beta2 = float(attrs["beta1"]), float(attrs["beta2"])
     decay = float(attrs["weight_decay"])
     rate = b.cast(lr, DType.DOUBLE)
+    g = _scaled(b, g, scale)
     if decay and attrs["decoupled"]:
         p = b.Mul(p, b.cast(b.Sub(np.array(1.0), b.Mul(rate, np.array(decay))), dtype))
     elif decay:
@@ -52,9 +59,10 @@ def _adam(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
 
 
 def _sgd(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    p, g, velocity, lr, step = inputs
+    p, g, velocity, lr, step, scale = [*inputs, None][:6]
     assert p is not None and g is not None and lr is not None and step is not None
     dtype = type_of(p).dtype
+    g = _scaled(b, g, scale)
     if attrs["weight_decay"]:
         g = b.Add(g, b.Mul(p, float(attrs["weight_decay"])))
     state: list[Value] = []
@@ -88,8 +96,9 @@ OPS = (
         "lr * decay).",
         cases=tuple(
             ({**_BETAS, "weight_decay": decay, "decoupled": decoupled},
-             (_P, _P, _P, _P, "f32[]", "i64[]"))
+             (_P, _P, _P, _P, "f32[]", "i64[]", *scale))
             for decay, decoupled in ((0.0, 1), (0.01, 1), (0.01, 0))
+            for scale in ((), ("f32[]",))
         ),
     ),
     Op(
@@ -103,6 +112,8 @@ OPS = (
             ({**_PLAIN, "momentum": 0.9}, (_P, _P, _P, "f32[]", "i64[]")),
             ({**_PLAIN, "momentum": 0.9, "dampening": 0.1}, (_P, _P, _P, "f32[]", "i64[]")),
             ({**_PLAIN, "momentum": 0.9, "nesterov": 1}, (_P, _P, _P, "f32[]", "i64[]")),
+            ({**_PLAIN, "weight_decay": 0.1}, (_P, _P, None, "f32[]", "i64[]", "f32[]")),
+            ({**_PLAIN, "momentum": 0.9}, (_P, _P, _P, "f32[]", "i64[]", "f32[]")),
         ),
     ),
 )  # fmt: skip

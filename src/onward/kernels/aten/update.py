@@ -10,8 +10,19 @@ from onward.graph.types import DType, Type
 from onward.kernels.kernel import Kernel, Launch, Need, Use
 
 
-def _step_scratch(need: Need) -> list[Type]:
-    return [Type(DType.FLOAT, ())]
+def _scaled_scratch(need: Need, scale: int) -> list[Type]:
+    """Room for the gradient times the scale at input `scale`, where there is one."""
+    g = need.inputs[1]
+    assert g is not None
+    return [g] if scale < len(need.inputs) and need.inputs[scale] is not None else []
+
+
+def _adam_scratch(need: Need) -> list[Type]:
+    return [Type(DType.FLOAT, ()), *_scaled_scratch(need, 6)]
+
+
+def _sgd_scratch(need: Need) -> list[Type]:
+    return _scaled_scratch(need, 5)
 
 
 def _in_place(
@@ -25,15 +36,26 @@ def _in_place(
     ]
 
 
+def _scaled(use: Use, scale: int, scratch: list[torch.Tensor]) -> tuple[torch.Tensor, Launch]:
+    """The gradient to update with, and the call that computes it.
+
+    torch's own `grad_scale` divides, and writes the gradient that it is given.
+    """
+    if not scratch:
+        return use.x(1), lambda: None
+    return scratch[0], partial(torch.mul, use.x(1), use.x(scale), out=scratch[0])
+
+
 aten = torch.ops.aten
 _ADAM_PAIRS = ((0, 0), (1, 2), (2, 3))
 
 
 def _bind_adam(use: Use) -> Launch:
     p, m, v = use.outputs
-    g, lr, step = use.x(1), use.x(4), use.x(5)
+    lr, step = use.x(4), use.x(5)
     copies = _in_place(use, _ADAM_PAIRS)
     count = use.scratch[0]
+    g, scaled = _scaled(use, 6, use.scratch[1:])
     a = use.attrs
     function = aten._fused_adamw_ if a["decoupled"] else aten._fused_adam_
     update = partial(
@@ -46,13 +68,15 @@ def _bind_adam(use: Use) -> Launch:
         for target, source in copies:
             target.copy_(source)
         count.copy_(step)
+        scaled()
         update()
 
     return launch
 
 
 def _bind_sgd(use: Use) -> Launch:
-    p, g, lr, step = use.outputs[0], use.x(1), use.x(3), use.x(4)
+    p, lr, step = use.outputs[0], use.x(3), use.x(4)
+    g, scaled = _scaled(use, 5, use.scratch)
     velocity = use.outputs[1] if len(use.outputs) > 1 else None
     pairs = ((0, 0),) if velocity is None else ((0, 0), (1, 2))
     copies = _in_place(use, pairs)
@@ -62,6 +86,7 @@ def _bind_sgd(use: Use) -> Launch:
     def launch() -> None:
         for target, source in copies:
             target.copy_(source)
+        scaled()
         buffers = [velocity] if velocity is not None else []
         aten._fused_sgd_(
             [p], [g], buffers, weight_decay=float(a["weight_decay"]), momentum=momentum,
@@ -74,7 +99,10 @@ def _bind_sgd(use: Use) -> Launch:
 
 KERNELS: dict[str, Kernel] = {
     "AdamUpdate": Kernel(
-        "aten.fused_adam", _bind_adam, inplace=_ADAM_PAIRS, contiguous=None, scratch=_step_scratch
+        "aten.fused_adam", _bind_adam, inplace=_ADAM_PAIRS, contiguous=None, scratch=_adam_scratch
     ),
-    "SGDUpdate": Kernel("aten.fused_sgd", _bind_sgd, inplace=((0, 0), (1, 2)), contiguous=None),
-}
+    "SGDUpdate": Kernel(
+        "aten.fused_sgd", _bind_sgd, inplace=((0, 0), (1, 2)), contiguous=None,
+        scratch=_sgd_scratch,
+    ),
+}  # fmt: skip

@@ -22,8 +22,10 @@ from onward.kernels.kernel import Launch, Need
 
 log = logging.getLogger("onward")
 FOLDER = Path(__file__).parent
-Argument: TypeAlias = "torch.Tensor | Sequence[int] | ctypes.Array[ctypes.c_int64] | float | None"
 _LEVELS = ("avx2", "plain")  # best first
+Argument: TypeAlias = (
+    "torch.Tensor | Sequence[int] | Sequence[float] | ctypes.Array[ctypes.c_int64] | float | None"
+)
 _RUNTIMES = re.compile(r"\S*/lib(?:gomp|iomp5|omp)\b\S*")
 
 
@@ -39,7 +41,8 @@ class Library:
         """A call of the C function `name` with its arguments converted once.
 
         A tensor or a ctypes array gives its address, a sequence of ints that of a copy as
-        `int64_t`, None a null pointer, an int an `int64_t`, a float a `float`.
+        `int64_t`, one of floats that of a copy as `double`, None a null pointer, an int an
+        `int64_t`, a float a `float`.
         """
         function: Callable[..., Any] = self._c[name]
         function.restype = None  # type: ignore[attr-defined]
@@ -58,6 +61,8 @@ def _converted(arg: Argument) -> Any:
             return ctypes.c_float(arg)
         case ctypes.Array():
             return arg
+        case _ if arg and isinstance(arg[0], float):
+            return (ctypes.c_double * len(arg))(*arg)
         case _:
             return (ctypes.c_int64 * len(arg))(*arg)
 

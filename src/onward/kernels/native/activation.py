@@ -1,0 +1,112 @@
+"""Activations, alone and with the bias of the matrix product before them, and their gradients.
+
+Milliseconds at 1024 x 2048 with one thread, AVX2 build, AMD EPYC, 2026-11-21, best of many runs on
+a busy machine; in brackets torch's, which uses AVX-512 there and adds no bias:
+
+    tanh gelu  1.0 (3.5), with bias 1.1; gradient 2.2 (3.9), with the bias's 2.6 (4.2)
+    gelu       1.8 (1.0), with bias 1.9; gradient 2.0 (1.7), with the bias's 2.5 (2.0)
+    silu       with bias 0.8; gradient with the bias's 2.1
+    relu       0.20 (0.21), with bias 0.23; gradient with the bias's 0.8
+
+1 ms is 16.8 GB/s for a value, 25 GB/s for a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onward.graph.types import DType, Type
+from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.native.library import library, only_f32, where
+
+_NUMBER = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}  # as in src/activation.cpp
+
+
+def _gelu(use: Use) -> str:
+    return "gelu_tanh" if use.attrs.get("approximate", "none") == "tanh" else "gelu"
+
+
+def _plain(activation: Callable[[Use], str]) -> Callable[[Use], Launch]:
+    def bind(use: Use) -> Launch:
+        c = library()
+        assert c is not None
+        return c.launch(
+            "onward_activation", use.x(), use.y, use.y.numel(), _NUMBER[activation(use)]
+        )
+
+    return bind
+
+
+def _bind_gelu_grad(use: Use) -> Launch:
+    c = library()
+    assert c is not None
+    dy, x, dx = use.x(0), use.x(1), use.y
+    return c.launch("onward_activation_grad", dy, x, dx, dx.numel(), _NUMBER[_gelu(use)])
+
+
+def _bind_biased(use: Use) -> Launch:
+    c = library()
+    assert c is not None
+    x, bias = use.x(0), use.x(1)
+    kind = _NUMBER[use.attrs["activation"]]
+    return c.launch(
+        "onward_bias_activation", x, bias, use.y, x.numel() // max(bias.numel(), 1), bias.numel(),
+        kind,
+    )  # fmt: skip
+
+
+def row_parts(rows: int) -> int:
+    """Parts that rows are summed in: work for the threads of a large machine, whatever this is."""
+    return max(1, min(64, rows // 16))
+
+
+def _partial_sums(need: Need) -> list[Type]:
+    rows, features = _rows(need.inputs[1])
+    return [Type(DType.FLOAT, (row_parts(rows), features))]
+
+
+def _rows(type: Type | None) -> tuple[int, int]:
+    """Rows and features of `f[*S,D]`."""
+    assert type is not None
+    *outer, features = [int(n) for n in type.shape]  # type: ignore[arg-type]
+    rows = 1
+    for n in outer:
+        rows *= n
+    return rows, features
+
+
+def _bind_biased_grad(use: Use) -> Launch:
+    c = library()
+    assert c is not None
+    dy, x, (dx, dbias), (partial,) = use.x(0), use.x(1), use.outputs, use.scratch
+    bias = use.inputs[2] if len(use.inputs) > 2 else None
+    features = dbias.numel()
+    return c.launch(
+        "onward_bias_activation_grad", dy, x, bias, dx, dbias, partial,
+        x.numel() // max(features, 1), features, partial.shape[0],
+        _NUMBER[use.attrs["activation"]],
+    )  # fmt: skip
+
+
+KERNELS: dict[str, Kernel] = {
+    "Gelu": Kernel(
+        "native.gelu", _plain(_gelu), why_not=only_f32, where=where, inplace=((0, 0),),
+        contiguous=None,
+    ),
+    "GeluGrad": Kernel(
+        "native.gelu_grad", _bind_gelu_grad, why_not=only_f32, where=where,
+        inplace=((0, 0), (0, 1)), contiguous=None,
+    ),
+    "Relu": Kernel(
+        "native.relu", _plain(lambda use: "relu"), why_not=only_f32, where=where,
+        inplace=((0, 0),), contiguous=None,
+    ),
+    "BiasActivation": Kernel(
+        "native.bias_activation", _bind_biased, why_not=only_f32, where=where, inplace=((0, 0),),
+        contiguous=None,
+    ),
+    "BiasActivationGrad": Kernel(
+        "native.bias_activation_grad", _bind_biased_grad, why_not=only_f32, where=where,
+        inplace=((0, 0), (0, 1)), contiguous=None, scratch=_partial_sums,
+    ),
+}  # fmt: skip

@@ -1,0 +1,89 @@
+"""Rows of an embedding, and the gradient that adds rows to its table.
+
+One thread, AMD EPYC, 2026-11-21: 1024 rows of 512 read in 0.058 ms (torch 0.060), added in 0.069
+(0.083); 700 rows of 200 added to 28785 rows of zeros in 0.61 (0.58), which is filling the zeros.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from onward.graph.types import DType, Type
+from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.native.library import library, only_f32, where
+
+
+def _checked(op: str, call: Launch, bad: torch.Tensor, rows: int) -> Launch:
+    """The call, then IndexError where it met a row number that the table does not have."""
+
+    def launch() -> None:
+        call()
+        strange, row = bad.tolist()
+        if strange:
+            raise IndexError(f"{op}: row {row} of a table of {rows} rows")
+
+    return launch
+
+
+def _bad_scratch(need: Need) -> list[Type]:
+    return [Type(DType.INT64, (2,))]
+
+
+def _not_rows(need: Need) -> str | None:
+    x, ids = need.inputs[0], need.inputs[1]
+    assert x is not None and ids is not None
+    if x.dtype != DType.FLOAT or ids.dtype != DType.INT64:
+        return f"{x.dtype.name.lower()} tensors"
+    return None if need.attrs.get("axis", 0) % x.rank == 0 else "not rows: axis is not 0"
+
+
+def _bind_gather(use: Use) -> Launch:
+    table, ids, y, (bad,) = use.x(0), use.x(1), use.y, use.scratch
+    c = library()
+    assert c is not None
+    rows = table.shape[0]
+    width = table.numel() // max(rows, 1)
+    call = c.launch("onward_gather_rows", table, rows, width, ids, ids.numel(), y, bad)
+    return _checked("Gather", call, bad, rows)
+
+
+def _not_added_rows(need: Need) -> str | None:
+    index = need.inputs[1]
+    assert index is not None
+    reason = only_f32(need)
+    if reason is None and index.shape[-1:] != (1,):
+        reason = "not rows: an index of several dims"
+    if reason is None and need.attrs.get("reduction", "none") != "add":
+        reason = "not rows added"
+    return reason
+
+
+def _bind_scatter(use: Use) -> Launch:
+    data, ids, updates, y, (bad,) = use.x(0), use.x(1), use.x(2), use.y, use.scratch
+    c = library()
+    assert c is not None
+    lies_there = data.data_ptr() == y.data_ptr()
+    uniform = not lies_there and not any(data.stride())  # zeros, expanded
+    strided = not (lies_there or uniform or data.is_contiguous())
+    rows = y.shape[0]
+    call = c.launch(
+        "onward_add_rows", None if lies_there or strided else data, int(uniform), y, rows,
+        y.numel() // max(rows, 1), ids, updates, ids.numel(), bad,
+    )  # fmt: skip
+    add = _checked("ScatterND", call, bad, rows)
+    return (lambda: (y.copy_(data), add())) if strided else add
+
+
+_GATHER = Kernel(
+    "native.gather_rows", _bind_gather, why_not=_not_rows, where=where, contiguous=None,
+    scratch=_bad_scratch,
+)  # fmt: skip
+
+KERNELS: dict[str, Kernel] = {
+    "Gather": _GATHER,
+    "Embedding": _GATHER,
+    "ScatterND": Kernel(
+        "native.add_rows", _bind_scatter, why_not=_not_added_rows, where=where,
+        inplace=((0, 0),), contiguous=(1, 2), scratch=_bad_scratch,
+    ),
+}  # fmt: skip

