@@ -12,6 +12,7 @@ from onward.rewrite.fold import fold
 from onward.rewrite.gemm_add import gemm_add
 from onward.rewrite.head import linear_cross_entropy, linear_cross_entropy_step
 from onward.rewrite.noop import noop
+from onward.rewrite.recompute import recompute
 from onward.rewrite.run import Pass, Report, prune, run
 from onward.rewrite.scatter_into import scatter_into
 
@@ -35,4 +36,4 @@ STEP: tuple[Pass, ...] = (
     Pass(dead),
 )
 
-__all__ = ["FORWARD", "STEP", "Pass", "Report", "prune", "run"]
+__all__ = ["FORWARD", "STEP", "Pass", "Report", "prune", "recompute", "run"]
