@@ -24,6 +24,7 @@ from onward.graph.check import check
 from onward.graph.file import save
 from onward.graph.graph import Graph
 from onward.graph.text import graph_text
+from onward.kernels import serves
 from onward.plan import Plan, Search, bind, budget_bytes, make_plan
 from onward.rewrite import FORWARD, STEP, Pass, Report, prune, recompute, run
 
