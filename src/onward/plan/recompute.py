@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from onward.config import OnwardError
 from onward.graph.graph import Graph, Node, where
 from onward.plan.cost import seconds
+from onward.plan.order import sort
 from onward.plan.plan import Plan
 from onward.plan.select import select
 from onward.plan.sketch import Sketch
@@ -28,8 +29,12 @@ SLOWEST = 1 / 200  # of the time of all that is done again: a launch below is no
 
 
 def budget_bytes(budget: int | float, unconstrained: Plan) -> int:
-    """The budget in bytes: itself, or a fraction of the unconstrained plan's peak."""
-    return budget if isinstance(budget, int) else int(budget * unconstrained.peak)
+    """The budget in bytes: itself, or a fraction of the unconstrained plan's peak. The fraction is
+    one of a training step: a plan without backward (evaluation) keeps nothing, and may have all."""
+    if isinstance(budget, int):
+        return budget
+    trains = any(launch.backward for launch in unconstrained.launches)
+    return int(budget * unconstrained.peak) if trains else unconstrained.peak
 
 
 class Search:
@@ -41,13 +46,15 @@ class Search:
     def __init__(self, graph: Graph, limit: int, unconstrained: Plan, device: str = "cpu") -> None:
         self.graph = graph.clone()
         self.limit = limit
-        self._sketch = sketch = Sketch(self.graph, select(self.graph, device))
+        kernels = select(self.graph, device)
+        sort(self.graph)  # so that "just before its first reader" means the reader's launch
+        self._sketch = sketch = Sketch(self.graph, kernels)
         self._seconds = [seconds(node) for node in sketch.nodes]
         self._again: set[int] = set()
         self._now = sketch.estimate(self._again)
         self._unseen = unconstrained.peak - self._now.nbytes  # what the sketch does not see
         self._smallest = unconstrained.peak
-        self._useless: set[int] = set()  # storages that were tried in vain
+        self._useless: set[int] = set()  # storages tried in vain since the last gain
         self._layers_tried = False
 
     # ---- between search and plan
@@ -87,8 +94,11 @@ class Search:
             step = self._best_step()
             if step is not None:
                 storage, chain = step
+                before = self._now.nbytes
                 if not self._move(self._again | chain):
                     self._useless.add(storage)
+                elif self._now.nbytes < before:
+                    self._useless.clear()
             elif not self._layers_tried:
                 self._layers_tried = True
                 inside = self._inside_layers()
@@ -98,9 +108,9 @@ class Search:
                 return
 
     def _move(self, again: set[int]) -> bool:
-        """Takes `again` where it lowers the sketch's peak."""
+        """Takes `again` unless it raises the sketch's peak: of two equal ones it may lower one."""
         then = self._sketch.estimate(again)
-        if then.nbytes >= self._now.nbytes:
+        if then.nbytes > self._now.nbytes:
             return False
         self._again, self._now = again, then
         return True

@@ -120,7 +120,8 @@ class Sketch:
                 storage = self._storage(aligned(type_of(value).nbytes), index)
                 layout = contiguous(storage, type_of(value))
                 made.append(storage)
-                rights.append(tuple(self._whole(node, j, value) for j in allowed))
+                whole = (self._whole(node, j, value) for j in allowed)
+                rights.append(tuple(s for s in whole if s is not None))
             self._layouts[value] = layout
         self.nodes.append(node)
         self.makes.append(tuple(made))
@@ -132,11 +133,11 @@ class Sketch:
             moved + sum(aligned(t.nbytes) for t in kernel.scratch(need_of(node)))
         )
 
-    def _whole(self, node: Node, j: int, value: Value) -> int:
-        """The storage of input `j` where `value` may take all of it; else -1."""
+    def _whole(self, node: Node, j: int, value: Value) -> int | None:
+        """The storage of input `j` where `value` may take all of it; else None."""
         x = node.inputs[j]
         if x is None or type_of(x) != type_of(value):
-            return -1
+            return None
         layout = self._layouts[x]
         others = (v for v in node.inputs if v is not None and v is not x)
         if (
@@ -145,7 +146,7 @@ class Sketch:
             or aligned(layout.nbytes) != self.nbytes[layout.buffer]
             or any(self._layouts[v].buffer == layout.buffer for v in others)
         ):
-            return -1
+            return None
         return layout.buffer
 
     # ---- estimating

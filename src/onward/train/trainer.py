@@ -394,10 +394,7 @@ class Trainer:
         dims = step.compiled.captured.dims(call.tensors)
         if dims is None:
             raise CaptureError("the captured graph does not fit the batch it was captured from")
-        budget = self.options.memory_budget
-        if step in self._eval and isinstance(budget, float):
-            budget = None  # a fraction is one of a training step; evaluation keeps nothing
-        plan = step.compiled.plan(step.graph, outputs, dims, budget)
+        plan = step.compiled.plan(step.graph, outputs, dims, self.options.memory_budget)
         captured = step.compiled.captured
         owned = captured.tensors
         for value in step.graph.inputs_with(Role.STATE):
