@@ -25,8 +25,8 @@ from onward.graph.file import save
 from onward.graph.graph import Graph
 from onward.graph.text import graph_text
 from onward.kernels import serves
-from onward.plan import Plan, bind, make_plan
-from onward.rewrite import FORWARD, STEP, Pass, Report, prune, run
+from onward.plan import Plan, Search, bind, budget_bytes, make_plan
+from onward.rewrite import FORWARD, STEP, Pass, Report, prune, recompute, run
 
 
 class Compiled:
@@ -75,13 +75,22 @@ class Compiled:
         with self._timed("rewrite step"):
             return self._rewrite(graph, STEP, "step")
 
-    def plan(self, graph: Graph, outputs: Iterable[str], dims: Mapping[str, int]) -> Plan:
-        """The plan that computes these outputs of `graph` at these sizes."""
+    def plan(
+        self,
+        graph: Graph,
+        outputs: Iterable[str],
+        dims: Mapping[str, int],
+        memory_budget: int | float | None = None,
+    ) -> Plan:
+        """The plan that computes these outputs of `graph` at these sizes, within the budget."""
         with self._timed("bind"):
             bound = bind(prune(graph, outputs), dims)
         self._note("bind", bound)
         with self._timed("plan"):
             plan = make_plan(bound, dict(dims), device=self.device)
+        if memory_budget is not None:
+            with self._timed("recompute"):
+                plan = self._fit(bound, plan, memory_budget)
         folder = environment().dump
         if folder is not None:
             (folder / f"{self._dumped:02d}-plan.txt").write_text(f"{plan}\n")
@@ -95,6 +104,24 @@ class Compiled:
             executable = Executable(plan, memory, owned)
             executable.bind()
         return executable
+
+    def _fit(self, bound: Graph, plan: Plan, memory_budget: int | float) -> Plan:
+        """Plans again with ever more values recomputed, until the peak is within the budget."""
+        limit = budget_bytes(memory_budget, plan)
+        if plan.peak <= limit:
+            return plan
+        search = Search(bound, limit, plan, self.device)
+        for values in search.proposals():
+            start, graph = time.perf_counter(), search.graph.clone()
+            edits = recompute(graph, values)
+            seconds = time.perf_counter() - start
+            plan = make_plan(graph, plan.dims, device=self.device)
+            if plan.peak <= limit:
+                self.reports.append(Report("recompute", edits, seconds, len(graph)))
+                self._note("recompute", graph)
+                return plan
+            search.judge(plan)
+        raise search.error()
 
     # ---- between the stages
 

@@ -31,6 +31,9 @@ class TrainerOptions:
     seed: seed of the dropout masks; None draws from torch's CPU generator at each update.
     verify: compare loss and gradients with eager PyTorch (and stock onnxruntime where installed)
         on the first batch; raises OnwardError where they differ.
+    memory_budget: the most a step's plan may hold beyond the user's parameters: bytes (int), or a
+        fraction (float, above 0 to 1) of what it would hold unconstrained. Values are then computed
+        again in backward instead of kept; OnwardError where that is not enough. None: no limit.
     disable: names of rewrite passes to leave out.
     fetch: names of model outputs every step returns besides the loss.
     """
@@ -39,6 +42,7 @@ class TrainerOptions:
     max_grad_norm: float | None = None
     seed: int | None = None
     verify: bool = False
+    memory_budget: int | float | None = None
     disable: tuple[str, ...] = ()
     fetch: tuple[str, ...] = ()
 
@@ -51,6 +55,18 @@ class TrainerOptions:
             raise OnwardError(
                 f"max_grad_norm={self.max_grad_norm}; fix: a positive number, or None (no clipping)"
             )
+        if self.memory_budget is not None and not is_memory_budget(self.memory_budget):
+            raise OnwardError(f"memory_budget={self.memory_budget}; fix: {MEMORY_BUDGET}, or None")
+
+
+MEMORY_BUDGET = "bytes (a whole number from 2), or a fraction (with a point, above 0 to 1.0)"
+
+
+def is_memory_budget(value: object) -> bool:
+    """Whether a value can be meant: `1` could be all or one byte, so it is neither."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return value >= 2 if isinstance(value, int) else 0.0 < value <= 1.0
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,7 @@ def test_nothing_to_train_is_refused() -> None:
         {"max_grad_norm": 0.0},
         {"max_grad_norm": -1.0},
         {"max_grad_norm": math.nan},
+        *({"memory_budget": b} for b in (0, 1, -1, 0.0, -0.5, 1.5, 2e9, math.nan, True, "1")),
     ],
 )
 def test_options_are_checked(bad: dict[str, Any]) -> None:

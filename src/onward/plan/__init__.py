@@ -3,6 +3,17 @@
 from onward.plan.bind import bind
 from onward.plan.make import make_plan
 from onward.plan.plan import Buffer, Launch, Plan, Region
+from onward.plan.recompute import Search, budget_bytes
 from onward.plan.views import Layout
 
-__all__ = ["Buffer", "Launch", "Layout", "Plan", "Region", "bind", "make_plan"]
+__all__ = [
+    "Buffer",
+    "Launch",
+    "Layout",
+    "Plan",
+    "Region",
+    "Search",
+    "bind",
+    "budget_bytes",
+    "make_plan",
+]

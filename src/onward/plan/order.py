@@ -51,3 +51,10 @@ def order(graph: Graph) -> list[Node]:
             maker = value.producer() if value is not None else None
             assert maker is None or place[maker] < place[node], "a reader of an update runs first"
     return out
+
+
+def sort(graph: Graph) -> None:
+    """Puts the graph's own list of nodes into launch order."""
+    nodes = order(graph)
+    graph.ir.remove(nodes)
+    graph.ir.extend(nodes)

@@ -77,6 +77,7 @@ class OnwardEngine:
                 gradient_accumulation_steps=config.gradient_accumulation_steps,
                 max_grad_norm=config.max_grad_norm,
                 seed=config.seed,
+                memory_budget=config.memory_budget,
             ),
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from onward.config import OnwardError
+from onward.config import MEMORY_BUDGET, OnwardError, is_memory_budget
 
 
 class InputError(OnwardError):
@@ -79,6 +79,11 @@ class FinetuneConfig:
     max_grad_norm: float | None = option(
         1.0, "clip the gradient to this global 2-norm; 0 or null: no clipping"
     )
+    memory_budget: int | float | None = option(
+        None,
+        "most memory of a training step beyond the parameters: bytes, or a fraction (0.6) of what "
+        "it takes otherwise; values are then recomputed; null: no limit",
+    )
     dropout: float | None = option(
         None, "every dropout probability of the model, 0 to below 1; null: the model's own"
     )
@@ -112,6 +117,7 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("warmup_steps", lambda v: v >= 0, "0 or more"),
     ("weight_decay", lambda v: 0 <= v < math.inf, "0 or more"),
     ("max_grad_norm", lambda v: 0 <= v < math.inf, "0 or more"),
+    ("memory_budget", is_memory_budget, MEMORY_BUDGET),
     ("dropout", lambda v: 0 <= v < 1, "from 0 to below 1"),
     ("seed", lambda v: 0 <= v < 2**32, "from 0 to 4294967295"),
     ("logging_steps", lambda v: v > 0, "more than 0"),

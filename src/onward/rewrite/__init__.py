@@ -14,6 +14,7 @@ from onward.rewrite.fold import fold
 from onward.rewrite.gemm_add import gemm_add
 from onward.rewrite.head import linear_cross_entropy, linear_cross_entropy_step
 from onward.rewrite.noop import noop
+from onward.rewrite.recompute import recompute
 from onward.rewrite.reshape_through_transpose import reshape_through_transpose
 from onward.rewrite.run import Pass, Report, prune, run
 from onward.rewrite.scatter_into import scatter_into
@@ -47,4 +48,4 @@ STEP: tuple[Pass, ...] = (
     Pass(dead),
 )
 
-__all__ = ["FORWARD", "STEP", "Pass", "Report", "prune", "run"]
+__all__ = ["FORWARD", "STEP", "Pass", "Report", "prune", "recompute", "run"]

@@ -141,12 +141,12 @@ class Trainer:
                 raise OnwardError(f"verification failed on the first batch\n{report}")
             self._verified = True
         n = self.options.gradient_accumulation_steps
-        if self.micro_steps == 0:
-            self._draw_seed()
-            self._samples = 0
         last = self.micro_steps == n - 1
         wanted = (*self.options.fetch, *fetch)
         step, executable = self._train_executable(call, last, wanted)
+        if self.micro_steps == 0:
+            self._draw_seed()
+            self._samples = 0
         if n > 1 and self.micro_steps == 0:
             self._updates.clear_accumulators()
         inputs = step.staged(call) | {
@@ -380,7 +380,7 @@ class Trainer:
         dims = step.compiled.captured.dims(call.tensors)
         if dims is None:
             raise CaptureError("the captured graph does not fit the batch it was captured from")
-        plan = step.compiled.plan(step.graph, outputs, dims)
+        plan = step.compiled.plan(step.graph, outputs, dims, self.options.memory_budget)
         captured = step.compiled.captured
         owned = captured.tensors
         for value in step.graph.inputs_with(Role.STATE):

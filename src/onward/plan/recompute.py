@@ -1,0 +1,191 @@
+"""What not to keep for backward, so that a step fits a memory budget: the plan's proposal.
+
+A proposal is a set of forward launches that the backward half does again (`rewrite/recompute.py`
+applies it). It grows greedily: of the storages that lie idle at the fullest launch, the one that
+frees most bytes for a second of computing goes next, with the chain of launches that makes it from
+what is still kept; so LayerNorm and GELU outputs go first, products later. A step that does not
+lower the peak is taken back. Where that road ends, layers are checkpointed: only what crosses from
+layer to layer is kept, and the search goes on from there. Last, launches that turned out needless
+are taken out again, the slowest first.
+
+The search asks a sketch of the plan (`plan/sketch.py`); a real plan judges each proposal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from onward.config import OnwardError
+from onward.graph.graph import Graph, Node, where
+from onward.plan.cost import seconds
+from onward.plan.order import sort
+from onward.plan.plan import Plan
+from onward.plan.select import select
+from onward.plan.sketch import Sketch
+
+ROUNDS = 6  # proposals before giving up
+SMALLEST = 1 / 2000  # of the peak: a storage below that frees too little to be worth a look
+SLOWEST = 1 / 200  # of the time of all that is done again: a launch below is not worth saving
+
+
+def budget_bytes(budget: int | float, unconstrained: Plan) -> int:
+    """The budget in bytes: itself, or a fraction of the unconstrained plan's peak. The fraction is
+    one of a training step: a plan without backward (evaluation) keeps nothing, and may have all."""
+    if isinstance(budget, int):
+        return budget
+    trains = any(launch.backward for launch in unconstrained.launches)
+    return int(budget * unconstrained.peak) if trains else unconstrained.peak
+
+
+class Search:
+    """Proposals for one bound graph and one limit in bytes.
+
+    graph: the bound graph as the planner lowers it; the names in a proposal are its values'.
+    """
+
+    def __init__(self, graph: Graph, limit: int, unconstrained: Plan, device: str = "cpu") -> None:
+        self.graph = graph.clone()
+        self.limit = limit
+        kernels = select(self.graph, device)
+        sort(self.graph)  # so that "just before its first reader" means the reader's launch
+        self._sketch = sketch = Sketch(self.graph, kernels)
+        self._seconds = [seconds(node) for node in sketch.nodes]
+        self._again: set[int] = set()
+        self._now = sketch.estimate(self._again)
+        self._unseen = unconstrained.peak - self._now.nbytes  # what the sketch does not see
+        self._smallest = unconstrained.peak
+        self._useless: set[int] = set()  # storages tried in vain since the last gain
+        self._layers_tried = False
+
+    # ---- between search and plan
+
+    def proposals(self) -> Iterator[set[str]]:
+        """Sets of values to recompute. The plan of each goes to `judge`."""
+        for _ in range(ROUNDS):
+            before = set(self._again)
+            self._shrink()
+            self._prune()
+            if self._again == before:
+                return
+            yield self._sketch.values(self._again)
+
+    def judge(self, plan: Plan) -> None:
+        """What the real plan of the last proposal says."""
+        self._smallest = min(self._smallest, plan.peak)
+        self._unseen = max(self._unseen, plan.peak - self._now.nbytes)
+
+    def error(self) -> OnwardError:
+        """That the budget cannot be met, by how much, and what to do."""
+        return OnwardError(
+            f"memory_budget of {self.limit} bytes is {self._smallest - self.limit} bytes too "
+            f"small for this batch: with recomputing the step's peak is {self._smallest}; "
+            f"fix: memory_budget={self._smallest} or more, or a smaller batch"
+        )
+
+    # ---- the search
+
+    @property
+    def _target(self) -> int:
+        return self.limit - self._unseen
+
+    def _shrink(self) -> None:
+        """Does more and more again until the sketch fits or nothing lowers its peak."""
+        while self._now.nbytes > self._target:
+            step = self._best_step()
+            if step is not None:
+                storage, chain = step
+                before = self._now.nbytes
+                if not self._move(self._again | chain):
+                    self._useless.add(storage)
+                elif self._now.nbytes < before:
+                    self._useless.clear()
+            elif not self._layers_tried:
+                self._layers_tried = True
+                inside = self._inside_layers()
+                if self._move(inside) or self._move(inside | self._again):
+                    self._useless.clear()
+            else:
+                return
+
+    def _move(self, again: set[int]) -> bool:
+        """Takes `again` unless it raises the sketch's peak: of two equal ones it may lower one."""
+        then = self._sketch.estimate(again)
+        if then.nbytes > self._now.nbytes:
+            return False
+        self._again, self._now = again, then
+        return True
+
+    def _best_step(self) -> tuple[int, set[int]] | None:
+        """The idle storage that frees most bytes for a second, and the launches that make it."""
+        sketch, kept = self._sketch, self._kept()
+        idle = {
+            s
+            for s in self._now.movable
+            if sketch.nbytes[s] >= SMALLEST * self._now.nbytes and s not in self._useless
+        }
+        best, best_rate = None, 0.0
+        for s in sorted(idle):
+            chain = self._chain(s, kept)
+            if chain is None:
+                continue
+            freed = sum(sketch.nbytes[y] for n in chain for y in sketch.makes[n] if y in idle)
+            rate = freed / sum(self._seconds[n] for n in chain)
+            if rate > best_rate:  # of equals the first made: its backward comes last
+                best, best_rate = (s, chain), rate
+        return best
+
+    def _kept(self) -> set[int]:
+        """Storages that outlive the forward half: what is not made again but read late."""
+        sketch = self._sketch
+        read = {s for n in self._again for s in sketch.reads[n]} | sketch.late
+        return {s for s in read if sketch.maker[s] not in self._again} | sketch.fixed
+
+    def _chain(self, storage: int, kept: set[int]) -> set[int] | None:
+        """The launches that make a storage from what is kept or made again anyway."""
+        sketch = self._sketch
+        chain: set[int] = set()
+        stack = [storage]
+        while stack:
+            maker = sketch.maker[stack.pop()]
+            if maker is None or maker in chain or maker in self._again:
+                continue
+            if not sketch.repeatable[maker]:
+                return None
+            chain.add(maker)
+            stack += [s for s in sketch.reads[maker] if s not in kept]
+        return chain
+
+    def _inside_layers(self) -> set[int]:
+        """The forward launches of layers, without those whose results leave their layer."""
+        sketch = self._sketch
+        layers = [layer(node) for node in sketch.nodes]
+        leaving = {
+            sketch.maker[s]
+            for n, reads in enumerate(sketch.reads)
+            if not sketch.backward[n]
+            for s in reads
+            if sketch.maker[s] is not None and layers[sketch.maker[s]] != layers[n]
+        }
+        return {
+            n
+            for n, name in enumerate(layers)
+            if name and sketch.repeatable[n] and n not in leaving
+        }
+
+    def _prune(self) -> None:
+        """Keeps what need not be made again after all."""
+        allowed = max(self._target, self._now.nbytes)
+        floor = SLOWEST * sum(self._seconds[n] for n in self._again)
+        for n in sorted(self._again, key=lambda n: -self._seconds[n]):
+            if self._seconds[n] < floor:
+                return
+            then = self._sketch.estimate(self._again - {n})
+            if then.nbytes <= allowed:
+                self._again, self._now = self._again - {n}, then
+
+
+def layer(node: Node) -> str:
+    """The path of the layer that a node belongs to: `transformer.h.0`; "" outside of all."""
+    parts = where(node).split(".")
+    number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+    return "" if number is None else ".".join(parts[: number + 1])

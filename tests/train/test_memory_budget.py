@@ -1,0 +1,178 @@
+"""`TrainerOptions(memory_budget=...)`: the same bits in less memory, or one clear error."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from tiny import batch, bert, gpt2
+
+import onward
+from onward.execute import Executable
+from onward.graph.graph import where
+from onward.plan import Plan, Region
+from onward.plan.recompute import layer
+
+# Long sequences and few parameters: what is kept for backward is nearly all of the step's memory.
+KINDS: dict[str, Any] = {
+    "gpt2": lambda: gpt2(layers=4, width=16, n_positions=48),
+    "bert": lambda: bert(layers=4, width=16, max_position_embeddings=48),
+}
+MORE: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped": {"max_grad_norm": 0.5},
+    "accumulated": {"gradient_accumulation_steps": 2},
+}
+BATCHES = [batch(4, 48, "right", seed=seed) for seed in (1, 2, 3)]
+
+
+def trainer_of(kind: str, budget: int | float | None, **more: Any) -> onward.Trainer:
+    model = KINDS[kind]()
+    options = onward.TrainerOptions(seed=5, memory_budget=budget, **more)
+    return onward.Trainer(model, onward.optim.AdamW(lr=1e-2), options=options)
+
+
+def steps(trainer: onward.Trainer) -> tuple[list[torch.Tensor], dict[str, torch.Tensor], Plan]:
+    """Losses of three updates, everything they left behind, and the last plan."""
+    losses = []
+    for data in BATCHES:
+        for _ in range(trainer.options.gradient_accumulation_steps):
+            losses.append(trainer.train_step(data).loss)
+    state = trainer.state_dict()
+    return losses, {**state["model"], **state["optimizer"]}, trainer.plan
+
+
+def layers_kept(plan: Plan) -> dict[str, int]:
+    """Bytes kept for backward, by the layer whose launch wrote them first."""
+    kept: dict[str, int] = {}
+    residual = {b.index: b.nbytes for b in plan.buffers if b.region is Region.RESIDUAL}
+    for launch in plan.launches:
+        for y in launch.outputs:
+            if y.buffer in residual:
+                name = re.sub(r"^(.*?\.\d+)\..*$", r"\1", launch.module)
+                kept[name] = kept.get(name, 0) + residual.pop(y.buffer)
+    return kept
+
+
+@pytest.fixture(scope="module")
+def unconstrained() -> dict[tuple[str, str], Any]:
+    """The run without a budget, made once for each kind of step."""
+    return {}
+
+
+@pytest.mark.parametrize("budget", [0.8, 0.6, 0.4])
+@pytest.mark.parametrize("how", MORE)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_bits_within_the_budget(
+    kind: str, how: str, budget: float, unconstrained: dict[tuple[str, str], Any]
+) -> None:
+    if (kind, how) not in unconstrained:
+        unconstrained[kind, how] = steps(trainer_of(kind, None, **MORE[how]))
+    losses, state, free = unconstrained[kind, how]
+    trainer = trainer_of(kind, budget, **MORE[how])
+    small_losses, small_state, plan = steps(trainer)
+    assert plan.peak <= budget * free.peak
+    assert all(torch.equal(a, b) for a, b in zip(losses, small_losses, strict=True))
+    assert state.keys() == small_state.keys()
+    assert [n for n in state if not torch.equal(state[n], small_state[n])] == []
+    again = [x for x in plan.launches if ".again" in x.text]
+    assert again and all(x.backward for x in again)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bytes_held_are_those_predicted_and_within_the_budget(kind: str) -> None:
+    trainer = trainer_of(kind, 0.6)
+    trainer.train_step(BATCHES[0])
+    executable = trainer._last_executable
+    assert isinstance(executable, Executable)
+    assert executable.nbytes() == trainer.plan.sizes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_budget_in_bytes_is_met_to_the_byte(kind: str) -> None:
+    free = trainer_of(kind, None)
+    free.train_step(BATCHES[0])
+    exactly = trainer_of(kind, free.plan.peak)
+    exactly.train_step(BATCHES[0])
+    assert not any(".again" in x.text for x in exactly.plan.launches), "it fits as it is"
+    less = trainer_of(kind, free.plan.peak - 1)
+    less.train_step(BATCHES[0])
+    assert less.plan.peak < free.plan.peak
+    [report] = [r for r in less.report()["passes"] if r["name"] == "recompute"]
+    assert report["edits"] >= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tight_budget_keeps_what_crosses_from_layer_to_layer(kind: str) -> None:
+    free = trainer_of(kind, None)
+    free.train_step(BATCHES[0])
+    with pytest.raises(onward.OnwardError) as error:
+        trainer_of(kind, 0.01).train_step(BATCHES[0])
+    smallest = int(re.findall(r"memory_budget=(\d+) or more", str(error.value))[0])
+    tight = trainer_of(kind, smallest)
+    tight.train_step(BATCHES[0])
+    before, after = layers_kept(free.plan), layers_kept(tight.plan)
+    inner = [name for name in before if re.search(r"\.\d+$", name)]
+    assert len(inner) == 4
+    # the last layer is next to the loss, its residuals are read before others can be freed
+    for name in inner[:-1]:
+        assert after.get(name, 0) < 0.3 * before[name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_impossible_budget_says_what_is_missing_and_changes_nothing(kind: str) -> None:
+    trainer = trainer_of(kind, 100_000)
+    before = {k: v.clone() for k, v in trainer.model.state_dict().items()}
+    state = trainer.state_dict()
+    with pytest.raises(onward.OnwardError, match="smaller batch") as error:
+        trainer.train_step(BATCHES[0])
+    missing, smallest = (
+        int(re.findall(pattern, str(error.value))[0])
+        for pattern in (r"(\d+) bytes too small", r"memory_budget=(\d+) or more")
+    )
+    assert smallest - missing == 100_000
+    after = trainer.model.state_dict()
+    assert all(torch.equal(before[k], after[k]) for k in before)
+    assert (trainer.updates, trainer.micro_steps) == (0, 0)
+    assert torch.equal(state["seed"], trainer.state_dict()["seed"])
+    assert torch.equal(state["generator"], trainer.state_dict()["generator"])
+    assert trainer.memory.arena_bytes(Region.SCRATCH) == 0, "nothing was allocated"
+    with pytest.raises(onward.OnwardError, match="too small"):
+        trainer.train_step(BATCHES[0])
+    enough = trainer_of(kind, smallest)
+    enough.train_step(BATCHES[0])
+    assert enough.plan.peak <= smallest
+
+
+def test_a_smaller_batch_goes_on_after_the_error() -> None:
+    small = batch(1, 12)
+    free = trainer_of("gpt2", None)
+    losses = [free.train_step(small).loss for _ in range(2)]
+    trainer = trainer_of("gpt2", free.plan.peak)
+    with pytest.raises(onward.OnwardError, match="memory_budget"):
+        trainer.train_step(batch(32, 48))
+    assert all(torch.equal(trainer.train_step(small).loss, loss) for loss in losses)
+
+
+def test_evaluation_has_no_share_to_keep_but_obeys_bytes() -> None:
+    trainer = trainer_of("gpt2", 0.5)
+    assert trainer.eval_step(BATCHES[0]).loss.isfinite()
+    with pytest.raises(onward.OnwardError, match="memory_budget"):
+        trainer_of("gpt2", 1000).eval_step(BATCHES[0])
+
+
+def test_recompute_can_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = trainer_of("gpt2", 0.6)
+    trainer.train_step(BATCHES[0])
+    assert ".again" in str(trainer.plan)
+    assert trainer.report()["compile_seconds"]["recompute"] > 0
+
+
+def test_layers_are_told_by_their_number() -> None:
+    trainer = trainer_of("gpt2", None)
+    trainer.train_step(BATCHES[0])
+    graph = trainer._train[0].graph
+    found = {layer(node) for node in graph if where(node)}
+    assert found == {"", *(f"transformer.h.{i}" for i in range(4))}
