@@ -31,7 +31,7 @@ ONE = {"loss_weight": np.array(1.0)}
 STEP = 1e-5
 
 # Ops whose second and later outputs are statistics that carry no gradient.
-FIRST_ONLY = frozenset({"LayerNormalization", "SoftmaxCrossEntropyLoss"})
+FIRST_ONLY = frozenset({"FlashAttention", "LayerNormalization", "SoftmaxCrossEntropyLoss"})
 
 # Ops through which a gradient could flow and that are refused by name: no rule is written yet.
 REFUSED = frozenset(
@@ -255,7 +255,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "ReduceSum": _reduced(torch.sum), "ReduceMean": _reduced(torch.mean),
     "ReduceMax": _reduced(torch.amax), "ReduceMin": _reduced(torch.amin),
     "Gemm": _gemm, "LayerNormalization": _layer_norm, "CumSum": _cumsum, "Gather": _gather,
-    "SoftmaxCrossEntropyLoss": _cross_entropy, "Attention": _attention,
+    "SoftmaxCrossEntropyLoss": _cross_entropy, "Attention": _attention, "FlashAttention": _attention,
 }  # fmt: skip
 
 

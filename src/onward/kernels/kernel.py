@@ -82,6 +82,7 @@ class Kernel:
     why_not: None where the kernel applies to a call, else the reason.
     inplace: pairs (output, input): the output may lie in that input's memory.
     contiguous: inputs that must be contiguous; the plan copies others first. None means all.
+    strided: outputs that may be written with any strides (last dim contiguous).
     scratch: temporaries the plan provides for the time of the launch.
     workspace: bytes that the call allocates inside by itself (upper bound), counted by the plan.
     """
@@ -91,6 +92,7 @@ class Kernel:
     why_not: Callable[[Need], str | None] = lambda need: None
     inplace: tuple[tuple[int, int], ...] = ()
     contiguous: tuple[int, ...] | None = ()
+    strided: tuple[int, ...] = ()  # outputs that may be written with any strides
     scratch: Callable[[Need], list[Type]] = nothing
     workspace: Callable[[Need], int] = no_bytes
     where: Callable[[str], str | None] = anywhere

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
+from onward.rewrite.flash_attention import flash_attention
 from onward.rewrite.fold import fold
 from onward.rewrite.noop import noop
 from onward.rewrite.run import Pass, Report, prune, run
@@ -17,6 +18,8 @@ FORWARD: tuple[Pass, ...] = (
     Pass(fold),  # constants first: everything after sees literals
     Pass(noop),  # identities hide equal expressions from cse
     Pass(cse),  # before differentiation, so that a gradient is derived once
+    # sums a row in blocks; before differentiation, which would take attention apart
+    Pass(flash_attention, exact=False, needs=("FlashAttention", "FlashAttentionGrad")),
     Pass(dead),  # last: sweeps what the others left
 )
 
