@@ -432,6 +432,10 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
     match op, i:
         case ("AdamUpdate", 3) | ("LayerNormalizationGrad", 4):
             return Real(shape, 0.1, 2.0)  # a mean of squares; 1/std
+        case ("FlashAttentionGrad", 8):
+            return Real(shape, 2.0, 4.0)  # the highest score
+        case ("FlashAttentionGrad", 9):
+            return Real(shape, 4.0, 6.0)  # the sum of its exponentials
         case ("SoftmaxCrossEntropyLossGrad", 1):
             return Real(shape, -4.0, -0.1)  # log-probabilities
         case ("SoftmaxCrossEntropyLossGrad", 3):

@@ -33,7 +33,7 @@ STEP = 1e-5
 # Outputs that are statistics and carry no gradient.
 STATISTICS = {
     "LayerNormalization": {1, 2}, "AddLayerNormalization": {1, 2}, "SoftmaxCrossEntropyLoss": {1},
-    "CrossEntropyLoss": {1},
+    "CrossEntropyLoss": {1}, "FlashAttention": {1, 2},
 }  # fmt: skip
 
 # Ops through which a gradient could flow and that are refused by name: no rule is written yet.
@@ -270,7 +270,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "ReduceMax": _reduced(torch.amax), "ReduceMin": _reduced(torch.amin),
     "Gemm": _gemm, "LayerNormalization": _layer_norm, "CumSum": _cumsum, "Gather": _gather,
     "SoftmaxCrossEntropyLoss": _cross_entropy, "CrossEntropyLoss": _cross_entropy,
-    "Attention": _attention,
+    "Attention": _attention, "FlashAttention": _attention,
 }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from onward.graph.build import Builder
 from onward.graph.graph import Value, array_of, content_of, type_of
 from onward.graph.infer import clamp_slice, reduced_dims
+from onward.graph.ops.flash import mask_gradient
 from onward.graph.types import Size, product
 
 Gradients: TypeAlias = Sequence[Value | None]
@@ -401,6 +402,19 @@ def _add_layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any
         dy, dr, *statistics, seed, offset, **draw
     )
     return [dx, dresidual, dscale, dbias]
+
+
+@rule("FlashAttention")
+def _flash_attention(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """An added mask's gradient is swept away again where nobody asked for it."""
+    if dys[0] is None or dys[1] is not None or dys[2] is not None:
+        raise ValueError("only its first output has a gradient")
+    inputs = [dys[0], *xs, *[None] * (6 - len(xs)), *ys]
+    mask = xs[3] if len(xs) > 3 else None
+    dmask = None
+    if mask is not None and type_of(mask).is_floating:
+        dmask = mask_gradient(b, inputs, attrs)
+    return [*b.FlashAttentionGrad(*inputs, **attrs), dmask, None, None]
 
 
 @rule("SoftmaxCrossEntropyLoss", "CrossEntropyLoss")

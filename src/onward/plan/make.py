@@ -173,8 +173,10 @@ class _Planner:
                 owner.name or "", type_of(owner), Region.SCRATCH, position, last, node.op_type
             )
             self.shared[owner] = made.buffer
-            self._settle_region(self.buffers[made.buffer], node)
-        return replace(layout, buffer=self.shared[owner])
+        buffer = self.buffers[self.shared[owner]]
+        buffer.last = max(buffer.last, self.last_read.get(value, position))
+        self._settle_region(buffer, node)
+        return replace(layout, buffer=buffer.index)
 
     def _concat(self, node: Node, position: int) -> None:
         """A Concat of which some inputs lie in their place already; the others are copied there."""

@@ -40,7 +40,7 @@ def wishes(nodes: Sequence[Node], kernels: Mapping[Node, Kernel], outputs: set[V
         for i in kernels[node].strided if node in kernels else ():
             value = node.outputs[i]
             path: list[tuple[Node, int]] = []
-            wish = _wanted(value, outputs, path)
+            wish = _wanted(value, outputs, path, kernels)
             if wish is None or _ordinary(wish):
                 continue
             strides = wish.layout.strides
@@ -49,7 +49,7 @@ def wishes(nodes: Sequence[Node], kernels: Mapping[Node, Kernel], outputs: set[V
             found.of[value] = wish
             for concat, index in path:
                 found.placed.setdefault(concat, set()).add(index)
-                whole = _wanted(concat.outputs[0], outputs, [])
+                whole = _wanted(concat.outputs[0], outputs, [], kernels)
                 found.of[concat.outputs[0]] = whole or _itself(concat.outputs[0])
     return found
 
@@ -64,36 +64,64 @@ def _ordinary(wish: Wish) -> bool:
     return wish.layout.is_contiguous and wish.layout.nbytes == whole.nbytes
 
 
-def _wanted(value: Value, outputs: set[Value], path: list[tuple[Node, int]]) -> Wish | None:
-    """The window that the value's only reader, and what follows it, would like."""
-    uses = list(value.uses())
-    if value in outputs or len(uses) != 1:
+def _wanted(
+    value: Value,
+    outputs: set[Value],
+    path: list[tuple[Node, int]],
+    kernels: Mapping[Node, Kernel],
+) -> Wish | None:
+    """The window that one reader, and what follows it, would like; others read it as it lies."""
+    if value in outputs:
         return None
-    node, index = uses[0].node, uses[0].idx
+    uses = list(value.uses())
+    for use in uses:
+        others = [other for other in uses if other is not use]
+        if all(_reads_strides(other.node, other.idx, kernels) for other in others):
+            steps: list[tuple[Node, int]] = []
+            wish = _wanted_by(use.node, use.idx, value, outputs, steps, kernels)
+            if wish is not None and not (others and steps):  # a part of a Concat has one reader
+                path += steps
+                return wish
+    return None
+
+
+def _reads_strides(node: Node, index: int, kernels: Mapping[Node, Kernel]) -> bool:
+    kernel = kernels.get(node)
+    return kernel is not None and kernel.contiguous is not None and index not in kernel.contiguous
+
+
+def _wanted_by(
+    node: Node,
+    index: int,
+    value: Value,
+    outputs: set[Value],
+    path: list[tuple[Node, int]],
+    kernels: Mapping[Node, Kernel],
+) -> Wish | None:
+    made = node.outputs[0]
+    if made in outputs:
+        return None
     shape = contiguous(-1, type_of(value)).shape
-    if node.op_type == "Concat" and node.outputs[0] not in outputs:
-        whole = _wanted(node.outputs[0], outputs, path) or _itself(node.outputs[0])
+    after = _wanted(made, outputs, path, kernels)
+    if node.op_type == "Concat":
+        whole = after or _itself(made)
         dim = attributes(node)["axis"] % len(shape)
         before = [x for x in node.inputs[:index] if x is not None]
         start = sum(contiguous(-1, type_of(x)).shape[dim] for x in before)
         offset = whole.layout.offset + start * whole.layout.strides[dim]
         path.append((node, index))
         return Wish(whole.owner, _window(whole.layout, shape, whole.layout.strides, offset))
-    if index != 0 or node.outputs[0] in outputs:
+    if index != 0:
         return None
-    if node.op_type == "Transpose":
-        after = _wanted(node.outputs[0], outputs, path)
-        if after is None:
-            return None
+    if node.op_type == "Transpose" and after is not None:
         perm = attributes(node).get("perm") or list(reversed(range(len(shape))))
         strides = tuple(after.layout.strides[perm.index(i)] for i in range(len(shape)))
         return Wish(after.owner, _window(after.layout, shape, strides, after.layout.offset))
     if node.op_type in _RESHAPES:
-        after = _wanted(node.outputs[0], outputs, path) or _itself(node.outputs[0])
+        after = after or _itself(made)
         back = reshape_strides(after.layout.shape, after.layout.strides, shape)
-        if back is None:
-            return None
-        return Wish(after.owner, _window(after.layout, shape, back, after.layout.offset))
+        if back is not None:
+            return Wish(after.owner, _window(after.layout, shape, back, after.layout.offset))
     return None
 
 

@@ -10,6 +10,7 @@ from onward.rewrite.add_layer_norm import add_layer_norm
 from onward.rewrite.bias_activation import bias_activation
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
+from onward.rewrite.flash_attention import flash_attention
 from onward.rewrite.fold import fold
 from onward.rewrite.gemm_add import gemm_add
 from onward.rewrite.head import linear_cross_entropy, linear_cross_entropy_step
@@ -28,6 +29,8 @@ FORWARD: tuple[Pass, ...] = (
     Pass(slices_to_split),  # after cse: equal slices are one; a Split's gradient is one Concat
     Pass(split_first),  # a packed projection is split as its product wrote it
     Pass(reshape_through_transpose),  # after the Splits moved: heads become strides on products
+    # sums a row in blocks; before differentiation, which would take attention apart
+    Pass(flash_attention, exact=False, needs=("FlashAttention", "FlashAttentionGrad")),
     # before differentiation, as every fusion: the gradient then never reads whole logits
     Pass(linear_cross_entropy, exact=False, needs=("LinearCrossEntropy", "LinearCrossEntropyGrad")),
     # the sum, its dropout and its norm in one pass over memory, here and in the backward

@@ -6,12 +6,22 @@ oracle of its tests, its portable form in exported files, and the fallback where
 
 from __future__ import annotations
 
-from onward.graph.ops import activation, attention, embedding, head, loss, norm, random, update
+from onward.graph.ops import (
+    activation,
+    attention,
+    embedding,
+    flash,
+    head,
+    loss,
+    norm,
+    random,
+    update,
+)
 from onward.graph.ops.record import Op
 
 OPS: dict[str, Op] = {
     op.name: op
-    for family in (random, attention, embedding, norm, activation, loss, head, update)
+    for family in (random, attention, flash, embedding, norm, activation, loss, head, update)
     for op in family.OPS
 }
 

@@ -23,35 +23,61 @@ if TYPE_CHECKING:
 Value = ir.Value
 
 
-def _attention(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    q, k, v, mask, seed, offset = [*inputs, None, None, None][:6]
-    assert q is not None and k is not None and v is not None
+def scores(
+    b: Builder, inputs: list[Value | None], attrs: dict[str, Any]
+) -> tuple[Value, Value | None]:
+    """Masked scores f[B,H,Q,S], and where a query may attend to a key (None: everywhere)."""
+    q, k, _, mask = [*inputs, None][:4]
+    assert q is not None and k is not None
     dtype, queries, keys = type_of(q).dtype, type_of(q).shape[-2], type_of(k).shape[-2]
     rank = type_of(q).rank
     perm = [*range(rank - 2), rank - 1, rank - 2]
-    scores = b.MatMul(b.Mul(q, float(attrs["scale"])), b.transpose(k, perm))  # f[B,H,Q,S]
+    s = b.MatMul(b.Mul(q, float(attrs["scale"])), b.transpose(k, perm))
     allowed: Value | None = None
     if mask is not None and type_of(mask).dtype == DType.BOOL:
         allowed = mask
     elif mask is not None:
-        scores = b.Add(scores, mask)
+        s = b.Add(s, mask)
     if attrs.get("is_causal"):
         causal = b.GreaterOrEqual(
             b.unsqueeze(b.arange(queries), [1]), b.unsqueeze(b.arange(keys), [0])
         )  # b[Q,S]
         allowed = causal if allowed is None else b.And(allowed, causal)
     if allowed is not None:
-        lowest = np.array(np.finfo(dtype.numpy()).min, dtype=dtype.numpy())
-        scores = b.Where(allowed, scores, lowest)
-    p = b.Softmax(scores, axis=-1)
+        s = b.Where(allowed, s, np.array(np.finfo(dtype.numpy()).min, dtype=dtype.numpy()))
+    return s, allowed
+
+
+def attended(
+    b: Builder,
+    s: Value,
+    allowed: Value | None,
+    inputs: list[Value | None],
+    attrs: dict[str, Any],
+) -> Value:
+    """y from the masked scores."""
+    _, _, v, mask, seed, offset = [*inputs, None, None, None][:6]
+    p = b.Softmax(s, axis=-1)
     if mask is not None and allowed is not None:
-        p = b.Where(allowed, p, np.zeros((), dtype=dtype.numpy()))  # rows with nothing allowed
-    if attrs.get("ratio", 0.0) > 0.0:
-        p = b.Dropout(
-            p, seed, offset, ratio=attrs["ratio"], site=attrs["site"],
-            sample_dim=attrs["sample_dim"],
-        )  # fmt: skip
-    return [b.MatMul(p, v)]
+        zero = np.zeros((), dtype=type_of(p).dtype.numpy())
+        p = b.Where(allowed, p, zero)  # rows with nothing allowed
+    return b.MatMul(dropped(b, p, seed, offset, attrs), v)
+
+
+def dropped(
+    b: Builder, p: Value, seed: Value | None, offset: Value | None, attrs: dict[str, Any]
+) -> Value:
+    """Dropout as the attributes say; it is linear, so the same serves a gradient."""
+    if attrs.get("ratio", 0.0) == 0.0:
+        return p
+    return b.Dropout(
+        p, seed, offset, ratio=attrs["ratio"], site=attrs["site"], sample_dim=attrs["sample_dim"]
+    )
+
+
+def _attention(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    s, allowed = scores(b, inputs, attrs)
+    return [attended(b, s, allowed, inputs, attrs)]
 
 
 def _infer(call: Call) -> list[Type]:

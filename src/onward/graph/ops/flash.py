@@ -1,0 +1,125 @@
+"""Attention that keeps two numbers a row for its gradient instead of all probabilities.
+
+Source: FlashAttention-2 (arXiv 2307.08691). The numbers are a row's highest score and the sum of
+`exp(score - highest)`, kept apart: their one-number form, the log-sum-exp, loses the sum where a
+mask adds numbers such as -3e38.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.graph.graph import type_of
+from onward.graph.infer import Call
+from onward.graph.ops.attention import attended, dropped, scores
+from onward.graph.ops.record import Op
+from onward.graph.types import Type
+
+if TYPE_CHECKING:
+    from onward.graph.build import Builder
+
+Value = ir.Value
+
+
+def _flash(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    s, allowed = scores(b, inputs, attrs)
+    peak = b.ReduceMax(s, b.ints([type_of(s).rank - 1]), keepdims=1)
+    total = b.reduce_sum(b.Exp(b.Sub(s, peak)), [type_of(s).rank - 1], keepdims=False)
+    return [attended(b, s, allowed, inputs, attrs), b.squeeze(peak, [type_of(s).rank - 1]), total]
+
+
+def _infer(call: Call) -> list[Type]:
+    q, v = call.type(0), call.type(2)
+    row = q.with_shape(q.shape[:-1])
+    return [q.with_shape((*q.shape[:-1], v.shape[-1])), row, row]
+
+
+def _turned(b: Builder, x: Value) -> Value:
+    rank = type_of(x).rank
+    return b.transpose(x, [*range(rank - 2), rank - 1, rank - 2])
+
+
+def _probabilities(
+    b: Builder, inputs: list[Value | None], attrs: dict[str, Any]
+) -> tuple[Value, Value]:
+    """The probabilities again, and the gradient of the masked scores: both f[B,H,Q,S]."""
+    dy, q, k, v, mask, seed, offset, y, peak, total = inputs
+    assert dy is not None and v is not None and y is not None
+    assert peak is not None and total is not None
+    s, allowed = scores(b, [q, k, v, mask], attrs)
+    last = type_of(s).rank - 1
+    p = b.Div(b.Exp(b.Sub(s, b.unsqueeze(peak, [last]))), b.unsqueeze(total, [last]))
+    if allowed is not None:
+        p = b.Where(allowed, p, np.zeros((), dtype=type_of(p).dtype.numpy()))
+    dp = dropped(b, b.MatMul(dy, _turned(b, v)), seed, offset, attrs)
+    delta = b.reduce_sum(b.Mul(dy, y), [last], keepdims=True)
+    return p, b.Mul(p, b.Sub(dp, delta))
+
+
+def mask_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> Value:
+    """Of an added mask, before its broadcasting is undone: f[B,H,Q,S].
+
+    Written in standard ops: a mask that is trained is better left to Attention's body.
+    """
+    return _probabilities(b, inputs, attrs)[1]
+
+
+def _flash_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    dy, q, k, _, _, seed, offset, *_ = inputs
+    assert dy is not None and q is not None and k is not None
+    p, ds = _probabilities(b, inputs, attrs)
+    scale = float(attrs["scale"])
+    dq = b.Mul(b.MatMul(ds, k), scale)
+    dk = b.MatMul(_turned(b, ds), b.Mul(q, scale))
+    dv = b.MatMul(_turned(b, dropped(b, p, seed, offset, attrs)), dy)
+    return [dq, dk, dv]
+
+
+def _infer_grad(call: Call) -> list[Type]:
+    return [call.type(1), call.type(2), call.type(3)]
+
+
+_QKV = ("f32[2,3,5,4]", "f32[2,3,6,4]", "f32[2,3,6,8]")
+_SELF = ("f32[2,3,5,4]", "f32[2,3,5,4]", "f32[2,3,5,4]")
+_DROP = {"scale": 0.5, "ratio": 0.25, "site": 1, "sample_dim": 0}
+_CASES = (
+    ({"scale": 0.5, "is_causal": 0}, _QKV),
+    ({"scale": 0.3, "is_causal": 1}, _SELF),
+    ({"scale": 0.5, "is_causal": 0}, (*_QKV, "b[2,1,1,6]")),
+    ({"scale": 0.5, "is_causal": 1}, (*_SELF, "b[2,1,1,5]")),
+    ({"scale": 0.5, "is_causal": 0}, (*_QKV, "f32[2,1,5,6]")),
+    ({**_DROP, "is_causal": 1}, (*_SELF, None, "i64[2]", "i64[]")),
+    ({**_DROP, "is_causal": 0, "sample_dim": 2}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
+)
+_ROWS = ("f32[2,3,5]", "f32[2,3,5]")
+
+
+def _grad_case(
+    attrs: dict[str, Any], inputs: tuple[str | None, ...]
+) -> tuple[dict[str, Any], tuple[str | None, ...]]:
+    """A forward's case as the gradient's: dy before, y and the rows' numbers behind."""
+    y = f"f32[2,3,5,{8 if inputs is not None and inputs[2] == _QKV[2] else 4}]"
+    return attrs, (y, *inputs, *[None] * (6 - len(inputs)), y, *_ROWS)
+
+
+OPS = (
+    Op(
+        name="FlashAttention",
+        infer=_infer,
+        body=_flash,
+        doc="Attention, and for its gradient each row's highest masked score and the sum of "
+        "exp(score - highest): y f[B,H,Q,E], peak f[B,H,Q], total f[B,H,Q]. Inputs and attributes "
+        "are Attention's.",
+        cases=_CASES,
+    ),
+    Op(
+        name="FlashAttentionGrad",
+        infer=_infer_grad,
+        body=_flash_grad,
+        doc="dq, dk, dv of FlashAttention from dy, its six inputs and its three outputs.",
+        cases=tuple(_grad_case(attrs, inputs) for attrs, inputs in _CASES),
+    ),
+)

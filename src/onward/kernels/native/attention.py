@@ -1,0 +1,134 @@
+"""Attention and its gradient in blocks of rows; the scores are never kept."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+
+from onward.graph.types import DType, Type
+from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.native.random import mask_arguments
+
+QUERIES, KEYS = 64, 256  # rows of a block, as in src/attention.cpp
+COLUMNS = 16  # panels are at most this wide
+
+
+def _sizes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> tuple[int, int, int, int]:
+    """`Q, S, K, E` from the shapes `[B,H,Q,K]`, `[B,H,S,K]`, `[B,H,S,E]`."""
+    return q[2], k[2], q[3], v[3]
+
+
+def _why_not(need: Need) -> str | None:
+    """Both ops: q, k, v and mask are inputs `first` and on."""
+    first = 0 if need.op == "FlashAttention" else 1
+    q, k, v, mask = (*need.inputs, None)[first : first + 4]
+    assert q is not None and k is not None and v is not None
+    if q.rank != 4:
+        return f"{q.rank} dims"
+    if not q.shape[:2] == k.shape[:2] == v.shape[:2]:
+        return "heads that are shared"
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        return "no elements"
+    if mask is not None and mask.dtype != DType.BOOL and need.attrs.get("is_causal"):
+        return "an added mask and a causal one"
+    if need.attrs.get("ratio", 0.0) >= 1.0:
+        return "everything dropped"
+    return only_f32(need)
+
+
+def _room(*sizes: int) -> list[Type]:
+    """A block of scratch for every thread, each part rounded up to `COLUMNS` numbers."""
+    floats = sum(_padded(n) for n in sizes)
+    return [Type(DType.FLOAT, (torch.get_num_threads(), floats))]
+
+
+def _padded(n: int) -> int:
+    return math.ceil(n / COLUMNS) * COLUMNS
+
+
+def _scratch(need: Need) -> list[Type]:
+    _, keys, width, values = _sizes(*[_shape(t) for t in need.inputs[:3]])
+    return _room(
+        width * _padded(keys), keys * _padded(values), QUERIES * width,
+        QUERIES * _padded(keys), QUERIES * _padded(values),
+    )  # fmt: skip
+
+
+def _scratch_grad(need: Need) -> list[Type]:
+    queries, keys, width, values = _sizes(*[_shape(t) for t in need.inputs[1:4]])
+    block = min(KEYS, keys)
+    q_row, v_row, k_row = _padded(width), _padded(values), _padded(block)
+    return _room(
+        width * k_row, values * k_row, block * q_row,  # panels of keys and values
+        QUERIES * width, QUERIES * q_row, QUERIES * values, QUERIES * v_row,
+        2 * QUERIES * k_row, block * q_row, block * v_row, queries * q_row, queries,
+    )  # fmt: skip
+
+
+def _shape(type: Type | None) -> tuple[int, ...]:
+    assert type is not None
+    return tuple(int(n) for n in type.shape)  # type: ignore[arg-type]
+
+
+def _layout(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    return x, x.stride()
+
+
+def _filter(
+    use: Use, first: int, shape: tuple[int, ...]
+) -> list[torch.Tensor | Sequence[int] | float | None]:
+    """Mask, dropout and scale, as both C functions take them; they are inputs `first` and on."""
+    mask, seed, offset = (*use.inputs, None, None, None)[first : first + 3]
+    allowed = mask if mask is not None and mask.dtype == torch.bool else None
+    added = mask if allowed is None else None
+    strides = mask.expand(shape).stride() if mask is not None else (0, 0, 0, 0)
+    ratio = float(use.attrs.get("ratio", 0.0))
+    site, bound, keep = mask_arguments(use, ratio) if ratio > 0.0 else (0, 0, 1.0)
+    return [
+        allowed, added, strides, seed if ratio > 0.0 else None, offset, site, bound,
+        int(use.attrs.get("sample_dim", -1)), keep, float(use.attrs["scale"]),
+    ]  # fmt: skip
+
+
+def _bind(use: Use) -> Launch:
+    q, k, v = use.x(0), use.x(1), use.x(2)
+    y, peak, total = use.outputs
+    (scratch,) = use.scratch
+    c = library()
+    assert c is not None
+    sizes = (*q.shape[:2], *_sizes(q.shape, k.shape, v.shape), int(bool(use.attrs["is_causal"])))
+    return c.launch(
+        "onward_attention", *_layout(q), *_layout(k), *_layout(v),
+        *_filter(use, 3, (*q.shape[:3], k.shape[2])), *_layout(y), peak, total, sizes,
+        scratch, *scratch.shape,
+    )  # fmt: skip
+
+
+def _bind_grad(use: Use) -> Launch:
+    dy, q, k, v = use.x(0), use.x(1), use.x(2), use.x(3)
+    y, peak, total = use.x(7), use.x(8), use.x(9)
+    dq, dk, dv = use.outputs
+    (scratch,) = use.scratch
+    c = library()
+    assert c is not None
+    sizes = (*q.shape[:2], *_sizes(q.shape, k.shape, v.shape), int(bool(use.attrs["is_causal"])))
+    return c.launch(
+        "onward_attention_grad", *_layout(dy), *_layout(q), *_layout(k), *_layout(v),
+        *_filter(use, 4, (*q.shape[:3], k.shape[2])), *_layout(y), peak, total,
+        *_layout(dq), *_layout(dk), *_layout(dv), sizes, scratch, *scratch.shape,
+    )  # fmt: skip
+
+
+KERNELS: dict[str, Kernel] = {
+    "FlashAttention": Kernel(
+        "native.attention", _bind, why_not=_why_not, where=where, contiguous=(4,),
+        strided=(0,), scratch=_scratch,
+    ),
+    "FlashAttentionGrad": Kernel(
+        "native.attention_grad", _bind_grad, why_not=_why_not, where=where,
+        contiguous=(5, 8, 9), strided=(0, 1, 2), scratch=_scratch_grad,
+    ),
+}  # fmt: skip

@@ -1,0 +1,41 @@
+"""`Attention(q, k, v, ...)  =>  FlashAttention(q, k, v, ...)`, whose gradient keeps no scores."""
+
+from __future__ import annotations
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Node, Role, Value, attributes, type_of
+from onward.graph.types import DType
+
+
+def flash_attention(graph: Graph) -> int:
+    """Left as it is: an added mask that may be trained, and what the kernel does not cover."""
+    edits = 0
+    trained = _reached_from_parameters(graph)
+    for node in list(graph):
+        if node.op_type != "Attention" or not _fits(node, trained):
+            continue
+        b = Builder.at(graph, node)
+        y, _, _ = b.FlashAttention(*node.inputs, **attributes(node))
+        graph.replace(node.outputs[0], y)
+        graph.remove([node])
+        edits += 1
+    return edits
+
+
+def _fits(node: Node, trained: set[Value]) -> bool:
+    q, k, v, mask = [*node.inputs, None][:4]
+    leading = [type_of(x).shape[:-2] for x in (q, k, v)]
+    if type_of(q).rank != 4 or any(dims != leading[0] for dims in leading):
+        return False
+    if mask is None or type_of(mask).dtype == DType.BOOL:
+        return True
+    return not attributes(node).get("is_causal") and mask not in trained
+
+
+def _reached_from_parameters(graph: Graph) -> set[Value]:
+    """Floating values through which a parameter may take a gradient."""
+    reached = set(graph.inputs_with(Role.PARAM))
+    for node in graph:
+        if any(x in reached for x in node.inputs) and not node.meta.get("stop_gradient"):
+            reached.update(y for y in node.outputs if type_of(y).is_floating)
+    return reached
