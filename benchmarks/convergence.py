@@ -7,14 +7,15 @@
 For each of three seeds: equal initial weights, equal batches in equal order, 200 steps of AdamW
 with warm-up and linear decay (which takes noise out of the end), dropout 0.1. The dropout masks are
 equal in distribution only, so the runs end apart; how far apart that alone takes them is measured
-as well, by a second eager run with other masks. Every model is evaluated by eager PyTorch on text it was not trained on: the mean loss in
-nats per token. Exit status 1: the mean over seeds differs from eager's by more than 0.5 %.
+as well, by a second eager run with other masks. Every model is evaluated by eager PyTorch on text
+it was not trained on: the mean loss in nats per token. Exit status 1: the mean over seeds differs
+from eager's by more than 0.5 %.
 
 The text is the language reference that Python's pydoc carries (prose: on program text the masks
 alone move the end by 1 to 2 %) unless `--text` names a file; its end is held out unless `--eval`
-names another. A token is a word, a sign or a line's end, from the most
-frequent ones of the training text; any other is one and the same unknown token. Results are written
-after every run; no seed starts after `--budget` seconds.
+names another. A token is a word, a sign or a line's end, from the most frequent ones of the
+training text; any other is one and the same unknown token. Results are written after every run; no
+seed starts after `--budget` seconds.
 """
 
 from __future__ import annotations
