@@ -237,7 +237,9 @@ def turned(x: torch.Tensor) -> torch.Tensor:
     return x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
 
 
-@pytest.mark.parametrize("call", [Call(Q=9, S=35, K=7, E=18), Call(Q=70, S=70, causal=True)], ids=str)
+@pytest.mark.parametrize(
+    "call", [Call(Q=9, S=35, K=7, E=18), Call(Q=70, S=70, causal=True)], ids=str
+)
 def test_where_tensors_lie_changes_no_bit(call: Call) -> None:
     want = ours(call, torch.Tensor.contiguous)
     for name, have in ours(call, wide).items():
