@@ -18,7 +18,9 @@ SITES = 1 + 3 * 2  # embeddings; attention, its projection and the MLP of two la
 
 def sites_of(kind: str, data: Tensors, ratio: float) -> dict[int, Tensors]:
     """Per site: x and y of the forward, dy and dx of the backward."""
-    made = compiled(MAKERS[kind](dropout=ratio), data, disable=["add_layer_norm"])
+    # ops taken apart, so that their masks are seen
+    apart = ["add_layer_norm", "flash_attention"]
+    made = compiled(MAKERS[kind](dropout=ratio), data, disable=apart)
     graph = made.differentiated(trained(made))
     names: dict[int, dict[str, str]] = {}
     nodes: list[tuple[Node, bool]] = [(n, bool(n.meta.get("backward"))) for n in graph]

@@ -7,11 +7,12 @@ import pytest
 
 from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
-from onward.graph.graph import Graph, Node, Role, Value, array_of
+from onward.graph.graph import Graph, Node, Role, Value, array_of, attributes
 from onward.graph.types import DType, parse_type, product, symbol
 from onward.rewrite import FORWARD, STEP, Pass, prune, run
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
+from onward.rewrite.flash_attention import flash_attention
 from onward.rewrite.fold import LIMIT, fold
 from onward.rewrite.noop import noop
 from onward.rewrite.scatter_into import scatter_into
@@ -354,6 +355,64 @@ def test_scatters_that_cannot_move_stay() -> None:
     graph.outputs["twice"] = m.b.Add(twice, twice)
     before = ops(graph)
     assert scatter_into(graph) == 0
+    assert ops(graph) == before
+
+
+# ---- flash_attention
+
+
+class Heads(Made):
+    """Queries, keys and values `f32[2,3,T,4]`; a parameter, a buffer and a mask from outside."""
+
+    def __init__(self) -> None:
+        super().__init__("f32[2,3,T,4]")
+        size = parse_type("f32[T,T]")
+        self.trained = self.graph.input("bias", size, Role.PARAM)
+        self.fixed = self.graph.input("triangle", size, Role.BUFFER)
+        self.given = self.graph.input("mask", size, Role.BATCH)
+        self.bits = self.graph.input("bits", parse_type("b[T,T]"), Role.BATCH)
+
+    def attend(self, mask: Value | None = None, **attrs: int) -> Value:
+        y: Value = self.b.Attention(
+            self.x, self.y, self.x, mask, self.seed, None,
+            **{"scale": 0.5, "is_causal": 0, "ratio": 0.25, "site": 3, "sample_dim": 0, **attrs},
+        )  # fmt: skip
+        return y
+
+
+def test_attention_becomes_the_op_whose_gradient_keeps_no_scores() -> None:
+    m = Heads()
+    b = m.b
+    masks = [
+        None, m.bits, m.fixed, m.given, b.const(np.zeros((1, 1), np.float32)),
+        b.Where(m.bits, b.Mul(m.fixed, 2.0), 0.0),
+        stopped(b, m.trained),
+    ]  # fmt: skip
+    graph = m.out(*[m.attend(mask) for mask in masks], m.attend(m.bits, is_causal=1))
+    before = [n for n in graph if n.op_type == "Attention"]
+    kept = [(list(n.inputs), attributes(n)) for n in before]
+    assert flash_attention(graph) == len(masks) + 1
+    after = [n for n in graph if n.op_type == "FlashAttention"]
+    assert [(list(n.inputs), attributes(n)) for n in after] == kept
+    assert [producer(v) for v in graph.outputs.values()] == after
+    assert "Attention" not in ops(graph)
+    assert flash_attention(graph) == 0
+
+
+def test_attention_that_the_kernel_does_not_cover_stays() -> None:
+    m = Heads()
+    b = m.b
+    one = b.slice(m.y, 1, 0, 1)
+    flat = b.squeeze(b.slice(m.x, 0, 0, 1), [0])
+    graph = m.out(
+        m.attend(m.trained),  # its gradient is as large as the scores
+        m.attend(b.Mul(m.fixed, b.Neg(m.trained))),
+        m.attend(m.given, is_causal=1),
+        b.Attention(m.x, one, one, scale=1.0, is_causal=0),  # keys that heads share
+        b.Attention(flat, flat, flat, scale=1.0, is_causal=0),  # three dims
+    )
+    before = ops(graph)
+    assert flash_attention(graph) == 0
     assert ops(graph) == before
 
 

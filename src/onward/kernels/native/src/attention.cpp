@@ -73,22 +73,24 @@ struct Filter {
     bool nothing(float peak) const { return allowed.data && peak == -FLT_MAX; }
 };
 
+// The largest of n numbers; n is a multiple of COLS.
 inline float highest(const float* s, int64_t n) {
-    float lanes[COLS];
-    for (int64_t l = 0; l < COLS; ++l) lanes[l] = -INFINITY;
-    for (int64_t j = 0; j < n; j += COLS)
-        for (int64_t l = 0; l < COLS; ++l) lanes[l] = s[j + l] > lanes[l] ? s[j + l] : lanes[l];
-    float m = lanes[0];
-    for (int64_t l = 1; l < COLS; ++l) m = lanes[l] > m ? lanes[l] : m;
-    return m;
+    Lanes m = *(const Lanes*)s;
+    for (int64_t j = LANES; j < n; j += LANES) {
+        const Lanes x = *(const Lanes*)(s + j);
+        m = x > m ? x : m;
+    }
+    float most = m[0];
+    for (int64_t l = 1; l < LANES; ++l) most = m[l] > most ? m[l] : most;
+    return most;
 }
 
-// s := exp(s - peak), dropped where the key says so (not scaled); the sum before dropping. n is a
-// multiple of COLS.
-inline float exponentials(float* s, int64_t n, float peak) {
+// s := exp(s - peak), 0 where dropped (the rest not scaled); the sum before dropping. n is a
+// multiple of COLS. Counters of 32 bits, as the generator's words.
+OUTLINED float exponentials(float* s, int32_t n, float peak) {
     float sum = 0.0f;
     #pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < n; ++j) {
+    for (int32_t j = 0; j < n; ++j) {
         const float e = exp_f32(s[j] - peak);
         sum += e;
         s[j] = e;
@@ -96,10 +98,10 @@ inline float exponentials(float* s, int64_t n, float peak) {
     return sum;
 }
 
-inline float exponentials(float* s, int64_t n, float peak, RowKey key, uint32_t threshold) {
+OUTLINED float exponentials(float* s, int32_t n, float peak, RowKey key, uint32_t threshold) {
     float sum = 0.0f;
     #pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < n; ++j) {
+    for (int32_t j = 0; j < n; ++j) {
         const float e = exp_f32(s[j] - peak);
         sum += e;
         s[j] = key.word(uint32_t(j)) >= threshold ? e : 0.0f;
@@ -108,25 +110,37 @@ inline float exponentials(float* s, int64_t n, float peak, RowKey key, uint32_t 
 }
 
 // From scores s and t = dy v^T: s := the probabilities as dropped, t := the scores' gradient.
-inline void probabilities(float* s, float* t, int64_t n, float peak, float inverse, float delta) {
+OUTLINED void probabilities(float* s, float* t, int32_t n, float peak, float inverse, float delta)
+{
     #pragma omp simd
-    for (int64_t j = 0; j < n; ++j) {
+    for (int32_t j = 0; j < n; ++j) {
         const float p = exp_f32(s[j] - peak) * inverse;
         s[j] = p;
         t[j] = p * (t[j] - delta);
     }
 }
 
-inline void probabilities(float* s, float* t, int64_t n, float peak, float inverse, float delta,
-                          RowKey key, uint32_t first, uint32_t threshold, float scale)
+OUTLINED void probabilities(float* s, float* t, int32_t n, float peak, float inverse, float delta,
+                            RowKey key, uint32_t first, uint32_t threshold, float scale)
 {
     #pragma omp simd
-    for (int64_t j = 0; j < n; ++j) {
+    for (int32_t j = 0; j < n; ++j) {
         const float kept = key.word(first + uint32_t(j)) >= threshold ? scale : 0.0f;
         const float p = exp_f32(s[j] - peak) * inverse;
         s[j] = p * kept;
         t[j] = p * (t[j] * kept - delta);
     }
+}
+
+inline float dot(const float* x, int64_t xs, const float* y, int64_t ys, int64_t n) {
+    float sum = 0.0f;
+    if (xs == 1 && ys == 1) {
+        #pragma omp simd reduction(+ : sum)
+        for (int64_t j = 0; j < n; ++j) sum += x[j] * y[j];
+    } else {
+        for (int64_t j = 0; j < n; ++j) sum += x[j * xs] * y[j * ys];
+    }
+    return sum;
 }
 
 inline void fill(float* x, int64_t first, int64_t end, float number) {
@@ -152,6 +166,12 @@ inline void write(const float* x, int64_t ldx, int64_t rows, int64_t cols, float
 }
 
 }  // namespace
+
+// The exponential alone, for its test.
+extern "C" void onward_exp(const float* x, float* y, int64_t n) {
+    #pragma omp simd
+    for (int64_t i = 0; i < n; ++i) y[i] = exp_f32(x[i]);
+}
 
 // y[B,H,Q,E], peak[B,H,Q], total[B,H,Q] from q[B,H,Q,K], k[B,H,S,K], v[B,H,S,E].
 // sizes: B, H, Q, S, K, E, is_causal. scratch: f32[threads, room].
@@ -210,8 +230,8 @@ extern "C" void onward_attention(
                     continue;
                 }
                 const float total = filter.drops()
-                    ? exponentials(si, whole, peak, filter.key(b, h, q0 + i), uint32_t(threshold))
-                    : exponentials(si, whole, peak);
+                    ? exponentials(si, int32_t(whole), peak, filter.key(b, h, q0 + i), uint32_t(threshold))
+                    : exponentials(si, int32_t(whole), peak);
                 fill(si, whole, cols, 0.0f);
                 totals[row] = total;
                 factor[i] = keep_scale / total;
@@ -262,12 +282,8 @@ extern "C" void onward_attention_grad(
         float* q_sum = rest.take(n.queries * ldk);
         float* delta = rest.take(n.queries);  // sum of dy * y: of the probabilities' gradient
         for (int64_t i = 0; i < n.queries; ++i) {
-            const float* g = DY.head(b, h) + i * DY.row();
-            const float* yi = Y.head(b, h) + i * Y.row();
-            float sum = 0.0f;
-            #pragma omp simd reduction(+ : sum)
-            for (int64_t j = 0; j < n.values; ++j) sum += g[j * DY.col()] * yi[j * Y.col()];
-            delta[i] = sum;
+            delta[i] = dot(DY.head(b, h) + i * DY.row(), DY.col(),
+                           Y.head(b, h) + i * Y.row(), Y.col(), n.values);
         }
         fill(q_sum, 0, n.queries * ldk, 0.0f);
         for (int64_t k0 = 0; k0 < n.keys; k0 += block) {
@@ -306,11 +322,11 @@ extern "C" void onward_attention_grad(
                     filter.mask(b, h, q0 + i, k0, count, si);
                     const int64_t whole = padded(count);  // no scalar rest
                     if (filter.drops())
-                        probabilities(si, ti, whole, peaks[row], 1.0f / totals[row],
+                        probabilities(si, ti, int32_t(whole), peaks[row], 1.0f / totals[row],
                                       delta[q0 + i], filter.key(b, h, q0 + i), uint32_t(k0),
                                       uint32_t(threshold), keep_scale);
                     else
-                        probabilities(si, ti, whole, peaks[row], 1.0f / totals[row],
+                        probabilities(si, ti, int32_t(whole), peaks[row], 1.0f / totals[row],
                                       delta[q0 + i]);
                     fill(si, count, cols, 0.0f);
                     fill(ti, count, cols, 0.0f);

@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#define OUTLINED static __attribute__((noinline, unused))  // registers of its own
+
 namespace onward {
 
 #if defined(__AVX__)
@@ -19,6 +21,7 @@ constexpr int64_t DEPTH = 256;  // a panel of that depth stays in the first-leve
 constexpr int64_t UNBOUNDED = int64_t(1) << 40;
 
 typedef float Lanes __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef float Quad __attribute__((vector_size(16), aligned(4), may_alias));
 
 inline int64_t padded(int64_t n) { return (n + COLS - 1) / COLS * COLS; }
 
@@ -63,7 +66,7 @@ inline void tile_of(int64_t m, const float* a, int64_t lda, const float* b, int6
 
 // C[m,n] = A[m,inner] B[inner,n]. Row i is wanted up to column i + diagonal only; others of its
 // tile are written or left as they are.
-inline void product_below(int64_t m, int64_t n, int64_t inner, const float* a, int64_t lda,
+OUTLINED void product_below(int64_t m, int64_t n, int64_t inner, const float* a, int64_t lda,
                           const float* b, float* c, int64_t ldc, int64_t diagonal)
 {
     for (int64_t j = 0; j < n; j += COLS)
@@ -76,7 +79,7 @@ inline void product_below(int64_t m, int64_t n, int64_t inner, const float* a, i
 }
 
 // C[m,n] += A[m,inner] B[inner,n], where row i of A is zero behind column i + diagonal.
-inline void add_product(int64_t m, int64_t n, int64_t inner, const float* a, int64_t lda,
+OUTLINED void add_product(int64_t m, int64_t n, int64_t inner, const float* a, int64_t lda,
                         const float* b, int64_t depth, float* c, int64_t ldc, int64_t diagonal)
 {
     for (int64_t p = 0; p < inner; p += DEPTH)
@@ -91,7 +94,7 @@ inline void add_product(int64_t m, int64_t n, int64_t inner, const float* a, int
 }
 
 // C[m,n] += A^T B with A[inner,m], where column i of A is zero above row i - diagonal.
-inline void add_turned_product(int64_t m, int64_t n, int64_t inner, const float* a, int64_t lda,
+OUTLINED void add_turned_product(int64_t m, int64_t n, int64_t inner, const float* a, int64_t lda,
                                const float* b, int64_t depth, float* c, int64_t ldc,
                                int64_t diagonal)
 {
@@ -104,35 +107,69 @@ inline void add_turned_product(int64_t m, int64_t n, int64_t inner, const float*
         }
 }
 
+// Operands come from wide rows far apart: each is asked for before it is needed.
+inline void prefetch(const float* row, int64_t n) {
+    for (int64_t j = 0; j < n; j += 16) __builtin_prefetch(row + j);
+}
+
 // A strided matrix to rows one after the other, times `scale`.
-inline void pack_rows(const float* x, int64_t rs, int64_t cs, int64_t rows, int64_t cols,
-                      float scale, float* to)
+OUTLINED void pack_rows(const float* x, int64_t rs, int64_t cs, int64_t rows, int64_t cols,
+                        float scale, float* to)
 {
     for (int64_t i = 0; i < rows; ++i, to += cols) {
         const float* row = x + i * rs;
-        if (cs == 1)
+        if (cs == 1) {
+            if (i + 8 < rows) prefetch(row + 8 * rs, cols);
+            #pragma omp simd
             for (int64_t j = 0; j < cols; ++j) to[j] = row[j] * scale;
-        else
+        } else {
             for (int64_t j = 0; j < cols; ++j) to[j] = row[j * cs] * scale;
+        }
     }
 }
 
-// A strided matrix [rows,cols] to panels.
-inline void pack_panels(const float* x, int64_t rs, int64_t cs, int64_t rows, int64_t cols,
-                        float* to)
+// to[i][l] = x[l][i] for four rows and columns; rows of `to` are COLS apart.
+inline void turn_quad(const float* x, int64_t rs, float* to) {
+    const Quad a = *(const Quad*)x, b = *(const Quad*)(x + rs);
+    const Quad c = *(const Quad*)(x + 2 * rs), d = *(const Quad*)(x + 3 * rs);
+    typedef int32_t Order __attribute__((vector_size(16)));
+    const Order low{0, 4, 1, 5}, high{2, 6, 3, 7}, first{0, 1, 4, 5}, second{2, 3, 6, 7};
+    const Quad ab = __builtin_shuffle(a, b, low), cd = __builtin_shuffle(c, d, low);
+    const Quad AB = __builtin_shuffle(a, b, high), CD = __builtin_shuffle(c, d, high);
+    *(Quad*)to = __builtin_shuffle(ab, cd, first);
+    *(Quad*)(to + COLS) = __builtin_shuffle(ab, cd, second);
+    *(Quad*)(to + 2 * COLS) = __builtin_shuffle(AB, CD, first);
+    *(Quad*)(to + 3 * COLS) = __builtin_shuffle(AB, CD, second);
+}
+
+// One panel of `wide` columns; row 0 of the matrix at x.
+inline void pack_panel(const float* x, int64_t rs, int64_t cs, int64_t rows, int64_t wide, float* to)
 {
-    for (int64_t j = 0; j < cols; j += COLS) {
-        const int64_t wide = std::min(COLS, cols - j);
-        for (int64_t i = 0; i < rows; ++i, to += COLS) {
-            const float* row = x + i * rs + j * cs;
-            if (wide < COLS) {
-                for (int64_t l = 0; l < COLS; ++l) to[l] = l < wide ? row[l * cs] : 0.0f;
-            } else if (cs == 1) {
-                for (int64_t l = 0; l < COLS; ++l) to[l] = row[l];
-            } else {
-                for (int64_t l = 0; l < COLS; ++l) to[l] = row[l * cs];
-            }
-        }
+    int64_t i = 0;
+    if (wide == COLS && cs == 1)
+        for (; i < rows; ++i)
+            for (int64_t l = 0; l < COLS; l += LANES)
+                *(Lanes*)(to + i * COLS + l) = *(const Lanes*)(x + i * rs + l);
+    if (wide == COLS && rs == 1)
+        for (; i + 4 <= rows; i += 4)
+            for (int64_t l = 0; l < COLS; l += 4)
+                turn_quad(x + l * cs + i, cs, to + i * COLS + l);
+    for (; i < rows; ++i)
+        for (int64_t l = 0; l < COLS; ++l)
+            to[i * COLS + l] = l < wide ? x[i * rs + l * cs] : 0.0f;
+}
+
+// A strided matrix [rows,cols] to panels.
+OUTLINED void pack_panels(const float* x, int64_t rs, int64_t cs, int64_t rows, int64_t cols,
+                          float* to)
+{
+    if (cs == 1)
+        for (int64_t i = 0; i < rows; ++i) prefetch(x + i * rs, cols);
+    for (int64_t j = 0; j < cols; j += COLS, to += rows * COLS) {
+        if (rs == 1)
+            for (int64_t l = j + COLS; l < std::min(j + 2 * COLS, cols); ++l)
+                prefetch(x + l * cs, rows);
+        pack_panel(x + j * cs, rs, cs, rows, std::min(COLS, cols - j), to);
     }
 }
 

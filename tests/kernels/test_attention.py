@@ -1,0 +1,386 @@
+"""FlashAttention and its gradient: PyTorch's own in fp64 is the truth, and for dropout the body.
+
+Tensors lie in rubbish and in the memory the plan gives them: columns of one wide buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from op_cases import Given, OpCase
+from torch.nn import functional as F
+
+from onward.graph.evaluate import evaluate
+from onward.graph.types import DType, Type, parse_type
+from onward.kernels import KERNELS, Need, Use
+from onward.kernels.native import attention
+from onward.kernels.native.library import FOLDER, Library, library
+
+LEVELS = sorted(FOLDER.glob("*.so"))
+CANARY = 12345.0
+SEED = torch.tensor([2**32 - 1, 987654321])
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no native library")
+
+
+@pytest.fixture(params=LEVELS, ids=lambda path: path.name.partition(".")[0], autouse=True)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
+    """Every test runs on both builds."""
+    path: Path = request.param
+    if "avx2" in path.name and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("the processor lacks AVX2")
+    loaded = Library(path)
+    monkeypatch.setattr(attention, "library", lambda: loaded)
+    return loaded
+
+
+@dataclass(frozen=True)
+class Call:
+    """Sizes, mask and dropout of one attention."""
+
+    B: int = 2
+    H: int = 2
+    Q: int = 5
+    S: int = 5
+    K: int = 8
+    E: int = 8
+    causal: bool = False
+    mask: str = ""  # kind and shape: "bool 2,1,1,5"
+    ratio: float = 0.0
+    sample_dim: int = 0
+
+    def __str__(self) -> str:
+        kind = f" {self.mask}" if self.mask else ""
+        drop = f" drop{self.ratio}@{self.sample_dim}" if self.ratio else ""
+        sizes = (self.B, self.H, self.Q, self.S, self.K, self.E)
+        return ",".join(map(str, sizes)) + " causal" * self.causal + kind + drop
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        attrs = {"scale": 1 / math.sqrt(self.K), "is_causal": int(self.causal)}
+        drop = {"ratio": self.ratio, "site": 2**20 + 3, "sample_dim": self.sample_dim}
+        return attrs | drop if self.ratio else attrs
+
+    def tensors(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """dy, q, k, v; mask."""
+        g = torch.Generator().manual_seed(sum(map(ord, str(self))))
+        B, H, Q, S, K, E = self.B, self.H, self.Q, self.S, self.K, self.E
+        shapes = [(B, H, Q, E), (B, H, Q, K), (B, H, S, K), (B, H, S, E)]
+        tensors = [torch.randn(*shape, generator=g) for shape in shapes]
+        kind, _, sizes = self.mask.partition(" ")
+        if not kind:
+            return tensors, None
+        shape = [int(n) for n in sizes.split(",")]
+        drawn = torch.randn(shape, generator=g)
+        if kind == "bool":
+            mask = drawn > -0.8
+            mask[..., 0] = True
+            return tensors, mask
+        if kind == "nothing":  # rows with nothing to attend to
+            mask = drawn > 0.0
+            mask.reshape(-1, shape[-1])[::2] = False
+            return tensors, mask
+        if kind == "infinite":
+            mask = torch.where(drawn > 0.8, -torch.inf, 0.0)
+            mask[..., 0] = 0.0
+            return tensors, mask
+        return tensors, drawn
+
+
+def wide(x: torch.Tensor, parts: int = 3) -> torch.Tensor:
+    """`x[B,H,T,K]` in columns of a buffer `[B,T,parts*H*K]`, as a product of q, k, v leaves it."""
+    B, H, T, K = x.shape
+    room = torch.full((B, T, parts * H * K), CANARY)
+    y = room[..., H * K : 2 * H * K].view(B, T, H, K).transpose(1, 2)
+    y.copy_(x)
+    return y
+
+
+def type_of(x: torch.Tensor | None) -> Type | None:
+    if x is None:
+        return None
+    kinds = {torch.bool: DType.BOOL, torch.int64: DType.INT64, torch.float32: DType.FLOAT}
+    return Type(kinds[x.dtype], tuple(x.shape))
+
+
+def run(
+    op: str, attrs: dict[str, Any], inputs: list[torch.Tensor | None], outputs: list[torch.Tensor]
+) -> None:
+    """One launch; outputs are rubbish before, and nothing is written outside the scratch."""
+    (kernel,) = KERNELS[op]
+    types = tuple(type_of(x) for x in inputs)
+    need = Need(op, attrs, types, tuple(t for y in outputs if (t := type_of(y)) is not None))
+    assert kernel.why_not(need) is None
+    rooms, scratch = [], []
+    for t in kernel.scratch(need):
+        rows, floats = (int(n) for n in t.shape)  # type: ignore[arg-type]
+        room = torch.full((rows * floats + 128,), torch.nan)
+        rooms.append(room)
+        scratch.append(room[64:-64].view(rows, floats))
+    for y in outputs:
+        y.fill_(torch.nan)
+    kernel.bind(Use(attrs, inputs, outputs, scratch))()
+    for room in rooms:
+        assert room[:64].isnan().all() and room[-64:].isnan().all(), "outside the scratch"
+
+
+def ours(call: Call, place: Any = wide, offset: int = 7) -> dict[str, torch.Tensor]:
+    """y, dq, dk, dv from the kernels, each tensor placed by `place`."""
+    (dy, q, k, v), mask = call.tensors()
+    dy, q, k, v = (place(x) for x in (dy, q, k, v))
+    drop = [SEED, torch.tensor(offset)] if call.ratio else [None, None]
+    y = place(torch.empty(call.B, call.H, call.Q, call.E))
+    rows = [torch.empty(call.B, call.H, call.Q) for _ in range(2)]
+    grads = [place(torch.empty(x.shape)) for x in (q, k, v)]
+    run("FlashAttention", call.attrs, [q, k, v, mask, *drop], [y, *rows])
+    run("FlashAttentionGrad", call.attrs, [dy, q, k, v, mask, *drop, y, *rows], grads)
+    return dict(zip(("y", "dq", "dk", "dv"), (y, *grads), strict=True))
+
+
+def theirs(call: Call, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """The same by PyTorch; rows with nothing to attend to are 0."""
+    (dy, q, k, v), mask = call.tensors()
+    dy, q, k, v = (x.to(dtype) for x in (dy, q, k, v))
+    for x in (q, k, v):
+        x.requires_grad_()
+    allowed = torch.ones(call.Q, call.S, dtype=torch.bool)
+    if call.causal:
+        allowed = allowed.tril()
+    if mask is not None and mask.dtype == torch.bool:
+        allowed = allowed & mask
+    empty = ~allowed.any(-1, keepdim=True)
+    bias = torch.zeros(allowed.shape, dtype=dtype).masked_fill(~(allowed | empty), -torch.inf)
+    if mask is not None and mask.dtype != torch.bool:
+        bias = bias + mask.to(dtype)
+    y = F.scaled_dot_product_attention(q, k, v, bias, scale=call.attrs["scale"])
+    y = torch.where(empty, 0.0, y)
+    grads = torch.autograd.grad(y, (q, k, v), dy)
+    return dict(zip(("y", "dq", "dk", "dv"), (y.detach(), *grads), strict=True))
+
+
+def assert_law(call: Call, have: dict[str, torch.Tensor]) -> None:
+    """At most twice eager's distance to fp64, plus 1e-7."""
+    exact, plain = theirs(call, torch.float64), theirs(call, torch.float32)
+    for name, truth in exact.items():
+        distance = float((have[name].double() - truth).norm())
+        allowed = 2 * float((plain[name].double() - truth).norm()) + 1e-7 * float(truth.norm())
+        # where the truth is zero (one key, one query) eager may be exactly right by luck
+        allowed += 6e-8 * float(exact["dv"].norm()) * (float(truth.norm()) < 1e-12)
+        assert distance <= allowed, f"{name}: {distance:.3e}, allowed {allowed:.3e}"
+
+
+CALLS = [
+    Call(),
+    Call(causal=True),
+    Call(Q=1, S=1),
+    Call(Q=1, S=9),
+    Call(Q=9, S=1),
+    Call(Q=3, S=7, causal=True),
+    Call(Q=7, S=3, causal=True),
+    *[Call(B=1, H=1, Q=n, S=n, K=16, E=16, causal=c) for n in (63, 64, 65, 130) for c in (0, 1)],
+    Call(B=1, H=3, Q=70, S=300, K=20, E=12),
+    Call(B=1, H=1, Q=300, S=521, K=12, E=20, causal=True),
+    Call(B=1, H=1, Q=600, S=270, K=12, E=4, causal=True),
+    *[Call(Q=35, S=35, K=n, E=n, causal=True) for n in (1, 2, 7, 17, 64, 100, 128)],
+    Call(Q=20, S=21, K=3, E=33),
+    *[Call(mask=f"bool {shape}") for shape in ("2,2,5,5", "2,1,1,5", "1,1,5,5", "5,5", "2,2,5,1")],
+    *[Call(mask=f"real {shape}") for shape in ("2,2,5,5", "1,2,1,5", "5,5", "1", "2,1,5,1")],
+    Call(Q=70, S=270, mask="infinite 70,270"),
+    Call(Q=70, S=270, K=6, mask="bool 2,1,1,270"),
+    Call(mask="nothing 2,1,5,5"),
+    Call(Q=67, S=67, mask="nothing 2,2,67,67", causal=True),
+    Call(Q=67, S=270, mask="nothing 2,1,1,270"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", CALLS, ids=str)
+def test_no_farther_from_fp64_than_twice_eager(call: Call) -> None:
+    have = ours(call)
+    if "infinite" not in call.mask:
+        assert all(t.isfinite().all() for t in have.values())
+    assert_law(call, have)
+
+
+def test_rows_with_nothing_to_attend_to_are_zero() -> None:
+    call = Call(Q=4, S=6, mask="nothing 2,1,1,6")
+    have = ours(call)
+    assert not have["y"][0].any()
+    assert not any(have[name][0].any() for name in ("dq", "dk", "dv"))
+    assert have["y"][1].any()
+
+
+def test_a_mask_that_adds_the_lowest_number_everywhere_spreads_evenly() -> None:
+    """As eager does; the log-sum-exp of such a row would have lost the number of its keys."""
+    (dy, q, k, v), _ = Call(Q=3, S=6).tensors()
+    mask = torch.full((2, 1, 1, 6), torch.finfo(torch.float32).min)
+    y, dv = torch.empty_like(dy), torch.empty_like(v)
+    rows = [torch.empty(2, 2, 3) for _ in range(2)]
+    attrs = Call(Q=3, S=6).attrs
+    run("FlashAttention", attrs, [q, k, v, mask], [y, *rows])
+    grads = [torch.empty_like(q), torch.empty_like(k), dv]
+    run("FlashAttentionGrad", attrs, [dy, q, k, v, mask, None, None, y, *rows], grads)
+    torch.testing.assert_close(y, v.mean(2, keepdim=True).expand(y.shape))
+    torch.testing.assert_close(dv, dy.sum(2, keepdim=True).expand(dv.shape) / 6)
+
+
+# ---- places
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """All dims the other way round in memory: the last one is far apart."""
+    return x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "call", [Call(Q=9, S=35, K=7, E=18), Call(Q=70, S=70, causal=True)], ids=str
+)
+def test_where_tensors_lie_changes_no_bit(call: Call) -> None:
+    want = ours(call, torch.Tensor.contiguous)
+    for name, have in ours(call, wide).items():
+        assert torch.equal(have, want[name]), name
+    (dy, q, k, v), _ = call.tensors()
+    y, *rows = torch.empty_like(dy), *(torch.empty(2, 2, call.Q) for _ in range(2))
+    run("FlashAttention", call.attrs, [turned(q), turned(k), turned(v)], [y, *rows])
+    grads = [torch.empty_like(x) for x in (q, k, v)]
+    inputs = [turned(dy), turned(q), turned(k), turned(v), None, None, None, turned(y), *rows]
+    run("FlashAttentionGrad", call.attrs, inputs, grads)
+    torch.testing.assert_close(y, want["y"], rtol=1e-5, atol=1e-6)
+    for name, have in zip(("dq", "dk", "dv"), grads, strict=True):
+        torch.testing.assert_close(have, want[name], rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_may_be_columns_of_one_buffer() -> None:
+    """dq, dk, dv side by side, as the gradient of one product wants them; no gap is written to."""
+    call = Call(B=2, H=3, Q=10, S=10, K=7, E=7, causal=True)
+    want = ours(call)
+    room = torch.full((2, 10, 4 * 21), CANARY)
+    columns = room[..., :63].unflatten(2, (3, 3, 7)).unbind(2)
+    grads = [x.transpose(1, 2) for x in columns]
+    (dy, q, k, v), _ = call.tensors()
+    y, *rows = torch.empty_like(dy), *(torch.empty(2, 3, 10) for _ in range(2))
+    run("FlashAttention", call.attrs, [q, k, v], [y, *rows])
+    run("FlashAttentionGrad", call.attrs, [dy, q, k, v, None, None, None, y, *rows], grads)
+    for name, have in zip(("dq", "dk", "dv"), grads, strict=True):
+        assert torch.equal(have, want[name])
+    assert (room[..., 63:] == CANARY).all()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        Call(B=1, H=1, Q=200, S=200, causal=True, ratio=0.3),
+        Call(B=1, H=3, Q=130, S=70, ratio=0.3),
+        Call(B=4, H=2, Q=65, S=65, causal=True),
+    ],
+    ids=str,
+)
+def test_threads_change_no_bit(call: Call) -> None:
+    want = ours(call)
+    torch.set_num_threads(2)
+    try:
+        have = ours(call)
+    finally:
+        torch.set_num_threads(1)
+    for name in want:
+        assert torch.equal(have[name], want[name]), name
+
+
+# ---- dropout
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *[Call(Q=6, S=7, ratio=0.4, sample_dim=d) for d in (-1, 0, 1, 2)],
+        Call(Q=70, S=290, K=3, E=5, B=1, ratio=0.2),
+        Call(Q=67, S=67, K=3, E=5, B=1, causal=True, ratio=0.5),
+        Call(ratio=0.3, mask="bool 2,1,1,5"),
+        Call(ratio=0.3, mask="real 5,5"),
+        Call(ratio=0.3, mask="nothing 2,1,5,5", causal=True),
+    ],
+    ids=str,
+)
+def test_dropout_equals_the_body(call: Call) -> None:
+    (dy, q, k, v), mask = call.tensors()
+    items = [Given(x.numpy()) for x in (q, k, v)]
+    masks = None if mask is None else Given(mask.numpy())
+    drop = (Given(SEED.numpy()), Given(np.array(7)))
+    case = OpCase("FlashAttention", (*items, masks, *drop), call.attrs)
+    y, peak, total = evaluate(case.graph(), case.feeds()).values()
+    rows = [torch.empty(call.B, call.H, call.Q) for _ in range(2)]
+    out = torch.empty_like(dy)
+    run("FlashAttention", call.attrs, [q, k, v, mask, SEED, torch.tensor(7)], [out, *rows])
+    for have, want in zip((out, *rows), (y, peak, total), strict=True):
+        np.testing.assert_allclose(have.numpy(), want, rtol=2e-5, atol=2e-6)
+    saved = (Given(y), Given(peak), Given(total))
+    inputs = (Given(dy.numpy()), *items, masks, *drop, *saved)
+    case = OpCase("FlashAttentionGrad", inputs, call.attrs)
+    want = evaluate(case.graph(), case.feeds())
+    have = ours(call)
+    for name, expected in zip(("dq", "dk", "dv"), want.values(), strict=True):
+        np.testing.assert_allclose(have[name].numpy(), expected, rtol=2e-5, atol=5e-6)
+
+
+@pytest.mark.parametrize("sample_dim", [-1, 0, 1, 2])
+def test_the_mask_is_that_of_dropout_to_the_bit(sample_dim: int) -> None:
+    """Values that are the identity show the probabilities as dropped."""
+    call = Call(B=2, H=3, Q=70, S=81, E=81, ratio=0.35, sample_dim=sample_dim)
+    (_, q, k, _), _ = call.tensors()
+    v = torch.eye(81).expand(2, 3, 81, 81)
+    y = torch.empty(2, 3, 70, 81)
+    rows = [torch.empty(2, 3, 70) for _ in range(2)]
+    run("FlashAttention", call.attrs, [q, k, v, None, SEED, torch.tensor(2**33 + 5)], [y, *rows])
+    attrs = {name: call.attrs[name] for name in ("ratio", "site", "sample_dim")}
+    ones = Given(np.ones((2, 3, 70, 81), np.float32))
+    case = OpCase("Dropout", (ones, Given(SEED.numpy()), Given(np.array(2**33 + 5))), attrs)
+    (want,) = evaluate(case.graph(), case.feeds()).values()
+    np.testing.assert_array_equal(y.numpy() != 0, want != 0)
+
+
+# ---- what is refused, and the exponential
+
+
+def need(q: str, k: str, v: str, mask: str | None = None, **attrs: Any) -> Need:
+    types = [parse_type(t) for t in (q, k, v)] + [None if mask is None else parse_type(mask)]
+    return Need("FlashAttention", {"scale": 1.0, "is_causal": 0, **attrs}, tuple(types), ())
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (need("f32[3,5,4]", "f32[3,5,4]", "f32[3,5,4]"), "3 dims"),
+        (need("f32[2,4,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]"), "shared"),
+        (need("f32[2,1,5,4]", "f32[2,1,0,4]", "f32[2,1,0,4]"), "no elements"),
+        (need("f64[2,1,5,4]", "f64[2,1,5,4]", "f64[2,1,5,4]"), "double"),
+        (need("f32[2,1,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]", "f32[5,5]", is_causal=1), "causal"),
+        (need("f32[2,1,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]", ratio=1.0), "dropped"),
+    ],
+    ids=lambda x: x if isinstance(x, str) else "",
+)
+def test_the_kernels_say_what_they_do_not_cover(call: Need, reason: str) -> None:
+    (kernel,) = KERNELS["FlashAttention"]
+    assert reason in (kernel.why_not(call) or "")
+
+
+def test_exp_is_within_two_ulp(level: Library) -> None:
+    x = torch.cat([torch.linspace(-87.336, 88.0, 2_000_001), torch.linspace(-1, 1, 1_000_001)])
+    y = torch.empty_like(x)
+    level.launch("onward_exp", x, y, x.numel())()
+    exact = np.exp(x.numpy().astype(np.float64))
+    ulp = np.spacing(exact.astype(np.float32)).astype(np.float64)
+    assert float((np.abs(y.numpy().astype(np.float64) - exact) / ulp).max()) <= 2.0
+
+
+def test_exp_of_special_numbers(level: Library) -> None:
+    lowest = torch.finfo(torch.float32).min
+    x = torch.tensor([0.0, -0.0, -torch.inf, lowest, -87.4, -1e5, torch.nan])
+    y = torch.empty_like(x)
+    level.launch("onward_exp", x, y, x.numel())()
+    assert y[:6].tolist() == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert y[6].isnan()
