@@ -119,9 +119,14 @@ def halves(data: Mapping[str, torch.Tensor]) -> list[Tensors]:
 
 
 def eager(model: nn.Module, data: Mapping[str, Any], dtype: torch.dtype) -> Tensors:
-    """Loss and gradients (`grad.<parameter>`) of a copy of the model in this precision."""
+    """Loss and gradients (`grad.<parameter>`) of a copy of the model in this precision.
+
+    The model returns its loss, alone or as `.loss`.
+    """
     twin = copy.deepcopy(model).to(dtype)
-    loss = twin(**data).loss
+    cast = {k: v.to(dtype) if v.is_floating_point() else v for k, v in data.items()}
+    outputs = twin(**cast)
+    loss = outputs if isinstance(outputs, torch.Tensor) else outputs.loss
     loss.backward()
     found = {f"grad.{n}": p.grad for n, p in twin.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), **found}

@@ -279,6 +279,28 @@ def _expand(c: Call, x: Value, *_: Any, **__: Any) -> Value:
     return c.b.expand(x, c.type.shape)
 
 
+@aten("repeat.default")
+def _repeat(c: Call, x: Value, times: list[Any]) -> Value:
+    """Every dim `d` becomes `[times, d]`, expanded from `[1, d]`; new dims come first."""
+    new = len(times) - type_of(x).rank
+    apart: list[Size] = []
+    wide: list[Size] = []
+    for i, count in enumerate(times):
+        size = type_of(x).shape[i - new] if i >= new else 1
+        apart += [1, size]
+        wide += [count, size]
+    return c.b.reshape(c.b.expand(c.b.reshape(x, tuple(apart)), tuple(wide)), c.type.shape)
+
+
+@aten("repeat_interleave.self_int")
+def _repeat_interleave(c: Call, x: Value, times: Any, dim: int | None = None, **_: Any) -> Value:
+    if dim is None:
+        raise CaptureError("repeat_interleave without a dim")
+    shape, dim = type_of(x).shape, dim % type_of(x).rank
+    wide = (*shape[: dim + 1], times, *shape[dim + 1 :])
+    return c.b.reshape(c.b.expand(c.b.unsqueeze(x, [dim + 1]), wide), c.type.shape)
+
+
 @aten("broadcast_tensors.default")
 def _broadcast_tensors(c: Call, xs: Sequence[Value]) -> list[Value]:
     shape = broadcast(*[type_of(x).shape for x in xs])

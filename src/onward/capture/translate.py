@@ -129,7 +129,7 @@ class Translator:
         missing: dict[str, list[str]] = {}
         for node in self.program.graph.nodes:
             if node.op == "call_function":
-                name = _op_name(node.target)
+                name = _functional(_op_name(node.target))
                 known = (
                     node.target is operator.getitem
                     or node.target in _SYMBOLIC
@@ -157,7 +157,7 @@ class Translator:
             self.graph.outputs[name] = self.env[node]
 
     def _call(self, node: Any) -> None:
-        name = _op_name(node.target)
+        name = _functional(_op_name(node.target))
         if name.partition(".")[0] in _SILENT:
             return
         if node.target is operator.getitem:
@@ -170,6 +170,8 @@ class Translator:
         if isinstance(val, torch.SymBool):
             return
         self.builder = Builder(self.graph, module=module_path(node))
+        if name != _op_name(node.target):
+            _require_no_alias(node)
         try:
             call = Call(self, node, self.builder)
             args = [self._resolve(a) for a in node.args]
@@ -194,6 +196,44 @@ def _op_name(target: Any) -> str:
         name = f"{target.namespace}.{target._schema.name.split('::')[1]}.{target._overloadname}"
         return name.removeprefix("aten.")
     return getattr(target, "__name__", str(target))
+
+
+def _functional(name: str) -> str:
+    """`masked_fill_.Scalar` -> `masked_fill.Scalar`; ops that write nothing keep their name.
+
+    An export lets what follows read the result of the op that wrote, never the tensor before it.
+    """
+    stem, _, overload = name.partition(".")
+    plain = f"{stem.removesuffix('_')}.{overload}"
+    return plain if stem.endswith("_") and name not in TABLE and plain in TABLE else name
+
+
+def _require_no_alias(node: Any) -> None:
+    """Raises CaptureError where another tensor shares the memory that an in-place op writes."""
+    owner = node.args[0]
+    while owner.op == "call_function" and _writes(owner.target):
+        owner = owner.args[0]
+    shared = owner.op != "call_function" or _aliases(owner.target)
+    if shared or any(_aliases(user.target) and not _writes(user.target) for user in owner.users):
+        raise CaptureError(
+            f"{_op_name(node.target)} at {module_path(node)} writes into memory that another "
+            "tensor shares; fix: use the op that returns a new tensor"
+        )
+
+
+def _aliases(target: Any) -> bool:
+    """Whether the op's results may be views of its inputs, or its inputs themselves."""
+    if target is operator.getitem:
+        return True
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None for r in schema.returns)
+
+
+def _writes(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(
+        a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
+    )
 
 
 def module_path(node: Any) -> str:

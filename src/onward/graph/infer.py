@@ -165,7 +165,12 @@ def _reshape(call: Call) -> Type:
     have, target = call.shape(), list(call.known(1))
     target = [have[i] if n == 0 and i < len(have) else n for i, n in enumerate(target)]
     if -1 in target:
-        rest = divide(product(have), product(n for n in target if n != -1))
+        left, under = list(have), [n for n in target if n != -1]
+        for n in list(under):  # what both have in common first: only single terms divide
+            if n in left:
+                left.remove(n)
+                under.remove(n)
+        rest = divide(product(left), product(under))
         if rest is None:
             raise ValueError(f"Reshape of {call.type()} to {target}: sizes do not divide")
         target[target.index(-1)] = rest
