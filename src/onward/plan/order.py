@@ -44,9 +44,7 @@ class _Order:
         for node in graph:
             self._enter(node)
         for node in graph:
-            if node not in self._done and (
-                node not in self._updates or self._waiting[node] == 0
-            ):
+            if node not in self._done and (node not in self._updates or self._waiting[node] == 0):
                 self._run(node)
 
     def _enter(self, node: Node) -> None:

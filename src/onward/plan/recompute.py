@@ -167,9 +167,7 @@ class Search:
             if sketch.maker[s] is not None and layers[sketch.maker[s]] != layers[n]
         }
         return {
-            n
-            for n, name in enumerate(layers)
-            if name and sketch.repeatable[n] and n not in leaving
+            n for n, name in enumerate(layers) if name and sketch.repeatable[n] and n not in leaving
         }
 
     def _prune(self) -> None:
