@@ -1,50 +1,20 @@
-"""The order of launches: as the graph has it, with each update as soon as it is safe.
+"""The order of launches: as the graph has it, with what frees memory as soon as it can run.
 
 An update overwrites its parameter, so it runs after every other reader of it; run early, it
-frees the gradient at once.
+frees the gradient at once. A launch of the backward half that frees more than it takes, such as a
+weight's gradient that is the last to read a layer's input, runs as soon as its operands are there.
 """
 
 from __future__ import annotations
 
-from onward.graph.graph import Graph, Node, Value
+from onward.graph.graph import Graph, Node, Value, type_of
+from onward.plan.views import VIEWS
 
 
 def order(graph: Graph) -> list[Node]:
     """A topological order of all nodes."""
-    overwrites: dict[Node, list[Value]] = {}
-    for name, source in graph.state.items():
-        producer = graph.outputs[name].producer()
-        if producer is not None and source in producer.inputs:
-            overwrites.setdefault(producer, []).append(source)
-    unread = {
-        source: set(source.consumers()) for sources in overwrites.values() for source in sources
-    }
-    nodes = list(graph)
-    waiting: dict[Node, int] = {}  # update -> inputs not yet made, plus readers not yet run
-    blocks: dict[Node, list[Node]] = {}  # node -> updates that wait for it
-    for update, sources in overwrites.items():
-        before = {v.producer() for v in update.inputs if v is not None}
-        for source in sources:
-            before |= unread[source]
-        before -= {None, update}
-        waiting[update] = len(before)
-        for node in before:
-            if node is not None:
-                blocks.setdefault(node, []).append(update)
-    free = {update for update, count in waiting.items() if not count}  # nothing to wait for
-    out: list[Node] = []
-
-    def emit(node: Node) -> None:
-        out.append(node)
-        for update in blocks.get(node, ()):
-            waiting[update] -= 1
-            if waiting[update] == 0:
-                emit(update)
-
-    for node in nodes:
-        if node not in overwrites or node in free:
-            emit(node)
-    assert len(out) == len(nodes), "an update waits for a reader that waits for the update"
+    out = _Order(graph).nodes
+    assert len(out) == len(graph), "an update waits for a reader that waits for the update"
     place = {node: i for i, node in enumerate(out)}
     for node in out:
         for value in node.inputs:
@@ -58,3 +28,94 @@ def sort(graph: Graph) -> None:
     nodes = order(graph)
     graph.ir.remove(nodes)
     graph.ir.extend(nodes)
+
+
+class _Order:
+    def __init__(self, graph: Graph) -> None:
+        self.nodes: list[Node] = []
+        self._kept = graph.output_values()
+        self._updates = _updates(graph)
+        self._waiting: dict[Node, int] = {}  # nodes that must run before
+        self._followers: dict[Node, list[Node]] = {}
+        self._memory: dict[Value, Value] = {}  # of a view: the value whose memory it shows
+        self._readers: dict[Value, set[Node]] = {}  # launches that have yet to read a memory
+        self._index = {node: i for i, node in enumerate(graph)}
+        self._done: set[Node] = set()
+        for node in graph:
+            self._enter(node)
+        for node in graph:
+            if node not in self._done and (node not in self._updates or self._waiting[node] == 0):
+                self._run(node)
+
+    def _enter(self, node: Node) -> None:
+        before = {v.producer() for v in node.inputs if v is not None}
+        for source in self._updates.get(node, ()):
+            before |= set(source.consumers())
+        before -= {None, node}
+        self._waiting[node] = len(before)
+        for other in before:
+            if other is not None:
+                self._followers.setdefault(other, []).append(node)
+        x = node.inputs[0] if node.inputs else None
+        if node.op_type in VIEWS and x is not None:
+            for y in node.outputs:
+                self._memory[y] = self._memory.get(x, x)
+                if y in self._kept:
+                    self._kept.add(self._memory[y])
+        else:
+            for value in self._reads(node):
+                self._readers.setdefault(value, set()).add(node)
+
+    def _reads(self, node: Node) -> set[Value]:
+        return {self._memory.get(v, v) for v in node.inputs if v is not None}
+
+    def _run(self, node: Node) -> None:
+        """Puts the node next, and after it whatever is now worth running at once."""
+        stack = [node]
+        while stack:
+            node = stack.pop()
+            if node in self._done:
+                continue
+            self._done.add(node)
+            self.nodes.append(node)
+            near = set(self._followers.get(node, ()))
+            for other in near:
+                self._waiting[other] -= 1
+            for value in self._reads(node):
+                left = self._readers.get(value, set())
+                left.discard(node)
+                if len(left) == 1:
+                    near |= left
+            found = [n for n in near if n not in self._done and self._at_once(n)]
+            stack += sorted(found, key=self._index.__getitem__, reverse=True)
+
+    def _at_once(self, node: Node) -> bool:
+        if self._waiting[node] > 0:
+            return False
+        if node in self._updates:
+            return True
+        if not node.meta.get("backward") or node.meta.get("again"):
+            return False  # what is computed again was put where it is first read
+        if node.outputs[0] in self._memory:  # a window costs nothing; one on a forward value waits,
+            maker = self._memory[node.outputs[0]].producer()  # for that value may be made again
+            return maker is not None and bool(maker.meta.get("backward"))
+        return self._frees(node) > 0
+
+    def _frees(self, node: Node) -> int:
+        """Bytes that nobody needs after the node, less those that it makes."""
+        freed = sum(
+            type_of(v).nbytes
+            for v in self._reads(node)
+            if v.producer() is not None and v not in self._kept and self._readers[v] == {node}
+        )
+        return freed - sum(type_of(y).nbytes for y in node.outputs)
+
+
+def _updates(graph: Graph) -> dict[Node, list[Value]]:
+    """Nodes that overwrite inputs, and which."""
+    found: dict[Node, list[Value]] = {}
+    for name, source in graph.state.items():
+        producer = graph.outputs[name].producer()
+        if producer is not None and source in producer.inputs:
+            found.setdefault(producer, []).append(source)
+    return found

@@ -61,5 +61,5 @@ def _twin(node: Node, twins: dict[Value, Value]) -> Node:
         metadata_props=dict(node.metadata_props),
     )
     made.meta.update(node.meta)
-    made.meta["backward"] = True
+    made.meta["backward"] = made.meta["again"] = True
     return made
