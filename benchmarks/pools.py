@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from report import machine, markdown, write
 
 from onward.kernels import KERNELS, Use
 from onward.kernels.blas.engines import engines
+from report import machine, markdown, write
 
 M, N, K = 1024, 2048, 512  # GPT-2's first feed-forward product at 4 x 256 tokens, 512 wide
 
