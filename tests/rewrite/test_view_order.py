@@ -239,7 +239,7 @@ def test_what_multihead_attention_attends_to_lies_in_the_projection() -> None:
         for k, y in enumerate(node.outputs):
             layouts[y] = seen[k] if seen is not None else contiguous(100 + i, type_of(y))
     gemm = next(n for n in graph if n.op_type == "Gemm")
-    attention = next(n for n in graph if n.op_type == "Attention")
+    attention = next(n for n in graph if n.op_type in ("Attention", "FlashAttention"))
     for v in attention.inputs[:3]:
         assert v is not None
         assert layouts[v].buffer == layouts[gemm.outputs[0]].buffer
