@@ -324,7 +324,7 @@ def run_body(call: Call, seconds: float) -> tuple[Timed, list[torch.Tensor]]:
     inline(graph, next(n for n in graph if n.domain == ONWARD))
     plan = make_plan(graph, {})
     memory = Memory(torch.device("cpu"))
-    owned = {f"x{i}": x for i, x in enumerate(call.tensors()) if x is not None}
+    owned = {f"x{i}": x.contiguous() for i, x in enumerate(call.tensors()) if x is not None}
     executable = Executable(plan, memory, {n: x for n, x in owned.items() if n in plan.inputs})
     executable.bind()
 
