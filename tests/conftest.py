@@ -10,7 +10,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first importe
 # What is measured once per machine stays out of the user's own cache.
 os.environ["ONWARD_CACHE"] = str(Path(tempfile.gettempdir()) / "onward-tests")
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -29,6 +29,26 @@ def manual_seed() -> int:
     """torch's generator starts alike in every test."""
     torch.manual_seed(0)
     return 0
+
+
+@pytest.fixture
+def build(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Chooses the native kernels for one test: "0" (none), "plain" or "avx2"."""
+    from onward.kernels.blas.choice import _nearest, rates
+    from onward.kernels.blas.engines import engines
+    from onward.kernels.native.library import library
+
+    def clear() -> None:
+        for cached in (library, engines, rates, _nearest):
+            cached.cache_clear()
+
+    def choose(level: str) -> None:
+        monkeypatch.setenv("ONWARD_NATIVE", level)
+        clear()
+
+    yield choose
+    monkeypatch.undo()
+    clear()
 
 
 @pytest.fixture

@@ -164,9 +164,9 @@ FEEDS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def gradients(model: nn.Module, data: Mapping[str, torch.Tensor]) -> Tensors:
+def gradients(model: nn.Module, data: Mapping[str, torch.Tensor], **more: Any) -> Tensors:
     """Loss and gradients from Onward."""
-    made = compiled(model, data)
+    made = compiled(model, data, **more)
     graph = made.differentiated(trained(made))
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
     return execute(made, graph, data, names)
