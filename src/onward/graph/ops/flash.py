@@ -101,7 +101,7 @@ def _grad_case(
     attrs: dict[str, Any], inputs: tuple[str | None, ...]
 ) -> tuple[dict[str, Any], tuple[str | None, ...]]:
     """A forward's case as the gradient's: dy before, y and the rows' numbers behind."""
-    y = f"f32[2,3,5,{8 if inputs is not None and inputs[2] == _QKV[2] else 4}]"
+    y = f"f32[2,3,5,{8 if inputs[2] == _QKV[2] else 4}]"
     return attrs, (y, *inputs, *[None] * (6 - len(inputs)), y, *_ROWS)
 
 

@@ -1,4 +1,16 @@
-"""Attention and its gradient in blocks of rows; the scores are never kept."""
+"""Attention and its gradient in blocks of rows; the scores are never kept.
+
+Milliseconds forward + backward of causal attention, in processor time of one thread (AMD EPYC,
+2 threads in use by others, 2026-11-21); GFLOP/s count the products of the allowed pairs only. The
+products themselves run at 95 to 110 GFLOP/s.
+
+    B, H, T, K        dropout   here                         torch's sdpa      taken apart
+    4, 8, 256, 64     0.1       5.0 + 10.6 (54, 64 GFLOP/s)  27.3 + 18.1       24.5 + 19.2
+    4, 8, 256, 64     0         4.8 + 10.5 (57, 64)          7.8 + 18.4        11.3 + 20.8
+    20, 2, 35, 100    0.2       0.33 + 0.71 (31, 35)         1.15 + 1.04       0.96 + 1.12
+    2, 16, 1024, 64   0.1       62 + 142 (69, 75)            652 + 438         684 + 542
+    2, 16, 1024, 64   0         58 + 147 (74, 73)            80 + 214          -
+"""
 
 from __future__ import annotations
 
@@ -74,6 +86,7 @@ def _shape(type: Type | None) -> tuple[int, ...]:
 
 
 def _layout(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
+    """A tensor as the C functions take it: address and strides."""
     return x, x.stride()
 
 

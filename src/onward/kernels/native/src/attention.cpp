@@ -158,11 +158,9 @@ struct Room {
     }
 };
 
-inline void write(const float* x, int64_t ldx, int64_t rows, int64_t cols, float scale, float* y,
-                  int64_t ldy)
-{
-    for (int64_t i = 0; i < rows; ++i)
-        for (int64_t j = 0; j < cols; ++j) y[i * ldy + j] = x[i * ldx + j] * scale;
+inline void write(const float* x, int64_t n, float scale, float* y) {
+    #pragma omp simd
+    for (int64_t j = 0; j < n; ++j) y[j] = x[j] * scale;
 }
 
 }  // namespace
@@ -229,18 +227,18 @@ extern "C" void onward_attention(
                     factor[i] = 0.0f;
                     continue;
                 }
-                const float total = filter.drops()
-                    ? exponentials(si, int32_t(whole), peak, filter.key(b, h, q0 + i), uint32_t(threshold))
-                    : exponentials(si, int32_t(whole), peak);
+                const float total =
+                    filter.drops() ? exponentials(si, int32_t(whole), peak,
+                                                  filter.key(b, h, q0 + i), uint32_t(threshold))
+                                   : exponentials(si, int32_t(whole), peak);
                 fill(si, whole, cols, 0.0f);
                 totals[row] = total;
                 factor[i] = keep_scale / total;
             }
             fill(o, 0, m * ldo, 0.0f);
             add_product(m, n.values, cols, s, lds, panels, seen, o, ldo, diagonal);
-            float* yb = Y.head(b, h) + q0 * Y.row();
             for (int64_t i = 0; i < m; ++i)
-                write(o + i * ldo, ldo, 1, n.values, factor[i], yb + i * Y.row(), Y.row());
+                write(o + i * ldo, n.values, factor[i], Y.head(b, h) + (q0 + i) * Y.row());
         }
     }
 }
@@ -336,9 +334,12 @@ extern "C" void onward_attention_grad(
                 add_product(m, n.width, cols, t, lds, k_panels, keys, q_sum + q0 * ldk, ldk,
                             diagonal);
             }
-            write(k_sum, ldk, keys, n.width, 1.0f, DK.head(b, h) + k0 * DK.row(), DK.row());
-            write(v_sum, ldv, keys, n.values, 1.0f, DV.head(b, h) + k0 * DV.row(), DV.row());
+            for (int64_t i = 0; i < keys; ++i) {
+                write(k_sum + i * ldk, n.width, 1.0f, DK.head(b, h) + (k0 + i) * DK.row());
+                write(v_sum + i * ldv, n.values, 1.0f, DV.head(b, h) + (k0 + i) * DV.row());
+            }
         }
-        write(q_sum, ldk, n.queries, n.width, scale, DQ.head(b, h), DQ.row());
+        for (int64_t i = 0; i < n.queries; ++i)
+            write(q_sum + i * ldk, n.width, scale, DQ.head(b, h) + i * DQ.row());
     }
 }

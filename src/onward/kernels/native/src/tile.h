@@ -143,7 +143,8 @@ inline void turn_quad(const float* x, int64_t rs, float* to) {
 }
 
 // One panel of `wide` columns; row 0 of the matrix at x.
-inline void pack_panel(const float* x, int64_t rs, int64_t cs, int64_t rows, int64_t wide, float* to)
+inline void pack_panel(const float* x, int64_t rs, int64_t cs, int64_t rows, int64_t wide,
+                       float* to)
 {
     int64_t i = 0;
     if (wide == COLS && cs == 1)
