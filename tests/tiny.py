@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -166,10 +166,17 @@ FEEDS: dict[str, Any] = {
 
 def gradients(model: nn.Module, data: Mapping[str, torch.Tensor], **more: Any) -> Tensors:
     """Loss and gradients from Onward."""
-    made = compiled(model, data, **more)
+    return gradients_of(model, [data], **more)[0]
+
+
+def gradients_of(
+    model: nn.Module, batches: Sequence[Mapping[str, torch.Tensor]], **more: Any
+) -> list[Tensors]:
+    """The same for several batches of one shape."""
+    made = compiled(model, batches[0], **more)
     graph = made.differentiated(trained(made))
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
-    return execute(made, graph, data, names)
+    return [execute(made, graph, data, names) for data in batches]
 
 
 def onnxruntime(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) -> Tensors:

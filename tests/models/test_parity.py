@@ -2,15 +2,21 @@
 
 Per tensor, the distance to an fp64 run is at most twice eager PyTorch's own, plus 1e-7 of the
 tensor's norm. The fp64 and fp32 runs are eager PyTorch's on copies of the model.
+
+Distances are root mean squares over a few batches. On one batch the distance of a bias of 16
+numbers is a single draw of noise: of 24 batches of two tokens, one tensor in 200 breaks the law by
+chance on any engine, though over all of them Onward's distances are 0.86 of eager's.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from tiny import PADDINGS, Tensors, batch, bert, eager, gpt2, gradients
+from tiny import PADDINGS, Tensors, batch, bert, eager, gpt2, gradients, gradients_of
 
 import onward
 from onward.train.verify import allowed_difference
@@ -41,22 +47,34 @@ def noise_bound(name: str, exact: Tensors) -> float:
     return 6e-8 * float(value.norm())
 
 
-def assert_law(model: Any, data: Tensors, ours: Tensors) -> None:
+def assert_law(model: Any, batches: Sequence[Tensors], ours: Sequence[Tensors]) -> None:
     """The law on the loss and on every gradient; tensors that are zero by construction are held
     to the noise, because noise of one engine does not bound that of another."""
-    exact, plain = eager(model, data, torch.float64), eager(model, data, torch.float32)
-    assert set(ours) == set(exact)
-    assert len(ours) > 20
+    exact = [eager(model, data, torch.float64) for data in batches]
+    plain = [eager(model, data, torch.float32) for data in batches]
     broken = []
-    for name, truth in exact.items():
-        distance = float((ours[name].double() - truth).norm())
-        allowed = allowed_difference(plain[name], truth)
-        if is_zero_by_construction(name, data):
-            assert float(truth.norm()) <= 1e-7 * noise_bound(name, exact), "it is not zero"
-            allowed = noise_bound(name, exact)
-        if not distance <= allowed:
-            broken.append(f"{name}: {distance:.3e}, allowed {allowed:.3e}")
+    assert len(exact[0]) > 20
+    for name in exact[0]:
+        distances, allowed = [], []
+        for data, truth, other, own in zip(batches, exact, plain, ours, strict=True):
+            assert set(own) == set(truth)
+            distances.append(float((own[name].double() - truth[name]).norm()))
+            if is_zero_by_construction(name, data):
+                bound = noise_bound(name, truth)
+                assert float(truth[name].norm()) <= 1e-7 * bound, "it is not zero"
+                allowed.append(bound)
+            else:
+                allowed.append(allowed_difference(other[name], truth[name]))
+        if not rms(distances) <= rms(allowed):
+            broken.append(f"{name}: {rms(distances):.3e}, allowed {rms(allowed):.3e}")
     assert not broken, "\n".join(broken)
+
+
+def rms(numbers: Sequence[float]) -> float:
+    return math.sqrt(sum(x * x for x in numbers) / len(numbers))
+
+
+SEEDS = (1, 2, 3, 4)
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -77,8 +95,9 @@ PAIRS = [(kind, case) for kind in MAKERS for case in CASES if (kind, case) != ("
 
 @pytest.mark.parametrize(("kind", "case"), PAIRS)
 def test_loss_and_gradients(kind: str, case: str) -> None:
-    model, data = MAKERS[kind](dropout=0.0), batch(**CASES[case])
-    assert_law(model, data, gradients(model, data))
+    model = MAKERS[kind](dropout=0.0)
+    batches = [batch(**CASES[case], seed=seed) for seed in SEEDS]
+    assert_law(model, batches, gradients_of(model, batches))
 
 
 @pytest.mark.parametrize(("kind", "length"), [("gpt2", 12), ("gpt2", 1), ("bert", 12), ("bert", 1)])
@@ -101,7 +120,7 @@ def test_loss_and_gradients_at_a_realistic_width(kind: str) -> None:
     more = {"n_head": 4} if kind == "gpt2" else {"num_attention_heads": 4}
     model = MAKERS[kind](dropout=0.0, **WIDE, **more)
     data = batch(4, 32, "right", ignored=True)
-    assert_law(model, data, gradients(model, data))
+    assert_law(model, [data], [gradients(model, data)])
 
 
 @pytest.mark.parametrize("case", ["plain", "padding left"])
@@ -127,4 +146,4 @@ def test_law_can_fail(part: str) -> None:
     name = next(n for n in ours if n.startswith(part))
     ours[name] = ours[name] * 1.0001
     with pytest.raises(AssertionError, match="allowed"):
-        assert_law(model, data, ours)
+        assert_law(model, [data], [ours])

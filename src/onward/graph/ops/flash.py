@@ -55,7 +55,7 @@ def _probabilities(
     if allowed is not None:
         p = b.Where(allowed, p, np.zeros((), dtype=type_of(p).dtype.numpy()))
     dp = dropped(b, b.MatMul(dy, _turned(b, v)), seed, offset, attrs)
-    delta = b.reduce_sum(b.Mul(dy, y), [last], keepdims=True)
+    delta = b.reduce_sum(b.Mul(p, dp), [last], keepdims=True)  # also the sum of dy * y
     return p, b.Mul(p, b.Sub(dp, delta))
 
 

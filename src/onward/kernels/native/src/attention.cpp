@@ -132,6 +132,46 @@ OUTLINED void probabilities(float* s, float* t, int32_t n, float peak, float inv
     }
 }
 
+// The same where the row is whole: delta is the sum of p * t itself, as in softmax's own gradient.
+// Then the rounding of a few keys' t cancels as it does there, which that of dy * y would not; and
+// divided by the sum of p, which is 1 but for rounding, so that the result sums to 0.
+OUTLINED void whole_row(float* s, float* t, int32_t n, float peak, float inverse)
+{
+    float sum = 0.0f, mass = 0.0f;
+    #pragma omp simd reduction(+ : sum, mass)
+    for (int32_t j = 0; j < n; ++j) {
+        const float p = exp_f32(s[j] - peak) * inverse;
+        s[j] = p;
+        sum += p * t[j];
+        mass += p;
+    }
+    const float delta = mass > 0.0f ? sum / mass : sum;
+    #pragma omp simd
+    for (int32_t j = 0; j < n; ++j) t[j] = s[j] * (t[j] - delta);
+}
+
+OUTLINED void whole_row(float* s, float* t, int32_t n, float peak, float inverse, RowKey key,
+                        uint32_t threshold, float scale)
+{
+    float sum = 0.0f, mass = 0.0f;
+    #pragma omp simd reduction(+ : sum, mass)
+    for (int32_t j = 0; j < n; ++j) {
+        const bool kept = key.word(uint32_t(j)) >= threshold;
+        const float p = exp_f32(s[j] - peak) * inverse, g = kept ? t[j] * scale : 0.0f;
+        s[j] = kept ? p : -p;  // the sign says it until the second loop
+        t[j] = g;
+        sum += p * g;
+        mass += p;
+    }
+    const float delta = mass > 0.0f ? sum / mass : sum;
+    #pragma omp simd
+    for (int32_t j = 0; j < n; ++j) {
+        const float p = s[j];
+        t[j] = (p < 0.0f ? -p : p) * (t[j] - delta);
+        s[j] = p > 0.0f ? p * scale : 0.0f;
+    }
+}
+
 inline float dot(const float* x, int64_t xs, const float* y, int64_t ys, int64_t n) {
     float sum = 0.0f;
     if (xs == 1 && ys == 1) {
@@ -279,7 +319,8 @@ extern "C" void onward_attention_grad(
         float* v_sum = rest.take(block * ldv);
         float* q_sum = rest.take(n.queries * ldk);
         float* delta = rest.take(n.queries);  // sum of dy * y: of the probabilities' gradient
-        for (int64_t i = 0; i < n.queries; ++i) {
+        const bool one_block = block == n.keys;
+        for (int64_t i = 0; i < n.queries && !one_block; ++i) {
             delta[i] = dot(DY.head(b, h) + i * DY.row(), DY.col(),
                            Y.head(b, h) + i * Y.row(), Y.col(), n.values);
         }
@@ -319,12 +360,22 @@ extern "C" void onward_attention_grad(
                     }
                     filter.mask(b, h, q0 + i, k0, count, si);
                     const int64_t whole = padded(count);  // no scalar rest
-                    if (filter.drops())
-                        probabilities(si, ti, int32_t(whole), peaks[row], 1.0f / totals[row],
+                    const float inverse = 1.0f / totals[row];
+                    if (one_block) {
+                        fill(si, count, whole, -INFINITY);
+                        fill(ti, count, whole, 0.0f);
+                    }
+                    if (one_block && filter.drops())
+                        whole_row(si, ti, int32_t(whole), peaks[row], inverse,
+                                  filter.key(b, h, q0 + i), uint32_t(threshold), keep_scale);
+                    else if (one_block)
+                        whole_row(si, ti, int32_t(whole), peaks[row], inverse);
+                    else if (filter.drops())
+                        probabilities(si, ti, int32_t(whole), peaks[row], inverse,
                                       delta[q0 + i], filter.key(b, h, q0 + i), uint32_t(k0),
                                       uint32_t(threshold), keep_scale);
                     else
-                        probabilities(si, ti, int32_t(whole), peaks[row], 1.0f / totals[row],
+                        probabilities(si, ti, int32_t(whole), peaks[row], inverse,
                                       delta[q0 + i]);
                     fill(si, count, cols, 0.0f);
                     fill(ti, count, cols, 0.0f);
