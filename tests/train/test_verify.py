@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch import nn
 import onward
 from onward import OnwardError, TrainerOptions
 from onward.differentiate.rules import RULES
-from onward.kernels import KERNELS, Kernel
+from onward.kernels import KERNELS
 from onward.rewrite import FORWARD, STEP
 from onward.train.verify import Row, allowed_difference
 
@@ -56,7 +57,7 @@ def test_evaluation_mode_is_put_back() -> None:
     assert not any(m.training for m in model.modules())
 
 
-@pytest.mark.parametrize("op_type", ["Gelu", "LayerNormalization", "Softmax"])
+@pytest.mark.parametrize("op_type", ["BiasActivation", "LayerNormalization", "Softmax"])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_wrong_gradient_rule_is_found(
     kind: str, op_type: str, monkeypatch: pytest.MonkeyPatch
@@ -78,7 +79,7 @@ def test_wrong_gradient_rule_is_found(
 
 def test_wrong_kernel_is_found_and_the_node_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """onnxruntime runs the same graph: where the executor departs, there is the kernel."""
-    [plain] = KERNELS["GeluGrad"]
+    [plain] = KERNELS["BiasActivationGrad"]
 
     def wrong(use: Any) -> Any:
         launch = plain.bind(use)
@@ -89,14 +90,14 @@ def test_wrong_kernel_is_found_and_the_node_named(monkeypatch: pytest.MonkeyPatc
 
         return run
 
-    monkeypatch.setitem(KERNELS, "GeluGrad", (Kernel("wrong", wrong, contiguous=None),))
+    monkeypatch.setitem(KERNELS, "BiasActivationGrad", (replace(plain, bind=wrong),))
     trainer = onward.Trainer(gpt2(), onward.optim.AdamW())
     report = trainer.verify(batch(), bisect=True)
     bad = {r.engine for r in report.rows if not r.ok}
     assert bad == {"eager PyTorch (dropout off)", "stock onnxruntime (dropout on)"}
     [note] = [n for n in report.notes if n.startswith("bisect:")]
     assert "first node: " in note
-    assert "GeluGrad" in note
+    assert "BiasActivationGrad" in note
     assert "transformer.h.1.mlp" in note, "the backward meets the last layer first"
 
 
