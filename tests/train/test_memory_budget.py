@@ -62,7 +62,7 @@ def unconstrained() -> dict[tuple[str, str], Any]:
     return {}
 
 
-@pytest.mark.parametrize("budget", [0.8, 0.6, 0.4])
+@pytest.mark.parametrize("budget", [0.8, 0.6, 0.5])
 @pytest.mark.parametrize("how", MORE)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_bits_within_the_budget(
