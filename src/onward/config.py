@@ -56,10 +56,12 @@ class TrainerOptions:
                 f"max_grad_norm={self.max_grad_norm}; fix: a positive number, or None (no clipping)"
             )
         if self.memory_budget is not None and not is_memory_budget(self.memory_budget):
-            raise OnwardError(f"memory_budget={self.memory_budget}; fix: {MEMORY_BUDGET}, or None")
+            raise OnwardError(
+                f"memory_budget={self.memory_budget}; fix: a value {MEMORY_BUDGET}, or None"
+            )
 
 
-MEMORY_BUDGET = "bytes (a whole number from 2), or a fraction (with a point, above 0 to 1.0)"
+MEMORY_BUDGET = "from 2 (bytes), or above 0.0 to 1.0 (a fraction, with a point)"
 
 
 def is_memory_budget(value: object) -> bool:

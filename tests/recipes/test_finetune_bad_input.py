@@ -114,7 +114,7 @@ def test_output_folder(refused, tmp_path: Path) -> None:
         (["--warmup_steps", "-1"], "warmup_steps is -1"),
         (["--weight_decay", "-0.1"], "weight_decay is -0.1"),
         (["--max_grad_norm", "-1"], "max_grad_norm is -1.0"),
-        (["--memory_budget", "1"], "memory_budget is 1, in --memory_budget; fix: bytes (a whole"),
+        (["--memory_budget", "1"], "in --memory_budget; fix: give a value from 2 (bytes)"),
         (["--memory_budget", "1.5"], "memory_budget is 1.5"),
         (["--memory_budget", "half"], "memory_budget is 'half', in --memory_budget; fix: give"),
         (["--dropout", "1"], "from 0 to below 1"),

@@ -78,7 +78,7 @@ class _Order:
                 continue
             self._done.add(node)
             self.nodes.append(node)
-            near = set(self._followers.get(node, ()))
+            near: set[Node] = set(self._followers.get(node, []))
             for other in near:
                 self._waiting[other] -= 1
             for value in self._reads(node):

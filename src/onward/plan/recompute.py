@@ -160,11 +160,11 @@ class Search:
         sketch = self._sketch
         layers = [layer(node) for node in sketch.nodes]
         leaving = {
-            sketch.maker[s]
+            maker
             for n, reads in enumerate(sketch.reads)
             if not sketch.backward[n]
             for s in reads
-            if sketch.maker[s] is not None and layers[sketch.maker[s]] != layers[n]
+            if (maker := sketch.maker[s]) is not None and layers[maker] != layers[n]
         }
         return {
             n for n, name in enumerate(layers) if name and sketch.repeatable[n] and n not in leaving

@@ -110,12 +110,11 @@ class Sketch:
             source = self._sources.get(value)
             if source is not None and any(node.inputs[j] is source for j in allowed):
                 layout = self._layouts[source]  # the state is written where it lies
-                rights.append(())
             elif value in self._wishes.of:
                 layout = self._wished(value, index)
-                if self.maker[layout.buffer] == index:
-                    made.append(layout.buffer)
-                rights.append(())
+                if self.maker[layout.buffer] == index and layout.buffer not in made:
+                    made.append(layout.buffer)  # others write their windows into it
+                    rights.append(())
             else:
                 storage = self._storage(aligned(type_of(value).nbytes), index)
                 layout = contiguous(storage, type_of(value))
@@ -127,8 +126,7 @@ class Sketch:
         self.makes.append(tuple(made))
         self.reads.append(tuple({x.buffer for x in read if x is not None}))
         self.backward.append(bool(node.meta.get("backward")))
-        self._inplace.append(tuple(r for r, v in zip(rights, node.outputs, strict=True)
-                                   if self._layouts[v].buffer in made))  # fmt: skip
+        self._inplace.append(tuple(rights))
         self._transient.append(
             moved + sum(aligned(t.nbytes) for t in kernel.scratch(need_of(node)))
         )
