@@ -183,7 +183,11 @@ CALLS = [
     Call(Q=9, S=1),
     Call(Q=3, S=7, causal=True),
     Call(Q=7, S=3, causal=True),
-    *[Call(B=1, H=1, Q=n, S=n, K=16, E=16, causal=c) for n in (63, 64, 65, 130) for c in (False, True)],
+    *[
+        Call(B=1, H=1, Q=n, S=n, K=16, E=16, causal=causal)
+        for n in (63, 64, 65, 130)
+        for causal in (False, True)
+    ],
     Call(B=1, H=3, Q=70, S=300, K=20, E=12),
     Call(B=1, H=1, Q=300, S=521, K=12, E=20, causal=True),
     Call(B=1, H=1, Q=600, S=270, K=12, E=4, causal=True),

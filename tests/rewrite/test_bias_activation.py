@@ -12,7 +12,7 @@ import torch
 from op_cases import stopped
 from torch import nn
 from torch.nn import functional as F
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from onward.differentiate import differentiate
 from onward.graph.build import Builder

@@ -1,43 +1,42 @@
-// Rows of a table by number, and their gradient. Row numbers count from the end where negative.
+// Rows of a table by number, and their gradient.
 #include <cstdint>
 #include <cstring>
 
 namespace {
 
 // The first number out of range is written to `bad`; true where there is none.
-bool all_within(const int64_t* ids, int64_t count, int64_t rows, int64_t* bad) {
+bool all_within(const int64_t* ids, int64_t count, int64_t least, int64_t rows, int64_t* bad) {
     bool strange = false;
     #pragma omp simd reduction(|| : strange)
-    for (int64_t i = 0; i < count; ++i) strange = strange || ids[i] < -rows || ids[i] >= rows;
+    for (int64_t i = 0; i < count; ++i) strange = strange || ids[i] < least || ids[i] >= rows;
     bad[0] = strange;
     bad[1] = 0;
     for (int64_t i = count - 1; strange && i >= 0; --i)
-        if (ids[i] < -rows || ids[i] >= rows) bad[1] = ids[i];
+        if (ids[i] < least || ids[i] >= rows) bad[1] = ids[i];
     return !strange;
 }
 
 }  // namespace
 
-// y[count, width] = table[ids]. Writes nothing where an id is out of range: `bad` is then (1, id).
+// y[count, width] = table[ids]. A negative id is out of range, as in PyTorch's embedding: -100 in
+// the place of a token is a mistake, not the hundredth row from the end. Writes nothing where an id is out of range: `bad` is then (1, id).
 extern "C" void onward_gather_rows(
     const float* table, int64_t rows, int64_t width, const int64_t* ids, int64_t count, float* y,
     int64_t* bad)
 {
-    if (!all_within(ids, count, rows, bad)) return;
+    if (!all_within(ids, count, 0, rows, bad)) return;
     #pragma omp parallel for schedule(static) if (count * width > 8192)
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t row = ids[i] < 0 ? ids[i] + rows : ids[i];
-        std::memcpy(y + i * width, table + row * width, size_t(width) * sizeof(float));
-    }
+    for (int64_t i = 0; i < count; ++i)
+        std::memcpy(y + i * width, table + ids[i] * width, size_t(width) * sizeof(float));
 }
 
 // y[rows, width] = data, then y[ids[i]] += updates[i]. data: null where it already lies in y;
-// `uniform` where it is one number. Each thread owns columns, and adds in the order of the ids.
+// `uniform` where it is one number. An id counts from the end where negative. Each thread owns columns, and adds in the order of the ids.
 extern "C" void onward_add_rows(
     const float* data, int64_t uniform, float* y, int64_t rows, int64_t width,
     const int64_t* ids, const float* updates, int64_t count, int64_t* bad)
 {
-    if (!all_within(ids, count, rows, bad)) return;
+    if (!all_within(ids, count, -rows, rows, bad)) return;
     if (data) {
         const int64_t n = rows * width;
         constexpr int64_t PIECE = 16384;
