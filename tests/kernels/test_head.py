@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,13 @@ class Head:
         self.dloss = torch.tensor(0.37)
 
     def run(
-        self, op: str, kernel: Kernel, bias: bool = True, weight: bool = True, **attrs: Any
+        self,
+        op: str,
+        kernel: Kernel,
+        bias: bool = True,
+        weight: bool = True,
+        room: Callable[[Type], torch.Tensor] | None = None,
+        **attrs: Any,
     ) -> list[torch.Tensor]:
         attrs = {"ignore_index": -100, "reduction": "mean", **attrs}
         inputs: list[torch.Tensor | None] = [
@@ -55,7 +62,7 @@ class Head:
             tuple(_type(t) for t in outputs),
         )  # fmt: skip
         assert kernel.why_not(need) is None
-        scratch = [_rubbish(t) for t in kernel.scratch(need)]
+        scratch = [(room or _rubbish)(t) for t in kernel.scratch(need)]
         with torch.no_grad():
             kernel.bind(Use(attrs, inputs, outputs, scratch))()
         return outputs
@@ -129,6 +136,33 @@ def test_label_smoothing(op: str, kernel: Kernel, weight: bool, reduction: str) 
 @pytest.mark.parametrize("rows", [1, 4, 10, 512])
 def test_blocks_of_any_size_agree(op: str, kernel: Kernel, rows: int) -> None:
     check(Head(23, 6, 50), op, kernel, rows=rows)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("size", [(9, 4, 2050), (40, 3, 28785), (7, 2, 17), (5, 3, 6200)], ids=str)
+def test_nothing_is_written_beyond_the_room_asked_for(
+    size: tuple[int, int, int], threads: int
+) -> None:
+    """Also where the number of threads changes between planning and binding."""
+    head, op = Head(*size), "LinearCrossEntropyStep"
+    kernel = KERNELS[op][0]
+    guard = 4096
+
+    def roomy(type: Type) -> torch.Tensor:
+        (n,) = type.shape
+        assert isinstance(n, int)
+        whole = torch.full((n + guard,), 7).to(_rubbish(type).dtype)
+        guards.append(whole[n:])
+        return whole[:n]
+
+    guards: list[torch.Tensor] = []
+    torch.set_num_threads(threads)
+    try:
+        head.run(op, kernel, room=roomy)
+    finally:
+        torch.set_num_threads(1)
+    assert guards
+    assert all(bool((g == 7).all()) for g in guards)
 
 
 @EACH

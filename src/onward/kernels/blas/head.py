@@ -48,7 +48,9 @@ def _scratch(need: Need) -> list[Type]:
     rows = block_rows(n, int(need.attrs.get("rows", ROWS)))
     width, count = _panels(v, threads)
     panels = count * rows * width
-    return [Type(DType.FLOAT, (panels + 3 * count * rows + 4 * rows + threads * rows * d,))]
+    room = panels + 3 * count * rows + 4 * rows + threads * rows * d
+    # the second says for how many threads the room was planned, whatever the setting is later
+    return [Type(DType.FLOAT, (room,)), Type(DType.INT64, (threads,))]
 
 
 def bind(op: str, use: Use) -> Launch:
@@ -62,9 +64,7 @@ def bind(op: str, use: Use) -> Launch:
     loss = outputs.pop(0) if op != "LinearCrossEntropyGrad" else None
     dx, dw, dbias = [*outputs, None, None, None][:3]
     (n, d), v = x.shape, w.shape[0]
-    # the scratch says for how many threads it was planned
-    rows = block_rows(n, int(use.attrs.get("rows", ROWS)))
-    threads = _threads_of(use.scratch[0].numel(), rows, d, v)
+    rows, threads = block_rows(n, int(use.attrs.get("rows", ROWS))), use.scratch[1].numel()
     width, count = _panels(v, threads)
     bad = (ctypes.c_int64 * 1)()
     engine = engines()[choose_called(Shape(rows, v, d, False, True))]
@@ -82,15 +82,6 @@ def bind(op: str, use: Use) -> Launch:
             raise IndexError(f"label {int(labels[row])} in row {row} is not one of {v} classes")
 
     return launch
-
-
-def _threads_of(elements: int, rows: int, d: int, v: int) -> int:
-    threads = 1
-    while True:
-        width, count = _panels(v, threads)
-        if count * rows * width + 3 * count * rows + 4 * rows + threads * rows * d >= elements:
-            return threads
-        threads += 1
 
 
 def _faster(need: Need) -> str | None:

@@ -62,10 +62,11 @@ def _padded(n: int) -> int:
 
 
 def _scratch(need: Need) -> list[Type]:
-    _, keys, width, values = _sizes(*[_shape(t) for t in need.inputs[:3]])
+    queries, keys, width, values = _sizes(*[_shape(t) for t in need.inputs[:3]])
+    rows = min(QUERIES, queries)
     return _room(
-        width * _padded(keys), keys * _padded(values), QUERIES * width,
-        QUERIES * _padded(keys), QUERIES * _padded(values),
+        width * _padded(keys), keys * _padded(values), rows * width,
+        rows * _padded(keys), rows * _padded(values),
     )  # fmt: skip
 
 
@@ -73,10 +74,11 @@ def _scratch_grad(need: Need) -> list[Type]:
     queries, keys, width, values = _sizes(*[_shape(t) for t in need.inputs[1:4]])
     block = min(KEYS, keys)
     q_row, v_row, k_row = _padded(width), _padded(values), _padded(block)
+    rows = min(QUERIES, queries)
     return _room(
         width * k_row, values * k_row, block * q_row,  # panels of keys and values
-        QUERIES * width, QUERIES * q_row, QUERIES * values, QUERIES * v_row,
-        2 * QUERIES * k_row, block * q_row, block * v_row, queries * q_row, queries,
+        rows * width, rows * q_row, rows * values, rows * v_row,
+        2 * rows * k_row, block * q_row, block * v_row, queries * q_row, queries,
     )  # fmt: skip
 
 

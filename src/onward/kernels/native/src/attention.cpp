@@ -227,6 +227,7 @@ extern "C" void onward_attention(
     const Filter filter{{allowed, mask_strides}, {added, mask_strides}, seed, offset,
                         site, threshold, sample_dim, keep_scale};
     const int64_t lds = padded(n.keys), ldo = padded(n.values);
+    const int64_t most = std::min(QUERIES, n.queries);
     const int64_t blocks = (n.queries + QUERIES - 1) / QUERIES, heads = n.batch * n.heads;
     const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
     // Few heads: the blocks of one are shared out too, and each part packs keys and values anew.
@@ -239,9 +240,9 @@ extern "C" void onward_attention(
         Room rest{scratch + omp_get_thread_num() * room};
         float* turned = rest.take(n.width * lds);  // k^T in panels
         float* panels = rest.take(n.keys * ldo);   // v in panels
-        float* rows = rest.take(QUERIES * n.width);
-        float* s = rest.take(QUERIES * lds);
-        float* o = rest.take(QUERIES * ldo);
+        float* rows = rest.take(most * n.width);
+        float* s = rest.take(most * lds);
+        float* o = rest.take(most * ldo);
         float factor[QUERIES];
         const int64_t last = std::min(n.queries, (part + 1) * blocks / parts * QUERIES);
         const int64_t seen = n.causal ? std::min(n.keys, last) : n.keys;
@@ -301,6 +302,7 @@ extern "C" void onward_attention_grad(
                         site, threshold, sample_dim, keep_scale};
     const int64_t ldk = padded(n.width), ldv = padded(n.values);
     const int64_t block = std::min(KEYS, n.keys), lds = padded(block);
+    const int64_t most = std::min(QUERIES, n.queries);
     const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
     #pragma omp parallel for schedule(dynamic) num_threads(used)
     for (int64_t head = 0; head < n.batch * n.heads; ++head) {
@@ -309,12 +311,12 @@ extern "C" void onward_attention_grad(
         float* k_turned = rest.take(n.width * lds);
         float* v_turned = rest.take(n.values * lds);
         float* k_panels = rest.take(block * ldk);
-        float* q_rows = rest.take(QUERIES * n.width);
-        float* q_panels = rest.take(QUERIES * ldk);
-        float* dy_rows = rest.take(QUERIES * n.values);
-        float* dy_panels = rest.take(QUERIES * ldv);
-        float* s = rest.take(QUERIES * lds);
-        float* t = rest.take(QUERIES * lds);
+        float* q_rows = rest.take(most * n.width);
+        float* q_panels = rest.take(most * ldk);
+        float* dy_rows = rest.take(most * n.values);
+        float* dy_panels = rest.take(most * ldv);
+        float* s = rest.take(most * lds);
+        float* t = rest.take(most * lds);
         float* k_sum = rest.take(block * ldk);
         float* v_sum = rest.take(block * ldv);
         float* q_sum = rest.take(n.queries * ldk);
