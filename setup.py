@@ -16,6 +16,7 @@ COMMON = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-mat
 LEVELS = {"plain": []}
 if platform.machine() in ("x86_64", "AMD64"):
     LEVELS["avx2"] = ["-march=x86-64-v3"]
+    LEVELS["avx512"] = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
 
 setup(
     ext_modules=[

@@ -22,7 +22,8 @@ from onward.kernels.kernel import Launch, Need
 
 log = logging.getLogger("onward")
 FOLDER = Path(__file__).parent
-_LEVELS = ("avx2", "plain")  # best first
+# Best first, each with what `torch.backends.cpu` calls processors that have it.
+_LEVELS = {"avx512": {"AVX512"}, "avx2": {"AVX2", "AVX512"}, "plain": None}
 Argument: TypeAlias = (
     "torch.Tensor | Sequence[int] | Sequence[float] | ctypes.Array[ctypes.c_int64] | float | None"
 )
@@ -80,9 +81,9 @@ def library() -> Library | None:
 
 
 def _load(wanted: str) -> tuple[Library | None, str]:
-    capable = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    for level in _LEVELS:
-        if (wanted and level != wanted) or (level == "avx2" and not capable):
+    processor = torch.backends.cpu.get_cpu_capability()
+    for level, needed in _LEVELS.items():
+        if (wanted and level != wanted) or (needed is not None and processor not in needed):
             continue
         for path in sorted(FOLDER.glob(f"{level}.*.so")):
             try:
