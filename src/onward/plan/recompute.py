@@ -46,6 +46,7 @@ class Search:
     def __init__(self, graph: Graph, limit: int, unconstrained: Plan, device: str = "cpu") -> None:
         self.graph = graph.clone()
         self.limit = limit
+        self._unconstrained, self._device = unconstrained, device
         kernels = select(self.graph, device)
         sort(self.graph)  # so that "just before its first reader" means the reader's launch
         self._sketch = sketch = Sketch(self.graph, kernels)
@@ -60,7 +61,16 @@ class Search:
     # ---- between search and plan
 
     def proposals(self) -> Iterator[set[str]]:
-        """Sets of values to recompute. The plan of each goes to `judge`."""
+        """Sets of values to recompute. The plan of each goes to `judge`.
+
+        Where they end without fitting, those of a search without a limit follow: its road to the
+        smallest peak is another, and the peak that the error names must be one that can be had.
+        """
+        yield from self._towards_limit()
+        if self.limit > 0:
+            yield from Search(self.graph, 0, self._unconstrained, self._device)._towards_limit()
+
+    def _towards_limit(self) -> Iterator[set[str]]:
         for _ in range(ROUNDS):
             before = set(self._again)
             self._shrink()

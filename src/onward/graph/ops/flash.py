@@ -56,13 +56,10 @@ def _probabilities(
         p = b.Where(allowed, p, np.zeros((), dtype=type_of(p).dtype.numpy()))
     dp = dropped(b, b.MatMul(dy, _turned(b, v)), seed, offset, attrs)
     # also the sum of dy * y; the mass is 1 but for rounding, and 0 where nothing is allowed
-    mass = b.Max(b.reduce_sum(p, [last], keepdims=True), float(np.finfo(_numpy(p)).tiny))
+    tiny = float(np.finfo(type_of(p).dtype.numpy()).tiny)
+    mass = b.Max(b.reduce_sum(p, [last], keepdims=True), tiny)
     delta = b.Div(b.reduce_sum(b.Mul(p, dp), [last], keepdims=True), mass)
     return p, b.Mul(p, b.Sub(dp, delta))
-
-
-def _numpy(x: Value) -> np.dtype[np.generic]:
-    return type_of(x).dtype.numpy()
 
 
 def mask_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> Value:
