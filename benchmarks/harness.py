@@ -121,7 +121,10 @@ class Memory:
 def _import_everything() -> dict[str, str]:
     """Import what any engine needs; returns what is missing, with the reason."""
     missing = {}
-    for name in ("transformers", "torch._inductor", "onnx", "onnx_ir", "onnxruntime", "onward"):
+    for name in (
+        "transformers", "torch._dynamo", "torch._inductor", "torch.export", "onnx", "onnx_ir",
+        "onnxruntime", "onward",
+    ):  # fmt: skip
         try:
             importlib.import_module(name)
         except ImportError as error:
