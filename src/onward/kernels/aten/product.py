@@ -16,14 +16,14 @@ def gemm_operands(use: Use) -> tuple[torch.Tensor, torch.Tensor]:
     return a, b
 
 
-def _bind_gemm(use: Use) -> Launch:
+def bind_gemm(use: Use) -> Launch:
     a, b = gemm_operands(use)
     if len(use.inputs) > 2 and use.inputs[2] is not None:
         return partial(torch.addmm, use.x(2), a, b, out=use.y)
     return partial(torch.mm, a, b, out=use.y)
 
 
-def _plain(need: Need) -> str | None:
+def unscaled(need: Need) -> str | None:
     scaled = any(need.attrs.get(k, 1.0) != 1.0 for k in ("alpha", "beta"))
     return "Gemm with alpha or beta" if scaled else None
 
@@ -62,6 +62,6 @@ def _batched(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> list[Launch]:
 
 
 KERNELS: dict[str, Kernel] = {
-    "Gemm": Kernel("aten.addmm", _bind_gemm, why_not=_plain, inplace=((0, 2),), strided=(0,)),
+    "Gemm": Kernel("aten.addmm", bind_gemm, why_not=unscaled, inplace=((0, 2),), strided=(0,)),
     "MatMul": Kernel("aten.bmm", _bind_matmul),
 }

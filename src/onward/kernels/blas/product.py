@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from onward.kernels.aten.product import gemm_operands
+from onward.kernels.aten.product import bind_gemm, gemm_operands, unscaled
 from onward.kernels.blas.choice import Shape, choose
 from onward.kernels.blas.engines import engines
 from onward.kernels.kernel import Kernel, Launch, Need, Use
@@ -37,10 +37,10 @@ def bind(engine: str, use: Use) -> Launch:
     c = use.inputs[2] if len(use.inputs) > 2 else None
     left, right, out = _stored(a), _stored(b), _stored(y)
     if left is None or right is None or out is None or out[0] or a.shape[1] == 0:
-        return _with_torch(a, b, c, y)
+        return bind_gemm(use)
     row = None if c is None else c.expand(y.shape)
     if row is not None and row.stride(1) != 1 and y.shape[1] > 1:
-        return _with_torch(a, b, c, y)
+        return bind_gemm(use)
     native = library()
     assert native is not None
     return native.launch(
@@ -48,12 +48,6 @@ def bind(engine: str, use: Use) -> Launch:
         y.shape[0], y.shape[1], a.shape[1], a, left[1], b, right[1],
         row, 0 if row is None or y.shape[0] == 1 else row.stride(0), y, out[1],
     )  # fmt: skip
-
-
-def _with_torch(
-    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor | None, y: torch.Tensor
-) -> Launch:
-    return partial(torch.mm, a, b, out=y) if c is None else partial(torch.addmm, c, a, b, out=y)
 
 
 def shape_of(need: Need) -> Shape:
@@ -67,12 +61,7 @@ def shape_of(need: Need) -> Shape:
 
 
 def _why_not(need: Need) -> str | None:
-    reason = only_f32(need)
-    if reason is not None:
-        return reason
-    if any(need.attrs.get(k, 1.0) != 1.0 for k in ("alpha", "beta")):
-        return "Gemm with alpha or beta"
-    return None
+    return only_f32(need) or unscaled(need)
 
 
 def _faster(engine: str, need: Need) -> str | None:
