@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 from onward.config import OnwardError, environment
-from onward.kernels.blas.engines import engines
-from onward.kernels.native.library import library
+from onward.kernels.blas.engines import engines, plain_product
 
 log = logging.getLogger("onward")
 TORCH = "torch"  # torch.mm with its own threads
@@ -133,18 +132,13 @@ def _calls(shape: Shape) -> dict[str, Callable[[], Any]]:
     left = a.t().contiguous() if ta else a
     right = b.t().contiguous() if tb else b
     y = torch.empty(m, n)
-    c = library()
-    assert c is not None
     calls: dict[str, Callable[[], Any]] = {
         TORCH: functools.partial(
             torch.mm, left.t() if ta else left, right.t() if tb else right, out=y
         )
     }
     for name, engine in engines().items():
-        calls[name] = c.launch(
-            "onward_gemm", engine.layout, int(ta), int(tb), m, n, k, left, left.shape[1],
-            right, right.shape[1], None, 0, y, n,
-        )  # fmt: skip
+        calls[name] = plain_product(engine, left, right, ta, tb, y)
     return calls
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from onward.kernels.kernel import Launch
 from onward.kernels.native.library import library
 
 CBLAS64, FORTRAN32 = 0, 1  # calling conventions, as src/blas.h numbers them
@@ -76,19 +77,27 @@ def _mkl() -> Iterator[Engine]:
             yield Engine("mkl", str(path), (address, FORTRAN32, 0, 0))
 
 
-def _right(engine: Engine) -> bool:
-    """Whether the engine gives the product of small integers exactly."""
+def plain_product(
+    engine: Engine, left: torch.Tensor, right: torch.Tensor, ta: bool, tb: bool, y: torch.Tensor
+) -> Launch:
+    """`y f32[m,n]` from contiguous operands, each stored transposed or not."""
     c = library()
     assert c is not None
+    (m, n), k = y.shape, left.shape[0 if ta else 1]
+    return c.launch(
+        "onward_gemm", engine.layout, int(ta), int(tb), m, n, k, left, left.shape[1],
+        right, right.shape[1], None, 0, y, n,
+    )  # fmt: skip
+
+
+def _right(engine: Engine) -> bool:
+    """Whether the engine gives the product of small integers exactly."""
     a = torch.arange(35, dtype=torch.float32).reshape(5, 7)
     b = torch.arange(21, dtype=torch.float32).reshape(7, 3) - 9
-    for ta, tb in ((0, 0), (1, 0), (0, 1), (1, 1)):
+    for ta, tb in ((False, False), (True, False), (False, True), (True, True)):
         left, right = (a.t().contiguous() if ta else a), (b.t().contiguous() if tb else b)
         y = torch.full((5, 3), torch.nan)
-        c.launch(
-            "onward_gemm", engine.layout, ta, tb, 5, 3, 7, left, left.shape[1],
-            right, right.shape[1], None, 0, y, 3,
-        )()  # fmt: skip
+        plain_product(engine, left, right, ta, tb, y)()
         if not torch.equal(y, a @ b):
             return False
     return True
