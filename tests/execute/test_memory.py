@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tiny import batch, bert, gpt2
 from torch.profiler import ProfilerActivity, profile
 
 import onward
-from onward.execute import Executable
+from onward.execute import Executable, Memory
 from onward.plan import Region
 
 MAKERS = {"gpt2": gpt2, "bert": bert}
@@ -232,3 +233,21 @@ def test_the_measure_sees_a_leak() -> None:
     malloced, resident, _ = growth("gpt2", "leak")
     assert malloced > 20 * (1 << 18) * 0.9
     assert resident > 20 * (1 << 18) * 0.5
+
+
+def test_an_arena_that_grows_is_freed_before_the_larger_one_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    memory = Memory(torch.device("cpu"))
+    memory.reserve({Region.RESIDUAL: 64, Region.SCRATCH: 64})
+    before = [weakref.ref(memory._arenas[region]) for region in (Region.RESIDUAL, Region.SCRATCH)]
+    alive: list[bool] = []
+    make = torch.empty
+
+    def empty(*args: Any, **more: Any) -> torch.Tensor:
+        alive.append(before[len(alive)]() is not None)
+        return make(*args, **more)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    memory.reserve({Region.RESIDUAL: 128, Region.SCRATCH: 128})
+    assert alive == [False, False]

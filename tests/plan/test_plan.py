@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tiny import batch, bert, compiled, gpt2, trained
 
 import onward
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Role
+from onward.graph.types import parse_type
 from onward.plan import Plan, Region, make_plan
 from onward.plan.arena import ALIGNMENT, aligned
 from onward.plan.bind import bind
 from onward.rewrite import prune
+
+Run = Callable[[Graph, dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 MAKERS = {"gpt2": gpt2, "bert": bert}
 
@@ -178,3 +185,21 @@ def test_missing_size_is_named() -> None:
     made = compiled(gpt2(layers=1), batch())
     with pytest.raises(onward.OnwardError, match="no size given for T"):
         bind(made.forward, {"B": 4})
+
+
+def test_two_outputs_of_a_launch_share_no_memory(execute: Run) -> None:
+    """Both may lie in the input's memory, and one of them is read by nothing."""
+    graph = Graph()
+    b = Builder(graph)
+    x = graph.input("x", parse_type("f32[6,4]"), Role.BATCH)
+    scale = graph.input("scale", parse_type("f32[4]"), Role.BATCH)
+    e = b.Exp(x)
+    _, _, _, total = b.AddLayerNormalization(e, e, scale, None)
+    graph.outputs = {"total": b.Tanh(total)}
+    plan = make_plan(bind(graph, {}), {})
+    node = next(launch for launch in plan.launches if launch.op == "AddLayerNormalization")
+    buffers = [y.buffer for y in node.outputs]
+    assert len(set(buffers)) == 4, plan
+    rows = np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, 4)
+    feeds = {"x": rows, "scale": np.ones(4, np.float32)}
+    np.testing.assert_allclose(execute(graph, feeds)["total"], np.tanh(2 * np.exp(rows)), rtol=1e-6)

@@ -7,6 +7,10 @@ are shared by all plans of the session.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import sys
+
 import torch
 
 from onward.graph.types import Type
@@ -39,8 +43,9 @@ class Memory:
         for region in (Region.RESIDUAL, Region.SCRATCH):
             have = self._arenas.get(region)
             if have is None or have.numel() < sizes[region]:
-                if have is not None:
-                    self._arenas.pop(region)
+                del have
+                self._arenas.pop(region, None)
+                _return_freed_heap()
                 self._arenas[region] = torch.empty(
                     sizes[region], dtype=torch.uint8, device=self.device
                 )
@@ -54,3 +59,14 @@ class Memory:
         """Bytes of an arena now."""
         arena = self._arenas.get(region)
         return 0 if arena is None else arena.numel()
+
+
+def _return_freed_heap() -> None:
+    """Gives the pages of freed heap back to the system, where its C library can (glibc).
+
+    Capture, planning and the measurement of products free tens of MiB, which the process would
+    keep beside an arena that is too large to be served from them.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):
+            ctypes.CDLL(None).malloc_trim(0)

@@ -209,7 +209,11 @@ class _Planner:
             None if v is None else self._readable(node, kernel, i, v, position)
             for i, v in enumerate(node.inputs)
         ]
-        outputs = [self._writable(node, kernel, i, position) for i in range(len(node.outputs))]
+        outputs: list[Layout] = []
+        for i, value in enumerate(node.outputs):
+            # noted at once: the next output must not take the same memory
+            self.layouts[value] = self._writable(node, kernel, i, position)
+            outputs.append(self.layouts[value])
         need = need_of(node)
         scratch = tuple(
             self._buffer(
@@ -217,8 +221,6 @@ class _Planner:
             )
             for t in kernel.scratch(need)
         )
-        for value, layout in zip(node.outputs, outputs, strict=True):
-            self.layouts[value] = layout
         self.launches.append(
             Launch(
                 kernel, node.op_type, where(node), need.attrs, tuple(inputs), tuple(outputs),
