@@ -34,12 +34,12 @@ def manual_seed() -> int:
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     """Chooses the native kernels for one test: "0" (none), "plain" or "avx2"."""
-    from onward.kernels.blas.choice import _nearest, rates
+    from onward.kernels.blas.choice import _fastest, rates
     from onward.kernels.blas.engines import engines
     from onward.kernels.native.library import library
 
     def clear() -> None:
-        for cached in (library, engines, rates, _nearest):
+        for cached in (library, engines, rates, _fastest):
             cached.cache_clear()
 
     def choose(level: str) -> None:

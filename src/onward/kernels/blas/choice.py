@@ -1,9 +1,11 @@
 """Which engine for which shape: measured once per machine, kept as data.
 
 A handful of sample products, one per class of shape that training meets, is timed on every engine
-(a third of a second). A product takes the engine that won on the nearest sample: the same storage
-of its operands, nearest in log m, n, k. The table is a JSON file in the user's cache folder; its
-name holds processor, thread count and versions, so that a change of any measures anew.
+(half a second). A product's time on an engine is estimated from the samples whose operands are
+stored alike, the nearer the heavier. The engine that is best over all samples is taken unless
+another is estimated 3 % faster: less than that is noise. The table is a JSON file in the user's
+cache folder; its name holds processor, thread count and versions, so that a change of any measures
+anew.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import logging
 import math
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +28,8 @@ from onward.kernels.blas.engines import engines, plain_product
 
 log = logging.getLogger("onward")
 TORCH = "torch"  # torch.mm with its own threads
-_REPEATS = 4
+_PASSES, _REPEATS = 3, 2  # over all samples; of a sample in a pass: a short disturbance hits one
+_MARGIN = 1.03
 
 
 class Shape(NamedTuple):
@@ -38,9 +41,16 @@ class Shape(NamedTuple):
     ta: bool = False
     tb: bool = False
 
+    @property
+    def flops(self) -> int:
+        """Two for each multiplication with its addition."""
+        return 2 * self.m * self.n * self.k
+
     def __str__(self) -> str:
         return f"{self.m}x{self.n}x{self.k}{' ta' if self.ta else ''}{' tb' if self.tb else ''}"
 
+
+Rates = dict[Shape, dict[str, float]]  # GFLOP/s by sample and engine
 
 # One per class: a layer's products, wide ones, a vocabulary's (odd sizes, as vocabularies are), and
 # small ones; forward, by the input, by the weight.
@@ -53,23 +63,23 @@ SAMPLES = (
         )
         for ta, tb in ((False, True), (False, False), (True, False))
     ),
-    Shape(256, 8193, 128, False, True),
-    Shape(256, 128, 8193, False, False),
-    Shape(8193, 128, 256, True, False),
+    Shape(256, 8193, 256, False, True),
+    Shape(256, 256, 8193, False, False),
+    Shape(8193, 256, 256, True, False),
 )  # fmt: skip
 
 
 def choose(shape: Shape) -> str:
     """The engine's name: one of `engines()`, or "torch"."""
-    return forced() or _nearest(shape, torch.get_num_threads(), (TORCH, *engines()))
+    return forced() or _fastest((shape,), torch.get_num_threads(), (TORCH, *engines()))
 
 
-def choose_called(shape: Shape) -> str:
-    """The same among the engines that a kernel can call from its own threads."""
+def choose_called(*shapes: Shape) -> str:
+    """One engine for all of these, among those that a kernel can call from its own threads."""
     name = forced()
     if name in engines():
         return name
-    return _nearest(shape, torch.get_num_threads(), tuple(engines()))
+    return _fastest(shapes, torch.get_num_threads(), tuple(engines()))
 
 
 def forced() -> str:
@@ -82,22 +92,35 @@ def forced() -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _nearest(shape: Shape, threads: int, names: tuple[str, ...]) -> str:
+def _fastest(shapes: tuple[Shape, ...], threads: int, names: tuple[str, ...]) -> str:
     table = rates(threads)
-    if not table:
-        return TORCH
+    return fastest(table, shapes, names) if table else TORCH
+
+
+def fastest(table: Rates, shapes: Sequence[Shape], names: Sequence[str]) -> str:
+    """The engine of `names` with the least time for all shapes, by the rates in the table."""
+    seconds = {name: sum(s.flops / _expected(table, s, name) for s in shapes) for name in names}
+    favourite = max(names, key=lambda name: sum(math.log(found[name]) for found in table.values()))
+    best = min(names, key=lambda name: seconds[name])
+    return best if seconds[best] * _MARGIN < seconds[favourite] else favourite
+
+
+def _expected(table: Rates, shape: Shape, name: str) -> float:
+    """GFLOP/s: the mean over samples stored alike, weighted by exp(-distance^2) in log m, n, k."""
     alike = [s for s in table if (s.ta, s.tb) == (shape.ta, shape.tb)] or list(table)
-
-    def distance(sample: Shape) -> float:
-        pairs = zip(sample[:3], shape[:3], strict=True)
-        return sum(math.log(a / max(b, 1)) ** 2 for a, b in pairs)
-
-    found = table[min(alike, key=distance)]
-    return max(names, key=lambda name: found[name])
+    distances = [
+        sum(math.log(a / max(b, 1)) ** 2 for a, b in zip(s[:3], shape[:3], strict=True))
+        for s in alike
+    ]
+    nearest = min(distances)  # taken off, so that the weights of a far shape do not vanish
+    weights = [math.exp(nearest - d) for d in distances]
+    logs = [math.log(table[s][name]) for s in alike]
+    weighed = sum(w * x for w, x in zip(weights, logs, strict=True))
+    return math.exp(weighed / sum(weights))
 
 
 @functools.cache
-def rates(threads: int) -> dict[Shape, dict[str, float]]:
+def rates(threads: int) -> Rates:
     """GFLOP/s by sample and engine, from the file or measured now. Empty without an engine."""
     if not engines():
         return {}
@@ -109,28 +132,28 @@ def rates(threads: int) -> dict[Shape, dict[str, float]]:
     return table
 
 
-def measure() -> dict[Shape, dict[str, float]]:
+def measure() -> Rates:
     """Times every sample on every engine, in turn; the best of a few runs each."""
-    table: dict[Shape, dict[str, float]] = {}
-    for shape in SAMPLES:
-        calls = _calls(shape)
-        best = dict.fromkeys(calls, math.inf)
-        for _ in range(_REPEATS):
-            for name, call in calls.items():
-                start = time.perf_counter()
-                call()
-                best[name] = min(best[name], time.perf_counter() - start)
-        flops = 2 * shape.m * shape.n * shape.k
-        table[shape] = {name: round(flops / s / 1e9, 1) for name, s in best.items()}
-    return table
+    best: dict[Shape, dict[str, float]] = {shape: {} for shape in SAMPLES}
+    for _ in range(_PASSES):
+        for shape in SAMPLES:
+            calls = _calls(shape)
+            for _ in range(_REPEATS):
+                for name, call in calls.items():
+                    start = time.perf_counter()
+                    call()
+                    seconds = time.perf_counter() - start
+                    best[shape][name] = min(best[shape].get(name, math.inf), seconds)
+    return {
+        shape: {name: round(shape.flops / s / 1e9, 1) for name, s in found.items()}
+        for shape, found in best.items()
+    }
 
 
 def _calls(shape: Shape) -> dict[str, Callable[[], Any]]:
     m, n, k, ta, tb = shape
-    a = torch.from_numpy(np.random.default_rng(0).standard_normal((m, k), np.float32))
-    b = torch.from_numpy(np.random.default_rng(1).standard_normal((k, n), np.float32))
-    left = a.t().contiguous() if ta else a
-    right = b.t().contiguous() if tb else b
+    left = torch.full((k, m) if ta else (m, k), 0.5)
+    right = torch.full((n, k) if tb else (k, n), 0.5)
     y = torch.empty(m, n)
     calls: dict[str, Callable[[], Any]] = {
         TORCH: functools.partial(
@@ -144,8 +167,7 @@ def _calls(shape: Shape) -> dict[str, Callable[[], Any]]:
 
 def _file(threads: int) -> Path:
     parts = (
-        _processor(), f"{threads}threads", f"torch{torch.__version__}", f"numpy{np.__version__}",
-        f"samples{len(SAMPLES)}",
+        _processor(), f"{threads}threads", f"torch{torch.__version__}", f"numpy{np.__version__}"
     )  # fmt: skip
     name = "-".join("".join(c if c.isalnum() or c in ".+" else "_" for c in p) for p in parts)
     return environment().cache / "products" / f"{name}.json"
@@ -163,18 +185,19 @@ def _processor() -> str:
     return f"{model} {torch.backends.cpu.get_cpu_capability()}"
 
 
-def _read(path: Path) -> dict[Shape, dict[str, float]] | None:
-    """The kept table; None where it is absent, damaged, or of other engines than there are."""
+def _read(path: Path) -> Rates | None:
+    """The kept table; None where it is absent, damaged, or of other engines or samples."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))["rates"]
         table = {Shape(*row["shape"]): dict(row["gflops"]) for row in rows}
     except (OSError, ValueError, KeyError, TypeError):
         return None
     names = {TORCH, *engines()}
-    return table if table and all(set(found) == names for found in table.values()) else None
+    complete = set(table) == set(SAMPLES) and all(set(rate) == names for rate in table.values())
+    return table if complete else None
 
 
-def _write(path: Path, table: dict[Shape, dict[str, float]]) -> None:
+def _write(path: Path, table: Rates) -> None:
     """Keeps the table, whole or not at all; a folder that cannot be written is no error."""
     rows = [{"shape": list(shape), "gflops": found} for shape, found in table.items()]
     try:

@@ -73,7 +73,13 @@ def bind(op: str, use: Use) -> Launch:
     rows, threads = block_rows(n, int(use.attrs.get("rows", ROWS))), use.scratch[1].numel()
     width, count = _panels(v, d, threads)
     bad = (ctypes.c_int64 * 1)()
-    engine = engines()[choose_called(Shape(rows, v, d, False, True))]
+    engine = engines()[
+        choose_called(
+            Shape(rows, width, d, False, True),  # logits
+            Shape(rows, d, width, False, False),  # dx
+            Shape(width, d, rows, True, False),  # dw
+        )
+    ]
     call = native.launch(
         "onward_head", engine.layout, x, w, bias, labels, weight, dloss, loss, dx, dw, dbias,
         n, d, v, int(use.attrs["ignore_index"]), int(use.attrs["reduction"] == "mean"),
