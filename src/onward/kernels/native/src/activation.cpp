@@ -143,6 +143,7 @@ extern "C" void onward_bias_activation_grad(
 
 // For the tests: the functions of math.h alone.
 extern "C" void onward_math(const float* x, float* y, int64_t n, int64_t which) {
+    #pragma omp simd
     for (int64_t i = 0; i < n; ++i)
         y[i] = which == 0 ? math::exp(x[i])
              : which == 1 ? math::sigmoid(x[i])

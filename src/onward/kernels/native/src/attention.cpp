@@ -8,7 +8,7 @@
 #include <cfloat>
 #include <cmath>
 
-#include "exp.h"
+#include "math.h"
 #include "random.h"
 #include "tile.h"
 
@@ -91,7 +91,7 @@ OUTLINED float exponentials(float* s, int32_t n, float peak) {
     float sum = 0.0f;
     #pragma omp simd reduction(+ : sum)
     for (int32_t j = 0; j < n; ++j) {
-        const float e = exp_f32(s[j] - peak);
+        const float e = math::exp(s[j] - peak);
         sum += e;
         s[j] = e;
     }
@@ -102,7 +102,7 @@ OUTLINED float exponentials(float* s, int32_t n, float peak, RowKey key, uint32_
     float sum = 0.0f;
     #pragma omp simd reduction(+ : sum)
     for (int32_t j = 0; j < n; ++j) {
-        const float e = exp_f32(s[j] - peak);
+        const float e = math::exp(s[j] - peak);
         sum += e;
         s[j] = key.word(uint32_t(j)) >= threshold ? e : 0.0f;
     }
@@ -114,7 +114,7 @@ OUTLINED void probabilities(float* s, float* t, int32_t n, float peak, float inv
 {
     #pragma omp simd
     for (int32_t j = 0; j < n; ++j) {
-        const float p = exp_f32(s[j] - peak) * inverse;
+        const float p = math::exp(s[j] - peak) * inverse;
         s[j] = p;
         t[j] = p * (t[j] - delta);
     }
@@ -126,7 +126,7 @@ OUTLINED void probabilities(float* s, float* t, int32_t n, float peak, float inv
     #pragma omp simd
     for (int32_t j = 0; j < n; ++j) {
         const float kept = key.word(first + uint32_t(j)) >= threshold ? scale : 0.0f;
-        const float p = exp_f32(s[j] - peak) * inverse;
+        const float p = math::exp(s[j] - peak) * inverse;
         s[j] = p * kept;
         t[j] = p * (t[j] * kept - delta);
     }
@@ -140,7 +140,7 @@ OUTLINED void whole_row(float* s, float* t, int32_t n, float peak, float inverse
     float sum = 0.0f, mass = 0.0f;
     #pragma omp simd reduction(+ : sum, mass)
     for (int32_t j = 0; j < n; ++j) {
-        const float p = exp_f32(s[j] - peak) * inverse;
+        const float p = math::exp(s[j] - peak) * inverse;
         s[j] = p;
         sum += p * t[j];
         mass += p;
@@ -157,7 +157,7 @@ OUTLINED void whole_row(float* s, float* t, int32_t n, float peak, float inverse
     #pragma omp simd reduction(+ : sum, mass)
     for (int32_t j = 0; j < n; ++j) {
         const bool kept = key.word(uint32_t(j)) >= threshold;
-        const float p = exp_f32(s[j] - peak) * inverse, g = kept ? t[j] * scale : 0.0f;
+        const float p = math::exp(s[j] - peak) * inverse, g = kept ? t[j] * scale : 0.0f;
         s[j] = kept ? p : -p;  // the sign says it until the second loop
         t[j] = g;
         sum += p * g;
@@ -204,12 +204,6 @@ inline void write(const float* x, int64_t n, float scale, float* y) {
 }
 
 }  // namespace
-
-// The exponential alone, for its test.
-extern "C" void onward_exp(const float* x, float* y, int64_t n) {
-    #pragma omp simd
-    for (int64_t i = 0; i < n; ++i) y[i] = exp_f32(x[i]);
-}
 
 // y[B,H,Q,E], peak[B,H,Q], total[B,H,Q] from q[B,H,Q,K], k[B,H,S,K], v[B,H,S,E].
 // sizes: B, H, Q, S, K, E, is_causal. scratch: f32[threads, room].

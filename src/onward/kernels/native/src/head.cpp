@@ -6,7 +6,7 @@
 //   3  panel = dlogits; dw += panel^T x; own dx += panel w; dbias += panel     (parallel, panels)
 //   4  dx = sum of the threads' own                                            (parallel, rows)
 #include "blas.h"
-#include "exp.h"
+#include "math.h"
 
 #include <algorithm>
 #include <cmath>
@@ -99,7 +99,7 @@ extern "C" void onward_head(
                     }
                     const float shift = top == -INFINITY ? 0.0f : top;
                     #pragma omp simd reduction(+ : total)
-                    for (int64_t c = 0; c < width; ++c) total += exp_f32(row[c] - shift);
+                    for (int64_t c = 0; c < width; ++c) total += math::exp(row[c] - shift);
                     float* s = stats + (p * rows + i) * 3;
                     s[0] = shift;
                     s[1] = total;
@@ -154,10 +154,10 @@ extern "C" void onward_head(
                         const float* cw = weight + c0;
                         #pragma omp simd
                         for (int64_t c = 0; c < width; ++c)
-                            row[c] = exp_f32(row[c] - top) * a - b * cw[c];
+                            row[c] = math::exp(row[c] - top) * a - b * cw[c];
                     } else {
                         #pragma omp simd
-                        for (int64_t c = 0; c < width; ++c) row[c] = exp_f32(row[c] - top) * a - b;
+                        for (int64_t c = 0; c < width; ++c) row[c] = math::exp(row[c] - top) * a - b;
                     }
                     const int64_t y = labels[r0 + i] - c0;
                     if (y >= 0 && y < width)

@@ -52,14 +52,11 @@ inline float exp_within_87(float x) {
     return exp_near_0(s.r) * power_of_two(s.n);
 }
 
-// e^x to 1 ulp, denormal results, 0, infinity and NaN as they should be: 2^n is applied in two
-// factors, so that results below the normal numbers come out right.
+// e^x to 1 ulp for x <= 88; 0 below -87.3, where the result would be subnormal. NaN stays NaN.
 inline float exp(float x) {
-    x = x > 89.0f ? 89.0f : x;  // written so that NaN stays NaN
-    x = x < -104.0f ? -104.0f : x;
-    const Split s = split(x);
-    const int32_t half = s.n >> 1;
-    return exp_near_0(s.r) * power_of_two(half) * power_of_two(s.n - half);
+    constexpr float LOWEST = -87.3365447f;  // ln of the smallest normal number
+    const float e = exp_within_87(x < LOWEST ? LOWEST : x);
+    return x < LOWEST ? 0.0f : e;
 }
 
 // 1 / (1 + e^-x), relatively exact in both tails down to 1e-38, then 0.
