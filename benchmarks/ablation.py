@@ -3,7 +3,7 @@
     python benchmarks/ablation.py                   # some 20 minutes on two cores
     python benchmarks/ablation.py --quick --out DIR
 
-Parts: every rewrite pass by its name; the native kernels (ONWARD_NATIVE=0); their AVX2 build
+Parts: every rewrite pass by its name; the native kernels (ONWARD_NATIVE=0); their AVX2 and AVX-512 builds
 (ONWARD_NATIVE=plain); the choice of the matrix-product engine (ONWARD_BLAS=torch). Each runs in its
 own process, a few processes at a time, in turn over the same batches, with everything on once more
 in each group: ratios are to that one, of medians. A pass that made no edit in a workload is listed
@@ -45,7 +45,7 @@ def variants() -> dict[str, Engine]:
     }
     for name, about, env in (
         ("native kernels", "ONWARD_NATIVE=0", {"ONWARD_NATIVE": "0"}),
-        ("AVX2 build", "ONWARD_NATIVE=plain", {"ONWARD_NATIVE": "plain"}),
+        ("vector builds", "ONWARD_NATIVE=plain", {"ONWARD_NATIVE": "plain"}),
         ("own BLAS", "ONWARD_BLAS=torch", {"ONWARD_BLAS": "torch"}),
     ):
         engines[name] = replace(_ONWARD, name=name, about=about, env=env)

@@ -216,3 +216,13 @@ def test_two_threads_agree_with_one(op: str, kernel: Kernel) -> None:
         torch.set_num_threads(1)
     for a, b in zip(one, two, strict=True):
         torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-6)
+
+
+@EACH
+def test_classes_that_no_row_can_have(op: str, kernel: Kernel) -> None:
+    """Whole panels of -infinity, beside logits so low that e^-logit is no f32."""
+    head = Head(6, 4, 4200)
+    head.bias[:4100] = -torch.inf
+    head.bias[4100:] -= 200
+    head.labels = torch.randint(4100, 4200, (6,))
+    check(head, op, kernel, weight=False)

@@ -6,9 +6,9 @@ namespace {
 
 // The first number out of range is written to `bad`; true where there is none.
 bool all_within(const int64_t* ids, int64_t count, int64_t least, int64_t rows, int64_t* bad) {
-    bool strange = false;
-    #pragma omp simd reduction(|| : strange)
-    for (int64_t i = 0; i < count; ++i) strange = strange || ids[i] < least || ids[i] >= rows;
+    int64_t strange = 0;
+    #pragma omp simd reduction(| : strange)
+    for (int64_t i = 0; i < count; ++i) strange |= int64_t(ids[i] < least) | int64_t(ids[i] >= rows);
     bad[0] = strange;
     bad[1] = 0;
     for (int64_t i = count - 1; strange && i >= 0; --i)

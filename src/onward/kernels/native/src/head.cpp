@@ -1,7 +1,8 @@
 // A linear head with its cross-entropy: loss, dx, dw, dbias through blocks of rows.
 //
 // A block's logits lie in panels of `chunk` classes, [chunks][rows][chunk]; a thread owns panels.
-//   1  panel = x w^T + bias, and per row its maximum and sum of exponentials   (parallel, panels)
+//   1  panel = x w^T + bias, per row its maximum and sum of exponentials; for a
+//      backward the panel keeps them: e^(logit - maximum of the panel's row)   (parallel, panels)
 //   2  per row the log-sum-exp, the loss and the row's share of dloss          (parallel, rows)
 //   3  panel = dlogits; dw += panel^T x; own dx += panel w; dbias += panel     (parallel, panels)
 //   4  dx = sum of the threads' own                                            (parallel, rows)
@@ -82,13 +83,17 @@ extern "C" void onward_head(
                 for (int64_t i = 0; i < r; ++i) {
                     float* row = panel + i * chunk;
                     float top = -INFINITY, total = 0.0f, dot = 0.0f;
-                    if (bias) {
-                        const float* b = bias + c0;
-                        #pragma omp simd
-                        for (int64_t c = 0; c < width; ++c) row[c] += b[c];
+                    const float* b = bias ? bias + c0 : nullptr;
+                    if (b) {
+                        #pragma omp simd reduction(max : top)
+                        for (int64_t c = 0; c < width; ++c) {
+                            row[c] += b[c];
+                            top = row[c] > top ? row[c] : top;
+                        }
+                    } else {
+                        #pragma omp simd reduction(max : top)
+                        for (int64_t c = 0; c < width; ++c) top = row[c] > top ? row[c] : top;
                     }
-                    #pragma omp simd reduction(max : top)
-                    for (int64_t c = 0; c < width; ++c) top = row[c] > top ? row[c] : top;
                     if (smoothing != 0.0f && weight) {
                         const float* cw = weight + c0;
                         #pragma omp simd reduction(+ : dot)
@@ -97,15 +102,24 @@ extern "C" void onward_head(
                         #pragma omp simd reduction(+ : dot)
                         for (int64_t c = 0; c < width; ++c) dot += row[c];
                     }
+                    const int64_t y = labels[r0 + i] - c0;
+                    if (y >= 0 && y < width) hit[i] = row[y];
                     const float shift = top == -INFINITY ? 0.0f : top;
-                    #pragma omp simd reduction(+ : total)
-                    for (int64_t c = 0; c < width; ++c) total += math::exp(row[c] - shift);
+                    if (backward) {  // the exponentials stay for step 3
+                        #pragma omp simd reduction(+ : total)
+                        for (int64_t c = 0; c < width; ++c) {
+                            const float e = math::exp(row[c] - shift);
+                            row[c] = e;
+                            total += e;
+                        }
+                    } else {
+                        #pragma omp simd reduction(+ : total)
+                        for (int64_t c = 0; c < width; ++c) total += math::exp(row[c] - shift);
+                    }
                     float* s = stats + (p * rows + i) * 3;
                     s[0] = shift;
                     s[1] = total;
                     s[2] = dot;
-                    const int64_t y = labels[r0 + i] - c0;
-                    if (y >= 0 && y < width) hit[i] = row[y];
                 }
             }
             #pragma omp for schedule(static)
@@ -149,15 +163,17 @@ extern "C" void onward_head(
                         std::memset(row, 0, width * sizeof(float));
                         continue;
                     }
-                    const float top = lse[i], a = factor[i], b = even * unit;
+                    const float* s = stats + (p * rows + i) * 3;
+                    // no exponential at all: each logit is -infinity, and s[0] is not their maximum
+                    const float to_p = s[1] == 0.0f ? 0.0f : math::exp(s[0] - lse[i]);
+                    const float a = factor[i] * to_p, b = even * unit;
                     if (b != 0.0f && weight) {
                         const float* cw = weight + c0;
                         #pragma omp simd
-                        for (int64_t c = 0; c < width; ++c)
-                            row[c] = math::exp(row[c] - top) * a - b * cw[c];
+                        for (int64_t c = 0; c < width; ++c) row[c] = row[c] * a - b * cw[c];
                     } else {
                         #pragma omp simd
-                        for (int64_t c = 0; c < width; ++c) row[c] = math::exp(row[c] - top) * a - b;
+                        for (int64_t c = 0; c < width; ++c) row[c] = row[c] * a - b;
                     }
                     const int64_t y = labels[r0 + i] - c0;
                     if (y >= 0 && y < width)
