@@ -3,11 +3,11 @@
     python benchmarks/ablation.py                   # some 20 minutes on two cores
     python benchmarks/ablation.py --quick --out DIR
 
-Parts: every rewrite pass by its name; the native kernels (ONWARD_NATIVE=0); their AVX2 and AVX-512 builds
-(ONWARD_NATIVE=plain); the choice of the matrix-product engine (ONWARD_BLAS=torch). Each runs in its
-own process, a few processes at a time, in turn over the same batches, with everything on once more
-in each group: ratios are to that one, of medians. A pass that made no edit in a workload is listed
-and not timed, for its graph is the same without it.
+Parts: every rewrite pass by its name; the native kernels (ONWARD_NATIVE=0); their AVX2 and AVX-512
+builds (ONWARD_NATIVE=plain); the choice of the matrix-product engine (ONWARD_BLAS=torch). Each runs
+in its own process, a few processes at a time, in turn over the same batches, with everything on
+once more in each group: ratios are to that one, of medians. A pass that made no edit in a workload
+is listed and not timed, for its graph is the same without it.
 
 Masks depend on the seed and on logical coordinates only, so every variant has to give the losses of
 everything on within 1e-4 relative. Exit status 1: it does not, or a variant failed. Results are

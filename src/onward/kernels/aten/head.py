@@ -92,8 +92,7 @@ def _bind(use: Use) -> Launch:
                 torch.mm(rows, w.t(), out=block)
             else:
                 torch.addmm(bias, rows, w.t(), out=block)
-            log_sum = torch.logsumexp(block, 1, keepdim=True)
-            block.sub_(log_sum)  # log p
+            torch.ops.aten._log_softmax.out(block, 1, False, out=block)  # log p
             if loss is not None:
                 total = block.gather(1, y).mul_(own).mul_(smoothing - 1.0)
                 if smoothing:

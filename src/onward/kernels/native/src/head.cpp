@@ -60,10 +60,10 @@ extern "C" void onward_head(
 
     float* panels = scratch;
     float* stats = panels + chunks * rows * chunk;  // [chunks][rows][maximum, sum, dot]
-    float* lse = stats + 3 * chunks * rows;
-    float* hit = lse + rows;        // the label's logit
+    float* peak = stats + 3 * chunks * rows;  // of the row's logits
+    float* hit = peak + rows;       // the label's logit
     float* row_loss = hit + rows;
-    float* factor = row_loss + rows;  // what multiplies p in dlogits; 0 where the row is ignored
+    float* factor = row_loss + rows;  // of e^(logit - peak) in dlogits; 0 where the row is ignored
     float* own = factor + rows;     // [threads][rows][d]
     double sum = 0.0;
 
@@ -126,18 +126,22 @@ extern "C" void onward_head(
             for (int64_t i = 0; i < r; ++i) {
                 float top = -INFINITY;
                 double total = 0.0, dot = 0.0;
-                for (int64_t p = 0; p < chunks && p * chunk < v; ++p)
-                    top = std::max(top, stats[(p * rows + i) * 3]);
                 for (int64_t p = 0; p < chunks && p * chunk < v; ++p) {
                     const float* s = stats + (p * rows + i) * 3;
-                    total += double(s[1]) * std::exp(double(s[0]) - double(top));
+                    // a sum of 0: each logit is -infinity, and s[0] is not their maximum
+                    if (s[1] != 0.0f) top = std::max(top, s[0]);
                     dot += s[2];
+                }
+                for (int64_t p = 0; p < chunks && p * chunk < v; ++p) {
+                    const float* s = stats + (p * rows + i) * 3;
+                    if (s[1] != 0.0f) total += double(s[1]) * std::exp(double(s[0]) - double(top));
                 }
                 const double log_sum = double(top) + std::log(total);
                 const bool counts = l.counts(r0 + i);
                 const double wy = counts ? l.of(labels[r0 + i]) : 0.0;
-                lse[i] = float(log_sum);
-                factor[i] = counts ? unit * float((1.0 - smoothing) * wy + even * l.total_weight)
+                peak[i] = top;
+                factor[i] = counts ? float(unit * ((1.0 - smoothing) * wy +
+                                                   even * l.total_weight) / total)
                                    : 0.0f;
                 row_loss[i] = counts ? float((1.0 - smoothing) * wy * (log_sum - hit[i]) +
                                              even * (l.total_weight * log_sum - dot))
@@ -164,9 +168,8 @@ extern "C" void onward_head(
                         continue;
                     }
                     const float* s = stats + (p * rows + i) * 3;
-                    // no exponential at all: each logit is -infinity, and s[0] is not their maximum
-                    const float to_p = s[1] == 0.0f ? 0.0f : math::exp(s[0] - lse[i]);
-                    const float a = factor[i] * to_p, b = even * unit;
+                    const float rest = s[1] == 0.0f ? 0.0f : math::exp(s[0] - peak[i]);
+                    const float a = factor[i] * rest, b = even * unit;
                     if (b != 0.0f && weight) {
                         const float* cw = weight + c0;
                         #pragma omp simd
