@@ -1,15 +1,15 @@
 """Attention and its gradient in blocks of rows; the scores are never kept.
 
-Milliseconds forward + backward of causal attention, in processor time of one thread (AMD EPYC,
-2 threads in use by others, 2026-11-21); GFLOP/s count the products of the allowed pairs only. The
-products themselves run at 95 to 110 GFLOP/s.
+Milliseconds forward + backward of causal attention on 2 threads of an AMD EPYC (AVX-512),
+2026-11-21, the shortest of 15 runs; GFLOP/s count the products of the allowed pairs only, of which
+large ones run at 210:
 
-    B, H, T, K        dropout   here                         torch's sdpa      taken apart
-    4, 8, 256, 64     0.1       5.0 + 10.6 (54, 64 GFLOP/s)  27.3 + 18.1       24.5 + 19.2
-    4, 8, 256, 64     0         4.8 + 10.5 (57, 64)          7.8 + 18.4        11.3 + 20.8
-    20, 2, 35, 100    0.2       0.33 + 0.71 (31, 35)         1.15 + 1.04       0.96 + 1.12
-    2, 16, 1024, 64   0.1       62 + 142 (69, 75)            652 + 438         684 + 542
-    2, 16, 1024, 64   0         58 + 147 (74, 73)            80 + 214          -
+    B, H, T, K        dropout   here                             torch's sdpa     taken apart
+    4, 8, 256, 64     0.1       2.3 + 5.0 (116, 134 GFLOP/s)     19.8 + 8.7       18.8 + 9.2
+    4, 8, 256, 64     0         1.9 + 4.3 (143, 156)             3.8 + 9.3        5.1 + 9.1
+    20, 2, 35, 100    0.2       0.25 + 0.49 (41, 51)             0.81 + 0.53      0.72 + 0.55
+    2, 16, 1024, 64   0.1       29 + 66 (151, 162)               469 + 233        468 + 285
+    2, 16, 1024, 64   0         25 + 62 (170, 173)               41 + 106         180 + 245
 """
 
 from __future__ import annotations

@@ -3,18 +3,14 @@
 A row is read and written once. The mean is corrected in the variance's pass; dscale and dbias are
 summed by tiles of rows. The tiles are the same for any number of threads, and so is every bit.
 
-us a call, native against the same work in aten's ops (dropout: native.dropout), AMD EPYC, 2
-threads, 2026-11-21, the least of 200 calls on a shared machine, data in the last-level cache:
+us a call and GB/s on 2 threads of an AMD EPYC (AVX-512), warm caches, 2026-11-21, from
+`benchmarks/kernels.py`; beside them aten's norm, or the sum, norm and dropout in kernels apart:
 
-                     [1024,512]            [700,200]          [4096,1024]
-    norm              70 / 115  60 GB/s     32 / 51   35       447 / 1053  75
-    its gradient      86 / 134  73          47 / 104  36      1197 / 2823  42
-    sum, norm         95 / 152  88          41 / 67   55      1617 / 2392  42
-      with dropout   166 / 239  51          61 / 96   37      2297 / -     29
-    its gradient      87 / 171  96          48 / 123  47      2055 / -     33
-      with dropout   178 / 273  59          67 / 163  42      2556 / -     33
-
-The dashes are runs of aten that other work on the machine disturbed too much.
+                          [1024,512]           [700,200]
+    norm                  64 / 114  66 GB/s    34 / 46  34 GB/s
+    its gradient          73 / 133  87         42 / 88  40
+    sum, dropout, norm   135 / 160  62         54 / 64  42
+    its gradient         115 / 160  91         44 / 51  51
 """
 
 from __future__ import annotations
