@@ -11,9 +11,9 @@ from op_cases import ONWARD_CASES, Given, OpCase, Real
 from onward.graph.build import Builder, inline
 from onward.graph.evaluate import evaluate
 from onward.graph.file import to_proto
-from onward.graph.graph import ONWARD, attributes, type_of
+from onward.graph.graph import ONWARD, Graph, Role, attributes, type_of
 from onward.graph.ops import OPS
-from onward.graph.types import DType
+from onward.graph.types import DType, parse_type
 
 EACH = pytest.mark.parametrize("case", ONWARD_CASES, ids=str)
 
@@ -90,6 +90,38 @@ def mask(
     inputs = (Real(shape, 1.0, 1.0), Given(np.array(seed)), Given(np.array(offset)))
     case = OpCase("Dropout", inputs, attrs)
     return evaluate(case.graph(), case.feeds())["y0"]
+
+
+@pytest.mark.parametrize("sample_dim", [-1, 0, 1])
+@pytest.mark.parametrize("shape", [(4, 7, 16), (4, 7, 3, 16)], ids=str)
+def test_packed_rows_keep_their_masks(shape: tuple[int, ...], sample_dim: int) -> None:
+    """Rows of a batch in any order, one twice: with their coordinates the same bits."""
+    places = np.array([[3, 6], [0, 0], [1, 5], [2, 2], [1, 5], [0, 1]])
+    dense = mask(shape, 0.5, offset=11, sample_dim=sample_dim)
+    x = Real((len(places), *shape[2:]), 1.0, 1.0)
+    given = (Given(np.array((1, 2))), Given(np.array(11)), Given(places))
+    case = OpCase("Dropout", (x, *given), {"ratio": 0.5, "site": 0, "sample_dim": sample_dim})
+    packed = evaluate(case.graph(), case.feeds())["y0"]
+    np.testing.assert_array_equal(packed, dense[places[:, 0], places[:, 1]])
+
+
+@pytest.mark.parametrize("given", ["i64[5,2]", "i64[6]", "f32[6,2]", "i64[6,R]"])
+@pytest.mark.parametrize("op", ["Dropout", "AddLayerNormalization", "AddLayerNormalizationGrad"])
+def test_coordinates_of_other_rows_are_refused(op: str, given: str) -> None:
+    graph = Graph()
+    types = {
+        "Dropout": ["f32[6,8]"],
+        "AddLayerNormalization": ["f32[6,8]", "f32[6,8]", "f32[8]", "f32[8]"],
+        "AddLayerNormalizationGrad": [
+            "f32[6,8]", "f32[6,8]", "f32[6,8]", "f32[8]", "f32[6,1]", "f32[6,1]",
+        ],
+    }[op]  # fmt: skip
+    inputs = [
+        graph.input(f"x{i}", parse_type(text), Role.BATCH)
+        for i, text in enumerate([*types, "i64[2]", "i64[]", given])
+    ]
+    with pytest.raises(ValueError, match="are not the coordinates of the rows of f32"):
+        Builder(graph).node(op, inputs, {"ratio": 0.5, "site": 0, "sample_dim": 0})
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.5, 0.9])

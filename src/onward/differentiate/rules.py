@@ -173,7 +173,7 @@ def _where(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gra
 @rule("Dropout")
 def _dropout(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
     """Linear with a mask that is a function of coordinates: the same node applied to dy."""
-    return [b.Dropout(_only(dys), xs[1], xs[2], **attrs), None, None]
+    return [b.Dropout(_only(dys), *xs[1:], **attrs)]
 
 
 # ---- shapes
@@ -390,17 +390,15 @@ def _add_layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any
     """The gradient at the sum is the residual's; x gets it through the mask of its dropout."""
     dy, dmean, dinvstd, dr = dys
     assert dmean is None and dinvstd is None
-    seed, offset = [*xs[4:], None, None][:2]
+    seeds = xs[4:]  # with offset and coordinates
     draw = {k: attrs[k] for k in ("ratio", "site", "sample_dim") if attrs.get("ratio", 0.0) > 0.0}
     if dy is None:  # only the sum is used
-        return [b.Dropout(dr, seed, offset, **draw) if draw else dr, dr]
+        return [b.Dropout(dr, *seeds, **draw) if draw else dr, dr]
     statistics = (ys[3], xs[2], ys[1], ys[2])
     if not draw:
         dresidual, dscale, dbias = b.AddLayerNormalizationGrad(dy, dr, *statistics)
         return [dresidual, dresidual, dscale, dbias]
-    dresidual, dscale, dbias, dx = b.AddLayerNormalizationGrad(
-        dy, dr, *statistics, seed, offset, **draw
-    )
+    dresidual, dscale, dbias, dx = b.AddLayerNormalizationGrad(dy, dr, *statistics, *seeds, **draw)
     return [dx, dresidual, dscale, dbias]
 
 

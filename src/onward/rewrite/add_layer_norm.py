@@ -20,12 +20,12 @@ def add_layer_norm(graph: Graph) -> int:
             continue
         x, residual, dropout = _terms(add, outputs)
         draw: dict[str, Any] = {} if dropout is None else attributes(dropout)
-        seed, offset = [*(dropout.inputs[1:] if dropout is not None else []), None, None][:2]
+        seeds = dropout.inputs[1:] if dropout is not None else []  # offset, coordinates
         scale, bias = [*norm.inputs[1:], None][:2]
         b = Builder.at(graph, add)  # the sum may have readers before the norm
         b.module = where(norm)
         y, mean, invstd, r = b.AddLayerNormalization(
-            x, residual, scale, bias, seed, offset,
+            x, residual, scale, bias, *seeds,
             epsilon=attributes(norm).get("epsilon", 1e-5), **draw,
         )  # fmt: skip
         pairs = zip([*norm.outputs, add.outputs[0]], [y, mean, invstd, r], strict=True)

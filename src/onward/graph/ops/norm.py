@@ -11,6 +11,7 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.infer import Call
+from onward.graph.ops.random import check_coordinates
 from onward.graph.ops.record import Op
 from onward.graph.types import DType, Type
 
@@ -41,20 +42,19 @@ def _infer_layer_norm_grad(call: Call) -> list[Type]:
     return [call.type(1), call.type(2), call.type(2)]
 
 
-def _dropped(
-    b: Builder, x: Value, seed: Value | None, offset: Value | None, attrs: dict[str, Any]
-) -> Value:
+def _dropped(b: Builder, x: Value, draw: list[Value | None], attrs: dict[str, Any]) -> Value:
+    """`draw`: seed, offset, coordinates, as Dropout takes them."""
     if attrs.get("ratio", 0.0) == 0.0:
         return x
     return b.Dropout(
-        x, seed, offset, ratio=attrs["ratio"], site=attrs["site"], sample_dim=attrs["sample_dim"]
+        x, *draw, ratio=attrs["ratio"], site=attrs["site"], sample_dim=attrs["sample_dim"]
     )
 
 
 def _add_layer_norm(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    x, residual, scale, bias, seed, offset = [*inputs, None, None, None][:6]
+    x, residual, scale, bias, *draw = [*inputs, *[None] * 4][:7]
     assert x is not None
-    r = b.Add(residual, _dropped(b, x, seed, offset, attrs))
+    r = b.Add(residual, _dropped(b, x, draw, attrs))
     y, mean, invstd = b.LayerNormalization(
         r, scale, bias, axis=-1, epsilon=attrs.get("epsilon", 1e-5)
     )
@@ -67,6 +67,7 @@ def _infer_add_layer_norm(call: Call) -> list[Type]:
         raise ValueError(
             f"AddLayerNormalization({x}, {call.type(1)}, {call.type(2)}): shapes differ"
         )
+    check_coordinates(call, 6)
     statistics = x.dtype if x.dtype == DType.DOUBLE else DType.FLOAT
     stats = Type(statistics, (*x.shape[:-1], 1))
     return [x, stats, stats, x]
@@ -75,17 +76,18 @@ def _infer_add_layer_norm(call: Call) -> list[Type]:
 def _add_layer_norm_grad(
     b: Builder, inputs: list[Value | None], attrs: dict[str, Any]
 ) -> list[Value]:
-    dy, dr, r, scale, mean, invstd, seed, offset = [*inputs, None, None][:8]
+    dy, dr, r, scale, mean, invstd, *draw = [*inputs, *[None] * 3][:9]
     dresidual, dscale, dbias = b.LayerNormalizationGrad(dy, r, scale, mean, invstd, axis=-1)
     if dr is not None:
         dresidual = b.Add(dr, dresidual)
     results = [dresidual, dscale, dbias]
     if "ratio" in attrs:
-        results.append(_dropped(b, dresidual, seed, offset, attrs))
+        results.append(_dropped(b, dresidual, draw, attrs))
     return results
 
 
 def _infer_add_layer_norm_grad(call: Call) -> list[Type]:
+    check_coordinates(call, 8)
     r, scale = call.type(2), call.type(3)
     return [r, scale, scale, *([r] if "ratio" in call.attrs else [])]
 
@@ -115,7 +117,8 @@ OPS = (
         infer=_infer_add_layer_norm,
         body=_add_layer_norm,
         doc="r = residual + Dropout(x); y, mean, invstd = LayerNormalization(r) over the last dim. "
-        "Inputs: x f[*S,D], residual f[*S,D], scale f[D], bias f[D]?, seed?, offset?; outputs: y, "
+        "Inputs: x f[*S,D], residual f[*S,D], scale f[D], bias f[D]?, seed?, offset?, coordinates? "
+        "(as of Dropout); outputs: y, "
         "mean f[*S,1], invstd f[*S,1], r. Without the attribute ratio, or with 0, x is added as "
         "it is.",
         cases=(
@@ -132,6 +135,18 @@ OPS = (
                 {"epsilon": 2.0**-10, **_DROP, "ratio": 0.0},
                 ("f32[3,5]", "f32[3,5]", "f32[5]", "f32[5]", "i64[2]"),
             ),
+            (
+                {"epsilon": 2.0**-10, **_DROP},
+                (
+                    "f32[3,37]",
+                    "f32[3,37]",
+                    "f32[37]",
+                    "f32[37]",
+                    "i64[2]",
+                    "i64[]",
+                    "i64[3,2]",
+                ),
+            ),
         ),
     ),
     Op(
@@ -140,13 +155,15 @@ OPS = (
         body=_add_layer_norm_grad,
         doc="dresidual, dscale, dbias and, where the attribute ratio is there, dx of "
         "AddLayerNormalization from dy, dr (what arrives at r from elsewhere)?, r, scale, saved "
-        "mean and 1/std, seed?, offset?. dresidual is the gradient at r, dx its dropout.",
+        "mean and 1/std, seed?, offset?, coordinates?. dresidual is the gradient at r, dx its "
+        "dropout.",
         cases=(
             ({}, ("f32[2,5,16]", "f32[2,5,16]", *_STATS)),
             ({}, ("f32[3,37]", None, *_ODD)),
             (_DROP, ("f32[2,5,16]", "f32[2,5,16]", *_STATS, "i64[2]", "i64[]")),
             ({**_DROP, "sample_dim": -1}, ("f32[3,37]", None, *_ODD, "i64[2]")),
             ({**_DROP, "ratio": 0.0}, ("f32[3,37]", "f32[3,37]", *_ODD, "i64[2]")),
+            (_DROP, ("f32[3,37]", "f32[3,37]", *_ODD, "i64[2]", "i64[]", "i64[3,2]")),
         ),
     ),
 )

@@ -58,28 +58,58 @@ def mix(b: Builder, x: Value) -> Value:
     return _shift_xor(b, x, 15)
 
 
+def _indices(b: Builder, x: Value, coordinates: Value | None) -> list[Value]:
+    """The logical indices of the rows of `x`, outermost first, each `i64` and of the rank of x."""
+    type = type_of(x)
+    first = 0
+    found: list[Value] = []
+    if coordinates is not None:  # they stand for dim 0
+        first = 1
+        width = type_of(coordinates).shape[1]
+        assert isinstance(width, int)
+        for i in range(width):
+            column = b.slice(coordinates, 1, i, i + 1)  # i64[N,1]
+            found.append(b.unsqueeze(column, list(range(2, type.rank))))
+    for dim in range(first, type.rank - 1):
+        found.append(b.unsqueeze(b.arange(type.shape[dim]), list(range(1, type.rank - dim))))
+    return found
+
+
 def row_keys(
-    b: Builder, x: Value, seed: Value, offset: Value | None, site: int, sample_dim: int
+    b: Builder,
+    x: Value,
+    seed: Value,
+    offset: Value | None,
+    coordinates: Value | None,
+    site: int,
+    sample_dim: int,
 ) -> tuple[Value, Value]:
     """Two `i64[...,1]` words per row of `x` (all dims but the last index the rows)."""
-    type = type_of(x)
     keys: list[Value] = []
+    indices = _indices(b, x, coordinates)
     for chain, spread in enumerate((SITE_A, SITE_B)):
         word = b.slice(seed, 0, chain, chain + 1)  # i64[1]
         key = mix(b, b.BitwiseXor(word, _word((site * spread) & WORD)))
-        for dim in range(type.rank - 1):
-            index = b.arange(type.shape[dim])
+        for dim, index in enumerate(indices):
             if dim == sample_dim and offset is not None:
                 index = b.Add(index, offset)
-            index = b.unsqueeze(index, list(range(1, type.rank - dim)))  # i64[n,1,...]
             key = mix(b, b.BitwiseXor(key, b.BitwiseAnd(index, _word(WORD))))
         keys.append(key)
     return keys[0], keys[1]
 
 
-def kept(b: Builder, x: Value, seed: Value, offset: Value | None, attrs: dict[str, Any]) -> Value:
+def kept(
+    b: Builder,
+    x: Value,
+    seed: Value,
+    offset: Value | None,
+    coordinates: Value | None,
+    attrs: dict[str, Any],
+) -> Value:
     """`b[shape of x]`: true where the element survives."""
-    first, second = row_keys(b, x, seed, offset, attrs["site"], attrs["sample_dim"])
+    first, second = row_keys(
+        b, x, seed, offset, coordinates, attrs["site"], attrs["sample_dim"]
+    )  # fmt: skip
     feature = _times(b, b.arange(type_of(x).shape[-1]), SPREAD)  # i64[D]
     h = b.BitwiseAnd(b.Add(feature, first), _word(WORD))
     h = _times(b, _shift_xor(b, h, 16), M1)
@@ -88,13 +118,13 @@ def kept(b: Builder, x: Value, seed: Value, offset: Value | None, attrs: dict[st
 
 
 def _dropout(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    x, seed, offset = inputs
+    x, seed, offset, coordinates = [*inputs, None, None][:4]
     assert x is not None and seed is not None
     ratio = float(attrs["ratio"])
     zero = b.scalar(0.0, type_of(x).dtype)
     if ratio >= 1.0:
         return [b.Mul(x, zero)]
-    keep = kept(b, x, seed, offset, attrs)
+    keep = kept(b, x, seed, offset, coordinates, attrs)
     return [b.Where(keep, b.Mul(x, 1.0 / (1.0 - ratio)), zero)]
 
 
@@ -108,7 +138,18 @@ def offset_type() -> Type:
     return Type(DType.INT64, ())
 
 
+def check_coordinates(call: Call, i: int) -> None:
+    """Raises ValueError unless input `i`, where it is there, is `i64[N,R]` for `f[N,...,D]`."""
+    if not call.present(i):
+        return
+    x, given = call.type(), call.type(i)
+    fitting = given.dtype == DType.INT64 and given.rank == 2 and x.rank > 1
+    if not fitting or given.shape[0] != x.shape[0] or not isinstance(given.shape[1], int):
+        raise ValueError(f"{call.op_type}: {given} are not the coordinates of the rows of {x}")
+
+
 def _infer(call: Call) -> list[Type]:
+    check_coordinates(call, 3)
     return [call.type()]
 
 
@@ -118,13 +159,24 @@ OPS = (
         infer=_infer,
         body=_dropout,
         doc="y = x / (1 - ratio) where the mask keeps x, else 0. Linear in x with a mask that is a "
-        "function of (seed, site, indices): its gradient is itself applied to dy.",
+        "function of (seed, site, indices): its gradient is itself applied to dy. Inputs: x, seed, "
+        "offset?, coordinates i64[N,R]?: the logical indices that dim 0 of a packed x stands for "
+        "(sample_dim counts them, then the other dims).",
         cases=(
             ({"ratio": 0.1, "site": 3, "sample_dim": 0}, ("f32[2,5,16]", "i64[2]", "i64[]")),
             ({"ratio": 0.5, "site": 1, "sample_dim": -1}, ("f32[7,9]", "i64[2]", None)),
             ({"ratio": 0.9, "site": 2, "sample_dim": 0}, ("f32[2,3,4,8]", "i64[2]", "i64[]")),
             ({"ratio": 1.0, "site": 2, "sample_dim": 0}, ("f32[2,3]", "i64[2]", "i64[]")),
             ({"ratio": 0.2, "site": 2, "sample_dim": 1}, ("f32[3,4,5]", "i64[2]", "i64[]")),
+            (
+                {"ratio": 0.3, "site": 4, "sample_dim": 0},
+                ("f32[6,9]", "i64[2]", "i64[]", "i64[6,2]"),
+            ),
+            (
+                {"ratio": 0.3, "site": 4, "sample_dim": 1},
+                ("f32[5,2,9]", "i64[2]", "i64[]", "i64[5,3]"),
+            ),
+            ({"ratio": 0.3, "site": 4, "sample_dim": -1}, ("f32[4,8]", "i64[2]", None, "i64[4,1]")),
         ),
     ),
 )

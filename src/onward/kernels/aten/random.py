@@ -49,7 +49,7 @@ def _signed(x: torch.Tensor) -> torch.Tensor:
 
 def _bind_dropout(use: Use) -> Launch:
     x, y = use.x(0), use.y
-    seed, offset = use.x(1), use.inputs[2] if len(use.inputs) > 2 else None
+    seed, (offset, coordinates) = use.x(1), [*use.inputs[2:], None, None][:2]
     ratio, site, sample_dim = float(use.attrs["ratio"]), use.attrs["site"], use.attrs["sample_dim"]
     if ratio >= 1.0:
         return y.zero_
@@ -59,6 +59,9 @@ def _bind_dropout(use: Use) -> Launch:
         torch.arange(n, device=y.device).reshape([-1] + [1] * (len(outer) - 1 - d))
         for d, n in enumerate(outer)
     ]
+    if coordinates is not None:  # they stand for dim 0
+        columns = [c.reshape([-1] + [1] * (len(outer) - 1)) for c in coordinates.unbind(1)]
+        indices = [*columns, *indices[1:]]
     spread = (torch.arange(features, device=y.device) * SPREAD) & WORD
     spread32 = _signed(spread)[None, :]
     bound = threshold(ratio) - (1 << 31)
@@ -73,8 +76,8 @@ def _bind_dropout(use: Use) -> Launch:
         key = _mix(seed[chain : chain + 1] ^ ((site * spread_site) & WORD))
         for d, index in enumerate(indices):
             if d == sample_dim and offset is not None:
-                index = (index + offset) & WORD
-            key = _mix(key ^ index)
+                index = index + offset
+            key = _mix(key ^ (index & WORD))
         return _signed(key).expand(outer or [1]).reshape(-1, 1)
 
     def launch() -> None:

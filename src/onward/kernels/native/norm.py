@@ -23,7 +23,7 @@ import torch
 from onward.graph.types import DType, Type, product
 from onward.kernels.kernel import Kernel, Launch, Need, Use
 from onward.kernels.native.library import library, only_f32, where
-from onward.kernels.native.random import mask_arguments
+from onward.kernels.native.random import mask_arguments, packed
 
 _TILES = 32  # of rows: more threads than this share the gradient's work no further
 _TILE_ROWS = 16  # at least: a tile's sums are written and read once more
@@ -44,16 +44,16 @@ def _only_f32_and_some_kept(need: Need) -> str | None:
 
 
 def _mask(use: Use, seed_at: int) -> list[Any]:
-    """`seed, offset, site, threshold, scale, sizes, rank, sample_dim` as the C functions take them;
-    without dropout no seed, and a mask that keeps everything."""
+    """`seed, offset, site, threshold, scale, sizes, rank, sample_dim, coordinates, width` as the C
+    functions take them; without dropout no seed, and a mask that keeps everything."""
     outer = list(use.y.shape[:-1])
     ratio = float(use.attrs.get("ratio", 0.0))
     if ratio == 0.0:
-        return [None, None, 0, 0, 1.0, outer, len(outer), -1]
-    offset = use.inputs[seed_at + 1] if len(use.inputs) > seed_at + 1 else None
+        return [None, None, 0, 0, 1.0, outer, len(outer), -1, *packed(None)]
+    offset, coordinates = [*use.inputs[seed_at + 1 :], None, None][:2]
     return [
         use.x(seed_at), offset, *mask_arguments(use, ratio),
-        outer, len(outer), int(use.attrs["sample_dim"]),
+        outer, len(outer), int(use.attrs["sample_dim"]), *packed(coordinates),
     ]  # fmt: skip
 
 

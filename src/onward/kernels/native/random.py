@@ -7,6 +7,7 @@ us, 72 GB/s; the same mask in aten's operators 1.4 ms.
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from onward.graph.ops.random import threshold
 from onward.kernels.kernel import Kernel, Launch, Use
@@ -18,6 +19,11 @@ def mask_arguments(use: Use, ratio: float) -> tuple[int, int, float]:
     return int(use.attrs["site"]), threshold(ratio), float(np.float32(1.0 / (1.0 - ratio)))
 
 
+def packed(coordinates: torch.Tensor | None) -> tuple[torch.Tensor | None, int]:
+    """`coordinates, width` as the C functions take them."""
+    return coordinates, 0 if coordinates is None else coordinates.shape[1]
+
+
 def _bind(use: Use) -> Launch:
     x, y = use.x(0), use.y
     ratio = float(use.attrs["ratio"])
@@ -27,11 +33,11 @@ def _bind(use: Use) -> Launch:
     assert c is not None
     *outer, features = y.shape
     rows = y.numel() // max(features, 1)
-    offset = use.inputs[2] if len(use.inputs) > 2 else None
+    offset, coordinates = [*use.inputs[2:], None, None][:2]
     site, bound, scale = mask_arguments(use, ratio)
     return c.launch(
         "onward_dropout", x, y, rows, features, use.x(1), offset, site, bound, scale,
-        outer, len(outer), int(use.attrs["sample_dim"]),
+        outer, len(outer), int(use.attrs["sample_dim"]), *packed(coordinates),
     )  # fmt: skip
 
 

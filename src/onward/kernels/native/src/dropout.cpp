@@ -6,10 +6,11 @@ using namespace onward;
 extern "C" void onward_dropout(
     const float* x, float* y, int64_t rows, int64_t features,
     const int64_t* seed, const int64_t* offset, int64_t site, int64_t threshold, float scale,
-    const int64_t* sizes, int64_t rank, int64_t sample_dim)
+    const int64_t* sizes, int64_t rank, int64_t sample_dim, const int64_t* coordinates,
+    int64_t width)
 {
     const Mask mask(seed, site, threshold, scale);
-    const Rows where(sizes, rank, sample_dim, offset);
+    const Rows where(sizes, rank, sample_dim, offset, coordinates, width);
     #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; ++r) {
         const RowKey key = where.key(mask.start, r);

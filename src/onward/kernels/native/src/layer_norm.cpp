@@ -120,11 +120,12 @@ extern "C" void onward_add_layer_norm(
     const float* x, const float* residual, const float* scale, const float* bias,
     float* y, float* mean, float* invstd, float* r, int64_t rows, int64_t features, float epsilon,
     const int64_t* seed, const int64_t* offset, int64_t site, int64_t threshold, float factor,
-    const int64_t* sizes, int64_t rank, int64_t sample_dim)
+    const int64_t* sizes, int64_t rank, int64_t sample_dim, const int64_t* coordinates,
+    int64_t width)
 {
     const int64_t none[2] = {0, 0};
     const Mask mask(seed ? seed : none, site, threshold, factor);
-    const Rows where(sizes, rank, sample_dim, offset);
+    const Rows where(sizes, rank, sample_dim, offset, coordinates, width);
     #pragma omp parallel for schedule(static)
     for (int64_t k = 0; k < rows; ++k) {
         const int64_t at = k * features;
@@ -150,11 +151,12 @@ extern "C" void onward_add_layer_norm_grad(
     const float* invstd, float* dresidual, float* dscale, float* dbias, float* dx, float* partial,
     int64_t tiles, int64_t rows, int64_t features,
     const int64_t* seed, const int64_t* offset, int64_t site, int64_t threshold, float factor,
-    const int64_t* sizes, int64_t rank, int64_t sample_dim)
+    const int64_t* sizes, int64_t rank, int64_t sample_dim, const int64_t* coordinates,
+    int64_t width)
 {
     const int64_t none[2] = {0, 0};
     const Mask mask(seed ? seed : none, site, threshold, factor);
-    const Rows where(sizes, rank, sample_dim, offset);
+    const Rows where(sizes, rank, sample_dim, offset, coordinates, width);
     const int64_t n = features, height = (rows + tiles - 1) / tiles;
     constexpr int64_t COLUMNS = 64;
     #pragma omp parallel

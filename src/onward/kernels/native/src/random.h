@@ -43,25 +43,33 @@ struct Mask {
         : start(RowKey::start(seed, site)), threshold(uint32_t(threshold_)), scale(scale_) {}
 };
 
-// Row number -> its key. `sizes[rank]` are the dims before the feature; the dim `sample_dim` is
-// counted from `offset` (null: from 0).
+// Row number -> its key. `sizes[rank]` are the dims before the feature. Where `coordinates` are
+// given, [sizes[0]][width], they are the logical indices that dim 0 stands for. The logical dim
+// `sample_dim` is counted from `offset` (null: from 0).
 struct Rows {
     const int64_t* sizes;
     int64_t rank, sample_dim;
     uint32_t offset;
+    const int64_t* coordinates;
+    int64_t width;
 
-    Rows(const int64_t* sizes_, int64_t rank_, int64_t sample_dim_, const int64_t* offset_)
+    Rows(const int64_t* sizes_, int64_t rank_, int64_t sample_dim_, const int64_t* offset_,
+         const int64_t* coordinates_, int64_t width_)
         : sizes(sizes_), rank(rank_), sample_dim(sample_dim_),
-          offset(offset_ ? uint32_t(*offset_) : 0u) {}
+          offset(offset_ ? uint32_t(*offset_) : 0u), coordinates(coordinates_), width(width_) {}
 
     RowKey key(const RowKey& start, int64_t row) const {
-        int64_t inner = 1;
+        int64_t inner = 1, logical = 0;
         for (int64_t d = 0; d < rank; ++d) inner *= sizes[d];
         RowKey k = start;
+        const auto append = [&](int64_t index) {
+            k = k.at(uint32_t(index) + (logical++ == sample_dim ? offset : 0u));
+        };
         for (int64_t d = 0; d < rank; ++d) {
             inner /= sizes[d];
             const int64_t index = row / inner % sizes[d];
-            k = k.at(uint32_t(index) + (d == sample_dim ? offset : 0u));
+            if (d > 0 || !coordinates) append(index);
+            else for (int64_t i = 0; i < width; ++i) append(coordinates[index * width + i]);
         }
         return k;
     }
