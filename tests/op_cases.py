@@ -427,6 +427,8 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
                 return Given(labels)
             case ("AdamUpdate" | "SGDUpdate", _):
                 return Given(np.array(3))
+            case ("Attention" | "FlashAttention", 6 | 7) | ("FlashAttentionGrad", 10 | 11):
+                return Whole(shape, 0, 2)  # two sequences; causal rows may have no key
             case _:
                 return Whole(shape, 0, 2**32 if shape == (2,) else 1000)
     match op, i:

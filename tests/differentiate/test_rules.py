@@ -222,12 +222,16 @@ def _gather(attrs: dict[str, Any], x: Any, index: Any) -> torch.Tensor:
 
 
 def _attention(
-    attrs: dict[str, Any], q: Any, k: Any, v: Any, mask: Any = None, *_: Any
+    attrs: dict[str, Any], q: Any, k: Any, v: Any, mask: Any = None, *more: Any
 ) -> torch.Tensor:
     """`scaled_dot_product_attention`, whose rows with nothing allowed are taken as 0."""
+    q_place, k_place = torch.arange(q.shape[-2]), torch.arange(k.shape[-2])
     allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool)
+    if len(more) == 4:  # seed, offset, and the coordinates of packed rows
+        (q_sequence, q_place), (k_sequence, k_place) = (at.unbind(1) for at in more[2:])
+        allowed = q_sequence[:, None] == k_sequence
     if attrs.get("is_causal"):
-        allowed = allowed.tril()
+        allowed = allowed & (q_place[:, None] >= k_place)
     added = None
     if mask is not None and mask.dtype == torch.bool:
         allowed = allowed & mask

@@ -105,6 +105,56 @@ def test_packed_rows_keep_their_masks(shape: tuple[int, ...], sample_dim: int) -
     np.testing.assert_array_equal(packed, dense[places[:, 0], places[:, 1]])
 
 
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("op", ["Attention", "FlashAttention"])
+def test_packed_attention_is_that_of_the_padded_batch(op: str, causal: int) -> None:
+    """Rows that are not padding, all of them as keys and some as queries, with dropout."""
+    rng = np.random.default_rng(0)
+    batch, heads, tokens = 3, 2, 7
+    real = np.array([[1, 1, 1, 1, 0, 0, 0], [0, 1, 1, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0]]) > 0
+    keys = np.argwhere(real)
+    queries = keys[[0, 3, 4, 8]]
+    dense = [rng.standard_normal((batch, heads, tokens, 4)) for _ in range(3)]
+
+    def packed(x: np.ndarray, at: np.ndarray) -> np.ndarray:
+        return x[at[:, 0], :, at[:, 1]].swapaxes(0, 1)[None]  # f[1,H,N,K]
+
+    attrs = {"scale": 0.5, "is_causal": causal, "ratio": 0.4, "site": 2, "sample_dim": 0}
+    drawn = (Given(np.array((5, 6))), Given(np.array(3)))
+    mask = Given(real[:, None, None, :])
+    whole = OpCase(op, (*map(Given, dense), mask, *drawn), attrs)
+    some = [Given(packed(x, at)) for x, at in zip(dense, (queries, keys, keys), strict=True)]
+    part = OpCase(op, (*some, None, *drawn, Given(queries), Given(keys)), attrs)
+    want = evaluate(whole.graph(DType.DOUBLE), whole.feeds(DType.DOUBLE))["y0"]
+    have = evaluate(part.graph(DType.DOUBLE), part.feeds(DType.DOUBLE))["y0"]
+    np.testing.assert_allclose(have, packed(want, queries), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("op", ["Attention", "FlashAttention", "FlashAttentionGrad"])
+@pytest.mark.parametrize(
+    ("shape", "mask", "given", "message"),
+    [
+        ("f32[1,2,6,4]", None, "i64[5,2]", "are not the coordinates of rows of"),
+        ("f32[2,2,6,4]", None, "i64[6,2]", "are not the coordinates of rows of"),
+        ("f32[1,2,6,4]", "b[1,1,1,6]", "i64[6,2]", "packed rows with a mask"),
+    ],
+)
+def test_packed_attention_refuses(
+    op: str, shape: str, mask: str | None, given: str, message: str
+) -> None:
+    types: list[str | None] = [shape, shape, shape, mask, None, None]
+    if op == "FlashAttentionGrad":
+        row = shape.replace(",4]", "]")
+        types = [shape, *types, shape, row, row]
+    graph = Graph()
+    inputs = [
+        None if text is None else graph.input(f"x{i}", parse_type(text), Role.BATCH)
+        for i, text in enumerate([*types, given, given])
+    ]
+    with pytest.raises(ValueError, match=message):
+        Builder(graph).node(op, inputs, {"scale": 0.5, "is_causal": 0})
+
+
 @pytest.mark.parametrize("given", ["i64[5,2]", "i64[6]", "f32[6,2]", "i64[6,R]"])
 @pytest.mark.parametrize("op", ["Dropout", "AddLayerNormalization", "AddLayerNormalizationGrad"])
 def test_coordinates_of_other_rows_are_refused(op: str, given: str) -> None:

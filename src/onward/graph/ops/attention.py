@@ -3,6 +3,10 @@
 Source: "Attention Is All You Need" (arXiv 1706.03762), eq. 1; mask semantics of
 `torch.nn.functional.scaled_dot_product_attention`, except that a row with nothing to attend to
 gives 0, not NaN.
+
+Packed rows: q f[1,H,N,K], k f[1,H,M,K] and v f[1,H,M,E] may hold rows of many sequences, each row
+with its coordinates (sequence, position). A query attends to its own sequence's keys only; causal
+masks and dropout go by positions, so that packing changes no bit of a mask.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.infer import Call
+from onward.graph.ops.random import columns, kept, masked
 from onward.graph.ops.record import Op
 from onward.graph.types import DType, Type
 
@@ -27,7 +32,7 @@ def scores(
     b: Builder, inputs: list[Value | None], attrs: dict[str, Any]
 ) -> tuple[Value, Value | None]:
     """Masked scores f[B,H,Q,S], and where a query may attend to a key (None: everywhere)."""
-    q, k, _, mask = [*inputs, None][:4]
+    q, k, _, mask, _, _, q_at, k_at = [*inputs, *[None] * 5][:8]
     assert q is not None and k is not None
     dtype, queries, keys = type_of(q).dtype, type_of(q).shape[-2], type_of(k).shape[-2]
     rank = type_of(q).rank
@@ -38,10 +43,12 @@ def scores(
         allowed = mask
     elif mask is not None:
         s = b.Add(s, mask)
+    q_place, k_place = b.arange(queries), b.arange(keys)
+    if q_at is not None and k_at is not None:
+        (q_sequence, q_place), (k_sequence, k_place) = columns(b, q_at), columns(b, k_at)
+        allowed = b.Equal(b.unsqueeze(q_sequence, [1]), b.unsqueeze(k_sequence, [0]))  # b[N,M]
     if attrs.get("is_causal"):
-        causal = b.GreaterOrEqual(
-            b.unsqueeze(b.arange(queries), [1]), b.unsqueeze(b.arange(keys), [0])
-        )  # b[Q,S]
+        causal = b.GreaterOrEqual(b.unsqueeze(q_place, [1]), b.unsqueeze(k_place, [0]))  # b[Q,S]
         allowed = causal if allowed is None else b.And(allowed, causal)
     if allowed is not None:
         s = b.Where(allowed, s, np.array(np.finfo(dtype.numpy()).min, dtype=dtype.numpy()))
@@ -56,23 +63,31 @@ def attended(
     attrs: dict[str, Any],
 ) -> Value:
     """y from the masked scores."""
-    _, _, v, mask, seed, offset = [*inputs, None, None, None][:6]
+    _, _, v, mask, *draw = [*inputs, *[None] * 5][:8]
     p = b.Softmax(s, axis=-1)
-    if mask is not None and allowed is not None:
+    if allowed is not None and (mask is not None or draw[-1] is not None):
         zero = np.zeros((), dtype=type_of(p).dtype.numpy())
         p = b.Where(allowed, p, zero)  # rows with nothing allowed
-    return b.MatMul(dropped(b, p, seed, offset, attrs), v)
+    return b.MatMul(dropped(b, p, draw, attrs), v)
 
 
-def dropped(
-    b: Builder, p: Value, seed: Value | None, offset: Value | None, attrs: dict[str, Any]
-) -> Value:
-    """Dropout as the attributes say; it is linear, so the same serves a gradient."""
-    if attrs.get("ratio", 0.0) == 0.0:
+def dropped(b: Builder, p: Value, draw: list[Value | None], attrs: dict[str, Any]) -> Value:
+    """Dropout of p f[B,H,Q,S] as the attributes say; it is linear, so the same serves a gradient.
+
+    draw: seed, offset, the coordinates of queries and keys.
+    """
+    seed, offset, q_at, k_at = draw
+    ratio = float(attrs.get("ratio", 0.0))
+    if ratio == 0.0:
         return p
-    return b.Dropout(
-        p, seed, offset, ratio=attrs["ratio"], site=attrs["site"], sample_dim=attrs["sample_dim"]
-    )
+    if q_at is None or k_at is None or ratio >= 1.0:
+        names = ("ratio", "site", "sample_dim")
+        return b.Dropout(p, seed, offset, **{name: attrs[name] for name in names})
+    assert seed is not None
+    sequence, place = (b.unsqueeze(column, [1]) for column in columns(b, q_at))  # i64[N,1]
+    head = b.unsqueeze(b.arange(type_of(p).shape[1]), [1, 2])  # i64[H,1,1]
+    features = columns(b, k_at)[1]
+    return masked(b, p, kept(b, [sequence, head, place], features, seed, offset, attrs), ratio)
 
 
 def _attention(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
@@ -80,7 +95,23 @@ def _attention(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) ->
     return [attended(b, s, allowed, inputs, attrs)]
 
 
+def check_packed(call: Call, first: int = 0, at: int = 6) -> None:
+    """Raises ValueError unless both inputs `at` and behind it are absent, or are coordinates.
+
+    first: the input that is q.
+    """
+    if not call.present(at) and not call.present(at + 1):
+        return
+    q, k = call.type(first), call.type(first + 1)
+    for rows, given in ((q, call.type(at)), (k, call.type(at + 1))):
+        if given != Type(DType.INT64, (rows.shape[-2], 2)) or rows.rank != 4 or rows.shape[0] != 1:
+            raise ValueError(f"{call.op_type}: {given} are not the coordinates of rows of {rows}")
+    if call.present(first + 3):
+        raise ValueError(f"{call.op_type}: packed rows with a mask")
+
+
 def _infer(call: Call) -> list[Type]:
+    check_packed(call)
     q, v = call.type(0), call.type(2)
     return [q.with_shape((*q.shape[:-1], v.shape[-1]))]
 
@@ -89,6 +120,14 @@ _QKV = ("f32[2,3,5,4]", "f32[2,3,6,4]", "f32[2,3,6,8]")
 _SELF = ("f32[2,3,5,4]", "f32[2,3,5,4]", "f32[2,3,5,4]")
 _DROP = {"scale": 0.5, "ratio": 0.25, "site": 1, "sample_dim": 0}
 
+_PACKED = ("f32[1,3,5,4]", "f32[1,3,6,4]", "f32[1,3,6,8]", None)
+PACKED = (
+    ({"scale": 0.5, "is_causal": 0}, (*_PACKED, None, None, "i64[5,2]", "i64[6,2]")),
+    ({"scale": 0.5, "is_causal": 1}, (*_PACKED, None, None, "i64[5,2]", "i64[6,2]")),
+    ({**_DROP, "is_causal": 0}, (*_PACKED, "i64[2]", "i64[]", "i64[5,2]", "i64[6,2]")),
+    ({**_DROP, "is_causal": 1}, (*_PACKED, "i64[2]", None, "i64[5,2]", "i64[6,2]")),
+)
+
 OPS = (
     Op(
         name="Attention",
@@ -96,7 +135,7 @@ OPS = (
         body=_attention,
         doc="softmax(scale * q k^T + mask) v, with dropout on the probabilities. Inputs: "
         "q f[B,H,Q,K], k f[B,H,S,K], v f[B,H,S,E], mask (bool: true may attend; float: added), "
-        "seed, offset.",
+        "seed, offset, and for packed rows the coordinates i64[N,2] of queries, i64[M,2] of keys.",
         cases=(
             ({"scale": 0.5, "is_causal": 0}, _QKV),
             ({"scale": 0.3, "is_causal": 1}, _SELF),
@@ -105,6 +144,7 @@ OPS = (
             ({"scale": 0.5, "is_causal": 0}, (*_QKV, "f32[2,1,5,6]")),
             ({**_DROP, "is_causal": 1}, (*_SELF, None, "i64[2]", "i64[]")),
             ({**_DROP, "is_causal": 0}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
+            *PACKED,
         ),
     ),
 )

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.infer import Call
-from onward.graph.ops.attention import attended, dropped, scores
+from onward.graph.ops.attention import PACKED, attended, check_packed, dropped, scores
 from onward.graph.ops.record import Op
 from onward.graph.types import Type
 
@@ -32,6 +32,7 @@ def _flash(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> lis
 
 
 def _infer(call: Call) -> list[Type]:
+    check_packed(call)
     q, v = call.type(0), call.type(2)
     row = q.with_shape(q.shape[:-1])
     return [q.with_shape((*q.shape[:-1], v.shape[-1])), row, row]
@@ -46,15 +47,15 @@ def _probabilities(
     b: Builder, inputs: list[Value | None], attrs: dict[str, Any]
 ) -> tuple[Value, Value]:
     """The probabilities again, and the gradient of the masked scores: both f[B,H,Q,S]."""
-    dy, q, k, v, mask, seed, offset, y, peak, total = inputs
+    dy, q, k, v, mask, seed, offset, y, peak, total, q_at, k_at = [*inputs, None, None][:12]
     assert dy is not None and v is not None and y is not None
     assert peak is not None and total is not None
-    s, allowed = scores(b, [q, k, v, mask], attrs)
+    s, allowed = scores(b, [q, k, v, mask, seed, offset, q_at, k_at], attrs)
     last = type_of(s).rank - 1
     p = b.Div(b.Exp(b.Sub(s, b.unsqueeze(peak, [last]))), b.unsqueeze(total, [last]))
     if allowed is not None:
         p = b.Where(allowed, p, np.zeros((), dtype=type_of(p).dtype.numpy()))
-    dp = dropped(b, b.MatMul(dy, _turned(b, v)), seed, offset, attrs)
+    dp = dropped(b, b.MatMul(dy, _turned(b, v)), [seed, offset, q_at, k_at], attrs)
     # also the sum of dy * y; the mass is 1 but for rounding, and 0 where nothing is allowed
     tiny = float(np.finfo(type_of(p).dtype.numpy()).tiny)
     mass = b.Max(b.reduce_sum(p, [last], keepdims=True), tiny)
@@ -71,17 +72,18 @@ def mask_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any])
 
 
 def _flash_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    dy, q, k, _, _, seed, offset, *_ = inputs
+    dy, q, k, _, _, seed, offset, _, _, _, q_at, k_at = [*inputs, None, None][:12]
     assert dy is not None and q is not None and k is not None
     p, ds = _probabilities(b, inputs, attrs)
     scale = float(attrs["scale"])
     dq = b.Mul(b.MatMul(ds, k), scale)
     dk = b.MatMul(_turned(b, ds), b.Mul(q, scale))
-    dv = b.MatMul(_turned(b, dropped(b, p, seed, offset, attrs)), dy)
+    dv = b.MatMul(_turned(b, dropped(b, p, [seed, offset, q_at, k_at], attrs)), dy)
     return [dq, dk, dv]
 
 
 def _infer_grad(call: Call) -> list[Type]:
+    check_packed(call, first=1, at=10)
     return [call.type(1), call.type(2), call.type(3)]
 
 
@@ -96,16 +98,18 @@ _CASES = (
     ({"scale": 0.5, "is_causal": 0}, (*_QKV, "f32[2,1,5,6]")),
     ({**_DROP, "is_causal": 1}, (*_SELF, None, "i64[2]", "i64[]")),
     ({**_DROP, "is_causal": 0, "sample_dim": 2}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
+    *PACKED,
 )
-_ROWS = ("f32[2,3,5]", "f32[2,3,5]")
 
 
 def _grad_case(
     attrs: dict[str, Any], inputs: tuple[str | None, ...]
 ) -> tuple[dict[str, Any], tuple[str | None, ...]]:
     """A forward's case as the gradient's: dy before, y and the rows' numbers behind."""
-    y = f"f32[2,3,5,{8 if inputs[2] == _QKV[2] else 4}]"
-    return attrs, (y, *inputs, *[None] * (6 - len(inputs)), y, *_ROWS)
+    batch, features = (1 if len(inputs) > 6 else 2), (4 if inputs[2] == _SELF[2] else 8)
+    y, row = f"f32[{batch},3,5,{features}]", f"f32[{batch},3,5]"
+    plain = [*inputs, *[None] * 6][:6]
+    return attrs, (y, *plain, y, row, row, *inputs[6:])
 
 
 OPS = (
@@ -122,7 +126,8 @@ OPS = (
         name="FlashAttentionGrad",
         infer=_infer_grad,
         body=_flash_grad,
-        doc="dq, dk, dv of FlashAttention from dy, its six inputs and its three outputs.",
+        doc="dq, dk, dv of FlashAttention from dy, its first six inputs, its three outputs and the "
+        "coordinates.",
         cases=tuple(_grad_case(attrs, inputs) for attrs, inputs in _CASES),
     ),
 )

@@ -58,35 +58,35 @@ def mix(b: Builder, x: Value) -> Value:
     return _shift_xor(b, x, 15)
 
 
-def _indices(b: Builder, x: Value, coordinates: Value | None) -> list[Value]:
+def row_indices(b: Builder, x: Value, coordinates: Value | None) -> list[Value]:
     """The logical indices of the rows of `x`, outermost first, each `i64` and of the rank of x."""
     type = type_of(x)
-    first = 0
     found: list[Value] = []
     if coordinates is not None:  # they stand for dim 0
-        first = 1
-        width = type_of(coordinates).shape[1]
-        assert isinstance(width, int)
-        for i in range(width):
-            column = b.slice(coordinates, 1, i, i + 1)  # i64[N,1]
-            found.append(b.unsqueeze(column, list(range(2, type.rank))))
-    for dim in range(first, type.rank - 1):
+        for column in columns(b, coordinates):
+            found.append(b.unsqueeze(column, list(range(1, type.rank))))
+    for dim in range(0 if coordinates is None else 1, type.rank - 1):
         found.append(b.unsqueeze(b.arange(type.shape[dim]), list(range(1, type.rank - dim))))
     return found
 
 
+def columns(b: Builder, coordinates: Value) -> list[Value]:
+    """The columns `i64[N]` of `i64[N,R]`."""
+    width = type_of(coordinates).shape[1]
+    assert isinstance(width, int)
+    return [b.squeeze(b.slice(coordinates, 1, i, i + 1), [1]) for i in range(width)]
+
+
 def row_keys(
     b: Builder,
-    x: Value,
+    indices: list[Value],
     seed: Value,
     offset: Value | None,
-    coordinates: Value | None,
     site: int,
     sample_dim: int,
 ) -> tuple[Value, Value]:
-    """Two `i64[...,1]` words per row of `x` (all dims but the last index the rows)."""
+    """Two words per row, `i64` of the shape that the rows' logical indices broadcast to."""
     keys: list[Value] = []
-    indices = _indices(b, x, coordinates)
     for chain, spread in enumerate((SITE_A, SITE_B)):
         word = b.slice(seed, 0, chain, chain + 1)  # i64[1]
         key = mix(b, b.BitwiseXor(word, _word((site * spread) & WORD)))
@@ -100,32 +100,35 @@ def row_keys(
 
 def kept(
     b: Builder,
-    x: Value,
+    indices: list[Value],
+    features: Value,
     seed: Value,
     offset: Value | None,
-    coordinates: Value | None,
     attrs: dict[str, Any],
 ) -> Value:
-    """`b[shape of x]`: true where the element survives."""
-    first, second = row_keys(
-        b, x, seed, offset, coordinates, attrs["site"], attrs["sample_dim"]
-    )  # fmt: skip
-    feature = _times(b, b.arange(type_of(x).shape[-1]), SPREAD)  # i64[D]
+    """True where the element survives: rows by their logical indices, features `i64[D]`."""
+    first, second = row_keys(b, indices, seed, offset, attrs["site"], attrs["sample_dim"])
+    feature = _times(b, features, SPREAD)  # i64[D]
     h = b.BitwiseAnd(b.Add(feature, first), _word(WORD))
     h = _times(b, _shift_xor(b, h, 16), M1)
     h = _times(b, _shift_xor(b, b.BitwiseXor(h, second), 15), M2)
     return b.GreaterOrEqual(_shift_xor(b, h, 15), _word(threshold(attrs["ratio"])))
 
 
+def masked(b: Builder, x: Value, keep: Value, ratio: float) -> Value:
+    """x / (1 - ratio) where kept, else 0."""
+    return b.Where(keep, b.Mul(x, 1.0 / (1.0 - ratio)), b.scalar(0.0, type_of(x).dtype))
+
+
 def _dropout(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
     x, seed, offset, coordinates = [*inputs, None, None][:4]
     assert x is not None and seed is not None
     ratio = float(attrs["ratio"])
-    zero = b.scalar(0.0, type_of(x).dtype)
     if ratio >= 1.0:
-        return [b.Mul(x, zero)]
-    keep = kept(b, x, seed, offset, coordinates, attrs)
-    return [b.Where(keep, b.Mul(x, 1.0 / (1.0 - ratio)), zero)]
+        return [b.Mul(x, b.scalar(0.0, type_of(x).dtype))]
+    features = b.arange(type_of(x).shape[-1])
+    keep = kept(b, row_indices(b, x, coordinates), features, seed, offset, attrs)
+    return [masked(b, x, keep, ratio)]
 
 
 def seed_type() -> Type:

@@ -38,6 +38,8 @@ def _why_not(need: Need) -> str | None:
     first = 0 if need.op == "FlashAttention" else 1
     q, k, v, mask = (*need.inputs, None)[first : first + 4]
     assert q is not None and k is not None and v is not None
+    if need.inputs[6 if first == 0 else 10 :]:
+        return "packed rows"
     if q.rank != 4:
         return f"{q.rank} dims"
     if not q.shape[:2] == k.shape[:2] == v.shape[:2]:
