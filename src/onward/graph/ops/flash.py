@@ -106,7 +106,7 @@ def _grad_case(
     attrs: dict[str, Any], inputs: tuple[str | None, ...]
 ) -> tuple[dict[str, Any], tuple[str | None, ...]]:
     """A forward's case as the gradient's: dy before, y and the rows' numbers behind."""
-    batch, features = (1 if len(inputs) > 6 else 2), (4 if inputs[2] == _SELF[2] else 8)
+    batch, features = (1 if len(inputs) > 6 else 2), (4 if inputs[:3] == _SELF else 8)
     y, row = f"f32[{batch},3,5,{features}]", f"f32[{batch},3,5]"
     plain = [*inputs, *[None] * 6][:6]
     return attrs, (y, *plain, y, row, row, *inputs[6:])
