@@ -17,7 +17,6 @@ written after every group; no group starts after `--budget` seconds.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -29,7 +28,7 @@ from cpu import FULL, QUICK, STEPS
 from harness import ENGINES, Effort, Engine, Remote, measure, say
 from onward.config import Environment
 from onward.rewrite import FORWARD, STEP
-from report import MIB, about_case, heading, machine, markdown, one_line, ratio, write
+from report import MIB, about_case, command, heading, machine, markdown, one_line, ratio, write
 
 BASE = "everything on"
 TOLERANCE = 1e-4  # of each loss, relative
@@ -142,7 +141,7 @@ def main() -> int:
     deadline = time.monotonic() + options.budget
     report: dict[str, Any] = {
         "title": "Onward without each of its parts",
-        "command": shlex.join(["python", "benchmarks/ablation.py", *sys.argv[1:]]),
+        "command": command(),
         "machine": machine("cpu", options.threads),
         "cases": [],
     }

@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import math
 import re
-import shlex
 import statistics
 import sys
 import time
@@ -44,7 +43,7 @@ from torch import Tensor
 import onward
 from harness import say
 from onward.recipes.corpus import read_text_file
-from report import heading, machine, markdown, write
+from report import command, heading, machine, markdown, write
 
 TOLERANCE = 0.005  # of the mean evaluation loss, relative
 _TOKEN = re.compile(r"\w+|[^\w\s]|\n")
@@ -291,13 +290,13 @@ def main() -> int:
         torch.set_num_threads(options.threads)
     size = QUICK if options.quick else FULL
     if options.steps:
-        size = Size(**{**asdict(size), "steps": options.steps})
+        size = replace(size, steps=options.steps)
 
     begin = time.monotonic()
     data = read(options.text, options.eval, size.vocabulary)
     report: dict[str, Any] = {
         "title": "Training to the same loss",
-        "command": shlex.join(["python", "benchmarks/convergence.py", *sys.argv[1:]]),
+        "command": command(),
         "machine": machine("cpu"),
         "size": asdict(size),
         "data": {

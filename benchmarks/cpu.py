@@ -17,7 +17,6 @@ what that is) as a share of the step's time. The largest batch within 2 GB is se
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -28,7 +27,7 @@ from typing import Any
 from harness import ENGINES, Effort, Remote, measure, say
 from largest_batch import LIMIT, search
 from limit import arithmetic_limit, limit_line
-from report import failed, machine, table, write
+from report import command, failed, machine, table, write
 from workloads import Case
 
 FULL = (
@@ -64,7 +63,7 @@ def main() -> int:
     host = machine("cpu", options.threads)
     report: dict[str, Any] = {
         "title": "Training steps on the CPU",
-        "command": shlex.join(["python", "benchmarks/cpu.py", *sys.argv[1:]]),
+        "command": command(),
         "machine": host,
         "cases": [],
         "skipped": [],

@@ -14,7 +14,6 @@ before the first step. A block of steps is timed as a whole, with one wait at it
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import time
 from dataclasses import replace
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness import ENGINES, Effort, Remote, measure, say
-from report import failed, machine, table, write
+from report import command, failed, machine, table, write
 from workloads import Case
 
 # In order of worth: what a slow machine has no time for is at the end.
@@ -78,7 +77,7 @@ def main() -> int:
     stem = "gpu" if options.device == "cuda" else "gpu-script-on-cpu"
     report: dict[str, Any] = {
         "title": "Training steps on one GPU",
-        "command": shlex.join(["python", "benchmarks/gpu.py", *sys.argv[1:]]),
+        "command": command(),
         "machine": machine(options.device),
         "settings": {"steps": effort.steps, "rounds": effort.rounds, "warmup": effort.warmup},
         "cases": [],

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import shlex
 import statistics
 import sys
 import time
@@ -44,7 +43,7 @@ from onward.graph.types import Type, parse_type
 from onward.kernels import ATEN, KERNELS, Kernel, Need, Use, torch_dtype
 from onward.plan import Layout, make_plan
 from onward.rewrite import FORWARD, STEP
-from report import heading, machine, markdown, one_line, write
+from report import command, heading, machine, markdown, one_line, write
 from workloads import Case, make_batches, make_model
 
 # Ops with a kernel of our own; the others run on PyTorch's operators.
@@ -504,7 +503,7 @@ def main() -> int:
     product = max((limit["best_gflops"] for limit in limits), default=0.0)
     report: dict[str, Any] = {
         "title": "Kernels on the CPU",
-        "command": shlex.join(["python", "benchmarks/kernels.py", *sys.argv[1:]]),
+        "command": command(),
         "machine": host, "copy_bytes_per_s": copies, "product_gflops": product,
         "no_case": [], "cases": [], "skipped": [],
     }  # fmt: skip

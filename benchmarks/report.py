@@ -6,7 +6,9 @@ import contextlib
 import importlib.metadata
 import json
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,6 +69,15 @@ def _commit() -> str:
     except OSError:
         return ""
     return done.stdout.strip()
+
+
+def command() -> str:
+    """The command line, with files by their names: this machine's folders say nothing elsewhere."""
+    words = [
+        flag + equals + Path(value).name
+        for flag, equals, value in (word.rpartition("=") for word in sys.argv[1:])
+    ]
+    return shlex.join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
 
 
 def heading(report: Mapping[str, Any]) -> list[str]:

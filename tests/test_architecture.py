@@ -223,6 +223,17 @@ def test_modules_are_named_for_what_they_hold() -> None:
     assert not broken, f"name the idea: {broken}"
 
 
+def test_results_and_documents_hold_no_local_paths() -> None:
+    files = [p for name in ("benchmarks", "docs") for p in (ROOT / name).rglob("*")]
+    broken = [
+        str(path.relative_to(ROOT))
+        for path in sorted(files)
+        if path.suffix in {".md", ".json", ".py", ".svg"}
+        and LOCAL_PATH.search(path.read_text(encoding="utf-8"))
+    ]
+    assert not broken, "\n".join(broken)
+
+
 def test_sources_hold_no_local_paths_and_nothing_unfinished() -> None:
     broken = []
     for path in sorted(PACKAGE.rglob("*")):

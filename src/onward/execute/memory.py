@@ -40,16 +40,20 @@ class Memory:
 
     def reserve(self, sizes: dict[Region, int]) -> None:
         """Makes each arena at least this large (bytes)."""
-        for region in (Region.RESIDUAL, Region.SCRATCH):
-            have = self._arenas.get(region)
-            if have is None or have.numel() < sizes[region]:
-                del have
-                self._arenas.pop(region, None)
-                _return_freed_heap()
-                self._arenas[region] = torch.empty(
-                    sizes[region], dtype=torch.uint8, device=self.device
-                )
-                self.version += 1
+        regions = (Region.RESIDUAL, Region.SCRATCH)
+        growing = [
+            r for r in regions if r not in self._arenas or self.arena_bytes(r) < sizes[r]
+        ]  # fmt: skip
+        if not growing:
+            return
+        for region in growing:  # all freed before any is made
+            self._arenas.pop(region, None)
+        _return_freed_heap()
+        for region in growing:
+            self._arenas[region] = torch.empty(
+                sizes[region], dtype=torch.uint8, device=self.device
+            )  # fmt: skip
+            self.version += 1
 
     def window(self, region: Region, offset: int, nbytes: int) -> torch.Tensor:
         """`u8[nbytes]` of an arena."""

@@ -18,6 +18,7 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.infer import Call
+from onward.graph.ops import random
 from onward.graph.ops.random import columns, kept, masked
 from onward.graph.ops.record import Op
 from onward.graph.types import DType, Type
@@ -78,11 +79,8 @@ def dropped(b: Builder, p: Value, draw: list[Value | None], attrs: dict[str, Any
     """
     seed, offset, q_at, k_at = draw
     ratio = float(attrs.get("ratio", 0.0))
-    if ratio == 0.0:
-        return p
-    if q_at is None or k_at is None or ratio >= 1.0:
-        names = ("ratio", "site", "sample_dim")
-        return b.Dropout(p, seed, offset, **{name: attrs[name] for name in names})
+    if q_at is None or k_at is None or ratio in (0.0, 1.0):
+        return random.dropped(b, p, [seed, offset], attrs)
     assert seed is not None
     sequence, place = (b.unsqueeze(column, [1]) for column in columns(b, q_at))  # i64[N,1]
     head = b.unsqueeze(b.arange(type_of(p).shape[1]), [1, 2])  # i64[H,1,1]

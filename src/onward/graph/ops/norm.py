@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.infer import Call
-from onward.graph.ops.random import check_coordinates
+from onward.graph.ops.random import check_coordinates, dropped
 from onward.graph.ops.record import Op
 from onward.graph.types import DType, Type
 
@@ -42,19 +42,10 @@ def _infer_layer_norm_grad(call: Call) -> list[Type]:
     return [call.type(1), call.type(2), call.type(2)]
 
 
-def _dropped(b: Builder, x: Value, draw: list[Value | None], attrs: dict[str, Any]) -> Value:
-    """`draw`: seed, offset, coordinates, as Dropout takes them."""
-    if attrs.get("ratio", 0.0) == 0.0:
-        return x
-    return b.Dropout(
-        x, *draw, ratio=attrs["ratio"], site=attrs["site"], sample_dim=attrs["sample_dim"]
-    )
-
-
 def _add_layer_norm(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
     x, residual, scale, bias, *draw = [*inputs, *[None] * 4][:7]
     assert x is not None
-    r = b.Add(residual, _dropped(b, x, draw, attrs))
+    r = b.Add(residual, dropped(b, x, draw, attrs))
     y, mean, invstd = b.LayerNormalization(
         r, scale, bias, axis=-1, epsilon=attrs.get("epsilon", 1e-5)
     )
@@ -82,7 +73,7 @@ def _add_layer_norm_grad(
         dresidual = b.Add(dr, dresidual)
     results = [dresidual, dscale, dbias]
     if "ratio" in attrs:
-        results.append(_dropped(b, dresidual, draw, attrs))
+        results.append(dropped(b, dresidual, draw, attrs))
     return results
 
 

@@ -131,6 +131,18 @@ def _dropout(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> l
     return [masked(b, x, keep, ratio)]
 
 
+def dropped(b: Builder, x: Value, draw: list[Value | None], attrs: dict[str, Any]) -> Value:
+    """Dropout inside another op, as its attributes say; they may leave it out.
+
+    draw: seed, offset, coordinates, as Dropout takes them.
+    """
+    if attrs.get("ratio", 0.0) == 0.0:
+        return x
+    return b.Dropout(
+        x, *draw, ratio=attrs["ratio"], site=attrs["site"], sample_dim=attrs["sample_dim"]
+    )
+
+
 def seed_type() -> Type:
     """The step's seed: two 32-bit words."""
     return Type(DType.INT64, (2,))
