@@ -9,7 +9,7 @@ and checked (`ONWARD_CHECK`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from onward.graph.graph import Graph
 from onward.graph.text import graph_text
 from onward.kernels import serves
 from onward.plan import Plan, Search, bind, budget_bytes, make_plan
-from onward.rewrite import FORWARD, STEP, Pass, Report, prune, recompute, run
+from onward.rewrite import FORWARD, STEP, Pass, Report, prune, recompute, row_demand, run
 
 
 class Compiled:
@@ -54,21 +54,37 @@ class Compiled:
         with self._timed("rewrite forward"):
             self.forward = self._rewrite(self.captured.graph, FORWARD, "forward")
 
-    def differentiated(self, wrt: Sequence[str]) -> Graph:
+    def differentiated(self, wrt: Sequence[str], forward: Graph | None = None) -> Graph:
         """Forward and gradients, rewritten; the graph an independent engine is compared on."""
-        graph = self._gradients(wrt)
+        graph = self._gradients(forward or self.forward, wrt)
         with self._timed("rewrite step"):
             return self._rewrite(graph, STEP, "gradients")
 
+    def narrow(self, outputs: Sequence[str]) -> Graph | None:
+        """The forward for the rows that these outputs need; None where that is every row."""
+        if "row_demand" in self.disable:
+            return None
+        packed = [op for op in ("FlashAttention",) if serves(op, self.device)]
+        with self._timed("rewrite rows"):
+            graph, start = self.forward.clone(), time.perf_counter()
+            edits = row_demand(graph, outputs, packed)
+            seconds = time.perf_counter() - start
+        self.reports.append(Report("row_demand", edits, seconds, len(graph)))
+        if not edits:
+            return None
+        self._note("forward-row_demand", graph)
+        return graph
+
     def step(
         self,
+        forward: Graph,
         wrt: Sequence[str],
         groups: Sequence[UpdateGroup],
         max_grad_norm: float | None,
         accumulate: bool,
     ) -> Graph:
-        """The whole training step as one graph."""
-        graph = self._gradients(wrt)
+        """The whole training step as one graph. `forward`: `self.forward` or a narrow one."""
+        graph = self._gradients(forward, wrt)
         with self._timed("updates"):
             graph = add_updates(graph, groups, max_grad_norm, accumulate)
         self._note("updates", graph)
@@ -81,10 +97,14 @@ class Compiled:
         outputs: Iterable[str],
         dims: Mapping[str, int],
         memory_budget: int | float | None = None,
+        open: Collection[str] = (),
     ) -> Plan:
-        """The plan that computes these outputs of `graph` at these sizes, within the budget."""
+        """The plan that computes these outputs of `graph` at these sizes, within the budget.
+
+        open: sizes that may be smaller when it runs.
+        """
         with self._timed("bind"):
-            bound = bind(prune(graph, outputs), dims)
+            bound = bind(prune(graph, outputs), dims, open)
         self._note("bind", bound)
         with self._timed("plan"):
             plan = make_plan(bound, dict(dims), device=self.device)
@@ -125,9 +145,9 @@ class Compiled:
 
     # ---- between the stages
 
-    def _gradients(self, wrt: Sequence[str]) -> Graph:
+    def _gradients(self, forward: Graph, wrt: Sequence[str]) -> Graph:
         with self._timed("differentiate"):
-            graph = differentiate(self.forward, wrt)
+            graph = differentiate(forward, wrt)
         self._note("differentiate", graph)
         return graph
 

@@ -83,7 +83,8 @@ def _inline_composites(graph: Graph) -> None:
     while again:
         again = False
         for node in list(graph):
-            if node.domain == ONWARD and node.op_type in OPS and node.op_type not in RULES:
+            own_rule = node.op_type in RULES or node.op_type in NO_GRADIENT
+            if node.domain == ONWARD and node.op_type in OPS and not own_rule:
                 inline(graph, node)
                 again = True
 

@@ -30,7 +30,7 @@ NO_GRADIENT = frozenset(
     {
         "Shape", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
         "Not", "ArgMax", "Range", "Floor", "Ceil", "Sign", "IsNaN", "IsInf", "BitwiseXor",
-        "BitwiseAnd", "BitShift", "BitwiseNot", "ConstantOfShape", "OneHot", "Mod",
+        "BitwiseAnd", "BitShift", "BitwiseNot", "ConstantOfShape", "OneHot", "Mod", "Rows",
     }
 )  # fmt: skip
 
@@ -282,6 +282,14 @@ def _gather_nd(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) ->
         raise ValueError("batch_dims has no gradient rule")
     zeros = b.full(0.0, type_of(xs[0]))
     return [b.ScatterND(zeros, xs[1], _only(dys), reduction="add"), None]
+
+
+@rule("ScatterND")
+def _scatter_nd(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """Rows that are added take the gradient of where they went."""
+    if attrs.get("reduction", "none") != "add":
+        raise ValueError("rows that replace others have no gradient rule")
+    return [_only(dys), None, b.GatherND(_only(dys), xs[1])]
 
 
 # ---- reductions

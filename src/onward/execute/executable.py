@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from onward.execute.memory import Memory
-from onward.graph.types import Type
+from onward.graph.types import Size, Type
 from onward.kernels import Use, torch_dtype
 from onward.kernels.kernel import Launch
 from onward.plan import Buffer, Layout, Plan, Region
 from onward.plan.arena import aligned
-from onward.plan.views import dense
+from onward.plan.plan import Launch as Planned
+from onward.plan.views import contiguous
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Executable:
     """A plan, the tensors it reads and writes in place, and its bound launches.
 
     `owned` gives the tensors that belong to the user or the session by graph input name:
-    parameters, module buffers, optimizer state. Everything else is placed in `memory`.
+    parameters, module buffers, optimizer state. Everything else is placed in `memory`. Open sizes
+    of the plan may change from run to run: launches that they concern are then bound anew.
     """
 
     def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
@@ -45,6 +47,10 @@ class Executable:
         self._outputs: dict[str, torch.Tensor] = {}
         self._bases: dict[int, torch.Tensor] = {}
         self._bound_at: tuple[int, ...] | None = None
+        self.dims = dict(plan.dims)  # of the batch that the launches are bound for
+        self._bound_dims: dict[str, int] = {}
+        self._sizes: dict[int, int] = {}  # of a size by its id, at these dims
+        self._changing = [i for i, launch in enumerate(plan.launches) if not _is_static(launch)]
         changed = {y.buffer for launch in plan.launches for y in launch.outputs}
         self._written = [
             owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in changed
@@ -53,10 +59,17 @@ class Executable:
 
     # ---- running
 
-    def run(self, inputs: Mapping[str, torch.Tensor | float | int]) -> None:
-        """One pass over the launches. `inputs` are copied into their staged places first."""
+    def run(
+        self,
+        inputs: Mapping[str, torch.Tensor | float | int],
+        dims: Mapping[str, int] | None = None,
+    ) -> None:
+        """One pass over the launches. `inputs` are copied into their staged places first.
+
+        dims: sizes of this batch, which the plan serves; those of the plan where left out.
+        """
         with torch.no_grad():
-            self.bind()
+            self.bind(dims)
             for name, value in inputs.items():
                 target = self._inputs.get(name)
                 if target is None:
@@ -77,6 +90,10 @@ class Executable:
     def output(self, name: str) -> torch.Tensor:
         """A copy of an output: nothing handed out aliases the session's memory."""
         return self._outputs[name].clone()
+
+    def view(self, name: str) -> torch.Tensor:
+        """An output where it lies, until the session's next run."""
+        return self._outputs[name]
 
     def profile(self) -> list[KernelTime]:
         """Runs the launches once more, timed one by one. State is updated as in any run."""
@@ -117,35 +134,72 @@ class Executable:
 
     # ---- binding
 
-    def bind(self) -> None:
-        """Binds launches to memory, again only where an arena or a user's tensor has moved."""
+    def bind(self, dims: Mapping[str, int] | None = None) -> None:
+        """Binds launches to memory: all of them where an arena or a user's tensor has moved, those
+        with open sizes where these are others."""
+        if dims is not None:
+            self.dims = {name: dims[name] for name in self.plan.dims}
         pointers = (self.memory.version, *(t.data_ptr() for t in self.owned.values()))
-        if pointers == self._bound_at:
+        if pointers != self._bound_at:
+            names = {layout.buffer: name for name, layout in self.plan.inputs.items()}
+            for buffer in self.plan.buffers:
+                if buffer.index not in self.plan.constants or buffer.index not in self._bases:
+                    self._bases[buffer.index] = self._base(buffer.index, names)
+            launches = range(len(self.plan.launches))
+            self._launches = [_unbound] * len(launches)
+        elif self.dims != self._bound_dims:
+            launches = self._changing
+        else:
             return
-        names = {layout.buffer: name for name, layout in self.plan.inputs.items()}
-        for buffer in self.plan.buffers:
-            if buffer.index not in self.plan.constants or buffer.index not in self._bases:
-                self._bases[buffer.index] = self._base(buffer.index, names)
+        self._sizes.clear()
+        for index, content in self.plan.constants.items():
+            if isinstance(content, tuple):
+                for i, size in enumerate(content):
+                    self._bases[index].view(-1)[i] = self._size(size)
         self._inputs = {n: self._tensor(x) for n, x in self.plan.inputs.items()}
         self._outputs = {n: self._tensor(x) for n, x in self.plan.outputs.items()}
-        self._launches = [
-            launch.kernel.bind(
-                Use(
-                    launch.attrs,
-                    [None if x is None else self._tensor(x) for x in launch.inputs],
-                    [self._tensor(x) for x in launch.outputs],
-                    [self._tensor(x) for x in launch.scratch],
-                )
+        for i in launches:
+            self._launches[i] = self._bound(self.plan.launches[i])
+        self._bound_at, self._bound_dims = pointers, self.dims
+
+    def _bound(self, launch: Planned) -> Launch:
+        scratch = [self._tensor(x) for x in launch.scratch]
+        if scratch and self.plan.open:
+            scratch = self._scratch(launch)
+        return launch.kernel.bind(
+            Use(
+                launch.attrs,
+                [None if x is None else self._tensor(x) for x in launch.inputs],
+                [self._tensor(x) for x in launch.outputs],
+                scratch,
             )
-            for launch in self.plan.launches
-        ]
-        self._bound_at = pointers
+        )
+
+    def _scratch(self, launch: Planned) -> list[torch.Tensor]:
+        """Temporaries as the kernel asks for them at these sizes, in the places planned."""
+        need = launch.need.at(self.dims)
+        made: list[torch.Tensor] = []
+        for type, place in zip(launch.kernel.scratch(need), launch.scratch, strict=True):
+            assert type.nbytes <= place.nbytes, f"{launch.kernel.name} asks for more than planned"
+            made.append(self._tensor(contiguous(place.buffer, type)))
+        return made
+
+    def _size(self, size: Size) -> int:
+        """The size at the batch's dims."""
+        if isinstance(size, int):
+            return size
+        found = self._sizes.get(id(size))
+        if found is None:
+            found = self._sizes[id(size)] = size.number(self.dims)
+        return found
 
     def _base(self, index: int, names: Mapping[int, str]) -> torch.Tensor:
         """The memory of a buffer: the owner's tensor, a named persistent one, or arena bytes."""
         buffer = self.plan.buffers[index]
         if index in self.plan.constants:
             array = self.plan.constants[index]
+            if isinstance(array, tuple):
+                return torch.zeros(len(array), dtype=torch.int64, device=self.memory.device)
             assert isinstance(array, np.ndarray)
             return torch.from_numpy(array.copy()).to(self.memory.device)
         name = names.get(index)
@@ -164,9 +218,20 @@ class Executable:
         base = self._bases[layout.buffer]
         dtype = torch_dtype(layout.dtype)
         typed = base if base.dtype == dtype else base.view(dtype)
-        if tuple(typed.shape) == layout.shape and layout.strides == dense(layout.shape):
+        shape = tuple([self._size(n) for n in layout.shape])
+        if tuple(typed.shape) == shape and layout.is_contiguous:
             return typed  # whole, and strided where a user's parameter is
         assert typed.is_contiguous(), "a view of a strided parameter"
-        return typed.as_strided(
-            layout.shape, layout.strides, typed.storage_offset() + layout.offset
-        )
+        strides = tuple([self._size(n) for n in layout.strides])
+        return typed.as_strided(shape, strides, typed.storage_offset() + self._size(layout.offset))
+
+
+def _unbound() -> None:
+    raise AssertionError("a launch runs before it is bound")
+
+
+def _is_static(launch: Planned) -> bool:
+    """Whether no open size shows in the launch's operands."""
+    layouts = [x for x in (*launch.inputs, *launch.outputs, *launch.scratch) if x is not None]
+    types = [t for t in (*launch.need.inputs, *launch.need.outputs) if t is not None]
+    return all(x.is_static for x in layouts) and all(t.is_static for t in types)

@@ -34,6 +34,7 @@ class Role(enum.Enum):
     RANDOM = "random"  # the step's seed words and the batch's first sample index
     HYPER = "hyper"  # learning rates, step count, loss weight: scalars set before each step
     STATE = "state"  # optimizer state and gradient accumulators, kept between steps
+    SIZE = "size"  # integers that follow from the sizes of a batch; their content is known
 
 
 def type_of(value: Value | None) -> Type:
@@ -114,6 +115,7 @@ class Graph:
         self.ir = ir.Graph([], [], nodes=[], opset_imports={"": OPSET, ONWARD: 1}, name=name)
         self.outputs: dict[str, Value] = {}
         self.state: dict[str, Value] = {}
+        self.counts: set[str] = set()  # names of sizes that are counted in the batch
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self._count = 0
 
@@ -174,12 +176,17 @@ class Graph:
         return set(self.outputs.values())
 
     def symbol_source(self, name: str) -> tuple[Value, int] | None:
-        """An input and the dim of it whose size prints as `name` (`"B"`, or `"B*T"`)."""
-        for value in self.ir.inputs:
+        """A value and the dim of it whose size prints as `name` (`"B"`, or `"B*T"`): an input, or
+        rows that are counted."""
+        for value in (*self.ir.inputs, *(self.counted() if name in self.counts else ())):
             for i, size in enumerate(type_of(value).shape):
                 if not isinstance(size, int) and str(size) == name:
                     return value, i
         return None
+
+    def counted(self) -> list[Value]:
+        """The lists of rows whose lengths the batch decides."""
+        return [node.outputs[0] for node in self.ir if node.op_type == "Rows"]
 
     @property
     def symbols(self) -> list[str]:
@@ -209,6 +216,7 @@ class Graph:
         bind = dims or {}
         out = Graph(self.name)
         out._count = self._count
+        out.counts = set(self.counts)
         copies: dict[Value, Value] = {}
 
         def copied(value: Value, into: Value) -> Value:

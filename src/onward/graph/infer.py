@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from onward.graph.graph import Value, content_of, type_of
-from onward.graph.types import DType, Shape, Size, Type, broadcast, divide, product
+from onward.graph.types import DType, Shape, Size, Type, broadcast, divide, product, symbol
 
 
 class Call:
@@ -327,6 +327,12 @@ def _gather_nd(call: Call) -> Type:
 @rule("ScatterND", "ScatterElements")
 def _scatter(call: Call) -> Type:
     return call.type()
+
+
+@rule("NonZero")
+def _non_zero(call: Call) -> Type:
+    """The count is the data's: whoever writes the node says what it is called."""
+    return Type(DType.INT64, (call.type().rank, symbol("nonzero")))
 
 
 @rule("OneHot")

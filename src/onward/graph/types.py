@@ -8,8 +8,9 @@ equal keys, so that comparing two shapes is comparing two tuples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -39,9 +40,14 @@ _Monomial: TypeAlias = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Dim:
-    """A non-constant polynomial over named sizes: `((('B', 'T'), 1), ((), 1))` is `B*T+1`."""
+    """A non-constant polynomial over named sizes: `((('B', 'T'), 1), ((), 1))` is `B*T+1`.
+
+    at: its value at the sizes that a plan is made for, where these are settled; it follows through
+    arithmetic and says nothing about equality.
+    """
 
     terms: tuple[tuple[_Monomial, int], ...]
+    at: int | None = field(default=None, compare=False)
 
     def __str__(self) -> str:
         parts: list[str] = []
@@ -54,13 +60,15 @@ class Dim:
     __repr__ = __str__
 
     def __add__(self, other: Size) -> Size:
-        return _sum(_terms(self) + _terms(other))
+        at = _known(self, other, lambda a, b: a + b)
+        return _sum(_terms(self) + _terms(other), at)
 
     __radd__ = __add__
 
     def __mul__(self, other: Size) -> Size:
+        at = _known(self, other, lambda a, b: a * b)
         return _sum(
-            [(tuple(sorted(a + b)), p * q) for a, p in _terms(self) for b, q in _terms(other)]
+            [(tuple(sorted(a + b)), p * q) for a, p in _terms(self) for b, q in _terms(other)], at
         )
 
     __rmul__ = __mul__
@@ -74,6 +82,10 @@ class Dim:
     def __rsub__(self, other: Size) -> Size:
         return (-self) + other
 
+    def number(self, dims: Mapping[str, int]) -> int:
+        """The value at these sizes, which name every symbol."""
+        return sum(factor * math.prod(dims[n] for n in names) for names, factor in self.terms)
+
     @property
     def symbols(self) -> frozenset[str]:
         return frozenset(name for names, _ in self.terms for name in names)
@@ -83,9 +95,24 @@ Size: TypeAlias = int | Dim
 Shape: TypeAlias = tuple[Size, ...]
 
 
-def symbol(name: str) -> Dim:
+def symbol(name: str, at: int | None = None) -> Dim:
     """The dim that is just the size called `name`."""
-    return Dim((((name,), 1),))
+    return Dim((((name,), 1),), at)
+
+
+def value(size: Size) -> int:
+    """The size as a number. Raises ValueError where it is named and not settled."""
+    number = size.at if isinstance(size, Dim) else size
+    if number is None:
+        raise ValueError(f"the size {size} is not settled")
+    return number
+
+
+def _known(a: Size, b: Size, function: Callable[[int, int], int]) -> int | None:
+    """A function of two sizes' numbers, where both are settled."""
+    left = a.at if isinstance(a, Dim) else a
+    right = b.at if isinstance(b, Dim) else b
+    return None if left is None or right is None else function(left, right)
 
 
 def _terms(size: Size) -> list[tuple[_Monomial, int]]:
@@ -94,7 +121,7 @@ def _terms(size: Size) -> list[tuple[_Monomial, int]]:
     return [((), int(size))] if size else []
 
 
-def _sum(terms: Iterable[tuple[_Monomial, int]]) -> Size:
+def _sum(terms: Iterable[tuple[_Monomial, int]], at: int | None = None) -> Size:
     total: dict[_Monomial, int] = {}
     for names, factor in terms:
         total[names] = total.get(names, 0) + factor
@@ -105,7 +132,7 @@ def _sum(terms: Iterable[tuple[_Monomial, int]]) -> Size:
         return 0
     if len(kept) == 1 and not kept[0][0]:
         return kept[0][1]
-    return Dim(tuple(kept))
+    return Dim(tuple(kept), at)
 
 
 def product(sizes: Iterable[Size]) -> Size:
@@ -132,7 +159,7 @@ def divide(a: Size, b: Size) -> Size | None:
         if term_factor % factor:
             return None
         out.append((tuple(rest), term_factor // factor))
-    return _sum(out)
+    return _sum(out, _known(a, b, lambda x, y: x // y if y else 0))
 
 
 def substitute(size: Size, dims: Mapping[str, Size]) -> Size:
@@ -176,12 +203,14 @@ class Type:
         return self.with_shape(substitute(d, dims) for d in self.shape)
 
     @property
+    def settled(self) -> Type:
+        """With numbers for all dims. Raises ValueError where one is not settled."""
+        return self if self.is_static else self.with_shape(value(d) for d in self.shape)
+
+    @property
     def numel(self) -> int:
-        """Number of elements; raises ValueError while a dim is symbolic."""
-        n = product(self.shape)
-        if not isinstance(n, int):
-            raise ValueError(f"{self} has no element count before its dims are bound")
-        return n
+        """Number of elements; raises ValueError where a dim is not settled."""
+        return math.prod(value(d) for d in self.shape)
 
     @property
     def nbytes(self) -> int:

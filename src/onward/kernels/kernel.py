@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -37,6 +37,14 @@ class Need:
     attrs: dict[str, Any]
     inputs: tuple[Type | None, ...]
     outputs: tuple[Type, ...]
+
+    def at(self, dims: Mapping[str, int]) -> Need:
+        """With sizes for names."""
+        return replace(
+            self,
+            inputs=tuple(None if t is None else t.bind(dims) for t in self.inputs),
+            outputs=tuple(t.bind(dims) for t in self.outputs),
+        )
 
 
 @dataclass(frozen=True)

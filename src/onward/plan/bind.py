@@ -1,26 +1,54 @@
-"""Sizes for symbols: a graph whose every dim is an integer and whose shape arithmetic is gone."""
+"""Sizes for symbols: a graph whose dims are numbers, or names with the number planned for.
+
+Sizes that change from batch to batch stay open: one plan then serves all batches up to its own
+sizes. What a step computes from sizes alone becomes an input whose content is known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from onward.config import OnwardError
-from onward.graph.graph import Graph, type_of
+from onward.graph.graph import Graph, Role, Value, content_of, type_of
+from onward.graph.types import DType, Size, symbol
 from onward.rewrite.dead import dead
 from onward.rewrite.fold import fold
 from onward.rewrite.noop import noop
 
 
-def bind(graph: Graph, dims: Mapping[str, int]) -> Graph:
-    """A copy with `dims` (symbol -> size) in place. Raises OnwardError naming a missing symbol."""
+def bind(graph: Graph, dims: Mapping[str, int], open: Collection[str] = ()) -> Graph:
+    """A copy with `dims` (symbol -> size) in place; those in `open` keep their names.
+
+    Raises OnwardError naming a missing symbol.
+    """
     missing = [name for name in graph.symbols if name not in dims]
     if missing:
         raise OnwardError(f"no size given for {', '.join(missing)}; fix: pass every named size")
-    bound = graph.clone(dict(dims))
+    sizes: dict[str, Size] = {n: symbol(n, at=s) if n in open else s for n, s in dims.items()}
+    bound = graph.clone(sizes)
     fold(bound)
+    if open:
+        _name_sizes(bound)
     noop(bound)
     dead(bound)
     for node in bound:
         for value in node.outputs:
-            assert type_of(value).is_static, f"{value.name}: {type_of(value)} stayed symbolic"
+            left = [d for d in type_of(value).shape if not isinstance(d, int) and d.at is None]
+            assert not left, f"{value.name}: {type_of(value)} stayed symbolic"
     return bound
+
+
+def _name_sizes(graph: Graph) -> None:
+    """`Shape(x)`, and what is computed from it, become inputs that say what they hold."""
+    made: dict[tuple[object, ...], Value] = {}
+    for node in list(graph):
+        value = node.outputs[0]
+        type, content = type_of(value), content_of(value)
+        if content is None or type.dtype != DType.INT64 or type.rank > 1:
+            continue
+        key = (type, content)
+        if key not in made:
+            made[key] = graph.input(graph.fresh("size"), type, Role.SIZE)
+            made[key].meta["content"] = content
+        graph.replace(value, made[key])
+        graph.remove([node])

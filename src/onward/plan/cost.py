@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable
 
 from onward.graph.graph import Node, type_of
+from onward.graph.types import value
 
 FLOPS_PER_SECOND = 150e9
 BYTES_PER_SECOND = 20e9
@@ -18,12 +19,12 @@ LAUNCH_SECONDS = 2e-6
 
 
 def _shape(node: Node, i: int) -> tuple[int, ...]:
-    return tuple(int(n) for n in type_of(node.inputs[i]).shape)  # type: ignore[arg-type]
+    return tuple(value(n) for n in type_of(node.inputs[i]).shape)
 
 
 def _product(node: Node) -> float:
     """`[*S,M,K] @ [*S,K,N]`, K and M possibly the other way round."""
-    n = int(type_of(node.outputs[0]).shape[-1])  # type: ignore[arg-type]
+    n = value(type_of(node.outputs[0]).shape[-1])
     return 2.0 * math.prod(_shape(node, 0)) * n
 
 

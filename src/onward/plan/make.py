@@ -11,17 +11,18 @@ from onward.graph.graph import (
     Value,
     array_of,
     attributes,
+    content_of,
     role_of,
     type_of,
     where,
 )
 from onward.graph.text import node_text
-from onward.graph.types import Type
-from onward.kernels import KERNELS, Kernel
+from onward.graph.types import Size, Type
+from onward.kernels import KERNELS, Kernel, Need
 from onward.plan.arena import aligned, max_live, place
 from onward.plan.order import order
 from onward.plan.plan import Buffer, Launch, Plan, Region
-from onward.plan.select import need_of, select
+from onward.plan.select import need_of, open_need, select
 from onward.plan.views import VIEWS, Layout, contiguous, view
 from onward.plan.wishes import wishes
 
@@ -41,6 +42,9 @@ _PURPOSE = {
     Role.RANDOM: "seed",
     Role.HYPER: "hyperparameter",
 }
+
+
+_COPY = Need("Contiguous", {}, (), ())
 
 
 def make_plan(graph: Graph, dims: dict[str, int], joint: bool = True, device: str = "cpu") -> Plan:
@@ -64,6 +68,8 @@ class _Planner:
     ) -> None:
         self.graph, self.dims, self.kernels, self.nodes = graph, dims, kernels, nodes
         self.joint = joint
+        names = set(graph.symbols)
+        self.open = frozenset(n for n in dims if n in names)
         self.buffers: list[Buffer] = []
         self.layouts: dict[Value, Layout] = {}
         self.launches: list[Launch] = []
@@ -138,14 +144,22 @@ class _Planner:
         self, name: str, type: Type, region: Region, first: int, last: int, purpose: str
     ) -> Layout:
         index = len(self.buffers)
-        self.buffers.append(Buffer(index, name, type.nbytes, region, first, last, purpose))
-        return contiguous(index, type)
+        layout = contiguous(index, type)
+        self.buffers.append(Buffer(index, name, layout.size, region, first, last, purpose))
+        return layout
 
     def _owned_buffers(self) -> None:
         end = len(self.nodes)
         for value in self.graph.inputs:
             role = role_of(value)
             assert role is not None
+            if role is Role.SIZE:
+                layout = self._buffer(
+                    value.name or "", type_of(value), Region.PERSISTENT, 0, end, "sizes"
+                )
+                self.layouts[value] = layout
+                self.constants[layout.buffer] = content_of(value)
+                continue
             self.layouts[value] = self._buffer(
                 value.name or "", type_of(value), _INPUT_REGION[role], 0, end, _PURPOSE[role]
             )
@@ -182,7 +196,7 @@ class _Planner:
         """A Concat of which some inputs lie in their place already; the others are copied there."""
         whole = self._wished(node.outputs[0], node, position)
         dim = attributes(node)["axis"] % len(whole.shape)
-        start = 0
+        start: Size = 0
         for i, x in enumerate(node.inputs):
             assert x is not None
             layout = self.layouts[x]
@@ -190,14 +204,14 @@ class _Planner:
                 offset = whole.offset + start * whole.strides[dim]
                 target = replace(whole, shape=layout.shape, offset=offset)
                 self._copy(node, layout, target, f"%{x.name} into its place in the Concat")
-            start += layout.shape[dim]
+            start = start + layout.shape[dim]
         self.layouts[node.outputs[0]] = whole
 
     def _copy(self, node: Node, source: Layout, target: Layout, text: str) -> None:
         self.launches.append(
             Launch(
                 KERNELS["Contiguous"][0], "Contiguous", where(node), {}, (source,), (target,), (),
-                0, bool(node.meta.get("backward")), text,
+                0, bool(node.meta.get("backward")), text, _COPY,
             )
         )  # fmt: skip
 
@@ -225,6 +239,7 @@ class _Planner:
             Launch(
                 kernel, node.op_type, where(node), need.attrs, tuple(inputs), tuple(outputs),
                 scratch, kernel.workspace(need), bool(node.meta.get("backward")), node_text(node),
+                open_need(node),
             )
         )  # fmt: skip
 
@@ -280,7 +295,7 @@ class _Planner:
             and buffer.last <= position
             and type_of(x) == type_of(value)
             and layout.is_contiguous
-            and layout.nbytes == buffer.nbytes
+            and layout.size == buffer.size
             and all(
                 v is None or v is x or self.layouts[v].buffer != layout.buffer for v in node.inputs
             )
@@ -307,7 +322,7 @@ class _Planner:
             self.launches.append(
                 Launch(
                     KERNELS["Contiguous"][0], "Contiguous", "optimizer", {}, (here,), (there,),
-                    (), 0, True, f"write back {name}",
+                    (), 0, True, f"write back {name}", _COPY,
                 )
             )  # fmt: skip
 
@@ -333,7 +348,8 @@ class _Planner:
         bound = max_live([b.nbytes for b in both], [(b.first, b.last) for b in both])
         workspace = max((launch.workspace for launch in self.launches), default=0)
         return Plan(
-            self.dims, self.launches, self.buffers,
-            {v.name or "": self.layouts[v] for v in self.graph.inputs}, outputs, self.constants,
+            self.dims, self.open, self.launches, self.buffers,
+            {v.name or "": self.layouts[v] for v in self.graph.inputs if role_of(v) is not Role.SIZE},
+            outputs, self.constants,
             sizes, bound, workspace, self.joint,
         )  # fmt: skip

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onward.kernels import Kernel
+from onward.graph.types import Size, value
+from onward.kernels import Kernel, Need
 from onward.plan.views import Layout
 
 
@@ -21,21 +23,28 @@ class Region(enum.Enum):
 
 @dataclass
 class Buffer:
-    """Bytes with a lifetime (launch numbers, both included) and a reason to exist."""
+    """Bytes with a lifetime (launch numbers, both included) and a reason to exist.
+
+    nbytes: at the sizes planned for; size: the same with open sizes as names.
+    """
 
     index: int
     name: str
-    nbytes: int
+    size: Size
     region: Region
     first: int
     last: int
     purpose: str
     offset: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        return value(self.size)
+
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel call with its operands' places."""
+    """One kernel call with its operands' places. `scratch`: buffers for its temporaries."""
 
     kernel: Kernel
     op: str
@@ -47,6 +56,7 @@ class Launch:
     workspace: int
     backward: bool
     text: str
+    need: Need
 
 
 @dataclass
@@ -55,10 +65,12 @@ class Plan:
 
     sizes: bytes of each region that execution allocates. peak: their sum plus the largest
     workspace, that is, what a step holds beyond the user's own parameters. lower_bound: the most
-    bytes of residual and scratch buffers alive at one launch.
+    bytes of residual and scratch buffers alive at one launch. open: sizes that may be smaller than
+    those of `dims` when the plan runs. constants: arrays by buffer, or sizes to be filled in.
     """
 
     dims: dict[str, int]
+    open: frozenset[str]
     launches: list[Launch]
     buffers: list[Buffer]
     inputs: dict[str, Layout]
@@ -68,6 +80,13 @@ class Plan:
     lower_bound: int
     workspace: int
     joint: bool
+
+    def serves(self, dims: Mapping[str, int]) -> bool:
+        """Whether a batch of these sizes can run on this plan."""
+        return all(
+            n in dims and (dims[n] == most or (n in self.open and 0 < dims[n] <= most))
+            for n, most in self.dims.items()
+        )
 
     @property
     def arena_bytes(self) -> int:
@@ -79,7 +98,10 @@ class Plan:
         return self.sizes[Region.PERSISTENT] + self.arena_bytes + self.workspace
 
     def __str__(self) -> str:
-        dims = ", ".join(f"{k}={v}" for k, v in self.dims.items()) or "fixed sizes"
+        dims = ", ".join(
+            f"{k}<={v}" if k in self.open else f"{k}={v}" for k, v in self.dims.items()
+        )  # fmt: skip
+        dims = dims or "fixed sizes"
         share = self.arena_bytes / self.lower_bound if self.lower_bound else 1.0
         joint = " (residual and scratch share one arena)" if self.joint else ""
         lines = [

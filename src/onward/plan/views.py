@@ -6,13 +6,12 @@ say the same; a matrix product reads a transposed operand as it lies.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import cast
 
 from onward.graph.graph import Node, attributes, content_of, type_of
 from onward.graph.infer import clamp_slice
-from onward.graph.types import DType, Type
+from onward.graph.types import DType, Shape, Size, Type, divide, product, value
 
 VIEWS = frozenset(
     {"Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Expand", "Identity"}
@@ -21,13 +20,16 @@ VIEWS = frozenset(
 
 @dataclass(frozen=True)
 class Layout:
-    """A strided window: element offset, shape and strides (in elements) within a buffer."""
+    """A strided window: element offset, shape and strides (in elements) within a buffer.
+
+    Open sizes stay names: what is said of a window holds for all their values.
+    """
 
     buffer: int
     dtype: DType
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int = 0
+    shape: Shape
+    strides: Shape
+    offset: Size = 0
 
     @property
     def is_contiguous(self) -> bool:
@@ -37,27 +39,32 @@ class Layout:
         )
 
     @property
+    def size(self) -> Size:
+        """Bytes."""
+        return product(self.shape) * int(self.dtype.itemsize)
+
+    @property
     def nbytes(self) -> int:
-        return int(math.prod(self.shape) * self.dtype.itemsize)
+        """Bytes at the sizes that the plan is made for."""
+        return value(self.size)
+
+    @property
+    def is_static(self) -> bool:
+        return all(isinstance(n, int) for n in (*self.shape, *self.strides, self.offset))
 
 
-def dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+def dense(shape: Shape) -> Shape:
     """Row-major strides."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
-
-def static_shape(type: Type) -> tuple[int, ...]:
-    return cast("tuple[int, ...]", type.shape)
+    return tuple(product(shape[i + 1 :]) for i in range(len(shape)))
 
 
 def contiguous(buffer: int, type: Type) -> Layout:
-    shape = static_shape(type)
-    return Layout(buffer, type.dtype, shape, dense(shape))
+    return Layout(buffer, type.dtype, type.shape, dense(type.shape))
 
 
 def view(node: Node, x: Layout) -> list[Layout] | None:
     """Layouts of the node's outputs as windows on its first input; None where a copy is needed."""
-    out = [static_shape(type_of(v)) for v in node.outputs]
+    out = [type_of(v).shape for v in node.outputs]
     match node.op_type:
         case "Identity":
             return [x]
@@ -69,7 +76,7 @@ def view(node: Node, x: Layout) -> list[Layout] | None:
             return [_at(x, out[0], tuple(x.strides[p] for p in perm), x.offset)]
         case "Expand":
             extra = len(out[0]) - len(x.shape)
-            strides = (0,) * extra + tuple(
+            strides: Shape = (0,) * extra + tuple(
                 0 if size == 1 and out[0][extra + i] != 1 else stride
                 for i, (size, stride) in enumerate(zip(x.shape, x.strides, strict=True))
             )
@@ -82,7 +89,7 @@ def view(node: Node, x: Layout) -> list[Layout] | None:
             for start, end, dim in zip(starts, ends, dims, strict=True):
                 d = cast(int, dim) % len(x.shape)
                 first, _ = clamp_slice(start, end, x.shape[d])
-                offset += cast(int, first) * x.strides[d]
+                offset = offset + first * x.strides[d]
             return [_at(x, out[0], x.strides, offset)]
         case "Split":
             dim = attributes(node).get("axis", 0) % len(x.shape)
@@ -90,35 +97,32 @@ def view(node: Node, x: Layout) -> list[Layout] | None:
             offset = x.offset
             for shape in out:
                 layouts.append(_at(x, shape, x.strides, offset))
-                offset += shape[dim] * x.strides[dim]
+                offset = offset + shape[dim] * x.strides[dim]
             return layouts
         case _:
             return None
 
 
-def _at(x: Layout, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Layout:
+def _at(x: Layout, shape: Shape, strides: Shape, offset: Size) -> Layout:
     return Layout(x.buffer, x.dtype, shape, strides, offset)
 
 
-def reshape_strides(
-    shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]
-) -> tuple[int, ...] | None:
+def reshape_strides(shape: Shape, strides: Shape, new: Shape) -> Shape | None:
     """Strides that make `new` a view of a strided `shape`; None where the elements must move."""
-    if math.prod(new) == 0 or math.prod(shape) == 0:
+    if 0 in new or 0 in shape:
         return dense(new)
     # runs of old dims that lie like one dim: (size, stride of the innermost)
-    runs: list[list[int]] = []
+    runs: list[tuple[Size, Size]] = []
     for size, stride in zip(shape, strides, strict=True):
         if size == 1:
             continue
         if runs and runs[-1][1] == size * stride:
-            runs[-1] = [runs[-1][0] * size, stride]
+            runs[-1] = (runs[-1][0] * size, stride)
         else:
-            runs.append([size, stride])
-    out: list[int] = []
+            runs.append((size, stride))
+    out: list[Size] = []
     run = len(runs) - 1
-    left = runs[run][0] if runs else 1  # elements of the run not yet handed out
-    inner = runs[run][1] if runs else 1
+    left, inner = runs[run] if runs else (1, 1)  # elements of the run not yet handed out
     for size in reversed(new):
         if size == 1:
             out.append(inner)
@@ -126,9 +130,10 @@ def reshape_strides(
         if left == 1 and run > 0:
             run -= 1
             left, inner = runs[run]
-        if left % size:
+        rest = divide(left, size)
+        if rest is None:
             return None
         out.append(inner)
-        inner *= size
-        left //= size
+        inner = inner * size
+        left = rest
     return tuple(reversed(out))

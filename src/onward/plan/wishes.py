@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onward.graph.graph import Node, Value, attributes, type_of
+from onward.graph.types import Shape, Size
 from onward.kernels import Kernel
 from onward.plan.views import Layout, contiguous, reshape_strides
 
@@ -61,7 +62,7 @@ def _itself(value: Value) -> Wish:
 def _ordinary(wish: Wish) -> bool:
     """Whether the window is the owner's whole memory in order, as it would be anyway."""
     whole = contiguous(-1, type_of(wish.owner))
-    return wish.layout.is_contiguous and wish.layout.nbytes == whole.nbytes
+    return wish.layout.is_contiguous and wish.layout.size == whole.size
 
 
 def _wanted(
@@ -107,7 +108,9 @@ def _wanted_by(
         whole = after or _itself(made)
         dim = attributes(node)["axis"] % len(shape)
         before = [x for x in node.inputs[:index] if x is not None]
-        start = sum(contiguous(-1, type_of(x)).shape[dim] for x in before)
+        start: Size = 0
+        for x in before:
+            start = start + type_of(x).shape[dim]
         offset = whole.layout.offset + start * whole.layout.strides[dim]
         path.append((node, index))
         return Wish(whole.owner, _window(whole.layout, shape, whole.layout.strides, offset))
@@ -125,7 +128,5 @@ def _wanted_by(
     return None
 
 
-def _window(
-    layout: Layout, shape: tuple[int, ...], strides: tuple[int, ...], offset: int
-) -> Layout:
+def _window(layout: Layout, shape: Shape, strides: Shape, offset: Size) -> Layout:
     return Layout(-1, layout.dtype, shape, strides, offset)

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from onward.compile import Compiled
-from onward.config import CaptureError, OnwardError, TrainerOptions
+from onward.config import OnwardError, TrainerOptions
 from onward.differentiate.update import state_name
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
@@ -25,11 +25,11 @@ from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
 from onward.train.export import export_onnx
 from onward.train.optim import Optimizer, hyperparameters, to_torch
+from onward.train.steps import Ready, Step, Wanted
 from onward.train.updates import SLOTS, Updates
 from onward.train.verify import Verification, verify_step
 
 LossFunction = Callable[..., torch.Tensor]
-EXECUTABLES_KEPT = 64  # plans of one graph that stay bound, one per shape and set of outputs
 
 
 @dataclass(frozen=True)
@@ -47,35 +47,6 @@ class StepResult:
     skipped: bool = False
     updated: bool = True
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
-
-
-@dataclass
-class _Step:
-    """A captured call with its step graph; `kind` is the call's structure and dtypes."""
-
-    kind: tuple[Any, ...]
-    compiled: Compiled
-    graph: Graph
-    executables: dict[Any, Executable] = field(default_factory=dict)
-
-    def find(self, key: Any) -> Executable | None:
-        """The executable kept under `key`, which is now the most recently used."""
-        found = self.executables.pop(key, None)
-        if found is not None:
-            self.executables[key] = found
-        return found
-
-    def keep(self, key: Any, executable: Executable) -> Executable:
-        """Keeps it; beyond EXECUTABLES_KEPT shapes the least recently used one goes."""
-        self.executables[key] = executable
-        while len(self.executables) > EXECUTABLES_KEPT:
-            del self.executables[next(iter(self.executables))]
-        return executable
-
-    def staged(self, call: Call) -> dict[str, Any]:
-        """The call's tensors by graph input name."""
-        leaves = self.compiled.captured.leaves
-        return {leaves[i]: t for i, t in enumerate(call.tensors)}
 
 
 class Trainer:
@@ -110,8 +81,8 @@ class Trainer:
         self._generator: torch.Generator | None = None
         if self.options.seed is not None:
             self._generator = torch.Generator().manual_seed(self.options.seed)
-        self._train: list[_Step] = []
-        self._eval: list[_Step] = []
+        self._train: list[Step] = []
+        self._eval: list[Step] = []
         self._hyper = hyperparameters(self.optimizer)
         self._snapshot: tuple[Any, ...] = ()
         self._example: Call | None = None
@@ -143,17 +114,18 @@ class Trainer:
         n = self.options.gradient_accumulation_steps
         last = self.micro_steps == n - 1
         wanted = (*self.options.fetch, *fetch)
-        step, executable = self._train_executable(call, last, wanted)
+        step, ready = self._train_ready(call, last, wanted)
+        executable = ready.executable
         if self.micro_steps == 0:
             self._draw_seed()
             self._samples = 0
         if n > 1 and self.micro_steps == 0:
             self._updates.clear_accumulators()
-        inputs = step.staged(call) | {
+        inputs = step.staged(call) | ready.inputs | {
             "loss_weight": 1.0 / n, "seed": self._seed, "sample_offset": self._samples,
             **self._updates.inputs(),
         }  # fmt: skip
-        executable.run(inputs)
+        executable.run(inputs, ready.dims)
         self._last_executable = executable
         self._samples += call.batch_size
         self.micro_steps = 0 if last else self.micro_steps + 1
@@ -175,8 +147,9 @@ class Trainer:
         call = bind_call(args, kwargs, self.loss_fn is not None)
         check_batch(self.model_desc, call.named())
         self._remember(call)
-        step, executable = self._eval_executable(call, tuple(fetch))
-        executable.run(step.staged(call))
+        step, ready = self._eval_ready(call, fetch)
+        executable = ready.executable
+        executable.run(step.staged(call) | ready.inputs, ready.dims)
         return StepResult(
             loss=executable.output("loss"),
             lr=float(self.optimizer.param_groups[0]["lr"]),
@@ -307,89 +280,61 @@ class Trainer:
 
     # ---- compiling
 
-    def _train_executable(
-        self, call: Call, last: bool, fetch: Iterable[str]
-    ) -> tuple[_Step, Executable]:
-        names = tuple(fetch)
+    def _train_ready(self, call: Call, last: bool, fetch: Iterable[str]) -> tuple[Step, Ready]:
+        ends = ("next.", "grad_norm") if last else ("accumulated.",)
+        return self._ready(self._train, call, Wanted(tuple(fetch), ends), self._train_step)
 
-        def outputs(graph: Graph) -> list[str]:
-            ends = ("next.", "grad_norm") if last else ("accumulated.",)
-            return ["loss", *names, *(n for n in graph.outputs if n.startswith(ends))]
-
-        key = (call.signature, last, names)
-        return self._ready(self._train, call, key, self._train_graph, outputs)
-
-    def _eval_executable(self, call: Call, fetch: tuple[str, ...]) -> tuple[_Step, Executable]:
-        key = (call.signature, fetch)
-        return self._ready(self._eval, call, key, self._eval_graph, lambda _: ["loss", *fetch])
+    def _eval_ready(self, call: Call, fetch: Iterable[str]) -> tuple[Step, Ready]:
+        return self._ready(self._eval, call, Wanted(tuple(fetch)), self._eval_step)
 
     def _ready(
-        self,
-        steps: list[_Step],
-        call: Call,
-        key: Any,
-        make: Callable[[Call], _Step],
-        outputs: Callable[[Graph], list[str]],
-    ) -> tuple[_Step, Executable]:
-        """The executable under `key`; else one planned on a graph that fits, or on a new one."""
+        self, steps: list[Step], call: Call, wanted: Wanted, make: Callable[[Call], Step]
+    ) -> tuple[Step, Ready]:
+        """The step captured from a call like this one, or a new one, and what runs the batch."""
         self._refresh()
-        for step in steps:
-            found = step.find(key)
-            if found is not None:
-                return step, found
-        step = self._fitting(steps, call)
+        step = next((s for s in steps if s.fits(call)), None)
         if step is None:
             step = make(call)
             steps.append(step)
-        return step, step.keep(key, self._executable(step, call, outputs(step.graph)))
+        return step, step.ready(call, wanted)
 
-    def _train_graph(self, call: Call) -> _Step:
+    def _train_step(self, call: Call) -> Step:
         with _mode(self.model, training=True):
             compiled = self._compile(call)
         groups = self._updates.groups(compiled.captured.parameters)
-        graph = compiled.step(
-            [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
-            self.options.gradient_accumulation_steps > 1,
-        )  # fmt: skip
-        self._updates.keep_only(lambda name: f"next.{name}" in graph.outputs)
-        return _Step(call.kind, compiled, graph)
 
-    def _eval_graph(self, call: Call) -> _Step:
+        def complete(forward: Graph) -> Graph:
+            return compiled.step(
+                forward, [n for g in groups for n in g.parameters], groups,
+                self.options.max_grad_norm, self.options.gradient_accumulation_steps > 1,
+            )  # fmt: skip
+
+        step = Step(call.kind, compiled, complete, self._bound, self.options.memory_budget)
+        self._updates.keep_only(lambda name: f"next.{name}" in step.graph.outputs)
+        return step
+
+    def _eval_step(self, call: Call) -> Step:
         with _mode(self.model, training=False):
             compiled = self._compile(call)
-        return _Step(call.kind, compiled, compiled.forward)
+        return Step(
+            call.kind, compiled, lambda forward: forward, self._bound, self.options.memory_budget
+        )
 
     def _compile(self, call: Call) -> Compiled:
         return Compiled(
             self.model, call.args, call.kwargs, call.target, self.loss_fn, self.options.disable
         )
 
-    def _fitting(self, steps: list[_Step], call: Call) -> _Step | None:
-        for step in steps:
-            if step.kind == call.kind and step.compiled.captured.dims(call.tensors) is not None:
-                return step
-        return None
-
-    def _executable(self, step: _Step, call: Call, outputs: list[str]) -> Executable:
-        unknown = [n for n in outputs if n not in step.graph.outputs]
-        if unknown:
-            have = list(step.compiled.captured.graph.outputs)
-            raise OnwardError(
-                f"no output '{unknown[0]}' to fetch; the model has: {', '.join(have)}"
-            )
-        dims = step.compiled.captured.dims(call.tensors)
-        if dims is None:
-            raise CaptureError("the captured graph does not fit the batch it was captured from")
-        plan = step.compiled.plan(step.graph, outputs, dims, self.options.memory_budget)
-        captured = step.compiled.captured
-        owned = captured.tensors
-        for value in step.graph.inputs_with(Role.STATE):
+    def _bound(self, compiled: Compiled, graph: Graph, plan: Plan) -> Executable:
+        """The plan with the tensors of the user and of the session."""
+        owned = compiled.captured.tensors
+        for value in graph.inputs_with(Role.STATE):
             if value.name in plan.inputs:
                 owned[value.name] = self._updates.tensor(
-                    value.name, captured.parameters[value.name.partition(".")[2]]
+                    value.name, compiled.captured.parameters[value.name.partition(".")[2]]
                 )
         self._updates.share()
-        return step.compiled.executable(plan, self.memory, owned)
+        return compiled.executable(plan, self.memory, owned)
 
     def _refresh(self) -> None:
         """Drops graphs that no longer say what the model and the optimizer say."""

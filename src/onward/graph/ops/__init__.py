@@ -15,13 +15,14 @@ from onward.graph.ops import (
     loss,
     norm,
     random,
+    rows,
     update,
 )
 from onward.graph.ops.record import Op
 
 OPS: dict[str, Op] = {
     op.name: op
-    for family in (random, attention, flash, embedding, norm, activation, loss, head, update)
+    for family in (random, rows, attention, flash, embedding, norm, activation, loss, head, update)
     for op in family.OPS
 }
 

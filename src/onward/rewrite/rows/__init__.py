@@ -1,0 +1,36 @@
+"""Row demand: no arithmetic for rows that nobody reads (`docs/notes/0006-row-demand.md`).
+
+demand.py   which rows of every value are read, by one rule per op
+sets.py     sets of rows, as conditions on the batch
+pack.py     the graph written for these rows alone
+cut.py      what counts the rows of a batch, apart from the step that uses them
+work.py     the arithmetic before and after
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from onward.graph.graph import Graph
+from onward.rewrite.cse import cse
+from onward.rewrite.dead import dead
+from onward.rewrite.noop import noop
+from onward.rewrite.rows.cut import cut, rows_name
+from onward.rewrite.rows.demand import Demand, demands
+from onward.rewrite.rows.pack import pack
+from onward.rewrite.rows.work import Work
+
+
+def row_demand(graph: Graph, outputs: Sequence[str], packed_ops: Collection[str] = ()) -> int:
+    """Writes a forward graph for the rows that these outputs need; the others are dropped.
+
+    packed_ops: attention ops that have a kernel for packed rows; others get their rows back in
+    place. Returns the number of nodes written anew; with 0 the graph does what it did.
+    """
+    edits = pack(graph, outputs, packed_ops)
+    for tidy in (noop, cse, noop, dead):
+        tidy(graph)
+    return edits
+
+
+__all__ = ["Demand", "Work", "cut", "demands", "row_demand", "rows_name"]

@@ -1,0 +1,32 @@
+"""Parts a graph where the batch's counts are needed: what counts rows, and the step itself."""
+
+from __future__ import annotations
+
+from onward.graph.graph import Graph, Role, type_of
+from onward.rewrite.dead import dead
+
+
+def cut(graph: Graph) -> tuple[Graph, Graph]:
+    """`(conditions, step)`.
+
+    conditions: from the batch to `b[N]` for every set of rows, an output each, called by its size.
+    step: the graph with the rows' numbers as inputs `rows.<size>`.
+    """
+    conditions, step = graph.clone(), graph.clone()
+    conditions.outputs, conditions.state = {}, {}
+    for node in conditions:
+        if node.op_type == "Rows" and node.inputs[0] is not None:
+            conditions.outputs[str(type_of(node.outputs[0]).shape[0])] = node.inputs[0]
+    dead(conditions)
+    for node in list(step):
+        if node.op_type == "Rows":
+            type = type_of(node.outputs[0])
+            rows = step.input(rows_name(str(type.shape[0])), type, Role.BATCH)
+            step.replace(node.outputs[0], rows)
+            step.remove([node])
+    return conditions, step
+
+
+def rows_name(size: str) -> str:
+    """The step's input that holds the numbers of `size` rows."""
+    return f"rows.{size}"

@@ -1,0 +1,557 @@
+"""Which rows of which value somebody needs: one walk from the outputs back to the inputs.
+
+A rule per op says which rows of an input the asked rows of its outputs read. What no rule proves
+is asked for as a whole, and remembers why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from onward.graph.graph import (
+    Graph,
+    Node,
+    Role,
+    Value,
+    array_of,
+    attributes,
+    content_of,
+    role_of,
+    type_of,
+    where,
+)
+from onward.graph.infer import clamp_slice, reduced_dims
+from onward.graph.types import DType, Shape, product
+from onward.rewrite.rows import sets
+from onward.rewrite.rows.sets import Condition, Conditions, both, reached, union
+
+ATTENTION = ("Attention", "FlashAttention")
+ELEMENTWISE = frozenset(
+    {
+        "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Mod", "Where", "Neg", "Abs", "Sqrt",
+        "Exp", "Log", "Tanh", "Erf", "Sigmoid", "Relu", "Sin", "Cos", "Reciprocal", "Sign", "Gelu",
+        "Not", "And", "Or", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Cast",
+        "Identity", "Clip", "Softplus", "Floor", "Ceil", "BiasActivation", "IsNaN", "IsInf",
+    }
+)  # fmt: skip
+RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
+REDUCTIONS = (
+    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare",
+    "ReduceProd",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Demand:
+    """The rows of a value that are read: indices of `dims` that meet a condition of `rows`.
+
+    rows None: all of the value, because of `why` ("" where there was nothing to save). keys: some
+    of it is read as the keys of an attention.
+    """
+
+    dims: tuple[int, ...] = ()
+    rows: Conditions | None = None
+    keys: bool = False
+    why: str = ""
+
+    @property
+    def whole(self) -> bool:
+        return self.rows is None
+
+
+def all_of(why: str) -> Demand:
+    return Demand(why=why)
+
+
+NOTHING_TO_SAVE = all_of("")
+
+
+@dataclass(frozen=True)
+class Question:
+    """A node whose outputs are asked for, under a rule. `known`: values that follow from the batch
+    alone."""
+
+    node: Node
+    asked: tuple[Demand | None, ...]  # by output
+    known: frozenset[Value]
+
+    @property
+    def demand(self) -> Demand:
+        """That of the only output asked for."""
+        (demand,) = (d for d in self.asked if d is not None)
+        return demand
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return attributes(self.node)
+
+    def x(self, i: int = 0) -> Value:
+        value = self.node.inputs[i]
+        assert value is not None
+        return value
+
+    def shape(self, i: int = 0) -> Shape:
+        return type_of(self.x(i)).shape
+
+    @property
+    def y(self) -> Shape:
+        return type_of(self.node.outputs[0]).shape
+
+    def is_known(self, i: int) -> bool:
+        return i < len(self.node.inputs) and self.node.inputs[i] in self.known
+
+    def refused(self, reason: str = "") -> list[Demand | None]:
+        """All of every input; the reason is the node unless the output was wanted whole before."""
+        here = f"{self.node.op_type} at {where(self.node) or '(top)'}"
+        why = next((d.why for d in self.asked if d is not None and d.whole), None)
+        if why is None:
+            why = f"{here}: {reason}" if reason else here
+        return [all_of(why) for _ in self.node.inputs]
+
+
+Answer: TypeAlias = "list[Demand | None]"
+Rule: TypeAlias = Callable[[Question], Answer]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*ops: str) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+# ---- the walk
+
+
+def batch_values(graph: Graph) -> frozenset[Value]:
+    """Values that follow from the batch, the module's buffers and sizes, not from parameters."""
+    known: set[Value] = {*graph.inputs_with(Role.BATCH, Role.BUFFER)}
+    known.update(graph.ir.initializers.values())
+    for node in graph:
+        ends = [v for v in node.inputs if v is not None]
+        if all(v in known for v in ends) or all(content_of(y) is not None for y in node.outputs):
+            known.update(node.outputs)
+    return frozenset(known)
+
+
+def demands(graph: Graph, outputs: Iterable[str]) -> dict[Value, Demand]:
+    """What is asked of every value that the outputs need and that is not known from the batch."""
+    known = batch_values(graph)
+    found: dict[Value, Demand] = {}
+    for name in outputs:
+        value = graph.outputs[name]
+        why = "" if type_of(value).rank == 0 else f"output '{name}'"
+        found[value] = all_of(why)
+    for node in reversed(list(graph)):
+        asked = tuple(found.get(y) for y in node.outputs)
+        if all(d is None for d in asked) or node.outputs[0] in known:
+            continue
+        question = Question(node, asked, known)
+        function = RULES.get(node.op_type)
+        answer = function(question) if function is not None else question.refused()
+        for x, demand in zip(node.inputs, answer, strict=False):
+            if x is None or demand is None or x in known or role_of(x) is not None:
+                continue
+            held = found.get(x)
+            found[x] = demand if held is None else merged(type_of(x).shape, held, demand)
+    return found
+
+
+def merged(shape: Shape, a: Demand, b: Demand) -> Demand:
+    """What both ask of a value of this shape."""
+    if a.rows is None or b.rows is None:
+        return a if a.rows is None and (a.why or b.rows is not None) else b
+    dims = tuple(sorted({*a.dims, *b.dims}))
+    rows = union([*_spread(shape, a, dims), *_spread(shape, b, dims)])
+    return Demand(dims, rows, a.keys or b.keys)
+
+
+def _spread(shape: Shape, demand: Demand, dims: tuple[int, ...]) -> Conditions:
+    """The demand's rows as rows of more dims."""
+    assert demand.rows is not None
+    if demand.dims == dims or not demand.rows:
+        return demand.rows
+    sizes = tuple(shape[d] for d in dims)
+    inner = tuple(dims.index(d) for d in demand.dims)
+    return frozenset({sets.Spread(demand.rows, sizes, inner)})
+
+
+def met(shape: Shape, demand: Demand, dims: tuple[int, ...], condition: Condition) -> Demand:
+    """The demand's rows that also meet a condition on the indices of `dims`."""
+    if demand.rows is None:
+        return Demand(dims, frozenset({condition}))
+    every = tuple(sorted({*demand.dims, *dims}))
+    one = _spread(shape, Demand(dims, frozenset({condition})), every)
+    rows = _spread(shape, demand, every)
+    (other,) = one
+    return Demand(every, both(rows, other), demand.keys)
+
+
+# ---- where dims go
+
+
+def aligned(demand: Demand, y: Shape, x: Shape) -> Demand:
+    """Through broadcasting. An input that lacks some of the dims is small: all of it."""
+    if demand.rows is None:
+        return demand
+    shift = len(y) - len(x)
+    dims = tuple(d - shift for d in demand.dims)
+    if any(d < 0 or x[d] != y[d + shift] for d in dims):
+        return NOTHING_TO_SAVE
+    return replace(demand, dims=dims)
+
+
+def regrouped(dims: Sequence[int], y: Shape, x: Shape) -> tuple[int, ...] | None:
+    """The dims of `x` that `dims` of its reshaped form `y` are made of; None where they mix."""
+    found: list[int] = []
+    for group in _runs(dims):
+        before, within = product(y[: group[0]]), product(y[d] for d in group)
+        ends = [i for i in range(len(x) + 1) if product(x[:i]) == before]
+        pairs = [(i, j) for i in ends for j in range(i, len(x) + 1) if product(x[i:j]) == within]
+        if not pairs:
+            return None
+        # of dims of size 1 at the edges, take those that belong to a run of the same length
+        best = min(pairs, key=lambda p: (abs(p[1] - p[0] - len(group)), -p[0]))
+        found += range(*best)
+    return tuple(found) if len(set(found)) == len(found) else None
+
+
+def _runs(dims: Sequence[int]) -> list[list[int]]:
+    """Neighbours together: `0, 1, 3` is `[0, 1], [3]`."""
+    runs: list[list[int]] = []
+    for d in dims:
+        if runs and runs[-1][-1] == d - 1:
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    return runs
+
+
+# ---- rules: rows as they are
+
+
+def _rest(q: Question, answer: dict[int, Demand]) -> Answer:
+    """Parameters and seeds have no rows to save."""
+    return [answer.get(i, NOTHING_TO_SAVE) for i in range(len(q.node.inputs))]
+
+
+@rule(*ELEMENTWISE)
+def _elementwise(q: Question) -> Answer:
+    special = {"Mul": _masked_product, "Where": _where}.get(q.node.op_type)
+    if special is not None and (answer := special(q)) is not None:
+        return answer
+    return [aligned(q.demand, q.y, q.shape(i)) for i in range(len(q.node.inputs))]
+
+
+def _row_mask(q: Question, i: int) -> tuple[int, ...] | None:
+    """The dims of the output along which the known input `i` varies, where they are rows."""
+    if not q.is_known(i) or array_of(q.x(i)) is not None:
+        return None
+    shift, shape = len(q.y) - len(q.shape(i)), q.shape(i)
+    dims = tuple(d + shift for d, size in enumerate(shape) if size == q.y[d + shift] != 1)
+    return dims if dims and len(q.y) - 1 not in dims else None
+
+
+def _masked_product(q: Question) -> Answer | None:
+    """`x * m`: where the batch alone makes m 0, nothing of x is left (x taken to be finite)."""
+    for x, m in ((0, 1), (1, 0)):
+        dims = _row_mask(q, m)
+        if dims is not None and q.shape(x) == q.y:
+            demand = met(q.y, q.demand, dims, sets.test(q.x(m)))
+            return _rest(q, {x: demand})
+    return None
+
+
+def _where(q: Question) -> Answer | None:
+    """Each side only where the batch's condition chooses it."""
+    dims = _row_mask(q, 0)
+    if dims is None:
+        return None
+    answer: dict[int, Demand] = {}
+    for i, chosen in ((1, sets.test(q.x(0))), (2, sets.Test(q.x(0), 1))):
+        demand = met(q.y, q.demand, dims, chosen)
+        answer[i] = aligned(demand, q.y, q.shape(i))
+    return _rest(q, answer)
+
+
+@rule("Dropout")
+def _dropout(q: Question) -> Answer:
+    return _rest(q, {0: q.demand})
+
+
+@rule("Expand")
+def _expand(q: Question) -> Answer:
+    return _rest(q, {0: aligned(q.demand, q.y, q.shape())})
+
+
+@rule("LayerNormalization", "Softmax", "LogSoftmax")
+def _along_a_dim(q: Question) -> Answer:
+    """A row is normalised by itself, unless the rows are what is normalised."""
+    demand = _united(q)
+    dim = q.attrs.get("axis", -1) % len(q.shape())
+    inner = range(dim, len(q.shape())) if q.node.op_type == "LayerNormalization" else (dim,)
+    if any(d in inner for d in demand.dims):
+        return q.refused("it normalises over the rows")
+    return _rest(q, {0: demand})
+
+
+@rule("AddLayerNormalization")
+def _add_layer_norm(q: Question) -> Answer:
+    demand = _united(q)
+    if len(q.y) - 1 in demand.dims:
+        return q.refused("it normalises over the rows")
+    return _rest(q, {0: demand, 1: demand})
+
+
+def _united(q: Question) -> Demand:
+    """What all outputs together are asked for."""
+    asked = [d for d in q.asked if d is not None]
+    demand = asked[0]
+    for other in asked[1:]:
+        demand = merged(q.y, demand, other)
+    return demand
+
+
+@rule("Gemm")
+def _gemm(q: Question) -> Answer:
+    demand = q.demand
+    if demand.rows is None:
+        return q.refused()
+    if demand.dims != (0,) or q.attrs.get("transA"):
+        return q.refused("its rows are mixed")
+    answer = {0: demand}
+    if len(q.node.inputs) > 2 and q.node.inputs[2] is not None:
+        answer[2] = aligned(demand, q.y, q.shape(2))
+    return _rest(q, answer)
+
+
+@rule("MatMul")
+def _matmul(q: Question) -> Answer:
+    demand = q.demand
+    if demand.rows is None or len(q.shape(1)) != 2:
+        return q.refused("both factors have rows")
+    if len(q.y) - 1 in demand.dims:
+        return q.refused("its rows are mixed")
+    return _rest(q, {0: demand})
+
+
+# ---- rules: rows that move
+
+
+@rule(*RESHAPES)
+def _reshape(q: Question) -> Answer:
+    demand = q.demand
+    if demand.rows is None:
+        return q.refused()
+    dims = regrouped(demand.dims, q.y, q.shape())
+    if dims is None:
+        return q.refused("rows are taken apart")
+    return _rest(q, {0: replace(demand, dims=dims)})
+
+
+@rule("Transpose")
+def _transpose(q: Question) -> Answer:
+    demand = q.demand
+    if demand.rows is None:
+        return q.refused()
+    perm = q.attrs.get("perm") or list(reversed(range(len(q.y))))
+    dims = tuple(perm[d] for d in demand.dims)
+    if list(dims) != sorted(dims):
+        return q.refused("it changes the order of the rows")
+    return _rest(q, {0: replace(demand, dims=dims)})
+
+
+@rule("Split")
+def _split(q: Question) -> Answer:
+    dim = q.attrs.get("axis", 0) % len(q.y)
+    demand = _united(q)
+    if demand.rows is None:
+        return q.refused()
+    if dim in demand.dims:
+        return q.refused("it splits the rows")
+    return _rest(q, {0: demand})
+
+
+@rule("Concat")
+def _concat(q: Question) -> Answer:
+    demand, dim = q.demand, q.attrs["axis"] % len(q.y)
+    if demand.rows is None:
+        return q.refused()
+    if dim in demand.dims:
+        return q.refused("it joins rows")
+    return [demand] * len(q.node.inputs)
+
+
+@rule("Slice")
+def _slice(q: Question) -> Answer:
+    shape, demand = q.shape(), q.demand
+    starts, ends = content_of(q.x(1)), content_of(q.x(2))
+    axes = content_of(q.x(3)) if len(q.node.inputs) > 3 else None
+    if starts is None or ends is None or len(starts) != 1:
+        return q.refused("a slice of several dims")
+    dim = int(axes[0]) % len(shape) if axes else 0  # type: ignore[arg-type]
+    first, last = clamp_slice(starts[0], ends[0], shape[dim])
+    if dim in demand.dims and demand.rows is not None:
+        sizes = tuple(shape[d] for d in demand.dims)
+        place = demand.dims.index(dim)
+        moved = sets.Moved(demand.rows, sizes, place, first, last - first)
+        return _rest(q, {0: replace(demand, rows=frozenset({moved}))})
+    if dim == len(shape) - 1:  # features
+        return _rest(q, {0: demand}) if demand.rows is not None else q.refused()
+    return _rest(q, {0: _windowed(shape, demand, dim, first, last)})
+
+
+def _windowed(shape: Shape, demand: Demand, dim: int, first: Any, last: Any) -> Demand:
+    """The demand where an index is in a range; with the dims before it, rows can be numbered."""
+    dims = tuple(range(dim + 1))
+    window = sets.Window(tuple(shape[d] for d in dims), dim, first, last)
+    return met(shape, demand, dims, window)
+
+
+@rule("Gather")
+def _gather(q: Question) -> Answer:
+    """Rows of a parameter at ids that are computed; or chosen rows of what is computed."""
+    shape, demand, dim = q.shape(), q.demand, q.attrs.get("axis", 0) % len(q.shape())
+    if role_of(q.x()) is not None:
+        return _rest(q, {1: _ids(q, demand, dim)})
+    if not q.is_known(1) or dim == len(shape) - 1:
+        return q.refused("rows are chosen by what is computed")
+    k = len(q.shape(1))
+    kept = demand.rows is not None and all(d < dim for d in demand.dims)
+    outer = demand if kept else all_of("")  # what is asked behind the dim only narrows
+    index = array_of(q.x(1))
+    if k == 0 and index is not None:
+        at = int(index)
+        at = at if at >= 0 else shape[dim] + at
+        return _rest(q, {0: _windowed(shape, outer, dim, at, at + 1)})
+    listed = sets.Listed(q.x(1), (shape[dim],), nested=False)
+    dims = tuple(range(dim + 1))
+    sizes = tuple(shape[d] for d in dims)
+    spread = sets.Spread(frozenset({listed}), sizes, (dim,)) if dim else listed
+    return _rest(q, {0: met(shape, outer, dims, spread)})
+
+
+def _ids(q: Question, demand: Demand, dim: int) -> Demand:
+    """Of ids: rows are those of the result."""
+    if demand.rows is None or dim != 0 or any(d >= len(q.shape(1)) for d in demand.dims):
+        return all_of(demand.why)
+    return demand
+
+
+@rule("Embedding")
+def _embedding(q: Question) -> Answer:
+    return _rest(q, {1: _ids(q, q.demand, 0)})
+
+
+@rule("GatherND")
+def _gather_nd(q: Question) -> Answer:
+    depth = q.shape(1)[-1]
+    if not q.is_known(1) or q.attrs.get("batch_dims", 0) or not isinstance(depth, int):
+        return q.refused("rows are chosen by what is computed")
+    dims = tuple(range(depth))
+    listed = sets.Listed(q.x(1), tuple(q.shape()[:depth]), nested=True)
+    return _rest(q, {0: Demand(dims, frozenset({listed}))})
+
+
+@rule(*REDUCTIONS)
+def _reduce(q: Question) -> Answer:
+    demand, shape = q.demand, q.shape()
+    if demand.rows is None:
+        return q.refused()
+    axes = q.node.inputs[1] if len(q.node.inputs) > 1 else None
+    gone = reduced_dims(axes, q.attrs, len(shape))
+    keep = q.attrs.get("keepdims", 1)
+    kept = list(range(len(shape))) if keep else [d for d in range(len(shape)) if d not in gone]
+    dims = tuple(kept[d] for d in demand.dims)
+    if any(d in gone for d in dims):
+        return q.refused("it sums over the rows")
+    return _rest(q, {0: replace(demand, dims=dims)})
+
+
+# ---- rules: rows that are annihilated
+
+
+@rule("LinearCrossEntropy")
+def _linear_cross_entropy(q: Question) -> Answer:
+    """Rows whose label is the ignored one count for nothing."""
+    if not q.is_known(3):
+        return q.refused("its labels are computed")
+    counted = sets.test(q.x(3), int(q.attrs["ignore_index"]))
+    return _rest(q, {0: Demand((0,), frozenset({counted}))})
+
+
+@rule("SoftmaxCrossEntropyLoss", "CrossEntropyLoss")
+def _cross_entropy(q: Question) -> Answer:
+    if not q.is_known(1) or any(d is not None for d in q.asked[1:]) or len(q.shape()) != 2:
+        return q.refused("its labels are computed, or its probabilities are read")
+    counted = sets.test(q.x(1), int(q.attrs.get("ignore_index", -100)))
+    one = q.demand if q.y and q.demand.rows is not None else all_of("")
+    return _rest(q, {0: met(q.shape(), one, (0,), counted)})
+
+
+@rule(*ATTENTION)
+def _attention(q: Question) -> Answer:
+    """Queries as the output; keys and values where some of these queries may look."""
+    if any(d is not None for d in q.asked[1:]):
+        return q.refused("its row sums are read")
+    demand = q.demand
+    if demand.rows is not None and demand.dims != (0, 2):
+        return q.refused("its rows are mixed")
+    shapes = [q.shape(i) for i in range(3)]
+    if any(len(s) != 4 or s[0] != shapes[0][0] for s in shapes):
+        return q.refused("heads that are shared")
+    seen = visible(q, demand.rows)
+    if seen is None:
+        why = demand.why or f"{q.node.op_type} at {where(q.node) or '(top)'}: no mask hides a key"
+        keys = all_of(why)
+    else:
+        keys = Demand((0, 2), seen, keys=True)
+    mask = all_of("")
+    return _rest(q, {0: demand, 1: keys, 2: keys, 3: mask})
+
+
+def visible(q: Question, members: Conditions | None) -> Conditions | None:
+    """The keys that these queries may see; None for all."""
+    (batch, _, length, _), keys = q.shape(), q.shape(1)
+    queries, places = (batch, length), (batch, keys[2])
+    mask = next(iter(_masks(q)), None)
+    causal = bool(q.attrs.get("is_causal")) and (mask is None or type_of(mask).dtype == DType.BOOL)
+    near = None if members is None else reached(members, queries, places, causal)
+    shown = None if mask is None else frozenset({_shown(mask, members, queries, places)})
+    if near is None or shown is None:
+        return near if shown is None else shown
+    (condition,) = shown
+    return both(near, condition)
+
+
+def _masks(q: Question) -> list[Value]:
+    """The mask, or those of its addends that the batch alone decides."""
+    mask = q.node.inputs[3] if len(q.node.inputs) > 3 else None
+    if mask is None:
+        return []
+    stack, found = [mask], []
+    while stack:
+        value = stack.pop()
+        node = value.producer()
+        if value in q.known:
+            if array_of(value) is None:
+                found.append(value)
+        elif node is not None and node.op_type in ("Add", "Expand"):
+            stack += [x for x in node.inputs[: 2 if node.op_type == "Add" else 1] if x is not None]
+    return found
+
+
+def _shown(mask: Value, members: Conditions | None, queries: Shape, keys: Shape) -> Condition:
+    if key_mask(mask, keys):
+        return sets.test(mask)
+    return sets.Seen(mask, members, queries, keys)
+
+
+def key_mask(mask: Value, keys: Shape) -> bool:
+    """Whether it is `b[B,1,1,S]`: the same for all queries."""
+    shape = type_of(mask).shape
+    return type_of(mask).dtype == DType.BOOL and shape == (keys[0], 1, 1, keys[1])

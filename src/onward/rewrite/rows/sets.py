@@ -1,0 +1,325 @@
+"""Sets of rows, as conditions on the batch alone: pure descriptions, equal where they say the same.
+
+A row is one index of some dims of a value, such as the token (b, t) of `f[B,T,D]`; rows are
+numbered in row-major order, so that `f[B,T,D]` and `f[B*T,D]` have the same rows. A `Condition`
+says for every row whether it belongs to a set; `condition_value` writes it into a graph as
+`b[rows]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from onward.graph.build import Builder
+from onward.graph.graph import Value, array_of, type_of
+from onward.graph.types import DType, Shape, Size, Type, product
+
+HIDDEN = 0.5 * float(np.finfo(np.float32).min)  # an added mask below this outweighs any score
+
+
+@dataclass(frozen=True)
+class Test:
+    """Rows whose number in `value` (one for each row) is not `number`."""
+
+    value: Value
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Window:
+    """Rows of `sizes` whose index of `dim` is in `first <= i < last`."""
+
+    sizes: Shape
+    dim: int
+    first: Size
+    last: Size
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Rows of `sizes` that occur in `index`: row numbers, or `nested`, their indices `[..., k]`."""
+
+    index: Value
+    sizes: Shape
+    nested: bool
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Rows of `sizes` whose indices of `dims` are a row of `inner`, whatever the other indices."""
+
+    inner: frozenset[Condition]
+    sizes: Shape
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Rows of `sizes` that are rows of `inner`, which has `dim` from `start` on (a Slice's input).
+
+    Rows before `start`, or from `start + length` on, do not belong.
+    """
+
+    inner: frozenset[Condition]
+    sizes: Shape
+    dim: int
+    start: Size
+    length: Size
+
+
+@dataclass(frozen=True)
+class Both:
+    """Rows of either side."""
+
+    left: Condition
+    right: Condition
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Keys `(b, s)` of `keys` that some query `(b, t)` of `members`, rows of `queries`, may see.
+
+    Not looking at masks: all of its sequence, or, where `causal`, those at s <= t.
+    """
+
+    members: frozenset[Condition]
+    queries: Shape
+    keys: Shape
+    causal: bool
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Keys `(b, s)` that an attention mask `[B|1,H|1,T|1,S]` shows to some query of `members`.
+
+    Boolean masks show where they are true. Added ones hide a key where they are below `HIDDEN`,
+    unless they hide every key from a query, whose softmax then sees all of them. No members: any
+    query counts.
+    """
+
+    mask: Value
+    members: frozenset[Condition] | None
+    queries: Shape
+    keys: Shape
+
+
+Condition = Test | Window | Listed | Spread | Moved | Both | Reached | Seen
+Conditions = frozenset[Condition]
+
+
+# ---- making them, simplified
+
+
+def test(value: Value, number: int = 0) -> Test:
+    """`value != number`, traced back to the value that a row of casts and reshapes began with."""
+    while (node := value.producer()) is not None and node.inputs[0] is not None:
+        before = node.inputs[0]
+        moves = node.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Identity")
+        casts = node.op_type == "Cast" and _keeps_zero(type_of(before).dtype, type_of(value).dtype)
+        if not moves and not (casts and number == 0):
+            break
+        value = before
+    return Test(value, number)
+
+
+def _keeps_zero(before: DType, after: DType) -> bool:
+    """Whether a cast makes 0 of 0 alone."""
+    whole = (DType.BOOL, DType.INT32, DType.INT64)
+    return before in whole and (after in (*whole, DType.FLOAT, DType.DOUBLE))
+
+
+def reached(members: Conditions, queries: Shape, keys: Shape, causal: bool) -> Conditions | None:
+    """What queries see through attention; None for everything.
+
+    A key of one layer is a query of the layer before: what it reaches there lies within what the
+    first queries reach, so that all layers share one condition.
+    """
+    plain: set[Condition] = set()
+    found: set[Condition] = set()
+    for member in members:
+        if isinstance(member, Window) and member.dim > 0 and not causal:
+            return None  # of every sequence
+        before = next((c for c in parts(member) if isinstance(c, Reached)), None)
+        if before is not None and before.keys == queries:
+            both = causal and before.causal and queries == keys
+            found.add(Reached(before.members, before.queries, keys, both))
+        else:
+            plain.add(member)
+    if plain:
+        found.add(Reached(frozenset(plain), queries, keys, causal and queries == keys))
+    return union(found)
+
+
+def parts(condition: Condition) -> list[Condition]:
+    """Conditions that all have to hold."""
+    if isinstance(condition, Both):
+        return [*parts(condition.left), *parts(condition.right)]
+    return [condition]
+
+
+def both(conditions: Conditions, other: Condition) -> Conditions:
+    """Rows of the set that also meet `other`."""
+    return union(c if implies(c, other) else other if implies(other, c) else Both(c, other)
+                 for c in conditions)  # fmt: skip
+
+
+def union(conditions: Iterable[Condition]) -> Conditions:
+    """The set without members that others contain."""
+    kept: list[Condition] = []
+    for condition in dict.fromkeys(conditions):
+        if any(implies(condition, other) for other in kept):
+            continue
+        kept = [other for other in kept if not implies(other, condition)]
+        kept.append(condition)
+    return frozenset(kept)
+
+
+def implies(a: Condition, b: Condition) -> bool:
+    """Whether every row of `a` is known to be one of `b`."""
+    if a == b:
+        return True
+    if isinstance(b, Both):
+        return implies(a, b.left) and implies(a, b.right)
+    if isinstance(a, Both):
+        return implies(a.left, b) or implies(a.right, b)
+    if isinstance(b, Reached):
+        if isinstance(a, Reached):
+            same = (a.queries, a.keys) == (b.queries, b.keys)
+            return same and a.members <= b.members and (a.causal or not b.causal)
+        return b.queries == b.keys and a in b.members
+    return False
+
+
+def covers(outer: Conditions, inner: Conditions) -> bool:
+    """Whether every row of `inner` is known to be one of `outer`."""
+    return all(any(implies(i, o) for o in outer) for i in inner)
+
+
+# ---- writing them into a graph
+
+
+def set_value(b: Builder, conditions: Conditions, count: Size) -> Value:
+    """`b[count]`: which rows belong to the set."""
+    # in the order of what they read, so that a graph is the same in every run
+    made = [condition_value(b, c, count) for c in sorted(conditions, key=order_key)]
+    return reduce(b.Or, made)
+
+
+def order_key(condition: Condition) -> str:
+    """A name that is the same in every run."""
+    match condition:
+        case Test(value, number):
+            return f"test {value.name} {number}"
+        case Window(_, dim, first, last):
+            return f"window {dim} {first} {last}"
+        case Listed(index, _, _):
+            return f"listed {index.name}"
+        case Spread(inner, _, dims) | Moved(inner, _, dims):
+            return f"{type(condition).__name__} {dims} {sorted(map(order_key, inner))}"
+        case Both(left, right):
+            return f"both ({order_key(left)}) ({order_key(right)})"
+        case Reached(members, _, _, causal):
+            return f"reached {causal} {sorted(map(order_key, members))}"
+        case Seen(mask, members, _, _):
+            return f"seen {mask.name} {sorted(map(order_key, members or ()))}"
+
+
+def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
+    """`b[count]`: which rows meet the condition."""
+    flat = (count,)
+    match condition:
+        case Test(value, number):
+            x = b.reshape(value, flat)
+            if type_of(x).dtype == DType.BOOL:
+                return x
+            return b.Not(b.Equal(x, b.const(np.array(number, type_of(x).dtype.numpy()))))
+        case Window(sizes, dim, first, last):
+            place = _index(b, sizes, dim)
+            inside = b.And(b.GreaterOrEqual(place, b.size(first)), b.Less(place, b.size(last)))
+            return b.reshape(b.expand(inside, sizes), flat)
+        case Listed(index, sizes, nested):
+            number = row_numbers(b, index, sizes) if nested else index
+            listed = b.reshape(number, (product(type_of(number).shape), 1))
+            nothing = b.full(0, Type(DType.INT64, flat))
+            ones = b.full(1, Type(DType.INT64, (type_of(listed).shape[0],)))
+            return b.cast(b.ScatterND(nothing, listed, ones), DType.BOOL)
+        case Spread(inner, sizes, dims):
+            own = tuple(s if d in dims else 1 for d, s in enumerate(sizes))
+            found = set_value(b, inner, product(own))
+            return b.reshape(b.expand(b.reshape(found, own), sizes), flat)
+        case Moved(inner, sizes, dim, start, length):
+            have = tuple(length if d == dim else s for d, s in enumerate(sizes))
+            found = b.cast(b.reshape(set_value(b, inner, product(have)), have), DType.INT64)
+            before: list[Size] = [0] * len(sizes)
+            after: list[Size] = [0] * len(sizes)
+            before[dim], after[dim] = start, sizes[dim] - start - length
+            wide = b.Pad(found, b.sizes([*before, *after]), np.zeros((), np.int64))
+            return b.cast(b.reshape(wide, flat), DType.BOOL)
+        case Both(left, right):
+            return b.And(condition_value(b, left, count), condition_value(b, right, count))
+        case Reached():
+            return b.reshape(_reached_value(b, condition), flat)
+        case Seen():
+            return b.reshape(_seen_value(b, condition), flat)
+
+
+def row_numbers(b: Builder, index: Value, sizes: Shape) -> Value:
+    """`i64[...]`, the row numbers of indices `i64[..., k]` into `sizes`; negative ones count
+    from the end."""
+    last = type_of(index).rank - 1
+    total: Value | None = None
+    for dim, size in enumerate(sizes):
+        place = b.squeeze(b.slice(index, last, dim, dim + 1), [last])
+        wrapped = b.Add(place, b.squeeze(b.size(size), [0]))
+        place = b.Where(b.Less(place, np.zeros((), np.int64)), wrapped, place)
+        if total is not None:
+            place = b.Add(b.Mul(total, b.squeeze(b.size(size), [0])), place)
+        total = place
+    assert total is not None
+    return total
+
+
+def _index(b: Builder, sizes: Shape, dim: int) -> Value:
+    """The index of one dim, in a shape that broadcasts to `sizes`."""
+    return b.unsqueeze(b.arange(sizes[dim]), [d for d in range(len(sizes)) if d != dim])
+
+
+def _reached_value(b: Builder, c: Reached) -> Value:
+    """b[B,S]."""
+    asked = b.reshape(set_value(b, c.members, product(c.queries)), c.queries)  # b[B,T]
+    number = b.cast(asked, DType.INT64)
+    if c.causal:  # some query at or behind the place: i64[B,T]
+        behind = b.CumSum(number, b.const(np.array(1, np.int64)), reverse=1)
+        return b.cast(behind, DType.BOOL)
+    some = b.cast(b.ReduceMax(number, b.ints([1]), keepdims=1), DType.BOOL)  # b[B,1]
+    return b.expand(some, c.keys)
+
+
+def _seen_value(b: Builder, c: Seen) -> Value:
+    """b[B,S]."""
+    mask, (batch, keys) = c.mask, c.keys
+    missing = 4 - type_of(mask).rank
+    mask = b.unsqueeze(mask, list(range(missing))) if missing else mask
+    if type_of(mask).dtype == DType.BOOL:
+        shown = b.cast(mask, DType.INT64)  # i64[B|1,H|1,T|1,S]
+    else:
+        clear = b.cast(b.Greater(mask, HIDDEN), DType.INT64)
+        none = b.Sub(b.const(np.array(1, np.int64)), b.ReduceMax(clear, b.ints([3]), keepdims=1))
+        shown = b.Max(clear, none)
+    if c.members is not None and type_of(shown).shape[2] != 1:
+        asked = b.reshape(
+            set_value(b, c.members, product(c.queries)), (*c.queries[:1], 1, c.queries[1], 1)
+        )
+        shown = b.Mul(shown, b.cast(asked, DType.INT64))
+    some = b.ReduceMax(shown, b.ints([1, 2]), keepdims=0)  # i64[B|1,S]
+    return b.expand(b.cast(some, DType.BOOL), (batch, keys))
+
+
+def constant_number(value: Value | None) -> float | None:
+    """The number that a constant of one element holds."""
+    array = array_of(value)
+    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None

@@ -1,0 +1,212 @@
+"""What runs a batch: a captured call, its graphs, and the plans made of them.
+
+A step exists in two forms. The wide one computes every row, and is planned for each shape of
+batch. The narrow one computes the rows that are read (`rewrite/rows`); it is planned for the most
+rows seen, and each batch runs on its own counts. Which one runs is decided for every batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+from onward.compile import Compiled
+from onward.config import CaptureError, OnwardError
+from onward.execute import Executable
+from onward.graph.graph import Graph
+from onward.plan import Plan
+from onward.rewrite import Work, cut, rows_name
+from onward.train.call import Call
+
+KEPT = 64  # plans of one graph that stay bound, one per shape and set of outputs
+ROOM = 16  # a plan for counted rows has room for one in ROOM more
+
+Complete: TypeAlias = Callable[[Graph], Graph]  # a forward graph -> the graph of the whole step
+Bind: TypeAlias = Callable[[Compiled, Graph, Plan], Executable]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """An executable, the sizes and the further inputs with which it runs a batch."""
+
+    executable: Executable
+    dims: dict[str, int]
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run is to compute: outputs of the model by name, and those of the step by prefix."""
+
+    names: tuple[str, ...]
+    ends: tuple[str, ...] = ()
+
+    def outputs(self, graph: Graph) -> list[str]:
+        ends = [n for n in graph.outputs if n.startswith(self.ends)] if self.ends else []
+        return ["loss", *self.names, *ends]
+
+
+class Step:
+    """A captured call. `kind` is the call's structure and dtypes; `graph` the wide form."""
+
+    def __init__(
+        self,
+        kind: tuple[Any, ...],
+        compiled: Compiled,
+        complete: Complete,
+        bind: Bind,
+        memory_budget: int | float | None = None,
+    ) -> None:
+        self.kind, self.compiled = kind, compiled
+        self.graph = complete(compiled.forward)
+        self._complete, self._bind, self._budget = complete, bind, memory_budget
+        self._dims: dict[Any, dict[str, int]] = {}  # of the signatures seen
+        self._wide: dict[Any, Executable] = {}
+        self._narrow: dict[tuple[str, ...], Narrow | None] = {}
+
+    def fits(self, call: Call) -> bool:
+        """Whether the graph was captured from a call like this one."""
+        if call.signature in self._dims:
+            return True
+        if self.kind != call.kind:
+            return False
+        dims = self.compiled.captured.dims(call.tensors)
+        if dims is not None:
+            self._dims[call.signature] = dims
+        return dims is not None
+
+    def staged(self, call: Call) -> dict[str, torch.Tensor]:
+        """The call's tensors by graph input name."""
+        leaves = self.compiled.captured.leaves
+        return {leaves[i]: t for i, t in enumerate(call.tensors)}
+
+    def ready(self, call: Call, wanted: Wanted) -> Ready:
+        """What runs this batch. Raises OnwardError for an output that the model lacks."""
+        if not self.fits(call):
+            raise CaptureError("the captured graph does not fit the batch it was captured from")
+        dims = self._dims[call.signature]
+        narrow = self.narrow(wanted.names)
+        if narrow is not None:
+            found = narrow.ready(self.staged(call), dims, wanted)
+            if found is not None:
+                return found
+        key = (call.signature, wanted)
+        executable = self._wide.pop(key, None)
+        if executable is None:
+            executable = self.plan(self.graph, self._checked(wanted), dims)
+        self._wide[key] = executable  # now the most recently used
+        while len(self._wide) > KEPT:
+            del self._wide[next(iter(self._wide))]
+        return Ready(executable, dims)
+
+    def narrow(self, names: tuple[str, ...]) -> Narrow | None:
+        """The form for the rows that these outputs need; None where that is all of them."""
+        if names not in self._narrow:
+            missing = any(n not in self.compiled.forward.outputs for n in names)
+            forward = None if missing else self.compiled.narrow(["loss", *names])
+            self._narrow[names] = None if forward is None else Narrow(self, forward)
+        return self._narrow[names]
+
+    def complete(self, forward: Graph) -> Graph:
+        return self._complete(forward)
+
+    def plan(
+        self, graph: Graph, outputs: list[str], dims: Mapping[str, int], open: bool = False
+    ) -> Executable:
+        """A new plan, bound. `open`: it also serves smaller sizes."""
+        names = [n for n, size in dims.items() if size > 0] if open else []
+        plan = self.compiled.plan(graph, outputs, dims, self._budget, names)
+        return self._bind(self.compiled, graph, plan)
+
+    def _checked(self, wanted: Wanted) -> list[str]:
+        outputs = wanted.outputs(self.graph)
+        unknown = [n for n in outputs if n not in self.graph.outputs]
+        if unknown:
+            have = list(self.compiled.captured.graph.outputs)
+            raise OnwardError(
+                f"no output '{unknown[0]}' to fetch; the model has: {', '.join(have)}"
+            )
+        return outputs
+
+
+class Narrow:
+    """A step on the rows that are read, whose numbers the batch itself says."""
+
+    def __init__(self, step: Step, forward: Graph) -> None:
+        self.step, self.forward = step, forward
+        self.conditions, _ = cut(forward)
+        self.work = Work(forward), Work(step.compiled.forward)
+        self.running = False
+        self._graph: Graph | None = None
+        self._counting = Pool(step, lambda: self.conditions)
+        self._plans: dict[Wanted, Pool] = {}
+
+    @property
+    def graph(self) -> Graph:
+        """The whole step, with the rows' numbers as inputs."""
+        if self._graph is None:
+            _, self._graph = cut(self.step.complete(self.forward))
+        return self._graph
+
+    def ready(
+        self, staged: Mapping[str, torch.Tensor], dims: dict[str, int], wanted: Wanted
+    ) -> Ready | None:
+        """The step for this batch; None where too few rows can be spared."""
+        rows = self.count(staged, dims)
+        dims = dims | {size: len(numbers) for size, numbers in rows.items()}
+        if not self.pays(dims):
+            return None
+        pool = self._plans.setdefault(wanted, Pool(self.step, lambda: self.graph))
+        executable = pool.serving(dims, wanted.outputs(self.graph), counted=rows)
+        return Ready(executable, dims, {rows_name(s): numbers for s, numbers in rows.items()})
+
+    def count(
+        self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]
+    ) -> dict[str, torch.Tensor]:
+        """The numbers of the rows of each set, `i64[R]`, by the name of R."""
+        executable = self._counting.serving(dims, list(self.conditions.outputs))
+        executable.run(staged, dims)
+        return {size: executable.view(size).nonzero().view(-1) for size in self.conditions.outputs}
+
+    def share(self, dims: Mapping[str, int]) -> float:
+        """The narrow step's arithmetic as a share of the wide one's."""
+        narrow, wide = (w.flops(dims) for w in self.work)
+        return narrow / wide if wide else 1.0
+
+    def pays(self, dims: Mapping[str, int]) -> bool:
+        """Whether to run the narrow form. What ran last stays unless the other is clearly better,
+        so that batches near the bound do not change places in memory."""
+        share = self.share(dims)
+        self.running = share < (0.99 if self.running else 0.95)
+        return self.running
+
+
+class Pool:
+    """Plans of one graph for batches of any size: each serves all sizes up to its own."""
+
+    def __init__(self, step: Step, graph: Callable[[], Graph]) -> None:
+        self._step, self._graph = step, graph
+        self._executables: dict[frozenset[str], Executable] = {}  # by the sizes that are not 0
+
+    def serving(
+        self, dims: Mapping[str, int], outputs: list[str], counted: Mapping[str, Any] | None = None
+    ) -> Executable:
+        """A bound plan for these sizes; where it must be made, with room for larger ones.
+
+        counted: sizes that differ from batch to batch, so that room is left at once.
+        """
+        key = frozenset(n for n, size in dims.items() if size)
+        found = self._executables.get(key)
+        if found is not None and found.plan.serves(dims):
+            return found
+        most = dict(dims)
+        for name in key:
+            before = found.plan.dims[name] if found is not None else 0
+            grows = dims[name] > before > 0 or (counted is not None and name in counted)
+            most[name] = max(before, dims[name] + dims[name] // ROOM if grows else dims[name])
+        self._executables.pop(key, None)
+        self._executables[key] = self._step.plan(self._graph(), outputs, most, open=True)
+        return self._executables[key]
