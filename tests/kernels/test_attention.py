@@ -524,7 +524,7 @@ def test_packed_rows_are_as_many_attentions(name: str, causal: bool) -> None:
             allowed = q_at[own, 1][:, None] >= k_at[keys, 1]
         seen = allowed.any(1)
         y = F.scaled_dot_product_attention(
-            parts[0][:, :, seen], *parts[1:], allowed[seen], scale=rows.attrs["scale"]
+            parts[0][:, :, seen], parts[1], parts[2], allowed[seen], scale=rows.attrs["scale"]
         )
         grads = torch.autograd.grad(y, parts, dy[:, :, own[seen]])
         want["y"][:, :, own[seen]] = y.detach()

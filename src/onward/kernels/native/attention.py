@@ -10,6 +10,10 @@ large ones run at 210:
     20, 2, 35, 100    0.2       0.25 + 0.49 (41, 51)             0.81 + 0.53      0.72 + 0.55
     2, 16, 1024, 64   0.1       29 + 66 (151, 162)               469 + 233        468 + 285
     2, 16, 1024, 64   0         25 + 62 (170, 173)               41 + 106         180 + 245
+
+Packed rows cost what their own pairs cost. 16 sequences of 20 to 100 tokens (911 rows, 23 % of the
+pairs), 8 heads of 64, dropout 0.1, not causal, the same day: packed 1.0 + 2.4, padded to 128 with
+a mask of the keys 3.8 + 9.1.
 """
 
 from __future__ import annotations
