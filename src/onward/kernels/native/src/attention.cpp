@@ -165,7 +165,6 @@ struct Filter {
     const int64_t *seed, *offset;
     int64_t site, threshold, sample_dim;
     float scale;  // 1 / (1 - ratio); 1 without dropout
-    bool packed;
 
     bool drops() const { return seed != nullptr; }
 
@@ -198,8 +197,9 @@ struct Filter {
         }
     }
 
-    // Whether a row with this highest score has nothing to attend to.
-    bool nothing(float peak) const { return (allowed.data || packed) && peak == -FLT_MAX; }
+    // Whether a row with this highest score has nothing to attend to. A packed row that sees any
+    // key sees its segment's first one, which is never hidden.
+    bool nothing(float peak) const { return allowed.data && peak == -FLT_MAX; }
 };
 
 // Which of a block's keys its queries may see: row i the first count[i], of which no row has more
@@ -387,7 +387,7 @@ extern "C" void onward_attention(
     const Strided<const float> Q{q, q_strides}, K{k, k_strides}, V{v, v_strides};
     const Strided<float> Y{y, y_strides};
     const Filter filter{{allowed, mask_strides}, {added, mask_strides}, seed, offset,
-                        site, threshold, sample_dim, keep_scale, q_at != nullptr};
+                        site, threshold, sample_dim, keep_scale};
     const int64_t ldo = padded(n.values), most = std::min(QUERIES, n.queries);
     const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
     Table table(n, q_at, k_at, segments);
@@ -490,7 +490,7 @@ extern "C" void onward_attention_grad(
     const Strided<const float> Q{q, q_strides}, K{k, k_strides}, V{v, v_strides};
     const Strided<float> DQ{dq, dq_strides}, DK{dk, dk_strides}, DV{dv, dv_strides};
     const Filter filter{{allowed, mask_strides}, {added, mask_strides}, seed, offset,
-                        site, threshold, sample_dim, keep_scale, q_at != nullptr};
+                        site, threshold, sample_dim, keep_scale};
     const int64_t ldk = padded(n.width), ldv = padded(n.values);
     const int64_t most = std::min(QUERIES, n.queries);
     const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
