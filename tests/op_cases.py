@@ -403,6 +403,12 @@ def _onward() -> list[OpCase]:
     return out
 
 
+# Coordinates of packed rows. A query of sequence 0 lies before its keys, sequence 1 has no keys and
+# 2 no queries; a key within sequence 0 is hidden.
+_QUERY_PLACES = np.array([[0, 0], [0, 3], [1, 1], [3, 0], [3, 2]])
+_KEY_PLACES = np.array([[0, 1], [-1, 0], [0, 2], [2, 0], [3, 0], [3, 1]])
+
+
 def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -> Input:
     type = types[i]
     if type is None:
@@ -428,7 +434,9 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             case ("AdamUpdate" | "SGDUpdate", _):
                 return Given(np.array(3))
             case ("Attention" | "FlashAttention", 6 | 7) | ("FlashAttentionGrad", 10 | 11):
-                return Whole(shape, 0, 2)  # two sequences; causal rows may have no key
+                rows = _QUERY_PLACES if i in (6, 10) else _KEY_PLACES
+                assert rows.shape == shape
+                return Given(rows)
             case _:
                 return Whole(shape, 0, 2**32 if shape == (2,) else 1000)
     match op, i:

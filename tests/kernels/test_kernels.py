@@ -22,8 +22,6 @@ from onward.kernels import KERNELS, Kernel, Need, Use, torch_dtype
 
 # Calls that no kernel takes, with the reason each kernel gives.
 REFUSED = {
-    **{f"FlashAttention-{i}": "packed rows" for i in range(8, 12)},
-    **{f"FlashAttentionGrad-{i}": "packed rows" for i in range(8, 12)},
     "CumSum-4": "exclusive", "CumSum-5": "exclusive",
     "GatherND-4": "batch_dims",
     "Gemm-13": "alpha or beta", "Gemm-14": "alpha or beta",

@@ -7,6 +7,11 @@ gives 0, not NaN.
 Packed rows: q f[1,H,N,K], k f[1,H,M,K] and v f[1,H,M,E] may hold rows of many sequences, each row
 with its coordinates (sequence, position). A query attends to its own sequence's keys only; causal
 masks and dropout go by positions, so that packing changes no bit of a mask.
+
+Sequences ascend along the rows, of queries and of keys, so that each one's rows lie together;
+positions ascend within a sequence; both count from 0 and have 31 bits. But rows of keys may have
+the sequence -1 anywhere, and then any position: hidden keys, which no query sees. Kernels rely on
+this; what they make of other coordinates is not defined.
 """
 
 from __future__ import annotations
@@ -133,7 +138,9 @@ OPS = (
         body=_attention,
         doc="softmax(scale * q k^T + mask) v, with dropout on the probabilities. Inputs: "
         "q f[B,H,Q,K], k f[B,H,S,K], v f[B,H,S,E], mask (bool: true may attend; float: added), "
-        "seed, offset, and for packed rows the coordinates i64[N,2] of queries, i64[M,2] of keys.",
+        "seed, offset, and for packed rows the coordinates i64[N,2] of queries, i64[M,2] of keys: "
+        "sequences ascend along the rows and positions within a sequence, but keys of sequence -1, "
+        "which no query sees, may lie anywhere.",
         cases=(
             ({"scale": 0.5, "is_causal": 0}, _QKV),
             ({"scale": 0.3, "is_causal": 1}, _SELF),

@@ -2,7 +2,7 @@
 
 Source: FlashAttention-2 (arXiv 2307.08691). The numbers are a row's highest score and the sum of
 `exp(score - highest)`, kept apart: their one-number form, the log-sum-exp, loses the sum where a
-mask adds numbers such as -3e38.
+mask adds numbers such as -3e38. Packed rows have the coordinates that `attention.py` describes.
 """
 
 from __future__ import annotations

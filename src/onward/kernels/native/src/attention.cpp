@@ -1,12 +1,17 @@
 // Attention by blocks of query rows: scores of one block live in scratch and are never kept.
 //
-// Forward: whole rows of scores at a time, two passes. Backward (FlashAttention-2, arXiv
-// 2307.08691): blocks of keys outside, blocks of queries inside; the probabilities come from the
-// scores again. One task is one head of one sample, so that every sum has one order.
+// Forward: whole rows of scores, two passes; of more keys than a block holds, the results of the
+// blocks are joined by their rows' numbers. Backward (FlashAttention-2, arXiv 2307.08691): blocks
+// of keys outside, blocks of queries inside; the probabilities come from the scores again.
+//
+// Both go by segments, rows that attend to one another: the samples of a batch, or the sequences
+// of packed rows. One task is one head of one segment, or some of its queries in the forward, so
+// that every sum has one order.
 #include <omp.h>
 
 #include <cfloat>
 #include <cmath>
+#include <type_traits>
 
 #include "math.h"
 #include "random.h"
@@ -16,7 +21,9 @@ using namespace onward;
 
 namespace {
 
-constexpr int64_t QUERIES = 64, KEYS = 256;  // rows of a block; native/attention.py knows them too
+// Rows of a block: of queries, of keys in the forward and in the backward. native/attention.py
+// knows these numbers too.
+constexpr int64_t QUERIES = 64, SEEN = 1024, KEYS = 256;
 
 struct Sizes {
     int64_t batch, heads, queries, keys, width, values, causal;
@@ -27,9 +34,128 @@ template <class T> struct Strided {
     T* data;
     const int64_t* strides;
 
-    T* head(int64_t b, int64_t h) const { return data + b * strides[0] + h * strides[1]; }
+    T* at(int64_t b, int64_t h, int64_t row) const {
+        return data + b * strides[0] + h * strides[1] + row * strides[2];
+    }
     int64_t row() const { return strides[2]; }
     int64_t col() const { return strides[3]; }
+};
+
+// Rows that attend to one another.
+struct Segment {
+    int64_t b;                // the sample; 0 where rows are packed
+    int64_t sequence;         // as dropout counts it
+    int64_t q0, queries, k0, keys;
+    const int64_t* q_at;      // coordinates of the queries; null: their positions count from 0
+    int64_t first;            // position of the first key
+    const int32_t* places;    // positions of the keys; null: they count on from the first
+    const uint8_t* visible;   // null: no key is hidden
+
+    int64_t position(int64_t q) const { return q_at ? q_at[2 * q + 1] : q; }
+
+    // How many keys lie at or before query q.
+    int64_t reach(int64_t q) const {
+        const int64_t at = position(q);
+        if (!places) return std::clamp(at - first + 1, int64_t(0), keys);
+        return std::upper_bound(places, places + keys, at) - places;
+    }
+};
+
+// The segments of a launch, in scratch; and its tasks, in the order of the segments.
+struct Table {
+    enum Kind : int32_t { COUNTED, LISTED, HIDDEN };  // the keys' positions; some hidden as well
+    struct Entry {
+        int32_t q0, k0, k1, kind, task;  // the first of its tasks
+    };
+
+    const Sizes& n;
+    const int64_t *q_at, *k_at;  // coordinates of packed rows; null: a batch
+    Entry* entries;              // behind the last one two more, of no rows
+    int32_t* places;
+    uint8_t* visible;
+    int64_t count = 0;
+
+    Table(const Sizes& n_, const int64_t* q_at_, const int64_t* k_at_, int32_t* scratch)
+        : n(n_), q_at(q_at_), k_at(k_at_), entries((Entry*)scratch),
+          places((int32_t*)(entries + (q_at ? n.queries : n.batch) + 2)),
+          visible((uint8_t*)(places + n.keys + 16))  // whole vectors of places are read
+    {
+        if (q_at) find();
+        else
+            for (; count < n.batch; ++count) entries[count] = {0, 0, int32_t(n.keys), COUNTED, 0};
+        const int32_t queries = int32_t(n.queries), keys = int32_t(n.keys);
+        entries[count] = entries[count + 1] = {queries, keys, keys, COUNTED, 0};
+    }
+
+    // Sequences ascend along the rows. A segment's keys go from its first to its last one; rows of
+    // other sequences, and hidden ones (-1) before and behind, are no segment's.
+    void find() {
+        int64_t k = 0;
+        for (int64_t q = 0; q < n.queries; ++count) {
+            const int64_t sequence = q_at[2 * q];
+            Entry& e = entries[count];
+            e.q0 = int32_t(q);
+            while (q < n.queries && q_at[2 * q] == sequence) ++q;
+            while (k < n.keys && k_at[2 * k] < sequence) ++k;
+            int64_t end = k;
+            bool hidden = false;
+            e.kind = COUNTED;
+            for (int64_t j = k; j < n.keys; ++j) {
+                visible[j] = k_at[2 * j] == sequence;
+                if (visible[j]) {
+                    places[j] = int32_t(k_at[2 * j + 1]);
+                    if (hidden) e.kind = HIDDEN;
+                    else if (j > k && places[j] != places[j - 1] + 1) e.kind = LISTED;
+                    end = j + 1;
+                } else if (k_at[2 * j] < 0) {
+                    places[j] = places[j - 1];  // the row before, so that they ascend
+                    hidden = true;
+                } else {
+                    break;
+                }
+            }
+            e.k0 = int32_t(k);
+            e.k1 = int32_t(end);
+            k = end;
+        }
+    }
+
+    Segment segment(int64_t i) const {
+        if (!q_at) return {i, i, 0, n.queries, 0, n.keys, nullptr, 0, nullptr, nullptr};
+        const Entry& e = entries[i];
+        const int64_t queries = entries[i + 1].q0 - e.q0, keys = e.k1 - e.k0;
+        return {0, queries ? q_at[2 * e.q0] : 0, e.q0, queries, e.k0, keys, q_at + 2 * e.q0,
+                keys ? places[e.k0] : 0, e.kind == COUNTED ? nullptr : places + e.k0,
+                e.kind == HIDDEN ? visible + e.k0 : nullptr};
+    }
+
+    // Plans one task for each head of a segment, or several where there are few: then blocks of
+    // queries are shared out too, and each part packs keys and values anew. Returns their number.
+    int64_t share(int64_t threads) {
+        const auto work = [&](int64_t i) {
+            const Segment s = segment(i);
+            return double(s.queries) * double(s.keys);
+        };
+        double all = 0.0;
+        for (int64_t i = 0; i < count; ++i) all += work(i);
+        const double task = all * double(n.heads) / double(2 * threads);
+        int64_t tasks = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            entries[i].task = int32_t(tasks);
+            const int64_t blocks = (segment(i).queries + QUERIES - 1) / QUERIES;
+            const double parts = task > 0.0 ? std::ceil(work(i) / task) : 1.0;
+            const bool whole = threads == 1 || parts <= 1.0;
+            tasks += n.heads * (whole ? 1 : std::min(blocks, int64_t(parts)));
+        }
+        entries[count].task = int32_t(tasks);
+        return tasks;
+    }
+
+    // The segment of a task as shared out.
+    int64_t of(int64_t task) const {
+        const auto later = [](int64_t t, const Entry& e) { return t < e.task; };
+        return std::upper_bound(entries, entries + count, task, later) - entries - 1;
+    }
 };
 
 // What restricts and thins the scores: at most one of the masks is given.
@@ -42,26 +168,28 @@ struct Filter {
 
     bool drops() const { return seed != nullptr; }
 
-    RowKey key(int64_t b, int64_t h, int64_t q) const {
-        const uint32_t first = offset ? uint32_t(*offset) : 0u;
-        return RowKey::start(seed, site)
-            .at(uint32_t(b) + (sample_dim == 0 ? first : 0u))
-            .at(uint32_t(h) + (sample_dim == 1 ? first : 0u))
-            .at(uint32_t(q) + (sample_dim == 2 ? first : 0u));
+    // Words of key j where positions are counted: word(j), of those that are listed: word(place).
+    RowKey key(const Segment& g, int64_t h, int64_t q, int64_t k) const {
+        const uint32_t start = offset ? uint32_t(*offset) : 0u;
+        const RowKey row = RowKey::start(seed, site)
+            .at(uint32_t(g.sequence) + (sample_dim == 0 ? start : 0u))
+            .at(uint32_t(h) + (sample_dim == 1 ? start : 0u))
+            .at(uint32_t(g.position(q)) + (sample_dim == 2 ? start : 0u));
+        return g.places ? row : row.behind(uint32_t(g.first + k));
     }
 
     // Masks scores s[n] of query q against keys k, k+1, ...
-    void mask(int64_t b, int64_t h, int64_t q, int64_t k, int64_t n, float* s) const {
-        if (allowed.data) {
-            const int64_t step = allowed.col();
-            const uint8_t* m = allowed.head(b, h) + q * allowed.row() + k * step;
+    void mask(const Segment& g, int64_t h, int64_t q, int64_t k, int64_t n, float* s) const {
+        if (allowed.data || g.visible) {
+            const int64_t step = g.visible ? 1 : allowed.col();
+            const uint8_t* m = (g.visible ? g.visible : allowed.at(g.b, h, q)) + k * step;
             if (step == 1)
                 for (int64_t j = 0; j < n; ++j) s[j] = m[j] ? s[j] : -FLT_MAX;
             else
                 for (int64_t j = 0; j < n; ++j) s[j] = m[j * step] ? s[j] : -FLT_MAX;
         } else if (added.data) {
             const int64_t step = added.col();
-            const float* m = added.head(b, h) + q * added.row() + k * step;
+            const float* m = added.at(g.b, h, q) + k * step;
             if (step == 1)
                 for (int64_t j = 0; j < n; ++j) s[j] += m[j];
             else
@@ -69,8 +197,30 @@ struct Filter {
         }
     }
 
-    // Whether a row with this highest score has nothing to attend to.
+    // Whether a row with this highest score has nothing to attend to. A packed row that sees any
+    // key sees its segment's first one, which is never hidden.
     bool nothing(float peak) const { return allowed.data && peak == -FLT_MAX; }
+};
+
+// Which of a block's keys its queries may see: row i the first count[i], of which no row has more
+// than `cols`, nor row i more than i + 1 + diagonal.
+struct Below {
+    int64_t count[QUERIES], cols = 0, diagonal = UNBOUNDED;
+
+    Below(const Segment& g, bool causal, int64_t q0, int64_t m, int64_t k0, int64_t keys) {
+        if (!causal) {
+            for (int64_t i = 0; i < m; ++i) count[i] = keys;
+            cols = keys;
+            return;
+        }
+        diagonal = -UNBOUNDED;
+        for (int64_t i = 0; i < m; ++i) {
+            const int64_t reach = g.reach(q0 + i) - k0;
+            count[i] = std::clamp(reach, int64_t(0), keys);
+            diagonal = std::max(diagonal, reach - 1 - i);
+        }
+        cols = count[m - 1];
+    }
 };
 
 // The largest of n numbers; n is a multiple of COLS.
@@ -98,13 +248,17 @@ OUTLINED float exponentials(float* s, int32_t n, float peak) {
     return sum;
 }
 
-OUTLINED float exponentials(float* s, int32_t n, float peak, RowKey key, uint32_t threshold) {
+// With dropout; LISTED: the features are the keys' positions in `places`, else they are counted.
+template <bool LISTED>
+OUTLINED float exponentials(float* s, int32_t n, float peak, RowKey key, const int32_t* places,
+                            uint32_t threshold)
+{
     float sum = 0.0f;
     #pragma omp simd reduction(+ : sum)
     for (int32_t j = 0; j < n; ++j) {
         const float e = math::exp(s[j] - peak);
         sum += e;
-        s[j] = key.word(uint32_t(j)) >= threshold ? e : 0.0f;
+        s[j] = key.word(uint32_t(LISTED ? places[j] : j)) >= threshold ? e : 0.0f;
     }
     return sum;
 }
@@ -120,12 +274,13 @@ OUTLINED void probabilities(float* s, float* t, int32_t n, float peak, float inv
     }
 }
 
+template <bool LISTED>
 OUTLINED void probabilities(float* s, float* t, int32_t n, float peak, float inverse, float delta,
-                            RowKey key, uint32_t first, uint32_t threshold, float scale)
+                            RowKey key, const int32_t* places, uint32_t threshold, float scale)
 {
     #pragma omp simd
     for (int32_t j = 0; j < n; ++j) {
-        const float kept = key.word(first + uint32_t(j)) >= threshold ? scale : 0.0f;
+        const float kept = key.word(uint32_t(LISTED ? places[j] : j)) >= threshold ? scale : 0.0f;
         const float p = math::exp(s[j] - peak) * inverse;
         s[j] = p * kept;
         t[j] = p * (t[j] * kept - delta);
@@ -150,13 +305,14 @@ OUTLINED void whole_row(float* s, float* t, int32_t n, float peak, float inverse
     for (int32_t j = 0; j < n; ++j) t[j] = s[j] * (t[j] - delta);
 }
 
+template <bool LISTED>
 OUTLINED void whole_row(float* s, float* t, int32_t n, float peak, float inverse, RowKey key,
-                        uint32_t threshold, float scale)
+                        const int32_t* places, uint32_t threshold, float scale)
 {
     float sum = 0.0f, mass = 0.0f;
     #pragma omp simd reduction(+ : sum, mass)
     for (int32_t j = 0; j < n; ++j) {
-        const bool kept = key.word(uint32_t(j)) >= threshold;
+        const bool kept = key.word(uint32_t(LISTED ? places[j] : j)) >= threshold;
         const float p = math::exp(s[j] - peak) * inverse, g = kept ? t[j] * scale : 0.0f;
         s[j] = kept ? p : -p;  // the sign says it until the second loop
         t[j] = g;
@@ -203,77 +359,116 @@ inline void write(const float* x, int64_t n, float scale, float* y) {
     for (int64_t j = 0; j < n; ++j) y[j] = x[j] * scale;
 }
 
+// y := x * scale + y * kept; what was there is not read where nothing of it is kept.
+inline void join(const float* x, int64_t n, float scale, float kept, float* y) {
+    if (kept == 0.0f) return write(x, n, scale, y);
+    #pragma omp simd
+    for (int64_t j = 0; j < n; ++j) y[j] = x[j] * scale + y[j] * kept;
+}
+
+inline void clear(const Strided<float>& x, int64_t h, int64_t first, int64_t end, int64_t n) {
+    for (int64_t i = first; i < end; ++i) fill(x.at(0, h, i), 0, n, 0.0f);
+}
+
 }  // namespace
 
-// y[B,H,Q,E], peak[B,H,Q], total[B,H,Q] from q[B,H,Q,K], k[B,H,S,K], v[B,H,S,E].
-// sizes: B, H, Q, S, K, E, is_causal. scratch: f32[threads, room].
+// y[B,H,Q,E], peak[B,H,Q], total[B,H,Q] from q[B,H,Q,K], k[B,H,S,K], v[B,H,S,E]; of packed rows
+// with their coordinates q_at[Q][2], k_at[S][2]. sizes: B, H, Q, S, K, E, is_causal.
+// scratch: f32[threads, room], and the table of the segments.
 extern "C" void onward_attention(
     const float* q, const int64_t* q_strides, const float* k, const int64_t* k_strides,
     const float* v, const int64_t* v_strides, const uint8_t* allowed, const float* added,
     const int64_t* mask_strides, const int64_t* seed, const int64_t* offset, int64_t site,
-    int64_t threshold, int64_t sample_dim, float keep_scale, float scale, float* y,
-    const int64_t* y_strides, float* peaks, float* totals, const int64_t* sizes, float* scratch,
-    int64_t threads, int64_t room)
+    int64_t threshold, int64_t sample_dim, float keep_scale, float scale, const int64_t* q_at,
+    const int64_t* k_at, float* y, const int64_t* y_strides, float* peaks, float* totals,
+    const int64_t* sizes, float* scratch, int64_t threads, int64_t room, int32_t* segments)
 {
     const Sizes n{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]};
     const Strided<const float> Q{q, q_strides}, K{k, k_strides}, V{v, v_strides};
     const Strided<float> Y{y, y_strides};
     const Filter filter{{allowed, mask_strides}, {added, mask_strides}, seed, offset,
                         site, threshold, sample_dim, keep_scale};
-    const int64_t lds = padded(n.keys), ldo = padded(n.values);
-    const int64_t most = std::min(QUERIES, n.queries);
-    const int64_t blocks = (n.queries + QUERIES - 1) / QUERIES, heads = n.batch * n.heads;
+    const int64_t ldo = padded(n.values), most = std::min(QUERIES, n.queries);
     const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
-    // Few heads: the blocks of one are shared out too, and each part packs keys and values anew.
-    const int64_t parts =
-        used == 1 || heads >= 2 * used ? 1 : std::min(blocks, (2 * used + heads - 1) / heads);
+    Table table(n, q_at, k_at, segments);
+    const int64_t tasks = table.share(used);
     #pragma omp parallel for schedule(dynamic) num_threads(used)
-    for (int64_t task = 0; task < heads * parts; ++task) {
-        const int64_t head = task / parts, part = task % parts;
-        const int64_t b = head / n.heads, h = head % n.heads;
+    for (int64_t task = 0; task < tasks; ++task) {
+        const int64_t index = table.of(task), first_task = table.entries[index].task;
+        const int64_t parts = (table.entries[index + 1].task - first_task) / n.heads;
+        const int64_t h = (task - first_task) / parts, part = (task - first_task) % parts;
+        const Segment g = table.segment(index);
+        const int64_t blocks = (g.queries + QUERIES - 1) / QUERIES;
+        const int64_t first = part * blocks / parts * QUERIES;
+        const int64_t last = std::min(g.queries, (part + 1) * blocks / parts * QUERIES);
+        const int64_t seen = n.causal ? g.reach(last - 1) : g.keys;
+        const int64_t block = std::min(SEEN, g.keys), lds = padded(block);
         Room rest{scratch + omp_get_thread_num() * room};
         float* turned = rest.take(n.width * lds);  // k^T in panels
-        float* panels = rest.take(n.keys * ldo);   // v in panels
+        float* panels = rest.take(block * ldo);    // v in panels
         float* rows = rest.take(most * n.width);
         float* s = rest.take(most * lds);
         float* o = rest.take(most * ldo);
-        float factor[QUERIES];
-        const int64_t last = std::min(n.queries, (part + 1) * blocks / parts * QUERIES);
-        const int64_t seen = n.causal ? std::min(n.keys, last) : n.keys;
-        pack_panels(K.head(b, h), K.col(), K.row(), n.width, seen, turned);
-        pack_panels(V.head(b, h), V.row(), V.col(), seen, n.values, panels);
-        for (int64_t q0 = part * blocks / parts * QUERIES; q0 < last; q0 += QUERIES) {
-            const int64_t m = std::min(QUERIES, n.queries - q0);
-            const int64_t cols = n.causal ? std::min(seen, q0 + m) : seen;
-            const int64_t diagonal = n.causal ? q0 : UNBOUNDED;
-            pack_rows(Q.head(b, h) + q0 * Q.row(), Q.row(), Q.col(), m, n.width, scale, rows);
-            product_below(m, cols, n.width, rows, n.width, turned, s, lds, diagonal);
-            for (int64_t i = 0; i < m; ++i) {
-                const int64_t count = n.causal ? std::min(cols, q0 + i + 1) : cols;
-                const int64_t whole = padded(count), row = head * n.queries + q0 + i;
-                float* si = s + i * lds;
-                filter.mask(b, h, q0 + i, 0, count, si);
-                fill(si, count, whole, -INFINITY);
-                const float peak = highest(si, whole);
-                peaks[row] = peak;
-                if (filter.nothing(peak)) {
-                    fill(si, 0, cols, 0.0f);
-                    totals[row] = float(n.keys);
-                    factor[i] = 0.0f;
-                    continue;
+        float factor[QUERIES], kept[QUERIES];  // of a row's sum in this block, and of those before
+        for (int64_t k0 = 0; k0 == 0 || k0 < seen; k0 += SEEN) {
+            const int64_t keys = std::min(block, seen - k0);
+            pack_panels(K.at(g.b, h, g.k0 + k0), K.col(), K.row(), n.width, keys, turned);
+            pack_panels(V.at(g.b, h, g.k0 + k0), V.row(), V.col(), keys, n.values, panels);
+            for (int64_t q0 = first; q0 < last; q0 += QUERIES) {
+                const int64_t m = std::min(QUERIES, g.queries - q0);
+                const int64_t row = (g.b * n.heads + h) * n.queries + g.q0 + q0;
+                const Below below(g, n.causal, q0, m, k0, keys);
+                if (k0 > 0 && below.cols == 0) continue;
+                pack_rows(Q.at(g.b, h, g.q0 + q0), Q.row(), Q.col(), m, n.width, scale, rows);
+                product_below(m, below.cols, n.width, rows, n.width, turned, s, lds,
+                              below.diagonal);
+                for (int64_t i = 0; i < m; ++i) {
+                    const int64_t count = below.count[i], whole = padded(count);
+                    float *si = s + i * lds, *peak = peaks + row + i, *total = totals + row + i;
+                    filter.mask(g, h, q0 + i, k0, count, si);
+                    fill(si, count, whole, -INFINITY);
+                    const float here = count > 0 ? highest(si, whole) : -FLT_MAX;
+                    if (count == 0 || filter.nothing(here) || (k0 > 0 && here == -INFINITY)) {
+                        fill(si, 0, below.cols, 0.0f);
+                        factor[i] = 0.0f;
+                        kept[i] = k0 > 0 ? 1.0f : 0.0f;
+                        if (k0 == 0) {
+                            *peak = -FLT_MAX;
+                            *total = float(n.keys);
+                        }
+                        continue;
+                    }
+                    float sum;
+                    if (!filter.drops())
+                        sum = exponentials(si, int32_t(whole), here);
+                    else if (g.places)
+                        sum = exponentials<true>(si, int32_t(whole), here,
+                                                 filter.key(g, h, q0 + i, k0), g.places + k0,
+                                                 uint32_t(threshold));
+                    else
+                        sum = exponentials<false>(si, int32_t(whole), here,
+                                                  filter.key(g, h, q0 + i, k0), nullptr,
+                                                  uint32_t(threshold));
+                    fill(si, whole, below.cols, 0.0f);
+                    // Joined with the blocks before, where one had something for this row.
+                    float all = sum, before = 0.0f, top = here, share = 1.0f;
+                    if (k0 > 0 && !filter.nothing(*peak) && *peak != -INFINITY) {
+                        top = std::max(here, *peak);
+                        share = math::exp(here - top);
+                        before = *total * math::exp(*peak - top);
+                        all = sum * share + before;
+                    }
+                    *peak = top;
+                    *total = all;
+                    factor[i] = keep_scale * share / all;
+                    kept[i] = before / all;
                 }
-                const float total =
-                    filter.drops() ? exponentials(si, int32_t(whole), peak,
-                                                  filter.key(b, h, q0 + i), uint32_t(threshold))
-                                   : exponentials(si, int32_t(whole), peak);
-                fill(si, whole, cols, 0.0f);
-                totals[row] = total;
-                factor[i] = keep_scale / total;
+                fill(o, 0, m * ldo, 0.0f);
+                add_product(m, n.values, below.cols, s, lds, panels, keys, o, ldo,
+                            below.diagonal);
+                for (int64_t i = 0; i < m; ++i)
+                    join(o + i * ldo, n.values, factor[i], kept[i], Y.at(g.b, h, g.q0 + q0 + i));
             }
-            fill(o, 0, m * ldo, 0.0f);
-            add_product(m, n.values, cols, s, lds, panels, seen, o, ldo, diagonal);
-            for (int64_t i = 0; i < m; ++i)
-                write(o + i * ldo, n.values, factor[i], Y.head(b, h) + (q0 + i) * Y.row());
         }
     }
 }
@@ -284,9 +479,11 @@ extern "C" void onward_attention_grad(
     const float* k, const int64_t* k_strides, const float* v, const int64_t* v_strides,
     const uint8_t* allowed, const float* added, const int64_t* mask_strides, const int64_t* seed,
     const int64_t* offset, int64_t site, int64_t threshold, int64_t sample_dim, float keep_scale,
-    float scale, const float* y, const int64_t* y_strides, const float* peaks, const float* totals,
-    float* dq, const int64_t* dq_strides, float* dk, const int64_t* dk_strides, float* dv,
-    const int64_t* dv_strides, const int64_t* sizes, float* scratch, int64_t threads, int64_t room)
+    float scale, const int64_t* q_at, const int64_t* k_at, const float* y,
+    const int64_t* y_strides, const float* peaks, const float* totals, float* dq,
+    const int64_t* dq_strides, float* dk, const int64_t* dk_strides, float* dv,
+    const int64_t* dv_strides, const int64_t* sizes, float* scratch, int64_t threads, int64_t room,
+    int32_t* segments)
 {
     const Sizes n{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]};
     const Strided<const float> DY{dy, dy_strides}, Y{y, y_strides};
@@ -295,12 +492,21 @@ extern "C" void onward_attention_grad(
     const Filter filter{{allowed, mask_strides}, {added, mask_strides}, seed, offset,
                         site, threshold, sample_dim, keep_scale};
     const int64_t ldk = padded(n.width), ldv = padded(n.values);
-    const int64_t block = std::min(KEYS, n.keys), lds = padded(block);
     const int64_t most = std::min(QUERIES, n.queries);
     const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
+    const Table table(n, q_at, k_at, segments);
+    // One more than the segments: the keys behind the last one's.
+    const int64_t tasks = (table.count + (q_at ? 1 : 0)) * n.heads;
     #pragma omp parallel for schedule(dynamic) num_threads(used)
-    for (int64_t head = 0; head < n.batch * n.heads; ++head) {
-        const int64_t b = head / n.heads, h = head % n.heads;
+    for (int64_t task = 0; task < tasks; ++task) {
+        const int64_t index = task / n.heads, h = task % n.heads;
+        const Segment g = table.segment(index);
+        if (q_at) {  // keys that no query sees
+            const int64_t free = index > 0 ? table.entries[index - 1].k1 : 0;
+            clear(DK, h, free, g.k0, n.width);
+            clear(DV, h, free, g.k0, n.values);
+        }
+        const int64_t block = std::min(KEYS, g.keys), lds = padded(block);
         Room rest{scratch + omp_get_thread_num() * room};
         float* k_turned = rest.take(n.width * lds);
         float* v_turned = rest.take(n.values * lds);
@@ -313,80 +519,83 @@ extern "C" void onward_attention_grad(
         float* t = rest.take(most * lds);
         float* k_sum = rest.take(block * ldk);
         float* v_sum = rest.take(block * ldv);
-        float* q_sum = rest.take(n.queries * ldk);
-        float* delta = rest.take(n.queries);  // sum of dy * y: of the probabilities' gradient
-        const bool one_block = block == n.keys;
-        for (int64_t i = 0; i < n.queries && !one_block; ++i) {
-            delta[i] = dot(DY.head(b, h) + i * DY.row(), DY.col(),
-                           Y.head(b, h) + i * Y.row(), Y.col(), n.values);
-        }
-        fill(q_sum, 0, n.queries * ldk, 0.0f);
-        for (int64_t k0 = 0; k0 < n.keys; k0 += block) {
-            const int64_t keys = std::min(block, n.keys - k0);
-            const float* kb = K.head(b, h) + k0 * K.row();
-            const float* vb = V.head(b, h) + k0 * V.row();
+        float* q_sum = rest.take(most * ldk);
+        float* delta = rest.take(g.queries);  // sum of dy * y: of the probabilities' gradient
+        const bool one_block = block == g.keys;
+        for (int64_t k0 = 0; k0 == 0 || k0 < g.keys; k0 += KEYS) {
+            const int64_t keys = std::min(block, g.keys - k0);
+            const float* kb = K.at(g.b, h, g.k0 + k0);
+            const float* vb = V.at(g.b, h, g.k0 + k0);
             pack_panels(kb, K.col(), K.row(), n.width, keys, k_turned);
             pack_panels(vb, V.col(), V.row(), n.values, keys, v_turned);
             pack_panels(kb, K.row(), K.col(), keys, n.width, k_panels);
             fill(k_sum, 0, keys * ldk, 0.0f);
             fill(v_sum, 0, keys * ldv, 0.0f);
-            // A causal block of keys is first seen by its own first query.
-            for (int64_t q0 = n.causal ? k0 / QUERIES * QUERIES : 0; q0 < n.queries;
-                 q0 += QUERIES) {
-                const int64_t m = std::min(QUERIES, n.queries - q0);
-                const int64_t cols = n.causal ? std::min(keys, q0 + m - k0) : keys;
-                const int64_t diagonal = n.causal ? q0 - k0 : UNBOUNDED;
-                const float* qb = Q.head(b, h) + q0 * Q.row();
-                const float* gb = DY.head(b, h) + q0 * DY.row();
+            for (int64_t q0 = 0; q0 < g.queries; q0 += QUERIES) {
+                const int64_t m = std::min(QUERIES, g.queries - q0);
+                const int64_t row = (g.b * n.heads + h) * n.queries + g.q0 + q0;
+                const Below below(g, n.causal, q0, m, k0, keys);
+                if (k0 > 0 && below.cols == 0) continue;  // the first block writes each dq
+                const float* qb = Q.at(g.b, h, g.q0 + q0);
+                const float* gb = DY.at(g.b, h, g.q0 + q0);
                 pack_rows(qb, Q.row(), Q.col(), m, n.width, scale, q_rows);
                 pack_panels(q_rows, n.width, 1, m, n.width, q_panels);
                 pack_rows(gb, DY.row(), DY.col(), m, n.values, 1.0f, dy_rows);
                 pack_panels(dy_rows, n.values, 1, m, n.values, dy_panels);
-                product_below(m, cols, n.width, q_rows, n.width, k_turned, s, lds, diagonal);
-                product_below(m, cols, n.values, dy_rows, n.values, v_turned, t, lds, diagonal);
+                for (int64_t i = 0; i < m && !one_block && k0 == 0; ++i)
+                    delta[q0 + i] = dot(dy_rows + i * n.values, 1, Y.at(g.b, h, g.q0 + q0 + i),
+                                        Y.col(), n.values);
+                product_below(m, below.cols, n.width, q_rows, n.width, k_turned, s, lds,
+                              below.diagonal);
+                product_below(m, below.cols, n.values, dy_rows, n.values, v_turned, t, lds,
+                              below.diagonal);
                 for (int64_t i = 0; i < m; ++i) {
-                    const int64_t row = head * n.queries + q0 + i;
-                    const int64_t count =
-                        n.causal ? std::clamp(q0 + i + 1 - k0, int64_t(0), cols) : cols;
+                    const int64_t count = below.count[i], whole = padded(count);  // no scalar rest
+                    const float peak = peaks[row + i], inverse = 1.0f / totals[row + i];
                     float *si = s + i * lds, *ti = t + i * lds;
-                    if (filter.nothing(peaks[row])) {
-                        fill(si, 0, cols, 0.0f);
-                        fill(ti, 0, cols, 0.0f);
+                    if (filter.nothing(peak)) {
+                        fill(si, 0, below.cols, 0.0f);
+                        fill(ti, 0, below.cols, 0.0f);
                         continue;
                     }
-                    filter.mask(b, h, q0 + i, k0, count, si);
-                    const int64_t whole = padded(count);  // no scalar rest
-                    const float inverse = 1.0f / totals[row];
+                    filter.mask(g, h, q0 + i, k0, count, si);
                     if (one_block) {
                         fill(si, count, whole, -INFINITY);
                         fill(ti, count, whole, 0.0f);
                     }
-                    if (one_block && filter.drops())
-                        whole_row(si, ti, int32_t(whole), peaks[row], inverse,
-                                  filter.key(b, h, q0 + i), uint32_t(threshold), keep_scale);
-                    else if (one_block)
-                        whole_row(si, ti, int32_t(whole), peaks[row], inverse);
-                    else if (filter.drops())
-                        probabilities(si, ti, int32_t(whole), peaks[row], inverse,
-                                      delta[q0 + i], filter.key(b, h, q0 + i), uint32_t(k0),
-                                      uint32_t(threshold), keep_scale);
-                    else
-                        probabilities(si, ti, int32_t(whole), peaks[row], inverse,
-                                      delta[q0 + i]);
-                    fill(si, count, cols, 0.0f);
-                    fill(ti, count, cols, 0.0f);
+                    const auto dropped = [&](auto listed) {
+                        constexpr bool LISTED = decltype(listed)::value;
+                        const RowKey key = filter.key(g, h, q0 + i, k0);
+                        if (one_block)
+                            whole_row<LISTED>(si, ti, int32_t(whole), peak, inverse, key,
+                                              g.places, uint32_t(threshold), keep_scale);
+                        else
+                            probabilities<LISTED>(si, ti, int32_t(whole), peak, inverse,
+                                                  delta[q0 + i], key, g.places + k0,
+                                                  uint32_t(threshold), keep_scale);
+                    };
+                    if (filter.drops() && g.places) dropped(std::true_type());
+                    else if (filter.drops()) dropped(std::false_type());
+                    else if (one_block) whole_row(si, ti, int32_t(whole), peak, inverse);
+                    else probabilities(si, ti, int32_t(whole), peak, inverse, delta[q0 + i]);
+                    fill(si, count, below.cols, 0.0f);
+                    fill(ti, count, below.cols, 0.0f);
                 }
-                add_turned_product(cols, n.values, m, s, lds, dy_panels, m, v_sum, ldv, diagonal);
-                add_turned_product(cols, n.width, m, t, lds, q_panels, m, k_sum, ldk, diagonal);
-                add_product(m, n.width, cols, t, lds, k_panels, keys, q_sum + q0 * ldk, ldk,
-                            diagonal);
+                add_turned_product(below.cols, n.values, m, s, lds, dy_panels, m, v_sum, ldv,
+                                   below.diagonal);
+                add_turned_product(below.cols, n.width, m, t, lds, q_panels, m, k_sum, ldk,
+                                   below.diagonal);
+                fill(q_sum, 0, m * ldk, 0.0f);
+                add_product(m, n.width, below.cols, t, lds, k_panels, keys, q_sum, ldk,
+                            below.diagonal);
+                const float before = k0 > 0 ? 1.0f : 0.0f;
+                for (int64_t i = 0; i < m; ++i)
+                    join(q_sum + i * ldk, n.width, scale, before, DQ.at(g.b, h, g.q0 + q0 + i));
             }
             for (int64_t i = 0; i < keys; ++i) {
-                write(k_sum + i * ldk, n.width, 1.0f, DK.head(b, h) + (k0 + i) * DK.row());
-                write(v_sum + i * ldv, n.values, 1.0f, DV.head(b, h) + (k0 + i) * DV.row());
+                write(k_sum + i * ldk, n.width, 1.0f, DK.at(g.b, h, g.k0 + k0 + i));
+                write(v_sum + i * ldv, n.values, 1.0f, DV.at(g.b, h, g.k0 + k0 + i));
             }
         }
-        for (int64_t i = 0; i < n.queries; ++i)
-            write(q_sum + i * ldk, n.width, scale, DQ.head(b, h) + i * DQ.row());
     }
 }

@@ -24,6 +24,9 @@ struct RowKey {
     }
     RowKey at(uint32_t index) const { return {mix(first ^ index), mix(second ^ index)}; }
 
+    // Of the features counted from `start`: its word(j) is word(start + j).
+    RowKey behind(uint32_t start) const { return {first + start * SPREAD, second}; }
+
     // The word of one feature. Branch-free in 32-bit words, so that a loop over it vectorises.
     uint32_t word(uint32_t feature) const {
         uint32_t h = feature * SPREAD + first;
