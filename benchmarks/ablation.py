@@ -173,8 +173,9 @@ def main() -> int:
             waiting = waiting[len(group) :]
             engines = {BASE: replace(_ONWARD, name=BASE), **{name: every[name] for name in group}}
             with processes(engines, "cpu", options.threads) as remotes:
-                left = deadline + 300.0
-                measured = measure(case, remotes, effort, lambda: left - time.monotonic())
+                measured = measure(
+                    case, remotes, effort, lambda: deadline + 300.0 - time.monotonic()
+                )
             found["case"] = measured["case"]
             base = measured["engines"][BASE]
             for name, entry in measured["engines"].items():

@@ -219,9 +219,7 @@ def varying(run: Run) -> None:
 # ---- measuring
 
 
-def _measured(
-    run: Run, case: Case, chosen: Mapping[str, Engine], effort: Effort
-) -> dict[str, Any]:
+def _measured(run: Run, case: Case, chosen: Mapping[str, Engine], effort: Effort) -> dict[str, Any]:
     """One case, with its shares; Onward's losses beside those without the pass."""
     with processes(chosen, "cpu", run.threads) as remotes:
         found = measure(case, remotes, effort, run.left)
@@ -375,9 +373,12 @@ def _notes(found: Mapping[str, Any]) -> list[str]:
             f"{_times(entry.get('peak_step_bytes_ratio'))} of the step memory; losses with the "
             f"same dropout differ by {_difference(entry)}."
         )
-    peers = [name for name in ("eager-labels", "eager-unpad") if "step_s" in entries.get(name, {})]
-    if peers and "step_s" in entries.get("onward", {}):
-        each = (f"{1 / (ratio(entries['onward'], 'step_s', entries[p]) or 1):.2f}x {p}" for p in peers)
+    speeds = {
+        name: ratio(entries.get(name, {}), "step_s", entries.get("onward"))
+        for name in ("eager-labels", "eager-unpad")
+    }
+    each = [f"{speed:.2f}x {name}" for name, speed in speeds.items() if speed is not None]
+    if each:
         notes.append(f"Onward's speed to what is done by hand: {', '.join(each)}.")
     return notes
 
@@ -456,7 +457,7 @@ def _grid_lines(cells: Sequence[Mapping[str, Any]]) -> list[str]:
     wrong_cells = [found for found in cells if not found["checks"]["passed"]]
     case = cells[0]["case"] | {"name": "Shares of real tokens and of labels"}
     return [
-        *_about(case),
+        *about_case(case),
         "",
         *markdown(head, rows),
         "",
@@ -469,10 +470,6 @@ def _ms(entry: Mapping[str, Any] | None) -> str:
     if entry is None:
         return ""
     return f"{entry['step_s'] * 1e3:.1f}" if "step_s" in entry else "failed"
-
-
-def _about(case: Mapping[str, Any]) -> list[str]:
-    return about_case(case)
 
 
 def _varying_lines(found: Mapping[str, Any]) -> list[str]:
@@ -508,7 +505,7 @@ def _varying_lines(found: Mapping[str, Any]) -> list[str]:
             notes.append(f"- {name}: losses differ from those without by {_difference(entry)}.")
         if "error" in entry:
             notes.append(f"- {name} failed: {one_line(entry['error'])}.")
-    return [*_about(found["case"]), "", *markdown(head, rows), "", *notes]
+    return [*about_case(found["case"]), "", *markdown(head, rows), "", *notes]
 
 
 def _any_wrong(report: Mapping[str, Any]) -> bool:
