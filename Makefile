@@ -15,7 +15,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
 .PHONY: help finetune test lint format clean
-.PHONY: bench bench-ablation bench-kernels bench-convergence bench-gpu
+.PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -53,6 +53,9 @@ bench: $(VENV)/.installed-hf,ort ## time Onward, eager and torch.compile on this
 
 bench-ablation: $(VENV)/.installed-hf,ort ## time Onward without each of its parts
 	$(BIN)/python benchmarks/ablation.py $(BENCH_ARGS)
+
+bench-row-demand: $(VENV)/.installed-hf,ort ## time padded and sparsely labelled training
+	$(BIN)/python benchmarks/row_demand.py $(BENCH_ARGS)
 
 bench-kernels: $(VENV)/.installed-hf,ort ## time each kernel beside the machine's ceilings
 	$(BIN)/python benchmarks/kernels.py $(BENCH_ARGS)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from cpu import FULL, QUICK, STEPS
-from harness import ENGINES, Effort, Engine, Remote, measure, say
+from harness import ENGINES, Effort, Engine, measure, processes, say
 from onward.config import Environment
 from onward.rewrite import FORWARD, STEP
 from report import MIB, about_case, command, heading, machine, markdown, one_line, ratio, write
@@ -172,7 +172,10 @@ def main() -> int:
             group = waiting[: options.group] if edits is not None else []
             waiting = waiting[len(group) :]
             engines = {BASE: replace(_ONWARD, name=BASE), **{name: every[name] for name in group}}
-            measured = _measured(case, engines, effort, options.threads, deadline)
+            with processes(engines, "cpu", options.threads) as remotes:
+                measured = measure(
+                    case, remotes, effort, lambda: deadline + 300.0 - time.monotonic()
+                )
             found["case"] = measured["case"]
             base = measured["engines"][BASE]
             for name, entry in measured["engines"].items():
@@ -194,19 +197,6 @@ def main() -> int:
 
 def _idle(engine: Engine, edits: Mapping[str, int]) -> bool:
     return bool(engine.disable) and not any(edits.get(name, 0) for name in engine.disable)
-
-
-def _measured(
-    case: Any, engines: Mapping[str, Engine], effort: Effort, threads: int, deadline: float
-) -> dict[str, Any]:
-    remotes: dict[str, Remote] = {}
-    try:
-        for name, engine in engines.items():
-            remotes[name] = Remote(engine, "cpu", threads)
-        return measure(case, remotes, effort, lambda: deadline + 300.0 - time.monotonic())
-    finally:
-        for remote in remotes.values():
-            remote.close()
 
 
 if __name__ == "__main__":

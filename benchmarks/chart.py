@@ -1,6 +1,10 @@
-"""Draw the CPU benchmark's JSON as one picture: each workload a row, each quantity a column.
+"""Draw a benchmark's JSON as one picture.
 
     python benchmarks/chart.py benchmarks/results/cpu-DATE.json docs/images/cpu.svg
+    python benchmarks/chart.py benchmarks/results/row_demand-DATE.json docs/images/row_demand.svg
+
+cpu: each workload a row, each quantity a column. row_demand: its grid, Onward's speed to each peer
+over the share of padding.
 
 Needs matplotlib: pip install 'onward[viz]'.
 """
@@ -11,6 +15,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 Entry = Mapping[str, Any]
@@ -31,6 +36,7 @@ _COLUMNS: tuple[Column, ...] = (
     ),
     ("largest batch in 2 GB", lambda name, entry, found: _largest(name, found), "{:.0f}"),
 )
+_SHADES = ("#2a6f97", "#61a5c2", "#a9b4bd")  # fewest labels first
 _POWERS = (-1, 1)  # the first columns also say (number / eager's) to this power
 
 
@@ -39,14 +45,24 @@ def _largest(name: str, found: Entry) -> float | None:
     return searched[name]["batch"] if name in searched else None
 
 
-def draw(report: Mapping[str, Any], path: Path) -> None:
-    """One row of bar charts for each case of the report."""
+def _pyplot() -> Any:
     import matplotlib
 
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "onward"  # equal numbers give equal files
     from matplotlib import pyplot
 
+    return pyplot
+
+
+def _save(figure: Any, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+
+
+def draw(report: Mapping[str, Any], path: Path) -> None:
+    """One row of bar charts for each case of the report."""
+    pyplot = _pyplot()
     cases = report["cases"]
     widths = [1.4 if place < len(_POWERS) else 1.0 for place in range(len(_COLUMNS))]
     figure, axes = pyplot.subplots(
@@ -73,14 +89,44 @@ def draw(report: Mapping[str, Any], path: Path) -> None:
             axis.tick_params(labelsize=8)
             axis.spines[["top", "right"]].set_visible(False)
             axis.margins(x=0.35)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, metadata={"Date": None})
+    _save(figure, path)
+
+
+def draw_grid(report: Mapping[str, Any], path: Path) -> None:
+    """Speed to each peer over the share of padding, a line for each share of labels."""
+    pyplot = _pyplot()
+    peers = {"eager": "eager", "compile": "torch.compile"}
+    figure, axes = pyplot.subplots(
+        1, len(peers), figsize=(8, 3), layout="constrained", sharey=True, squeeze=False
+    )
+    labelled = sorted({found["case"]["labelled"] for found in report["grid"]})
+    for axis, (peer, title) in zip(axes[0], peers.items(), strict=True):
+        for share, colour in zip(labelled, _SHADES, strict=False):
+            line = sorted(
+                (100 - 100 * fmean(found["rows"]["real"]), engines[peer]["step_s"] / mine)
+                for found in report["grid"]
+                if found["case"]["labelled"] == share
+                and "step_s" in (engines := found["engines"]).get(peer, {})
+                and (mine := engines.get("onward", {}).get("step_s"))
+            )
+            places, speeds = [x for x, _ in line], [y for _, y in line]
+            axis.plot(places, speeds, "o-", color=colour, label=f"{share:.0%} labelled")
+        axis.axhline(1.0, color="#a9b4bd", linewidth=0.8)
+        axis.set_ylim(bottom=0.0)
+        axis.set_title(f"speed to {title}", fontsize=9)
+        axis.set_xlabel("% of tokens that are padding", fontsize=8)
+        axis.yaxis.set_major_formatter("{x:g}x")
+        axis.tick_params(labelsize=8)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(fontsize=8, frameon=False)
+    _save(figure, path)
 
 
 def main() -> int:
     """Draw one report."""
     source, target = (Path(a) for a in sys.argv[1:3])
-    draw(json.loads(source.read_text(encoding="utf-8")), target)
+    report = json.loads(source.read_text(encoding="utf-8"))
+    (draw_grid if report.get("grid") else draw)(report, target)
     return 0
 
 

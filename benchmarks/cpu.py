@@ -19,12 +19,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import ENGINES, Effort, Remote, measure, say
+from harness import ENGINES, Effort, measure, processes, say
 from largest_batch import LIMIT, search
 from limit import arithmetic_limit, limit_line
 from report import command, failed, machine, table, write
@@ -84,7 +83,8 @@ def main() -> int:
         say(f"{case.name}: matrix products")
         limit = arithmetic_limit(case, host["threads"], 3.0 if options.quick else 45.0)
         say(limit_line(limit))
-        found = _timed(case, names, effort, options.threads, deadline)
+        with processes({name: ENGINES[name] for name in names}, "cpu", options.threads) as remotes:
+            found = measure(case, remotes, effort, lambda: deadline - time.monotonic())
         found["limit"] = limit
         found["settings"] = {"steps": effort.steps, "rounds": found["rounds"], "warmup": 2}
         for entry in found["engines"].values():
@@ -106,19 +106,6 @@ def main() -> int:
             )
     say(f"\n{table(report)}\nwritten: {path}, {options.budget + time.monotonic() - deadline:.0f} s")
     return int(failed(report["cases"]))
-
-
-def _timed(
-    case: Case, names: Sequence[str], effort: Effort, threads: int, deadline: float
-) -> dict[str, Any]:
-    remotes: dict[str, Remote] = {}
-    try:
-        for name in names:
-            remotes[name] = Remote(ENGINES[name], "cpu", threads)
-        return measure(case, remotes, effort, lambda: deadline - time.monotonic())
-    finally:
-        for remote in remotes.values():
-            remote.close()
 
 
 if __name__ == "__main__":

@@ -16,13 +16,16 @@ import statistics
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from workloads import MODELS, Batch, Case, make_batches, make_model
+
+if TYPE_CHECKING:
+    from torch import nn
 
 LEARNING_RATE = 5e-5
 
@@ -32,6 +35,7 @@ class Engine:
     """One way to run a step. `compiled`: under torch.compile; `fused`: one-kernel AdamW.
 
     disable, seed: Onward's options of these names; a seed makes dropout the same in every run.
+    change: the model that is trained instead, made of the case's own; a function of a module.
     """
 
     name: str
@@ -42,6 +46,7 @@ class Engine:
     env: Mapping[str, str] = field(default_factory=dict)
     disable: tuple[str, ...] = ()
     seed: int | None = None
+    change: Callable[[nn.Module], nn.Module] | None = None
 
 
 # Fewer page faults: torch then asks for large allocations in huge pages.
@@ -84,6 +89,10 @@ class Memory:
                 return int(line.split()[1]) * 1024
         raise KeyError(key)
 
+    def resident(self) -> int:
+        """The resident set, freed heap included."""
+        return self._read("VmRSS")
+
     def now(self) -> int:
         """Memory in use: resident set, or live tensors on the GPU."""
         import torch
@@ -95,7 +104,7 @@ class Memory:
         with contextlib.suppress(AttributeError):  # not glibc
             # Freed heap would serve the first tensors unseen, and hide them from the peak.
             ctypes.CDLL(None).malloc_trim(0)
-        return self._read("VmRSS")
+        return self.resident()
 
     def reset_peak(self) -> None:
         """Start a new peak; where the kernel refuses, peaks cover the process's whole life."""
@@ -142,17 +151,23 @@ class Session:
         if device == "cuda":
             torch.backends.cudnn.allow_tf32 = case.precision == "tf32"
         self.engine, self.case, self.device = engine, case, device
-        on_device = [
-            {name: value.to(device) for name, value in batch.items()}
-            for batch in make_batches(case, batch_count)
-        ]
-        self.batches = on_device
+        self.batches: list[Batch] = []
+        self.feed(case, batch_count)
         self.model = make_model(case).to(device)
+        if engine.change is not None:
+            self.model = engine.change(self.model)
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=LEARNING_RATE, fused=engine.fused or None
         )
         self.trainer: Any = None
         self.forward: Callable[..., Any] = self.model
+
+    def feed(self, case: Case, batch_count: int) -> None:
+        """Take this case's batches from now on."""
+        self.batches = [
+            {name: value.to(self.device) for name, value in batch.items()}
+            for batch in make_batches(case, batch_count)
+        ]
 
     def attach(self) -> None:
         """Hand the model to the engine: what this costs belongs to its first step."""
@@ -214,6 +229,7 @@ class Session:
         if self.trainer is None:
             return {}
         from onward.kernels.native.library import library
+        from onward.plan import Region
 
         said = dict(self.trainer.report())
         found = library()
@@ -223,6 +239,7 @@ class Session:
             "launches": said.get("launches"),
             "pass_edits": _edits(said.get("passes") or []),
             "native": "none" if found is None else found.level,
+            "arena_bytes": sum(self.trainer.memory.arena_bytes(region) for region in Region),
         }
 
 
@@ -248,16 +265,25 @@ class _Worker:
         self.session: Session | None = None
         self.base = 0
 
-    def prepare(self, case: Case, batch_count: int) -> dict[str, Any]:
-        """Build the model, then take the first step: capture and compilation included."""
+    def prepare(self, case: Case, batch_count: int, keep: bool = False) -> dict[str, Any]:
+        """Build the model, then take the first step: capture and compilation included.
+
+        keep: go on with the model that is there, if any, on the batches of this case.
+        """
         if self.engine.onward and "onward" in self.missing:
             raise RuntimeError(f"onward cannot be imported: {self.missing['onward']}")
-        self.session = session = Session(self.engine, case, self.device, batch_count)
-        session.sync()
-        self.base = self.memory.now()
+        session = self.session if keep else None
+        fresh = session is None
+        if session is None:
+            self.session = session = Session(self.engine, case, self.device, batch_count)
+            session.sync()
+            self.base = self.memory.now()
+        else:
+            session.feed(case, batch_count)
         self.memory.reset_peak()
         begin = time.perf_counter()
-        session.attach()
+        if fresh:
+            session.attach()
         loss = float(session.step(session.batches[0]))
         session.sync()
         seconds = time.perf_counter() - begin
@@ -276,6 +302,11 @@ class _Worker:
         assert self.session is not None
         result = self.session.timed(start, count)
         return {**result, "peak_step_bytes": self.memory.peak() - self.base}
+
+    def look(self) -> dict[str, Any]:
+        """Memory in use since before the first step, and what the trainer says by now."""
+        assert self.session is not None
+        return {"resident_bytes": self.memory.resident() - self.base, **self.session.report()}
 
     def exact(self, case: Case, steps: int) -> dict[str, Any]:
         """The losses of a fresh model without dropout."""
@@ -378,6 +409,21 @@ class Remote:
 
 
 @contextlib.contextmanager
+def processes(
+    engines: Mapping[str, Engine], device: str, threads: int
+) -> Iterator[dict[str, Remote]]:
+    """A process for each engine, ended with the block."""
+    remotes: dict[str, Remote] = {}
+    try:
+        for name, engine in engines.items():
+            remotes[name] = Remote(engine, device, threads)
+        yield remotes
+    finally:
+        for remote in remotes.values():
+            remote.close()
+
+
+@contextlib.contextmanager
 def _environment(extra: Mapping[str, str]):
     """Variables for a process that is started inside the block."""
     before = dict(os.environ)
@@ -391,13 +437,22 @@ def _environment(extra: Mapping[str, str]):
 
 @dataclass(frozen=True)
 class Effort:
-    """How much to measure: `rounds` turns of `steps` timed steps after `warmup` untimed ones."""
+    """How much to measure: `rounds` turns of `steps` timed steps after `warmup` untimed ones.
+
+    exact_tolerance: of a loss without dropout, in nats; a share of the loss where `relative`.
+    alternate: every other round goes through the engines backwards.
+    keep: the engines keep their models, for a next case which differs in its batches only.
+    """
 
     rounds: int
     steps: int
     warmup: int
     exact_steps: int  # without dropout, compared step by step; 0 leaves the check out
     level_tolerance: float  # of the mean loss, with dropout on
+    exact_tolerance: float = 1e-3
+    relative: bool = False
+    alternate: bool = False
+    keep: bool = False
 
     @property
     def batches(self) -> int:
@@ -420,13 +475,14 @@ def measure(
         say(f"{case.name}: {name}: first step")
         entry = results[name] = {"about": remote.engine.about, "seconds": [], "losses": []}
         with _recorded(entry):
-            entry |= remote.ask("prepare", case, effort.batches, timeout=seconds_left())
+            arguments = (case, effort.batches, effort.keep)
+            entry |= remote.ask("prepare", *arguments, timeout=seconds_left())
             remote.ask("run", 1, effort.warmup, timeout=seconds_left())
             running.append(name)
     done, longest = 0, 0.0
     while done < effort.rounds and (not done or longest < seconds_left()):
         begin, turn, said = time.monotonic(), done, list[str]()
-        for name in list(running):
+        for name in running[:: -1 if effort.alternate and turn % 2 else 1]:
             entry = results[name]
             time.sleep(0.2)  # the previous engine's threads stop spinning
             answer: dict[str, Any] = {}
@@ -447,7 +503,7 @@ def measure(
             answer = remotes[name].ask("exact", case, effort.exact_steps, timeout=seconds_left())
             exact[name] = answer["losses"]
     for remote in remotes.values():
-        if remote.alive:
+        if remote.alive and not effort.keep:
             with contextlib.suppress(EngineError):
                 remote.ask("release", timeout=60.0)
     for entry in results.values():
@@ -483,8 +539,11 @@ def _summarise(entry: dict[str, Any], case: Case) -> None:
 def _check_losses(
     results: Mapping[str, dict[str, Any]], exact: Mapping[str, list[float]], effort: Effort
 ) -> dict[str, Any]:
-    """Against eager: the level with dropout on, and each step without (1e-3 absolute)."""
-    checks: dict[str, Any] = {"level_tolerance": effort.level_tolerance, "exact_tolerance": 1e-3}
+    """Against eager: the level with dropout on, and each step without."""
+    checks: dict[str, Any] = {
+        "level_tolerance": effort.level_tolerance, "exact_tolerance": effort.exact_tolerance,
+        "relative": effort.relative,
+    }  # fmt: skip
     level: dict[str, float] = {}
     want = results.get("eager", {}).get("losses")
     for name, entry in results.items():
@@ -494,12 +553,15 @@ def _check_losses(
     steps: dict[str, float] = {}
     for name, losses in exact.items():
         if "eager" in exact:
-            differences = [abs(a - b) for a, b in zip(losses, exact["eager"], strict=True)]
+            differences = [
+                abs(a - b) / (abs(b) if effort.relative else 1.0)
+                for a, b in zip(losses, exact["eager"], strict=True)
+            ]
             steps[name] = max(differences)
     checks["level_difference"], checks["exact_difference"] = level, steps
     # A NaN is not below any tolerance, so that it fails here.
     checks["passed"] = all(value <= effort.level_tolerance for value in level.values()) and all(
-        value <= 1e-3 for value in steps.values()
+        value <= effort.exact_tolerance for value in steps.values()
     )
     return checks
 

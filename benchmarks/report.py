@@ -99,7 +99,7 @@ def table(report: Mapping[str, Any]) -> str:
     """The report as Markdown."""
     lines = heading(report)
     for found in report["cases"]:
-        lines += ["", *_case_lines(found)]
+        lines += ["", *case_lines(found)]
     if report.get("skipped"):
         lines += ["", f"Not run, out of time: {', '.join(report['skipped'])}."]
     return "\n".join(lines) + "\n"
@@ -116,7 +116,8 @@ def about_case(case: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _case_lines(found: Mapping[str, Any]) -> list[str]:
+def case_lines(found: Mapping[str, Any]) -> list[str]:
+    """A case with its engines; `notes` of the case, if any, are lines of their own."""
     engines, limit = found["engines"], found.get("limit")
     head = ["engine", "ms/step", "of rounds", "tokens/s", "to eager", "to compile"]
     head += ["of limit"] if limit else []
@@ -139,7 +140,8 @@ def _case_lines(found: Mapping[str, Any]) -> list[str]:
             )
         if "error" in entry and "step_s" in entry:
             lines.append(f"- {name} failed after its timed steps: {one_line(entry['error'])}.")
-    lines.append(f"- {_checks_line(found['checks'])}")
+    lines += [f"- {note}" for note in found.get("notes", ())]
+    lines.append(f"- {checks_line(found['checks'])}")
     return lines
 
 
@@ -200,14 +202,16 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) 
     return lines
 
 
-def _checks_line(checks: Mapping[str, Any]) -> str:
+def checks_line(checks: Mapping[str, Any]) -> str:
+    """How far losses are from eager's, in one line."""
     if not checks["level_difference"]:
         return "Losses were not compared: eager did not finish."
     level = ", ".join(f"{n} {v:.2%}" for n, v in checks["level_difference"].items())
     line = f"Losses {'agree' if checks['passed'] else 'DISAGREE'}; mean loss, from eager's: {level}"
     if checks["exact_difference"]:
         exact = ", ".join(f"{n} {v:.1e}" for n, v in checks["exact_difference"].items())
-        line += f"; largest step difference without dropout: {exact}"
+        kind = "relative difference" if checks.get("relative") else "step difference"
+        line += f"; largest {kind} without dropout: {exact}"
     return line + "."
 
 

@@ -11,7 +11,7 @@ import math
 import re
 import sysconfig
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,13 +22,17 @@ from torch import Tensor, nn
 Batch = dict[str, Tensor]
 
 _WORD = re.compile(r"\w+|[^\w\s]")
-_IGNORED_LABEL = -100  # what cross_entropy and every Hugging Face loss skip
+IGNORED_LABEL = -100  # what cross_entropy and every Hugging Face loss skip
 _FIRST_WORD_ID = 4  # ids below are kept for padding, mask and the sentence marks
 
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to time. `precision`: fp32, tf32 (products of fp32 tensors), bf16 (autocast)."""
+    """One thing to time. `precision`: fp32, tf32 (products of fp32 tensors), bf16 (autocast).
+
+    real, labelled, fit: read by the padded workloads only. The share of tokens that are no
+    padding; the share of those that have a label; whether a batch is cut to its longest sequence.
+    """
 
     name: str
     model: str  # a key of MODELS
@@ -37,12 +41,15 @@ class Case:
     precision: str = "fp32"
     dropout: float = 0.1
     size: str = "full"  # or "tiny", to try the scripts
+    real: float = 1.0
+    labelled: float = 1.0
+    fit: bool = False
 
     @property
     def tokens_per_step(self) -> int:
         """Input positions per step, padding included."""
-        per_sequence = self.tokens + self.tokens // 4 if self.model == "two_tower" else self.tokens
-        return self.batch * per_sequence
+        short = self.tokens // 4 if self.model.startswith("two_tower") else 0
+        return self.batch * (self.tokens + short)
 
 
 @dataclass(frozen=True)
@@ -73,6 +80,19 @@ def make_batches(case: Case, count: int) -> list[Batch]:
     if len(firsts) != count:
         raise AssertionError("two batches are equal: a step could be served from a cache")
     return batches
+
+
+def shares(batches: Iterable[Batch]) -> dict[str, list[float]]:
+    """Per batch: the share of real tokens and, where there are labels, of real ones with one."""
+    found: dict[str, list[float]] = {"real": []}
+    for batch in batches:
+        masks = [value for name, value in batch.items() if name.endswith("mask")]
+        real = sum(int(mask.sum()) for mask in masks)
+        found["real"].append(real / sum(mask.numel() for mask in masks))
+        if "labels" in batch:
+            labelled = int((batch["labels"] != IGNORED_LABEL).sum())
+            found.setdefault("labelled", []).append(labelled / real)
+    return found
 
 
 def _words() -> Iterator[str]:
@@ -109,7 +129,7 @@ def _masked_batch(case: Case, ids: Tensor, generator: torch.Generator) -> Batch:
     return {
         "input_ids": tokens.masked_fill(chosen, 3),
         "attention_mask": torch.ones_like(tokens),
-        "labels": tokens.masked_fill(~chosen, _IGNORED_LABEL),
+        "labels": tokens.masked_fill(~chosen, IGNORED_LABEL),
     }
 
 
@@ -122,6 +142,48 @@ def _pair_batch(case: Case, ids: Tensor, generator: torch.Generator) -> Batch:
         start += case.batch * length
         real = torch.randint(length // 2, length + 1, (case.batch, 1), generator=generator)
         mask = torch.arange(length) < real
+        batch[f"{name}_ids"] = tokens * mask
+        batch[f"{name}_mask"] = mask.long()
+    return batch
+
+
+def _lengths(case: Case, most: int, generator: torch.Generator) -> Tensor:
+    """`i64[B]`, 1 to `most`: normal around the share of real tokens, clipped two sigmas away.
+
+    The mean of each batch is moved half the way to the share, so that totals vary, but by little.
+    """
+    sigma = 0.5 * most * min(case.real, 1.0 - case.real)
+    drawn = torch.randn(case.batch, generator=generator)
+    drawn = case.real * most + sigma * (drawn - 0.5 * drawn.mean())
+    return drawn.round().long().clamp(1, most)
+
+
+def _padded_masked_batch(case: Case, ids: Tensor, generator: torch.Generator) -> Batch:
+    """Some tokens real, some of those labelled; 15 % of the real ones read the mask id."""
+    tokens = ids[: case.batch * case.tokens].reshape(case.batch, case.tokens)
+    lengths = _lengths(case, case.tokens, generator)
+    mask = torch.arange(case.tokens) < lengths.unsqueeze(1)
+    drawn = torch.rand(tokens.shape, generator=generator)
+    chosen = mask & (drawn < case.labelled)
+    chosen[0, 0] |= not chosen.any()  # the mean over no labels is NaN
+    masked = chosen & (drawn < 0.15)
+    batch = {
+        "input_ids": tokens.masked_fill(masked, 3) * mask,
+        "attention_mask": mask.long(),
+        "labels": tokens.masked_fill(~chosen, IGNORED_LABEL),
+    }
+    most = int(lengths.max()) if case.fit else case.tokens
+    return {name: value[:, :most].contiguous() for name, value in batch.items()}
+
+
+def _padded_pair_batch(case: Case, ids: Tensor, generator: torch.Generator) -> Batch:
+    """Queries a quarter as long as passages, each with its own length, then padding."""
+    batch: Batch = {}
+    start = 0
+    for name, most in (("query", case.tokens // 4), ("passage", case.tokens)):
+        tokens = ids[start : start + case.batch * most].reshape(case.batch, most)
+        start += case.batch * most
+        mask = torch.arange(most) < _lengths(case, most, generator).unsqueeze(1)
         batch[f"{name}_ids"] = tokens * mask
         batch[f"{name}_mask"] = mask.long()
     return batch
@@ -163,21 +225,29 @@ def _bert_vocabulary(case: Case) -> int:
     return 1000 if case.size == "tiny" else 30522
 
 
-def _bert_large(case: Case) -> nn.Module:
+def _bert(case: Case, *, layers: int, width: int, heads: int) -> nn.Module:
     from transformers import BertConfig, BertForMaskedLM
 
     tiny = case.size == "tiny"
     config = BertConfig(
         vocab_size=_bert_vocabulary(case),
-        num_hidden_layers=2 if tiny else 24,
-        hidden_size=64 if tiny else 1024,
-        num_attention_heads=2 if tiny else 16,
-        intermediate_size=128 if tiny else 4096,
+        num_hidden_layers=2 if tiny else layers,
+        hidden_size=64 if tiny else width,
+        num_attention_heads=2 if tiny else heads,
+        intermediate_size=128 if tiny else 4 * width,
         max_position_embeddings=max(case.tokens, 64),
         hidden_dropout_prob=case.dropout,
         attention_probs_dropout_prob=case.dropout,
     )
     return BertForMaskedLM(config)
+
+
+def _bert_large(case: Case) -> nn.Module:
+    return _bert(case, layers=24, width=1024, heads=16)
+
+
+def _bert_small(case: Case) -> nn.Module:
+    return _bert(case, layers=4, width=512, heads=8)
 
 
 class TwoTower(nn.Module):
@@ -276,5 +346,17 @@ MODELS: dict[str, Workload] = {
         _bert_vocabulary,
         _pair_batch,
         "two BERT towers, 3 layers, 384 wide, queries a quarter as long, 25 % padding",
+    ),
+    "bert_padded": Workload(
+        _bert_small,
+        _bert_vocabulary,
+        _padded_masked_batch,
+        "BERT MLM, 4 layers, 512 wide, 8 heads, V=30522",
+    ),
+    "two_tower_padded": Workload(
+        TwoTower,
+        _bert_vocabulary,
+        _padded_pair_batch,
+        "two BERT towers, 3 layers, 384 wide, queries a quarter as long",
     ),
 }
