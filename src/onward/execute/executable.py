@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from onward.execute.memory import Memory
-from onward.graph.types import Size, Type
+from onward.graph.types import DType, Size, Type, value
 from onward.kernels import Use, torch_dtype
 from onward.kernels.kernel import Launch
 from onward.plan import Buffer, Layout, Plan, Region
 from onward.plan.arena import aligned
 from onward.plan.plan import Launch as Planned
-from onward.plan.views import contiguous
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,12 @@ class Executable:
         self.dims = dict(plan.dims)  # of the batch that the launches are bound for
         self._bound_dims: dict[str, int] = {}
         self._sizes: dict[int, int] = {}  # of a size by its id, at these dims
+        self._tensors: dict[int, torch.Tensor] = {}  # of a layout by its id, at these dims
+        self._bases_typed: dict[tuple[int, DType], torch.Tensor] = {}
+        self._open = [id(x) for x in _layouts(plan) if not x.is_static]
         self._changing = [i for i, launch in enumerate(plan.launches) if not _is_static(launch)]
+        # launches whose temporaries are smaller for smaller batches
+        self._roomy = {id(plan.launches[i]) for i in self._changing if self._varies(i)}
         changed = {y.buffer for launch in plan.launches for y in launch.outputs}
         self._written = [
             owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in changed
@@ -151,7 +155,7 @@ class Executable:
             launches = self._changing
         else:
             return
-        self._sizes.clear()
+        self._forget(everything=pointers != self._bound_at)
         for index, content in self.plan.constants.items():
             if isinstance(content, tuple):
                 for i, size in enumerate(content):
@@ -162,10 +166,21 @@ class Executable:
             self._launches[i] = self._bound(self.plan.launches[i])
         self._bound_at, self._bound_dims = pointers, self.dims
 
+    def _forget(self, everything: bool) -> None:
+        """Drops tensors and sizes that are no longer true."""
+        self._sizes.clear()
+        if everything:
+            self._tensors.clear()
+            self._bases_typed.clear()
+            return
+        for key in self._open:
+            self._tensors.pop(key, None)
+
     def _bound(self, launch: Planned) -> Launch:
-        scratch = [self._tensor(x) for x in launch.scratch]
-        if scratch and self.plan.open:
+        if id(launch) in self._roomy:
             scratch = self._scratch(launch)
+        else:
+            scratch = [self._tensor(x) for x in launch.scratch]
         return launch.kernel.bind(
             Use(
                 launch.attrs,
@@ -175,13 +190,24 @@ class Executable:
             )
         )
 
+    def _varies(self, i: int) -> bool:
+        """Whether a launch's temporaries follow open sizes. They grow with every size, so that
+        what the smallest and the largest batch have alike all have."""
+        launch = self.plan.launches[i]
+        if not launch.scratch:
+            return False
+        least = {n: 1 if n in self.plan.open else size for n, size in self.plan.dims.items()}
+        asked = [launch.kernel.scratch(launch.need.at(d)) for d in (least, self.plan.dims)]
+        return asked[0] != asked[1]
+
     def _scratch(self, launch: Planned) -> list[torch.Tensor]:
         """Temporaries as the kernel asks for them at these sizes, in the places planned."""
         need = launch.need.at(self.dims)
         made: list[torch.Tensor] = []
         for type, place in zip(launch.kernel.scratch(need), launch.scratch, strict=True):
             assert type.nbytes <= place.nbytes, f"{launch.kernel.name} asks for more than planned"
-            made.append(self._tensor(contiguous(place.buffer, type)))
+            typed = self._typed(place)
+            made.append(typed[: type.numel].view([value(n) for n in type.shape]))
         return made
 
     def _size(self, size: Size) -> int:
@@ -215,15 +241,31 @@ class Executable:
         return self.memory.window(region, buffer.offset, buffer.nbytes)
 
     def _tensor(self, layout: Layout) -> torch.Tensor:
-        base = self._bases[layout.buffer]
-        dtype = torch_dtype(layout.dtype)
-        typed = base if base.dtype == dtype else base.view(dtype)
-        shape = tuple([self._size(n) for n in layout.shape])
-        if tuple(typed.shape) == shape and layout.is_contiguous:
-            return typed  # whole, and strided where a user's parameter is
-        assert typed.is_contiguous(), "a view of a strided parameter"
-        strides = tuple([self._size(n) for n in layout.strides])
-        return typed.as_strided(shape, strides, typed.storage_offset() + self._size(layout.offset))
+        """The tensor of a layout; made once for all launches that use it, at the present sizes."""
+        found = self._tensors.get(id(layout))
+        if found is None:
+            typed = self._typed(layout)
+            if layout.is_static and typed.shape == layout.shape and layout.is_contiguous:
+                found = typed  # whole, and strided where a user's parameter is
+            else:
+                assert typed.is_contiguous(), "a view of a strided parameter"
+                size = self._size
+                found = typed.as_strided(
+                    [size(n) for n in layout.shape],
+                    [size(n) for n in layout.strides],
+                    typed.storage_offset() + size(layout.offset),
+                )
+            self._tensors[id(layout)] = found
+        return found
+
+    def _typed(self, layout: Layout) -> torch.Tensor:
+        """The layout's buffer as a tensor of its element type."""
+        key = (layout.buffer, layout.dtype)
+        found = self._bases_typed.get(key)
+        if found is None:
+            base, dtype = self._bases[layout.buffer], torch_dtype(layout.dtype)
+            found = self._bases_typed[key] = base if base.dtype == dtype else base.view(dtype)
+        return found
 
 
 def _unbound() -> None:
@@ -232,6 +274,16 @@ def _unbound() -> None:
 
 def _is_static(launch: Planned) -> bool:
     """Whether no open size shows in the launch's operands."""
-    layouts = [x for x in (*launch.inputs, *launch.outputs, *launch.scratch) if x is not None]
+    layouts = _operands(launch)
     types = [t for t in (*launch.need.inputs, *launch.need.outputs) if t is not None]
     return all(x.is_static for x in layouts) and all(t.is_static for t in types)
+
+
+def _operands(launch: Planned) -> list[Layout]:
+    return [x for x in (*launch.inputs, *launch.outputs, *launch.scratch) if x is not None]
+
+
+def _layouts(plan: Plan) -> list[Layout]:
+    """Every layout that the plan holds."""
+    inner = [x for launch in plan.launches for x in _operands(launch)]
+    return [*inner, *plan.inputs.values(), *plan.outputs.values()]

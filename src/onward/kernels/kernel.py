@@ -96,7 +96,7 @@ class Kernel:
     inplace: pairs (output, input): the output may lie in that input's memory.
     contiguous: inputs that must be contiguous; the plan copies others first. None means all.
     strided: outputs that may be written with any strides (last dim contiguous).
-    scratch: temporaries the plan provides for the time of the launch.
+    scratch: temporaries the plan provides for the time of the launch; larger for larger operands.
     workspace: bytes that the call allocates inside by itself (upper bound), counted by the plan.
     """
 

@@ -53,7 +53,7 @@ def _sizes(need: Need) -> tuple[int, int, int]:
 def _scratch(need: Need) -> list[Type]:
     n, d, v = _sizes(need)
     threads = torch.get_num_threads()
-    rows = block_rows(n, int(need.attrs.get("rows", ROWS)))
+    rows = min(n, int(need.attrs.get("rows", ROWS)))  # of a block at most; grows with n
     width, count = _panels(v, d, threads)
     panels = count * rows * width
     room = panels + 3 * count * rows + 4 * rows + threads * rows * d
