@@ -428,8 +428,13 @@ def _gather(c: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False
 def _index(c: Call, x: Value, indices: list[Value | None]) -> Value:
     """`x[i, j, ...]` with integer tensors on the leading dims."""
     used = [i for i in indices if i is not None]
-    if any(i is None for i in indices) or any(type_of(i).dtype == DType.BOOL for i in used):
-        raise CaptureError("indexing with a boolean tensor, or with gaps")
+    if any(type_of(i).dtype == DType.BOOL for i in used):
+        raise CaptureError(
+            "indexing with a boolean tensor: how many rows that gives, only data say; fix: keep "
+            "all rows, and weigh them with 0 or ignore their labels"
+        )
+    if any(i is None for i in indices):
+        raise CaptureError("indexing with gaps between the indices; fix: permute the dims first")
     if len(used) == 1:
         return c.b.Gather(x, used[0], axis=0)
     shape = broadcast(*[type_of(i).shape for i in used])

@@ -7,6 +7,7 @@ wrote a window of a tensor (`x[:, 1:] = y`), the tensor is written anew around i
 from __future__ import annotations
 
 import operator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def settle(node: Any, value: Value, c: Call) -> None:
     """Gives all names of the memory that `node` wrote their new values."""
     path = _path(node)
     c.t.env[path[0]] = value
-    for window, whole in zip(path, path[1:], strict=False):
+    for window, whole in pairwise(path):
         if not writes(window.target):
             value = _written(c, c.t.env[whole], window, value)
         c.t.env[whole] = value
