@@ -195,7 +195,7 @@ def test_a_step_of_training(name: str) -> None:
         loss = twin(**part).loss
         loss.backward()
         other.step()
-        assert float(trainer.train_step(**part).loss) == pytest.approx(loss.item(), rel=1e-5)
+        assert float(trainer.train_step(part).loss) == pytest.approx(loss.item(), rel=1e-5)
     for (key, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6, msg=key)
 
@@ -227,7 +227,7 @@ def test_a_trained_bias_and_the_batchs_mask_are_two_addends(name: str) -> None:
     encoder, _, decoder, cross = [n.inputs[3] for n in attentions(graph)]
     assert str(type_of(encoder)) == "f32[B,2,T,T]"
     for mask in (encoder, decoder) if "both" in name else (encoder,):
-        added = mask.producer()
+        added = mask.producer() if mask is not None else None
         assert added is not None and added.op_type == "Add"
         assert [sources(x) for x in added.inputs] == [{Role.PARAM}, {Role.BATCH}]
     assert sources(cross) == {Role.BATCH}, "the bias of zeros is left out"
