@@ -1,20 +1,21 @@
 """Loss and every gradient equal eager's, dropout off, on one model of each family and on masks.
 
-One batch each, so that chance alone could break the law of same numbers on a tensor of few
+Mostly one batch each, so that chance alone could break the law of same numbers on a tensor of few
 elements: `test_parity.py` holds two families to it over many batches, here 1e-6 of a tensor's norm
 is always allowed. Wrong meaning is off by far more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import tiny
 import torch
 import transformers as hf
-from tiny import VOCABULARY, Tensors, batch, eager, gradients, tokens
+from tiny import VOCABULARY, Tensors, batch, eager, gradients, gradients_of, tokens
 
 import onward
 from onward.capture import capture
@@ -125,6 +126,39 @@ def packed() -> Tensors:
     return {**batch(4, 12), "position_ids": positions}
 
 
+class Towers(torch.nn.Module):
+    """Two encoders, the mean of real tokens made a unit vector: its own passage is a query's label.
+
+    Labels come with the batch: `arange(len(scores))` would fix the batch's size.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        config = hf.BertConfig(**BERT)
+        self.query = hf.BertModel(config, add_pooling_layer=False)
+        self.passage = hf.BertModel(config, add_pooling_layer=False)
+
+    def forward(self, labels: torch.Tensor, **batch: torch.Tensor) -> torch.Tensor:
+        vectors = []
+        for name in ("query", "passage"):
+            mask = batch[f"{name}_mask"]
+            tower = self.get_submodule(name)
+            hidden = tower(input_ids=batch[f"{name}_ids"], attention_mask=mask).last_hidden_state
+            weights = mask.unsqueeze(-1).to(hidden.dtype)
+            mean = (hidden * weights).sum(1) / weights.sum(1)
+            vectors.append(torch.nn.functional.normalize(mean, dim=-1))
+        return torch.nn.functional.cross_entropy(vectors[0] @ vectors[1].t() / 0.05, labels)
+
+
+def pairs(seed: int) -> Tensors:
+    data: Tensors = {"labels": torch.arange(4)}
+    for name, length in (("query", 5), ("passage", 12)):
+        given = batch(4, length, "right", seed=100 * seed + length)
+        data |= {f"{name}_ids": given["input_ids"], f"{name}_mask": given["attention_mask"]}
+    return data
+
+
 SPOKEN = (torch.arange(7) < torch.tensor([[7], [4], [6], [7]])).long()
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 SIGNS = torch.tensor([0, 1, 1, 0])
@@ -159,27 +193,44 @@ CASES: dict[str, tuple[Make, Data]] = {
 }
 
 
-def assert_same(ours: Tensors, model: torch.nn.Module, data: Tensors) -> None:
-    exact, plain = (eager(model, data, t) for t in (torch.float64, torch.float32))
-    assert set(ours) == set(exact)
-    whole = torch.stack([truth.norm() for truth in exact.values()]).norm()
+def assert_same(ours: Sequence[Tensors], model: torch.nn.Module, data: Sequence[Tensors]) -> None:
+    """Distances and what is allowed are root mean squares over the batches."""
+    exact, plain = ([eager(model, d, t) for d in data] for t in (torch.float64, torch.float32))
+    assert all(set(own) == set(truth) for own, truth in zip(ours, exact, strict=True))
     broken = []
-    for name, truth in exact.items():
-        noise = 6e-8 * float(whole)
-        norm = float(truth.norm())
-        # as a key's bias, which softmax does not see: nothing but rounding noise in any engine
-        zero = norm <= 1e-7 * noise
-        allowed = noise if zero else max(allowed_difference(plain[name], truth), 1e-6 * norm)
-        distance = float((ours[name].double() - truth).norm())
-        if not distance <= allowed:
-            broken.append(f"{name}: {distance:.2e}, allowed {allowed:.2e}")
+    for name in exact[0]:
+        distances, bounds = [], []
+        for own, truth, other in zip(ours, exact, plain, strict=True):
+            distances.append(float((own[name].double() - truth[name]).norm()))
+            bounds.append(allowed(other[name], truth[name], truth))
+        if not rms(distances) <= rms(bounds):
+            broken.append(f"{name}: {rms(distances):.2e}, allowed {rms(bounds):.2e}")
     assert not broken, "\n".join(broken)
+
+
+def allowed(other: torch.Tensor, truth: torch.Tensor, whole: Tensors) -> float:
+    """The law; what is zero, as the gradient of a key's bias, which softmax does not see, is noise
+    in any engine."""
+    noise = 6e-8 * math.hypot(*(float(t.norm()) for t in whole.values()))
+    norm = float(truth.norm())
+    return noise if norm <= 1e-7 * noise else max(allowed_difference(other, truth), 1e-6 * norm)
+
+
+def rms(numbers: Sequence[float]) -> float:
+    return math.sqrt(sum(x * x for x in numbers) / len(numbers))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients(name: str) -> None:
     model, data = CASES[name][0](), CASES[name][1]()
-    assert_same(gradients(model, data), model, data)
+    assert_same([gradients(model, data)], model, [data])
+
+
+def test_two_towers() -> None:
+    """Scores divided by 0.05 make noise large: of 16 batches, 2 tensors in 688 break the law on one
+    batch by chance, though over all of them no distance is above 1.2 of eager's."""
+    model, batches = tiny._ready(Towers()), [pairs(seed) for seed in (1, 2, 3, 4)]
+    assert_same(gradients_of(model, batches), model, batches)
 
 
 @pytest.mark.parametrize("name", ["T5", "BERT, answers"])
