@@ -103,13 +103,8 @@ class PartlyFrozen(Mlp):
 
 
 def test_region_without_gradients_is_never_given_some() -> None:
-    """Refused, or captured with the gradient stopped; never silently trained."""
     model = PartlyFrozen().train()
-    try:
-        made = Compiled(model, (X,), {}, (Y,), loss_fn)
-    except CaptureError as error:
-        assert "wrap_with_set_grad_enabled" in str(error)
-        return
+    made = Compiled(model, (X,), {}, (Y,), loss_fn)
     outputs = made.differentiated(trained(made)).outputs
     assert {n for n in outputs if n.startswith("grad.")} == {"grad.outer.weight", "grad.outer.bias"}
 

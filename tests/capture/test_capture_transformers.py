@@ -224,6 +224,16 @@ class InPlace(nn.Module):
                 return left.sum()
             case "input":
                 x.add_(1.0)
+            case "window, read before":
+                left = y[:, :3]
+                y[:, 1:] = 0.0
+                return left.sum()
+            case "windows":
+                z = torch.zeros_like(y)
+                z[:, 1:] = y[:, :-1]
+                z[1:-1][:, 0] = y[2:, -1]
+                z[..., -1] = 0.5
+                y = z.mul_(2.0).sin() * y
             case _:
                 z = y * 2
                 z.masked_fill_(y > 1, 0.5).add_(y, alpha=0.5).mul_(3.0)
@@ -231,14 +241,15 @@ class InPlace(nn.Module):
         return y.square().mean()
 
 
-def test_ops_that_write_in_place_mean_what_they_mean() -> None:
-    model, data = InPlace(), {"x": torch.randn(5, 4)}
+@pytest.mark.parametrize("view", ["", "windows"])
+def test_ops_that_write_in_place_mean_what_they_mean(view: str) -> None:
+    model, data = InPlace(view), {"x": torch.randn(5, 4)}
     want, have = tiny.eager(model, data, torch.float32), tiny.gradients(model, data)
     for name, y in want.items():
         torch.testing.assert_close(have[name], y, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("view", ["written", "read", "input"])
+@pytest.mark.parametrize("view", ["written", "read", "input", "window, read before"])
 def test_writing_into_shared_memory_is_refused(view: str) -> None:
     with pytest.raises(CaptureError, match="another tensor shares"):
         capture(InPlace(view), (), {"x": torch.randn(5, 4)})

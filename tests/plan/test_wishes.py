@@ -98,3 +98,12 @@ def test_outputs_and_shared_values_keep_memory_of_their_own(execute: Run) -> Non
     graph.outputs["shown"] = shown
     assert launches(graph).count("Concat") == 2
     check(graph, m.feeds, execute)
+
+
+def test_long_ways_with_many_readers_are_not_searched(execute: Run) -> None:
+    """Each value is read twice, so that a search through what is no window never ends."""
+    m = Products()
+    y = m.gemm(4)
+    for _ in range(60):
+        y = m.b.Add(m.b.Neg(y), m.b.Mul(y, 0.5))
+    check(m.read(y), m.feeds, execute)

@@ -73,6 +73,14 @@ def test_slices_counted_from_the_end_and_equal_ones_are_understood() -> None:
     assert m.graph.outputs["o1"] is m.graph.outputs["o2"]
 
 
+def test_slices_of_a_slice_that_is_a_piece_itself() -> None:
+    m = Made("f32[B,8]")
+    first = m.b.slice(m.x, 1, 0, 4)
+    m.out(m.b.slice(m.x, 1, 4, 8), m.b.slice(first, 1, 0, 2), m.b.slice(first, 1, 2, 4))
+    assert m.rewritten(slices_to_split) == [4]
+    assert m.ops == ["Split", "Split"]
+
+
 @pytest.mark.parametrize("index", [np.array(1), np.array(-2), np.array([1])])
 def test_gathers_of_one_index_become_pieces_of_a_split(index: np.ndarray) -> None:
     m = Made("f32[B,3,4]")

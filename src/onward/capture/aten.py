@@ -97,8 +97,8 @@ def _binary(op_type: str) -> Callable[..., Any]:
 
 for _name, _op in {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}.items():
     aten(f"{_name}.Tensor", f"{_name}.Scalar")(_binary(_op))
-aten("maximum.default")(_binary("Max"))
-aten("minimum.default")(_binary("Min"))
+aten("maximum.default", "max.other")(_binary("Max"))
+aten("minimum.default", "min.other")(_binary("Min"))
 
 
 @aten("rsub.Scalar", "rsub.Tensor")
@@ -222,7 +222,12 @@ def _same(c: Call, x: Value, **_: Any) -> Value:
 
 @aten("detach.default", "detach_.default")
 def _detach(c: Call, x: Value) -> Value:
-    y: Value = c.b.Identity(x)
+    return stop_gradient(c.b, x)
+
+
+def stop_gradient(b: Builder, x: Value) -> Value:
+    """The same numbers, through which no gradient passes."""
+    y: Value = b.Identity(x)
     node = y.producer()
     assert node is not None
     node.meta["stop_gradient"] = True
@@ -423,8 +428,13 @@ def _gather(c: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False
 def _index(c: Call, x: Value, indices: list[Value | None]) -> Value:
     """`x[i, j, ...]` with integer tensors on the leading dims."""
     used = [i for i in indices if i is not None]
-    if any(i is None for i in indices) or any(type_of(i).dtype == DType.BOOL for i in used):
-        raise CaptureError("indexing with a boolean tensor, or with gaps")
+    if any(type_of(i).dtype == DType.BOOL for i in used):
+        raise CaptureError(
+            "indexing with a boolean tensor: how many rows that gives, only data say; fix: keep "
+            "all rows, and weigh them with 0 or ignore their labels"
+        )
+    if any(i is None for i in indices):
+        raise CaptureError("indexing with gaps between the indices; fix: permute the dims first")
     if len(used) == 1:
         return c.b.Gather(x, used[0], axis=0)
     shape = broadcast(*[type_of(i).shape for i in used])
@@ -438,13 +448,15 @@ def _index(c: Call, x: Value, indices: list[Value | None]) -> Value:
 @aten("sum.default", "sum.dim_IntList", "mean.default", "mean.dim", "amax.default")
 def _reduce(c: Call, x: Value, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
     name = c.node.target._schema.name.split("::")[1]
+    op_type = {"sum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax"}[name]
+    return _reduce_to(c, op_type, c.value(x, c.type.dtype), dims, keepdim)
+
+
+def _reduce_to(c: Call, op_type: str, x: Value, dims: Any, keepdim: bool) -> Value:
+    """torch's `dims`: one, several, or all where none is named."""
     rank = type_of(x).rank
     dims = list(range(rank)) if not dims and dims != 0 else [d % rank for d in _list(dims)]
-    x = c.value(x, c.type.dtype)
-    op_type = {"sum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax"}[name]
-    y = c.b.node(op_type, [x, c.b.ints(dims)], {"keepdims": int(keepdim)})
-    assert isinstance(y, Value)
-    return y
+    return c.b.one(op_type, [x, c.b.ints(dims)], {"keepdims": int(keepdim)})
 
 
 @aten("cumsum.default")
@@ -457,6 +469,34 @@ def _argmax(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) ->
     if dim is None:
         raise CaptureError("argmax over all dims")
     return c.b.ArgMax(x, axis=dim % type_of(x).rank, keepdims=int(keepdim))
+
+
+@aten("linalg_vector_norm.default")
+def _vector_norm(
+    c: Call, x: Value, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any
+) -> Value:
+    if order != 2:
+        raise CaptureError(f"the norm of order {order}; fix: write it with abs, pow and sum")
+    x = c.value(x, c.type.dtype)
+    squares = _reduce_to(c, "ReduceSum", c.b.Mul(x, x), dims, keepdim)
+    # at zero the root's slope is infinite, and 0 by PyTorch's convention: there it is a constant
+    zero = c.b.Equal(squares, 0.0)
+    root = c.b.Sqrt(c.b.Where(zero, c.b.scalar(1.0, c.type.dtype), squares))
+    return c.b.Where(zero, c.b.scalar(0.0, c.type.dtype), root)
+
+
+@aten("diff.default")
+def _diff(
+    c: Call, x: Value, n: int = 1, dim: int = -1, before: Value | None = None,
+    after: Value | None = None,
+) -> Value:  # fmt: skip
+    if n != 1 or type_of(x).dtype == DType.BOOL:
+        raise CaptureError("diff of bools, or of another order than 1")
+    dim = dim % type_of(x).rank
+    parts = [v for v in (before, x, after) if v is not None]
+    x = c.b.Concat(*parts, axis=dim) if len(parts) > 1 else x
+    size = type_of(x).shape[dim]
+    return c.b.Sub(c.b.slice(x, dim, 1, size), c.b.slice(x, dim, 0, size - 1))
 
 
 @aten("tril.default", "triu.default")

@@ -9,8 +9,11 @@ import numpy as np
 
 from onward.capture.aten import Call, aten
 from onward.config import CaptureError
+from onward.graph.build import is_zero
 from onward.graph.graph import Value, type_of
-from onward.graph.types import Type, product
+from onward.graph.types import DType, Size, Type, divide, product
+
+_IGNORED = -100  # PyTorch's own default for a label that counts for nothing
 
 
 @aten("layer_norm.default")
@@ -74,10 +77,33 @@ def _attention(
 
 @aten("onward.attention.default")
 def _onward_attention(
-    c: Call, q: Value, k: Value, v: Value, mask: Value | None, causal: bool, scale: float,
-    ratio: float,
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None, bias: Value | None, causal: bool,
+    scale: float, ratio: float,
 ) -> Value:  # fmt: skip
+    if bias is not None and not is_zero(bias):
+        mask = _biased(c, bias, mask)
     return _attention(c, q, k, v, mask, ratio, causal, scale)
+
+
+def _biased(c: Call, bias: Value, mask: Value | None) -> Value:
+    """`bias + mask`: one sum, so that what is trained and what the batch says stay apart."""
+    if mask is None:
+        return bias
+    if type_of(mask).dtype == DType.BOOL:
+        dtype = type_of(bias).dtype
+        least = c.b.const(np.array(np.finfo(dtype.numpy()).min, dtype=dtype.numpy()))
+        mask = c.b.Where(mask, c.b.scalar(0.0, dtype), least)
+    return c.b.Add(bias, mask)
+
+
+def _each_for_its_group(c: Call, x: Value, heads: Size) -> Value:
+    """x f[*,G,S,K] -> f[*,heads,S,K]: each head of keys or values serves `heads / G` queries."""
+    shape = type_of(x).shape
+    groups = divide(heads, shape[-3])
+    assert groups is not None, f"{heads} heads over {shape[-3]} of keys"
+    wide = (*shape[:-2], groups, *shape[-2:])
+    whole = (*shape[:-3], heads, *shape[-2:])
+    return c.b.reshape(c.b.expand(c.b.unsqueeze(x, [len(shape) - 2]), wide), whole)
 
 
 @aten("scaled_dot_product_attention.default")
@@ -86,14 +112,14 @@ def _sdpa(
     causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Value:  # fmt: skip
     if enable_gqa:
-        raise CaptureError("attention with enable_gqa")
+        k, v = (_each_for_its_group(c, x, type_of(q).shape[-3]) for x in (k, v))
     return _attention(c, q, k, v, mask, ratio, causal, scale)
 
 
 @aten("cross_entropy_loss.default")
 def _cross_entropy(
     c: Call, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
-    ignore_index: int = -100, label_smoothing: float = 0.0,
+    ignore_index: Any = _IGNORED, label_smoothing: float = 0.0,
 ) -> Value:  # fmt: skip
     if type_of(labels).is_floating:
         raise CaptureError("cross entropy with class probabilities as labels")
@@ -104,6 +130,10 @@ def _cross_entropy(
         x = c.b.transpose(x, [0, *range(2, len(shape)), 1])
         x = c.b.reshape(x, (product(rows), shape[1]))
     labels = c.b.reshape(labels, (product(rows),))
+    if not isinstance(ignore_index, int):  # a size: the number of tokens where none is the answer
+        ignored = c.b.Equal(labels, c.value(ignore_index, type_of(labels).dtype))
+        labels = c.b.Where(ignored, c.b.scalar(_IGNORED, type_of(labels).dtype), labels)
+        ignore_index = _IGNORED
     inputs = [x, labels] if weight is None else [x, labels, weight]
     kind = {0: "none", 1: "mean", 2: "sum"}[reduction]
     attrs: dict[str, Any] = {"reduction": kind, "ignore_index": ignore_index}

@@ -21,7 +21,7 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
-from onward.capture.huggingface import attention_kept_whole, forward_defaults
+from onward.capture.huggingface import attention_kept_whole, forward_defaults, require_mask
 from onward.capture.raise_ import raise_composites
 from onward.capture.translate import Translator, to_type
 from onward.config import CaptureError
@@ -164,6 +164,7 @@ def capture(
     fixed = [_TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
     tensors = [v.detach() for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
     _refuse(model)
+    require_mask(model, kwargs)
     flat = _Flat(model, spec, fixed, loss_fn, want_loss)
     flat.training = model.training  # its own flag alone: submodules keep theirs
     flat.extra = forward_defaults(model, kwargs) if _takes(model, "use_cache") else {}
@@ -173,6 +174,11 @@ def capture(
     result = _bind_inputs(translator, program, model, tensors, names)
     if flat.extra:
         result.notes.append("use_cache=False: a key/value cache cannot be part of a training graph")
+        if "position_ids" in names:
+            result.notes.append(
+                "position_ids keep no packed documents apart, as in eager PyTorch while the "
+                "model's use_cache is on; fix: model.config.use_cache = False"
+            )
     translator.run(dict(zip(flat.noted.names, translator.output_nodes(), strict=True)))
     raise_composites(graph)
     _guard(result, program)
@@ -249,7 +255,8 @@ def _export(flat: _Flat, tensors: list[torch.Tensor], names: list[str]) -> Any:
         "leaves": tuple({d: auto for d, n in enumerate(t.shape) if n > 1} or None for t in tensors)
     }
     try:
-        with _capturing(flat.model, "position_ids" in names):
+        # as in eager: with its cache on, a model takes no notice of packed documents
+        with _capturing(flat.model, "position_ids" in names and not flat.extra):
             return torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
     except CaptureError:
         raise

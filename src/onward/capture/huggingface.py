@@ -1,8 +1,8 @@
 """What Hugging Face models need while they are captured: attention whole, masks in compact form.
 
 Transformers builds a dense `b[B,1,T,T]` mask from ~30 nodes. While a capture runs, an attention
-interface of our own keeps (padding mask, causal) apart, so that the graph holds one Attention
-node. Masks of another meaning (windows, packed documents) stay dense and correct.
+interface of our own keeps (padding mask, causal, position bias) apart, so that the graph holds one
+Attention node. Masks of another meaning (windows, packed documents) stay dense and correct.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 
+from onward.config import CaptureError
+
 NAME = "onward_capture"
 
 
@@ -22,16 +24,25 @@ def attention(
     k: torch.Tensor,
     v: torch.Tensor,
     mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
     is_causal: bool,
     scale: float,
     ratio: float,
 ) -> torch.Tensor:
-    """Placeholder op that an export records whole: q f[B,H,Q,K], k f[B,H,S,K], v f[B,H,S,E]."""
+    """Placeholder op that an export records whole: q f[B,H,Q,K], k f[B,H,S,K], v f[B,H,S,E].
+
+    mask: bool (true may attend) or added to the scores; bias: added, and may be trained.
+    """
     raise NotImplementedError("onward::attention exists during capture only")
 
 
 @attention.register_fake
-def _(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: float, ratio: float) -> Any:
+def _(
+    q: Any, k: Any, v: Any, mask: Any, bias: Any, is_causal: bool, scale: float, ratio: float
+) -> Any:
+    for added in (mask, bias):
+        if added is not None:  # its dims and those of the scores are then known to be equal
+            added.expand(*q.shape[:-1], k.shape[-2])
     return q.new_empty((*q.shape[:-1], v.shape[-1]))
 
 
@@ -44,14 +55,15 @@ def _attention_forward(
     dropout: float = 0.0,
     scaling: float | None = None,
     is_causal: bool | None = None,
+    position_bias: torch.Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The attention interface of a capture: `f[B,H,T,K]` in, `f[B,T,H,K]` out."""
-    strange = sorted(
-        k for k in ("softcap", "position_bias", "cache", "s_aux") if kwargs.get(k) is not None
-    )
+    strange = sorted(k for k in ("softcap", "cache", "s_aux") if kwargs.get(k) is not None)
     if strange:
-        raise NotImplementedError(f"attention with {', '.join(strange)}")
+        raise CaptureError(
+            f"attention with {', '.join(strange)} at {type(module).__name__} has no translation"
+        )
     groups = getattr(module, "num_key_value_groups", 1)
     if groups != 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
@@ -59,12 +71,23 @@ def _attention_forward(
     if attention_mask is not None and attention_mask.dim() == 2:
         attention_mask = attention_mask[:, None, None, :]  # padding only; causality stays apart
     elif attention_mask is not None:
+        _require_kind(attention_mask)
         causal = False
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     out = torch.ops.onward.attention(
-        query, key, value, attention_mask, bool(causal), float(scale), float(dropout)
-    )
+        query, key, value, attention_mask, position_bias, bool(causal), float(scale),
+        float(dropout),
+    )  # fmt: skip
     return out.transpose(1, 2), None
+
+
+def _require_kind(mask: torch.Tensor) -> None:
+    if mask.dim() != 4 or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        raise CaptureError(
+            f"an attention mask of shape {tuple(mask.shape)} and {mask.dtype}; fix: give one of "
+            "shape (batch, tokens), or (batch, 1, tokens, tokens) of bool (true may attend) or of "
+            "the scores' float dtype (added to them)"
+        )
 
 
 def _mask(**kwargs: Any) -> torch.Tensor | None:
@@ -73,6 +96,8 @@ def _mask(**kwargs: Any) -> torch.Tensor | None:
 
     function = kwargs["mask_function"]
     padding = kwargs.get("attention_mask")
+    if padding is not None and padding.dim() != 2:
+        _require_kind(padding)
     plain_offsets = kwargs.get("q_offset", 0) == 0 and kwargs.get("kv_offset", 0) == 0
     if function is masking_utils.causal_mask_function and plain_offsets:
         return None if padding is None else padding.to(torch.bool)
@@ -126,6 +151,18 @@ def _configs_with_sdpa(model: torch.nn.Module) -> list[Any]:
         if getattr(config, "_attn_implementation", None) in ("sdpa", "eager"):
             found[id(config)] = config
     return list(found.values())
+
+
+def require_mask(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
+    """Raises CaptureError for a mask that eager attention would add as ones and zeros."""
+    mask = kwargs.get("attention_mask")
+    if not isinstance(mask, torch.Tensor) or mask.dim() != 4 or mask.is_floating_point():
+        return
+    if any(c._attn_implementation == "eager" for c in _configs_with_sdpa(model)):
+        raise CaptureError(
+            f"an attention mask of {mask.dtype} with four dims is added to the scores by "
+            'attn_implementation="eager"; fix: use "sdpa", or give the numbers to add as floats'
+        )
 
 
 def forward_defaults(model: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:

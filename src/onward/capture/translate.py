@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sympy
 import torch
 
 from onward.capture import composites as composites  # registers its rows in the table
-from onward.capture.aten import TABLE, Call
+from onward.capture import inplace
+from onward.capture.aten import TABLE, Call, stop_gradient
 from onward.config import CaptureError
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Role, type_of
+from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import DType, Size, Type, divide, product, symbol
 
 DTYPES: dict[torch.dtype, DType] = {
@@ -33,6 +35,8 @@ _SILENT = (  # assertions that export writes; the guards hold the same facts
     "sym_constrain_range_for_size",
     "_assert_async",
 )
+
+_REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 _SYMBOLIC = {
     operator.add: lambda a, b: a + b,
@@ -57,6 +61,8 @@ class Translator:
         self._places: dict[tuple[int, int], Size] = {}
         self.batch_size: Size | None = None
         self.sites = 0
+        self.no_grad = False
+        self.order: dict[Any, int] = {}
         self.builder = Builder(graph)
 
     # ---- sizes
@@ -106,6 +112,10 @@ class Translator:
             f"a size of the model is {expr}, which is not a polynomial of the batch's"
         )
 
+    def size_of_argument(self, arg: Any) -> Size:
+        """What an op was given as a size: an int, or the FX node of a SymInt."""
+        return arg if isinstance(arg, int) else self.env[arg]
+
     def type_of_fx(self, node: Any) -> Type:
         val = node.meta["val"]
         if val.dtype not in DTYPES:
@@ -122,25 +132,17 @@ class Translator:
     # ---- the walk
 
     def output_nodes(self) -> list[Any]:
-        return list(next(n for n in self.program.graph.nodes if n.op == "output").args[0])
+        return list(_outputs_of(self.program.graph))
 
     def run(self, outputs: dict[str, Any]) -> None:
         """Translates every node; raises CaptureError listing every op without a translation."""
+        module = self.program.graph_module
         missing: dict[str, list[str]] = {}
-        for node in self.program.graph.nodes:
-            if node.op == "call_function":
-                name = _functional(_op_name(node.target))
-                known = (
-                    node.target is operator.getitem
-                    or node.target in _SYMBOLIC
-                    or name in TABLE
-                    or name.partition(".")[0] in _SILENT
-                    or isinstance(node.meta.get("val"), (torch.SymInt, int, torch.SymBool))
-                )
-                if not known:
-                    missing.setdefault(name, []).append(module_path(node))
-            elif node.op not in ("placeholder", "output"):
-                missing.setdefault(f"{node.op} {node.target}", []).append(module_path(node))
+        for place, (node, inner) in enumerate(_walk(module)):
+            self.order[node] = place
+            name = _untranslated(node, inner)
+            if name is not None:
+                missing.setdefault(name, []).append(module_path(node))
         if missing:
             lines = [
                 f"  {op} at {', '.join(sorted(set(paths)))}"
@@ -150,11 +152,16 @@ class Translator:
                 f"the model cannot be captured: {len(missing)} op(s) have no translation:\n"
                 + "\n".join(lines)
             )
-        for node in self.program.graph.nodes:
-            if node.op == "call_function":
-                self._call(node)
+        self._run(module)
         for name, node in outputs.items():
             self.graph.outputs[name] = self.env[node]
+
+    def _run(self, module: Any) -> None:
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                self.env[node] = getattr(module, node.target)
+            elif node.op == "call_function":
+                self._call(node)
 
     def _call(self, node: Any) -> None:
         name = _functional(_op_name(node.target))
@@ -163,6 +170,9 @@ class Translator:
         if node.target is operator.getitem:
             self.env[node] = self._resolve(node.args[0])[node.args[1]]
             return
+        if name in _REGIONS:
+            self._region(node, name)
+            return
         val = node.meta.get("val")
         if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
             self.env[node] = self.size_of(val)
@@ -170,17 +180,53 @@ class Translator:
         if isinstance(val, torch.SymBool):
             return
         self.builder = Builder(self.graph, module=module_path(node))
-        if name != _op_name(node.target):
-            _require_no_alias(node)
+        written = inplace.writes(node.target)
+        if written and not inplace.may_write(node, self.order):
+            raise CaptureError(
+                f"{_op_name(node.target)} at {module_path(node)} writes into memory that another "
+                "tensor shares; fix: use the op that returns a new tensor"
+            )
         try:
             call = Call(self, node, self.builder)
             args = [self._resolve(a) for a in node.args]
             kwargs = {k: self._resolve(v) for k, v in node.kwargs.items()}
             self.env[node] = TABLE[name](call, *args, **kwargs)
-        except CaptureError:
-            raise
-        except (ValueError, AssertionError, TypeError, LookupError) as error:
+            if written:
+                inplace.settle(node, self.env[node], call)
+        except (CaptureError, ValueError, AssertionError, TypeError, LookupError) as error:
             raise CaptureError(f"{name} at {module_path(node)}: {error}") from error
+
+    def _region(self, node: Any, name: str) -> None:
+        """What `no_grad` or an autocast switched off enclose is inlined.
+
+        Gradients end at a region's results: a result may be a view of what the region was given,
+        whose own gradient goes on.
+        """
+        if name == "wrap_with_set_grad_enabled":
+            enabled, region, *args = node.args
+            stopped = not enabled
+            if enabled and self.no_grad:
+                raise CaptureError(f"enable_grad within no_grad at {module_path(node)}")
+        else:
+            _, _, enabled, _, region, *args = node.args
+            stopped = False
+            if enabled:
+                raise CaptureError(
+                    f"autocast is on at {module_path(node)}; fix: leave the autocast block "
+                    "(precision is an option)"
+                )
+        module = self._resolve(region)
+        inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self.env.update(zip(inputs, self._resolve(args), strict=True))
+        outer, self.no_grad = self.no_grad, self.no_grad or stopped
+        self._run(module)
+        self.no_grad = outer
+        results = self._resolve(_outputs_of(module.graph))
+        self.env[node] = [self._stop(v) for v in results] if stopped else results
+
+    def _stop(self, value: Any) -> Any:
+        floating = isinstance(value, Value) and type_of(value).is_floating
+        return stop_gradient(self.builder, value) if floating else value
 
     def _resolve(self, arg: Any) -> Any:
         if isinstance(arg, torch.fx.Node):
@@ -188,6 +234,38 @@ class Translator:
         if isinstance(arg, (list, tuple)):
             return [self._resolve(a) for a in arg]
         return arg
+
+
+def _walk(module: Any) -> Iterator[tuple[Any, Any]]:
+    """The nodes with their module, those of a region where it is entered."""
+    for node in module.graph.nodes:
+        yield node, module
+        if node.op == "get_attr" and isinstance(getattr(module, node.target), torch.fx.GraphModule):
+            yield from _walk(getattr(module, node.target))
+
+
+def _outputs_of(graph: Any) -> Sequence[Any]:
+    return next(n for n in graph.nodes if n.op == "output").args[0]
+
+
+def _untranslated(node: Any, module: Any) -> str | None:
+    """The name of what has no translation."""
+    if node.op in ("placeholder", "output"):
+        return None
+    if node.op == "get_attr" and isinstance(getattr(module, node.target), torch.fx.GraphModule):
+        return None
+    if node.op != "call_function":
+        return f"{node.op} {node.target}"
+    name = _functional(_op_name(node.target))
+    known = (
+        node.target is operator.getitem
+        or node.target in _SYMBOLIC
+        or name in TABLE
+        or name in _REGIONS
+        or name.partition(".")[0] in _SILENT
+        or isinstance(node.meta.get("val"), (torch.SymInt, int, torch.SymBool))
+    )
+    return None if known else name
 
 
 def _op_name(target: Any) -> str:
@@ -206,34 +284,6 @@ def _functional(name: str) -> str:
     stem, _, overload = name.partition(".")
     plain = f"{stem.removesuffix('_')}.{overload}"
     return plain if stem.endswith("_") and name not in TABLE and plain in TABLE else name
-
-
-def _require_no_alias(node: Any) -> None:
-    """Raises CaptureError where another tensor shares the memory that an in-place op writes."""
-    owner = node.args[0]
-    while owner.op == "call_function" and _writes(owner.target):
-        owner = owner.args[0]
-    shared = owner.op != "call_function" or _aliases(owner.target)
-    if shared or any(_aliases(user.target) and not _writes(user.target) for user in owner.users):
-        raise CaptureError(
-            f"{_op_name(node.target)} at {module_path(node)} writes into memory that another "
-            "tensor shares; fix: use the op that returns a new tensor"
-        )
-
-
-def _aliases(target: Any) -> bool:
-    """Whether the op's results may be views of its inputs, or its inputs themselves."""
-    if target is operator.getitem:
-        return True
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any(r.alias_info is not None for r in schema.returns)
-
-
-def _writes(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any(
-        a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
-    )
 
 
 def module_path(node: Any) -> str:

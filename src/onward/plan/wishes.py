@@ -100,8 +100,9 @@ def _wanted_by(
     kernels: Mapping[Node, Kernel],
 ) -> Wish | None:
     made = node.outputs[0]
-    if made in outputs:
-        return None
+    moves = index == 0 and node.op_type in ("Transpose", *_RESHAPES)
+    if made in outputs or not (moves or node.op_type == "Concat"):
+        return None  # asked first: what follows other ops is no window, and costs its own search
     shape = contiguous(-1, type_of(value)).shape
     after = _wanted(made, outputs, path, kernels)
     if node.op_type == "Concat":
@@ -114,8 +115,6 @@ def _wanted_by(
         offset = whole.layout.offset + start * whole.layout.strides[dim]
         path.append((node, index))
         return Wish(whole.owner, _window(whole.layout, shape, whole.layout.strides, offset))
-    if index != 0:
-        return None
     if node.op_type == "Transpose" and after is not None:
         perm = attributes(node).get("perm") or list(reversed(range(len(shape))))
         strides = tuple(after.layout.strides[perm.index(i)] for i in range(len(shape)))

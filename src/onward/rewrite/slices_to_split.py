@@ -25,7 +25,9 @@ def slices_to_split(graph: Graph) -> int:
         tiles = _tiles(parts, type_of(x).shape[dim])
         if tiles is None:
             continue
-        b = Builder.at(graph, parts[0][0])  # the first of them in the graph's order
+        first = parts[0][0]  # in the graph's order
+        x = first.inputs[0]  # by now: it may have been a slice that has become a piece itself
+        b = Builder.at(graph, first)
         pieces = b.Split(x, b.sizes([end - start for start, end in tiles]), axis=dim)
         for node, _, start, end in parts:
             piece = pieces[tiles.index((start, end))]

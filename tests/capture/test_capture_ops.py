@@ -1,0 +1,97 @@
+"""Ops and regions in small modules: loss and every gradient are eager PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import tiny
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from onward.capture import capture
+from onward.config import CaptureError
+
+Body = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of x f[5,6] and x w f[5,6]
+
+
+class Small(nn.Module):
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w = nn.Parameter(torch.randn(6, 6))
+        self.body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(x, x @ self.w)
+        return (y * (torch.arange(y.shape[-1]) + 1)).sum()
+
+
+def grouped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Three heads of queries share one of keys and values."""
+    q, k = y.reshape(1, 5, 3, 2).transpose(1, 2), x[:, :2].reshape(1, 5, 1, 2).transpose(1, 2)
+    return F.scaled_dot_product_attention(q, k, k.sin(), is_causal=True, enable_gqa=True)
+
+
+def frozen_view(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What the region returns is its input's memory, whose own gradient goes on."""
+    with torch.no_grad():
+        same = y.reshape(y.shape).contiguous()
+        part = y[:, :3]
+    return y * same + torch.cat([part, part.sin()], 1)
+
+
+def open_inside(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        h = y.tanh()
+        with torch.enable_grad():
+            h = h + y.sin()
+    return h * y
+
+
+def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return y.tanh()
+
+
+def autocast(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", torch.bfloat16):
+        return y @ y.t()
+
+
+BODIES: dict[str, Body] = {
+    "normalize": lambda x, y: F.normalize(y, dim=-1),  # the last row is zero
+    "norms": lambda x, y: torch.linalg.vector_norm(y, dim=(0, 1)) * y.norm(dim=0, keepdim=True),
+    "diff": lambda x, y: y.diff(dim=0, prepend=x[:1]) * y,
+    "min and max": lambda x, y: torch.min(y, x) * torch.max(y, x * 2),
+    "grouped heads": grouped,
+    "frozen view": frozen_view,
+    "gradients again within no_grad": open_inside,
+    "autocast off": plain,
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_loss_and_gradient(name: str) -> None:
+    model = Small(BODIES[name])
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    x[-1] = 0.0
+    want, have = tiny.eager(model, {"x": x}, torch.float32), tiny.gradients(model, {"x": x})
+    assert set(have) == set(want) == {"loss", "grad.w"}
+    for key, y in want.items():
+        torch.testing.assert_close(have[key], y, rtol=1e-5, atol=1e-6, msg=key)
+
+
+REFUSED: dict[str, tuple[Body, str]] = {
+    "autocast": (autocast, "autocast is on at .*; fix: leave"),
+    "rows by a mask": (lambda x, y: y[x > 0], "boolean tensor.*; fix: keep all rows"),
+    "another norm": (lambda x, y: y.norm(3, dim=1), "norm of order 3.*; fix: write it"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_say_how_to_go_on(name: str) -> None:
+    body, said = REFUSED[name]
+    with pytest.raises(CaptureError, match=said):
+        capture(Small(body), (), {"x": torch.randn(5, 6)})
