@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -181,13 +181,10 @@ class Executable:
             scratch = self._scratch(launch)
         else:
             scratch = [self._tensor(x) for x in launch.scratch]
+        tensor = self._tensor
+        inputs = [None if x is None else tensor(x) for x in launch.inputs]
         return launch.kernel.bind(
-            Use(
-                launch.attrs,
-                [None if x is None else self._tensor(x) for x in launch.inputs],
-                [self._tensor(x) for x in launch.outputs],
-                scratch,
-            )
+            Use(launch.attrs, inputs, [tensor(x) for x in launch.outputs], scratch)
         )
 
     def _varies(self, i: int) -> bool:
@@ -202,7 +199,16 @@ class Executable:
 
     def _scratch(self, launch: Planned) -> list[torch.Tensor]:
         """Temporaries as the kernel asks for them at these sizes, in the places planned."""
-        need = launch.need.at(self.dims)
+        need, size = launch.need, self._size
+
+        def at(type: Type) -> Type:
+            return type if type.is_static else type.with_shape([size(n) for n in type.shape])
+
+        need = replace(
+            need,
+            inputs=tuple([None if t is None else at(t) for t in need.inputs]),
+            outputs=tuple([at(t) for t in need.outputs]),
+        )
         made: list[torch.Tensor] = []
         for type, place in zip(launch.kernel.scratch(need), launch.scratch, strict=True):
             assert type.nbytes <= place.nbytes, f"{launch.kernel.name} asks for more than planned"

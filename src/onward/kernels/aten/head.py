@@ -16,13 +16,12 @@ ROWS = 512  # of a block
 
 
 def _sizes(need: Need) -> tuple[Type, int, int]:
-    """The type of x, rows of a block, classes."""
+    """The type of x, rows of a block at most, classes. They grow with x, as scratch has to."""
     x, w = need.inputs[:2] if need.op == "LinearCrossEntropy" else need.inputs[1:3]
     assert x is not None and w is not None
     rows, classes = x.shape[0], w.shape[0]
     assert isinstance(rows, int) and isinstance(classes, int)
-    blocks = max(1, math.ceil(rows / int(need.attrs.get("rows", ROWS))))
-    return x, math.ceil(rows / blocks), classes
+    return x, min(rows, int(need.attrs.get("rows", ROWS))), classes
 
 
 def _scratch(need: Need) -> list[Type]:
@@ -61,7 +60,8 @@ def _bind(use: Use) -> Launch:
     logits, label, ignored, share, nll = use.scratch
     ignore, mean = int(use.attrs["ignore_index"]), use.attrs["reduction"] == "mean"
     smoothing = float(use.attrs.get("label_smoothing", 0.0))
-    classes, step = w.shape[0], logits.shape[0]
+    classes, blocks = w.shape[0], math.ceil(x.shape[0] / max(1, logits.shape[0]))
+    step = math.ceil(x.shape[0] / max(1, blocks))  # blocks of one size
     even = smoothing / classes
 
     def prepare() -> torch.Tensor:
@@ -84,7 +84,7 @@ def _bind(use: Use) -> Launch:
     def launch() -> None:
         divisor = prepare()
         mass = float(classes) if weight is None else weight.sum()
-        for i in range(0, x.shape[0], step):
+        for i in range(0, x.shape[0], max(1, step)):
             rows = x[i : i + step]
             block, y = logits[: rows.shape[0]], label[i : i + step, None]
             out, own = ignored[i : i + step, None], share[i : i + step, None]

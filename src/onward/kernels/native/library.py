@@ -37,6 +37,7 @@ class Library:
         self.path = path
         self.level = path.name.partition(".")[0]
         self._c = ctypes.CDLL(str(path))
+        self._functions: dict[str, Callable[..., Any]] = {}
 
     def launch(self, name: str, *args: Argument) -> Launch:
         """A call of the C function `name` with its arguments converted once.
@@ -45,27 +46,36 @@ class Library:
         `int64_t`, one of floats that of a copy as `double`, None a null pointer, an int an
         `int64_t`, a float a `float`.
         """
-        function: Callable[..., Any] = self._c[name]
-        function.restype = None  # type: ignore[attr-defined]
+        function = self._functions.get(name)
+        if function is None:
+            function = self._functions[name] = self._c[name]
+            function.restype = None  # type: ignore[attr-defined]
         return partial(function, *[_converted(a) for a in args])
 
 
 def _converted(arg: Argument) -> Any:
+    convert = _CONVERSIONS.get(type(arg))  # a batch of another size binds hundreds of calls anew
+    if convert is not None:
+        return convert(arg)
     match arg:
-        case None:
-            return ctypes.c_void_p(None)
         case torch.Tensor():
             return ctypes.c_void_p(arg.data_ptr())
-        case int():
-            return ctypes.c_int64(arg)
-        case float():
-            return ctypes.c_float(arg)
         case ctypes.Array():
             return arg
         case _ if arg and isinstance(arg[0], float):
             return (ctypes.c_double * len(arg))(*arg)
         case _:
             return (ctypes.c_int64 * len(arg))(*arg)
+
+
+_NULL = ctypes.c_void_p(None)
+_CONVERSIONS: dict[type, Callable[[Any], Any]] = {
+    type(None): lambda _: _NULL,
+    torch.Tensor: lambda x: ctypes.c_void_p(x.data_ptr()),
+    bool: ctypes.c_int64,
+    int: ctypes.c_int64,
+    float: ctypes.c_float,
+}
 
 
 @functools.cache

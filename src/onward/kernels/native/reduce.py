@@ -48,7 +48,7 @@ def _sum_scratch(need: Need) -> list[Type]:
 def _bind_sum_rows(use: Use) -> Launch:
     x, y, (partial,) = use.x(), use.y, use.scratch
     count = x.dim() - (partial.dim() - 1)
-    dims = [int(d) % x.dim() for d in use.x(1)] if len(use.inputs) > 1 else []
+    dims = [d % x.dim() for d in use.x(1).tolist()] if len(use.inputs) > 1 else []
     if sorted(dims) != list(range(count)) or not x.is_contiguous():
         return ATEN["ReduceSum"][0].bind(use)
     c = library()

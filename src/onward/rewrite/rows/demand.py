@@ -475,11 +475,21 @@ def _reduce(q: Question) -> Answer:
 # ---- rules: rows that are annihilated
 
 
+def _all_counted(labels: Value, ignored: int) -> bool:
+    """Whether no label can be the ignored one: constants, or the rows' own numbers."""
+    array, node = array_of(labels), labels.producer()
+    if array is not None:
+        return not bool((array == ignored).any())
+    return node is not None and node.op_type == "Range" and ignored < 0
+
+
 @rule("LinearCrossEntropy")
 def _linear_cross_entropy(q: Question) -> Answer:
     """Rows whose label is the ignored one count for nothing."""
     if not q.is_known(3):
         return q.refused("its labels are computed")
+    if _all_counted(q.x(3), int(q.attrs["ignore_index"])):
+        return [NOTHING_TO_SAVE for _ in q.node.inputs]
     counted = sets.test(q.x(3), int(q.attrs["ignore_index"]))
     return _rest(q, {0: Demand((0,), frozenset({counted}))})
 
@@ -488,6 +498,8 @@ def _linear_cross_entropy(q: Question) -> Answer:
 def _cross_entropy(q: Question) -> Answer:
     if not q.is_known(1) or any(d is not None for d in q.asked[1:]) or len(q.shape()) != 2:
         return q.refused("its labels are computed, or its probabilities are read")
+    if _all_counted(q.x(1), int(q.attrs.get("ignore_index", -100))):
+        return [NOTHING_TO_SAVE for _ in q.node.inputs]
     counted = sets.test(q.x(1), int(q.attrs.get("ignore_index", -100)))
     one = q.demand if q.y and q.demand.rows is not None else all_of("")
     return _rest(q, {0: met(q.shape(), one, (0,), counted)})
