@@ -18,8 +18,9 @@ from onward.config import CaptureError, OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.plan import Plan
-from onward.rewrite import Work, cut, rows_name
+from onward.rewrite import Work, account, cut, rows_name
 from onward.train.call import Call
+from onward.train.explain import Explanation, explain
 
 KEPT = 64  # plans of one graph that stay bound, one per shape and set of outputs
 ROOM = 16  # a plan for counted rows has room for one in ROOM more
@@ -35,6 +36,13 @@ class Ready:
     executable: Executable
     dims: dict[str, int]
     inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    share: float = 1.0  # of the wide form's arithmetic
+
+    @property
+    def rows(self) -> dict[str, Any]:
+        """For reports."""
+        counts = {name.removeprefix("rows."): len(x) for name, x in self.inputs.items()}
+        return {"arithmetic_done": self.share, "counts": counts}
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,11 @@ class Step:
             self._dims[call.signature] = dims
         return dims is not None
 
+    def _sizes(self, call: Call) -> dict[str, int]:
+        if not self.fits(call):
+            raise CaptureError("the captured graph does not fit the batch it was captured from")
+        return self._dims[call.signature]
+
     def staged(self, call: Call) -> dict[str, torch.Tensor]:
         """The call's tensors by graph input name."""
         leaves = self.compiled.captured.leaves
@@ -85,9 +98,7 @@ class Step:
 
     def ready(self, call: Call, wanted: Wanted) -> Ready:
         """What runs this batch. Raises OnwardError for an output that the model lacks."""
-        if not self.fits(call):
-            raise CaptureError("the captured graph does not fit the batch it was captured from")
-        dims = self._dims[call.signature]
+        dims = self._sizes(call)
         narrow = self.narrow(wanted.names)
         if narrow is not None:
             found = narrow.ready(self.staged(call), dims, wanted)
@@ -101,6 +112,23 @@ class Step:
         while len(self._wide) > KEPT:
             del self._wide[next(iter(self._wide))]
         return Ready(executable, dims)
+
+    def explain(self, call: Call, names: tuple[str, ...]) -> Explanation:
+        """What row demand does with this batch."""
+        dims, staged = self._sizes(call), self.staged(call)
+        narrow = self.narrow(names)
+
+        def conditions(graph: Graph) -> dict[str, torch.Tensor]:
+            executable = self.plan(graph, list(graph.outputs), dims)
+            executable.run(staged)
+            return {name: executable.output(name) for name in graph.outputs}
+
+        pays = False
+        if narrow is not None:
+            rows = narrow.count(staged, dims)
+            pays = narrow.pays(dims | {size: len(numbers) for size, numbers in rows.items()})
+        forward, outputs = self.compiled.forward, ["loss", *names]
+        return explain(lambda without: account(forward, outputs, without), conditions, dims, pays)
 
     def narrow(self, names: tuple[str, ...]) -> Narrow | None:
         """The form for the rows that these outputs need; None where that is all of them."""
@@ -161,7 +189,8 @@ class Narrow:
             return None
         pool = self._plans.setdefault(wanted, Pool(self.step, lambda: self.graph))
         executable = pool.serving(dims, wanted.outputs(self.graph), counted=rows)
-        return Ready(executable, dims, {rows_name(s): numbers for s, numbers in rows.items()})
+        inputs = {rows_name(size): numbers for size, numbers in rows.items()}
+        return Ready(executable, dims, inputs, self.share(dims))
 
     def count(
         self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]

@@ -23,6 +23,7 @@ from onward.graph.graph import Graph, Role
 from onward.plan import Plan
 from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
+from onward.train.explain import Explanation
 from onward.train.export import export_onnx
 from onward.train.optim import Optimizer, hyperparameters, to_torch
 from onward.train.steps import Ready, Step, Wanted
@@ -87,6 +88,7 @@ class Trainer:
         self._snapshot: tuple[Any, ...] = ()
         self._example: Call | None = None
         self._last_executable: Executable | None = None
+        self._last_rows: dict[str, Any] = {}
         self._verified = not (verify or self.options.verify)
         self._updates = Updates(model, self.optimizer, self.memory, self._train.clear)
 
@@ -126,7 +128,7 @@ class Trainer:
             **self._updates.inputs(),
         }  # fmt: skip
         executable.run(inputs, ready.dims)
-        self._last_executable = executable
+        self._last_executable, self._last_rows = executable, ready.rows
         self._samples += call.batch_size
         self.micro_steps = 0 if last else self.micro_steps + 1
         norm = None
@@ -221,7 +223,8 @@ class Trainer:
             )
 
     def report(self) -> dict[str, Any]:
-        """Seconds of each compile stage, edits of each pass, predicted peak, launches, notes."""
+        """Seconds of each compile stage, edits of each pass, predicted peak, launches, notes; of
+        the last training step, the share of the arithmetic that was done and the rows counted."""
         steps = self._train or self._eval
         plan = self.plan
         if not steps:
@@ -232,8 +235,21 @@ class Trainer:
             "passes": [vars(r) for r in compiled.reports],
             "predicted_peak_bytes": plan.peak,
             "launches": len(plan.launches),
+            "rows": self._last_rows,
             "notes": list(compiled.captured.notes),
         }
+
+    def explain(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> Explanation:
+        """Which rows of which layer this batch needs in a training step, what that spares, and
+        what keeps the others; changes nothing.
+
+        fetch: outputs that the step returns besides those of `options.fetch`.
+        """
+        call = bind_call(args, kwargs, self.loss_fn is not None)
+        names = (*self.options.fetch, *fetch)
+        self._refresh()
+        step = self._fitting(self._train, call, self._train_step)
+        return step.explain(call, names)
 
     @property
     def plan(self) -> Plan:
@@ -292,11 +308,15 @@ class Trainer:
     ) -> tuple[Step, Ready]:
         """The step captured from a call like this one, or a new one, and what runs the batch."""
         self._refresh()
+        step = self._fitting(steps, call, make)
+        return step, step.ready(call, wanted)
+
+    def _fitting(self, steps: list[Step], call: Call, make: Callable[[Call], Step]) -> Step:
         step = next((s for s in steps if s.fits(call)), None)
         if step is None:
             step = make(call)
             steps.append(step)
-        return step, step.ready(call, wanted)
+        return step
 
     def _train_step(self, call: Call) -> Step:
         with _mode(self.model, training=True):

@@ -15,6 +15,7 @@ from onward.graph.graph import Graph
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
 from onward.rewrite.noop import noop
+from onward.rewrite.rows.account import Account, account
 from onward.rewrite.rows.cut import cut, rows_name
 from onward.rewrite.rows.demand import Demand, demands
 from onward.rewrite.rows.pack import pack
@@ -33,4 +34,4 @@ def row_demand(graph: Graph, outputs: Sequence[str], packed_ops: Collection[str]
     return edits
 
 
-__all__ = ["Demand", "Work", "cut", "demands", "row_demand", "rows_name"]
+__all__ = ["Account", "Demand", "Work", "account", "cut", "demands", "row_demand", "rows_name"]

@@ -6,7 +6,7 @@ is asked for as a whole, and remembers why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -138,14 +138,20 @@ def batch_values(graph: Graph) -> frozenset[Value]:
     return frozenset(known)
 
 
-def demands(graph: Graph, outputs: Iterable[str]) -> dict[Value, Demand]:
-    """What is asked of every value that the outputs need and that is not known from the batch."""
+def demands(
+    graph: Graph, outputs: Iterable[str], without: Collection[str] = ()
+) -> dict[Value, Demand]:
+    """What is asked of every value that the outputs need and that is not known from the batch.
+
+    without: reasons for wanting a value whole that are taken not to be there.
+    """
     known = batch_values(graph)
     found: dict[Value, Demand] = {}
     for name in outputs:
         value = graph.outputs[name]
         why = "" if type_of(value).rank == 0 else f"output '{name}'"
-        found[value] = all_of(why)
+        if why not in without:
+            found[value] = all_of(why)
     for node in reversed(list(graph)):
         asked = tuple(found.get(y) for y in node.outputs)
         if all(d is None for d in asked) or node.outputs[0] in known:
@@ -155,6 +161,8 @@ def demands(graph: Graph, outputs: Iterable[str]) -> dict[Value, Demand]:
         answer = function(question) if function is not None else question.refused()
         for x, demand in zip(node.inputs, answer, strict=False):
             if x is None or demand is None or x in known or role_of(x) is not None:
+                continue
+            if demand.whole and demand.why in without:
                 continue
             held = found.get(x)
             found[x] = demand if held is None else merged(type_of(x).shape, held, demand)
@@ -349,7 +357,7 @@ def _reshape(q: Question) -> Answer:
         return q.refused()
     dims = regrouped(demand.dims, q.y, q.shape())
     if dims is None:
-        return q.refused("rows are taken apart")
+        return q.refused("what follows reads whole sequences")
     return _rest(q, {0: replace(demand, dims=dims)})
 
 

@@ -27,8 +27,8 @@ class Work:
 
     def flops(self, dims: Mapping[str, int]) -> float:
         """At these sizes. Attention of packed rows is taken to have sequences of one length."""
-        total = float(_number(self._plain, dims))
-        return total + sum(_number(n, dims) / _number(d, dims) for n, d in self._shared)
+        total = float(number(self._plain, dims))
+        return total + sum(number(n, dims) / number(d, dims) for n, d in self._shared)
 
 
 def node_flops(node: Node) -> Size:
@@ -45,8 +45,6 @@ def node_flops(node: Node) -> Size:
             return 0
 
 
-def _number(size: Size, dims: Mapping[str, int]) -> int:
+def number(size: Size, dims: Mapping[str, int]) -> int:
+    """The size as a number."""
     return size.number(dims) if isinstance(size, Dim) else size
-
-
-__all__ = ["Work", "node_flops"]

@@ -1,0 +1,89 @@
+"""What a forward graph would compute, node by node, and why some of it is kept whole."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, type_of, where
+from onward.graph.types import Shape, Size, product
+from onward.rewrite.dead import dead
+from onward.rewrite.rows.demand import ATTENTION, Demand, batch_values, demands
+from onward.rewrite.rows.sets import Conditions, set_value
+from onward.rewrite.rows.work import node_flops, number
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One product or attention. rows: the name of the set of its rows, None for all; keys: of an
+    attention's keys. why: the reason for which its rows are kept whole, "" where there is none."""
+
+    module: str
+    op: str
+    flops: Size
+    rows: str | None
+    keys: str | None
+    why: str
+
+    def share(self, present: Mapping[str, float]) -> float:
+        """Of the node's arithmetic, what is done; `present`: the share of each set's rows."""
+        return (1.0 if self.rows is None else present[self.rows]) * (
+            1.0 if self.keys is None else present[self.keys]
+        )
+
+
+@dataclass(frozen=True)
+class Account:
+    """entries: products in order, those that nobody needs left out. conditions: a graph from the
+    batch to `b[rows]` by name of set. sizes: what a set's rows are numbered by, such as `[B,T]`."""
+
+    entries: list[Entry]
+    conditions: Graph
+    sizes: dict[str, Shape]
+
+    def flops(self, present: Mapping[str, float], dims: Mapping[str, int]) -> float:
+        return sum(number(e.flops, dims) * e.share(present) for e in self.entries)
+
+
+def account(graph: Graph, outputs: Sequence[str], without: Collection[str] = ()) -> Account:
+    """For these outputs; `without`: as `demands`."""
+    graph = graph.clone()
+    asked = demands(graph, outputs, without)
+    known = batch_values(graph)
+    sets: dict[tuple[Conditions, Size], str] = {}
+    sizes: dict[str, Shape] = {}
+
+    def name(demand: Demand | None, shape: Shape) -> str | None:
+        if demand is None or demand.rows is None:
+            return None
+        own = tuple(shape[d] for d in demand.dims)
+        key = (demand.rows, product(own))
+        found = sets.setdefault(key, f"set{len(sets)}")
+        if len(own) >= len(sizes.get(found, ())):
+            sizes[found] = own  # as finely as any value shows it
+        return found
+
+    entries: list[Entry] = []
+    for node in graph:
+        demand = asked.get(node.outputs[0])
+        if node.op_type == "LinearCrossEntropy" and node.inputs[0] is not None:
+            demand = asked.get(node.inputs[0])
+        flops = node_flops(node)
+        if demand is None or flops == 0:
+            continue
+        shown = node.inputs[0] if node.op_type == "LinearCrossEntropy" else node.outputs[0]
+        keys = None
+        if node.op_type in ATTENTION and node.inputs[1] is not None:
+            keys = name(asked.get(node.inputs[1]), type_of(node.inputs[1]).shape)
+        rows = name(demand, type_of(shown).shape)
+        entries.append(Entry(where(node), node.op_type, flops, rows, keys, demand.why))
+    nodes = list(graph)
+    first = [n for n in nodes if n.outputs[0] in known]
+    graph.ir.remove(nodes)
+    graph.ir.extend([*first, *[n for n in nodes if n.outputs[0] not in known]])
+    b = Builder(graph)
+    graph.state = {}
+    graph.outputs = {called: set_value(b, c, count) for (c, count), called in sets.items()}
+    dead(graph)
+    return Account(entries, graph, sizes)
