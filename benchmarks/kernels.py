@@ -39,7 +39,7 @@ from onward.execute import Executable, Memory
 from onward.graph.build import Builder, inline
 from onward.graph.graph import ONWARD, Graph, Role, Value, type_of
 from onward.graph.ops import OPS
-from onward.graph.types import Type, parse_type
+from onward.graph.types import Shape, Type, parse_type, value
 from onward.kernels import ATEN, KERNELS, Kernel, Need, Use, torch_dtype
 from onward.plan import Layout, make_plan
 from onward.rewrite import FORWARD, STEP
@@ -100,7 +100,8 @@ class Call:
             if layout is None:
                 made.append(None)
                 continue
-            x = torch.empty_strided(layout.shape, layout.strides, dtype=torch_dtype(layout.dtype))
+            shape, strides = _numbers(layout.shape), _numbers(layout.strides)
+            x = torch.empty_strided(shape, strides, dtype=torch_dtype(layout.dtype))
             if content is not None:
                 x = content.clone() if 0 in layout.strides else x.copy_(content)
             elif 0 in layout.strides:  # expanded: one number for many places
@@ -342,7 +343,12 @@ def _empty(type: Type, layout: Layout | None = None) -> torch.Tensor:
     shape = [int(n) for n in type.shape]  # type: ignore[arg-type]
     if layout is None:
         return torch.zeros(shape, dtype=torch_dtype(type.dtype))
-    return torch.empty_strided(shape, layout.strides, dtype=torch_dtype(type.dtype)).zero_()
+    strides = _numbers(layout.strides)
+    return torch.empty_strided(shape, strides, dtype=torch_dtype(type.dtype)).zero_()
+
+
+def _numbers(sizes: Shape) -> list[int]:
+    return [value(n) for n in sizes]
 
 
 def difference(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:

@@ -77,14 +77,14 @@ class Compiled:
 
     def step(
         self,
-        forward: Graph,
         wrt: Sequence[str],
         groups: Sequence[UpdateGroup],
         max_grad_norm: float | None,
         accumulate: bool,
+        forward: Graph | None = None,
     ) -> Graph:
-        """The whole training step as one graph. `forward`: `self.forward` or a narrow one."""
-        graph = self._gradients(forward, wrt)
+        """The whole training step as one graph. `forward`: a narrow one, else `self.forward`."""
+        graph = self._gradients(forward or self.forward, wrt)
         with self._timed("updates"):
             graph = add_updates(graph, groups, max_grad_norm, accumulate)
         self._note("updates", graph)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from op_cases import Known, OpCase, cases_of
 
 from onward.graph.graph import Role, type_of
-from onward.graph.types import DType, Type
+from onward.graph.types import DType, Type, value
 from onward.plan.views import VIEWS, Layout, contiguous, dense, reshape_strides, view
 
 
@@ -73,7 +73,8 @@ def test_a_reshape_is_a_view_where_it_is_one_to_torch(data: st.DataObject) -> No
     else:
         assert have is not None
     if have is not None:
-        read = x.as_strided(new, have, x.storage_offset())
+        strides = [value(n) for n in have]
+        read = x.as_strided(new, strides, x.storage_offset())
         assert torch.equal(read, x.reshape(new))
 
 
@@ -150,7 +151,9 @@ def test_views_are_numpys(case: OpCase, turned: bool) -> None:
         assert (layout.buffer, layout.dtype) == (7, DType.FLOAT)
         assert layout.shape == want.shape == tuple(type_of(node.outputs[i]).shape)
         read = np.lib.stride_tricks.as_strided(
-            memory[layout.offset :], layout.shape, [s * 4 for s in layout.strides]
+            memory[value(layout.offset) :],
+            [value(n) for n in layout.shape],
+            [4 * value(n) for n in layout.strides],
         )
         np.testing.assert_array_equal(read, want)
         for n, have, there in zip(want.shape, layout.strides, want.strides, strict=True):

@@ -76,11 +76,11 @@ def view(node: Node, x: Layout) -> list[Layout] | None:
             return [_at(x, out[0], tuple(x.strides[p] for p in perm), x.offset)]
         case "Expand":
             extra = len(out[0]) - len(x.shape)
-            strides: Shape = (0,) * extra + tuple(
+            kept = tuple(
                 0 if size == 1 and out[0][extra + i] != 1 else stride
                 for i, (size, stride) in enumerate(zip(x.shape, x.strides, strict=True))
             )
-            return [_at(x, out[0], strides, x.offset)]
+            return [_at(x, out[0], (*[0] * extra, *kept), x.offset)]
         case "Slice":
             offset = x.offset
             starts, ends = content_of(node.inputs[1]) or (), content_of(node.inputs[2]) or ()

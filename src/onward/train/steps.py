@@ -72,7 +72,7 @@ class Step:
         self.graph = complete(compiled.forward)
         self._complete, self._bind, self._budget = complete, bind, memory_budget
         self._dims: dict[Any, dict[str, int]] = {}  # of the signatures seen
-        self._wide: dict[Any, Executable] = {}
+        self.executables: dict[Any, Executable] = {}  # of the wide form
         self._narrow: dict[tuple[str, ...], Narrow | None] = {}
 
     def fits(self, call: Call) -> bool:
@@ -105,12 +105,12 @@ class Step:
             if found is not None:
                 return found
         key = (call.signature, wanted)
-        executable = self._wide.pop(key, None)
+        executable = self.executables.pop(key, None)
         if executable is None:
             executable = self.plan(self.graph, self._checked(wanted), dims)
-        self._wide[key] = executable  # now the most recently used
-        while len(self._wide) > KEPT:
-            del self._wide[next(iter(self._wide))]
+        self.executables[key] = executable  # now the most recently used
+        while len(self.executables) > KEPT:
+            del self.executables[next(iter(self.executables))]
         return Ready(executable, dims)
 
     def explain(self, call: Call, names: tuple[str, ...]) -> Explanation:

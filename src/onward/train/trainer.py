@@ -325,8 +325,8 @@ class Trainer:
 
         def complete(forward: Graph) -> Graph:
             return compiled.step(
-                forward, [n for g in groups for n in g.parameters], groups,
-                self.options.max_grad_norm, self.options.gradient_accumulation_steps > 1,
+                [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
+                self.options.gradient_accumulation_steps > 1, forward,
             )  # fmt: skip
 
         step = Step(call.kind, compiled, complete, self._bound, self.options.memory_budget)

@@ -58,14 +58,14 @@ def _converted(arg: Argument) -> Any:
     if convert is not None:
         return convert(arg)
     match arg:
-        case torch.Tensor():
+        case torch.Tensor():  # a parameter
             return ctypes.c_void_p(arg.data_ptr())
-        case ctypes.Array():
-            return arg
-        case _ if arg and isinstance(arg[0], float):
+        case list() | tuple() if arg and isinstance(arg[0], float):
             return (ctypes.c_double * len(arg))(*arg)
-        case _:
+        case list() | tuple():
             return (ctypes.c_int64 * len(arg))(*arg)
+        case _:
+            return arg
 
 
 _NULL = ctypes.c_void_p(None)

@@ -23,7 +23,7 @@ from onward.graph.graph import (
     where,
 )
 from onward.graph.infer import clamp_slice, reduced_dims
-from onward.graph.types import DType, Shape, product
+from onward.graph.types import DType, Shape, Size, product
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.sets import Condition, Conditions, both, reached, union
 
@@ -102,13 +102,19 @@ class Question:
     def is_known(self, i: int) -> bool:
         return i < len(self.node.inputs) and self.node.inputs[i] in self.known
 
+    def passed(self) -> list[Demand | None]:
+        """All of every input, for what the output is wanted whole for."""
+        return [all_of(self._why) for _ in self.node.inputs]
+
     def refused(self, reason: str = "") -> list[Demand | None]:
-        """All of every input; the reason is the node unless the output was wanted whole before."""
+        """All of every input: because of this node, unless there was a reason before."""
         here = f"{self.node.op_type} at {where(self.node) or '(top)'}"
-        why = next((d.why for d in self.asked if d is not None and d.whole), None)
-        if why is None:
-            why = f"{here}: {reason}" if reason else here
+        why = self._why or (f"{here}: {reason}" if reason else here)
         return [all_of(why) for _ in self.node.inputs]
+
+    @property
+    def _why(self) -> str:
+        return next((d.why for d in self.asked if d is not None and d.why), "")
 
 
 Answer: TypeAlias = "list[Demand | None]"
@@ -328,7 +334,7 @@ def _united(q: Question) -> Demand:
 def _gemm(q: Question) -> Answer:
     demand = q.demand
     if demand.rows is None:
-        return q.refused()
+        return q.passed()
     if demand.dims != (0,) or q.attrs.get("transA"):
         return q.refused("its rows are mixed")
     answer = {0: demand}
@@ -340,7 +346,9 @@ def _gemm(q: Question) -> Answer:
 @rule("MatMul")
 def _matmul(q: Question) -> Answer:
     demand = q.demand
-    if demand.rows is None or len(q.shape(1)) != 2:
+    if demand.rows is None:
+        return q.passed()
+    if len(q.shape(1)) != 2:
         return q.refused("both factors have rows")
     if len(q.y) - 1 in demand.dims:
         return q.refused("its rows are mixed")
@@ -354,7 +362,7 @@ def _matmul(q: Question) -> Answer:
 def _reshape(q: Question) -> Answer:
     demand = q.demand
     if demand.rows is None:
-        return q.refused()
+        return q.passed()
     dims = regrouped(demand.dims, q.y, q.shape())
     if dims is None:
         return q.refused("what follows reads whole sequences")
@@ -365,7 +373,7 @@ def _reshape(q: Question) -> Answer:
 def _transpose(q: Question) -> Answer:
     demand = q.demand
     if demand.rows is None:
-        return q.refused()
+        return q.passed()
     perm = q.attrs.get("perm") or list(reversed(range(len(q.y))))
     dims = tuple(perm[d] for d in demand.dims)
     if list(dims) != sorted(dims):
@@ -378,7 +386,7 @@ def _split(q: Question) -> Answer:
     dim = q.attrs.get("axis", 0) % len(q.y)
     demand = _united(q)
     if demand.rows is None:
-        return q.refused()
+        return q.passed()
     if dim in demand.dims:
         return q.refused("it splits the rows")
     return _rest(q, {0: demand})
@@ -388,10 +396,18 @@ def _split(q: Question) -> Answer:
 def _concat(q: Question) -> Answer:
     demand, dim = q.demand, q.attrs["axis"] % len(q.y)
     if demand.rows is None:
-        return q.refused()
-    if dim in demand.dims:
-        return q.refused("it joins rows")
-    return [demand] * len(q.node.inputs)
+        return q.passed()
+    if dim not in demand.dims:
+        return [demand] * len(q.node.inputs)
+    sizes, place = tuple(q.y[d] for d in demand.dims), demand.dims.index(dim)
+    answer: Answer = []
+    start: Size = 0
+    for i in range(len(q.node.inputs)):
+        length = q.shape(i)[dim]
+        part = sets.Part(demand.rows, sizes, place, start, length)
+        answer.append(replace(demand, rows=frozenset({part})))
+        start = start + length
+    return answer
 
 
 @rule("Slice")
@@ -409,7 +425,7 @@ def _slice(q: Question) -> Answer:
         moved = sets.Moved(demand.rows, sizes, place, first, last - first)
         return _rest(q, {0: replace(demand, rows=frozenset({moved}))})
     if dim == len(shape) - 1:  # features
-        return _rest(q, {0: demand}) if demand.rows is not None else q.refused()
+        return _rest(q, {0: demand}) if demand.rows is not None else q.passed()
     return _rest(q, {0: _windowed(shape, demand, dim, first, last)})
 
 
@@ -468,10 +484,10 @@ def _gather_nd(q: Question) -> Answer:
 @rule(*REDUCTIONS)
 def _reduce(q: Question) -> Answer:
     demand, shape = q.demand, q.shape()
-    if demand.rows is None:
-        return q.refused()
     axes = q.node.inputs[1] if len(q.node.inputs) > 1 else None
     gone = reduced_dims(axes, q.attrs, len(shape))
+    if demand.rows is None:
+        return q.passed() if gone == [len(shape) - 1] else q.refused("it sums over the rows")
     keep = q.attrs.get("keepdims", 1)
     kept = list(range(len(shape))) if keep else [d for d in range(len(shape)) if d not in gone]
     dims = tuple(kept[d] for d in demand.dims)
@@ -538,7 +554,7 @@ def visible(q: Question, members: Conditions | None) -> Conditions | None:
     """The keys that these queries may see; None for all."""
     (batch, _, length, _), keys = q.shape(), q.shape(1)
     queries, places = (batch, length), (batch, keys[2])
-    mask = next(iter(_masks(q)), None)
+    mask = next(iter(batch_masks(q)), None)
     causal = bool(q.attrs.get("is_causal")) and (mask is None or type_of(mask).dtype == DType.BOOL)
     near = None if members is None else reached(members, queries, places, causal)
     shown = None if mask is None else frozenset({_shown(mask, members, queries, places)})
@@ -548,8 +564,8 @@ def visible(q: Question, members: Conditions | None) -> Conditions | None:
     return both(near, condition)
 
 
-def _masks(q: Question) -> list[Value]:
-    """The mask, or those of its addends that the batch alone decides."""
+def batch_masks(q: Question) -> list[Value]:
+    """An attention's mask, or those of its addends that the batch alone decides."""
     mask = q.node.inputs[3] if len(q.node.inputs) > 3 else None
     if mask is None:
         return []

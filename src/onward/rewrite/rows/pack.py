@@ -32,7 +32,7 @@ from onward.rewrite.rows.demand import (
     RESHAPES,
     Demand,
     Question,
-    _masks,
+    batch_masks,
     batch_values,
     demands,
     key_mask,
@@ -479,6 +479,8 @@ def _proved(p: _Packer, node: Node) -> bool:
     """Whether the demand's rule lets rows through: then some input is asked for by rows."""
     asked = tuple(p.asked.get(y) for y in node.outputs)
     answer = DEMAND[node.op_type](Question(node, asked, p.known))
+    if node.op_type == "Concat" and p.demand(node) not in answer:
+        return False  # it joins rows
     return any(d is not None and d.rows is not None for d in answer)
 
 
@@ -527,9 +529,8 @@ def _moved(p: _Packer, node: Node) -> bool:
     y, shape, perm = _y(node), type_of(x).shape, None
     if node.op_type == "Transpose":
         perm = attributes(node).get("perm") or list(reversed(range(len(y))))
-        dims: tuple[int, ...] | None = tuple(perm[d] for d in demand.dims)
-        if dims is None or list(dims) != sorted(dims):
-            return False
+        turned = tuple(perm[d] for d in demand.dims)
+        dims = turned if list(turned) == sorted(turned) else None
     else:
         dims = regrouped(demand.dims, y, shape)
     if dims is None:
@@ -649,7 +650,7 @@ def _attention(p: _Packer, node: Node) -> bool:
         return False
     if demand.rows is None and answer[1].rows is None:
         return False  # nothing is packed
-    known = _masks(question)
+    known = batch_masks(question)
     if mask is not None and (known != [mask] or not key_mask(mask, (keys[0], keys[2]))):
         return False
     queries, places = (shape[0], shape[2]), (keys[0], keys[2])

@@ -72,6 +72,18 @@ class Moved:
 
 
 @dataclass(frozen=True)
+class Part:
+    """Rows of `inner`, whose indices are of `sizes`, with `dim` from `start` on, `length` of them
+    (an input of a Concat)."""
+
+    inner: frozenset[Condition]
+    sizes: Shape
+    dim: int
+    start: Size
+    length: Size
+
+
+@dataclass(frozen=True)
 class Both:
     """Rows of either side."""
 
@@ -107,7 +119,7 @@ class Seen:
     keys: Shape
 
 
-Condition = Test | Window | Listed | Spread | Moved | Both | Reached | Seen
+Condition = Test | Window | Listed | Spread | Moved | Part | Both | Reached | Seen
 Conditions = frozenset[Condition]
 
 
@@ -220,6 +232,8 @@ def order_key(condition: Condition) -> str:
             return f"listed {index.name}"
         case Spread(inner, _, dims) | Moved(inner, _, dims):
             return f"{type(condition).__name__} {dims} {sorted(map(order_key, inner))}"
+        case Part(inner, _, dim, start, _):
+            return f"part {dim} {start} {sorted(map(order_key, inner))}"
         case Both(left, right):
             return f"both ({order_key(left)}) ({order_key(right)})"
         case Reached(members, _, _, causal):
@@ -259,6 +273,9 @@ def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
             before[dim], after[dim] = start, sizes[dim] - start - length
             wide = b.Pad(found, b.sizes([*before, *after]), np.zeros((), np.int64))
             return b.cast(b.reshape(wide, flat), DType.BOOL)
+        case Part(inner, sizes, dim, start, length):
+            found = b.reshape(set_value(b, inner, product(sizes)), sizes)
+            return b.reshape(b.slice(found, dim, start, start + length), flat)
         case Both(left, right):
             return b.And(condition_value(b, left, count), condition_value(b, right, count))
         case Reached():
