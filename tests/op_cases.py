@@ -296,6 +296,7 @@ def _indexing() -> list[OpCase]:
         _case("ScatterElements", r(4, 3), ids(2, 3, below=4), r(2, 3), reduction="add", axis=0),
         _case("ScatterElements", r(2, 5), Given(np.array([[0, 2], [4, 1]])), r(2, 2), axis=-1),
         _case("ScatterElements", r(5), Given(np.array([3, 1])), r(2)),
+        _case("NonZero", Known(np.array([[True, False, True], [False, True, False]]))),
         _case("OneHot", ids(4, below=3), whole(3), Known(np.array([0.0, 1.0]))),
         _case("ArgMax", r(3, 5), axis=1),
         _case("ArgMax", r(3, 5), axis=-2, keepdims=0),

@@ -22,12 +22,13 @@ from onward.compile import Compiled
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Node, attributes
+from onward.rewrite import cut, rows_name
 
 VOCABULARY = 97
 Tensors = dict[str, torch.Tensor]
 
 
-def _ready(model: Any) -> Any:
+def ready(model: Any) -> Any:
     """In training mode, with no parameter left at the zeros and ones of its initialisation."""
     with torch.no_grad():
         for p in model.parameters():
@@ -42,7 +43,7 @@ def gpt2(dropout: float = 0.1, layers: int = 2, width: int = 32, **more: Any) ->
         "vocab_size": VOCABULARY, "bos_token_id": 0, "eos_token_id": 0,
         "attn_pdrop": dropout, "embd_pdrop": dropout, "resid_pdrop": dropout,
     }  # fmt: skip
-    return _ready(GPT2LMHeadModel(GPT2Config(**{**settings, **more})))
+    return ready(GPT2LMHeadModel(GPT2Config(**{**settings, **more})))
 
 
 def bert(
@@ -59,8 +60,8 @@ def bert(
     config = BertConfig(**{**settings, **more})
     if classes:
         config.num_labels = classes
-        return _ready(BertForSequenceClassification(config))
-    return _ready(BertForMaskedLM(config))
+        return ready(BertForSequenceClassification(config))
+    return ready(BertForMaskedLM(config))
 
 
 class Mlp(nn.Module):
@@ -157,6 +158,32 @@ def execute(
     leaves = {made.captured.leaves[i]: t for i, t in enumerate(tensors)}
     executable.run({**FEEDS, **leaves, **feeds})
     return {name: executable.output(name) for name in wanted}
+
+
+def execute_narrow(
+    made: Compiled,
+    graph: Graph,
+    data: Mapping[str, torch.Tensor],
+    outputs: Iterable[str],
+    room: float = 1.5,
+) -> tuple[Tensors, dict[str, int]]:
+    """The same of a graph that counts rows, and its counts. Its plan has room for more than the
+    batch: what runs is what a batch smaller than an earlier one gets."""
+    conditions, step = cut(graph)
+    dims = made.captured.dims(list(data.values()))
+    assert dims is not None, "the capture does not fit the batch"
+    found = execute(made, conditions, data)
+    rows = {rows_name(size): x.nonzero().view(-1) for size, x in found.items()}
+    dims |= {size: len(rows[rows_name(size)]) for size in found}
+    wanted, owned = list(outputs), {**made.captured.parameters, **made.captured.buffers}
+    most = {name: int(size * room) for name, size in dims.items()}
+    plan = made.plan(step, wanted, most, open=[name for name, size in dims.items() if size])
+    assert plan.serves(dims)
+    executable = made.executable(plan, Memory(torch.device("cpu")), owned)
+    leaves = {made.captured.leaves[i]: t for i, t in enumerate(data.values())}
+    executable.run({**FEEDS, **leaves, **rows}, dims)
+    results = {name: executable.output(name) for name in wanted}
+    return results, {size: dims[size] for size in found}
 
 
 FEEDS: dict[str, Any] = {

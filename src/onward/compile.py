@@ -98,14 +98,15 @@ class Compiled:
         dims: Mapping[str, int],
         memory_budget: int | float | None = None,
         open: Collection[str] = (),
+        label: str = "",
     ) -> Plan:
         """The plan that computes these outputs of `graph` at these sizes, within the budget.
 
-        open: sizes that may be smaller when it runs.
+        open: sizes that may be smaller when it runs. label: before the names of what is dumped.
         """
         with self._timed("bind"):
             bound = bind(prune(graph, outputs), dims, open)
-        self._note("bind", bound)
+        self._note(f"{label}bind", bound)
         with self._timed("plan"):
             plan = make_plan(bound, dict(dims), device=self.device)
         if memory_budget is not None:
@@ -113,7 +114,7 @@ class Compiled:
                 plan = self._fit(bound, plan, memory_budget)
         folder = environment().dump
         if folder is not None:
-            (folder / f"{self._dumped:02d}-plan.txt").write_text(f"{plan}\n")
+            (folder / f"{self._dumped:02d}-{label}plan.txt").write_text(f"{plan}\n")
             self._dumped += 1
         return plan
 

@@ -39,7 +39,7 @@ STATISTICS = {
 # Ops through which a gradient could flow and that are refused by name: no rule is written yet.
 REFUSED = frozenset(
     {
-        "Clip", "Softplus", "ReduceL2", "ReduceSumSquare", "ReduceProd", "ScatterND",
+        "Clip", "Softplus", "ReduceL2", "ReduceSumSquare", "ReduceProd",
         "ScatterElements",
     }
 )  # fmt: skip
@@ -47,7 +47,7 @@ REFUSED = frozenset(
 # Calls of ops with a rule that the rule refuses, each with what the message says.
 REFUSED_CALLS = {
     "Max-10": "Max of 1 inputs", "Max-11": "Max of 3 inputs", "Min-10": "Min of 3 inputs",
-    "GatherND-4": "batch_dims",
+    "GatherND-4": "batch_dims", "ScatterND-2": "replace others", "ScatterND-4": "replace others",
 }  # fmt: skip
 
 

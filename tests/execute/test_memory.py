@@ -59,15 +59,15 @@ def test_run_allocates_no_more_than_the_declared_workspace(
 ) -> None:
     if not native:
         build("0")
-    trainer = trainer_of(kind)
+    trainer = trainer_of(kind, disable=("row_demand",))
     data = batch(4, 24, "right")
     trainer.train_step(data)
     trainer.train_step(data)
     found: list[tuple[int, int, int]] = []
     plain = Executable.run
 
-    def measured(self: Executable, inputs: Any) -> None:
-        found.append(allocations(lambda: plain(self, inputs)))
+    def measured(self: Executable, inputs: Any, dims: Any) -> None:
+        found.append(allocations(lambda: plain(self, inputs, dims)))
 
     monkeypatch.setattr(Executable, "run", measured)
     result = trainer.train_step(data)
@@ -78,6 +78,30 @@ def test_run_allocates_no_more_than_the_declared_workspace(
     assert peak <= plan.workspace
     assert (peak == 0) == native, "native kernels allocate nothing, PyTorch's do"
     assert plan.workspace < plan.arena_bytes, "workspace is what kernels need, not a second arena"
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_a_step_on_counted_rows_allocates_no_more_either(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other counts than the plan's, so that launches are bound anew before the measured run."""
+    trainer = trainer_of(kind)
+    for seed in (1, 2):
+        trainer.train_step(batch(4, 24, "right", seed=seed))
+    data = batch(3, 20, "right")
+    trainer.train_step(data)
+    plan, found, plain = trainer.plan, [], Executable.run
+
+    def measured(self: Executable, inputs: Any, dims: Any = None) -> None:
+        found.append((self, allocations(lambda: plain(self, inputs, dims))))
+
+    monkeypatch.setattr(Executable, "run", measured)
+    trainer.train_step(data)
+    assert trainer.plan is plan and plan.open == {"B", "T", *trainer.report()["rows"]["counts"]}
+    assert len(found) == 2, "the rows are counted, then the step runs"
+    for executable, (peak, left, _) in found:
+        assert left == 0
+        assert peak <= executable.plan.workspace
 
 
 @pytest.mark.parametrize("kind", MAKERS)

@@ -56,7 +56,7 @@ def test_print_lists_every_buffer_with_bytes_life_and_purpose(plan: Plan) -> Non
     )
     assert listed == expected
     assert re.search(rf"^  peak +{plan.peak / 2**20:.2f} MiB", text, re.MULTILINE)
-    assert "B=3, T=10" in text
+    assert "B<=3, T<=10, R0<=" in text
     assert f"{end} launches" in text
 
 

@@ -30,6 +30,8 @@ BATCHES = [batch(4, 48, "right", seed=seed) for seed in (1, 2, 3)]
 
 def trainer_of(kind: str, budget: int | float | None, **more: Any) -> onward.Trainer:
     model = KINDS[kind]()
+    # on every row: the same layers on a third of them leave less to compute again
+    more = {"disable": ("row_demand",), **more}
     options = onward.TrainerOptions(seed=5, memory_budget=budget, **more)
     return onward.Trainer(model, onward.optim.AdamW(lr=1e-2), options=options)
 
@@ -178,3 +180,14 @@ def test_layers_are_told_by_their_number() -> None:
     graph = trainer._train[0].graph
     found = {layer(node) for node in graph if where(node)}
     assert found == {"", *(f"transformer.h.{i}" for i in range(4))}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_on_counted_rows_fits_its_budget_too(kind: str) -> None:
+    free = steps(trainer_of(kind, None, disable=()))
+    budget = int(0.7 * free[2].peak)
+    tight = steps(trainer_of(kind, budget, disable=()))
+    assert tight[2].open and tight[2].peak <= budget < free[2].peak
+    for ours, theirs in zip(tight[0], free[0], strict=True):
+        assert torch.equal(ours, theirs)
+    assert all(torch.equal(tight[1][k], v) for k, v in free[1].items())

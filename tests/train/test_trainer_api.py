@@ -244,7 +244,8 @@ def test_report_counts_passes_and_profile_times_ops() -> None:
     trainer = onward.Trainer(gpt2(), onward.optim.AdamW())
     trainer.train_step(batch())
     report = trainer.report()
-    assert [p["name"] for p in report["passes"]] == [p.name for p in (*FORWARD, *STEP)]
+    names = [*(p.name for p in FORWARD), "row_demand", *(p.name for p in STEP)]
+    assert [p["name"] for p in report["passes"]] == names
     assert report["predicted_peak_bytes"] == trainer.plan.peak > 0
     assert report["launches"] == len(trainer.plan.launches)
     assert any("use_cache" in note for note in report["notes"])
@@ -258,7 +259,7 @@ def test_disabled_passes_do_not_run() -> None:
     trainer = onward.Trainer(gpt2(), onward.optim.AdamW(), options=options)
     trainer.train_step(batch())
     run = {p["name"] for p in trainer.report()["passes"]}
-    assert run == {p.name for p in (*FORWARD, *STEP)} - {"cse", "scatter_into"}
+    assert run == {p.name for p in (*FORWARD, *STEP)} - {"cse", "scatter_into"} | {"row_demand"}
 
 
 # ---- export

@@ -10,7 +10,9 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from onward.graph.graph import Value, content_of, type_of
+import numpy as np
+
+from onward.graph.graph import Value, array_of, content_of, type_of
 from onward.graph.types import DType, Shape, Size, Type, broadcast, divide, product, symbol
 
 
@@ -332,6 +334,9 @@ def _scatter(call: Call) -> Type:
 @rule("NonZero")
 def _non_zero(call: Call) -> Type:
     """The count is the data's: whoever writes the node says what it is called."""
+    known = array_of(call.inputs[0])
+    if known is not None:
+        return Type(DType.INT64, (known.ndim, int(np.count_nonzero(known))))
     return Type(DType.INT64, (call.type().rank, symbol("nonzero")))
 
 

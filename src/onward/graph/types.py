@@ -205,12 +205,15 @@ class Type:
     @property
     def settled(self) -> Type:
         """With numbers for all dims. Raises ValueError where one is not settled."""
-        return self if self.is_static else self.with_shape(value(d) for d in self.shape)
+        try:
+            return self if self.is_static else self.with_shape(value(d) for d in self.shape)
+        except ValueError as error:
+            raise ValueError(f"{self}: {error}") from error
 
     @property
     def numel(self) -> int:
         """Number of elements; raises ValueError where a dim is not settled."""
-        return math.prod(value(d) for d in self.shape)
+        return math.prod(self.settled.shape)  # type: ignore[arg-type]
 
     @property
     def nbytes(self) -> int:

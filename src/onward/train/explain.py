@@ -144,10 +144,10 @@ def _span(layers: list[str]) -> str:
 
 
 def _grid(sets: list[torch.Tensor]) -> list[str]:
-    """A line per sequence: how many of the sets hold a token, from ` ` for none to a full block."""
+    """A line per sequence: how many sets hold a token, from a blank for none to `#` for all."""
     if not sets or any(s.shape != sets[0].shape for s in sets):
         return []
-    marks = " ░▒▓█"
+    marks = " .:+#"
     depth = torch.stack([s.long() for s in sets]).sum(0)[:SHOWN, :WIDTH]
     most = len(sets)
     return [

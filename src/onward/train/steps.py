@@ -58,7 +58,7 @@ class Wanted:
 
 
 class Step:
-    """A captured call. `kind` is the call's structure and dtypes; `graph` the wide form."""
+    """A captured call. `kind` is the call's structure and dtypes."""
 
     def __init__(
         self,
@@ -69,11 +69,18 @@ class Step:
         memory_budget: int | float | None = None,
     ) -> None:
         self.kind, self.compiled = kind, compiled
-        self.graph = complete(compiled.forward)
+        self._graph: Graph | None = None
         self._complete, self._bind, self._budget = complete, bind, memory_budget
         self._dims: dict[Any, dict[str, int]] = {}  # of the signatures seen
         self.executables: dict[Any, Executable] = {}  # of the wide form
         self._narrow: dict[tuple[str, ...], Narrow | None] = {}
+
+    @property
+    def graph(self) -> Graph:
+        """The whole step on every row."""
+        if self._graph is None:
+            self._graph = self._complete(self.compiled.forward)
+        return self._graph
 
     def fits(self, call: Call) -> bool:
         """Whether the graph was captured from a call like this one."""
@@ -107,7 +114,7 @@ class Step:
         key = (call.signature, wanted)
         executable = self.executables.pop(key, None)
         if executable is None:
-            executable = self.plan(self.graph, self._checked(wanted), dims)
+            executable = self.plan(self.graph, wanted.outputs(self.graph), dims)
         self.executables[key] = executable  # now the most recently used
         while len(self.executables) > KEPT:
             del self.executables[next(iter(self.executables))]
@@ -119,7 +126,7 @@ class Step:
         narrow = self.narrow(names)
 
         def conditions(graph: Graph) -> dict[str, torch.Tensor]:
-            executable = self.plan(graph, list(graph.outputs), dims)
+            executable = self.plan(graph, list(graph.outputs), dims, label="explain-")
             executable.run(staged)
             return {name: executable.output(name) for name in graph.outputs}
 
@@ -133,8 +140,8 @@ class Step:
     def narrow(self, names: tuple[str, ...]) -> Narrow | None:
         """The form for the rows that these outputs need; None where that is all of them."""
         if names not in self._narrow:
-            missing = any(n not in self.compiled.forward.outputs for n in names)
-            forward = None if missing else self.compiled.narrow(["loss", *names])
+            self._check(names)
+            forward = self.compiled.narrow(["loss", *names])
             self._narrow[names] = None if forward is None else Narrow(self, forward)
         return self._narrow[names]
 
@@ -142,22 +149,24 @@ class Step:
         return self._complete(forward)
 
     def plan(
-        self, graph: Graph, outputs: list[str], dims: Mapping[str, int], open: bool = False
+        self,
+        graph: Graph,
+        outputs: list[str],
+        dims: Mapping[str, int],
+        open: bool = False,
+        label: str = "",
     ) -> Executable:
         """A new plan, bound. `open`: it also serves smaller sizes."""
         names = [n for n, size in dims.items() if size > 0] if open else []
-        plan = self.compiled.plan(graph, outputs, dims, self._budget, names)
+        budget = None if label else self._budget
+        plan = self.compiled.plan(graph, outputs, dims, budget, names, label)
         return self._bind(self.compiled, graph, plan)
 
-    def _checked(self, wanted: Wanted) -> list[str]:
-        outputs = wanted.outputs(self.graph)
-        unknown = [n for n in outputs if n not in self.graph.outputs]
-        if unknown:
-            have = list(self.compiled.captured.graph.outputs)
-            raise OnwardError(
-                f"no output '{unknown[0]}' to fetch; the model has: {', '.join(have)}"
-            )
-        return outputs
+    def _check(self, names: tuple[str, ...]) -> None:
+        have = list(self.compiled.forward.outputs)
+        unknown = next((n for n in names if n not in have), None)
+        if unknown is not None:
+            raise OnwardError(f"no output '{unknown}' to fetch; the model has: {', '.join(have)}")
 
 
 class Narrow:
@@ -169,7 +178,7 @@ class Narrow:
         self.work = Work(forward), Work(step.compiled.forward)
         self.running = False
         self._graph: Graph | None = None
-        self._counting = Pool(step, lambda: self.conditions)
+        self._counting = Pool(step, lambda: self.conditions, "rows-")
         self._plans: dict[Wanted, Pool] = {}
 
     @property
@@ -216,8 +225,8 @@ class Narrow:
 class Pool:
     """Plans of one graph for batches of any size: each serves all sizes up to its own."""
 
-    def __init__(self, step: Step, graph: Callable[[], Graph]) -> None:
-        self._step, self._graph = step, graph
+    def __init__(self, step: Step, graph: Callable[[], Graph], label: str = "") -> None:
+        self._step, self._graph, self._label = step, graph, label
         self._executables: dict[frozenset[str], Executable] = {}  # by the sizes that are not 0
 
     def serving(
@@ -237,5 +246,7 @@ class Pool:
             grows = dims[name] > before > 0 or (counted is not None and name in counted)
             most[name] = max(before, dims[name] + dims[name] // ROOM if grows else dims[name])
         self._executables.pop(key, None)
-        self._executables[key] = self._step.plan(self._graph(), outputs, most, open=True)
+        self._executables[key] = self._step.plan(
+            self._graph(), outputs, most, open=True, label=self._label
+        )
         return self._executables[key]

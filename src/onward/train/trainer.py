@@ -324,14 +324,14 @@ class Trainer:
         groups = self._updates.groups(compiled.captured.parameters)
 
         def complete(forward: Graph) -> Graph:
-            return compiled.step(
+            graph = compiled.step(
                 [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
                 self.options.gradient_accumulation_steps > 1, forward,
             )  # fmt: skip
+            self._updates.keep_only(lambda name: f"next.{name}" in graph.outputs)
+            return graph
 
-        step = Step(call.kind, compiled, complete, self._bound, self.options.memory_budget)
-        self._updates.keep_only(lambda name: f"next.{name}" in step.graph.outputs)
-        return step
+        return Step(call.kind, compiled, complete, self._bound, self.options.memory_budget)
 
     def _eval_step(self, call: Call) -> Step:
         with _mode(self.model, training=False):

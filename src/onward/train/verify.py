@@ -26,6 +26,7 @@ from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, make_attributes, type_of
 from onward.graph.text import node_text
+from onward.rewrite import cut, rows_name
 from onward.train.call import Call
 
 LossFunction = Callable[..., torch.Tensor]
@@ -114,6 +115,11 @@ def verify_step(
         quiet = without_dropout(graph)
         ours = check.run(quiet)
         result.rows += check.against_eager(ours)
+        forward = compiled.narrow(["loss"])
+        if forward is not None:
+            narrow = compiled.differentiated(names, forward)
+            ours = check.run(without_dropout(narrow))
+            result.rows += check.against_eager(ours, "eager PyTorch (rows that are read)")
         if _has_onnxruntime():
             result.rows += check.against_onnxruntime(graph)
         else:
@@ -178,14 +184,20 @@ class _Check:
     # ---- the engines
 
     def run(self, graph: Graph, outputs: list[str] | None = None) -> dict[str, torch.Tensor]:
-        """Onward's own executor."""
+        """Onward's own executor; a graph that counts rows is given this batch's."""
         captured = self.compiled.captured
         wanted = outputs or [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
-        plan = self.compiled.plan(graph, wanted, self.dims)
+        dims, inputs = dict(self.dims), dict(self.inputs)
+        if graph.counts:
+            conditions, graph = cut(graph)
+            for size, rows in self.run(conditions, list(conditions.outputs)).items():
+                numbers = rows.nonzero().view(-1)
+                dims[size], inputs[rows_name(size)] = len(numbers), numbers
+        plan = self.compiled.plan(graph, wanted, dims)
         owned = captured.tensors
         device = next(iter(owned.values())).device
         executable = self.compiled.executable(plan, Memory(device), owned)
-        executable.run(self.inputs)
+        executable.run(inputs)
         return {name: executable.output(name).cpu() for name in wanted}
 
     def onnxruntime(self, graph: Graph) -> dict[str, torch.Tensor]:
@@ -257,18 +269,20 @@ class _Check:
 
     # ---- comparisons
 
-    def against_eager(self, ours: dict[str, torch.Tensor]) -> list[Row]:
+    def against_eager(
+        self, ours: dict[str, torch.Tensor], engine: str = "eager PyTorch (dropout off)"
+    ) -> list[Row]:
         exact, eager = self.exact, self.fp32
         rows = [
             Row(
-                "eager PyTorch (dropout off)", name, float((ours[name].double() - g).norm()),
+                engine, name, float((ours[name].double() - g).norm()),
                 allowed_difference(eager[name], g),
             )
             for name, g in exact.items()
             if name in ours
         ]  # fmt: skip
         missing = sorted(set(exact) - set(ours))
-        rows += [Row("eager PyTorch (dropout off)", name, float("nan"), 0.0) for name in missing]
+        rows += [Row(engine, name, float("nan"), 0.0) for name in missing]
         return rows
 
     def against_onnxruntime(self, graph: Graph) -> list[Row]:

@@ -84,6 +84,10 @@ def _bind(use: Use) -> Launch:
     def launch() -> None:
         divisor = prepare()
         mass = float(classes) if weight is None else weight.sum()
+        if not blocks:  # no rows, of which the first would write them
+            for gradient in (dw, dbias):
+                if gradient is not None:
+                    gradient.zero_()
         for i in range(0, x.shape[0], max(1, step)):
             rows = x[i : i + step]
             block, y = logits[: rows.shape[0]], label[i : i + step, None]

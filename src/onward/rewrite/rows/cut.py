@@ -14,6 +14,7 @@ def cut(graph: Graph) -> tuple[Graph, Graph]:
     """
     conditions, step = graph.clone(), graph.clone()
     conditions.outputs, conditions.state = {}, {}
+    conditions.counts, step.counts = set(), set()  # nothing is counted within either
     for node in conditions:
         if node.op_type == "Rows" and node.inputs[0] is not None:
             conditions.outputs[str(type_of(node.outputs[0]).shape[0])] = node.inputs[0]

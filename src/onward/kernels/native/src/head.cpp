@@ -54,10 +54,14 @@ extern "C" void onward_head(
         for (int64_t c = 0; c < v; ++c) l.total_weight += weight[c];
     }
     if (!mean) divisor = 1.0;
-    const bool backward = dx != nullptr;
+    const bool backward = dw != nullptr;  // dx has no address where it has no rows
     const float unit = backward ? float(double(*dloss) / divisor) : 0.0f;
     const float even = smoothing / float(v);  // what smoothing gives to every class
 
+    if (backward && n == 0) {  // no block of rows will write them
+        std::memset(dw, 0, v * d * sizeof(float));
+        if (dbias) std::memset(dbias, 0, v * sizeof(float));
+    }
     float* panels = scratch;
     float* stats = panels + chunks * rows * chunk;  // [chunks][rows][maximum, sum, dot]
     float* peak = stats + 3 * chunks * rows;  // of the row's logits

@@ -1,0 +1,376 @@
+"""Writes the graph anew for the rows that are asked for: they are gathered once and stay together.
+
+A packed value has the shape of the value it stands for, but its row dims are `1, ..., 1, R`: the
+rows of one set lie one after the other. An op then is written as it was. What has no rule gets its
+inputs back as wholes, with zeros in place of the rows that nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from onward.graph.build import Builder, ToValue
+from onward.graph.graph import (
+    Graph,
+    Node,
+    Role,
+    Value,
+    attributes,
+    role_of,
+    type_of,
+)
+from onward.graph.types import DType, Shape, Size, Type, product, symbol
+from onward.rewrite.rows import sets
+from onward.rewrite.rows.demand import (
+    Demand,
+    batch_values,
+    merged,
+)
+from onward.rewrite.rows.sets import Conditions, set_value
+
+
+@dataclass
+class Rows:
+    """One set of rows of `count`, as values of the graph.
+
+    numbers: i64[R], ascending. place: i64[count], where a row is among them. every: the set is all
+    rows, so that packing is a change of shape.
+    """
+
+    conditions: Conditions
+    count: Size
+    size: Size
+    numbers: Value
+    place: Value | None
+    every: bool = False
+    indices: dict[Any, Value] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """`value` holds the rows of `rows`; they are indices of the dims `dims` of what it stands for.
+
+    In `value` these dims are `1, ..., 1, R`.
+    """
+
+    value: Value
+    dims: tuple[int, ...]
+    rows: Rows
+
+
+class Packer:
+    """The state of one rewriting: what is packed already, and the sets of rows in use."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        asked: dict[Value, Demand],
+        packed_ops: Collection[str],
+        rules: Mapping[str, Rule],
+    ) -> None:
+        self.graph, self.asked, self.packed_ops = graph, asked, packed_ops
+        self.rules = rules
+        self.known = batch_values(graph)
+        self.packed: dict[Value, Packed] = {}
+        self.edits = 0
+        self._sets: dict[tuple[Conditions, Size], Rows] = {}
+        self._wholes: dict[Value, Value] = {}
+        self._converted: dict[tuple[Value, int], Value] = {}
+
+    def run(self) -> int:
+        nodes = self._known_first()
+        self.front = Builder(self.graph, before=nodes[0] if nodes else None)
+        for node in nodes:
+            if all(y not in self.asked for y in node.outputs):
+                continue
+            rule = self.rules.get(node.op_type)
+            self.b = Builder.at(self.graph, node)
+            if rule is not None and rule(self, node):
+                self.edits += 1
+            else:
+                self._keep(node)
+        for name, value in self.graph.outputs.items():
+            if value in self.packed:
+                self.b = Builder(self.graph)
+                self.graph.outputs[name] = self.whole(value)
+        return self.edits
+
+    def _known_first(self) -> list[Node]:
+        """Puts what follows from the batch alone before everything else; returns the rest."""
+        nodes = list(self.graph)
+        first = [n for n in nodes if n.outputs and n.outputs[0] in self.known]
+        rest = [n for n in nodes if n.outputs and n.outputs[0] not in self.known]
+        self.graph.ir.remove(nodes)
+        self.graph.ir.extend([*first, *rest])
+        return rest
+
+    def _keep(self, node: Node) -> None:
+        """The node as it is, on wholes."""
+        for i, x in enumerate(node.inputs):
+            if x is not None and x in self.packed:
+                node.replace_input_with(i, self.whole(x))
+
+    # ---- sets of rows
+
+    def rows(self, conditions: Conditions, count: Size) -> Rows:
+        found = self._sets.get((conditions, count))
+        if found is None:
+            member = set_value(self.front, conditions, count)
+            name = self._fresh_size()
+            numbers = self.front.Rows(member, size=name)
+            self.graph.counts.add(name)
+            counted = self.front.CumSum(
+                self.front.cast(member, DType.INT64), np.zeros((), dtype=np.int64)
+            )
+            one, zero = np.ones((), np.int64), np.zeros((), np.int64)
+            place = self.front.Max(self.front.Sub(counted, one), zero)
+            found = Rows(conditions, count, symbol(name), numbers, place)
+            self._sets[conditions, count] = found
+        return found
+
+    def every(self, sizes: Shape) -> Rows:
+        """All rows, in a set of their own."""
+        count = product(sizes)
+        key = (frozenset({sets.Window((count,), 0, 0, count)}), count)
+        found = self._sets.get(key)  # type: ignore[call-overload]
+        if found is None:
+            numbers = self.front.arange(count)
+            found = Rows(key[0], count, count, numbers, None, every=True)
+            self._sets[key] = found  # type: ignore[index]
+        return found
+
+    def _fresh_size(self) -> str:
+        taken = {*self.graph.symbols, *self.graph.counts}
+        return next(f"R{i}" for i in range(len(taken) + 1) if f"R{i}" not in taken)
+
+    def index(self, rows: Rows, sizes: Shape, dims: Sequence[int]) -> Value:
+        """`i64[R]`: each row's number among the dims `dims` of `sizes` alone."""
+        key = ("index", sizes, tuple(dims))
+        if len(dims) == len(sizes):
+            return rows.numbers
+        if key not in rows.indices:
+            total: Value | None = None
+            for d in dims:
+                place = self.coordinate(rows, sizes, d)
+                if total is not None:
+                    size = self.front.squeeze(self.front.size(sizes[d]), [0])
+                    place = self.front.Add(self.front.Mul(total, size), place)
+                total = place
+            assert total is not None
+            rows.indices[key] = total
+        return rows.indices[key]
+
+    def coordinate(self, rows: Rows, sizes: Shape, dim: int) -> Value:
+        """`i64[R]`: each row's index of one dim."""
+        key = ("coordinate", sizes, dim)
+        if key not in rows.indices:
+            b, place = self.front, rows.numbers
+            inner = product(sizes[dim + 1 :])
+            if inner != 1:
+                place = b.Div(place, b.squeeze(b.size(inner), [0]))
+            if product(sizes[:dim]) != 1:
+                place = b.Mod(place, b.squeeze(b.size(sizes[dim]), [0]))
+            rows.indices[key] = place
+        return rows.indices[key]
+
+    def coordinates(self, rows: Rows, sizes: Shape, shown: Value | None = None) -> Value:
+        """`i64[R,k]`: the indices of each row. Where `b[count]` is not `shown`, the first is -1."""
+        key = ("coordinates", sizes, shown)
+        if key not in rows.indices:
+            b = self.front
+            columns = [self.coordinate(rows, sizes, d) for d in range(len(sizes))]
+            if shown is not None:
+                visible = b.Gather(shown, rows.numbers, axis=0)
+                columns[0] = b.Where(visible, columns[0], np.array(-1, np.int64))
+            wide = [b.unsqueeze(c, [1]) for c in columns]
+            rows.indices[key] = b.Concat(*wide, axis=1) if len(wide) > 1 else wide[0]
+        return rows.indices[key]
+
+    def choose(self, demand: Demand, shape: Shape, inputs: Sequence[Packed]) -> Rows:
+        """The set for a result: its inputs' own, or the smaller one that is asked for.
+
+        The difference is worth a gather where it consists of rows that only attention's keys, not
+        its queries, need: the two are told apart by `demand.keys`.
+        """
+        assert demand.rows is not None
+        count = product(shape[d] for d in demand.dims)
+        have = {id(p.rows): p.rows for p in inputs if not p.rows.every}
+        if len(have) == 1:
+            (one,) = have.values()
+            same = sets.covers(demand.rows, one.conditions)
+            if one.count == count and (demand.keys or same):
+                return one
+        return self.rows(demand.rows, count)
+
+    # ---- operands
+
+    def packed_shape(self, shape: Shape, dims: Sequence[int], rows: Rows) -> Shape:
+        """The shape of a value whose row dims are packed."""
+        out = list(shape)
+        for d in dims:
+            out[d] = 1
+        out[dims[-1]] = rows.size
+        return tuple(out)
+
+    def operand(self, x: Value | None, y: Shape, dims: Sequence[int], rows: Rows) -> Value | None:
+        """`x` for an elementwise result `y` whose dims `dims` are packed."""
+        if x is None or type_of(x).rank == 0:
+            return x
+        shape = type_of(x).shape
+        shift = len(y) - len(shape)
+        here = [d - shift for d in dims]
+        present = [d for d in here if d >= 0 and shape[d] == y[d + shift]]
+        if not present:
+            return self.whole(x)
+        return self.take(x, present, here, tuple(y[d] for d in dims), rows)
+
+    def take(
+        self, x: Value, present: Sequence[int], dims: Sequence[int], sizes: Shape, rows: Rows
+    ) -> Value:
+        """The rows of `x`. dims: where the row dims are, or would be; present: those it has.
+
+        `sizes` are the row dims' sizes.
+        """
+        held = self.packed.get(x)
+        if held is not None and held.dims == tuple(dims):
+            return self.convert(held, rows)
+        if held is not None:
+            x = self.whole(x)
+        shape = type_of(x).shape
+        if rows.every and len(present) == len(dims) and _neighbours(dims):
+            return self.b.reshape(x, self.packed_shape(shape, dims, rows))
+        index = self.index(rows, sizes, [dims.index(d) for d in present])
+        if (ids := self._looked_up(x, present)) is not None:
+            return ids(index, dims, rows)
+        b = self.front if x in self.known else self.b
+        if b is self.front and role_of(x) is not Role.BATCH and x.producer() is None:
+            b = self.b
+        others = [d for d in range(len(shape)) if d not in present]
+        flat = b.transpose(x, [*present, *others])
+        count = product(shape[d] for d in present)
+        flat = b.reshape(flat, (count, *[shape[d] for d in others]))
+        return self._placed(b, b.Gather(flat, index, axis=0), shape, present, others, dims, rows)
+
+    def _placed(
+        self,
+        b: Builder,
+        flat: Value,
+        shape: Shape,
+        present: Sequence[int],
+        others: Sequence[int],
+        dims: Sequence[int],
+        rows: Rows,
+    ) -> Value:
+        """`[R, *others]` in the dims of a packed value."""
+        before = [d for d in others if d < dims[-1]]
+        after = [d for d in others if d > dims[-1]]
+        order = [*[1 + others.index(d) for d in before], 0, *[1 + others.index(d) for d in after]]
+        out = [1 if d in present else s for d, s in enumerate(shape)]
+        out[dims[-1]] = rows.size
+        return b.reshape(b.transpose(flat, order), tuple(out))
+
+    def _looked_up(
+        self, x: Value, present: Sequence[int]
+    ) -> Callable[[Value, Sequence[int], Rows], Value] | None:
+        """Rows of a parameter's lookup are looked up by rows of the ids."""
+        node = x.producer()
+        if node is None or node.op_type not in ("Gather", "Embedding"):
+            return None
+        weight, ids = node.inputs[0], node.inputs[1]
+        if weight is None or ids is None or role_of(weight) is None or ids not in self.known:
+            return None
+        if attributes(node).get("axis", 0) != 0 or any(d >= type_of(ids).rank for d in present):
+            return None
+
+        def look_up(index: Value, dims: Sequence[int], rows: Rows) -> Value:
+            shape = type_of(ids).shape
+            others = [d for d in range(len(shape)) if d not in present]
+            count = product(shape[d] for d in present)
+            flat = self.front.transpose(ids, [*present, *others])
+            flat = self.front.reshape(flat, (count, *[shape[d] for d in others]))
+            chosen = self.front.Gather(flat, index, axis=0)
+            placed = self._placed(self.front, chosen, shape, present, others, dims, rows)
+            return self.b.one(node.op_type, [weight, placed], attributes(node))
+
+        return look_up
+
+    def convert(self, held: Packed, rows: Rows) -> Value:
+        """The rows of a smaller set."""
+        if held.rows is rows:
+            return held.value
+        key = (held.value, id(rows))
+        if key not in self._converted:
+            places = ("places", id(held.rows))
+            if held.rows.every:
+                rows.indices[places] = rows.numbers
+            elif places not in rows.indices:
+                rows.indices[places] = self.front.Gather(held.rows.place, rows.numbers, axis=0)
+            # without the ones before the rows, so that one gather serves all forms of a value
+            shape, lead = type_of(held.value).shape, held.dims[-1]
+            bare = shape[lead:] if all(n == 1 for n in shape[:lead]) else shape
+            flat = self.b.reshape(held.value, bare)
+            gathered = self.b.Gather(flat, rows.indices[places], axis=lead - len(shape) + len(bare))
+            out = (*shape[:lead], rows.size, *shape[lead + 1 :])
+            self._converted[key] = self.b.reshape(gathered, out)
+        return self._converted[key]
+
+    def whole(self, x: Value) -> Value:
+        """`x` as it was, with zeros for the rows that are not packed."""
+        held = self.packed.get(x)
+        if held is None:
+            return x
+        if x not in self._wholes:
+            shape, dims = type_of(x).shape, held.dims
+            others = [d for d in range(len(shape)) if d not in dims]
+            last = dims[-1]
+            sizes = [shape[d] for d in others]
+            have = [d for d in range(len(shape)) if d not in dims or d == last]
+            flat = self.b.reshape(
+                held.value, tuple(held.rows.size if d == last else shape[d] for d in have)
+            )
+            flat = self.b.transpose(flat, [have.index(last), *[have.index(d) for d in others]])
+            full = flat
+            if not held.rows.every:
+                zeros = self.b.full(0, Type(type_of(x).dtype, (held.rows.count, *sizes)))
+                numbers = self.front.unsqueeze(held.rows.numbers, [1])
+                full = self.b.ScatterND(zeros, numbers, flat, reduction="add")
+            full = self.b.reshape(full, (*[shape[d] for d in dims], *sizes))
+            order = [*dims, *others]
+            back = [order.index(d) for d in range(len(shape))]
+            self._wholes[x] = self.b.transpose(full, back)
+        return self._wholes[x]
+
+    # ---- results
+
+    def note(self, y: Value, made: Value, dims: Sequence[int], rows: Rows) -> None:
+        want = type_of(y).with_shape(self.packed_shape(type_of(y).shape, dims, rows))
+        assert type_of(made) == want, f"%{y.name}: {type_of(made)} instead of {want}"
+        self.packed[y] = Packed(made, tuple(dims), rows)
+
+    def demand(self, node: Node) -> Demand:
+        """What all outputs of the node together are asked for."""
+        found: Demand | None = None
+        for y in node.outputs:
+            d = self.asked.get(y)
+            if d is not None:
+                found = d if found is None else merged(type_of(y).shape, found, d)
+        assert found is not None
+        return found
+
+    def held(self, node: Node) -> list[Packed]:
+        return [self.packed[x] for x in node.inputs if x is not None and x in self.packed]
+
+    def emit(self, node: Node, inputs: Sequence[ToValue | None], **attrs: Any) -> list[Value]:
+        made = self.b.node(node.op_type, inputs, {**attributes(node), **attrs})
+        return list(made) if isinstance(made, tuple) else [made]
+
+
+def _neighbours(dims: Sequence[int]) -> bool:
+    return list(dims) == list(range(dims[0], dims[0] + len(dims)))
+
+
+Rule: TypeAlias = Callable[[Packer, Node], bool]  # whether the node could be written packed

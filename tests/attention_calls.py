@@ -1,0 +1,125 @@
+"""Calls of the native attention kernels on every build, with rubbish around what they may write."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from onward.graph.types import DType, Type
+from onward.kernels import KERNELS, Need, Use
+from onward.kernels.native import attention
+from onward.kernels.native.library import FOLDER, Library
+
+LEVELS = sorted(FOLDER.glob("*.so"))
+CANARY = 12345.0
+SEED = torch.tensor([2**32 - 1, 987654321])
+
+
+@pytest.fixture(params=LEVELS, ids=lambda path: path.name.partition(".")[0], autouse=True)
+def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
+    """Every test runs on both builds."""
+    path: Path = request.param
+    if "avx2" in path.name and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
+        pytest.skip("the processor lacks AVX2")
+    loaded = Library(path)
+    monkeypatch.setattr(attention, "library", lambda: loaded)
+    return loaded
+
+
+@dataclass(frozen=True)
+class Call:
+    """Sizes, mask and dropout of one attention."""
+
+    B: int = 2
+    H: int = 2
+    Q: int = 5
+    S: int = 5
+    K: int = 8
+    E: int = 8
+    causal: bool = False
+    mask: str = ""  # kind and shape: "bool 2,1,1,5"
+    ratio: float = 0.0
+    sample_dim: int = 0
+
+    def __str__(self) -> str:
+        kind = f" {self.mask}" if self.mask else ""
+        drop = f" drop{self.ratio}@{self.sample_dim}" if self.ratio else ""
+        sizes = (self.B, self.H, self.Q, self.S, self.K, self.E)
+        return ",".join(map(str, sizes)) + " causal" * self.causal + kind + drop
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        attrs = {"scale": 1 / math.sqrt(self.K), "is_causal": int(self.causal)}
+        drop = {"ratio": self.ratio, "site": 2**20 + 3, "sample_dim": self.sample_dim}
+        return attrs | drop if self.ratio else attrs
+
+    def tensors(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """dy, q, k, v; mask."""
+        g = torch.Generator().manual_seed(sum(map(ord, str(self))))
+        B, H, Q, S, K, E = self.B, self.H, self.Q, self.S, self.K, self.E
+        shapes = [(B, H, Q, E), (B, H, Q, K), (B, H, S, K), (B, H, S, E)]
+        tensors = [torch.randn(*shape, generator=g) for shape in shapes]
+        kind, _, sizes = self.mask.partition(" ")
+        if not kind:
+            return tensors, None
+        shape = [int(n) for n in sizes.split(",")]
+        drawn = torch.randn(shape, generator=g)
+        if kind == "bool":
+            mask = drawn > -0.8
+            mask[..., 0] = True
+            return tensors, mask
+        if kind == "nothing":  # rows with nothing to attend to
+            mask = drawn > 0.0
+            mask.reshape(-1, shape[-1])[::2] = False
+            return tensors, mask
+        if kind == "infinite":
+            mask = torch.where(drawn > 0.8, -torch.inf, 0.0)
+            mask[..., 0] = 0.0
+            return tensors, mask
+        return tensors, drawn
+
+
+def wide(x: torch.Tensor, parts: int = 3) -> torch.Tensor:
+    """`x[B,H,T,K]` in columns of a buffer `[B,T,parts*H*K]`, as a product of q, k, v leaves it."""
+    B, H, T, K = x.shape
+    room = torch.full((B, T, parts * H * K), CANARY)
+    y = room[..., H * K : 2 * H * K].view(B, T, H, K).transpose(1, 2)
+    y.copy_(x)
+    return y
+
+
+def type_of(x: torch.Tensor | None) -> Type | None:
+    if x is None:
+        return None
+    kinds = {torch.bool: DType.BOOL, torch.int64: DType.INT64, torch.float32: DType.FLOAT}
+    return Type(kinds[x.dtype], tuple(x.shape))
+
+
+def run(
+    op: str, attrs: dict[str, Any], inputs: list[torch.Tensor | None], outputs: list[torch.Tensor]
+) -> None:
+    """One launch; outputs are rubbish before, and nothing is written outside the scratch."""
+    (kernel,) = KERNELS[op]
+    types = tuple(type_of(x) for x in inputs)
+    need = Need(op, attrs, types, tuple(t for y in outputs if (t := type_of(y)) is not None))
+    assert kernel.why_not(need) is None
+    rooms, scratch = [], []
+    for t in kernel.scratch(need):
+        shape = [int(n) for n in t.shape]  # type: ignore[arg-type]
+        whole = t.dtype == DType.INT32
+        rubbish = torch.tensor(-77777, dtype=torch.int32) if whole else torch.tensor(CANARY)
+        room = rubbish.repeat(math.prod(shape) + 128)
+        if not whole:
+            room[64:-64] = torch.nan
+        rooms.append((room, rubbish))
+        scratch.append(room[64:-64].view(shape))
+    for y in outputs:
+        y.fill_(torch.nan)
+    kernel.bind(Use(attrs, inputs, outputs, scratch))()
+    for room, rubbish in rooms:
+        assert (room[:64] == rubbish).all() and (room[-64:] == rubbish).all(), "out of the scratch"

@@ -1,0 +1,296 @@
+"""FlashAttention of packed rows: the body in fp64, PyTorch sequence by sequence, padded batches."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention_calls import SEED, Call, level, run, type_of, wide  # noqa: F401
+from op_cases import Given, OpCase
+from torch.nn import functional as F
+
+from onward.graph.evaluate import evaluate
+from onward.graph.types import DType, parse_type
+from onward.kernels import KERNELS, Need, Use, torch_dtype
+from onward.kernels.native.library import library
+
+pytestmark = pytest.mark.skipif(library() is None, reason="no native library")
+
+
+def packed(*sequences: tuple[Iterable[int], Iterable[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Coordinates of queries and keys from their positions, sequence by sequence; one number is
+    left out after each sequence.
+    """
+    sides = [
+        [(2 * i, place) for i, pair in enumerate(sequences) for place in pair[side]]
+        for side in (0, 1)
+    ]
+    q_at, k_at = (np.array(side, np.int64).reshape(-1, 2) for side in sides)
+    return q_at, k_at
+
+
+def whole(*lengths: int) -> tuple[np.ndarray, np.ndarray]:
+    return packed(*[(range(n), range(n)) for n in lengths])
+
+
+def some(n: int, share: float, start: int = 0) -> list[int]:
+    """Positions with holes among them."""
+    rng = np.random.default_rng(n)
+    return [start + int(i) for i in np.flatnonzero(rng.random(n) < share)]
+
+
+def hidden(
+    rows: tuple[np.ndarray, np.ndarray], hide: Callable[[np.ndarray], np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The keys that `hide` says are hidden, with positions that mean nothing."""
+    queries, keys = rows[0], rows[1].copy()
+    off = hide(np.arange(len(keys)))
+    keys[off, 0] = -1
+    keys[off, 1] = np.random.default_rng(3).integers(-5, 99, len(keys))[off]
+    return queries, keys
+
+
+HOLES = [1, 2, 5, 6, 7, 11]
+PACKED: dict[str, tuple[np.ndarray, np.ndarray]] = {
+    "one token each": whole(*[1] * 7),
+    "one sequence": whole(70),
+    "whole": whole(3, 64, 1, 65, 130, 2),
+    "begin anywhere": packed(*[(range(s, s + n), range(s, s + n)) for s, n in ((9, 5), (3, 70))]),
+    "holes": packed((HOLES, HOLES), (some(90, 0.7), some(90, 0.7)), (some(40, 0.5), range(40))),
+    "first tokens ask": packed(*[([0], range(n)) for n in (5, 1, 80)]),
+    "last tokens ask": packed(*[([n - 1], range(n)) for n in (5, 1, 80)]),
+    "some ask": packed(*[(some(n, 0.2), range(n)) for n in (20, 300, 33)]),
+    "before all keys": packed(([0, 1, 4, 5], [4, 6, 7]), (range(70), range(66, 80))),
+    "queries without keys": packed((range(3), ()), (range(4), range(4)), (range(2), ())),
+    "keys without queries": packed(((), range(3)), (range(4), range(4)), ((), range(2)),
+                                   (range(3), range(3)), ((), range(5))),
+    "hidden within": hidden(whole(5, 40, 70), lambda i: i % 3 == 1),
+    "hidden and holes": hidden(packed((HOLES, HOLES), (HOLES, range(12))), lambda i: i % 4 == 2),
+    "hidden at ends": hidden(whole(6, 6, 6), lambda i: i % 6 % 5 == 0),
+    "a hidden sequence": hidden(whole(6, 7, 6), lambda i: (i > 5) & (i < 13)),
+    "all hidden": hidden(whole(3, 4), lambda i: i >= 0),
+    "blocks": whole(300, 1, 521),
+    "blocks with holes": packed((some(700, 0.8), some(700, 0.8)), (range(9), range(9))),
+    "blocks with hidden": hidden(whole(700, 9), lambda i: (i % 5 == 1) | ((i > 250) & (i < 520))),
+    "blocks of the forward": packed((some(1300, 0.1), range(1300)), (range(9), range(9))),
+    "blocks of the forward with hidden": hidden(
+        packed((some(2500, 0.04), range(2500))), lambda i: (i < 1100) | (i % 3 == 1)),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One attention of packed rows."""
+
+    name: str
+    causal: bool = False
+    ratio: float = 0.0
+    H: int = 2
+    K: int = 4
+    E: int = 4
+
+    def __str__(self) -> str:
+        drop = f" drop{self.ratio}" * bool(self.ratio)
+        return f"{self.name}{' causal' * self.causal}{drop} {self.H},{self.K},{self.E}"
+
+    @property
+    def attrs(self) -> dict[str, Any]:
+        return Call(K=self.K, causal=self.causal, ratio=self.ratio).attrs
+
+    @property
+    def at(self) -> tuple[np.ndarray, np.ndarray]:
+        return PACKED[self.name]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """dy, q, k, v."""
+        q_at, k_at = self.at
+        call = Call(B=1, H=self.H, Q=len(q_at), S=len(k_at), K=self.K, E=self.E)
+        return call.tensors()[0]
+
+
+def ours_packed(rows: Rows, place: Any = wide) -> dict[str, torch.Tensor]:
+    dy, q, k, v = (place(x) for x in rows.tensors())
+    drop = [SEED, torch.tensor(7)] if rows.ratio else [None, None]
+    at = [torch.from_numpy(x) for x in rows.at]
+    y, numbers = place(torch.empty(dy.shape)), [torch.empty(q.shape[:3]) for _ in range(2)]
+    grads = [place(torch.empty(x.shape)) for x in (q, k, v)]
+    run("FlashAttention", rows.attrs, [q, k, v, None, *drop, *at], [y, *numbers])
+    inputs = [dy, q, k, v, None, *drop, y, *numbers, *at]
+    run("FlashAttentionGrad", rows.attrs, inputs, grads)
+    return dict(zip(RESULTS, (y, *numbers, *grads), strict=True))
+
+
+RESULTS = ("y", "peak", "total", "dq", "dk", "dv")
+
+
+@functools.cache
+def bodies(rows: Rows, dtype: DType) -> dict[str, torch.Tensor]:
+    """The same from the ops' bodies."""
+    dy, q, k, v = (Given(x.numpy()) for x in rows.tensors())
+    drop = (Given(SEED.numpy()), Given(np.array(7))) if rows.ratio else (None, None)
+    at = [Given(x) for x in rows.at]
+    case = OpCase("FlashAttention", (q, k, v, None, *drop, *at), rows.attrs)
+    made = list(evaluate(case.graph(dtype), case.feeds(dtype)).values())
+    saved = [Given(x) for x in made]
+    case = OpCase("FlashAttentionGrad", (dy, q, k, v, None, *drop, *saved, *at), rows.attrs)
+    made += evaluate(case.graph(dtype), case.feeds(dtype)).values()
+    return {name: torch.tensor(x) for name, x in zip(RESULTS, made, strict=True)}
+
+
+PACKED_ROWS = [
+    *[Rows(name, causal) for name in PACKED for causal in (False, True)],
+    *[Rows(name, causal, 0.3, K=7, E=18, H=1) for name in PACKED for causal in (False, True)],
+    Rows("whole", True, 0.1, H=3, K=64, E=64),
+]
+
+
+@pytest.mark.parametrize("rows", PACKED_ROWS, ids=str)
+def test_packed_rows_no_farther_from_fp64_than_twice_the_body(rows: Rows) -> None:
+    exact, plain = bodies(rows, DType.DOUBLE), bodies(rows, DType.FLOAT)
+    lowest = exact["peak"] < -1e30  # of rows with no key: the lowest number of their type
+    for name, have in ours_packed(rows).items():
+        truth, eager = exact[name], plain[name].double()
+        assert have.isfinite().all()
+        if name == "peak":
+            assert torch.equal(have == torch.finfo(torch.float32).min, lowest)
+            have, truth, eager = (torch.where(lowest, 0.0, x) for x in (have, truth, eager))
+        distance = float((have.double() - truth).norm())
+        allowed = 2 * float((eager - truth).norm()) + 1e-7 * float(truth.norm())
+        # where the truth is zero (a query with one key) eager may be exactly right by luck
+        allowed += 6e-8 * float(exact["dv"].norm()) * (float(truth.norm()) < 1e-12)
+        assert distance <= allowed, f"{name}: {distance:.3e}, allowed {allowed:.3e}"
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["whole", "holes", "some ask", "hidden within", "blocks"])
+def test_packed_rows_are_as_many_attentions(name: str, causal: bool) -> None:
+    """PyTorch's own in fp64, sequence by sequence."""
+    rows = Rows(name, causal, K=6, E=10)
+    dy, q, k, v = (x.double() for x in rows.tensors())
+    q_at, k_at = map(torch.from_numpy, rows.at)
+    have = ours_packed(rows)
+    want = {"y": torch.zeros_like(dy), **dict(zip(RESULTS[3:], map(torch.zeros_like, (q, k, v)),
+                                                  strict=True))}  # fmt: skip
+    for sequence in q_at[:, 0].unique():
+        own, keys = ((at[:, 0] == sequence).nonzero()[:, 0] for at in (q_at, k_at))
+        parts = [x[:, :, i].requires_grad_() for x, i in ((q, own), (k, keys), (v, keys))]
+        allowed = torch.ones(len(own), len(keys), dtype=torch.bool)
+        if causal:
+            allowed = q_at[own, 1][:, None] >= k_at[keys, 1]
+        seen = allowed.any(1)
+        y = F.scaled_dot_product_attention(
+            parts[0][:, :, seen], parts[1], parts[2], allowed[seen], scale=rows.attrs["scale"]
+        )
+        grads = torch.autograd.grad(y, parts, dy[:, :, own[seen]])
+        want["y"][:, :, own[seen]] = y.detach()
+        for x, i, name in zip(grads, (own, keys, keys), RESULTS[3:], strict=True):
+            want[name][:, :, i] = x
+    for name, truth in want.items():
+        torch.testing.assert_close(have[name].double(), truth, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["holes", "hidden and holes", "begin anywhere", "some ask"])
+def test_packed_rows_draw_the_mask_of_the_padded_batch(name: str) -> None:
+    """Values that are the identity show the probabilities as dropped."""
+    rows = Rows(name, ratio=0.35, H=3)
+    q_at, k_at = rows.at
+    _, q, k, _ = rows.tensors()
+    v = torch.eye(len(k_at)).expand(1, 3, -1, -1)
+    y = torch.empty(1, 3, len(q_at), len(k_at))
+    numbers = [torch.empty(1, 3, len(q_at)) for _ in range(2)]
+    at = [torch.from_numpy(x) for x in rows.at]
+    run("FlashAttention", rows.attrs, [q, k, v, None, SEED, torch.tensor(9), *at], [y, *numbers])
+    sequences, places = int(q_at[:, 0].max()) + 1, int(k_at[:, 1].max()) + 1
+    ones = Given(np.ones((sequences, 3, places, places), np.float32))
+    attrs = {name: rows.attrs[name] for name in ("ratio", "site", "sample_dim")}
+    case = OpCase("Dropout", (ones, Given(SEED.numpy()), Given(np.array(9))), attrs)
+    (padded,) = evaluate(case.graph(), case.feeds()).values()
+    kept = padded[q_at[:, :1], :, q_at[:, 1:], k_at[:, 1][None]].transpose(2, 0, 1) != 0
+    kept &= q_at[:, :1] == k_at[:, 0]
+    np.testing.assert_array_equal(y[0].numpy() != 0, kept)
+
+
+@pytest.mark.parametrize("name", ["holes", "some ask", "hidden within", "keys without queries"])
+def test_where_packed_rows_lie_changes_no_bit(name: str) -> None:
+    rows = Rows(name, causal=True, ratio=0.2, K=7, E=18)
+    want = ours_packed(rows, torch.Tensor.contiguous)
+    for result, have in ours_packed(rows, wide).items():
+        assert torch.equal(have, want[result]), result
+
+
+@pytest.mark.parametrize("name", ["whole", "one sequence", "blocks", "hidden within", "some ask"])
+def test_threads_change_no_bit_of_packed_rows(name: str) -> None:
+    rows = Rows(name, causal=True, ratio=0.3, H=1)
+    want = ours_packed(rows)
+    torch.set_num_threads(2)
+    try:
+        have = ours_packed(rows)
+    finally:
+        torch.set_num_threads(1)
+    for result in want:
+        assert torch.equal(have[result], want[result]), result
+
+
+@pytest.mark.parametrize("ratio", [0.0, 0.3])
+@pytest.mark.parametrize(("queries", "keys"), [(0, 5), (5, 0), (0, 0)])
+def test_no_packed_rows_at_all(queries: int, keys: int, ratio: float) -> None:
+    PACKED[name := f"{queries} and {keys}"] = packed((range(queries), range(keys)))
+    have = ours_packed(Rows(name, ratio=ratio), torch.Tensor.contiguous)
+    assert not any(have[name].any() for name in ("y", "dq", "dk", "dv"))
+    assert (have["peak"] == torch.finfo(torch.float32).min).all()
+    assert (have["total"] == keys).all()
+
+
+def test_a_launch_reads_the_coordinates_anew() -> None:
+    """As many rows in other sequences: the addresses are bound, the counts are not."""
+    rows = Rows("whole", causal=True)
+    _, q, k, v = rows.tensors()
+    at = [torch.from_numpy(x.copy()) for x in rows.at]
+    y, *numbers = torch.empty_like(v), *(torch.empty(q.shape[:3]) for _ in range(2))
+    (kernel,) = KERNELS["FlashAttention"]
+    inputs = [q, k, v, None, None, None, *at]
+    types = tuple(type_of(x) for x in inputs)
+    scratch = [
+        torch.empty([int(n) for n in t.shape], dtype=torch_dtype(t.dtype))  # type: ignore[arg-type]
+        for t in kernel.scratch(Need("FlashAttention", rows.attrs, types, ()))
+    ]
+    launch = kernel.bind(Use(rows.attrs, inputs, [y, *numbers], scratch))
+    launch()
+    assert torch.equal(y, ours_packed(rows)["y"])
+    other = whole(65, 200)
+    for have, want in zip(at, other, strict=True):
+        have.copy_(torch.from_numpy(want))
+    launch()
+    PACKED["65 and 200"] = other
+    assert torch.equal(y, ours_packed(Rows("65 and 200", causal=True))["y"])
+
+
+@pytest.mark.parametrize("op", ["FlashAttention", "FlashAttentionGrad"])
+def test_the_scratch_grows_with_the_rows(op: str) -> None:
+    """What is planned for many packed rows has room for fewer."""
+    (kernel,) = KERNELS[op]
+
+    def sizes(n: int, m: int) -> list[int]:
+        q, k, v = (f"f32[1,2,{rows},{w}]" for rows, w in ((n, 7), (m, 7), (m, 18)))
+        kinds = [q, k, v, None, None, None]
+        if op == "FlashAttentionGrad":
+            row = f"f32[1,2,{n}]"
+            kinds = [f"f32[1,2,{n},18]", *kinds, f"f32[1,2,{n},18]", row, row]
+        kinds += [f"i64[{n},2]", f"i64[{m},2]"]
+        types = tuple(None if t is None else parse_type(t) for t in kinds)
+        call = Need(op, {"scale": 1.0, "is_causal": 0}, types, ())
+        assert kernel.why_not(call) is None
+        return [t.nbytes for t in kernel.scratch(call)]
+
+    rows = (0, 1, 15, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 5000)
+    for other in (0, 3, 700):
+        for small, large in itertools.pairwise(rows):
+            for fixed in ((other, small), (other, large)), ((small, other), (large, other)):
+                less, more = (sizes(*n) for n in fixed)
+                assert all(a <= b for a, b in zip(less, more, strict=True))
