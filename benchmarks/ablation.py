@@ -37,7 +37,8 @@ _ONWARD = replace(ENGINES["onward"], seed=0)
 
 def variants() -> dict[str, Engine]:
     """Engines by the name of the part that is off, passes first."""
-    names = dict.fromkeys(item.name for item in (*FORWARD, *STEP))  # once each, in order
+    # once each, in order
+    names = dict.fromkeys([*(item.name for item in (*FORWARD, *STEP)), "row_demand"])
     engines = {
         name: replace(_ONWARD, name=name, about=f"without pass {name}", disable=(name,))
         for name in names

@@ -6,6 +6,7 @@
 Two workloads, both with real varying lengths: a BERT whose batches are 46 % real tokens, 15 % of
 those labelled; and two BERT towers with 45 % real tokens. Parts:
 
+picture: which rows of which layer the first batch of each needs (`Trainer.explain`).
 headline: every engine on both, among them two that do by hand what the pass does (by_hand.py).
 full: no padding, every row labelled or read: what the pass costs where it can spare nothing.
 grid: Onward, eager and torch.compile over shares of real tokens and shares of labels. An engine
@@ -31,7 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import by_hand
-from ablation import compare, variants, wrong
+import onward
+from ablation import compare, wrong
 from harness import ENGINES, Effort, Engine, EngineError, measure, processes, say
 from report import (
     MIB,
@@ -47,7 +49,7 @@ from report import (
     ratio,
     write,
 )
-from workloads import MODELS, Batch, Case, make_batches, shares
+from workloads import MODELS, Batch, Case, make_batches, make_model, shares
 
 PASS = "row_demand"
 WITHOUT = "onward-without"
@@ -59,11 +61,11 @@ FULL = (
 LEVEL = {"bert_padded": 0.02, "two_tower_padded": 0.08}
 STEPS = {"bert_padded": 3, "two_tower_padded": 5}  # per round
 GRID_REAL, GRID_LABELLED = (1.0, 0.75, 0.46, 0.25), (1.0, 0.5, 0.15)
-PARTS = ("headline", "full", "grid", "varying")
+PARTS = ("picture", "headline", "full", "grid", "varying")
 
 
 def engines() -> dict[str, Engine]:
-    """All engines; the one without the pass only where this version has the pass."""
+    """All engines."""
     tuned = ENGINES["eager-tuned"]
     found = {name: engine for name, engine in ENGINES.items() if not engine.onward}
     for name, about, change in (
@@ -72,9 +74,8 @@ def engines() -> dict[str, Engine]:
     ):
         found[name] = replace(tuned, name=name, about=about, change=change)
     found["onward"] = replace(ENGINES["onward"], seed=0)
-    without = variants().get(PASS)
-    if without is not None:
-        found[WITHOUT] = replace(without, name=WITHOUT, about=f"Onward without pass {PASS}")
+    about = f"Onward without pass {PASS}"
+    found[WITHOUT] = replace(found["onward"], name=WITHOUT, about=about, disable=(PASS,))
     return found
 
 
@@ -112,6 +113,18 @@ class Run:
 
 
 # ---- the parts
+
+
+def picture(run: Run) -> None:
+    """What the pass does with the first batch of each workload, as text and as a picture."""
+    for case in run.cases:
+        model = make_model(case)
+        trainer = onward.Trainer(model, onward.optim.AdamW(lr=5e-5))
+        found = trainer.explain(make_batches(case, 1)[0])
+        run.folder.mkdir(parents=True, exist_ok=True)
+        found.save(run.folder / f"row_demand-{case.model}.svg")
+        run.report["pictures"].append({"case": case.name, "text": str(found)})
+    run.write()
 
 
 def headline(run: Run) -> None:
@@ -342,8 +355,8 @@ def _median(numbers: Sequence[float]) -> float | None:
 def table(report: Mapping[str, Any]) -> str:
     """The report as Markdown."""
     lines = heading(report)
-    if not report["pass_known"]:
-        lines += ["", f"This version has no pass {PASS}: nothing is measured without it."]
+    for found in report["pictures"]:
+        lines += ["", f"{found['case']}, the first batch:", "", "```", found["text"], "```"]
     for found in report["cases"]:
         lines += ["", *case_lines(found)]
     if report["full"]:
@@ -526,7 +539,7 @@ def main() -> int:
     """Run the benchmark; see the module's text."""
     every = engines()
     parts: dict[str, Callable[[Run], None]] = dict(
-        zip(PARTS, (headline, full, grid, varying), strict=True)
+        zip(PARTS, (picture, headline, full, grid, varying), strict=True)
     )
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
@@ -556,8 +569,7 @@ def main() -> int:
             "title": "Padded and sparsely labelled training on the CPU",
             "command": command(),
             "machine": machine("cpu", options.threads),
-            "pass_known": WITHOUT in every,
-            "cases": [], "full": [], "grid": [], "varying": [], "skipped": [],
+            "pictures": [], "cases": [], "full": [], "grid": [], "varying": [], "skipped": [],
         },
         folder=options.out,
         deadline=time.monotonic() + options.budget,

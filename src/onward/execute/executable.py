@@ -59,6 +59,7 @@ class Executable:
         self._written = [
             owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in changed
         ]
+        memory.join(self)
         memory.reserve(plan.sizes)
 
     # ---- running
@@ -165,6 +166,13 @@ class Executable:
         for i in launches:
             self._launches[i] = self._bound(self.plan.launches[i])
         self._bound_at, self._bound_dims = pointers, self.dims
+
+    def release(self) -> None:
+        """Lets go of the arenas; the next run binds all launches anew."""
+        self._bases = {i: t for i, t in self._bases.items() if i in self.plan.constants}
+        self._inputs, self._outputs, self._launches = {}, {}, []
+        self._bound_at = None
+        self._forget(everything=True)
 
     def _forget(self, everything: bool) -> None:
         """Drops tensors and sizes that are no longer true."""

@@ -10,12 +10,22 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import sys
+import weakref
+from typing import Protocol
 
 import torch
 
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
 from onward.plan import Region
+
+
+class Tenant(Protocol):
+    """Who holds windows of the arenas."""
+
+    def release(self) -> None:
+        """Lets go of them; they are asked for anew when needed."""
+        ...
 
 
 class Memory:
@@ -26,6 +36,11 @@ class Memory:
         self.version = 0
         self._named: dict[str, torch.Tensor] = {}
         self._arenas: dict[Region, torch.Tensor] = {}
+        self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
+
+    def join(self, tenant: Tenant) -> None:
+        """From now on `tenant` is told when an arena moves."""
+        self._tenants.add(tenant)
 
     def named(self, name: str, type: Type, zero: bool = True) -> torch.Tensor:
         """The persistent tensor called `name`; made (zeroed) at first use."""
@@ -48,6 +63,8 @@ class Memory:
             return
         for region in growing:  # all freed before any is made
             self._arenas.pop(region, None)
+        for tenant in self._tenants:
+            tenant.release()  # a window that is left would keep the old arena beside the new one
         _return_freed_heap()
         for region in growing:
             self._arenas[region] = torch.empty(

@@ -49,15 +49,22 @@ class Kept:
 class Explanation:
     """What row demand does with one batch; `print` it, or `save` it as a picture.
 
-    share: of the arithmetic of all products, what is done. narrow: whether the batch runs on the
-    rows that are read; if not, too little could be spared, or the pass is switched off.
+    done, everything: FLOPs of the forward products on the rows that are read, and on all. narrow:
+    whether the batch runs on the rows that are read; if not, too little could be spared, or the
+    pass is switched off.
     """
 
     sets: list[RowSet]
     whole: tuple[str, ...]
     kept: list[Kept]
-    share: float
+    done: float
+    everything: float
     narrow: bool
+
+    @property
+    def share(self) -> float:
+        """Of the arithmetic, what is done."""
+        return self.done / self.everything if self.everything else 1.0
 
     def __str__(self) -> str:
         form = "rows that are read" if self.narrow else "every row (too little can be spared)"
@@ -117,8 +124,7 @@ def explain(
         rows = conditions(other.conditions)
         shares = {name: float(c.float().mean()) if c.numel() else 0.0 for name, c in rows.items()}
         kept.append(Kept(why, 1 - other.flops(shares, dims) / done if done else 0.0))
-    share = done / everything if everything else 1.0
-    return Explanation(sets, tuple(whole), kept, share, narrow)
+    return Explanation(sets, tuple(whole), kept, done, everything, narrow)
 
 
 def _listed(modules: tuple[str, ...]) -> str:

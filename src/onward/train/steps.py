@@ -18,7 +18,7 @@ from onward.config import CaptureError, OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.plan import Plan
-from onward.rewrite import Work, account, cut, rows_name
+from onward.rewrite import Work, account, cut, prune, rows_name
 from onward.train.call import Call
 from onward.train.explain import Explanation, explain
 
@@ -142,7 +142,7 @@ class Step:
         if names not in self._narrow:
             self._check(names)
             forward = self.compiled.narrow(["loss", *names])
-            self._narrow[names] = None if forward is None else Narrow(self, forward)
+            self._narrow[names] = None if forward is None else Narrow(self, forward, names)
         return self._narrow[names]
 
     def complete(self, forward: Graph) -> Graph:
@@ -172,10 +172,10 @@ class Step:
 class Narrow:
     """A step on the rows that are read, whose numbers the batch itself says."""
 
-    def __init__(self, step: Step, forward: Graph) -> None:
+    def __init__(self, step: Step, forward: Graph, names: tuple[str, ...]) -> None:
         self.step, self.forward = step, forward
         self.conditions, _ = cut(forward)
-        self.work = Work(forward), Work(step.compiled.forward)
+        self.work = Work(forward), Work(prune(step.compiled.forward, ["loss", *names]))
         self.running = False
         self._graph: Graph | None = None
         self._counting = Pool(step, lambda: self.conditions, "rows-")
