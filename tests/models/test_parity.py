@@ -136,7 +136,7 @@ def test_trainer_verifies_with_dropout_in_the_model(kind: str, case: str) -> Non
         "stock onnxruntime (dropout on)",
     }  # fmt: skip
     count = 1 + sum(1 for _ in model.parameters())
-    assert len(report.rows) == 2 * count
+    assert len(report.rows) == 3 * count
     bad = [r for r in report.rows if not r.ok and not is_zero_by_construction(r.name, data)]
     assert not bad, str(report)
 
