@@ -9,6 +9,7 @@ those labelled; and two BERT towers with 45 % real tokens. Parts:
 picture: which rows of which layer the first batch of each needs (`Trainer.explain`).
 headline: every engine on both, among them two that do by hand what the pass does (by_hand.py).
 full: no padding, every row labelled or read: what the pass costs where it can spare nothing.
+paired: the same within one process, step by step.
 grid: Onward, eager and torch.compile over shares of real tokens and shares of labels. An engine
     keeps its model over the grid, and with it what it compiled.
 varying: 100 batches, each cut to its longest sequence: what planning for ever new sizes costs.
@@ -22,6 +23,7 @@ status 1: an engine failed or losses disagree. Results are written after every c
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import statistics
 import sys
@@ -61,7 +63,7 @@ FULL = (
 LEVEL = {"bert_padded": 0.02, "two_tower_padded": 0.08}
 STEPS = {"bert_padded": 3, "two_tower_padded": 5}  # per round
 GRID_REAL, GRID_LABELLED = (1.0, 0.75, 0.46, 0.25), (1.0, 0.5, 0.15)
-PARTS = ("picture", "headline", "full", "grid", "varying")
+PARTS = ("picture", "headline", "full", "paired", "grid", "varying")
 
 
 def engines() -> dict[str, Engine]:
@@ -104,6 +106,8 @@ class Run:
     def write(self) -> Path:
         """Write what is known by now."""
         stem = "row_demand-quick" if self.quick else "row_demand"
+        if not self.report["cases"] and self.report["paired"]:
+            stem += "-paired"  # that part alone
         return write(self.report, self.folder, stem, table(self.report))
 
     def skip(self, what: str, why: str = "out of time") -> None:
@@ -173,6 +177,42 @@ def full(run: Run) -> None:
         found = _measured(run, case, chosen, effort)
         found["overhead"] = _overhead(found["engines"]["onward"], found["engines"][WITHOUT])
         run.report["full"].append(found)
+        run.write()
+
+
+def paired(run: Run) -> None:
+    """The same in one process, step by step: two processes differ by a percent as it is, by where
+    their memory lies."""
+    for case in run.cases:
+        if run.left() < 0:
+            run.skip(f"paired, {case.name}")
+            continue
+        case = replace(case, name=case.name.replace("padded", "full"), real=1.0, labelled=1.0)
+        batches, model = make_batches(case, 2), make_model(case)
+        trainers = [
+            onward.Trainer(
+                copy.deepcopy(model), onward.optim.AdamW(lr=5e-5),
+                options=onward.TrainerOptions(seed=1, disable=off),
+            )
+            for off in ((), (PASS,))
+        ]  # fmt: skip
+        for trainer in trainers:
+            for batch in batches:
+                trainer.train_step(batch)
+        seconds: list[list[float]] = [[], []]
+        for turn in range(4 * (run.rounds or 5)):
+            for batch in batches:
+                for i in (0, 1) if turn % 2 else (1, 0):
+                    start = time.perf_counter()
+                    trainers[i].train_step(batch)
+                    seconds[i].append(time.perf_counter() - start)
+        ratios = [a / b for a, b in zip(*seconds, strict=True)]
+        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
+        run.report["paired"].append(
+            {"case": case.name, "steps": len(ratios), "median": middle, "quartile_low": low,
+             "quartile_high": high, "with_s": statistics.median(seconds[0]),
+             "without_s": statistics.median(seconds[1])}
+        )  # fmt: skip
         run.write()
 
 
@@ -359,6 +399,14 @@ def table(report: Mapping[str, Any]) -> str:
         lines += ["", f"{found['case']}, the first batch:", "", "```", found["text"], "```"]
     for found in report["cases"]:
         lines += ["", *case_lines(found)]
+    for found in report["paired"]:
+        lines += [
+            "",
+            f"{found['case']}, with and without {PASS} in one process, {found['steps']} steps in "
+            f"turn: {found['with_s'] * 1e3:.1f} and {found['without_s'] * 1e3:.1f} ms; ratio "
+            f"{found['median']:.4f} (quartiles {found['quartile_low']:.4f}-"
+            f"{found['quartile_high']:.4f}).",
+        ]
     if report["full"]:
         lines += ["", *_full_lines(report["full"])]
     if report["grid"]:
@@ -539,7 +587,7 @@ def main() -> int:
     """Run the benchmark; see the module's text."""
     every = engines()
     parts: dict[str, Callable[[Run], None]] = dict(
-        zip(PARTS, (picture, headline, full, grid, varying), strict=True)
+        zip(PARTS, (picture, headline, full, paired, grid, varying), strict=True)
     )
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
@@ -569,7 +617,8 @@ def main() -> int:
             "title": "Padded and sparsely labelled training on the CPU",
             "command": command(),
             "machine": machine("cpu", options.threads),
-            "pictures": [], "cases": [], "full": [], "grid": [], "varying": [], "skipped": [],
+            "pictures": [], "cases": [], "full": [], "paired": [], "grid": [], "varying": [],
+            "skipped": [],
         },
         folder=options.out,
         deadline=time.monotonic() + options.budget,

@@ -134,12 +134,11 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
 
 
 def batch_values(graph: Graph) -> frozenset[Value]:
-    """Values that follow from the batch, the module's buffers and sizes, not from parameters."""
+    """Values that follow from the batch and the module's buffers, not from parameters."""
     known: set[Value] = {*graph.inputs_with(Role.BATCH, Role.BUFFER)}
     known.update(graph.ir.initializers.values())
     for node in graph:
-        ends = [v for v in node.inputs if v is not None]
-        if all(v in known for v in ends) or all(content_of(y) is not None for y in node.outputs):
+        if all(v in known for v in node.inputs if v is not None):
             known.update(node.outputs)
     return frozenset(known)
 
@@ -168,6 +167,8 @@ def demands(
         for x, demand in zip(node.inputs, answer, strict=False):
             if x is None or demand is None or x in known or role_of(x) is not None:
                 continue
+            if content_of(x) is not None:
+                continue  # a size: it reads no row
             if demand.whole and demand.why in without:
                 continue
             held = found.get(x)

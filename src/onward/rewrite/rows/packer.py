@@ -17,7 +17,6 @@ from onward.graph.build import Builder, ToValue
 from onward.graph.graph import (
     Graph,
     Node,
-    Role,
     Value,
     attributes,
     role_of,
@@ -247,8 +246,6 @@ class Packer:
         if (ids := self._looked_up(x, present)) is not None:
             return ids(index, dims, rows)
         b = self.front if x in self.known else self.b
-        if b is self.front and role_of(x) is not Role.BATCH and x.producer() is None:
-            b = self.b
         others = [d for d in range(len(shape)) if d not in present]
         flat = b.transpose(x, [*present, *others])
         count = product(shape[d] for d in present)
