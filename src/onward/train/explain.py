@@ -6,6 +6,7 @@ A cell of the picture is a token; a grid is a set of rows, with the modules that
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,7 +135,8 @@ def _listed(modules: tuple[str, ...]) -> str:
         parts = module.split(".")
         at = next((i for i, part in enumerate(parts) if part.isdigit()), None)
         layer = "" if at is None else ".".join(parts[: at + 1])
-        layers.setdefault(layer, []).append(module.removeprefix(f"{layer}.") or "loss")
+        name = "head and loss" if module in ("", "(top)") else module.removeprefix(f"{layer}.")
+        layers.setdefault(layer, []).append(name)
     # layers that compute the same share a line
     alike: dict[tuple[str, ...], list[str]] = {}
     for layer, names in layers.items():
@@ -161,7 +163,7 @@ def _grid(sets: list[torch.Tensor]) -> list[str]:
     ]
 
 
-CELL, GAP, LEFT, LINE = 5, 28, 12, 15
+CELL, GAP, LEFT, LINE, LETTER = 5, 34, 12, 15, 6
 
 
 def svg(found: Explanation) -> str:
@@ -171,10 +173,13 @@ def svg(found: Explanation) -> str:
     parts, y = [], LINE + 6
     parts.append(_text(LEFT, y, f"{1 - found.share:.0%} of the arithmetic spared", bold=True))
     for item in grids:
-        y += GAP
-        parts.append(
-            _text(LEFT, y - 6, f"{item.count} of {item.total} rows: {_listed(item.modules)}")
-        )
+        y += GAP - LINE
+        for line in textwrap.wrap(
+            f"{item.count} of {item.total} rows: {_listed(item.modules)}", width // LETTER
+        ):
+            parts.append(_text(LEFT, y, line))
+            y += LINE
+        y -= LINE - 6
         rows, columns = item.present.shape
         parts.append(
             f'<rect x="{LEFT}" y="{y}" width="{columns * CELL}" height="{rows * CELL}" '
