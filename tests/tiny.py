@@ -186,6 +186,16 @@ def execute_narrow(
     return results, {size: dims[size] for size in found}
 
 
+def narrow(model: nn.Module, data: Mapping[str, torch.Tensor]) -> tuple[Tensors, dict[str, int]]:
+    """Loss and gradients on the rows that are read, and how many there are of each set."""
+    made = compiled(model, data)
+    forward = made.narrow(["loss"])
+    assert forward is not None
+    graph = made.differentiated(trained(made), forward)
+    names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
+    return execute_narrow(made, graph, data, names)
+
+
 FEEDS: dict[str, Any] = {
     "seed": torch.tensor([12345, 67890]), "sample_offset": 0, "loss_weight": 1.0,
 }  # fmt: skip

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import PADDINGS, Tensors, batch, bert, eager, gpt2, gradients, gradients_of
+from tiny import PADDINGS, Tensors, batch, bert, eager, gpt2, gradients, gradients_of, narrow
 
 import onward
 from onward.train.verify import allowed_difference
@@ -139,6 +139,16 @@ def test_trainer_verifies_with_dropout_in_the_model(kind: str, case: str) -> Non
     assert len(report.rows) == 3 * count
     bad = [r for r in report.rows if not r.ok and not is_zero_by_construction(r.name, data)]
     assert not bad, str(report)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_law_on_the_rows_that_are_read(kind: str, padding: str) -> None:
+    model = MAKERS[kind](dropout=0.0)
+    batches = [batch(4, 12, padding, ignored=True, seed=seed) for seed in (1, 2, 3, 4)]
+    found = [narrow(model, data) for data in batches]
+    assert_law(model, batches, [ours for ours, _ in found])
+    assert all(0 < n < 48 for _, counts in found for n in counts.values())
 
 
 @pytest.mark.parametrize("part", ["loss", "grad"])

@@ -5,13 +5,22 @@ The plans have room for larger batches, so that launches run on smaller counts t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import families
 import pytest
 import torch
 from families import CASES, Data, Make, assert_same, of, padded, rms
-from tiny import Tensors, batch, compiled, eager, execute, execute_narrow, gpt2, tokens, trained
+from tiny import (
+    Tensors,
+    batch,
+    compiled,
+    eager,
+    execute,
+    execute_narrow,
+    gpt2,
+    narrow,
+    tokens,
+    trained,
+)
 
 SIZE, LENGTH = 4, 12
 MASKS = {
@@ -56,18 +65,6 @@ MODELS: dict[str, Make] = {
     "Llama": of("Llama", "CausalLM", num_hidden_layers=2),
     "RoBERTa": of("Roberta", "MaskedLM"),
 }
-
-
-def narrow(
-    model: torch.nn.Module, data: Mapping[str, torch.Tensor]
-) -> tuple[Tensors, dict[str, int]]:
-    """Loss and gradients on the rows that are read, and how many there are of each set."""
-    made = compiled(model, data)
-    forward = made.narrow(["loss"])
-    assert forward is not None
-    graph = made.differentiated(trained(made), forward)
-    names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
-    return execute_narrow(made, graph, data, names)
 
 
 @pytest.mark.parametrize("kind", MASKS)
