@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -202,21 +202,20 @@ class Executable:
         if not launch.scratch:
             return False
         least = {n: 1 if n in self.plan.open else size for n, size in self.plan.dims.items()}
-        asked = [launch.kernel.scratch(launch.need.at(d)) for d in (least, self.plan.dims)]
-        return asked[0] != asked[1]
+        small, large = (
+            launch.kernel.scratch(launch.need.mapped(lambda t, d=d: t.bind(d)))
+            for d in (least, self.plan.dims)
+        )
+        return small != large
 
     def _scratch(self, launch: Planned) -> list[torch.Tensor]:
         """Temporaries as the kernel asks for them at these sizes, in the places planned."""
-        need, size = launch.need, self._size
+        size = self._size
 
         def at(type: Type) -> Type:
             return type if type.is_static else type.with_shape([size(n) for n in type.shape])
 
-        need = replace(
-            need,
-            inputs=tuple([None if t is None else at(t) for t in need.inputs]),
-            outputs=tuple([at(t) for t in need.outputs]),
-        )
+        need = launch.need.mapped(at)
         made: list[torch.Tensor] = []
         for type, place in zip(launch.kernel.scratch(need), launch.scratch, strict=True):
             assert type.nbytes <= place.nbytes, f"{launch.kernel.name} asks for more than planned"

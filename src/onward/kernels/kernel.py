@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -38,12 +38,12 @@ class Need:
     inputs: tuple[Type | None, ...]
     outputs: tuple[Type, ...]
 
-    def at(self, dims: Mapping[str, int]) -> Need:
-        """With sizes for names."""
+    def mapped(self, function: Callable[[Type], Type]) -> Need:
+        """With other types, such as those with numbers for open sizes."""
         return replace(
             self,
-            inputs=tuple(None if t is None else t.bind(dims) for t in self.inputs),
-            outputs=tuple(t.bind(dims) for t in self.outputs),
+            inputs=tuple([None if t is None else function(t) for t in self.inputs]),
+            outputs=tuple([function(t) for t in self.outputs]),
         )
 
 

@@ -11,12 +11,7 @@ from onward.plan.views import VIEWS
 
 def need_of(node: Node) -> Need:
     """What the node asks of a kernel, at the sizes that the plan is made for."""
-    return Need(
-        node.op_type,
-        attributes(node),
-        tuple(None if v is None else type_of(v).settled for v in node.inputs),
-        tuple(type_of(v).settled for v in node.outputs),
-    )
+    return open_need(node).mapped(lambda t: t.settled)
 
 
 def open_need(node: Node) -> Need:

@@ -99,7 +99,7 @@ def explain(
     batch."""
     account = make(())
     found = conditions(account.conditions)
-    present = {name: float(c.float().mean()) if c.numel() else 0.0 for name, c in found.items()}
+    present = _shares(found)
     done = account.flops(present, dims)
     everything = account.flops(dict.fromkeys(present, 1.0), dims)
     users: dict[str, dict[str, None]] = {name: {} for name in found}
@@ -122,10 +122,14 @@ def explain(
     kept: list[Kept] = []
     for why in dict.fromkeys(e.why for e in account.entries if e.why):
         other = make((why,))
-        rows = conditions(other.conditions)
-        shares = {name: float(c.float().mean()) if c.numel() else 0.0 for name, c in rows.items()}
+        shares = _shares(conditions(other.conditions))
         kept.append(Kept(why, 1 - other.flops(shares, dims) / done if done else 0.0))
     return Explanation(sets, tuple(whole), kept, done, everything, narrow)
+
+
+def _shares(found: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    """The share of rows that each `b[rows]` holds."""
+    return {name: float(c.float().mean()) if c.numel() else 0.0 for name, c in found.items()}
 
 
 def _listed(modules: tuple[str, ...]) -> str:

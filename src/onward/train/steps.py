@@ -70,7 +70,7 @@ class Step:
     ) -> None:
         self.kind, self.compiled = kind, compiled
         self._graph: Graph | None = None
-        self._complete, self._bind, self._budget = complete, bind, memory_budget
+        self.complete, self._bind, self._budget = complete, bind, memory_budget
         self._dims: dict[Any, dict[str, int]] = {}  # of the signatures seen
         self.executables: dict[Any, Executable] = {}  # of the wide form
         self._narrow: dict[tuple[str, ...], Narrow | None] = {}
@@ -79,7 +79,7 @@ class Step:
     def graph(self) -> Graph:
         """The whole step on every row."""
         if self._graph is None:
-            self._graph = self._complete(self.compiled.forward)
+            self._graph = self.complete(self.compiled.forward)
         return self._graph
 
     def fits(self, call: Call) -> bool:
@@ -144,9 +144,6 @@ class Step:
             forward = self.compiled.narrow(["loss", *names])
             self._narrow[names] = None if forward is None else Narrow(self, forward, names)
         return self._narrow[names]
-
-    def complete(self, forward: Graph) -> Graph:
-        return self._complete(forward)
 
     def plan(
         self,

@@ -9,7 +9,8 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, type_of, where
 from onward.graph.types import Shape, Size, product
 from onward.rewrite.dead import dead
-from onward.rewrite.rows.demand import ATTENTION, Demand, batch_values, demands
+from onward.rewrite.rows.demand import ATTENTION, Demand, demands
+from onward.rewrite.rows.known import batch_first, batch_values
 from onward.rewrite.rows.sets import Conditions, set_value
 from onward.rewrite.rows.work import node_flops, number
 
@@ -78,10 +79,7 @@ def account(graph: Graph, outputs: Sequence[str], without: Collection[str] = ())
             keys = name(asked.get(node.inputs[1]), type_of(node.inputs[1]).shape)
         rows = name(demand, type_of(shown).shape)
         entries.append(Entry(where(node), node.op_type, flops, rows, keys, demand.why))
-    nodes = list(graph)
-    first = [n for n in nodes if n.outputs[0] in known]
-    graph.ir.remove(nodes)
-    graph.ir.extend([*first, *[n for n in nodes if n.outputs[0] not in known]])
+    batch_first(graph, known)
     b = Builder(graph)
     graph.state = {}
     graph.outputs = {called: set_value(b, c, count) for (c, count), called in sets.items()}

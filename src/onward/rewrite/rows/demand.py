@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from onward.graph.graph import (
     Graph,
     Node,
-    Role,
     Value,
     array_of,
     attributes,
@@ -25,6 +24,7 @@ from onward.graph.graph import (
 from onward.graph.infer import clamp_slice, reduced_dims
 from onward.graph.types import DType, Shape, Size, product
 from onward.rewrite.rows import sets
+from onward.rewrite.rows.known import batch_values
 from onward.rewrite.rows.sets import Condition, Conditions, both, reached, union
 
 ATTENTION = ("Attention", "FlashAttention")
@@ -131,16 +131,6 @@ def rule(*ops: str) -> Callable[[Rule], Rule]:
 
 
 # ---- the walk
-
-
-def batch_values(graph: Graph) -> frozenset[Value]:
-    """Values that follow from the batch and the module's buffers, not from parameters."""
-    known: set[Value] = {*graph.inputs_with(Role.BATCH, Role.BUFFER)}
-    known.update(graph.ir.initializers.values())
-    for node in graph:
-        if all(v in known for v in node.inputs if v is not None):
-            known.update(node.outputs)
-    return frozenset(known)
 
 
 def demands(
@@ -306,7 +296,7 @@ def _expand(q: Question) -> Answer:
 @rule("LayerNormalization", "Softmax", "LogSoftmax")
 def _along_a_dim(q: Question) -> Answer:
     """A row is normalised by itself, unless the rows are what is normalised."""
-    demand = _united(q)
+    demand = united(q.node, q.asked)
     dim = q.attrs.get("axis", -1) % len(q.shape())
     inner = range(dim, len(q.shape())) if q.node.op_type == "LayerNormalization" else (dim,)
     if any(d in inner for d in demand.dims):
@@ -316,19 +306,20 @@ def _along_a_dim(q: Question) -> Answer:
 
 @rule("AddLayerNormalization")
 def _add_layer_norm(q: Question) -> Answer:
-    demand = _united(q)
+    demand = united(q.node, q.asked)
     if len(q.y) - 1 in demand.dims:
         return q.refused("it normalises over the rows")
     return _rest(q, {0: demand, 1: demand})
 
 
-def _united(q: Question) -> Demand:
+def united(node: Node, asked: Iterable[Demand | None]) -> Demand:
     """What all outputs together are asked for."""
-    asked = [d for d in q.asked if d is not None]
-    demand = asked[0]
-    for other in asked[1:]:
-        demand = merged(q.y, demand, other)
-    return demand
+    found: Demand | None = None
+    for y, demand in zip(node.outputs, asked, strict=True):
+        if demand is not None:
+            found = demand if found is None else merged(type_of(y).shape, found, demand)
+    assert found is not None
+    return found
 
 
 @rule("Gemm")
@@ -385,7 +376,7 @@ def _transpose(q: Question) -> Answer:
 @rule("Split")
 def _split(q: Question) -> Answer:
     dim = q.attrs.get("axis", 0) % len(q.y)
-    demand = _united(q)
+    demand = united(q.node, q.asked)
     if demand.rows is None:
         return q.passed()
     if dim in demand.dims:

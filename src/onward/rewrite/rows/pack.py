@@ -222,9 +222,7 @@ def _chosen(p: Packer, node: Node) -> bool:
     sizes = shape[: len(held.dims)]
     b = p.front
     numbers = b.reshape(b.arange(held.rows.count), sizes)
-    chosen = b.one(
-        node.op_type, list(node.inputs[:1] and [numbers, *node.inputs[1:]]), attributes(node)
-    )
+    chosen = b.one(node.op_type, [numbers, *node.inputs[1:]], attributes(node))
     own = type_of(chosen).shape  # the row dims of y
     inner = type_of(held.value).shape[len(sizes) :]
     if y != (*own, *inner):

@@ -26,9 +26,9 @@ from onward.graph.types import DType, Shape, Size, Type, product, symbol
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import (
     Demand,
-    batch_values,
-    merged,
+    united,
 )
+from onward.rewrite.rows.known import batch_first, batch_values
 from onward.rewrite.rows.sets import Conditions, set_value
 
 
@@ -81,7 +81,7 @@ class Packer:
         self._converted: dict[tuple[Value, int], Value] = {}
 
     def run(self) -> int:
-        nodes = self._known_first()
+        nodes = batch_first(self.graph, self.known)
         self.front = Builder(self.graph, before=nodes[0] if nodes else None)
         for node in nodes:
             if all(y not in self.asked for y in node.outputs):
@@ -97,15 +97,6 @@ class Packer:
                 self.b = Builder(self.graph)
                 self.graph.outputs[name] = self.whole(value)
         return self.edits
-
-    def _known_first(self) -> list[Node]:
-        """Puts what follows from the batch alone before everything else; returns the rest."""
-        nodes = list(self.graph)
-        first = [n for n in nodes if n.outputs and n.outputs[0] in self.known]
-        rest = [n for n in nodes if n.outputs and n.outputs[0] not in self.known]
-        self.graph.ir.remove(nodes)
-        self.graph.ir.extend([*first, *rest])
-        return rest
 
     def _keep(self, node: Node) -> None:
         """The node as it is, on wholes."""
@@ -350,13 +341,7 @@ class Packer:
 
     def demand(self, node: Node) -> Demand:
         """What all outputs of the node together are asked for."""
-        found: Demand | None = None
-        for y in node.outputs:
-            d = self.asked.get(y)
-            if d is not None:
-                found = d if found is None else merged(type_of(y).shape, found, d)
-        assert found is not None
-        return found
+        return united(node, [self.asked.get(y) for y in node.outputs])
 
     def held(self, node: Node) -> list[Packed]:
         return [self.packed[x] for x in node.inputs if x is not None and x in self.packed]

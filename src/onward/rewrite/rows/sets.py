@@ -15,7 +15,7 @@ from functools import reduce
 import numpy as np
 
 from onward.graph.build import Builder
-from onward.graph.graph import Value, array_of, type_of
+from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Shape, Size, Type, product
 
 HIDDEN = 0.5 * float(np.finfo(np.float32).min)  # an added mask below this outweighs any score
@@ -334,9 +334,3 @@ def _seen_value(b: Builder, c: Seen) -> Value:
         shown = b.Mul(shown, b.cast(asked, DType.INT64))
     some = b.ReduceMax(shown, b.ints([1, 2]), keepdims=0)  # i64[B|1,S]
     return b.expand(b.cast(some, DType.BOOL), (batch, keys))
-
-
-def constant_number(value: Value | None) -> float | None:
-    """The number that a constant of one element holds."""
-    array = array_of(value)
-    return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None

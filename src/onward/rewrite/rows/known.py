@@ -1,0 +1,25 @@
+"""What of a graph follows from the batch alone, before any parameter is read."""
+
+from __future__ import annotations
+
+from onward.graph.graph import Graph, Node, Role, Value
+
+
+def batch_values(graph: Graph) -> frozenset[Value]:
+    """Values that follow from the batch and the module's buffers, not from parameters."""
+    known: set[Value] = {*graph.inputs_with(Role.BATCH, Role.BUFFER)}
+    known.update(graph.ir.initializers.values())
+    for node in graph:
+        if all(v in known for v in node.inputs if v is not None):
+            known.update(node.outputs)
+    return frozenset(known)
+
+
+def batch_first(graph: Graph, known: frozenset[Value]) -> list[Node]:
+    """Puts what follows from the batch alone before everything else; returns the rest."""
+    nodes = list(graph)
+    first = [n for n in nodes if n.outputs[0] in known]
+    rest = [n for n in nodes if n.outputs[0] not in known]
+    graph.ir.remove(nodes)
+    graph.ir.extend([*first, *rest])
+    return rest
