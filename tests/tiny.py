@@ -22,6 +22,7 @@ from onward.compile import Compiled
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Node, attributes
+from onward.graph.names import BATCH, user_name
 from onward.rewrite import cut, rows_name
 
 VOCABULARY = 97
@@ -137,6 +138,11 @@ def compiled(model: nn.Module, data: Mapping[str, Any], **more: Any) -> Compiled
     return Compiled(model, (), dict(data), **more)
 
 
+def plain(found: Tensors) -> Tensors:
+    """`grad.param.w` and `output.logits` as the user calls them: `grad.w`, `logits`."""
+    return {user_name(n.replace("grad.param.", "grad.", 1)): x for n, x in found.items()}
+
+
 def trained(made: Compiled) -> list[str]:
     return [n for n, p in made.captured.parameters.items() if p.requires_grad]
 
@@ -193,7 +199,8 @@ def narrow(model: nn.Module, data: Mapping[str, torch.Tensor]) -> tuple[Tensors,
     assert forward is not None
     graph = made.differentiated(trained(made), forward)
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
-    return execute_narrow(made, graph, data, names)
+    found, counts = execute_narrow(made, graph, data, names)
+    return plain(found), counts
 
 
 FEEDS: dict[str, Any] = {
@@ -213,7 +220,7 @@ def gradients_of(
     made = compiled(model, batches[0], **more)
     graph = made.differentiated(trained(made))
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
-    return [execute(made, graph, data, names) for data in batches]
+    return [plain(execute(made, graph, data, names)) for data in batches]
 
 
 def onnxruntime(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) -> Tensors:
@@ -222,7 +229,7 @@ def onnxruntime(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) 
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
     session = ort.InferenceSession(to_proto(graph).SerializeToString(), options)
-    own = {**made.captured.parameters, **made.captured.buffers, **data}
+    own = {**made.captured.tensors, **{BATCH + n: x for n, x in data.items()}}
     feeds = {}
     for item in session.get_inputs():
         value = own.get(item.name, FEEDS.get(item.name))

@@ -92,7 +92,7 @@ def test_checkpointing_is_inlined() -> None:
     got = execute(made, graph, {"x": X, "target": Y})
     loss_fn(model(X), Y).backward()
     for name, p in model.named_parameters():
-        torch.testing.assert_close(got[f"grad.{name}"], p.grad)
+        torch.testing.assert_close(got[f"grad.param.{name}"], p.grad)
 
 
 class PartlyFrozen(Mlp):
@@ -106,7 +106,10 @@ def test_region_without_gradients_is_never_given_some() -> None:
     model = PartlyFrozen().train()
     made = Compiled(model, (X,), {}, (Y,), loss_fn)
     outputs = made.differentiated(trained(made)).outputs
-    assert {n for n in outputs if n.startswith("grad.")} == {"grad.outer.weight", "grad.outer.bias"}
+    assert {n for n in outputs if n.startswith("grad.")} == {
+        "grad.param.outer.weight",
+        "grad.param.outer.bias",
+    }
 
 
 def test_autocast_is_refused() -> None:

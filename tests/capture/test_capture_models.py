@@ -24,6 +24,7 @@ from onward.capture import Captured, capture
 from onward.config import CaptureError
 from onward.graph.file import save
 from onward.graph.graph import Graph, Role, attributes, type_of
+from onward.graph.names import parameter_name
 
 
 def labelled(classes: int, padding: str | None) -> dict[str, torch.Tensor]:
@@ -62,11 +63,11 @@ def test_training_graph_has_shared_symbols_and_every_dropout(name: str, padding:
     ids = "i64[B,T]"
     labels = "i64[B]" if name == "bert-classify" else ids
     expected = {"input_ids": ids, "labels": labels} | ({"attention_mask": ids} if padding else {})
-    assert inputs == expected
+    assert inputs == {f"batch.{n}": type for n, type in expected.items()}
     assert symbols_in(got.graph) == {"B", "T"}
     outputs = {n: str(type_of(v)) for n, v in got.graph.outputs.items()}
     logits = "f32[B,3]" if name == "bert-classify" else f"f32[B,T,{VOCABULARY}]"
-    assert outputs == {"loss": "f32[]", "logits": logits}
+    assert outputs == {"loss": "f32[]", "output.logits": logits}
 
     nodes = dropout_nodes(got.graph)
     sites = [attributes(n)["site"] for n in nodes]
@@ -99,7 +100,7 @@ def test_plain_module_with_loss_function() -> None:
     x, y = torch.randn(6, 8), torch.arange(6) % 5
     got = capture(model, (x,), {}, (y,), nn.functional.cross_entropy)
     types = {v.name: str(type_of(v)) for v in got.graph.inputs_with(Role.BATCH)}
-    assert types == {"x": "f32[B,8]", "target": "i64[B]"}
+    assert types == {"batch.x": "f32[B,8]", "batch.target": "i64[B]"}
     assert str(type_of(got.graph.outputs["loss"])) == "f32[]"
     assert len(dropout_nodes(got.graph)) == 1
 
@@ -155,7 +156,7 @@ class Sum(nn.Module):
 def test_one_tensor_given_twice_stays_two_inputs() -> None:
     x = torch.randn(4, 3)
     made = compiled(Sum(), {"a": x, "b": x})
-    assert [v.name for v in made.captured.graph.inputs_with(Role.BATCH)] == ["a", "b"]
+    assert [v.name for v in made.captured.graph.inputs_with(Role.BATCH)] == ["batch.a", "batch.b"]
     a, b = torch.randn(4, 3), torch.randn(4, 3)
     got = execute(made, made.forward, {"a": a, "b": b}, ["loss"])["loss"]
     torch.testing.assert_close(got, (a - 2 * b).mean())
@@ -163,7 +164,7 @@ def test_one_tensor_given_twice_stays_two_inputs() -> None:
 
 def test_weights_are_the_users_own() -> None:
     model, _, got = captured("bert-mlm")
-    named = dict(model.named_parameters(remove_duplicate=False))
+    named = {parameter_name(n): p for n, p in model.named_parameters(remove_duplicate=False)}
     for name, tensor in got.parameters.items():
         assert tensor is named[name]
         assert tensor.data_ptr() == named[name].data_ptr()

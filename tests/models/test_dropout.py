@@ -127,11 +127,11 @@ def test_masks_follow_the_sample_not_its_place_in_the_batch() -> None:
     """A half batch told where it starts has the logits that its rows have in the whole."""
     model, data = gpt2(dropout=0.3), batch(4, 12)
     made = compiled(model, data)
-    whole = execute(made, made.forward, data, ["logits"])["logits"]
+    whole = execute(made, made.forward, data, ["output.logits"])["output.logits"]
     for start, half in zip((0, 2), halves(data), strict=True):
-        got = execute(made, made.forward, half, ["logits"], sample_offset=start)["logits"]
+        got = execute(made, made.forward, half, ["output.logits"], sample_offset=start)["output.logits"]
         torch.testing.assert_close(got, whole[start : start + 2], rtol=1e-5, atol=1e-6)
-    unmoved = execute(made, made.forward, halves(data)[1], ["logits"], sample_offset=0)["logits"]
+    unmoved = execute(made, made.forward, halves(data)[1], ["output.logits"], sample_offset=0)["output.logits"]
     assert not torch.allclose(unmoved, whole[2:], rtol=1e-3, atol=1e-3)
 
 

@@ -26,6 +26,7 @@ from onward.capture.raise_ import raise_composites
 from onward.capture.translate import Translator, to_type
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of
+from onward.graph.names import BATCH, BUFFER, PARAM, distinct, output_name
 from onward.graph.types import Size
 
 LossFunction = Callable[..., torch.Tensor]
@@ -35,7 +36,7 @@ LossFunction = Callable[..., torch.Tensor]
 class Captured:
     """A forward graph and what ties it to the user's world.
 
-    graph: outputs are `loss` and the model's other outputs by name.
+    graph: outputs are `loss` and the model's other outputs as `output.<name>`.
     parameters, buffers: graph input name -> the user's tensor (tied ones appear once).
     leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
     """
@@ -138,9 +139,10 @@ def name_outputs(outputs: Any) -> dict[str, torch.Tensor]:
     for name, value in pairs:
         leaves = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
         if isinstance(value, torch.Tensor):
-            named[str(name)] = value
+            named[distinct(str(name), named)] = value
         else:
-            named.update({f"{name}_{i}": v for i, v in enumerate(leaves)})
+            for i, leaf in enumerate(leaves):
+                named[distinct(f"{name}_{i}", named)] = leaf
     return named
 
 
@@ -160,7 +162,10 @@ def capture(
     """
     paths, spec = pytree.tree_flatten_with_path((args, kwargs, target))
     leaves = [leaf for _, leaf in paths]
-    names = [_leaf_name(path, model) for path, leaf in paths if isinstance(leaf, torch.Tensor)]
+    names: list[str] = []
+    for path, leaf in paths:
+        if isinstance(leaf, torch.Tensor):
+            names.append(distinct(_leaf_name(path, model), names))
     fixed = [_TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
     tensors = [v.detach() for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
     _refuse(model)
@@ -171,7 +176,7 @@ def capture(
     program = _export(flat, tensors, names)
     graph = Graph("forward")
     translator = Translator(graph, program)
-    result = _bind_inputs(translator, program, model, tensors, names)
+    result = _bind_inputs(translator, program, flat, tensors, names)
     if flat.extra:
         result.notes.append("use_cache=False: a key/value cache cannot be part of a training graph")
         if "position_ids" in names:
@@ -179,7 +184,8 @@ def capture(
                 "position_ids keep no packed documents apart, as in eager PyTorch while the "
                 "model's use_cache is on; fix: model.config.use_cache = False"
             )
-    translator.run(dict(zip(flat.noted.names, translator.output_nodes(), strict=True)))
+    outputs = [n if want_loss and i == 0 else output_name(n) for i, n in enumerate(flat.noted.names)]
+    translator.run(dict(zip(outputs, translator.output_nodes(), strict=True)))
     raise_composites(graph)
     _guard(result, program)
     return result
@@ -277,7 +283,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _bind_inputs(
     translator: Translator,
     program: Any,
-    model: torch.nn.Module,
+    flat: _Flat,
     tensors: list[torch.Tensor],
     names: list[str],
 ) -> Captured:
@@ -285,23 +291,23 @@ def _bind_inputs(
     graph = translator.graph
     result = Captured(graph, {}, {}, {})
     by_id: dict[int, Value] = {}
-    live = dict(model.named_parameters(remove_duplicate=False)) | dict(
-        model.named_buffers(remove_duplicate=False)
+    live = dict(flat.named_parameters(remove_duplicate=False)) | dict(
+        flat.named_buffers(remove_duplicate=False)
     )
+    first = {id(t): n for n, t in reversed(live.items())}  # of tied ones, the name torch lists
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     users = 0
     for spec in program.graph_signature.input_specs:
         node = placeholders[spec.arg.name]
-        target = (spec.target or "").removeprefix("model.")
         if spec.kind is InputKind.USER_INPUT:
             translator.name_sizes(node, tensors[users])
-            value = graph.input(names[users], translator.type_of_fx(node), Role.BATCH)
+            value = graph.input(BATCH + names[users], translator.type_of_fx(node), Role.BATCH)
             for dim, size in enumerate(type_of(value).shape):
                 result._sizes.append((users, dim, size))
             result.leaves[users] = value.name or ""
             users += 1
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            tensor = live.get(target)
+            tensor = live.get(spec.target)
             if tensor is None:
                 tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
             assert tensor is not None, f"{spec.target} is not in the model"
@@ -309,13 +315,13 @@ def _bind_inputs(
                 value = by_id[id(tensor)]
             else:
                 trained = isinstance(tensor, torch.nn.Parameter)
-                role = Role.PARAM if trained else Role.BUFFER
-                value = graph.input(target, to_type(tensor), role)
+                name = (PARAM if trained else BUFFER) + _path(first.get(id(tensor), spec.target))
+                value = graph.input(name, to_type(tensor), Role.PARAM if trained else Role.BUFFER)
                 by_id[id(tensor)] = value
                 if isinstance(tensor, torch.nn.Parameter):
-                    result.parameters[target] = tensor
+                    result.parameters[name] = tensor
                 else:
-                    result.buffers[target] = tensor
+                    result.buffers[name] = tensor
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             value = graph.constant(program.constants[spec.target].detach().numpy())
         else:
@@ -323,6 +329,14 @@ def _bind_inputs(
         translator.env[node] = value
     translator.find_batch_size()
     return result
+
+
+def _path(target: str) -> str:
+    """The model's own path of what the wrapper holds; the loss function's stands apart.
+
+    An empty first part is no module's name, so that no path of the model begins so.
+    """
+    return target.removeprefix("model.") if target.startswith("model.") else f".{target}"
 
 
 def _guard(result: Captured, program: Any) -> None:

@@ -7,7 +7,7 @@ rows seen, and each batch runs on its own counts. Which one runs is decided for 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ from onward.compile import Compiled
 from onward.config import CaptureError, OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
+from onward.graph.names import OUTPUT, output_name, user_name
 from onward.plan import Plan
 from onward.rewrite import Work, account, cut, prune, rows_name
 from onward.train.call import Call
@@ -54,7 +55,12 @@ class Wanted:
 
     def outputs(self, graph: Graph) -> list[str]:
         ends = [n for n in graph.outputs if n.startswith(self.ends)] if self.ends else []
-        return ["loss", *self.names, *ends]
+        return [*_outputs(graph, self.names), *ends]
+
+
+def _outputs(graph: Graph, names: Iterable[str]) -> list[str]:
+    """The loss and the model's outputs of these names, as the graph calls them."""
+    return ["loss", *(output_name(n) for n in names if output_name(n) in graph.outputs)]
 
 
 class Step:
@@ -134,14 +140,15 @@ class Step:
         if narrow is not None:
             rows = narrow.count(staged, dims)
             pays = narrow.pays(dims | {size: len(numbers) for size, numbers in rows.items()})
-        forward, outputs = self.compiled.forward, ["loss", *names]
+        forward = self.compiled.forward
+        outputs = _outputs(forward, names)
         return explain(lambda without: account(forward, outputs, without), conditions, dims, pays)
 
     def narrow(self, names: tuple[str, ...]) -> Narrow | None:
         """The form for the rows that these outputs need; None where that is all of them."""
         if names not in self._narrow:
             self._check(names)
-            forward = self.compiled.narrow(["loss", *names])
+            forward = self.compiled.narrow(_outputs(self.compiled.forward, names))
             self._narrow[names] = None if forward is None else Narrow(self, forward, names)
         return self._narrow[names]
 
@@ -160,10 +167,10 @@ class Step:
         return self._bind(self.compiled, graph, plan)
 
     def _check(self, names: tuple[str, ...]) -> None:
-        have = list(self.compiled.forward.outputs)
-        unknown = next((n for n in names if n not in have), None)
+        have = [user_name(n) for n in self.compiled.forward.outputs if n.startswith(OUTPUT)]
+        unknown = next((n for n in names if n not in (*have, "loss")), None)
         if unknown is not None:
-            raise OnwardError(f"no output '{unknown}' to fetch; the model has: {', '.join(have)}")
+            raise OnwardError(f"no output '{unknown}' to fetch; the model has: {', '.join(have) or 'none but its loss'}")
 
 
 class Narrow:
@@ -172,7 +179,8 @@ class Narrow:
     def __init__(self, step: Step, forward: Graph, names: tuple[str, ...]) -> None:
         self.step, self.forward = step, forward
         self.conditions, _ = cut(forward)
-        self.work = Work(forward), Work(prune(step.compiled.forward, ["loss", *names]))
+        wide = step.compiled.forward
+        self.work = Work(forward), Work(prune(wide, _outputs(wide, names)))
         self.running = False
         self._graph: Graph | None = None
         self._counting = Pool(step, lambda: self.conditions, "rows-")

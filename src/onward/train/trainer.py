@@ -20,6 +20,7 @@ from onward.config import OnwardError, TrainerOptions
 from onward.differentiate.update import state_name
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
+from onward.graph.names import PARAM, output_name, parameter_name
 from onward.plan import Plan
 from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
@@ -141,7 +142,7 @@ class Trainer:
             grad_norm=norm,
             lr=float(self.optimizer.param_groups[0]["lr"]),
             updated=last,
-            outputs={name: executable.output(name) for name in wanted},
+            outputs=_fetched(executable, wanted),
         )
 
     def eval_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
@@ -156,7 +157,7 @@ class Trainer:
             loss=executable.output("loss"),
             lr=float(self.optimizer.param_groups[0]["lr"]),
             updated=False,
-            outputs={name: executable.output(name) for name in fetch},
+            outputs=_fetched(executable, fetch),
         )
 
     # ---- state
@@ -165,9 +166,9 @@ class Trainer:
         """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), counters."""
         return {
             "model": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
-            "optimizer": {k: v.clone() for k, v in self._updates.tensors.items()},
+            "optimizer": {_plain(k): v.clone() for k, v in self._updates.tensors.items()},
             "updates": self.updates,
-            "counts": self._updates.counts,
+            "counts": {k.removeprefix(PARAM): n for k, n in self._updates.counts.items()},
             "micro_steps": self.micro_steps,
             "samples": self._samples,
             "seed": self._seed.clone(),
@@ -182,24 +183,26 @@ class Trainer:
             raise OnwardError(
                 f"state does not fit the model: {', '.join(odd[:4])} differ in presence"
             )
-        expected = own | {
+        slots = {
             state_name(n, slot): p
             for n, p in self.model.named_parameters(remove_duplicate=False)
             for slot in (*SLOTS, "accumulator")
         }
-        given = {**saved, **state["optimizer"]}
-        strange = sorted(set(given) - set(expected))
-        if strange:
-            raise OnwardError(f"state does not fit the model: nothing there is called {strange[0]}")
-        bad = [k for k in given if expected[k].shape != given[k].shape]
-        if bad:
-            raise OnwardError(f"state does not fit the model: {bad[0]} has another shape")
+        for given, expected in ((saved, own), (state["optimizer"], slots)):
+            for name, tensor in given.items():
+                if name not in expected:
+                    raise OnwardError(
+                        f"state does not fit the model: nothing there is called {name}"
+                    )
+                if expected[name].shape != tensor.shape:
+                    raise OnwardError(f"state does not fit the model: {name} has another shape")
         with torch.no_grad():
             self.model.load_state_dict(saved)
             for tensor in self._updates.tensors.values():
                 tensor.zero_()  # what the saved run did not have yet
             for name, tensor in state["optimizer"].items():
-                self._updates.tensor(name, tensor).copy_(tensor)
+                slot, _, path = name.partition(".")
+                self._updates.tensor(state_name(parameter_name(path), slot), tensor).copy_(tensor)
         self._updates.done = int(state["updates"])
         self.micro_steps = int(state["micro_steps"])
         self._samples = int(state["samples"])
@@ -207,7 +210,7 @@ class Trainer:
         if state.get("generator") is not None:
             self._generator = torch.Generator()
             self._generator.set_state(state["generator"])
-        self._updates.restart(state["counts"])
+        self._updates.restart({parameter_name(k): n for k, n in state["counts"].items()})
 
     # ---- looking
 
@@ -370,6 +373,18 @@ class Trainer:
 
     def _draw_seed(self) -> None:
         self._seed = torch.randint(0, 2**32, (2,), generator=self._generator, dtype=torch.int64)
+
+
+def _fetched(executable: Executable, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """Copies of the model's outputs; `loss` is the loss where the model has no other of the name."""
+    have = executable.plan.outputs
+    return {n: executable.output(output_name(n) if output_name(n) in have else n) for n in names}
+
+
+def _plain(name: str) -> str:
+    """`exp_avg.param.w` -> `exp_avg.w`, as a `state_dict` calls it."""
+    slot, _, parameter = name.partition(".")
+    return state_name(parameter.removeprefix(PARAM), slot)
 
 
 @contextmanager

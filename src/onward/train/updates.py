@@ -18,6 +18,7 @@ from onward.config import OnwardError
 from onward.differentiate import UpdateGroup
 from onward.differentiate.update import state_name
 from onward.execute import Memory
+from onward.graph.names import parameter_name
 from onward.graph.types import Type
 from onward.train.optim import update_group
 
@@ -138,7 +139,7 @@ class Updates:
         self.optimizer.register_load_state_dict_post_hook(lambda _: self._adopt())
 
     def _names(self) -> dict[int, str]:
-        return {id(p): n for n, p in self.model.named_parameters()}
+        return {id(p): parameter_name(n) for n, p in self.model.named_parameters()}
 
     def _adopt(self) -> None:
         """Copies the state a torch optimizer holds (a resumed run) into the session's memory."""

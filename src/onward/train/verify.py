@@ -25,6 +25,7 @@ from onward.differentiate import gradient_name
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, make_attributes, type_of
+from onward.graph.names import user_name
 from onward.graph.text import node_text
 from onward.rewrite import cut, rows_name
 from onward.train.call import Call
@@ -257,8 +258,8 @@ class _Check:
 
                 named = name_outputs(outputs)
                 loss = named.get("loss", next(iter(named.values())))
-        wanted = [n for n in self.names if copies[n].requires_grad]
-        grads = torch.autograd.grad(loss, [copies[n] for n in wanted], allow_unused=True)
+        wanted = [n for n in self.names if copies[user_name(n)].requires_grad]
+        grads = torch.autograd.grad(loss, [copies[user_name(n)] for n in wanted], allow_unused=True)
         found = {"loss": loss.detach()}
         found |= {
             gradient_name(n): g.detach()

@@ -22,6 +22,7 @@ from onward.graph.graph import (
     where,
 )
 from onward.graph.infer import clamp_slice, reduced_dims
+from onward.graph.names import user_name
 from onward.graph.types import DType, Shape, Size, product
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.known import batch_values
@@ -144,7 +145,7 @@ def demands(
     found: dict[Value, Demand] = {}
     for name in outputs:
         value = graph.outputs[name]
-        why = "" if type_of(value).rank == 0 else f"output '{name}'"
+        why = "" if type_of(value).rank == 0 else f"output '{user_name(name)}'"
         if why not in without:
             found[value] = all_of(why)
     for node in reversed(list(graph)):
