@@ -82,11 +82,12 @@ class Compiled:
         max_grad_norm: float | None,
         accumulate: bool,
         forward: Graph | None = None,
+        skip_nonfinite: bool = False,
     ) -> Graph:
         """The whole training step as one graph. `forward`: a narrow one, else `self.forward`."""
         graph = self._gradients(forward or self.forward, wrt)
         with self._timed("updates"):
-            graph = add_updates(graph, groups, max_grad_norm, accumulate)
+            graph = add_updates(graph, groups, max_grad_norm, accumulate, skip_nonfinite)
         self._note("updates", graph)
         with self._timed("rewrite step"):
             return self._rewrite(graph, STEP, "step")

@@ -34,6 +34,9 @@ class TrainerOptions:
     memory_budget: the most a step's plan may hold beyond the user's parameters: bytes (int), or a
         fraction (float, above 0 to 1) of what it would hold unconstrained. Values are then computed
         again in backward instead of kept; OnwardError where that is not enough. None: no limit.
+    skip_nonfinite: leave an update out where a gradient is infinite or NaN: weights, optimizer
+        state and counts stay as they are, and the step says `skipped`. False updates all the same,
+        as eager PyTorch does.
     disable: names of rewrite passes to leave out.
     fetch: names of model outputs every step returns besides the loss.
     """
@@ -43,6 +46,7 @@ class TrainerOptions:
     seed: int | None = None
     verify: bool = False
     memory_budget: int | float | None = None
+    skip_nonfinite: bool = True
     disable: tuple[str, ...] = ()
     fetch: tuple[str, ...] = ()
 

@@ -129,9 +129,13 @@ def test_masks_follow_the_sample_not_its_place_in_the_batch() -> None:
     made = compiled(model, data)
     whole = execute(made, made.forward, data, ["output.logits"])["output.logits"]
     for start, half in zip((0, 2), halves(data), strict=True):
-        got = execute(made, made.forward, half, ["output.logits"], sample_offset=start)["output.logits"]
+        got = execute(made, made.forward, half, ["output.logits"], sample_offset=start)[
+            "output.logits"
+        ]
         torch.testing.assert_close(got, whole[start : start + 2], rtol=1e-5, atol=1e-6)
-    unmoved = execute(made, made.forward, halves(data)[1], ["output.logits"], sample_offset=0)["output.logits"]
+    unmoved = execute(made, made.forward, halves(data)[1], ["output.logits"], sample_offset=0)[
+        "output.logits"
+    ]
     assert not torch.allclose(unmoved, whole[2:], rtol=1e-3, atol=1e-3)
 
 

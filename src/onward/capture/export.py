@@ -184,7 +184,9 @@ def capture(
                 "position_ids keep no packed documents apart, as in eager PyTorch while the "
                 "model's use_cache is on; fix: model.config.use_cache = False"
             )
-    outputs = [n if want_loss and i == 0 else output_name(n) for i, n in enumerate(flat.noted.names)]
+    outputs = [output_name(n) for n in flat.noted.names]
+    if want_loss:
+        outputs[0] = "loss"
     translator.run(dict(zip(outputs, translator.output_nodes(), strict=True)))
     raise_composites(graph)
     _guard(result, program)
@@ -331,11 +333,12 @@ def _bind_inputs(
     return result
 
 
-def _path(target: str) -> str:
+def _path(target: str | None) -> str:
     """The model's own path of what the wrapper holds; the loss function's stands apart.
 
     An empty first part is no module's name, so that no path of the model begins so.
     """
+    assert target is not None
     return target.removeprefix("model.") if target.startswith("model.") else f".{target}"
 
 

@@ -41,6 +41,7 @@ def add_updates(
     groups: Sequence[UpdateGroup],
     max_grad_norm: float | None = None,
     accumulate: bool = False,
+    skip_nonfinite: bool = False,
 ) -> Graph:
     """A copy of a differentiated graph with updated parameters and state among its outputs.
 
@@ -48,6 +49,8 @@ def add_updates(
     `accumulate`, one accumulator per parameter. New outputs: `next.<input>` with state pairs, and
     `grad_norm` where gradients are clipped. With `accumulate` there are also
     `accumulated.<parameter>`; a plan that asks for these alone is a micro-step without update.
+    With `skip_nonfinite` the output `finite`, b[], says whether all gradients are: the updates are
+    to be done where it is true.
     """
     graph = graph.clone()
     b = Builder(graph, module="optimizer", backward=True)
@@ -72,10 +75,13 @@ def add_updates(
             graph.outputs[f"accumulated.{name}"] = gradients[name]
             graph.state[f"accumulated.{name}"] = held
     scale: Value | None = None
+    norm: Value | None = None
     if max_grad_norm is not None:
         norm = _global_norm(b, list(gradients.values()))
         graph.outputs["grad_norm"] = norm
         scale = b.Min(b.Div(max_grad_norm, b.Add(norm, NORM_EPS)), 1.0)
+    if skip_nonfinite and gradients:
+        graph.outputs["finite"] = b.AllFinite(norm, *gradients.values())
     for group in groups:
         for name in group.parameters:
             if name in gradients:

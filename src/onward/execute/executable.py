@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from onward.execute.memory import Memory
+from onward.config import OnwardError
+from onward.execute.memory import Memory, overlapping
+from onward.execute.signals import signals_wait
+from onward.graph.names import user_name
 from onward.graph.types import DType, Size, Type, value
 from onward.kernels import Use, torch_dtype
 from onward.kernels.kernel import Launch
@@ -35,6 +40,8 @@ class Executable:
     `owned` gives the tensors that belong to the user or the session by graph input name:
     parameters, module buffers, optimizer state. Everything else is placed in `memory`. Open sizes
     of the plan may change from run to run: launches that they concern are then bound anew.
+    Kernels read and write whole rows of memory: an owned tensor whose elements do not lie one after
+    the other is copied to a place of the session's before a run, and back where it was written.
     """
 
     def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
@@ -45,7 +52,7 @@ class Executable:
         self._inputs: dict[str, torch.Tensor] = {}
         self._outputs: dict[str, torch.Tensor] = {}
         self._bases: dict[int, torch.Tensor] = {}
-        self._bound_at: tuple[int, ...] | None = None
+        self._bound_at: tuple[Any, ...] | None = None
         self.dims = dict(plan.dims)  # of the batch that the launches are bound for
         self._bound_dims: dict[str, int] = {}
         self._sizes: dict[int, int] = {}  # of a size by its id, at these dims
@@ -59,8 +66,8 @@ class Executable:
         self._written = [
             owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in changed
         ]
+        self._places: dict[str, torch.Tensor] = {}  # of owned tensors with gaps, or out of order
         memory.join(self)
-        memory.reserve(plan.sizes)
 
     # ---- running
 
@@ -68,10 +75,15 @@ class Executable:
         self,
         inputs: Mapping[str, torch.Tensor | float | int],
         dims: Mapping[str, int] | None = None,
-    ) -> None:
+        done: Callable[[bool], None] | None = None,
+    ) -> bool:
         """One pass over the launches. `inputs` are copied into their staged places first.
 
         dims: sizes of this batch, which the plan serves; those of the plan where left out.
+        Returns whether what outlives the step was written: not where the plan has an output
+        `finite` that is false. Until the first such launch a run may fail or be interrupted and
+        leaves parameters and state as they were; from there on signals wait, also for `done`, which
+        is told the same.
         """
         with torch.no_grad():
             self.bind(dims)
@@ -83,9 +95,34 @@ class Executable:
                     target.copy_(value)
                 else:
                     target.fill_(value)
-            for launch in self._launches:
+            for name, place in self._places.items():
+                place.copy_(self.owned[name])
+            for launch in self._launches[: self.plan.commit]:
                 launch()
+            finite = self._outputs.get("finite")
+            wrote = finite is None or bool(finite)
+            with signals_wait():
+                if wrote and self.plan.commit < len(self._launches):
+                    with self._writing():
+                        self._commit()
+                if done is not None:
+                    done(wrote)
+        return wrote
+
+    def _commit(self) -> None:
+        for launch in self._launches[self.plan.commit :]:
+            launch()
+        for name, place in self._places.items():
+            if any(self.owned[name] is t for t in self._written):
+                self.owned[name].detach().copy_(place)
         self._mark_written()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """What an exception leaves half written is known to the session."""
+        self.memory.torn = True
+        yield
+        self.memory.torn = False
 
     def _mark_written(self) -> None:
         """So that a backward over values saved before raises instead of lying."""
@@ -144,8 +181,12 @@ class Executable:
         with open sizes where these are others."""
         if dims is not None:
             self.dims = {name: dims[name] for name in self.plan.dims}
-        pointers = (self.memory.version, *(t.data_ptr() for t in self.owned.values()))
+        self.memory.reserve(self.plan.sizes)
+        owned = self.owned.values()
+        pointers = (self.memory.version, *[(t.data_ptr(), t.stride()) for t in owned])
         if pointers != self._bound_at:
+            self._check_owned()
+            self._places.clear()
             names = {layout.buffer: name for name, layout in self.plan.inputs.items()}
             for buffer in self.plan.buffers:
                 if buffer.index not in self.plan.constants or buffer.index not in self._bases:
@@ -166,6 +207,34 @@ class Executable:
         for i in launches:
             self._launches[i] = self._bound(self.plan.launches[i])
         self._bound_at, self._bound_dims = pointers, self.dims
+
+    def _check_owned(self) -> None:
+        """Raises OnwardError for tensors that are no longer what the step was made for, and for
+        written ones that share memory with others."""
+        for name, tensor in self.owned.items():
+            layout = self.plan.inputs.get(name)
+            if layout is None:
+                continue
+            have = (tuple(tensor.shape), tensor.dtype)
+            want = (layout.shape, torch_dtype(layout.dtype))
+            if have != want:
+                raise OnwardError(
+                    f"'{user_name(name)}' is {_kind(*have)} now, and was {_kind(*want)} when its "
+                    "training began; fix: make a new optimizer and Trainer after such a change"
+                )
+            if tensor.is_inference() and any(tensor is t for t in self._written):
+                raise OnwardError(
+                    f"'{user_name(name)}' was made under torch.inference_mode and cannot be "
+                    "trained; fix: make the model outside of it"
+                )
+        pair = overlapping(self.owned, {id(t) for t in self._written})
+        if pair is not None:
+            first, second = map(user_name, pair)
+            other = "itself (an expanded tensor)" if first == second else f"'{second}'"
+            raise OnwardError(
+                f"'{first}' shares memory with {other}, and a step writes there; fix: give each "
+                "its own memory (p.data = p.data.clone()), or tie them by making them one Parameter"
+            )
 
     def release(self) -> None:
         """Lets go of the arenas; the next run binds all launches anew."""
@@ -243,7 +312,14 @@ class Executable:
             return torch.from_numpy(array.copy()).to(self.memory.device)
         name = names.get(index)
         if name is not None and name in self.owned:
-            return self.owned[name].detach()
+            tensor = self.owned[name].detach()
+            if tensor.is_contiguous():
+                return tensor
+            layout = self.plan.inputs[name]
+            self._places[name] = self.memory.named(
+                f"place of {name}", Type(layout.dtype, layout.shape)
+            )
+            return self._places[name]
         if name is not None and buffer.region is Region.PERSISTENT:
             layout = self.plan.inputs[name]
             return self.memory.named(name, Type(layout.dtype, layout.shape))
@@ -259,9 +335,8 @@ class Executable:
         if found is None:
             typed = self._typed(layout)
             if layout.is_static and typed.shape == layout.shape and layout.is_contiguous:
-                found = typed  # whole, and strided where a user's parameter is
+                found = typed
             else:
-                assert typed.is_contiguous(), "a view of a strided parameter"
                 size = self._size
                 found = typed.as_strided(
                     [size(n) for n in layout.shape],
@@ -279,6 +354,10 @@ class Executable:
             base, dtype = self._bases[layout.buffer], torch_dtype(layout.dtype)
             found = self._bases_typed[key] = base if base.dtype == dtype else base.view(dtype)
         return found
+
+
+def _kind(shape: tuple[Size, ...], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
 def _unbound() -> None:

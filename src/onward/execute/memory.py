@@ -11,10 +11,12 @@ import contextlib
 import ctypes
 import sys
 import weakref
+from collections.abc import Mapping, Set
 from typing import Protocol
 
 import torch
 
+from onward.config import OnwardError
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
 from onward.plan import Region
@@ -34,6 +36,7 @@ class Memory:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.version = 0
+        self.torn = False  # whether an update was broken off, so that weights are of two steps
         self._named: dict[str, torch.Tensor] = {}
         self._arenas: dict[Region, torch.Tensor] = {}
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
@@ -67,9 +70,14 @@ class Memory:
             tenant.release()  # a window that is left would keep the old arena beside the new one
         _return_freed_heap()
         for region in growing:
-            self._arenas[region] = torch.empty(
-                sizes[region], dtype=torch.uint8, device=self.device
-            )  # fmt: skip
+            try:
+                arena = torch.empty(sizes[region], dtype=torch.uint8, device=self.device)
+            except (MemoryError, RuntimeError) as error:  # torch has no type of its own on the CPU
+                raise OnwardError(
+                    f"a step needs {sizes[region] / 2**20:.0f} MiB of {region.value} memory, which "
+                    "cannot be had; fix: a smaller batch, or TrainerOptions(memory_budget=...)"
+                ) from error
+            self._arenas[region] = arena
             self.version += 1
 
     def window(self, region: Region, offset: int, nbytes: int) -> torch.Tensor:
@@ -80,6 +88,32 @@ class Memory:
         """Bytes of an arena now."""
         arena = self._arenas.get(region)
         return 0 if arena is None else arena.numel()
+
+
+def overlapping(tensors: Mapping[str, torch.Tensor], written: Set[int]) -> tuple[str, str] | None:
+    """Names of two tensors that share bytes, of which one, by its id, is `written`; or of one
+    such tensor twice, whose own elements do. None where there are none.
+
+    Tensors that interleave in one storage without meeting count as sharing.
+    """
+    spans: list[tuple[int, int, str, bool]] = []
+    for name, tensor in tensors.items():
+        if tensor.numel() == 0:
+            continue
+        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        if id(tensor) in written and reach < tensor.numel():
+            return name, name
+        start = tensor.data_ptr()
+        spans.append((start, start + reach * tensor.itemsize, name, id(tensor) in written))
+    spans.sort()
+    last: dict[bool, tuple[int, str]] = {}  # how far written and other tensors reach so far
+    for start, end, name, writes in spans:
+        for kind, (reached, other) in last.items():
+            if start < reached and (writes or kind):
+                return other, name
+        if end > last.get(writes, (0, ""))[0]:
+            last[writes] = (end, name)
+    return None
 
 
 def _return_freed_heap() -> None:

@@ -351,5 +351,13 @@ class _Planner:
         return Plan(
             self.dims, self.open, self.launches, self.buffers,
             {v.name or "": self.layouts[v] for v in given}, outputs, self.constants,
-            sizes, bound, workspace, self.joint,
+            sizes, bound, workspace, self.joint, self._commit(),
         )  # fmt: skip
+
+    def _commit(self) -> int:
+        """The first launch that writes to memory which outlives the step."""
+        kept = {self.layouts[source].buffer for source in self.sources.values()}
+        writes = (
+            i for i, x in enumerate(self.launches) if any(y.buffer in kept for y in x.outputs)
+        )
+        return next(writes, len(self.launches))

@@ -1,8 +1,11 @@
 """The order of launches: as the graph has it, with what frees memory as soon as it can run.
 
-An update overwrites its parameter, so it runs after every other reader of it; run early, it
-frees the gradient at once. A launch of the backward half that frees more than it takes, such as a
-weight's gradient that is the last to read a layer's input, runs as soon as its operands are there.
+An update overwrites its parameter, so it runs after every other reader of it. No state is written
+before the forward half is done: what a batch can be refused for is met there. Where the graph says
+whether its gradients are finite, updates come after everything else, so that they can be left out;
+elsewhere an update runs early and frees the gradient at once. A launch of the backward half that
+frees more than it takes, such as a weight's gradient that is the last to read a layer's input, runs
+as soon as its operands are there.
 """
 
 from __future__ import annotations
@@ -41,10 +44,17 @@ class _Order:
         self._readers: dict[Value, set[Node]] = {}  # launches that have yet to read a memory
         self._index = {node: i for i, node in enumerate(graph)}
         self._done: set[Node] = set()
+        last = any(node.op_type == "AllFinite" for node in graph)
+        self._first = {  # what runs before any update
+            n for n in graph if n not in self._updates and (last or not n.meta.get("backward"))
+        }
         for node in graph:
             self._enter(node)
         for node in graph:
-            if node not in self._done and (node not in self._updates or self._waiting[node] == 0):
+            if node not in self._done and (node not in self._updates or self._ready(node)):
+                self._run(node)
+        for node in graph:  # updates that stand before the last of what runs first
+            if node not in self._done and self._ready(node):
                 self._run(node)
 
     def _enter(self, node: Node) -> None:
@@ -77,6 +87,7 @@ class _Order:
             if node in self._done:
                 continue
             self._done.add(node)
+            self._first.discard(node)
             self.nodes.append(node)
             near: set[Node] = set(self._followers.get(node, []))
             for other in near:
@@ -89,11 +100,14 @@ class _Order:
             found = [n for n in near if n not in self._done and self._at_once(n)]
             stack += sorted(found, key=self._index.__getitem__, reverse=True)
 
+    def _ready(self, node: Node) -> bool:
+        return self._waiting[node] == 0 and not self._first
+
     def _at_once(self, node: Node) -> bool:
         if self._waiting[node] > 0:
             return False
         if node in self._updates:
-            return True
+            return self._ready(node)
         if not node.meta.get("backward") or node.meta.get("again"):
             return False  # what is computed again was put where it is first read
         if node.outputs[0] in self._memory:  # a window costs nothing; one on a forward value waits,

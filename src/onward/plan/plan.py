@@ -66,7 +66,8 @@ class Plan:
     sizes: bytes of each region that execution allocates. peak: their sum plus the largest
     workspace, that is, what a step holds beyond the user's own parameters. lower_bound: the most
     bytes of residual and scratch buffers alive at one launch. open: sizes that may be smaller than
-    those of `dims` when the plan runs. constants: arrays by buffer, or sizes to be filled in.
+    those of `dims` when the plan runs. commit: the first launch that writes what outlives the step
+    (parameters, optimizer state). constants: arrays by buffer, or sizes to be filled in.
     """
 
     dims: dict[str, int]
@@ -80,6 +81,7 @@ class Plan:
     lower_bound: int
     workspace: int
     joint: bool
+    commit: int
 
     def serves(self, dims: Mapping[str, int]) -> bool:
         """Whether a batch of these sizes can run on this plan."""

@@ -43,7 +43,7 @@ def _plain_names(graph: Graph, arrays: Mapping[str, np.ndarray]) -> dict[str, np
 
     A file has one space of names: where two meet, an input's stays, then an output's.
     """
-    taken = {v.name for node in graph for v in node.outputs} | set(graph.ir.initializers)
+    taken = {v.name or "" for node in graph for v in node.outputs} | set(graph.ir.initializers)
 
     def plain(name: str) -> str:
         found = distinct(user_name(name), taken)

@@ -170,7 +170,8 @@ class Step:
         have = [user_name(n) for n in self.compiled.forward.outputs if n.startswith(OUTPUT)]
         unknown = next((n for n in names if n not in (*have, "loss")), None)
         if unknown is not None:
-            raise OnwardError(f"no output '{unknown}' to fetch; the model has: {', '.join(have) or 'none but its loss'}")
+            named = ", ".join(have) or "none but its loss"
+            raise OnwardError(f"no output '{unknown}' to fetch; the model has: {named}")
 
 
 class Narrow:

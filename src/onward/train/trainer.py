@@ -7,11 +7,14 @@ what becomes of its state.
 
 from __future__ import annotations
 
+import functools
+import logging
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
@@ -32,6 +35,7 @@ from onward.train.updates import SLOTS, Updates
 from onward.train.verify import Verification, verify_step
 
 LossFunction = Callable[..., torch.Tensor]
+log = logging.getLogger("onward")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class StepResult:
 
     loss: f32[], the micro-batch's own. grad_norm: f32[] before clipping, None where gradients are
     not clipped or the step was a micro-step. lr: of the first group. skipped: whether the update
-    was left out. outputs: what `fetch=` named. updated: whether the weights moved.
+    was left out because a gradient was infinite or NaN. outputs: what `fetch=` named. updated:
+    whether the weights moved.
     """
 
     loss: torch.Tensor
@@ -49,6 +54,24 @@ class StepResult:
     skipped: bool = False
     updated: bool = True
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def _alone(
+    method: Callable[Concatenate[Trainer, Arguments], Result],
+) -> Callable[Concatenate[Trainer, Arguments], Result]:
+    """The method, for one thread at a time, and with tensors that outlive an `inference_mode`
+    around the call."""
+
+    @functools.wraps(method)
+    def locked(self: Trainer, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with self._lock, torch.inference_mode(False):
+            return method(self, *args, **kwargs)
+
+    return locked
 
 
 class Trainer:
@@ -78,11 +101,13 @@ class Trainer:
         self.device = parameters[0].device if parameters else torch.device("cpu")
         self.memory = Memory(self.device)
         self.micro_steps = 0  # micro-batches done within the present window
+        self._steps = 0  # training steps of this session, whatever became of them
         self._samples = 0  # samples seen within the present window
         self._seed = torch.zeros(2, dtype=torch.int64)
         self._generator: torch.Generator | None = None
         if self.options.seed is not None:
             self._generator = torch.Generator().manual_seed(self.options.seed)
+        self._lock = threading.RLock()
         self._train: list[Step] = []
         self._eval: list[Step] = []
         self._hyper = hyperparameters(self.optimizer)
@@ -100,57 +125,65 @@ class Trainer:
 
     # ---- stepping
 
+    @_alone
     def train_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
         """One micro-batch: forward, backward and, at the window's end, the update.
 
         A batch is given as the model takes it: `train_step(batch)` with a mapping or a tuple, or
         `train_step(*args, **kwargs)`.
         """
+        self._check_whole()
         call = bind_call(args, kwargs, self.loss_fn is not None)
         check_batch(self.model_desc, call.named())
-        self._remember(call)
         if not self._verified:
             report = self.verify(call)
             if not report.ok:
                 raise OnwardError(f"verification failed on the first batch\n{report}")
             self._verified = True
         n = self.options.gradient_accumulation_steps
-        last = self.micro_steps == n - 1
+        last = self.micro_steps >= n - 1
         wanted = (*self.options.fetch, *fetch)
         step, ready = self._train_ready(call, last, wanted)
-        executable = ready.executable
-        if self.micro_steps == 0:
-            self._draw_seed()
-            self._samples = 0
-        if n > 1 and self.micro_steps == 0:
+        self._remember(call)
+        executable, lr = ready.executable, float(self.optimizer.param_groups[0]["lr"])
+        first = self.micro_steps == 0
+        samples = 0 if first else self._samples
+        if first and n > 1:
             self._updates.clear_accumulators()
-        inputs = step.staged(call) | ready.inputs | {
-            "loss_weight": 1.0 / n, "seed": self._seed, "sample_offset": self._samples,
-            **self._updates.inputs(),
-        }  # fmt: skip
-        executable.run(inputs, ready.dims)
+
+        def done(wrote: bool) -> None:
+            self._steps += 1
+            self._samples = samples + call.batch_size
+            self.micro_steps = 0 if last else self.micro_steps + 1
+            if last and wrote:
+                self._updates.advance()
+
+        with self._seed_drawn(first):
+            inputs = step.staged(call) | ready.inputs | {
+                "loss_weight": 1.0 / n, "seed": self._seed, "sample_offset": samples,
+                **self._updates.inputs(),
+            }  # fmt: skip
+            wrote = executable.run(inputs, ready.dims, done)
         self._last_executable, self._last_rows = executable, ready.rows
-        self._samples += call.batch_size
-        self.micro_steps = 0 if last else self.micro_steps + 1
-        norm = None
-        if last:
-            self._updates.advance()
-            if "grad_norm" in executable.plan.outputs:
-                norm = executable.output("grad_norm")
+        if not wrote:
+            log.warning("a gradient is not finite: update %d is skipped", self.updates + 1)
+        clipped = last and "grad_norm" in executable.plan.outputs
         return StepResult(
             loss=executable.output("loss"),
-            grad_norm=norm,
-            lr=float(self.optimizer.param_groups[0]["lr"]),
-            updated=last,
+            grad_norm=executable.output("grad_norm") if clipped else None,
+            lr=lr,
+            skipped=not wrote,
+            updated=last and wrote,
             outputs=_fetched(executable, wanted),
         )
 
+    @_alone
     def eval_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
         """The loss (and the outputs named by `fetch`) in evaluation mode: no dropout, no update."""
         call = bind_call(args, kwargs, self.loss_fn is not None)
         check_batch(self.model_desc, call.named())
-        self._remember(call)
         step, ready = self._eval_ready(call, fetch)
+        self._remember(call)
         executable = ready.executable
         executable.run(step.staged(call) | ready.inputs, ready.dims)
         return StepResult(
@@ -162,6 +195,7 @@ class Trainer:
 
     # ---- state
 
+    @_alone
     def state_dict(self) -> dict[str, Any]:
         """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), counters."""
         return {
@@ -175,6 +209,7 @@ class Trainer:
             "generator": None if self._generator is None else self._generator.get_state(),
         }
 
+    @_alone
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a `state_dict` in place. Raises OnwardError where names or shapes differ."""
         saved, own = state["model"], self.model.state_dict()
@@ -211,9 +246,11 @@ class Trainer:
             self._generator = torch.Generator()
             self._generator.set_state(state["generator"])
         self._updates.restart({parameter_name(k): n for k, n in state["counts"].items()})
+        self.memory.torn = False
 
     # ---- looking
 
+    @_alone
     def verify(self, *args: Any, bisect: bool = False, **kwargs: Any) -> Verification:
         """Compares loss and gradients with eager PyTorch and stock onnxruntime; changes nothing."""
         if len(args) == 1 and isinstance(args[0], Call):
@@ -225,6 +262,7 @@ class Trainer:
                 self.model, call, self.loss_fn, self._trained, bisect, self.options.disable
             )
 
+    @_alone
     def report(self) -> dict[str, Any]:
         """Seconds of each compile stage, edits of each pass, predicted peak, launches, notes; of
         the last training step, the share of the arithmetic that was done and the rows counted."""
@@ -242,6 +280,7 @@ class Trainer:
             "notes": list(compiled.captured.notes),
         }
 
+    @_alone
     def explain(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> Explanation:
         """Which rows of which layer this batch needs in a training step, what that spares, and
         what keeps the others; changes nothing.
@@ -259,6 +298,7 @@ class Trainer:
         """The last step's plan; print it to see every buffer. Raises OnwardError before one."""
         return self._last.plan
 
+    @_alone
     def profile(self) -> dict[str, float]:
         """Seconds per op, largest first, of one more run of the last step, launch by launch.
 
@@ -272,6 +312,7 @@ class Trainer:
             raise OnwardError("nothing has run yet; fix: call train_step first")
         return self._last_executable
 
+    @_alone
     def export_onnx(self, path: str | Path, batch: Any = None) -> Path:
         """Writes the model's forward (evaluation mode, no labels, symbolic sizes) with its weights.
 
@@ -300,7 +341,7 @@ class Trainer:
     # ---- compiling
 
     def _train_ready(self, call: Call, last: bool, fetch: Iterable[str]) -> tuple[Step, Ready]:
-        ends = ("next.", "grad_norm") if last else ("accumulated.",)
+        ends = ("next.", "grad_norm", "finite") if last else ("accumulated.",)
         return self._ready(self._train, call, Wanted(tuple(fetch), ends), self._train_step)
 
     def _eval_ready(self, call: Call, fetch: Iterable[str]) -> tuple[Step, Ready]:
@@ -329,7 +370,7 @@ class Trainer:
         def complete(forward: Graph) -> Graph:
             graph = compiled.step(
                 [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
-                self.options.gradient_accumulation_steps > 1, forward,
+                self.options.gradient_accumulation_steps > 1, forward, self.options.skip_nonfinite,
             )  # fmt: skip
             self._updates.keep_only(lambda name: f"next.{name}" in graph.outputs)
             return graph
@@ -371,12 +412,35 @@ class Trainer:
     def _trained(self) -> set[int]:
         return {id(p) for g in self.optimizer.param_groups for p in g["params"] if p.requires_grad}
 
-    def _draw_seed(self) -> None:
-        self._seed = torch.randint(0, 2**32, (2,), generator=self._generator, dtype=torch.int64)
+    def _check_whole(self) -> None:
+        """Raises OnwardError where an update was broken off."""
+        if self.memory.torn:
+            raise OnwardError(
+                "an update was broken off by an exception, so that some weights have moved and "
+                "others have not; fix: load_state_dict of a state saved before"
+            )
+
+    @contextmanager
+    def _seed_drawn(self, first: bool) -> Iterator[None]:
+        """Within it, a window's first step has a seed of its own, which a step that fails gives
+        back."""
+        if not first:
+            yield
+            return
+        generator = self._generator or torch.default_generator
+        before, seed, steps = generator.get_state(), self._seed, self._steps
+        try:
+            self._seed = torch.randint(0, 2**32, (2,), generator=generator, dtype=torch.int64)
+            yield
+        except BaseException:
+            if self._steps == steps:
+                generator.set_state(before)
+                self._seed = seed
+            raise
 
 
 def _fetched(executable: Executable, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Copies of the model's outputs; `loss` is the loss where the model has no other of the name."""
+    """Copies of the model's outputs; `loss` is the loss where the model has none of that name."""
     have = executable.plan.outputs
     return {n: executable.output(output_name(n) if output_name(n) in have else n) for n in names}
 

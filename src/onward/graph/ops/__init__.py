@@ -10,6 +10,7 @@ from onward.graph.ops import (
     activation,
     attention,
     embedding,
+    finite,
     flash,
     head,
     loss,
@@ -20,10 +21,9 @@ from onward.graph.ops import (
 )
 from onward.graph.ops.record import Op
 
-OPS: dict[str, Op] = {
-    op.name: op
-    for family in (random, rows, attention, flash, embedding, norm, activation, loss, head, update)
-    for op in family.OPS
-}
+FAMILIES = (
+    random, rows, attention, flash, embedding, norm, activation, loss, head, finite, update,
+)  # fmt: skip
+OPS: dict[str, Op] = {op.name: op for family in FAMILIES for op in family.OPS}
 
 __all__ = ["OPS", "Op"]

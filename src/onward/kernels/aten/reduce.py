@@ -35,7 +35,23 @@ def _bind_argmax(use: Use) -> Launch:
     return partial(torch.argmax, use.x(), dim=use.attrs.get("axis", 0), keepdim=keep, out=use.y)
 
 
+def _bind_all_finite(use: Use) -> Launch:
+    """The largest magnitudes, which carry NaN on, in place of a boolean for each number."""
+    norm, *gradients = use.inputs
+    given = [g for g in gradients if g is not None and g.numel()]
+
+    def launch() -> None:
+        if not given or (norm is not None and bool(norm.isfinite())):
+            use.y.fill_(True)
+            return
+        largest = [torch.linalg.vector_norm(g, torch.inf).double() for g in given]
+        use.y.copy_(torch.stack(largest).isfinite().all())
+
+    return launch
+
+
 KERNELS: dict[str, Kernel] = {
+    "AllFinite": Kernel("aten.all_finite", _bind_all_finite),
     "ReduceSum": Kernel("aten.sum", _over(torch.sum)),
     "ReduceMean": Kernel("aten.mean", _over(torch.mean)),
     "ReduceMax": Kernel("aten.amax", _over(torch.amax)),

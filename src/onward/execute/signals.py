@@ -1,0 +1,44 @@
+"""Signals that wait: what a handler raises is raised behind a stretch of code, not within it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_WAITING = [
+    number
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGVTALRM")
+    if (number := getattr(signal, name, None)) is not None
+]
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Within it, handlers written in Python do not run; those called for run at its end.
+
+    Only the main thread runs handlers, so that others have nothing to wait for.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived: list[int] = []
+    handlers: dict[int, Any] = {}
+
+    def later(number: int, frame: Any) -> None:
+        arrived.append(number)
+
+    try:
+        for number in _WAITING:
+            handler = signal.getsignal(number)
+            if callable(handler):
+                handlers[number] = handler
+                signal.signal(number, later)
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(arrived):
+            signal.raise_signal(number)
