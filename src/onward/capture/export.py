@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from onward.graph.names import BATCH, BUFFER, PARAM, distinct, output_name
 from onward.graph.types import Size
 
 LossFunction = Callable[..., torch.Tensor]
+_ONE_AT_A_TIME = threading.RLock()  # a capture patches what all threads share
 
 
 @dataclass
@@ -233,19 +235,25 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
     functions = torch.autograd.function
     defined = functions._is_setup_context_defined
 
+    here = threading.get_ident()  # other threads go on as if nothing were patched
+
     def refuse_custom(setup_context: Any) -> bool:
         """`Function.apply` asks this first, also where it was bound long ago (`f = F.apply`)."""
         cls = sys._getframe(1).f_locals["cls"]
-        if cls.__module__.partition(".")[0] == "torch":
+        if threading.get_ident() != here or cls.__module__.partition(".")[0] == "torch":
             return defined(setup_context)
         raise CaptureError(
             f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a "
             "capture would drop; fix: write it with differentiable torch ops"
         )
 
-    transformer._detect_is_causal_mask = (  # the original inspects data, which an export has not
-        lambda mask, is_causal=None, size=None: bool(is_causal)
-    )
+    def causal_as_said(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
+        """The original inspects data, which an export has not."""
+        if threading.get_ident() != here:
+            return detect(mask, is_causal, size)
+        return bool(is_causal)
+
+    transformer._detect_is_causal_mask = causal_as_said
     functions._is_setup_context_defined = refuse_custom
     try:
         with attention_kept_whole(model, own_positions), warnings.catch_warnings():
@@ -264,7 +272,7 @@ def _export(flat: _Flat, tensors: list[torch.Tensor], names: list[str]) -> Any:
     }
     try:
         # as in eager: with its cache on, a model takes no notice of packed documents
-        with _capturing(flat.model, "position_ids" in names and not flat.extra):
+        with _ONE_AT_A_TIME, _capturing(flat.model, "position_ids" in names and not flat.extra):
             return torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
     except CaptureError:
         raise
