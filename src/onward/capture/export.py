@@ -169,7 +169,7 @@ def capture(
         if isinstance(leaf, torch.Tensor):
             names.append(distinct(_leaf_name(path, model), names))
     fixed = [_TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
-    tensors = [v.detach() for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
+    tensors = [_detached(v) for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
     _refuse(model)
     require_mask(model, kwargs)
     flat = _Flat(model, spec, fixed, loss_fn, want_loss)
@@ -193,6 +193,10 @@ def capture(
     raise_composites(graph)
     _guard(result, program)
     return result
+
+
+def _detached(x: torch.Tensor) -> torch.Tensor:
+    return x.clone() if x.is_inference() else x.detach()
 
 
 def _leaf_name(path: Any, model: torch.nn.Module) -> str:
