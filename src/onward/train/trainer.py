@@ -17,7 +17,6 @@ import torch
 
 from onward.compile import Compiled
 from onward.config import OnwardError, TrainerOptions
-from onward.differentiate.update import state_name
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
 from onward.plan import Plan
@@ -25,9 +24,10 @@ from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
 from onward.train.explain import Explanation
 from onward.train.export import export_onnx
-from onward.train.optim import Optimizer, hyperparameters, to_torch
+from onward.train.optim import Optimizer, to_torch
+from onward.train.state import check_state, restore, saved
 from onward.train.steps import Ready, Step, Wanted
-from onward.train.updates import SLOTS, Updates
+from onward.train.updates import Updates
 from onward.train.verify import Verification, verify_step
 
 LossFunction = Callable[..., torch.Tensor]
@@ -84,13 +84,12 @@ class Trainer:
             self._generator = torch.Generator().manual_seed(self.options.seed)
         self._train: list[Step] = []
         self._eval: list[Step] = []
-        self._hyper = hyperparameters(self.optimizer)
         self._snapshot: tuple[Any, ...] = ()
         self._example: Call | None = None
         self._last_executable: Executable | None = None
         self._last_rows: dict[str, Any] = {}
         self._verified = not (verify or self.options.verify)
-        self._updates = Updates(model, self.optimizer, self.memory, self._train.clear)
+        self._updates = Updates(model, self.optimizer, self._train.clear)
 
     @property
     def updates(self) -> int:
@@ -108,6 +107,7 @@ class Trainer:
         call = bind_call(args, kwargs, self.loss_fn is not None)
         check_batch(self.model_desc, call.named())
         self._remember(call)
+        self._updates.sync()
         if not self._verified:
             report = self.verify(call)
             if not report.ok:
@@ -118,11 +118,10 @@ class Trainer:
         wanted = (*self.options.fetch, *fetch)
         step, ready = self._train_ready(call, last, wanted)
         executable = ready.executable
+        self._updates.enter(executable.plan, first=self.micro_steps == 0)
         if self.micro_steps == 0:
             self._draw_seed()
             self._samples = 0
-        if n > 1 and self.micro_steps == 0:
-            self._updates.clear_accumulators()
         inputs = step.staged(call) | ready.inputs | {
             "loss_weight": 1.0 / n, "seed": self._seed, "sample_offset": self._samples,
             **self._updates.inputs(),
@@ -133,7 +132,7 @@ class Trainer:
         self.micro_steps = 0 if last else self.micro_steps + 1
         norm = None
         if last:
-            self._updates.advance()
+            self._updates.advance(executable.plan)
             if "grad_norm" in executable.plan.outputs:
                 norm = executable.output("grad_norm")
         return StepResult(
@@ -162,12 +161,12 @@ class Trainer:
     # ---- state
 
     def state_dict(self) -> dict[str, Any]:
-        """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), counters."""
+        """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), `param_groups`
+        (learning rates and all), counters, random state; `load_state_dict` reads them."""
+        self._updates.sync()
         return {
-            "model": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
-            "optimizer": {k: v.clone() for k, v in self._updates.tensors.items()},
-            "updates": self.updates,
-            "counts": self._updates.counts,
+            **saved(self.model, self.optimizer, self._updates, self.micro_steps > 0),
+            "gradient_accumulation_steps": self.options.gradient_accumulation_steps,
             "micro_steps": self.micro_steps,
             "samples": self._samples,
             "seed": self._seed.clone(),
@@ -175,39 +174,25 @@ class Trainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a `state_dict` in place. Raises OnwardError where names or shapes differ."""
-        saved, own = state["model"], self.model.state_dict()
-        if set(saved) != set(own):
-            odd = sorted(set(saved) ^ set(own))
-            raise OnwardError(
-                f"state does not fit the model: {', '.join(odd[:4])} differ in presence"
-            )
-        expected = own | {
-            state_name(n, slot): p
-            for n, p in self.model.named_parameters(remove_duplicate=False)
-            for slot in (*SLOTS, "accumulator")
-        }
-        given = {**saved, **state["optimizer"]}
-        strange = sorted(set(given) - set(expected))
-        if strange:
-            raise OnwardError(f"state does not fit the model: nothing there is called {strange[0]}")
-        bad = [k for k in given if expected[k].shape != given[k].shape]
-        if bad:
-            raise OnwardError(f"state does not fit the model: {bad[0]} has another shape")
-        with torch.no_grad():
-            self.model.load_state_dict(saved)
-            for tensor in self._updates.tensors.values():
-                tensor.zero_()  # what the saved run did not have yet
-            for name, tensor in state["optimizer"].items():
-                self._updates.tensor(name, tensor).copy_(tensor)
-        self._updates.done = int(state["updates"])
-        self.micro_steps = int(state["micro_steps"])
-        self._samples = int(state["samples"])
+        """Restores a `state_dict` in place. Raises OnwardError where it does not fit this model,
+        optimizer and accumulation window; nothing is changed then."""
+        self._updates.require_owner()
+        steps = self.options.gradient_accumulation_steps
+        check_state(state, self.model, self.optimizer, self._updates, steps)
+        restore(state, self.model, self.optimizer, self._updates)
+        self.micro_steps = state["micro_steps"]
+        self._samples = state["samples"]
         self._seed = state["seed"].clone()
-        if state.get("generator") is not None:
+        if state["generator"] is not None:
             self._generator = torch.Generator()
             self._generator.set_state(state["generator"])
-        self._updates.restart(state["counts"])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are refused: two would write to one memory."""
+        raise OnwardError(
+            "an onward.Trainer cannot be copied or pickled; fix: make another one for a copy of "
+            "the model, and load_state_dict(trainer.state_dict())"
+        )
 
     # ---- looking
 
@@ -328,7 +313,7 @@ class Trainer:
                 [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
                 self.options.gradient_accumulation_steps > 1, forward,
             )  # fmt: skip
-            self._updates.keep_only(lambda name: f"next.{name}" in graph.outputs)
+            self._updates.keep_only(lambda name: f"next.{name}" in graph.outputs, groups)
             return graph
 
         return Step(call.kind, compiled, complete, self._bound, self.options.memory_budget)
@@ -350,19 +335,16 @@ class Trainer:
         owned = compiled.captured.tensors
         for value in graph.inputs_with(Role.STATE):
             if value.name in plan.inputs:
-                owned[value.name] = self._updates.tensor(
-                    value.name, compiled.captured.parameters[value.name.partition(".")[2]]
-                )
-        self._updates.share()
+                owned[value.name] = self._updates.owned(value.name)
         return compiled.executable(plan, self.memory, owned)
 
     def _refresh(self) -> None:
-        """Drops graphs that no longer say what the model and the optimizer say."""
-        snapshot, hyper = _structure(self.model), hyperparameters(self.optimizer)
-        if snapshot != self._snapshot or hyper != self._hyper:
-            self._updates.restart(self._updates.counts)
+        """Drops graphs that no longer say what the model says."""
+        snapshot = _structure(self.model)
+        if snapshot != self._snapshot:
+            self._updates.restart()
             self._eval.clear()
-            self._snapshot, self._hyper = snapshot, hyper
+            self._snapshot = snapshot
 
     @property
     def _trained(self) -> set[int]:
