@@ -52,9 +52,10 @@ def add_updates(
     """A copy of a differentiated graph with updated parameters and state among its outputs.
 
     New inputs: `step.<clock>` (i64[], from 1), the hyperparameters `lr.<group>` and so on (f64[]),
-    the state tensors and, with `accumulate`, one accumulator per parameter. New outputs: `next.<input>` with state pairs, and
-    `grad_norm` where gradients are clipped. With `accumulate` there are also
-    `accumulated.<parameter>`; a plan that asks for these alone is a micro-step without update.
+    the state tensors and, with `accumulate`, one accumulator per parameter. New outputs:
+    `next.<input>` with state pairs, and `grad_norm` where gradients are clipped. With `accumulate`
+    there are also `accumulated.<parameter>`; a plan that asks for these alone is a micro-step
+    without update.
     """
     graph = graph.clone()
     b = Builder(graph, module="optimizer", backward=True)

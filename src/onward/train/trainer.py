@@ -72,6 +72,7 @@ class Trainer:
         self.loss_fn = loss_fn
         self.model_desc = model_desc
         self.options = options or TrainerOptions()
+        _check_loss(loss_fn)
         self.optimizer = to_torch(optimizer, model)
         parameters = list(model.parameters())
         self.device = parameters[0].device if parameters else torch.device("cpu")
@@ -352,6 +353,15 @@ class Trainer:
 
     def _draw_seed(self) -> None:
         self._seed = torch.randint(0, 2**32, (2,), generator=self._generator, dtype=torch.int64)
+
+
+def _check_loss(loss_fn: LossFunction | None) -> None:
+    own = loss_fn.parameters() if isinstance(loss_fn, torch.nn.Module) else ()
+    if any(p.requires_grad for p in own):
+        raise OnwardError(
+            "loss_fn has parameters of its own, which would not be trained; fix: make it a part of "
+            "the model, or requires_grad_(False)"
+        )
 
 
 @contextmanager
