@@ -58,7 +58,14 @@ class Known:
     array: np.ndarray
 
 
-Input = Real | Whole | Bits | Given | Known | None
+@dataclass(frozen=True)
+class Double:
+    """A run-time input f64[], whatever the element type of the others."""
+
+    number: float
+
+
+Input = Real | Whole | Bits | Given | Known | Double | None
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,8 @@ class OpCase:
                 return np.asarray(rng.integers(0, 2, shape) > 0)
             case Given(array):
                 return _typed(array, dtype)
+            case Double(number):
+                return np.array(number)
             case other:
                 raise TypeError(f"nothing to draw for {other}")
 
@@ -455,8 +464,10 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             return Given(np.linspace(0.3, 1.8, shape[0]))  # class weights take no gradient
         case ("CrossEntropyLoss", 2):
             return Known(np.linspace(0.25, 2.0, shape[0]))
-        case ("AdamUpdate", 4) | ("SGDUpdate", 3):
-            return Real(shape, 0.01, 0.1)
+        case ("AdamUpdate", 4 | 5 | 6 | 7 | 8):
+            return Double((0.05, 0.9, 0.999, 1e-8, 0.01)[i - 4])
+        case ("SGDUpdate", 3 | 4 | 5 | 6):
+            return Double((0.05, 0.9, 0.0 if attrs["nesterov"] else 0.1, 0.02)[i - 3])
         case _:
             return Real(shape)
 

@@ -233,11 +233,11 @@ def onnxruntime(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) 
     feeds = {}
     for item in session.get_inputs():
         value = own.get(item.name, FEEDS.get(item.name))
-        whole = np.int64 if "int64" in item.type else np.float32
+        numbers = {"tensor(int64)": np.int64, "tensor(double)": np.float64}
         feeds[item.name] = (
             value.detach().numpy()
             if isinstance(value, torch.Tensor)
-            else np.array(value, dtype=whole)
+            else np.array(value, dtype=numbers.get(item.type, np.float32))
         )
     results = session.run(None, feeds)
     return {n: torch.from_numpy(np.array(r)) for n, r in zip(graph.outputs, results, strict=True)}

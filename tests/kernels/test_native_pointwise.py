@@ -47,8 +47,11 @@ def test_both_builds_are_there() -> None:
     assert any("plain" in path.name for path in BUILDS)
 
 
+_DTYPES = {torch.float32: DType.FLOAT, torch.float64: DType.DOUBLE, torch.int64: DType.INT64}
+
+
 def type_of(x: torch.Tensor) -> Type:
-    dtype = {torch.float32: DType.FLOAT, torch.int64: DType.INT64}[x.dtype]
+    dtype = _DTYPES[x.dtype]
     return Type(dtype, tuple(x.shape))
 
 
@@ -287,14 +290,14 @@ def test_adam_follows_torch(
     make = torch.optim.AdamW if decoupled else torch.optim.Adam
     optimizers = [make([p], lr=0.0, betas=betas, eps=eps, weight_decay=decay) for p in twins]
     p, m, v = start.clone(), torch.zeros(n), torch.zeros(n)
-    g, lr, step, scale = torch.empty(n), torch.empty(()), torch.tensor(0), torch.empty(())
+    g, step, scale = torch.empty(n), torch.tensor(0), torch.empty(())
+    hyper = [torch.tensor(x, dtype=torch.float64) for x in (0.0, *betas, eps, decay)]
     launch = bound(
-        "AdamUpdate", [p, g, m, v, lr, step, scale], [p, m, v], beta1=betas[0], beta2=betas[1],
-        eps=eps, weight_decay=decay, decoupled=int(decoupled),
-    )  # fmt: skip
+        "AdamUpdate", [p, g, m, v, *hyper, step, scale], [p, m, v], decoupled=int(decoupled)
+    )
     for i in range(10):
         g.copy_(torch.randn(n))
-        lr.fill_(0.01 * (i + 1))
+        hyper[0].fill_(0.01 * (i + 1))
         step.add_(1)
         scale.copy_((0.5 / (g.norm() + 1e-6)).clamp(max=1.0))
         for twin, optimizer in zip(twins, optimizers, strict=True):
@@ -310,10 +313,11 @@ def test_adam_follows_torch(
 
 def test_an_update_may_lie_elsewhere_than_what_it_updates(build: Library) -> None:
     p, g, m = torch.randn(100), torch.randn(100), torch.randn(100)
-    v, lr, step = torch.rand(100), torch.tensor(0.1), torch.tensor(3)
-    attrs = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "decoupled": 1}
-    apart = call("AdamUpdate", [p, g, m, v, lr, step], [(100,)] * 3, **attrs)
-    bound("AdamUpdate", [p, g, m, v, lr, step], [p, m, v], **attrs)()
+    v, step = torch.rand(100), torch.tensor(3)
+    hyper = [torch.tensor(x, dtype=torch.float64) for x in (0.1, 0.9, 0.99, 1e-8, 0.1)]
+    inputs = [p, g, m, v, *hyper, step]
+    apart = call("AdamUpdate", inputs, [(100,)] * 3, decoupled=1)
+    bound("AdamUpdate", inputs, [p, m, v], decoupled=1)()
     assert all(torch.equal(a, b) for a, b in zip(apart, (p, m, v), strict=True))
 
 

@@ -97,8 +97,7 @@ def test_step_graph_before_and_after_rewriting_updates_alike() -> None:
     data = batch(3, 10)
     made = compiled(gpt2(layers=1), data)
     names = tuple(trained(made))
-    attrs = {"beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "weight_decay": 0.1, "decoupled": 1}
-    groups = [UpdateGroup(0, names, "AdamUpdate", attrs, ("exp_avg", "exp_avg_sq"))]
+    groups = [UpdateGroup(0, names, "AdamUpdate", {"decoupled": 1}, ("exp_avg", "exp_avg_sq"))]
     plain = add_updates(differentiate(made.forward, names), groups, 0.5, False)
     step = made.step(names, groups, 0.5, False)
     import tiny
@@ -109,7 +108,10 @@ def test_step_graph_before_and_after_rewriting_updates_alike() -> None:
         if (v.name or "").startswith("exp_avg")
     }
     assert len(state) == 2 * len(names)
-    feeds = {"step.0": 3, "lr.0": 1e-2}
+    feeds = {
+        "step.0": 3, "lr.0": 1e-2, "beta1.0": 0.9, "beta2.0": 0.99, "eps.0": 1e-8,
+        "weight_decay.0": 0.1,
+    }  # fmt: skip
     outputs = {}
     for label, graph in (("plain", plain), ("rewritten", step)):
         graph = graph.clone()

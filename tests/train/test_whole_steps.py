@@ -143,7 +143,7 @@ def test_a_launch_that_fails_leaves_the_state_or_says_so(mode: str) -> None:
             assert_unchanged(before, frozen_copy(trainer))
             continue
         told += 1
-        with pytest.raises(OnwardError, match="broken off.*load_state_dict"):
+        with pytest.raises(OnwardError, match=r"broken off.*load_state_dict"):
             trainer.train_step(**data())
     assert told
     trainer.load_state_dict(saved)
@@ -211,7 +211,7 @@ def test_an_exception_sent_from_another_thread_is_noticed() -> None:
     at = len(trainer._last.plan.launches) - 2
     with launch_acts(at, send), pytest.raises(Stop):
         trainer.train_step(**data())
-    with pytest.raises(OnwardError, match="broken off"):
+    with pytest.raises(OnwardError, match=r"broken off"):
         trainer.train_step(**data())
 
 
@@ -233,7 +233,7 @@ def test_after_memory_ran_out_a_smaller_batch_trains(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch, "empty", limited)
     for _ in range(2):
-        with pytest.raises(OnwardError, match="MiB.*fix: a smaller batch"):
+        with pytest.raises(OnwardError, match=r"MiB.*fix: a smaller batch"):
             trainer.train_step(large)
         assert_unchanged(before, frozen_copy(trainer))
     trainer.train_step(small)

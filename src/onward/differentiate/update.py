@@ -14,13 +14,20 @@ from onward.graph.types import DType, Type
 NORM_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm before dividing
 
 
+# the scalars that an update reads, by torch's names, in the op's order
+HYPER = {
+    "AdamUpdate": ("lr", "beta1", "beta2", "eps", "weight_decay"),
+    "SGDUpdate": ("lr", "momentum", "dampening", "weight_decay"),
+}
+
+
 @dataclass(frozen=True)
 class UpdateGroup:
     """Parameters that share an update rule and hyperparameters (a torch `param_group`).
 
     op: `AdamUpdate` or `SGDUpdate`; attrs: its attributes; slots: names of the state tensors a
-    parameter has (`exp_avg`, ...), in the op's order. The learning rate is the input `lr.<index>`.
-    start: session updates before the group's first; its own count is the input `step.<start>`.
+    parameter has (`exp_avg`, ...), in the op's order. Hyperparameters are inputs: `lr.<index>` and
+    so on. clock: which count of updates is the group's; the input is `step.<clock>`.
     """
 
     index: int
@@ -28,7 +35,7 @@ class UpdateGroup:
     op: str
     attrs: dict[str, Any] = field(hash=False)
     slots: tuple[str, ...] = ()
-    start: int = 0
+    clock: int = 0
 
 
 def state_name(parameter: str, slot: str) -> str:
@@ -45,22 +52,23 @@ def add_updates(
 ) -> Graph:
     """A copy of a differentiated graph with updated parameters and state among its outputs.
 
-    New inputs: `step.<start>` (i64[], from 1), `lr.<group>` (f32[]), the state tensors and, with
-    `accumulate`, one accumulator per parameter. New outputs: `next.<input>` with state pairs, and
-    `grad_norm` where gradients are clipped. With `accumulate` there are also
-    `accumulated.<parameter>`; a plan that asks for these alone is a micro-step without update.
-    With `skip_nonfinite` the output `finite`, b[], says whether all gradients are: the updates are
-    to be done where it is true.
+    New inputs: `step.<clock>` (i64[], from 1), the hyperparameters `lr.<group>` and so on (f64[]),
+    the state tensors and, with `accumulate`, one accumulator per parameter. New outputs:
+    `next.<input>` with state pairs, and `grad_norm` where gradients are clipped. With `accumulate`
+    there are also `accumulated.<parameter>`; a plan that asks for these alone is a micro-step
+    without update. With `skip_nonfinite` the output `finite`, b[], says whether all gradients are:
+    the updates are to be done where it is true.
     """
     graph = graph.clone()
     b = Builder(graph, module="optimizer", backward=True)
     steps = {
-        start: graph.input(f"step.{start}", Type(DType.INT64, ()), Role.HYPER)
-        for start in sorted({g.start for g in groups})
+        clock: graph.input(f"step.{clock}", Type(DType.INT64, ()), Role.HYPER)
+        for clock in sorted({g.clock for g in groups})
     }
-    rates = {
-        index: graph.input(f"lr.{index}", Type(DType.FLOAT, ()), Role.HYPER)
-        for index in sorted({g.index for g in groups})
+    rules = {g.index: g.op for g in groups}
+    hyper = {
+        index: [graph.input(f"{h}.{index}", Type(DType.DOUBLE, ()), Role.HYPER) for h in HYPER[op]]
+        for index, op in sorted(rules.items())
     }
     gradients: dict[str, Value] = {}
     for group in groups:
@@ -76,7 +84,7 @@ def add_updates(
             graph.state[f"accumulated.{name}"] = held
     scale: Value | None = None
     norm: Value | None = None
-    if max_grad_norm is not None:
+    if max_grad_norm is not None and gradients:
         norm = _global_norm(b, list(gradients.values()))
         graph.outputs["grad_norm"] = norm
         scale = b.Min(b.Div(max_grad_norm, b.Add(norm, NORM_EPS)), 1.0)
@@ -85,8 +93,12 @@ def add_updates(
     for group in groups:
         for name in group.parameters:
             if name in gradients:
-                lr, step = rates[group.index], steps[group.start]
-                _update(graph, b, group, name, gradients[name], lr, step, scale)
+                scalars = [
+                    *hyper[group.index],
+                    steps[group.clock],
+                    *([] if scale is None else [scale]),
+                ]
+                _update(graph, b, group, name, gradients[name], scalars)
     return graph
 
 
@@ -97,19 +109,11 @@ def _global_norm(b: Builder, gradients: list[Value]) -> Value:
 
 
 def _update(
-    graph: Graph,
-    b: Builder,
-    group: UpdateGroup,
-    name: str,
-    g: Value,
-    lr: Value,
-    step: Value,
-    scale: Value | None,
+    graph: Graph, b: Builder, group: UpdateGroup, name: str, g: Value, scalars: Sequence[Value]
 ) -> None:
     p = graph.find_input(name)
     state = [graph.input(state_name(name, s), type_of(p), Role.STATE) for s in group.slots]
-    inputs = [p, g, *(state or [None]), lr, step, *([] if scale is None else [scale])]
-    results = b.node(group.op, inputs, group.attrs)
+    results = b.node(group.op, [p, g, *(state or [None]), *scalars], group.attrs)
     outputs = results if isinstance(results, tuple) else (results,)
     for value, source in zip(outputs, [p, *state], strict=True):
         graph.outputs[f"next.{source.name}"] = value

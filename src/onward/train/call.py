@@ -1,17 +1,30 @@
-"""A batch as one call of the model: arguments, targets, and a cheap signature of their shapes."""
+"""A batch as one call of the model: arguments, targets, and a cheap signature of their shapes.
+
+What a batch may be: a mapping (UserDict and BatchEncoding too), a dataclass, a tuple or a list, or
+the arguments themselves. Numpy arrays and lists of numbers, nested or not, become tensors as
+`torch.as_tensor` makes them: integers are int64, numpy's types stay (float64 is no float32). Other
+Python numbers, strings and None, and tuples of them, are values of the program.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from onward.config import OnwardError
 
 _TARGETS = ("labels", "target", "targets")
+_VALUES = (
+    bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device,
+    torch.layout, torch.memory_format, slice, type(...),
+)  # fmt: skip
 
 
 @dataclass
@@ -41,17 +54,22 @@ class Call:
 
 
 def bind_call(args: tuple[Any, ...], kwargs: dict[str, Any], has_loss: bool) -> Call:
-    """Raises OnwardError where the batch is empty or lacks the target a loss function needs."""
+    """Raises OnwardError where the batch is empty, lacks the target a loss function needs, or holds
+    what is neither a tensor nor a plain value."""
     if len(args) == 1 and not kwargs:
-        if isinstance(args[0], Mapping):
-            args, kwargs = (), dict(args[0])
-        elif isinstance(args[0], (tuple, list)):
-            args = tuple(args[0])
+        [batch] = args
+        if isinstance(batch, Mapping):
+            args, kwargs = (), dict(batch)
+        elif isinstance(batch, (tuple, list)):
+            args = tuple(batch)
+        elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+            args, kwargs = (), {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+    args = tuple(_converted(v, f"input {i}") for i, v in enumerate(args))
+    kwargs = {_key(k): _converted(v, f"'{k}'") for k, v in kwargs.items()}
     target: tuple[Any, ...] = ()
     if has_loss:
         key = next((k for k in _TARGETS if k in kwargs), None)
         if key is not None:
-            kwargs = dict(kwargs)
             target = (kwargs.pop(key),)
         elif len(args) >= 2:
             args, target = args[:-1], (args[-1],)
@@ -63,6 +81,93 @@ def bind_call(args: tuple[Any, ...], kwargs: dict[str, Any], has_loss: bool) -> 
     tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
     if not tensors:
         raise OnwardError("the batch has no tensor; fix: pass the model's inputs")
-    plain = tuple(v if not isinstance(v, torch.Tensor) else (v.dtype, v.dim()) for v in leaves)
-    kind = (spec, plain)
+    kind = (spec, tuple(map(_kind, leaves)))
     return Call(args, kwargs, target, tensors, kind, (kind, tuple(t.shape for t in tensors)))
+
+
+def _kind(leaf: Any) -> tuple[Any, ...]:
+    """What of a leaf a program depends on; 1, 1.0 and True are not the same, nor 0.0 and -0.0."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dtype, leaf.dim()
+    return type(leaf), repr(leaf) if isinstance(leaf, (float, complex, slice)) else leaf
+
+
+def _key(key: Any) -> str:
+    if not isinstance(key, str):
+        raise OnwardError(
+            f"the batch has the key {key!r}, which names no argument; fix: strings as keys"
+        )
+    return key
+
+
+def _converted(value: Any, where: str) -> Any:
+    """The value with tensors for arrays and lists of numbers, and dicts for other mappings."""
+    if type(value) is torch.Tensor and value.layout == torch.strided:
+        return value
+    if isinstance(value, np.ndarray):
+        return _array(value, where)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list) and _numbers(value):
+        return _list(value, where)
+    if isinstance(value, Mapping) and type(value) not in pytree.SUPPORTED_NODES:
+        value = dict(value)
+    leaves, spec = pytree.tree_flatten(value, is_leaf=lambda x: x is not value)
+    if len(leaves) == 1 and leaves[0] is value:
+        return _leaf(value, where)
+    return pytree.tree_unflatten([_converted(v, where) for v in leaves], spec)
+
+
+def _leaf(value: Any, where: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        if value.layout != torch.strided or value.is_nested:
+            raise OnwardError(
+                f"the batch's {where} is a tensor of layout {value.layout}; fix: to_dense()"
+            )
+        return value
+    if not isinstance(value, _VALUES):
+        raise OnwardError(
+            f"the batch's {where} is a {type(value).__name__}, neither tensor nor plain value; "
+            "fix: convert it to tensors before the step"
+        )
+    return value
+
+
+def _numbers(value: Any) -> bool:
+    """Whether a list holds numbers alone, at any depth, and at least one."""
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(map(_numbers, value))
+    return isinstance(value, (bool, int, float, np.generic, np.ndarray))
+
+
+def _list(value: list[Any], where: str) -> torch.Tensor:
+    """Python numbers take torch's default types, numpy's keep their own."""
+    try:
+        if _has_numpy(value):
+            return _array(np.array(value), where)
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        if isinstance(error, OnwardError):
+            raise
+        raise OnwardError(
+            f"the batch's {where} is a list that makes no tensor ({error}); fix: pad it to equal "
+            "lengths"
+        ) from None
+
+
+def _has_numpy(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_numpy, value))
+    return isinstance(value, (np.generic, np.ndarray))
+
+
+def _array(array: np.ndarray, where: str) -> torch.Tensor:
+    if not array.flags.writeable or any(s < 0 for s in array.strides):
+        array = array.copy()  # torch warns about the first, and cannot have the second
+    try:
+        return torch.as_tensor(array)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise OnwardError(
+            f"the batch's {where} is a numpy array of {array.dtype}, which torch has not ({error})"
+            "; fix: convert it"
+        ) from None

@@ -1,11 +1,15 @@
 """Optimizers by description, the torch-free spelling: `onward.optim.AdamW(lr=1e-3)`.
 
 A torch optimizer instance says the same and keeps its `param_groups` as the truth; both become
-`UpdateGroup`s, which the step graph is made of.
+`UpdateGroup`s, which the step graph is made of. The graph holds the rule; hyperparameters are its
+inputs, read from the groups before each update.
 """
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,13 +55,21 @@ class SGD:
 Optimizer = AdamW | Adam | SGD | torch.optim.Optimizer
 
 
+SUPPORTED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+
+
 def to_torch(optimizer: Optimizer, model: torch.nn.Module) -> torch.optim.Optimizer:
     """The torch optimizer that holds the description's groups; one given is returned as it is.
 
     Raises OnwardError for a class or setting that has no update op.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
-        _check(optimizer)
+        if type(optimizer) not in SUPPORTED:
+            raise OnwardError(
+                f"optimizer {type(optimizer).__name__} is not supported; fix: torch.optim.AdamW, "
+                "Adam or SGD"
+            )
+        check_settings(optimizer)
         return optimizer
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
@@ -69,59 +81,97 @@ def to_torch(optimizer: Optimizer, model: torch.nn.Module) -> torch.optim.Optimi
             f"optimizer {type(optimizer).__name__} is not supported; fix: AdamW, Adam or SGD, from "
             "torch.optim or onward.optim"
         )
-    made = kind(trained, **vars(optimizer))
-    _check(made)
-    return made
+    return kind(trained, **vars(optimizer))
 
 
-def _check(optimizer: torch.optim.Optimizer) -> None:
-    if type(optimizer) not in (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD):
-        raise OnwardError(
-            f"optimizer {type(optimizer).__name__} is not supported; fix: torch.optim.AdamW, Adam "
-            "or SGD"
-        )
+def check_settings(optimizer: torch.optim.Optimizer) -> None:
+    """Raises OnwardError for what has no update op, whenever it was switched on."""
     for i, group in enumerate(optimizer.param_groups):
         for name in ("amsgrad", "maximize", "differentiable"):
             if group.get(name):
                 raise OnwardError(
                     f"{name}=True in parameter group {i} is not supported; fix: leave it off"
                 )
+    if any(getattr(holder, name, None) for holder, name in _step_hooks(optimizer)):
+        raise OnwardError(
+            "hooks on optimizer.step are not run by a Trainer; fix: remove them, and do their "
+            "work around train_step"
+        )
+
+
+def _step_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[Any, str]]:
+    module = sys.modules[torch.optim.Optimizer.__module__]
+    return [
+        (optimizer, "_optimizer_step_pre_hooks"), (optimizer, "_optimizer_step_post_hooks"),
+        (module, "_global_optimizer_pre_hooks"), (module, "_global_optimizer_post_hooks"),
+    ]  # fmt: skip
+
+
+def check_parameters(
+    optimizer: torch.optim.Optimizer, known: Mapping[torch.Tensor, str], model: str
+) -> None:
+    """Raises OnwardError for parameters that a Trainer of this model would not train.
+
+    known: parameters that are the model's, or were.
+    """
+    held = [p for g in optimizer.param_groups for p in g["params"]]
+    strange = [p for p in held if p not in known and p.requires_grad]
+    if strange:
+        raise OnwardError(
+            f"{len(strange)} of the {len(held)} tensors that the optimizer holds are no parameters "
+            f"of this {model} (the first has shape {list(strange[0].shape)}); fix: give it the "
+            "parameters of the model that is trained"
+        )
+    twice = next((p for p, n in Counter(held).items() if n > 1), None)
+    if twice is not None:
+        raise OnwardError(
+            f"the optimizer holds parameter '{known.get(twice, '?')}' twice; fix: list it in one "
+            "group"
+        )
 
 
 def update_group(
-    optimizer: torch.optim.Optimizer, index: int, names: tuple[str, ...], start: int = 0
+    optimizer: torch.optim.Optimizer, index: int, names: tuple[str, ...], clock: int = 0
 ) -> UpdateGroup:
-    """The update of one `param_group` over the parameters `names`, counted from `start`."""
+    """The update of one `param_group` over the parameters `names`, counted by `clock`."""
+    op, attrs, slots = _rule(optimizer, optimizer.param_groups[index])
+    return UpdateGroup(index, names, op, attrs, slots, clock)
+
+
+def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """The names of all tensors that the optimizer may keep for a parameter."""
+    sgd = isinstance(optimizer, torch.optim.SGD)
+    return ("momentum_buffer",) if sgd else ("exp_avg", "exp_avg_sq")
+
+
+def hyperparameters(optimizer: torch.optim.Optimizer, index: int) -> dict[str, float]:
+    """What a schedule may move between updates, by the names of `differentiate.update.HYPER`."""
     group = optimizer.param_groups[index]
-    attrs: dict[str, Any]
     if isinstance(optimizer, torch.optim.SGD):
-        attrs = {
-            "momentum": float(group["momentum"]),
-            "dampening": float(group["dampening"]),
-            "weight_decay": float(group["weight_decay"]),
-            "nesterov": int(group["nesterov"]),
-        }
-        slots = ("momentum_buffer",) if group["momentum"] else ()
-        return UpdateGroup(index, names, "SGDUpdate", attrs, slots, start)
-    decoupled = isinstance(optimizer, torch.optim.AdamW) or group.get(
-        "decoupled_weight_decay", False
-    )
-    attrs = {
-        "beta1": float(group["betas"][0]),
-        "beta2": float(group["betas"][1]),
-        "eps": float(group["eps"]),
-        "weight_decay": float(group["weight_decay"]),
-        "decoupled": int(decoupled),
-    }
-    return UpdateGroup(index, names, "AdamUpdate", attrs, ("exp_avg", "exp_avg_sq"), start)
+        names = ("lr", "momentum", "dampening", "weight_decay")
+        return {name: float(group[name]) for name in names}
+    beta1, beta2 = group["betas"]
+    rest = {name: float(group[name]) for name in ("lr", "eps", "weight_decay")}
+    return {**rest, "beta1": float(beta1), "beta2": float(beta2)}
 
 
-def hyperparameters(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
-    """Everything but the learning rates; a change means a new step graph."""
+def rules(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
+    """What of the groups a step graph is made of; a change means a new graph."""
     return tuple(
-        (
-            len(g["params"]),
-            *((k, v) for k, v in sorted(g.items()) if k not in ("params", "lr", "initial_lr")),
-        )
+        (tuple(map(id, g["params"])), *map(str, _rule(optimizer, g)))
         for g in optimizer.param_groups
     )
+
+
+def _rule(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any]
+) -> tuple[str, dict[str, Any], tuple[str, ...]]:
+    """Op, attributes and state of a group's update."""
+    slots = slots_of(optimizer)
+    if isinstance(optimizer, torch.optim.SGD):
+        moving = bool(group["momentum"])  # without it torch takes no notice of nesterov
+        attrs = {"nesterov": int(moving and group["nesterov"])}
+        return "SGDUpdate", attrs, slots if moving else ()
+    plain = isinstance(optimizer, torch.optim.AdamW)
+    decoupled = group.get("decoupled_weight_decay", plain)
+    return "AdamUpdate", {"decoupled": int(decoupled)}, slots

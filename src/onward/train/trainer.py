@@ -20,18 +20,18 @@ import torch
 
 from onward.compile import Compiled
 from onward.config import OnwardError, TrainerOptions
-from onward.differentiate.update import state_name
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
-from onward.graph.names import PARAM, output_name, parameter_name
+from onward.graph.names import output_name
 from onward.plan import Plan
 from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
 from onward.train.explain import Explanation
 from onward.train.export import export_onnx
-from onward.train.optim import Optimizer, hyperparameters, to_torch
+from onward.train.optim import Optimizer, to_torch
+from onward.train.state import check_state, restore, saved
 from onward.train.steps import Ready, Step, Wanted
-from onward.train.updates import SLOTS, Updates
+from onward.train.updates import Updates
 from onward.train.verify import Verification, verify_step
 
 LossFunction = Callable[..., torch.Tensor]
@@ -96,6 +96,7 @@ class Trainer:
         self.loss_fn = loss_fn
         self.model_desc = model_desc
         self.options = options or TrainerOptions()
+        _check_loss(loss_fn)
         self.optimizer = to_torch(optimizer, model)
         parameters = list(model.parameters())
         self.device = parameters[0].device if parameters else torch.device("cpu")
@@ -110,13 +111,12 @@ class Trainer:
         self._lock = threading.RLock()
         self._train: list[Step] = []
         self._eval: list[Step] = []
-        self._hyper = hyperparameters(self.optimizer)
         self._snapshot: tuple[Any, ...] = ()
         self._example: Call | None = None
         self._last_executable: Executable | None = None
         self._last_rows: dict[str, Any] = {}
         self._verified = not (verify or self.options.verify)
-        self._updates = Updates(model, self.optimizer, self.memory, self._train.clear)
+        self._updates = Updates(model, self.optimizer, self._train.clear)
 
     @property
     def updates(self) -> int:
@@ -135,6 +135,7 @@ class Trainer:
         self._check_whole()
         call = bind_call(args, kwargs, self.loss_fn is not None)
         check_batch(self.model_desc, call.named())
+        self._updates.sync()
         if not self._verified:
             report = self.verify(call)
             if not report.ok:
@@ -148,15 +149,16 @@ class Trainer:
         executable, lr = ready.executable, float(self.optimizer.param_groups[0]["lr"])
         first = self.micro_steps == 0
         samples = 0 if first else self._samples
-        if first and n > 1:
-            self._updates.clear_accumulators()
+        self._updates.enter(executable.plan, first)
 
         def done(wrote: bool) -> None:
             self._steps += 1
             self._samples = samples + call.batch_size
             self.micro_steps = 0 if last else self.micro_steps + 1
             if last and wrote:
-                self._updates.advance()
+                self._updates.advance(executable.plan)
+            elif last:
+                self._updates.window = frozenset()
 
         with self._seed_drawn(first):
             inputs = step.staged(call) | ready.inputs | {
@@ -197,12 +199,12 @@ class Trainer:
 
     @_alone
     def state_dict(self) -> dict[str, Any]:
-        """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), counters."""
+        """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), `param_groups`
+        (learning rates and all), counters, random state; `load_state_dict` reads them."""
+        self._updates.sync()
         return {
-            "model": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
-            "optimizer": {_plain(k): v.clone() for k, v in self._updates.tensors.items()},
-            "updates": self.updates,
-            "counts": {k.removeprefix(PARAM): n for k, n in self._updates.counts.items()},
+            **saved(self.model, self.optimizer, self._updates, self.micro_steps > 0),
+            "gradient_accumulation_steps": self.options.gradient_accumulation_steps,
             "micro_steps": self.micro_steps,
             "samples": self._samples,
             "seed": self._seed.clone(),
@@ -211,42 +213,26 @@ class Trainer:
 
     @_alone
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores a `state_dict` in place. Raises OnwardError where names or shapes differ."""
-        saved, own = state["model"], self.model.state_dict()
-        if set(saved) != set(own):
-            odd = sorted(set(saved) ^ set(own))
-            raise OnwardError(
-                f"state does not fit the model: {', '.join(odd[:4])} differ in presence"
-            )
-        slots = {
-            state_name(n, slot): p
-            for n, p in self.model.named_parameters(remove_duplicate=False)
-            for slot in (*SLOTS, "accumulator")
-        }
-        for given, expected in ((saved, own), (state["optimizer"], slots)):
-            for name, tensor in given.items():
-                if name not in expected:
-                    raise OnwardError(
-                        f"state does not fit the model: nothing there is called {name}"
-                    )
-                if expected[name].shape != tensor.shape:
-                    raise OnwardError(f"state does not fit the model: {name} has another shape")
-        with torch.no_grad():
-            self.model.load_state_dict(saved)
-            for tensor in self._updates.tensors.values():
-                tensor.zero_()  # what the saved run did not have yet
-            for name, tensor in state["optimizer"].items():
-                slot, _, path = name.partition(".")
-                self._updates.tensor(state_name(parameter_name(path), slot), tensor).copy_(tensor)
-        self._updates.done = int(state["updates"])
-        self.micro_steps = int(state["micro_steps"])
-        self._samples = int(state["samples"])
+        """Restores a `state_dict` in place. Raises OnwardError where it does not fit this model,
+        optimizer and accumulation window; nothing is changed then."""
+        self._updates.require_owner()
+        steps = self.options.gradient_accumulation_steps
+        check_state(state, self.model, self.optimizer, self._updates, steps)
+        restore(state, self.model, self.optimizer, self._updates)
+        self.micro_steps = state["micro_steps"]
+        self._samples = state["samples"]
         self._seed = state["seed"].clone()
-        if state.get("generator") is not None:
+        if state["generator"] is not None:
             self._generator = torch.Generator()
             self._generator.set_state(state["generator"])
-        self._updates.restart({parameter_name(k): n for k, n in state["counts"].items()})
         self.memory.torn = False
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles are refused: two would write to one memory."""
+        raise OnwardError(
+            "an onward.Trainer cannot be copied or pickled; fix: make another one for a copy of "
+            "the model, and load_state_dict(trainer.state_dict())"
+        )
 
     # ---- looking
 
@@ -372,7 +358,7 @@ class Trainer:
                 [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
                 self.options.gradient_accumulation_steps > 1, forward, self.options.skip_nonfinite,
             )  # fmt: skip
-            self._updates.keep_only(lambda name: f"next.{name}" in graph.outputs)
+            self._updates.keep_only(lambda name: f"next.{name}" in graph.outputs, groups)
             return graph
 
         return Step(call.kind, compiled, complete, self._bound, self.options.memory_budget)
@@ -394,19 +380,16 @@ class Trainer:
         owned = compiled.captured.tensors
         for value in graph.inputs_with(Role.STATE):
             if value.name in plan.inputs:
-                owned[value.name] = self._updates.tensor(
-                    value.name, compiled.captured.parameters[value.name.partition(".")[2]]
-                )
-        self._updates.share()
+                owned[value.name] = self._updates.owned(value.name)
         return compiled.executable(plan, self.memory, owned)
 
     def _refresh(self) -> None:
-        """Drops graphs that no longer say what the model and the optimizer say."""
-        snapshot, hyper = _structure(self.model), hyperparameters(self.optimizer)
-        if snapshot != self._snapshot or hyper != self._hyper:
-            self._updates.restart(self._updates.counts)
+        """Drops graphs that no longer say what the model says."""
+        snapshot = _structure(self.model)
+        if snapshot != self._snapshot:
+            self._updates.restart()
             self._eval.clear()
-            self._snapshot, self._hyper = snapshot, hyper
+            self._snapshot = snapshot
 
     @property
     def _trained(self) -> set[int]:
@@ -445,10 +428,13 @@ def _fetched(executable: Executable, names: Iterable[str]) -> dict[str, torch.Te
     return {n: executable.output(output_name(n) if output_name(n) in have else n) for n in names}
 
 
-def _plain(name: str) -> str:
-    """`exp_avg.param.w` -> `exp_avg.w`, as a `state_dict` calls it."""
-    slot, _, parameter = name.partition(".")
-    return state_name(parameter.removeprefix(PARAM), slot)
+def _check_loss(loss_fn: LossFunction | None) -> None:
+    own = loss_fn.parameters() if isinstance(loss_fn, torch.nn.Module) else ()
+    if any(p.requires_grad for p in own):
+        raise OnwardError(
+            "loss_fn has parameters of its own, which would not be trained; fix: make it a part of "
+            "the model, or requires_grad_(False)"
+        )
 
 
 @contextmanager

@@ -1,5 +1,7 @@
-"""Optimizer updates: `(p, g, state..., lr, step, scale) -> (p', state'...)`.
+"""Optimizer updates: `(p, g, state..., hyperparameters..., step, scale) -> (p', state'...)`.
 
+Hyperparameters are f64[], as in `torch.optim`, where they are Python numbers that a schedule may
+move: lr, beta1, beta2, eps, weight_decay of Adam; lr, momentum, dampening, weight_decay of SGD.
 An optional `scale` f[] multiplies g first: the factor of gradient clipping.
 
 Pure as ops; the plan makes them in place.
@@ -27,10 +29,14 @@ if TYPE_CHECKING:
 Value = ir.Value
 
 
-def _correction(b: Builder, beta: float, step: Value) -> Value:
+def _rest(b: Builder, x: Value) -> Value:
+    """`1 - x`."""
+    return b.Sub(np.array(1.0), x)
+
+
+def _correction(b: Builder, beta: Value, step: Value) -> Value:
     """`1 - beta^step` as f64[]."""
-    power = b.Pow(np.array(beta), b.cast(step, DType.DOUBLE))
-    return b.Sub(np.array(1.0), power)
+    return _rest(b, b.Pow(beta, b.cast(step, DType.DOUBLE)))
 
 
 def _scaled(b: Builder, g: Value, scale: Value | None) -> Value:
@@ -38,40 +44,41 @@ def _scaled(b: Builder, g: Value, scale: Value | None) -> Value:
 
 
 def _adam(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    p, g, m, v, lr, step, scale = [*inputs, None][:7]
-    assert p is not None and g is not None and m is not None and v is not None
-    assert lr is not None and step is not None
+    scale = inputs[10] if len(inputs) > 10 else None
+    p, g, m, v, lr, beta1, beta2, eps, decay, step = [x for x in inputs[:10] if x is not None]
     dtype = type_of(p).dtype
-    beta1, beta2 = float(attrs["beta1"]), float(attrs["beta2"])
-    decay = float(attrs["weight_decay"])
-    rate = b.cast(lr, DType.DOUBLE)
+
+    def near(x: Value) -> Value:
+        """The scalar in the parameter's precision."""
+        return b.cast(x, dtype)
+
     g = _scaled(b, g, scale)
-    if decay and attrs["decoupled"]:
-        p = b.Mul(p, b.cast(b.Sub(np.array(1.0), b.Mul(rate, np.array(decay))), dtype))
-    elif decay:
-        g = b.Add(g, b.Mul(p, decay))
-    m = b.Add(b.Mul(m, beta1), b.Mul(g, 1.0 - beta1))
-    v = b.Add(b.Mul(v, beta2), b.Mul(b.Mul(g, g), 1.0 - beta2))
-    size = b.cast(b.Div(rate, _correction(b, beta1, step)), dtype)
-    root = b.cast(b.Sqrt(_correction(b, beta2, step)), dtype)
-    denominator = b.Add(b.Div(b.Sqrt(v), root), float(attrs["eps"]))
+    if attrs["decoupled"]:
+        p = b.Mul(p, near(_rest(b, b.Mul(lr, decay))))
+    else:
+        g = b.Add(g, b.Mul(p, near(decay)))
+    m = b.Add(b.Mul(m, near(beta1)), b.Mul(g, near(_rest(b, beta1))))
+    v = b.Add(b.Mul(v, near(beta2)), b.Mul(b.Mul(g, g), near(_rest(b, beta2))))
+    size = near(b.Div(lr, _correction(b, beta1, step)))
+    root = near(b.Sqrt(_correction(b, beta2, step)))
+    denominator = b.Add(b.Div(b.Sqrt(v), root), near(eps))
     return [b.Sub(p, b.Mul(size, b.Div(m, denominator))), m, v]
 
 
 def _sgd(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    p, g, velocity, lr, step, scale = [*inputs, None][:6]
-    assert p is not None and g is not None and lr is not None and step is not None
+    velocity, scale = inputs[2], inputs[8] if len(inputs) > 8 else None
+    p, g, lr, momentum, dampening, decay, step = [
+        x for x in (*inputs[:2], *inputs[3:8]) if x is not None
+    ]
     dtype = type_of(p).dtype
-    g = _scaled(b, g, scale)
-    if attrs["weight_decay"]:
-        g = b.Add(g, b.Mul(p, float(attrs["weight_decay"])))
+    g = b.Add(_scaled(b, g, scale), b.Mul(p, b.cast(decay, dtype)))
     state: list[Value] = []
     if velocity is not None:
-        momentum = float(attrs["momentum"])
-        moved = b.Add(b.Mul(velocity, momentum), b.Mul(g, 1.0 - float(attrs["dampening"])))
+        kept = b.cast(momentum, dtype)
+        moved = b.Add(b.Mul(velocity, kept), b.Mul(g, b.cast(_rest(b, dampening), dtype)))
         velocity = b.Where(b.Equal(step, np.array(1, dtype=np.int64)), g, moved)
         state = [velocity]
-        g = b.Add(g, b.Mul(velocity, momentum)) if attrs["nesterov"] else velocity
+        g = b.Add(g, b.Mul(velocity, kept)) if attrs["nesterov"] else velocity
     return [b.Sub(p, b.Mul(b.cast(lr, dtype), g)), *state]
 
 
@@ -84,8 +91,8 @@ def _infer_sgd(call: Call) -> list[Type]:
 
 
 _P = "f32[4,6]"
-_BETAS = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8}
-_PLAIN = {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": 0}
+_ADAM = ("f64[]",) * 5 + ("i64[]",)
+_SGD = ("f64[]",) * 4 + ("i64[]",)
 
 OPS = (
     Op(
@@ -95,9 +102,8 @@ OPS = (
         doc="p', m', v' of Adam (weight decay added to g) or, with decoupled=1, AdamW (p shrunk by "
         "lr * decay).",
         cases=tuple(
-            ({**_BETAS, "weight_decay": decay, "decoupled": decoupled},
-             (_P, _P, _P, _P, "f32[]", "i64[]", *scale))
-            for decay, decoupled in ((0.0, 1), (0.01, 1), (0.01, 0))
+            ({"decoupled": decoupled}, (_P, _P, _P, _P, *_ADAM, *scale))
+            for decoupled in (1, 0)
             for scale in ((), ("f32[]",))
         ),
     ),
@@ -106,14 +112,10 @@ OPS = (
         infer=_infer_sgd,
         body=_sgd,
         doc="p', velocity' of SGD; no velocity where momentum is 0.",
-        cases=(
-            (_PLAIN, (_P, _P, None, "f32[]", "i64[]")),
-            ({**_PLAIN, "weight_decay": 0.1}, (_P, _P, None, "f32[]", "i64[]")),
-            ({**_PLAIN, "momentum": 0.9}, (_P, _P, _P, "f32[]", "i64[]")),
-            ({**_PLAIN, "momentum": 0.9, "dampening": 0.1}, (_P, _P, _P, "f32[]", "i64[]")),
-            ({**_PLAIN, "momentum": 0.9, "nesterov": 1}, (_P, _P, _P, "f32[]", "i64[]")),
-            ({**_PLAIN, "weight_decay": 0.1}, (_P, _P, None, "f32[]", "i64[]", "f32[]")),
-            ({**_PLAIN, "momentum": 0.9}, (_P, _P, _P, "f32[]", "i64[]", "f32[]")),
+        cases=tuple(
+            ({"nesterov": nesterov}, (_P, _P, velocity, *_SGD, *scale))
+            for nesterov, velocity in ((0, None), (0, _P), (1, _P))
+            for scale in ((), ("f32[]",))
         ),
     ),
-)  # fmt: skip
+)

@@ -18,11 +18,11 @@ def _scaled_scratch(need: Need, scale: int) -> list[Type]:
 
 
 def _adam_scratch(need: Need) -> list[Type]:
-    return [Type(DType.FLOAT, ()), *_scaled_scratch(need, 6)]
+    return [Type(DType.FLOAT, ()), *_scaled_scratch(need, 10)]
 
 
 def _sgd_scratch(need: Need) -> list[Type]:
-    return _scaled_scratch(need, 5)
+    return _scaled_scratch(need, 8)
 
 
 def _in_place(
@@ -52,45 +52,43 @@ _ADAM_PAIRS = ((0, 0), (1, 2), (2, 3))
 
 def _bind_adam(use: Use) -> Launch:
     p, m, v = use.outputs
-    lr, step = use.x(4), use.x(5)
+    hyper, step = [use.x(i) for i in range(4, 9)], use.x(9)
     copies = _in_place(use, _ADAM_PAIRS)
     count = use.scratch[0]
-    g, scaled = _scaled(use, 6, use.scratch[1:])
-    a = use.attrs
-    function = aten._fused_adamw_ if a["decoupled"] else aten._fused_adam_
-    update = partial(
-        function, [p], [g], [m], [v], [], [count], lr=lr, beta1=float(a["beta1"]),
-        beta2=float(a["beta2"]), weight_decay=float(a["weight_decay"]), eps=float(a["eps"]),
-        amsgrad=False, maximize=False,
-    )  # fmt: skip
+    g, scaled = _scaled(use, 10, use.scratch[1:])
+    update = aten._fused_adamw_ if use.attrs["decoupled"] else aten._fused_adam_
 
     def launch() -> None:
         for target, source in copies:
             target.copy_(source)
         count.copy_(step)
         scaled()
-        update()
+        lr, beta1, beta2, eps, decay = (float(x) for x in hyper)
+        update(
+            [p], [g], [m], [v], [], [count], lr=lr, beta1=beta1, beta2=beta2, weight_decay=decay,
+            eps=eps, amsgrad=False, maximize=False,
+        )  # fmt: skip
 
     return launch
 
 
 def _bind_sgd(use: Use) -> Launch:
-    p, lr, step = use.outputs[0], use.x(3), use.x(4)
-    g, scaled = _scaled(use, 5, use.scratch)
+    p, hyper, step = use.outputs[0], [use.x(i) for i in range(3, 7)], use.x(7)
+    g, scaled = _scaled(use, 8, use.scratch)
     velocity = use.outputs[1] if len(use.outputs) > 1 else None
     pairs = ((0, 0),) if velocity is None else ((0, 0), (1, 2))
     copies = _in_place(use, pairs)
-    a = use.attrs
-    momentum = float(a["momentum"])
+    nesterov = velocity is not None and bool(use.attrs["nesterov"])
 
     def launch() -> None:
         for target, source in copies:
             target.copy_(source)
         scaled()
-        buffers = [velocity] if velocity is not None else []
+        lr, momentum, dampening, decay = (float(x) for x in hyper)
         aten._fused_sgd_(
-            [p], [g], buffers, weight_decay=float(a["weight_decay"]), momentum=momentum,
-            lr=lr, dampening=float(a["dampening"]), nesterov=bool(a["nesterov"]), maximize=False,
+            [p], [g], [velocity] if velocity is not None else [], weight_decay=decay,
+            momentum=momentum if velocity is not None else 0.0, lr=lr, dampening=dampening,
+            nesterov=nesterov, maximize=False,
             is_first_step=velocity is not None and int(step) == 1,
         )  # fmt: skip
 

@@ -6,26 +6,33 @@ ms, 57 GB/s (torch's fused kernel 12.8), clipped 12.5 (12.8); 512 x 2048, in cac
 
 from __future__ import annotations
 
-from onward.kernels.kernel import Kernel, Launch, Use
+from onward.graph.types import DType
+from onward.kernels.kernel import Kernel, Launch, Need, Use
 from onward.kernels.native.library import library, only_f32, where
+
+_HYPER = slice(4, 9)  # lr, beta1, beta2, eps, weight_decay: f64[], read at each launch
+
+
+def _why_not(need: Need) -> str | None:
+    if any(t is None or t.dtype != DType.DOUBLE for t in need.inputs[_HYPER]):
+        return "hyperparameters that are not doubles"
+    return only_f32(Need(need.op, need.attrs, need.inputs[:4] + need.inputs[9:], need.outputs))
 
 
 def _bind_adam(use: Use) -> Launch:
     c = library()
     assert c is not None
-    p, g, m, v, lr, step = (use.x(i) for i in range(6))
-    scale = use.inputs[6] if len(use.inputs) > 6 else None
-    a = use.attrs
-    rates = [float(a[name]) for name in ("beta1", "beta2", "eps", "weight_decay")]
+    p, g, m, v = (use.x(i) for i in range(4))
+    scale = use.inputs[10] if len(use.inputs) > 10 else None
     return c.launch(
-        "onward_adam", p, g, m, v, *use.outputs, p.numel(), lr, step, scale, rates,
-        int(a["decoupled"]),
+        "onward_adam", p, g, m, v, *use.outputs, p.numel(), *use.inputs[_HYPER], use.x(9), scale,
+        int(use.attrs["decoupled"]),
     )  # fmt: skip
 
 
 KERNELS: dict[str, Kernel] = {
     "AdamUpdate": Kernel(
-        "native.adam", _bind_adam, why_not=only_f32, where=where,
+        "native.adam", _bind_adam, why_not=_why_not, where=where,
         inplace=((0, 0), (1, 2), (2, 3)), contiguous=None,
     ),
 }  # fmt: skip

@@ -2,18 +2,18 @@
 #include <cmath>
 #include <cstdint>
 
-// rates: beta1, beta2, eps, weight_decay. lr, step and scale (null: 1) are read at each launch.
+// lr to weight_decay, step and scale (null: 1) are read at each launch.
 extern "C" void onward_adam(
     const float* p, const float* g, const float* m, const float* v,
     float* new_p, float* new_m, float* new_v, int64_t n,
-    const float* lr, const int64_t* step, const float* scale, const double* rates,
-    int64_t decoupled)
+    const double* lr, const double* first, const double* second, const double* epsilon,
+    const double* weight_decay, const int64_t* step, const float* scale, int64_t decoupled)
 {
-    const double rate = *lr, count = double(*step), decay = rates[3];
-    const float beta1 = float(rates[0]), beta2 = float(rates[1]), eps = float(rates[2]);
-    const float rest1 = float(1.0 - rates[0]), rest2 = float(1.0 - rates[1]);
-    const float size = float(rate / (1.0 - std::pow(rates[0], count)));
-    const float root = float(std::sqrt(1.0 - std::pow(rates[1], count)));
+    const double rate = *lr, count = double(*step), decay = *weight_decay;
+    const float beta1 = float(*first), beta2 = float(*second), eps = float(*epsilon);
+    const float rest1 = float(1.0 - *first), rest2 = float(1.0 - *second);
+    const float size = float(rate / (1.0 - std::pow(*first, count)));
+    const float root = float(std::sqrt(1.0 - std::pow(*second, count)));
     const float shrink = decoupled ? float(1.0 - rate * decay) : 1.0f;
     const bool added = !decoupled && decay != 0.0;
     const float weight = float(decay);

@@ -1,0 +1,197 @@
+"""What `Trainer.state_dict` holds of model and optimizer, and whether another one fits.
+
+Everything is checked before the first write, so that a state that does not fit changes nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from onward.config import OnwardError
+from onward.differentiate.update import state_name
+from onward.train.optim import hyperparameters, slots_of
+from onward.train.updates import ACCUMULATOR, Updates
+
+KEYS = (
+    "model", "optimizer", "optimizer_class", "param_groups", "updates", "counts",
+    "gradient_accumulation_steps", "micro_steps", "samples", "seed", "generator",
+)  # fmt: skip
+
+
+def saved(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, updates: Updates, window: bool
+) -> dict[str, Any]:
+    """Copies of weights, buffers, the optimizer's state and settings. With `window`, of the
+    gradients accumulated so far too."""
+    return {
+        "model": {k: _copied(v) for k, v in model.state_dict().items()},
+        "optimizer": {k: v.clone() for k, v in updates.named(window).items()},
+        "optimizer_class": type(optimizer).__name__,
+        "param_groups": [_group(g, updates) for g in optimizer.param_groups],
+        "updates": updates.done,
+        "counts": updates.named_counts(),
+    }
+
+
+def restore(
+    state: Mapping[str, Any],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    updates: Updates,
+) -> None:
+    """Writes a state that was checked."""
+    before = {k: _copied(v) for k, v in model.state_dict().items()}
+    try:
+        model.load_state_dict(state["model"])
+    except BaseException:  # a hook of the model's own
+        with torch.no_grad():
+            for k, v in model.state_dict().items():
+                if isinstance(v, torch.Tensor):
+                    v.copy_(before[k])
+        raise
+    for group, given in zip(optimizer.param_groups, state["param_groups"], strict=True):
+        group.update({k: _copied(v) for k, v in given.items() if k != "params"})
+    updates.restore(state["optimizer"], state["counts"], state["updates"])
+
+
+def check_state(
+    state: Any,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    updates: Updates,
+    steps: int,
+) -> None:
+    """Raises OnwardError where `restore` would not give back what was saved. `steps`: micro-batches
+    per update."""
+    if not isinstance(state, Mapping):
+        raise _error(f"a {type(state).__name__} is no state_dict")
+    missing = [k for k in KEYS if k not in state]
+    if missing:
+        raise _error(f"'{missing[0]}' is missing")
+    for key, kind in (("model", Mapping), ("optimizer", Mapping), ("counts", Mapping),
+                      ("param_groups", Sequence)):  # fmt: skip
+        if not isinstance(state[key], kind):
+            raise _error(f"'{key}' is a {type(state[key]).__name__}")
+    _check_model(state["model"], model.state_dict())
+    _check_groups(state, optimizer, updates)
+    _check_tensors(state, dict(model.named_parameters()), slots_of(optimizer))
+    _check_counters(state, steps)
+    _check_random(state)
+
+
+def _error(what: str) -> OnwardError:
+    return OnwardError(f"state does not fit: {what}; nothing was loaded")
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, torch.Tensor) else copy.deepcopy(value)
+
+
+def _group(group: Mapping[str, Any], updates: Updates) -> dict[str, Any]:
+    """A param_group, its parameters by their paths."""
+    settings = {k: _copied(v) for k, v in group.items() if k != "params"}
+    return settings | {"params": updates.paths_of(group["params"])}
+
+
+def _check_model(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    odd = sorted(map(str, set(given) ^ set(own)))
+    if odd:
+        raise _error(f"{', '.join(odd[:4])} of the model: in one, not in the other")
+    for name, value in own.items():
+        if isinstance(value, torch.Tensor):
+            _check_like(name, given[name], value)
+        elif isinstance(given[name], torch.Tensor):
+            raise _error(f"{name} is a tensor")
+
+
+def _check_like(name: str, given: Any, own: torch.Tensor) -> None:
+    if not isinstance(given, torch.Tensor):
+        raise _error(f"{name} is a {type(given).__name__}, no tensor")
+    if given.is_meta or given.layout != own.layout:
+        raise _error(f"{name} is on no device, or of another layout")
+    if given.shape != own.shape or given.dtype != own.dtype:
+        raise _error(
+            f"{name} is {given.dtype} {list(given.shape)}, here {own.dtype} {list(own.shape)}"
+        )
+
+
+def _check_groups(
+    state: Mapping[str, Any], optimizer: torch.optim.Optimizer, updates: Updates
+) -> None:
+    have, given = type(optimizer).__name__, state["param_groups"]
+    if state["optimizer_class"] != have:
+        raise _error(f"it is a state of {state['optimizer_class']}, the optimizer is {have}")
+    if len(given) != len(optimizer.param_groups):
+        raise _error(f"it has {len(given)} param_groups, here are {len(optimizer.param_groups)}")
+    for i, (group, own) in enumerate(zip(given, optimizer.param_groups, strict=True)):
+        if not isinstance(group, Mapping):
+            raise _error(f"param_groups[{i}] is a {type(group).__name__}")
+        if group.get("params") != updates.paths_of(own["params"]):
+            raise _error(f"param_groups[{i}] holds other parameters")
+    probe = copy.copy(optimizer)
+    probe.param_groups = [dict(g) for g in given]
+    for i in range(len(given)):
+        try:
+            hyperparameters(probe, i)
+            missing = [k for k in optimizer.defaults if k not in given[i]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise _error(f"param_groups[{i}]: {error!r}") from None
+        if missing:
+            raise _error(f"param_groups[{i}] lacks '{missing[0]}'")
+
+
+def _check_tensors(
+    state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor], slots: Sequence[str]
+) -> None:
+    """State tensors, accumulators and counts, with one another."""
+    given, counts = state["optimizer"], state["counts"]
+    for name, tensor in given.items():
+        slot, _, path = str(name).partition(".")
+        if path not in parameters or slot not in (*slots, ACCUMULATOR):
+            raise _error(f"nothing here is called {name}")
+        if slot != ACCUMULATOR and path not in counts:
+            raise _error(f"'counts' lacks {path}, which has {slot}")
+        if slot == ACCUMULATOR and not state["micro_steps"]:
+            raise _error(f"{name}, but no window is open")
+        _check_like(str(name), tensor, parameters[path])
+    for path, count in counts.items():
+        if path not in parameters:
+            raise _error(f"no parameter here is called {path}")
+        _check_whole(f"counts[{path!r}]", count)
+        lacking = [s for s in slots if state_name(path, s) not in given]
+        if lacking:
+            raise _error(f"{state_name(path, lacking[0])} is missing")
+
+
+def _check_counters(state: Mapping[str, Any], steps: int) -> None:
+    for name in ("updates", "micro_steps", "samples", "gradient_accumulation_steps"):
+        _check_whole(name, state[name])
+    if state["micro_steps"] and state["gradient_accumulation_steps"] != steps:
+        raise _error(
+            f"it is from the middle of a window of {state['gradient_accumulation_steps']} "
+            f"micro-batches, here a window has {steps}; fix: save it between updates"
+        )
+    if state["micro_steps"] >= steps:
+        raise _error(f"micro_steps is {state['micro_steps']} in a window of {steps}")
+    held = any(str(k).startswith(f"{ACCUMULATOR}.") for k in state["optimizer"])
+    if state["micro_steps"] and not held:
+        raise _error("it is from the middle of a window, and the accumulated gradients are missing")
+
+
+def _check_random(state: Mapping[str, Any]) -> None:
+    _check_like("seed", state["seed"], torch.zeros(2, dtype=torch.int64))
+    if state["generator"] is None:
+        return
+    try:
+        torch.Generator().set_state(state["generator"])
+    except (RuntimeError, TypeError) as error:
+        raise _error(f"generator: {str(error).splitlines()[0]}") from None
+
+
+def _check_whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise _error(f"{name} is {value!r}, no count")

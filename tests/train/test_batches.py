@@ -1,0 +1,161 @@
+"""What a batch may be made of: each spelling gives the loss that tensors give, or one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import UserDict, namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import onward
+from onward import OnwardError
+from onward.train.call import bind_call
+
+loss_fn = nn.functional.cross_entropy
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+Y = torch.arange(6) % 3
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+
+
+@dataclasses.dataclass
+class Record:
+    input: Any
+    labels: Any
+
+
+Named = namedtuple("Named", ["input", "labels"])
+still = X.numpy().copy()
+still.flags.writeable = False
+SPELLINGS: dict[str, Any] = {
+    "tuple": (X, Y),
+    "list": [X, Y],
+    "mapping": {"input": X, "labels": Y},
+    "user dict": UserDict(input=X, labels=Y),
+    "dataclass": Record(X, Y),
+    "named tuple": Named(X, Y),
+    "numpy": (X.numpy(), Y.numpy()),
+    "numpy that cannot be written": (still, Y.numpy()),
+    "numpy backwards": (X.flip(0).numpy()[::-1], Y.numpy()),
+    "numpy columns": (np.asfortranarray(X.numpy()), Y.numpy()),
+    "lists": (X.tolist(), Y.tolist()),
+    "list of arrays": ([row.numpy() for row in X], [np.int64(y) for y in Y]),
+    "dataclass of lists": Record(X.tolist(), Y.numpy()),
+}
+
+
+def test_spellings_of_a_batch_are_one() -> None:
+    trainer = onward.Trainer(net(), onward.optim.SGD(lr=0.0), loss_fn=loss_fn)
+    expected = loss_fn(net()(X), Y).item()
+    for name, given in SPELLINGS.items():
+        for step in (trainer.train_step, trainer.eval_step):
+            assert float(step(given).loss) == pytest.approx(expected, rel=1e-6), name
+
+
+def leaves(value: Any) -> Any:
+    return bind_call((), {"x": value, "y": X}, False).kwargs["x"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1, 2, 3], [[1, 2], [3, 4]], [1.5, 2], [True, False], [(1, 2), (3, 4)],
+        np.arange(3, dtype=np.int32), np.ones(2), np.ones(2, np.float16), np.array(3),
+        np.array([True]),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_numbers_become_what_torch_makes_of_them(value: Any) -> None:
+    found, want = leaves(value), torch.as_tensor(value)
+    assert torch.equal(found, want)
+    assert found.dtype == want.dtype
+
+
+def test_containers_and_plain_values_stay() -> None:
+    tensors = [torch.ones(2), torch.zeros(2)]
+    found = leaves(tensors)
+    assert type(found) is list
+    assert found[0] is tensors[0]
+    assert leaves((2, 3)) == (2, 3), "a tuple of numbers is a value of the program"
+    assert leaves([]) == []
+    assert leaves(["a", "b"]) == ["a", "b"]
+    nested = leaves(UserDict(a=UserDict(b=[1, 2]), c=None))
+    assert type(nested) is type(nested["a"]) is dict
+    assert torch.equal(nested["a"]["b"], torch.tensor([1, 2]))
+    for value in (None, True, 3, 2.5, "mean", torch.float32, Ellipsis):
+        assert leaves(value) is value
+    assert type(leaves(np.float32(0.5))) is float
+
+
+WRONG: dict[str, tuple[Any, str]] = {
+    "ragged": ([[1, 2], [3]], "'x' is a list that makes no tensor.*pad"),
+    "ragged arrays": ([np.ones(2), np.ones(3)], "'x' is a list that makes no tensor"),
+    "too large": ([2**70], "'x' is a list that makes no tensor"),
+    "strings": (np.array(["a"]), "'x' is a numpy array of <U1"),
+    "objects": (np.array([None, 1]), "'x' is a numpy array of object"),
+    "other bytes": (np.arange(3, dtype=">i8"), "'x' is a numpy array of >i8"),
+    "object": (object(), "'x' is a object, neither tensor nor plain value"),
+    "nested object": ({"a": [object()]}, "'x' is a object"),
+    "set": ({1, 2}, "'x' is a set"),
+    "dataclass inside": (Record(X, Y), "'x' is a Record"),
+    "function": (len, "'x' is a builtin_function"),
+    "sparse": (X.to_sparse(), r"'x' is a tensor of layout torch.sparse_coo; fix: to_dense"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_tensor_is_refused_in_one_line(name: str) -> None:
+    value, message = WRONG[name]
+    with pytest.raises(OnwardError, match=message) as raised:
+        leaves(value)
+    assert "fix: " in str(raised.value)
+
+
+def test_keys_are_names() -> None:
+    with pytest.raises(OnwardError, match="key 3, which names no argument"):
+        bind_call(({3: X},), {}, False)
+
+
+def test_values_that_only_look_alike_are_other_programs() -> None:
+    """1, 1.0 and True are equal to Python, and so are 0.0 and -0.0; NaN is not equal to itself."""
+    values = [1, 1.0, True, 0, 0.0, -0.0, False, float("nan"), None]
+    kinds = [bind_call((), {"x": v, "y": X}, False).kind for v in values]
+    assert len(set(kinds)) == len(values)
+    assert kinds[7] == bind_call((), {"x": float("nan"), "y": X}, False).kind
+
+
+def test_integers_and_floats_of_one_value_compute_their_own() -> None:
+    class Powers(nn.Linear):
+        def forward(self, x: torch.Tensor, how: Any) -> torch.Tensor:  # type: ignore[override]
+            y = super().forward(x).sum()
+            return y * 2 if isinstance(how, bool) else y * 3 if isinstance(how, int) else y
+
+    model = Powers(4, 2)
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0))
+    for how in (1, True, 1.0):
+        expected = model(X, how).item()
+        assert float(trainer.eval_step(x=X, how=how).loss) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*")
+def test_batch_without_rows_is_eagers() -> None:
+    """The loss is NaN and the gradients are 0: AdamW moves by its moments and decay."""
+    model, twin = net(), net()
+    trainer = onward.Trainer(model, torch.optim.AdamW(model.parameters(), 0.01), loss_fn=loss_fn)
+    theirs = torch.optim.AdamW(twin.parameters(), 0.01)
+    for n in (6, 0, 6):
+        got = trainer.train_step(X[:n], Y[:n]).loss
+        theirs.zero_grad()
+        loss = loss_fn(twin(X[:n]), Y[:n])
+        loss.backward()
+        theirs.step()
+        torch.testing.assert_close(got, loss.detach(), equal_nan=True, rtol=1e-5, atol=1e-6)
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
