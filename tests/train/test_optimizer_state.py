@@ -283,7 +283,7 @@ def remove_one(o: Any, ps: list[Any]) -> None:
 
 def move_one(o: Any, ps: list[Any]) -> None:
     """Into a group of its own, with its state; as many parameters as before."""
-    o.param_groups[0]["params"].remove(ps[2])
+    del o.param_groups[0]["params"][2]
     o.add_param_group({"params": [ps[2]], "lr": 0.3, "weight_decay": 0.0})
 
 
