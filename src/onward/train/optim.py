@@ -144,9 +144,8 @@ def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     return ("momentum_buffer",) if sgd else ("exp_avg", "exp_avg_sq")
 
 
-def hyperparameters(optimizer: torch.optim.Optimizer, index: int) -> dict[str, float]:
+def hyperparameters(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, float]:
     """What a schedule may move between updates, by the names of `differentiate.update.HYPER`."""
-    group = optimizer.param_groups[index]
     if isinstance(optimizer, torch.optim.SGD):
         names = ("lr", "momentum", "dampening", "weight_decay")
         return {name: float(group[name]) for name in names}

@@ -132,11 +132,9 @@ def _check_groups(
             raise _error(f"param_groups[{i}] is a {type(group).__name__}")
         if group.get("params") != updates.paths_of(own["params"]):
             raise _error(f"param_groups[{i}] holds other parameters")
-    probe = copy.copy(optimizer)
-    probe.param_groups = [dict(g) for g in given]
     for i in range(len(given)):
         try:
-            hyperparameters(probe, i)
+            hyperparameters(optimizer, given[i])
             missing = [k for k in optimizer.defaults if k not in given[i]]
         except (KeyError, TypeError, ValueError) as error:
             raise _error(f"param_groups[{i}]: {error!r}") from None

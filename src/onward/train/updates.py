@@ -124,8 +124,8 @@ class Updates:
             f"step.{clock}": self.counts.get(members[0], 0) + 1
             for clock, members in self._members.items()
         }
-        for i in range(len(self.optimizer.param_groups)):
-            for name, value in hyperparameters(self.optimizer, i).items():
+        for i, group in enumerate(self.optimizer.param_groups):
+            for name, value in hyperparameters(self.optimizer, group).items():
                 values[f"{name}.{i}"] = value
         return values
 
