@@ -21,8 +21,8 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from onward.capture.huggingface import attention_kept_whole, forward_defaults, require_mask
-from onward.capture.refusals import refuse_constant, refuse_model, refusing_gradient_code
 from onward.capture.raise_ import raise_composites
+from onward.capture.refusals import refuse_constant, refuse_model, refusing_gradient_code
 from onward.capture.translate import Translator, to_type
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of

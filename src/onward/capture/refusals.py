@@ -1,8 +1,8 @@
 """What a graph would lose or get wrong without a word, refused with its place and a way out.
 
-Hooks do not run inside a graph. Those of torch.nn (weight norm, pruning), Transformers and PEFT only
-compute what the module's output is made of: an export traces them. What any other does besides, to
-a list or a logger, an export would lose.
+Hooks do not run inside a graph. Those of torch.nn (weight norm, pruning), Transformers and PEFT
+only compute what the module's output is made of: an export traces them. What any other does
+besides, to a list or a logger, an export would lose.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def refuse_model(model: torch.nn.Module, loss_fn: Any = None, trains: bool = Tru
 
 
 def refuse_surroundings() -> None:
-    """Raises CaptureError where autocast, a mode or a global hook would act on the call in eager."""
+    """Raises CaptureError where autocast, a mode or a global hook would act in eager."""
     reasons = [*_surroundings()]
     if reasons:
         raise CaptureError("; ".join(reasons))
@@ -83,7 +83,11 @@ def _module_hooks(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[
 
 
 def _hooks(
-    hooks: Mapping[int, Any] | None, kind: str, where: str, fix: str, traced: Iterable[str] = _TRACED
+    hooks: Mapping[int, Any] | None,
+    kind: str,
+    where: str,
+    fix: str,
+    traced: Iterable[str] = _TRACED,
 ) -> Iterator[str]:
     for hook in (hooks or {}).values():
         hook = getattr(hook, "func", hook)  # of a functools.partial
@@ -103,7 +107,7 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
         pointer = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
         other, written = storages.setdefault(pointer, (name, trained))
         if pointer and other != name and (trained or written):
-            yield f"{name} and {other} are different views of one storage"
+            yield f"{name} and {other} are different views of one storage; fix: clone one"
         if not tensor.is_contiguous():
             yield (
                 f"{name} of shape {tuple(tensor.shape)} has the strides {tensor.stride()}; fix: "
