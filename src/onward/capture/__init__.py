@@ -1,5 +1,6 @@
 """torch.nn.Module -> forward Graph: export, translate, raise composites."""
 
 from onward.capture.export import Captured, capture
+from onward.capture.refusals import refuse_surroundings
 
-__all__ = ["Captured", "capture"]
+__all__ = ["Captured", "capture", "refuse_surroundings"]

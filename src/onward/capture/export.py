@@ -8,7 +8,6 @@ symbol, and that equality is guarded (`Captured.accepts`).
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from onward.capture.huggingface import attention_kept_whole, forward_defaults, require_mask
 from onward.capture.raise_ import raise_composites
+from onward.capture.refusals import refuse_constant, refuse_model, refusing_gradient_code
 from onward.capture.translate import Translator, to_type
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of
@@ -41,6 +41,7 @@ class Captured:
     graph: outputs are `loss` and the model's other outputs as `output.<name>`.
     parameters, buffers: graph input name -> the user's tensor (tied ones appear once).
     leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
+    constants: the user's tensors that are baked in, since no module registers them.
     """
 
     graph: Graph
@@ -48,6 +49,7 @@ class Captured:
     buffers: dict[str, torch.Tensor]
     leaves: dict[int, str]
     notes: list[str] = field(default_factory=list)
+    constants: list[torch.Tensor] = field(default_factory=list)
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
 
@@ -170,7 +172,7 @@ def capture(
             names.append(distinct(_leaf_name(path, model), names))
     fixed = [_TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
     tensors = [_detached(v) for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
-    _refuse(model)
+    refuse_model(model, loss_fn, want_loss and model.training)
     require_mask(model, kwargs)
     flat = _Flat(model, spec, fixed, loss_fn, want_loss)
     flat.training = model.training  # its own flag alone: submodules keep theirs
@@ -216,40 +218,12 @@ def _takes(model: torch.nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def _refuse(model: torch.nn.Module) -> None:
-    """What a graph would lose silently is refused before the export."""
-    reasons: list[str] = []
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        reasons.append("autocast is on; fix: leave the autocast block (precision is an option)")
-    storages: dict[int, str] = {}
-    for name, p in model.named_parameters():  # tied ones are listed once
-        pointer = p.untyped_storage().data_ptr()
-        if pointer and pointer in storages:
-            reasons.append(f"{name} and {storages[pointer]} are different views of one storage")
-        storages[pointer] = name
-    if reasons:
-        raise CaptureError("the model cannot be captured: " + "; ".join(reasons))
-
-
 @contextmanager
 def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
     """The patches an export needs, undone afterwards."""
     transformer = torch.nn.modules.transformer
     detect = transformer._detect_is_causal_mask
-    functions = torch.autograd.function
-    defined = functions._is_setup_context_defined
-
     here = threading.get_ident()  # other threads go on as if nothing were patched
-
-    def refuse_custom(setup_context: Any) -> bool:
-        """`Function.apply` asks this first, also where it was bound long ago (`f = F.apply`)."""
-        cls = sys._getframe(1).f_locals["cls"]
-        if threading.get_ident() != here or cls.__module__.partition(".")[0] == "torch":
-            return defined(setup_context)
-        raise CaptureError(
-            f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a "
-            "capture would drop; fix: write it with differentiable torch ops"
-        )
 
     def causal_as_said(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
         """The original inspects data, which an export has not."""
@@ -258,14 +232,17 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
         return bool(is_causal)
 
     transformer._detect_is_causal_mask = causal_as_said
-    functions._is_setup_context_defined = refuse_custom
     try:
-        with attention_kept_whole(model, own_positions), warnings.catch_warnings():
+        with (
+            torch.enable_grad(),  # else what stops gradients inside the forward leaves no trace
+            attention_kept_whole(model, own_positions),
+            refusing_gradient_code(model.training),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
             yield
     finally:
         transformer._detect_is_causal_mask = detect
-        functions._is_setup_context_defined = defined
 
 
 def _export(flat: _Flat, tensors: list[torch.Tensor], names: list[str]) -> Any:
@@ -337,7 +314,10 @@ def _bind_inputs(
                 else:
                     result.buffers[name] = tensor
         elif spec.kind is InputKind.CONSTANT_TENSOR:
-            value = graph.constant(program.constants[spec.target].detach().numpy())
+            tensor = program.constants[spec.target]
+            refuse_constant(tensor, live)
+            result.constants.append(tensor)
+            value = graph.constant(tensor.detach().numpy().copy())
         else:
             raise CaptureError(f"input {spec.arg.name} of kind {spec.kind.name} is not supported")
         translator.env[node] = value

@@ -28,6 +28,7 @@ from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
 from onward.train.explain import Explanation
 from onward.train.export import export_onnx
+from onward.train.guards import Guards, refuse_optimizer_hooks
 from onward.train.optim import Optimizer, to_torch
 from onward.train.state import check_state, restore, saved
 from onward.train.steps import Ready, Step, Wanted
@@ -111,7 +112,7 @@ class Trainer:
         self._lock = threading.RLock()
         self._train: list[Step] = []
         self._eval: list[Step] = []
-        self._snapshot: tuple[Any, ...] = ()
+        self._guards = Guards()
         self._example: Call | None = None
         self._last_executable: Executable | None = None
         self._last_rows: dict[str, Any] = {}
@@ -275,7 +276,7 @@ class Trainer:
         """
         call = bind_call(args, kwargs, self.loss_fn is not None)
         names = (*self.options.fetch, *fetch)
-        self._refresh()
+        self._refresh(training=True)
         step = self._fitting(self._train, call, self._train_step)
         return step.explain(call, names)
 
@@ -337,7 +338,7 @@ class Trainer:
         self, steps: list[Step], call: Call, wanted: Wanted, make: Callable[[Call], Step]
     ) -> tuple[Step, Ready]:
         """The step captured from a call like this one, or a new one, and what runs the batch."""
-        self._refresh()
+        self._refresh(training=steps is self._train)
         step = self._fitting(steps, call, make)
         return step, step.ready(call, wanted)
 
@@ -345,6 +346,7 @@ class Trainer:
         step = next((s for s in steps if s.fits(call)), None)
         if step is None:
             step = make(call)
+            self._guards.settle(step.compiled.captured.constants)
             steps.append(step)
         return step
 
@@ -383,13 +385,13 @@ class Trainer:
                 owned[value.name] = self._updates.owned(value.name)
         return compiled.executable(plan, self.memory, owned)
 
-    def _refresh(self) -> None:
+    def _refresh(self, training: bool) -> None:
         """Drops graphs that no longer say what the model says."""
-        snapshot = _structure(self.model)
-        if snapshot != self._snapshot:
+        if training:
+            refuse_optimizer_hooks(self.optimizer)
+        if self._guards.changed(self.model, self.loss_fn, training):
             self._updates.restart()
             self._eval.clear()
-            self._snapshot = snapshot
 
     @property
     def _trained(self) -> set[int]:
@@ -450,19 +452,3 @@ def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
     finally:
         for module, flag in flags:
             module.training = flag
-
-
-def _structure(model: torch.nn.Module) -> tuple[Any, ...]:
-    """What a graph depends on beyond the batch: modules, parameters, flags, dropout ratios."""
-    return tuple(
-        (
-            id(m),
-            m.training or not model.training,  # a step puts a model in evaluation mode in training
-            m.__dict__.get("p"),
-            tuple(
-                (id(p), p.requires_grad, p.dtype) for p in m._parameters.values() if p is not None
-            ),
-            tuple(id(b) for b in m._buffers.values() if b is not None),
-        )
-        for m in model.modules()
-    )

@@ -1,0 +1,187 @@
+"""What a graph would lose or get wrong without a word, refused with its place and a way out.
+
+Hooks do not run inside a graph. Those of torch.nn (weight norm, pruning), Transformers and PEFT
+only compute what the module's output is made of: an export traces them. What any other does
+besides, to a list or a logger, an export would lose.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+from torch.utils import _device, _python_dispatch
+
+from onward.config import CaptureError
+
+# packages whose forward hooks are pure: they may be traced
+_TRACED = ("torch.nn.", "torch.ao.", "transformers.", "peft.")
+
+FORWARD_HOOKS = {"_forward_hooks": "forward hook", "_forward_pre_hooks": "forward pre-hook"}
+BACKWARD_HOOKS = {"_backward_hooks": "backward hook", "_backward_pre_hooks": "backward pre-hook"}
+TENSOR_HOOKS = {
+    "_backward_hooks": "gradient hook",
+    "_post_accumulate_grad_hooks": "post-accumulate-grad hook",
+}
+_GLOBAL = {"_global_" + attribute.lstrip("_"): kind for attribute, kind in FORWARD_HOOKS.items()}
+_GLOBAL |= {"_global_" + attribute.lstrip("_"): kind for attribute, kind in BACKWARD_HOOKS.items()}
+
+_NO_HOOKS = "hooks do not run inside a graph; fix: remove it"
+_FETCH = f"{_NO_HOOKS}, or use fetch= for an output of the model"
+
+
+def refuse_model(model: torch.nn.Module, loss_fn: Any = None, trains: bool = True) -> None:
+    """Raises CaptureError with everything in the model that its graph could not honour.
+
+    trains: whether gradients are asked for; hooks on them matter only then.
+    """
+    roots = {"": model}
+    if isinstance(loss_fn, torch.nn.Module):
+        roots["loss_fn."] = loss_fn
+    reasons = [*_surroundings()]
+    for prefix, root in roots.items():
+        reasons += _module_hooks(root, prefix, trains)
+        reasons += _tensors(root, prefix, trains)
+    if reasons:
+        raise CaptureError("the model cannot be captured: " + "; ".join(reasons))
+
+
+def refuse_surroundings() -> None:
+    """Raises CaptureError where autocast, a mode or a global hook would act in eager."""
+    reasons = [*_surroundings()]
+    if reasons:
+        raise CaptureError("; ".join(reasons))
+
+
+def _surroundings() -> Iterator[str]:
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        yield "autocast is on; fix: leave the autocast block (precision is an option)"
+    stacks = (
+        getattr(torch.overrides, "_get_current_function_mode_stack", list),
+        getattr(_python_dispatch, "_get_current_dispatch_mode_stack", list),
+    )
+    for mode in itertools.chain.from_iterable(stack() for stack in stacks):
+        if type(mode) is _device.DeviceContext:
+            continue  # of torch.set_default_device
+        yield f"{type(mode).__name__} is active, which a graph does not pass through; fix: leave it"
+    for attribute, kind in _GLOBAL.items():
+        yield from _hooks(getattr(modules, attribute, {}), f"global {kind}", "every module", _FETCH)
+
+
+def _module_hooks(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
+    for path, module in root.named_modules(prefix=prefix.rstrip(".")):
+        where = path or type(module).__name__
+        for attribute, kind in FORWARD_HOOKS.items():
+            yield from _hooks(getattr(module, attribute, {}), kind, where, _FETCH)
+        for attribute, kind in BACKWARD_HOOKS.items() if trains else ():
+            yield from _hooks(getattr(module, attribute, {}), kind, where, _NO_HOOKS, ())
+
+
+def _hooks(
+    hooks: Mapping[int, Any] | None,
+    kind: str,
+    where: str,
+    fix: str,
+    traced: Iterable[str] = _TRACED,
+) -> Iterator[str]:
+    for hook in (hooks or {}).values():
+        hook = getattr(hook, "func", hook)  # of a functools.partial
+        origin = hook if hasattr(hook, "__qualname__") else type(hook)
+        if not f"{origin.__module__}.".startswith(tuple(traced)):
+            yield f"{where} has the {kind} {origin.__qualname__}; {fix}"
+
+
+def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
+    storages: dict[int, tuple[str, bool]] = {}
+    parameters, buffers = root.named_parameters(), root.named_buffers()  # tied ones are listed once
+    for name, tensor in itertools.chain(parameters, buffers):
+        name, trained = prefix + name, isinstance(tensor, torch.nn.Parameter)
+        if torch.nn.parameter.is_lazy(tensor):
+            yield f"{name} has no shape yet; fix: call the model once"
+            continue
+        pointer = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+        other, written = storages.setdefault(pointer, (name, trained))
+        if pointer and other != name and (trained or written):
+            yield f"{name} and {other} are different views of one storage; fix: clone one"
+        for attribute, kind in TENSOR_HOOKS.items() if trains else ():
+            yield from _hooks(getattr(tensor, attribute, None), kind, name, _NO_HOOKS, ())
+
+
+@contextmanager
+def refusing_gradient_code(trains: bool) -> Iterator[None]:
+    """Within it, a forward that says what happens in backward raises CaptureError.
+
+    Other threads go on as if nothing were patched.
+    """
+    here = threading.get_ident()
+    functions = torch.autograd.function
+    defined = functions._is_setup_context_defined
+    names = ("register_hook", "register_post_accumulate_grad_hook") if trains else ()
+    plain = {name: getattr(torch.Tensor, name) for name in names}
+
+    def refuse_custom(setup_context: Any) -> bool:
+        """`Function.apply` asks this first, also where it was bound long ago (`f = F.apply`)."""
+        cls = sys._getframe(1).f_locals["cls"]
+        if threading.get_ident() != here or cls.__module__.partition(".")[0] == "torch":
+            return defined(setup_context)
+        raise CaptureError(
+            f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a "
+            "capture would drop; fix: write it with differentiable torch ops"
+        )
+
+    def refuse_hook(name: str) -> Callable[..., Any]:
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != here:
+                return plain[name](*args, **kwargs)
+            raise CaptureError(f"the forward calls Tensor.{name}; {_NO_HOOKS}")
+
+        return refuse
+
+    functions._is_setup_context_defined = refuse_custom
+    try:
+        for name in names:
+            setattr(torch.Tensor, name, refuse_hook(name))
+        yield
+    finally:
+        functions._is_setup_context_defined = defined
+        for name, function in plain.items():
+            setattr(torch.Tensor, name, function)
+
+
+def refuse_constant(tensor: torch.Tensor, owned: Mapping[str, torch.Tensor]) -> None:
+    """Raises CaptureError for a baked tensor that is a parameter, or is computed from one.
+
+    owned: the model's parameters and buffers by path; what is computed from a buffer is a
+    constant until the buffer changes.
+    """
+    fix = "fix: read it through its module, so that the graph holds it as a parameter"
+    if tensor.requires_grad:
+        raise CaptureError(
+            f"the forward reads a tensor of shape {tuple(tensor.shape)} that requires a gradient "
+            f"and is not the model's; {fix}"
+        )
+    pointer = tensor.untyped_storage().data_ptr()
+    for name, other in owned.items() if pointer else ():
+        trained = isinstance(other, torch.nn.Parameter)
+        if trained and other.untyped_storage().data_ptr() == pointer:
+            raise CaptureError(
+                f"the forward reads the memory of {name} through another tensor (a list, a "
+                f"closure, a view); {fix}"
+            )
+
+
+__all__ = [
+    "BACKWARD_HOOKS",
+    "FORWARD_HOOKS",
+    "TENSOR_HOOKS",
+    "refuse_constant",
+    "refuse_model",
+    "refuse_surroundings",
+    "refusing_gradient_code",
+]

@@ -1,0 +1,166 @@
+"""Guards: whether what a captured graph depends on, beyond the batch, is still what it was.
+
+Seen, wherever the model, its loss function and what they hold lead:
+  - parameters and buffers: which they are, dtype, shape, strides, `requires_grad`, ties, hooks;
+  - submodules: which they are, their order and names, training flags, classes, hooks;
+  - plain attributes: numbers, strings, flags, enums, containers, config objects, functions,
+    partials, tensors and arrays; also those of plain objects, up to `walk.DEPTH` levels of objects;
+  - code: a `forward` or another function replaced on an instance or a class, a function's own code,
+    and for code outside of installed packages its defaults, its closure and the globals it names;
+  - tensors that were baked in: also where they were written in place, however they are reached;
+  - the default dtype and the default device.
+
+Not seen:
+  - the elements of a container of more than `walk.ELEMENTS`: only its length;
+  - arrays of more than `walk.BYTES` bytes edited in place; baked tensors as large, written past
+    autograd's version counter (`.data`, `.numpy()`);
+  - objects of extension types, of torch and of the standard library: only which object it is;
+  - globals read by installed packages, files, environment variables, random state, the clock.
+
+The check at each step compares object identities, in a few passes that stay within C. Only where
+one differs is everything looked at anew and compared by value.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from operator import is_
+from typing import Any
+
+import torch
+
+from onward.capture import refuse_surroundings
+from onward.config import CaptureError
+from onward.train import walk
+from onward.train.walk import Sweep, Walk
+
+OFTEN = 5  # changes of one attribute until a warning says what they cost
+
+log = logging.getLogger("onward")
+
+_OPTIMIZER_HOOKS = {
+    "_optimizer_step_pre_hooks": "step pre-hook",
+    "_optimizer_step_post_hooks": "step post-hook",
+}
+_GLOBAL_HOOKS = {
+    "_global_optimizer_pre_hooks": "global step pre-hook",
+    "_global_optimizer_post_hooks": "global step post-hook",
+}
+_ABSENT = object()
+
+
+def refuse_optimizer_hooks(optimizer: torch.optim.Optimizer) -> None:
+    """Raises CaptureError for hooks around `optimizer.step()`: they may read gradients."""
+    held = [(getattr(optimizer, name, {}), kind) for name, kind in _OPTIMIZER_HOOKS.items()]
+    everywhere = sys.modules[torch.optim.Optimizer.__module__]
+    held += [(getattr(everywhere, name, {}), kind) for name, kind in _GLOBAL_HOOKS.items()]
+    for hooks, kind in held:
+        for hook in hooks.values():
+            name = getattr(hook, "__qualname__", type(hook).__qualname__)
+            raise CaptureError(
+                f"the optimizer has the {kind} {name}; the step is one graph, with no gradients to "
+                "show between backward and update; fix: remove it, and call it around train_step"
+            )
+
+
+class Guards:
+    """What the graphs of a model and its loss function depend on, as it was last seen."""
+
+    def __init__(self) -> None:
+        self._facts: dict[str, Any] = {}
+        self._flags: dict[str, bool] = {}
+        self._roots: tuple[Any, ...] = ()
+        self._sweep: Sweep | None = None
+        self._unread = True  # whether the flags may be others than at the last training step
+        self._baked: list[torch.Tensor] = []
+        self._marks: list[int] = []
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._times: Counter[str] = Counter()
+
+    def changed(self, model: torch.nn.Module, loss_fn: Any, training: bool) -> bool:
+        """Whether graphs made before no longer say what these say; what is seen is then the new
+        state. Raises CaptureError where the surroundings are not a graph's.
+
+        training: whether a training step is asked for. Training flags matter only there; a model
+        in evaluation mode counts as wholly in training mode, in which such a step puts it.
+        """
+        refuse_surroundings()
+        roots = (model, loss_fn)
+        same = self._sweep is not None and all(map(is_, self._roots, roots)) and self._sweep.same()
+        kept = self._kept()
+        if same and kept and not (training and self._unread):
+            return False
+        before = self._facts
+        paths = [] if same else self._look(model, loss_fn)
+        if not kept:
+            paths.append("a tensor that the forward reads")
+        self._unread = not training
+        if training:
+            paths += self._read_flags(model)
+        if not paths:
+            return False
+        self._baked, self._marks, self._copies = [], [], []
+        if before:
+            self._count(paths)
+        return True
+
+    def _read_flags(self, model: torch.nn.Module) -> list[str]:
+        """The paths of the flags that are others than at the last training step."""
+        before = self._flags
+        self._flags = {
+            f"{name}.training": m.training or not model.training
+            for name, m in model.named_modules(prefix="model")
+        }
+        return [n for n, flag in self._flags.items() if before and before.get(n) != flag]
+
+    def settle(self, constants: Iterable[torch.Tensor]) -> None:
+        """Takes the state after a capture as the one it saw: what the forward itself wrote while it
+        was traced is no change. `constants`: the user's tensors that were baked in."""
+        self._look(*self._roots)
+        assert self._sweep is not None
+        # a parameter of another model is baked as an alias that has a version counter of its own
+        owners = {t.data_ptr(): t for t in self._sweep.tensors if t.numel()}
+        found = [owners.get(t.data_ptr(), t) for t in constants]
+        self._baked = list({id(t): t for t in (*self._baked, *found)}.values())
+        self._marks = list(map(_version, self._baked))
+        small = [t for t in self._baked if t.layout is torch.strided and t.nbytes <= walk.BYTES]
+        copies = [(t, t.detach().clone()) for t in small]
+        self._copies = [(t, copy) for t, copy in copies if torch.equal(t, copy)]  # NaN is not equal
+
+    def _look(self, model: torch.nn.Module, loss_fn: Any) -> list[str]:
+        """Looks at everything; the paths whose facts are others than before."""
+        before, seen = self._facts, Walk(model)
+        seen.visit(model, "model")
+        seen.visit(loss_fn, "loss_fn")
+        seen.finish()
+        after = seen.facts
+        self._roots, self._facts, self._sweep = (model, loss_fn), after, Sweep(seen)
+        if before == after:
+            return []
+        paths = {**after, **before}
+        return [n for n in paths if before.get(n, _ABSENT) != after.get(n, _ABSENT)]
+
+    def _kept(self) -> bool:
+        """Whether the baked tensors still hold what they held."""
+        return list(map(_version, self._baked)) == self._marks and all(
+            torch.equal(tensor, copy) for tensor, copy in self._copies
+        )
+
+    def _count(self, paths: Sequence[str]) -> None:
+        log.debug("captured anew; changed: %s", ", ".join(paths[:8]))
+        self._times.update(paths)
+        for path in paths:
+            if self._times[path] == OFTEN:
+                log.warning(
+                    "%s has changed %d times, and each time the model was captured anew; fix: make "
+                    "it an input of the batch, or a buffer",
+                    path,
+                    OFTEN,
+                )
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
