@@ -77,11 +77,12 @@ def _attention(
 
 @aten("onward.attention.default")
 def _onward_attention(
-    c: Call, q: Value, k: Value, v: Value, mask: Value | None, bias: Value | None, causal: bool,
-    scale: float, ratio: float,
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None, padding: Value | None,
+    bias: Value | None, causal: bool, scale: float, ratio: float,
 ) -> Value:  # fmt: skip
-    if bias is not None and not is_zero(bias):
-        mask = _biased(c, bias, mask)
+    if mask is None:
+        biased = bias is not None and not is_zero(bias)
+        mask = _biased(c, bias, padding) if biased else padding
     return _attention(c, q, k, v, mask, ratio, causal, scale)
 
 

@@ -21,6 +21,7 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from onward.capture.attention_forms import Shown, choose
 from onward.capture.huggingface import attention_kept_whole, forward_defaults, require_mask
 from onward.capture.raise_ import raise_composites
 from onward.capture.translate import Translator, to_type
@@ -47,6 +48,7 @@ class Captured:
     notes: list[str] = field(default_factory=list)
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
+    _shown: list[Shown] = field(default_factory=list)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -57,8 +59,14 @@ class Captured:
         """The same as numpy arrays; on the CPU they share the tensors' memory."""
         return {name: t.detach().cpu().numpy() for name, t in self.tensors.items()}
 
+    def suits(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether what the capture presumed of the numbers in a batch, not its sizes, holds."""
+        return all(shown.holds(tensors) for shown in self._shown)
+
     def dims(self, tensors: list[torch.Tensor]) -> dict[str, int] | None:
         """Symbol -> size for a batch's tensors (in leaf order); None where they do not fit."""
+        if not self.suits(tensors):
+            return None
         dims: dict[str, int] = {}
         for leaf, dim, size in self._sizes:
             have = tensors[leaf].shape[dim]
@@ -169,9 +177,11 @@ def capture(
     flat.training = model.training  # its own flag alone: submodules keep theirs
     flat.extra = forward_defaults(model, kwargs) if _takes(model, "use_cache") else {}
     program = _export(flat, tensors, names)
+    shown = choose(program, tensors)
     graph = Graph("forward")
     translator = Translator(graph, program)
     result = _bind_inputs(translator, program, model, tensors, names)
+    result._shown = shown
     if flat.extra:
         result.notes.append("use_cache=False: a key/value cache cannot be part of a training graph")
         if "position_ids" in names:
