@@ -67,7 +67,9 @@ def _shown(padding: Any, first: bool, leaves: dict[str, int]) -> Shown | None:
     node = padding
     while node.op == "call_function":
         inputs = node.all_input_nodes
-        plain = isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable
+        plain = (
+            isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable
+        )
         if not plain or len(inputs) != 1 or node.args[0] is not inputs[0]:
             return None
         steps.insert(0, node)

@@ -81,8 +81,7 @@ def _onward_attention(
     bias: Value | None, causal: bool, scale: float, ratio: float,
 ) -> Value:  # fmt: skip
     if mask is None:
-        biased = bias is not None and not is_zero(bias)
-        mask = _biased(c, bias, padding) if biased else padding
+        mask = padding if bias is None or is_zero(bias) else _biased(c, bias, padding)
     return _attention(c, q, k, v, mask, ratio, causal, scale)
 
 
@@ -124,6 +123,11 @@ def _cross_entropy(
 ) -> Value:  # fmt: skip
     if type_of(labels).is_floating:
         raise CaptureError("cross entropy with class probabilities as labels")
+    if type_of(labels).dtype not in (DType.INT64, DType.UINT8):
+        raise CaptureError(
+            f"labels of {type_of(labels).dtype}, which PyTorch refuses; fix: labels.long()"
+        )
+    labels = c.b.cast(labels, DType.INT64)
     shape, rows = type_of(x).shape, type_of(labels).shape
     if len(shape) == 1:
         x = c.b.reshape(x, (1, *shape))

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from onward.capture.attention_forms import Shown, choose
 from onward.capture.huggingface import attention_kept_whole, forward_defaults, require_mask
 from onward.capture.raise_ import raise_composites
-from onward.capture.translate import Translator, to_type
+from onward.capture.translate import Translator, dtype_of, to_type
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import Size
@@ -171,7 +171,7 @@ def capture(
     names = [_leaf_name(path, model) for path, leaf in paths if isinstance(leaf, torch.Tensor)]
     fixed = [_TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
     tensors = [v.detach() for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
-    _refuse(model)
+    _refuse(model, dict(zip(names, tensors, strict=True)))
     require_mask(model, kwargs)
     flat = _Flat(model, spec, fixed, loss_fn, want_loss)
     flat.training = model.training  # its own flag alone: submodules keep theirs
@@ -212,8 +212,16 @@ def _takes(model: torch.nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def _refuse(model: torch.nn.Module) -> None:
-    """What a graph would lose silently is refused before the export."""
+def _refuse(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    """What a graph would lose silently, or has no dtype for, is refused before the export."""
+    for name, tensor in (*model.named_parameters(), *batch.items()):
+        dtype_of(tensor.dtype, name)
+    for name, parameter in model.named_parameters():
+        if parameter.dtype == torch.float64:
+            raise CaptureError(
+                f"{name} is of {parameter.dtype}, in which Onward does not train; fix: "
+                "model.float()"
+            )
     reasons: list[str] = []
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
         reasons.append("autocast is on; fix: leave the autocast block (precision is an option)")

@@ -205,9 +205,7 @@ class _Hooks:
                 exact = bias + exact
                 bias = bias if made is not None else None
             ratio = dropout if module.training else 0.0
-            out = _call(
-                module, query, key, value, exact, padding, bias, causal, scaling, ratio
-            )
+            out = _call(module, query, key, value, exact, padding, bias, causal, scaling, ratio)
             return out, None
 
         return forward
@@ -282,7 +280,9 @@ def _forms(function: Function) -> set[str]:
 
 def _reads_its_keywords(function: Function) -> bool:
     """Whether the body reads the dict of what it has no parameter for."""
-    rest = [p.name for p in inspect.signature(function).parameters.values() if p.kind == p.VAR_KEYWORD]
+    rest = [
+        p.name for p in inspect.signature(function).parameters.values() if p.kind == p.VAR_KEYWORD
+    ]
     for step in dis.get_instructions(function):
         names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
         if step.opname.startswith("LOAD") and any(name in names for name in rest):
@@ -314,9 +314,7 @@ def _agrees(function: Function, scaling: float | None, biased: bool = False) -> 
             whole = scores if added is None else scores + added
             want = (whole.softmax(-1) @ wide_v).transpose(1, 2)
             try:
-                have, _ = function(
-                    module, q, k, v, added, scaling=scaling, dropout=0.0, **more
-                )
+                have, _ = function(module, q, k, v, added, scaling=scaling, dropout=0.0, **more)
             except Exception:  # it needs what another module has
                 return False
             # a softmax in float32 is what plain functions do, for the sake of half precision
@@ -351,8 +349,8 @@ def attention_kept_whole(model: torch.nn.Module, own_positions: bool) -> Iterato
             masks[name] = hooks.mask(masks[name], added=name == "eager")
     if interface is not None:
 
-        def chosen(self: Any, name: str, default: Function) -> Function:
-            function = interface(self, name, default)
+        def chosen(self: Any, attn_implementation: str, default: Function) -> Function:
+            function = interface(self, attn_implementation, default)
             return hooks.eager(function) if function is default else function
 
         AttentionInterface.get_interface = chosen
