@@ -231,6 +231,10 @@ def test_rows_that_see_nothing_are_eagers(family: str, kind: str, implementation
             model, onward.optim.SGD(lr=1.0), options=TrainerOptions(disable=disable)
         )
         for batch in (usual, data, usual):
+            if batch is data and implementation == "sdpa" and (kind == "floats" or family == "T5"):
+                with pytest.raises(CaptureError, match=r"may hide every key.*; fix: "):
+                    trainer.train_step(batch)  # its gradient is not that of its loss
+                continue
             before = {n: p.detach().clone() for n, p in model.named_parameters()}
             twin.load_state_dict(model.state_dict())
             want = tiny.eager(twin, batch, torch.float32)
@@ -244,13 +248,13 @@ def test_rows_that_see_nothing_are_eagers(family: str, kind: str, implementation
 
 def test_the_usual_batch_keeps_its_compact_mask() -> None:
     """Beside the capture with masks written out, which a batch with an empty row gets."""
-    for implementation in IMPLEMENTATIONS:
-        usual = {**hidden(), "attention_mask": torch.ones(4, 7, dtype=torch.long)}
+    usual = {**hidden(), "attention_mask": torch.ones(4, 7, dtype=torch.long)}
+    for family, compact_type in (("GPT-2", "b[B,1,1,T]"), ("BERT", "b[B,1,1,T]")):
         for data, compact in ((usual, True), (hidden(), False)):
-            got = capture(made("T5", implementation), (), data)
+            got = capture(made(family, "eager"), (), data)
             given = [[*n.inputs, None][3] for n in got.graph if n.op_type == "Attention"]
             types = [str(type_of(mask)) for mask in given if mask is not None]
-            assert ("b[B,1,1,T]" in types) == compact
+            assert (compact_type in types) == compact
             assert (got.dims(list(hidden().values())) is None) == compact
             assert got.dims(list(usual.values())) is not None
 

@@ -19,7 +19,7 @@ SAMPLE: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "qwen2": ("Qwen2ForCausalLM", "eager", ("left",)),
     "gemma": ("GemmaForCausalLM", "sdpa", ("left",)),
     "pegasus": ("PegasusForConditionalGeneration", "eager", ("hidden",)),
-    "mt5": ("MT5ForConditionalGeneration", "sdpa", ("hidden",)),
+    "mt5": ("MT5ForConditionalGeneration", "eager", ("hidden",)),
     "distilbert": ("DistilBertForMaskedLM", "sdpa", ("square",)),
 }
 

@@ -78,7 +78,7 @@ def _attention(
 @aten("onward.attention.default")
 def _onward_attention(
     c: Call, q: Value, k: Value, v: Value, mask: Value | None, padding: Value | None,
-    bias: Value | None, causal: bool, scale: float, ratio: float,
+    bias: Value | None, causal: bool, scale: float, ratio: float, _: bool,
 ) -> Value:  # fmt: skip
     if mask is None:
         mask = padding if bias is None or is_zero(bias) else _biased(c, bias, padding)

@@ -36,13 +36,14 @@ def attention(
     is_causal: bool,
     scale: float,
     ratio: float,
+    compact_only: bool,
 ) -> torch.Tensor:
     """Placeholder op that an export records whole: q f[B,H,Q,K], k f[B,H,S,K], v f[B,H,S,E].
 
     The mask is said by `mask` (bool: true may attend; float: added to the scores), or in compact
     form: padding b[B,1,1,S], a bias that is added and may be trained, causality. Where both are
     said they mean the same but for rows of queries that see no key at all; there `mask` is right,
-    and `attention_forms.choose` takes one of the two.
+    and `attention_forms.choose` takes one of the two, or refuses where `compact_only`.
     """
     raise NotImplementedError("onward::attention exists during capture only")
 
@@ -50,7 +51,7 @@ def attention(
 @attention.register_fake
 def _(
     q: Any, k: Any, v: Any, mask: Any, padding: Any, bias: Any, is_causal: bool, scale: float,
-    ratio: float,
+    ratio: float, compact_only: bool,
 ) -> Any:  # fmt: skip
     for added in (mask, padding, bias):
         if added is not None:  # its dims and those of the scores are then known to be equal
@@ -160,7 +161,7 @@ class _Hooks:
                 exact = torch.where(made.dense, position_bias, least)
             out = _call(
                 module, query, key, value, exact, made.padding if made else None, position_bias,
-                made.causal if made else own, scaling, dropout,
+                made.causal if made else own, scaling, dropout, compact_only=True,
             )  # fmt: skip
             return out, None
 
@@ -184,12 +185,18 @@ class _Hooks:
             position_bias: torch.Tensor | None = None,
             **kwargs: Any,
         ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            # some modules ask for the probabilities
+            asked = kwargs.get("output_attentions") or getattr(
+                getattr(module, "config", None), "output_attentions", False
+            )
             made = self._find(attention_mask)
             mask = attention_mask
             if (
-                any(kwargs.get(name) is not None for name in further)
+                asked
+                or any(kwargs.get(name) is not None for name in further)
                 or (scaling is None and "no scale" not in forms)
                 or (position_bias is not None and "bias" not in forms)
+                or (getattr(module, "num_key_value_groups", 1) != 1 and "groups" not in forms)
                 or (mask is not None and not (mask.dim() == 4 and mask.is_floating_point()))
             ):
                 if position_bias is not None:
@@ -228,6 +235,7 @@ def _call(
     causal: bool,
     scaling: float | None,
     ratio: float,
+    compact_only: bool = False,
 ) -> torch.Tensor:
     """The attention of a capture: `f[B,H,T,K]` in, `f[B,T,H,K]` out."""
     groups = getattr(module, "num_key_value_groups", 1)
@@ -235,7 +243,7 @@ def _call(
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     out = torch.ops.onward.attention(
-        query, key, value, mask, padding, bias, causal, float(scale), float(ratio)
+        query, key, value, mask, padding, bias, causal, float(scale), float(ratio), compact_only
     )
     return out.transpose(1, 2)
 
@@ -265,8 +273,8 @@ def _plain_functions(model: torch.nn.Module) -> dict[Function, set[str]]:
 
 
 def _forms(function: Function) -> set[str]:
-    """Among "scale", "no scale", "bias": those in which the function is plain; none without the
-    first."""
+    """Among "scale", "no scale", "bias", "groups": those in which the function is plain; none
+    without the first. groups: several heads of queries share one of keys."""
     parameters = inspect.signature(function).parameters
     if _reads_its_keywords(function) or not _agrees(function, scaling=0.3):
         return set()
@@ -275,6 +283,8 @@ def _forms(function: Function) -> set[str]:
         forms.add("no scale")
     if "position_bias" in parameters and _agrees(function, scaling=0.3, biased=True):
         forms.add("bias")
+    if _agrees(function, scaling=0.3, groups=2):
+        forms.add("groups")
     return forms
 
 
@@ -290,36 +300,34 @@ def _reads_its_keywords(function: Function) -> bool:
     return False
 
 
-def _agrees(function: Function, scaling: float | None, biased: bool = False) -> bool:
-    """Whether it gives the formula's numbers, on two heads to a key and with every kind of row."""
+def _agrees(
+    function: Function, scaling: float | None, biased: bool = False, groups: int = 1
+) -> bool:
+    """Whether it gives the formula's numbers, also in rows that see few keys or none."""
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+        return torch.randn(*shape, generator=generator)
 
-    for groups in (1, 2):
-        heads = 4 // groups
-        q, k, v = numbers(2, 4, 3, 6), numbers(2, heads, 5, 6), numbers(2, heads, 5, 6)
-        mask = torch.zeros(2, 1, 3, 5, dtype=torch.float64)
-        mask[0, :, 1, 2:] = mask[1, :, 2, :] = torch.finfo(torch.float64).min
-        wide_k, wide_v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
-        scores = wide_k @ q.transpose(2, 3)
-        scores = scores.transpose(2, 3) * (6**-0.5 if scaling is None else scaling)
-        more: dict[str, Any] = {}
-        if biased:
-            more["position_bias"] = numbers(1, 4, 3, 5)
-            scores = scores + more["position_bias"]
-        module = SimpleNamespace(num_key_value_groups=groups, training=False)
-        for added in (None, mask):
-            whole = scores if added is None else scores + added
-            want = (whole.softmax(-1) @ wide_v).transpose(1, 2)
-            try:
-                have, _ = function(module, q, k, v, added, scaling=scaling, dropout=0.0, **more)
-            except Exception:  # it needs what another module has
-                return False
-            # a softmax in float32 is what plain functions do, for the sake of half precision
-            if have.shape != want.shape or not torch.allclose(have, want, rtol=1e-5, atol=1e-5):
-                return False
+    q, k, v = numbers(2, 4, 3, 6), numbers(2, 4 // groups, 5, 6), numbers(2, 4 // groups, 5, 6)
+    mask = torch.zeros(2, 1, 3, 5)
+    mask[0, :, 1, 2:] = mask[1, :, 2, :] = torch.finfo(torch.float32).min
+    wide_k, wide_v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    scores = q @ wide_k.transpose(2, 3) * (6**-0.5 if scaling is None else scaling)
+    more: dict[str, Any] = {}
+    if biased:
+        more["position_bias"] = numbers(1, 4, 3, 5)
+        scores = scores + more["position_bias"]
+    module = SimpleNamespace(num_key_value_groups=groups, training=False)
+    for added in (None, mask):
+        whole = scores if added is None else scores + added
+        want = (whole.softmax(-1) @ wide_v).transpose(1, 2)
+        try:
+            have, _ = function(module, q, k, v, added, scaling=scaling, dropout=0.0, **more)
+        except Exception:  # it needs what another module has
+            return False
+        if have.shape != want.shape or not torch.allclose(have, want, rtol=1e-5, atol=1e-5):
+            return False
     return True
 
 
