@@ -229,10 +229,6 @@ REFUSED: dict[str, tuple[Refused, str]] = {
         lambda t: attribute(t.model, "inspect", lambda h: h.register_hook(hook)),
         "the forward calls Tensor.register_hook",
     ),
-    "strided parameter": (
-        lambda t: data(t.model.inner.weight, torch.empty(8, 8).t()),  # type: ignore
-        r"inner.weight of shape \(8, 8\) has the strides \(1, 8\)",
-    ),
     "buffer on a parameter's memory": (
         lambda t: attribute(t.model, "shift", t.model.inner.weight.detach()[0]),  # type: ignore
         "shift and inner.weight are different views of one storage",

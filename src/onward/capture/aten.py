@@ -408,33 +408,46 @@ def _embedding(
 ) -> Value:  # fmt: skip
     if by_freq or sparse:
         raise CaptureError("embedding with scale_grad_by_freq or sparse gradients")
-    ids = c.b.cast(ids, DType.INT64)
+    ids = _index64(c, ids)
     if padding_idx >= 0:
         return c.b.Embedding(weight, ids, padding_idx=padding_idx)
     return c.b.Gather(weight, ids, axis=0)
 
 
+def _index64(c: Call, index: Value) -> Value:
+    """Numbers of rows as i64, which every kernel reads. An export asks for no dtype."""
+    dtype = type_of(index).dtype
+    if dtype not in (DType.INT64, DType.INT32):
+        raise CaptureError(
+            f"rows numbered by a tensor of {dtype}, which PyTorch refuses; fix: convert it to "
+            "torch.int64"
+        )
+    return c.b.cast(index, DType.INT64)
+
+
 @aten("index_select.default")
 def _index_select(c: Call, x: Value, dim: int, index: Value) -> Value:
-    return c.b.Gather(x, index, axis=dim % type_of(x).rank)
+    return c.b.Gather(x, _index64(c, index), axis=dim % type_of(x).rank)
 
 
 @aten("gather.default")
 def _gather(c: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
-    return c.b.GatherElements(x, index, axis=dim % type_of(x).rank)
+    return c.b.GatherElements(x, _index64(c, index), axis=dim % type_of(x).rank)
 
 
 @aten("index.Tensor")
 def _index(c: Call, x: Value, indices: list[Value | None]) -> Value:
     """`x[i, j, ...]` with integer tensors on the leading dims."""
     used = [i for i in indices if i is not None]
-    if any(type_of(i).dtype == DType.BOOL for i in used):
+    # bytes are a mask too, and not numbers of rows
+    if any(type_of(i).dtype in (DType.BOOL, DType.UINT8) for i in used):
         raise CaptureError(
             "indexing with a boolean tensor: how many rows that gives, only data say; fix: keep "
             "all rows, and weigh them with 0 or ignore their labels"
         )
     if any(i is None for i in indices):
         raise CaptureError("indexing with gaps between the indices; fix: permute the dims first")
+    used = [_index64(c, i) for i in used]
     if len(used) == 1:
         return c.b.Gather(x, used[0], axis=0)
     shape = broadcast(*[type_of(i).shape for i in used])

@@ -77,11 +77,11 @@ def _attention(
 
 @aten("onward.attention.default")
 def _onward_attention(
-    c: Call, q: Value, k: Value, v: Value, mask: Value | None, bias: Value | None, causal: bool,
-    scale: float, ratio: float,
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None, padding: Value | None,
+    bias: Value | None, causal: bool, scale: float, ratio: float, _: bool,
 ) -> Value:  # fmt: skip
-    if bias is not None and not is_zero(bias):
-        mask = _biased(c, bias, mask)
+    if mask is None:
+        mask = padding if bias is None or is_zero(bias) else _biased(c, bias, padding)
     return _attention(c, q, k, v, mask, ratio, causal, scale)
 
 
@@ -123,6 +123,11 @@ def _cross_entropy(
 ) -> Value:  # fmt: skip
     if type_of(labels).is_floating:
         raise CaptureError("cross entropy with class probabilities as labels")
+    if type_of(labels).dtype not in (DType.INT64, DType.UINT8):
+        raise CaptureError(
+            f"labels of {type_of(labels).dtype}, which PyTorch refuses; fix: labels.long()"
+        )
+    labels = c.b.cast(labels, DType.INT64)
     shape, rows = type_of(x).shape, type_of(labels).shape
     if len(shape) == 1:
         x = c.b.reshape(x, (1, *shape))

@@ -21,10 +21,11 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from onward.capture.attention_forms import Shown, choose
 from onward.capture.huggingface import attention_kept_whole, forward_defaults, require_mask
 from onward.capture.raise_ import raise_composites
 from onward.capture.refusals import refuse_constant, refuse_model, refusing_gradient_code
-from onward.capture.translate import Translator, to_type
+from onward.capture.translate import Translator, dtype_of, to_type
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.names import BATCH, BUFFER, PARAM, distinct, output_name
@@ -52,6 +53,7 @@ class Captured:
     constants: list[torch.Tensor] = field(default_factory=list)
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
+    _shown: list[Shown] = field(default_factory=list)
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -62,8 +64,14 @@ class Captured:
         """The same as numpy arrays; on the CPU they share the tensors' memory."""
         return {name: t.detach().cpu().numpy() for name, t in self.tensors.items()}
 
+    def suits(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether what the capture presumed of the numbers in a batch, not its sizes, holds."""
+        return all(shown.holds(tensors) for shown in self._shown)
+
     def dims(self, tensors: list[torch.Tensor]) -> dict[str, int] | None:
         """Symbol -> size for a batch's tensors (in leaf order); None where they do not fit."""
+        if not self.suits(tensors):
+            return None
         dims: dict[str, int] = {}
         for leaf, dim, size in self._sizes:
             have = tensors[leaf].shape[dim]
@@ -172,15 +180,18 @@ def capture(
             names.append(distinct(_leaf_name(path, model), names))
     fixed = [_TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
     tensors = [_detached(v) for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
+    _refuse_dtypes(model, dict(zip(names, tensors, strict=True)))
     refuse_model(model, loss_fn, want_loss and model.training)
     require_mask(model, kwargs)
     flat = _Flat(model, spec, fixed, loss_fn, want_loss)
     flat.training = model.training  # its own flag alone: submodules keep theirs
     flat.extra = forward_defaults(model, kwargs) if _takes(model, "use_cache") else {}
     program = _export(flat, tensors, names)
+    shown = choose(program, tensors)
     graph = Graph("forward")
     translator = Translator(graph, program)
     result = _bind_inputs(translator, program, flat, tensors, names)
+    result._shown = shown
     if flat.extra:
         result.notes.append("use_cache=False: a key/value cache cannot be part of a training graph")
         if "position_ids" in names:
@@ -216,6 +227,17 @@ def _leaf_name(path: Any, model: torch.nn.Module) -> str:
 
 def _takes(model: torch.nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
+
+
+def _refuse_dtypes(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> None:
+    for name, tensor in (*model.named_parameters(), *batch.items()):
+        dtype_of(tensor.dtype, name)
+    for name, parameter in model.named_parameters():
+        if parameter.dtype == torch.float64:
+            raise CaptureError(
+                f"{name} is of {parameter.dtype}, in which Onward does not train; fix: "
+                "model.float()"
+            )
 
 
 @contextmanager

@@ -20,8 +20,6 @@ from onward.graph.types import DType, Size, Type, divide, product, symbol
 DTYPES: dict[torch.dtype, DType] = {
     torch.float32: DType.FLOAT,
     torch.float64: DType.DOUBLE,
-    torch.float16: DType.FLOAT16,
-    torch.bfloat16: DType.BFLOAT16,
     torch.int64: DType.INT64,
     torch.int32: DType.INT32,
     torch.uint8: DType.UINT8,
@@ -45,9 +43,26 @@ _SYMBOLIC = {
 }
 
 
+def dtype_of(dtype: torch.dtype, what: str) -> DType:
+    """Raises CaptureError for a dtype that no graph has, naming `what` is of it."""
+    if dtype in (torch.float16, torch.bfloat16):
+        raise CaptureError(
+            f"{what} is of {dtype}: training in half or mixed precision is not there yet; fix: "
+            "model.float(), and batches of torch.float32"
+        )
+    if dtype not in DTYPES:
+        raise CaptureError(f"{what} is of {dtype}, which is not supported; fix: {_other(dtype)}")
+    return DTYPES[dtype]
+
+
+def _other(dtype: torch.dtype) -> str:
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    return "convert it to torch.int64" if whole else "convert it to torch.float32"
+
+
 def to_type(tensor: torch.Tensor) -> Type:
     """The type of a concrete tensor."""
-    return Type(DTYPES[tensor.dtype], tuple(tensor.shape))
+    return Type(dtype_of(tensor.dtype, "a tensor of the model"), tuple(tensor.shape))
 
 
 class Translator:
@@ -118,9 +133,7 @@ class Translator:
 
     def type_of_fx(self, node: Any) -> Type:
         val = node.meta["val"]
-        if val.dtype not in DTYPES:
-            raise CaptureError(f"{node.name} has dtype {val.dtype}, which is not supported")
-        return Type(DTYPES[val.dtype], tuple(self.size_of(s) for s in val.shape))
+        return Type(dtype_of(val.dtype, node.name), tuple(self.size_of(s) for s in val.shape))
 
     def find_batch_size(self) -> None:
         """The batch size is dim 0 of the first batch leaf."""

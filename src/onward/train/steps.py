@@ -91,7 +91,7 @@ class Step:
     def fits(self, call: Call) -> bool:
         """Whether the graph was captured from a call like this one."""
         if call.signature in self._dims:
-            return True
+            return self.compiled.captured.suits(call.tensors)
         if self.kind != call.kind:
             return False
         dims = self.compiled.captured.dims(call.tensors)
