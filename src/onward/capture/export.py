@@ -337,7 +337,7 @@ def _bind_inputs(
                     result.buffers[name] = tensor
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             tensor = program.constants[spec.target]
-            refuse_constant(tensor, live)
+            refuse_constant(tensor, {_path(n): t for n, t in live.items()})
             result.constants.append(tensor)
             value = graph.constant(tensor.detach().numpy().copy())
         else:

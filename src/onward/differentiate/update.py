@@ -61,11 +61,13 @@ def add_updates(
     """
     graph = graph.clone()
     b = Builder(graph, module="optimizer", backward=True)
+    # what the loss does not reach gets no update, as in torch, and its clock does not move
+    reached = [g for g in groups if any(gradient_name(n) in graph.outputs for n in g.parameters)]
     steps = {
         clock: graph.input(f"step.{clock}", Type(DType.INT64, ()), Role.HYPER)
-        for clock in sorted({g.clock for g in groups})
+        for clock in sorted({g.clock for g in reached})
     }
-    rules = {g.index: g.op for g in groups}
+    rules = {g.index: g.op for g in reached}
     hyper = {
         index: [graph.input(f"{h}.{index}", Type(DType.DOUBLE, ()), Role.HYPER) for h in HYPER[op]]
         for index, op in sorted(rules.items())
@@ -73,9 +75,8 @@ def add_updates(
     gradients: dict[str, Value] = {}
     for group in groups:
         for name in group.parameters:
-            if gradient_name(name) not in graph.outputs:
-                continue  # the loss does not reach it: no update, as in torch
-            gradients[name] = graph.outputs.pop(gradient_name(name))
+            if gradient_name(name) in graph.outputs:
+                gradients[name] = graph.outputs.pop(gradient_name(name))
     if accumulate:
         for name, g in gradients.items():
             held = graph.input(f"accumulator.{name}", type_of(g), Role.STATE)

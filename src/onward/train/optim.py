@@ -7,7 +7,6 @@ inputs, read from the groups before each update.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -92,19 +91,6 @@ def check_settings(optimizer: torch.optim.Optimizer) -> None:
                 raise OnwardError(
                     f"{name}=True in parameter group {i} is not supported; fix: leave it off"
                 )
-    if any(getattr(holder, name, None) for holder, name in _step_hooks(optimizer)):
-        raise OnwardError(
-            "hooks on optimizer.step are not run by a Trainer; fix: remove them, and do their "
-            "work around train_step"
-        )
-
-
-def _step_hooks(optimizer: torch.optim.Optimizer) -> list[tuple[Any, str]]:
-    module = sys.modules[torch.optim.Optimizer.__module__]
-    return [
-        (optimizer, "_optimizer_step_pre_hooks"), (optimizer, "_optimizer_step_post_hooks"),
-        (module, "_global_optimizer_pre_hooks"), (module, "_global_optimizer_post_hooks"),
-    ]  # fmt: skip
 
 
 def check_parameters(
