@@ -495,11 +495,12 @@ class _Check:
         if not _has_onnxruntime():
             return "install onnxruntime to find the node"
         kept = graph.clone()
+        results = kept.output_values()
         kept.outputs = {}
         nodes: dict[str, Node] = {}
         for node in kept:
             for value in node.outputs:
-                if type_of(value).is_floating and value.uses():
+                if type_of(value).is_floating and (value.uses() or value in results):
                     kept.outputs[value.name or ""] = value
                     nodes[value.name or ""] = node
         ours, theirs = self.run(kept, list(kept.outputs)), self.onnxruntime(kept)
