@@ -216,7 +216,7 @@ def method(name: str, change: Callable[[Any], Any]) -> Callable[[Patch], None]:
 def takes_what_lives(plain: Any) -> Any:
     """An output is put over an input that others still read."""
 
-    def wrong(self: Any, node: Any, x: Any, value: Any, position: int) -> bool:
+    def wrong(self: Any, node: Any, x: Any, value: Any, position: int, rights: Any) -> bool:
         layout = self.layouts[x]
         own = self.buffers[layout.buffer].region.name in ("SCRATCH", "RESIDUAL")
         whole = layout.is_contiguous and layout.size == self.buffers[layout.buffer].size
