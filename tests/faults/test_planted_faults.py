@@ -269,17 +269,35 @@ GRAPH = "every node agrees with onnxruntime: the graph itself says something els
 FAULTS: dict[str, Fault] = {
     # capture
     "attention's scale": Fault(
-        translation("scaled_dot_product_attention.default", scale=_scale_of_two), "capture", captured=True
+        translation("scaled_dot_product_attention.default", scale=_scale_of_two),
+        "capture",
+        captured=True,
     ),
     "attention sees what follows": Fault(
-        translation("scaled_dot_product_attention.default", causal=lambda _: False), "capture", captured=True
+        translation("scaled_dot_product_attention.default", causal=lambda _: False),
+        "capture",
+        captured=True,
     ),
-    "gelu by tanh": Fault(translation("gelu.default", approximate=lambda _: "tanh"), "capture", captured=True),
-    "a norm's epsilon": Fault(translation("layer_norm.default", eps=lambda _: 1e-6), "capture", captured=True),
+    "gelu by tanh": Fault(
+        translation("gelu.default", approximate=lambda _: "tanh"),
+        "capture",
+        captured=True,
+    ),
+    "a norm's epsilon": Fault(
+        translation("layer_norm.default", eps=lambda _: 1e-6),
+        "capture",
+        captured=True,
+    ),
     "smoothed labels": Fault(
-        translation("cross_entropy_loss.default", label_smoothing=lambda _: 1e-4), "capture", captured=True
+        translation("cross_entropy_loss.default", label_smoothing=lambda _: 1e-4),
+        "capture",
+        captured=True,
     ),
-    "softmax over another dim": Fault(translation("softmax.int", dim=lambda _: 1), "capture", captured=True),
+    "softmax over another dim": Fault(
+        translation("softmax.int", dim=lambda _: 1),
+        "capture",
+        captured=True,
+    ),
     "transposed weight of a square layer": Fault(
         lambda patch: patch.setitem(
             TABLE, "linear.default",

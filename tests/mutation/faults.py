@@ -176,10 +176,6 @@ FAULTS: tuple[Fault, ...] = (
         "            and buffer.last <= position\n", "", PLAN,
     ),
     Fault(
-        "plan: an output over a window of its size elsewhere", "plan/make.py",
-        "            and layout.size == buffer.size\n", "", PLAN,
-    ),
-    Fault(
         "plan: an output over memory that another input shows too", "plan/make.py",
         "self.layouts[v].buffer != buffer or (v is x and i in rights)",
         "True", PLAN,

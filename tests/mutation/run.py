@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from faults import FAULTS, Fault
 
 ROOT = Path(__file__).resolve().parents[2]
+# a plugin's module came with the imports below: its own asserts need no rewriting
+PRELOADED = "ignore::pytest.PytestAssertRewriteWarning"
 PASSED = 0  # pytest's exit code
 FORK = multiprocessing.get_context("fork")
 SLOW = ("torch", "transformers", "onnxruntime")  # to import: once, before forking
@@ -79,7 +81,17 @@ def _ask(copy: Path, tests: list[str], log: Path) -> None:
     with log.open("w") as out:
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
-        options = ["-x", "-q", "-p", "no:cacheprovider", "-n", "0", "--show-capture=no"]
+        options = [
+            "-x",
+            "-q",
+            "-W",
+            PRELOADED,
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            "0",
+            "--show-capture=no",
+        ]
         code = pytest.main([*options, *tests])
     os._exit(int(code))
 
