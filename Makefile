@@ -9,12 +9,13 @@ TEST_WORKERS ?= 2
 TEST_ARGS ?=
 FINETUNE_ARGS ?=
 BENCH_ARGS ?=
+MUTATION_ARGS ?=
 
 # pyright asks the package index for a newer version of itself at every start without this.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test lint format clean
+.PHONY: help finetune test mutation false-alarms lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -37,6 +38,12 @@ finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside ea
 
 test: $(VENV)/.installed-test ## run the tests (TEST_ARGS="-k name" for some of them)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TEST_ARGS)
+
+mutation: $(VENV)/.installed-test ## plant faults in the sources, and see that the tests find each (an hour; MUTATION_ARGS="-k plan")
+	$(BIN)/python tests/mutation/run.py --jobs $(TEST_WORKERS) $(MUTATION_ARGS)
+
+false-alarms: $(VENV)/.installed-test ## verify right models 500 times: no alarm may be raised (half an hour)
+	$(BIN)/python tests/faults/false_alarms.py
 
 lint: $(VENV)/.installed-dev ## ruff check, ruff format --check, pyright (basic, then strict)
 	$(BIN)/ruff check .

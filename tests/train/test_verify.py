@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -120,6 +122,61 @@ def test_option_raises_before_the_first_update(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.undo()
     assert trainer.train_step(x, y).updated
     assert not torch.equal(model.inner.weight, kept[0])
+
+
+class Busy(nn.Module):
+    """Shared and tied modules, a buffer, dropout within attention, draws, an input written over."""
+
+    offset: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 8)
+        self.mix = nn.Linear(8, 8)
+        self.attend = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+        self.head = nn.Linear(8, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.register_buffer("offset", torch.ones(8))
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        x = self.mix(torch.tanh(self.mix(self.embed(ids) + self.offset)))
+        x = x + self.attend(x, x, x, need_weights=False)[0]
+        x = x * (x.float() * x.float()).mean(-1, keepdim=True).to(torch.float32).rsqrt()
+        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.parametrize("around", [torch.no_grad, torch.inference_mode, torch.enable_grad])
+def test_everything_is_put_back(around: Any) -> None:
+    torch.manual_seed(0)
+    model = Busy()
+    model.embed.weight.grad = torch.ones_like(model.embed.weight)
+    held = [*model.parameters(), *model.buffers()]
+    before = [(t.detach().clone(), t._version, t.requires_grad) for t in held]
+    flags = [m.training for m in model.modules()]
+    trainer = onward.Trainer(model, onward.optim.AdamW())
+    draws = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    with around():
+        ids = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(2))
+        given = ids.clone()
+        report = trainer.verify(ids=ids, labels=ids)
+        assert torch.is_grad_enabled() is (around is torch.enable_grad)
+    assert report.ok, str(report)
+    assert torch.equal(ids, given)
+    for tensor, (value, version, asks) in zip(held, before, strict=True):
+        assert torch.equal(tensor, value) and tensor._version == version
+        assert tensor.requires_grad == asks
+    assert [m.training for m in model.modules()] == flags
+    assert torch.equal(model.embed.weight.grad, torch.ones_like(model.embed.weight))
+    assert all(p.grad is None for p in model.parameters() if p is not model.embed.weight)
+    assert torch.equal(torch.get_rng_state(), draws[0])
+    assert random.getstate() == draws[1] and np.random.get_state()[1].tolist() == draws[2]
+
+
+def test_a_loss_with_class_weights_is_doubled_with_the_model() -> None:
+    trainer = onward.Trainer(
+        mlp(), onward.optim.AdamW(), loss_fn=nn.CrossEntropyLoss(weight=torch.rand(5) + 0.5)
+    )
+    assert trainer.verify(torch.randn(6, 8), torch.arange(6) % 5).ok
 
 
 def test_law_in_numbers() -> None:

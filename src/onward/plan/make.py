@@ -91,12 +91,12 @@ class _Planner:
                 self._concat(node, position)
             else:
                 self._launch(node, position)
-        self._write_back()
         outputs = {
-            name: self.layouts[v]
+            name: self._before_update(name, v)
             for name, v in self.graph.outputs.items()
             if name not in self.graph.state
         }
+        self._write_back()
         return self._place(outputs)
 
     # ---- views and lifetimes, in node positions
@@ -264,13 +264,13 @@ class _Planner:
         for j in rights:
             if source is None or node.inputs[j] is not source:
                 continue
-            if self.last_read[source] <= position:
+            if self.last_read[source] <= position and self._alone(node, source, rights):
                 return self.layouts[source]
         if value in self.wishes.of:
             return self._wished(value, node, position)
         for j in rights:
             x = node.inputs[j]
-            if x is not None and self._dies_here(node, x, value, position):
+            if x is not None and self._dies_here(node, x, value, position, rights):
                 layout = self.layouts[x]
                 buffer = self.buffers[layout.buffer]
                 buffer.last = max(position, self.last_read.get(value, position))
@@ -286,8 +286,13 @@ class _Planner:
         self._settle_region(self.buffers[layout.buffer], node)
         return layout
 
-    def _dies_here(self, node: Node, x: Value, value: Value, position: int) -> bool:
-        """Whether x's whole buffer is free to be overwritten by `value` at this launch."""
+    def _dies_here(
+        self, node: Node, x: Value, value: Value, position: int, rights: list[int]
+    ) -> bool:
+        """Whether x's whole buffer is free to be overwritten by `value` at this launch.
+
+        rights: inputs that the kernel may overwrite.
+        """
         layout = self.layouts[x]
         buffer = self.buffers[layout.buffer]
         return (
@@ -296,12 +301,19 @@ class _Planner:
             and type_of(x) == type_of(value)
             and layout.is_contiguous
             and layout.size == buffer.size
-            and all(
-                v is None or v is x or self.layouts[v].buffer != layout.buffer for v in node.inputs
-            )
+            and self._alone(node, x, rights)
             and not any(
                 o in self.layouts and self.layouts[o].buffer == layout.buffer for o in node.outputs
             )
+        )
+
+    def _alone(self, node: Node, x: Value, rights: list[int]) -> bool:
+        """Whether the node reads x's memory only where its kernel may overwrite what it reads: not
+        where a product's addend is its operand too, or an update's gradient shows the parameter."""
+        buffer = self.layouts[x].buffer
+        return all(
+            v is None or self.layouts[v].buffer != buffer or (v is x and i in rights)
+            for i, v in enumerate(node.inputs)
         )
 
     def _settle_region(self, buffer: Buffer, node: Node) -> None:
@@ -311,6 +323,26 @@ class _Planner:
         if buffer.last < len(self.nodes) and self.nodes[buffer.last].meta.get("backward"):
             buffer.region = Region.RESIDUAL
             buffer.purpose = f"{node.op_type}, kept for backward"
+
+    def _before_update(self, name: str, value: Value) -> Layout:
+        """Where an output lies: one that shows state is copied, first of all, for the state is
+        overwritten before the output is read."""
+        shown, maker = value, value.producer()
+        while maker in self.views and maker.inputs[0] is not None:
+            shown = maker.inputs[0]
+            maker = shown.producer()
+        layout = self.layouts[value]
+        if shown not in self.graph.state.values():
+            return layout
+        kept = self._buffer(
+            name, type_of(value), Region.SCRATCH, 0, len(self.nodes), "output, before the update"
+        )
+        launch = Launch(
+            KERNELS["Contiguous"][0], "Contiguous", "", {}, (layout,), (kept,), (), 0, False,
+            f"{name} before the update", _COPY,
+        )  # fmt: skip
+        self.launches.insert(0, launch)
+        return kept
 
     def _write_back(self) -> None:
         """State outputs that no kernel wrote in place are copied to their inputs at the end."""

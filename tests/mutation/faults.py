@@ -1,0 +1,299 @@
+"""Faults to plant in the sources, one at a time, and the tests that must find each.
+
+A fault replaces a text that occurs exactly once in its file (below `src/onward`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """In `file`, `old` becomes `new`; `tests`, paths below `tests`, must fail then."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+RULES = ("differentiate/test_rules.py", "differentiate/test_walk.py")
+KERNELS = ("kernels/test_kernels.py", "kernels/test_vectorised.py", "kernels/test_norm.py")
+PLAN = ("plan",)
+ROWS = ("rewrite/test_rows.py", "models/test_row_demand.py")
+CAPTURE = ("capture",)
+STATE = (
+    "train/test_trainer_state.py",
+    "train/test_trainer_api.py",
+    "train/test_late_parameters.py",
+)
+
+FAULTS: tuple[Fault, ...] = (
+    # gradient rules
+    Fault(
+        "rule: softmax without its sum", "differentiate/rules.py",
+        "return [b.Mul(b.Sub(dy, inner), y)]", "return [b.Mul(dy, y)]", RULES,
+    ),
+    Fault(
+        "rule: abs at zero", "differentiate/rules.py",
+        'unary("Abs", lambda b, dy, y, x: b.Mul(dy, b.Sign(x)))',
+        'unary("Abs", lambda b, dy, y, x: b.Where(b.Less(x, 0.0), b.Neg(dy), dy))', RULES,
+    ),
+    Fault(
+        "rule: relu passes at zero", "differentiate/rules.py",
+        "b.Where(b.Greater(y, 0.0), dy, b.scalar(0.0, type_of(x).dtype))",
+        "b.Where(b.GreaterOrEqual(y, 0.0), dy, b.scalar(0.0, type_of(x).dtype))", RULES,
+    ),
+    Fault(
+        "rule: a maximum's ties go to one side", "differentiate/rules.py",
+        "da = b.Where(tie, half, b.Where(a_wins, dy, zero))",
+        "da = b.Where(a_wins, dy, zero)", RULES,
+    ),
+    Fault(
+        "rule: ties of a reduced maximum count twice", "differentiate/rules.py",
+        "share = b.Div(dy, b.reduce_sum(hit, dims, keepdims=True))", "share = dy", RULES,
+    ),
+    Fault(
+        "rule: power with exponent zero", "differentiate/rules.py",
+        "        if e == 0:\n            return (None, None)  # not 0 * x^-1, which is NaN at 0\n",
+        "", RULES,
+    ),
+    Fault(
+        "rule: the padding row learns", "differentiate/rules.py",
+        "    return [_rows_added(b, weight, ids, dy), None]\n\n\n@rule(\"GatherElements\")",
+        "    return [_rows_added(b, weight, ids, _only(dys)), None]\n\n\n@rule(\"GatherElements\")",
+        RULES,
+    ),
+    Fault(
+        "rule: a cumulative sum keeps its direction", "differentiate/rules.py",
+        'reverse = 1 - attrs.get("reverse", 0)', 'reverse = attrs.get("reverse", 0)', RULES,
+    ),
+    Fault(
+        "rule: a product's alpha reaches its addend", "differentiate/rules.py",
+        "    return [dx, dw, dc]\n", "    return [dx, dw, dc if alpha == 1.0 else dy]\n", RULES,
+    ),
+    Fault(
+        "rule: an added row's gradient", "differentiate/rules.py",
+        "return [_only(dys), None, b.GatherND(_only(dys), xs[1])]",
+        "return [_only(dys), None, None]", RULES,
+    ),
+    Fault(
+        "walk: broadcast dims kept", "differentiate/reverse.py",
+        "if s == 1 and have[extra + i] != 1]", "if s == 1 and have[extra + i] == 1]", RULES,
+    ),
+    Fault(
+        "walk: the second reader's gradient replaces the first's", "differentiate/reverse.py",
+        "gradients[x] = dx if held is None else b.Add(held, dx)", "gradients[x] = dx", RULES,
+    ),
+    Fault(
+        "walk: a stopped gradient passes", "differentiate/reverse.py",
+        '        if node.meta.get("stop_gradient"):\n            continue\n        b = Builder',
+        "        b = Builder", RULES,
+    ),
+    # rows
+    Fault(
+        "rows: causal is forgotten in what is reached", "rewrite/rows/sets.py",
+        "return same and a.members <= b.members and (a.causal or not b.causal)",
+        "return same and a.members <= b.members", ROWS,
+    ),
+    Fault(
+        "rows: keys before the query are not reached", "rewrite/rows/sets.py",
+        "behind = b.CumSum(number, b.const(np.array(1, np.int64)), reverse=1)",
+        "behind = b.CumSum(number, b.const(np.array(1, np.int64)), reverse=0)", ROWS,
+    ),
+    Fault(
+        "rows: a query whose keys are all hidden", "rewrite/rows/sets.py",
+        "shown = b.Max(clear, none)", "shown = clear", ROWS,
+    ),
+    Fault(
+        "rows: negative indices", "rewrite/rows/sets.py",
+        "place = b.Where(b.Less(place, np.zeros((), np.int64)), wrapped, place)",
+        "place = place", ROWS,
+    ),
+    Fault(
+        "rows: one side of both is enough", "rewrite/rows/sets.py",
+        "return b.And(condition_value(b, left, count), condition_value(b, right, count))",
+        "return condition_value(b, left, count)", ROWS,
+    ),
+    Fault(
+        "rows: a union keeps what is narrower", "rewrite/rows/sets.py",
+        "kept = [other for other in kept if not implies(other, condition)]",
+        "kept = [other for other in kept if not implies(condition, other)]", ROWS,
+    ),
+    # kernels
+    Fault(
+        "kernel: integer division rounds down", "kernels/aten/elementwise.py",
+        'mode = None if use.y.is_floating_point() else "trunc"',
+        'mode = None if use.y.is_floating_point() else "floor"', KERNELS,
+    ),
+    Fault(
+        "kernel: where may be written over its condition's side", "kernels/aten/elementwise.py",
+        '"Where": Kernel("aten.where", _bind_where, inplace=((0, 1), (0, 2))),',
+        '"Where": Kernel("aten.where", _bind_where, inplace=((0, 0), (0, 2))),', (*KERNELS, *PLAN),
+    ),
+    Fault(
+        "kernel: no label counts", "kernels/aten/loss.py",
+        "        share.masked_fill_(ignored, 0.0)  # 0/0 where nothing counts\n", "",
+        ("kernels", "capture/test_capture_losses.py"),
+    ),
+    Fault(
+        "kernel: smoothing ignores the labels that count for nothing", "kernels/aten/loss.py",
+        "        rows.masked_fill_(ignored, 0.0)\n        if reduction",
+        "        if reduction", ("kernels", "capture/test_capture_losses.py"),
+    ),
+    Fault(
+        "kernel: rows are summed though other dims are asked for", "kernels/native/reduce.py",
+        "if sorted(dims) != list(range(count)) or not x.is_contiguous():",
+        "if not x.is_contiguous():", KERNELS,
+    ),
+    Fault(
+        "kernel: strided rows are summed as if they lay together", "kernels/native/reduce.py",
+        "if sorted(dims) != list(range(count)) or not x.is_contiguous():",
+        "if sorted(dims) != list(range(count)):", (*KERNELS, *PLAN),
+    ),
+    Fault(
+        "kernel: the upper triangle's diagonal", "kernels/aten/elementwise.py",
+        "return partial(function, use.x(0), diagonal=k, out=use.y)",
+        "return partial(function, use.x(0), diagonal=0, out=use.y)", KERNELS,
+    ),
+    # plan
+    Fault(
+        "plan: buffers that meet at one launch share memory", "plan/arena.py",
+        "(first <= last[i]) & (last >= first[i])", "(first < last[i]) & (last > first[i])", PLAN,
+    ),
+    Fault(
+        "plan: a last read one launch early", "plan/make.py",
+        "                until = position\n", "                until = position - 1\n", PLAN,
+    ),
+    Fault(
+        "plan: a window's readers do not count", "plan/make.py",
+        "                if node in self.views and i == 0:\n", "                if False:\n", PLAN,
+    ),
+    Fault(
+        "plan: an output over an input that is read later", "plan/make.py",
+        "            and buffer.last <= position\n", "", PLAN,
+    ),
+    Fault(
+        "plan: an output over memory that another input shows too", "plan/make.py",
+        "self.layouts[v].buffer != buffer or (v is x and i in rights)",
+        "True", PLAN,
+    ),
+    Fault(
+        "plan: an addend that is an operand too", "plan/make.py",
+        "(v is x and i in rights)", "v is x", PLAN,
+    ),
+    Fault(
+        "plan: an update whose gradient shows the parameter", "plan/make.py",
+        "if self.last_read[source] <= position and self._alone(node, source, rights):",
+        "if self.last_read[source] <= position:", PLAN,
+    ),
+    Fault(
+        "plan: an output that shows a parameter after the update", "plan/make.py",
+        "        if shown not in self.graph.state.values():\n", "        if True:\n", PLAN,
+    ),
+    Fault(
+        "plan: two outputs over one input", "plan/make.py",
+        "                o in self.layouts and self.layouts[o].buffer == layout.buffer "
+        "for o in node.outputs",
+        "                False for o in node.outputs", PLAN,
+    ),
+    Fault(
+        "plan: what is taken over dies with its first owner", "plan/make.py",
+        "                buffer.last = max(position, self.last_read.get(value, position))\n"
+        "                buffer.name",
+        "                buffer.name", PLAN,
+    ),
+    Fault(
+        "plan: state is replaced while it is still read", "plan/make.py",
+        "if self.last_read[source] <= position and self._alone(node, source, rights):",
+        "if self._alone(node, source, rights):", PLAN,
+    ),
+    Fault(
+        "plan: a shared window dies with its first writer", "plan/make.py",
+        "        buffer.last = max(buffer.last, self.last_read.get(value, position))\n"
+        "        self._settle_region(buffer, node)\n        return replace",
+        "        self._settle_region(buffer, node)\n        return replace", PLAN,
+    ),
+    Fault(
+        "plan: state is not written back", "plan/make.py",
+        "            if here == there:\n                continue\n            self.launches",
+        "            continue\n            self.launches", PLAN,
+    ),
+    Fault(
+        "plan: an update before a reader", "plan/order.py",
+        "            before |= set(source.consumers())\n", "            pass\n", PLAN,
+    ),
+    Fault(
+        "plan: a Concat's part with several readers", "plan/wishes.py",
+        "if wish is not None and not (others and steps):", "if wish is not None:", PLAN,
+    ),
+    Fault(
+        "plan: a slice of a window starts at the owner", "plan/views.py",
+        "            offset = x.offset\n            starts, ends",
+        "            offset = 0\n            starts, ends", PLAN,
+    ),
+    Fault(
+        "plan: an expanded dim keeps its stride", "plan/views.py",
+        "0 if size == 1 and out[0][extra + i] != 1 else stride", "stride", PLAN,
+    ),
+    # capture
+    Fault(
+        "capture: a clamp's bounds are exchanged", "capture/aten.py",
+        "        low, high = None, low\n", "        pass\n", CAPTURE,
+    ),
+    Fault(
+        "capture: a reversed difference", "capture/aten.py",
+        'return _binary("Sub")(c, b, a if alpha == 1 else c.b.Mul(a, alpha))',
+        'return _binary("Sub")(c, b, a)', CAPTURE,
+    ),
+    Fault(
+        "capture: a negative index", "capture/aten.py",
+        "        index = size + index\n", "        index = size + index - 1\n", CAPTURE,
+    ),
+    Fault(
+        "capture: padding starts with the first dim", "capture/aten.py",
+        "begin[rank - 1 - i], end[rank - 1 - i] = pads[2 * i], pads[2 * i + 1]",
+        "begin[i], end[i] = pads[2 * i], pads[2 * i + 1]", CAPTURE,
+    ),
+    Fault(
+        "capture: a softmax moves its dim and leaves it", "capture/composites.py",
+        "    return c.b.transpose(y, back)\n", "    return c.b.transpose(y, swap)\n", CAPTURE,
+    ),
+    # optimizer
+    Fault(
+        "state: adopted counts take the least", "train/updates.py",
+        "self.done = max(counts.values(), default=self.done)",
+        "self.done = min(counts.values(), default=self.done)", STATE,
+    ),
+    Fault(
+        "state: counts start with the session", "train/updates.py",
+        "start = self._starts.setdefault(name, self.done - self._count(name))",
+        "start = self._starts.setdefault(name, 0)", STATE,
+    ),
+    Fault(
+        "state: frozen parameters' steps move", "train/updates.py",
+        "self._moving = torch.tensor([float(n in self._starts) for n in own])",
+        "self._moving = torch.tensor([1.0 for n in own])", STATE,
+    ),
+    Fault(
+        "state: sums of micro-batches are kept", "train/updates.py",
+        '            if name.startswith("accumulator."):\n                tensor.zero_()\n',
+        "            pass\n", STATE,
+    ),
+    Fault(
+        "state: a velocity's first step", "train/updates.py",
+        "                    counts.setdefault(name, 1)\n", "                    pass\n", STATE,
+    ),
+    Fault(
+        "update: clipping without its epsilon", "differentiate/update.py",
+        "b.Add(norm, NORM_EPS)", "b.Add(norm, 0.0)", ("differentiate", *STATE),
+    ),
+    Fault(
+        "update: clipping makes small gradients large", "differentiate/update.py",
+        "scale = b.Min(b.Div(max_grad_norm, b.Add(norm, NORM_EPS)), 1.0)",
+        "scale = b.Div(max_grad_norm, b.Add(norm, NORM_EPS))", ("differentiate", *STATE),
+    ),
+    # guards: four places, to be filled in where their own module is
+)  # fmt: skip
