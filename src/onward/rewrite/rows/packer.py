@@ -22,7 +22,7 @@ from onward.graph.graph import (
     role_of,
     type_of,
 )
-from onward.graph.types import DType, Shape, Size, Type, product, symbol
+from onward.graph.types import DType, Shape, Size, product, symbol
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import (
     Demand,
@@ -53,12 +53,14 @@ class Rows:
 class Packed:
     """`value` holds the rows of `rows`; they are indices of the dims `dims` of what it stands for.
 
-    In `value` these dims are `1, ..., 1, R`.
+    In `value` these dims are `1, ..., 1, R`. What is asked of the value lies within `rows`, but for
+    `zeros`: then its other rows are zeros, and may be read.
     """
 
     value: Value
     dims: tuple[int, ...]
     rows: Rows
+    zeros: bool = False
 
 
 class Packer:
@@ -181,18 +183,19 @@ class Packer:
         return rows.indices[key]
 
     def choose(self, demand: Demand, shape: Shape, inputs: Sequence[Packed]) -> Rows:
-        """The set for a result: its inputs' own, or the smaller one that is asked for.
+        """The set for a result: its inputs' own where it holds all that is asked for, or just that.
 
-        The difference is worth a gather where it consists of rows that only attention's keys, not
-        its queries, need: the two are told apart by `demand.keys`.
+        The inputs may hold less: a `where` reads of each side what it takes of it, but all rows of
+        its result may be read. Where they hold more, the difference is worth a gather if it consists
+        of rows that only attention's keys, not its queries, need: `demand.keys` tells.
         """
         assert demand.rows is not None
         count = product(shape[d] for d in demand.dims)
         have = {id(p.rows): p.rows for p in inputs if not p.rows.every}
         if len(have) == 1:
             (one,) = have.values()
-            same = sets.covers(demand.rows, one.conditions)
-            if one.count == count and (demand.keys or same):
+            enough = one.count == count and sets.covers(one.conditions, demand.rows)
+            if enough and (demand.keys or sets.covers(demand.rows, one.conditions)):
                 return one
         return self.rows(demand.rows, count)
 
@@ -227,7 +230,12 @@ class Packer:
         """
         held = self.packed.get(x)
         if held is not None and held.dims == tuple(dims):
-            return self.convert(held, rows)
+            if held.rows is rows:
+                return held.value
+            if sets.covers(held.rows.conditions, rows.conditions):
+                return self.convert(held, rows)
+            if sets.covers(rows.conditions, held.rows.conditions) and not rows.every:
+                return self.widened(held, rows)
         if held is not None:
             x = self.whole(x)
         shape = type_of(x).shape
@@ -288,8 +296,6 @@ class Packer:
 
     def convert(self, held: Packed, rows: Rows) -> Value:
         """The rows of a smaller set."""
-        if held.rows is rows:
-            return held.value
         key = (held.value, id(rows))
         if key not in self._converted:
             places = ("places", id(held.rows))
@@ -306,6 +312,18 @@ class Packer:
             self._converted[key] = self.b.reshape(gathered, out)
         return self._converted[key]
 
+    def widened(self, held: Packed, rows: Rows) -> Value:
+        """The rows of a larger set, zeros where `held` has none."""
+        key = (held.value, id(rows))
+        if key not in self._converted:
+            assert rows.place is not None
+            numbers = self.front.Gather(rows.place, held.rows.numbers, axis=0)
+            flat, others = self._rows_first(held)
+            full = self._scattered(flat, numbers, rows.size)
+            shape, dims = type_of(held.value).shape, held.dims
+            self._converted[key] = self._placed(self.b, full, shape, dims, others, dims, rows)
+        return self._converted[key]
+
     def whole(self, x: Value) -> Value:
         """`x` as it was, with zeros for the rows that are not packed."""
         held = self.packed.get(x)
@@ -313,31 +331,37 @@ class Packer:
             return x
         if x not in self._wholes:
             shape, dims = type_of(x).shape, held.dims
-            others = [d for d in range(len(shape)) if d not in dims]
-            last = dims[-1]
-            sizes = [shape[d] for d in others]
-            have = [d for d in range(len(shape)) if d not in dims or d == last]
-            flat = self.b.reshape(
-                held.value, tuple(held.rows.size if d == last else shape[d] for d in have)
-            )
-            flat = self.b.transpose(flat, [have.index(last), *[have.index(d) for d in others]])
-            full = flat
+            full, others = self._rows_first(held)
             if not held.rows.every:
-                zeros = self.b.full(0, Type(type_of(x).dtype, (held.rows.count, *sizes)))
-                numbers = self.front.unsqueeze(held.rows.numbers, [1])
-                full = self.b.ScatterND(zeros, numbers, flat, reduction="add")
-            full = self.b.reshape(full, (*[shape[d] for d in dims], *sizes))
+                full = self._scattered(full, held.rows.numbers, held.rows.count)
+            full = self.b.reshape(full, tuple(shape[d] for d in (*dims, *others)))
             order = [*dims, *others]
             back = [order.index(d) for d in range(len(shape))]
             self._wholes[x] = self.b.transpose(full, back)
         return self._wholes[x]
 
+    def _rows_first(self, held: Packed) -> tuple[Value, list[int]]:
+        """`[R, *others]`, and which dims the others are."""
+        shape, last = type_of(held.value).shape, held.dims[-1]
+        others = [d for d in range(len(shape)) if d not in held.dims]
+        have = [d for d in range(len(shape)) if d not in held.dims or d == last]
+        flat = self.b.reshape(held.value, tuple(shape[d] for d in have))
+        return self.b.transpose(flat, [have.index(d) for d in (last, *others)]), others
+
+    def _scattered(self, flat: Value, numbers: Value, count: Size) -> Value:
+        """`[count, *others]`: zeros, but for `flat` at `numbers`."""
+        type = type_of(flat)
+        zeros = self.b.full(0, type.with_shape((count, *type.shape[1:])))
+        return self.b.ScatterND(zeros, self.front.unsqueeze(numbers, [1]), flat, reduction="add")
+
     # ---- results
 
-    def note(self, y: Value, made: Value, dims: Sequence[int], rows: Rows) -> None:
+    def note(
+        self, y: Value, made: Value, dims: Sequence[int], rows: Rows, zeros: bool = False
+    ) -> None:
         want = type_of(y).with_shape(self.packed_shape(type_of(y).shape, dims, rows))
         assert type_of(made) == want, f"%{y.name}: {type_of(made)} instead of {want}"
-        self.packed[y] = Packed(made, tuple(dims), rows)
+        self.packed[y] = Packed(made, tuple(dims), rows, zeros)
 
     def demand(self, node: Node) -> Demand:
         """What all outputs of the node together are asked for."""
