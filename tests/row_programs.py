@@ -24,6 +24,10 @@ Batch = dict[str, Tensor]
 class Parts(nn.Module):
     """The parameters that stages share, and the batch they look at."""
 
+    ahead: Tensor
+    itself: Tensor
+    class_weights: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
@@ -32,6 +36,9 @@ class Parts(nn.Module):
         self.qkv = nn.ModuleList(nn.Linear(WIDTH, 3 * WIDTH) for _ in range(2))
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("ahead", torch.ones(LENGTH, LENGTH).triu(1).bool())
+        self.register_buffer("itself", torch.eye(LENGTH, dtype=torch.bool))
+        self.register_buffer("class_weights", torch.tensor([0.0, 1.0, 0.5, 2.0]))
 
 
 # ---- masks: b[B,T], true at the tokens that a program takes
@@ -159,15 +166,14 @@ def _attending(kind: str, name: str) -> Stage:
             case "weak":
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=(1 - m.float()) * -1e4)
             case "causal and least":
-                ahead = torch.ones(LENGTH, LENGTH).triu(1).bool()
                 added = torch.zeros(m.shape).masked_fill(~m, LEAST)
-                added = added.masked_fill(ahead, LEAST)
+                added = added.masked_fill(p.ahead, LEAST)
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=added)
             case "by hand":
                 s = (q @ k.transpose(-1, -2) / 2).masked_fill(~m, LEAST)
                 y = s.softmax(-1) @ v
             case _:  # bools; each token sees itself, as a row of nothing is NaN in eager
-                seen = m | torch.eye(LENGTH, dtype=torch.bool)
+                seen = m | p.itself
                 y = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
         return h + y.transpose(1, 2).flatten(2)
 
@@ -199,10 +205,9 @@ POOLS: dict[str, Callable[[Tensor, Batch, Tensor, Tensor], Tensor]] = {
     "filled sum": lambda h, d, b, m: h.masked_fill(~b, 0.0).sum(1),
     "filled mean": lambda h, d, b, m: h.masked_fill(b, 0.0).mean(1),
     "max": lambda h, d, b, m: h.masked_fill(~b, -1e4).amax(1),
-    "min": lambda h, d, b, m: h.masked_fill(~b, 1e4).amin(1),
+    "min": lambda h, d, b, m: -(-h).masked_fill(~b, -1e4).amax(1),
     "max of products": lambda h, d, b, m: (h * m).amax(1),
-    "logsumexp": lambda h, d, b, m: h.masked_fill(~b, -50.0).logsumexp(1),
-    "product": lambda h, d, b, m: h.masked_fill(~b, 1.0).prod(1),
+    "logsumexp": lambda h, d, b, m: h.masked_fill(~b, -50.0).exp().sum(1).log(),
     "weights": lambda h, d, b, m: (h * torch.zeros_like(m.float()).masked_fill(~b, -9.0)
                                    .softmax(1)).sum(1),
     "first": lambda h, d, b, m: h[:, 0],
@@ -221,7 +226,7 @@ def _each(p: Parts, h: Tensor, d: Batch, **more: object) -> Tensor:
     """A token's own loss: f[B,T]."""
     logits = p.head(h)
     flat = F.cross_entropy(logits.flatten(0, 1), d["labels"].flatten(), reduction="none", **more)
-    return flat.view(d["labels"].shape)
+    return flat.view(h.shape[:2])
 
 
 def _tokens(p: Parts, h: Tensor, labels: Tensor, **more: object) -> Tensor:
@@ -235,7 +240,7 @@ TOKEN_LOSSES: dict[str, Callable[[Parts, Tensor, Batch, Tensor, Tensor], Tensor]
     "every token": lambda p, h, d, b, m: _tokens(p, h, d["tags"]),
     "ignored 0": lambda p, h, d, b, m: _tokens(p, h, d["tags"], ignore_index=0),
     "class weights": lambda p, h, d, b, m: _tokens(
-        p, h, d["labels"], weight=p.head.weight.new_tensor([0.0, 1.0, 0.5, 2.0])
+        p, h, d["labels"], weight=p.class_weights
     ),
     "labels where": lambda p, h, d, b, m: _tokens(p, h, torch.where(b, d["tags"], -100)),
     "labels filled": lambda p, h, d, b, m: _tokens(p, h, d["labels"].masked_fill(b, -100)),
@@ -370,7 +375,8 @@ def batch(seed: int, kind: str = "ragged") -> Batch:
     return {
         "ids": ints(WORDS, SIZE, LENGTH), "mask": mask, "real": mask.bool(), "tags": tags,
         "labels": tags.masked_fill(~labelled, -100), "types": ints(2, SIZE, LENGTH),
-        "weights": ints(3, SIZE, LENGTH).float(), "classes": classes, "places": ints(LENGTH, SIZE, LENGTH),
+        "weights": ints(3, SIZE, LENGTH).float(), "classes": classes,
+        "places": ints(LENGTH, SIZE, LENGTH),
         "some": torch.where(torch.tensor([True, False, True]), classes, -100),
         "each": torch.tensor([1.0, 0.0, 2.0]), "last": last,
         "numbers": last + torch.arange(SIZE) * LENGTH,
@@ -396,17 +402,17 @@ def differences(found: Batch, exact: Batch, plain: Batch) -> list[str]:
     return sorted(wrong)
 
 
-def wrong_numbers(made: Program, data: list[Batch]) -> list[str]:
-    """What differs from eager where only the rows that are read are computed."""
+def wrong_numbers(made: Program, data: list[Batch], wide: bool = False) -> list[str]:
+    """What differs from eager where only the rows that are read are computed, or all (`wide`)."""
     model = Model(made)
     captured = compiled(model, data[0])
-    forward = captured.narrow(["loss"])
+    forward = captured.forward if wide else captured.narrow(["loss"])
     if forward is None:
         return []
     graph = captured.differentiated(trained(captured), forward)
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
     wrong = []
-    for given in data:
+    for n, given in enumerate(data):
         found, _ = execute_narrow(captured, graph, given, names)
         exact, plain = (eager(model, given, t) for t in (torch.float64, torch.float32))
         # what eager has no gradient for is zeros here
@@ -416,5 +422,5 @@ def wrong_numbers(made: Program, data: list[Batch]) -> list[str]:
         for name in {*exact} - {*found}:
             if not exact[name].any():
                 del exact[name]
-        wrong += differences(found, exact, plain)
+        wrong += [f"batch {n}: {line}" for line in differences(found, exact, plain)]
     return wrong

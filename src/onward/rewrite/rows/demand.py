@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -300,7 +301,7 @@ def _expand(q: Question) -> Answer:
 @rule("LayerNormalization", "Softmax", "LogSoftmax")
 def _along_a_dim(q: Question) -> Answer:
     """A row is normalised by itself, unless the rows are what is normalised."""
-    demand = united(q.node, q.asked)
+    demand = united(q.y, q.asked)
     dim = q.attrs.get("axis", -1) % len(q.shape())
     inner = range(dim, len(q.shape())) if q.node.op_type == "LayerNormalization" else (dim,)
     if any(d in inner for d in demand.dims):
@@ -310,20 +311,15 @@ def _along_a_dim(q: Question) -> Answer:
 
 @rule("AddLayerNormalization")
 def _add_layer_norm(q: Question) -> Answer:
-    demand = united(q.node, q.asked)
+    demand = united(q.y, q.asked)
     if len(q.y) - 1 in demand.dims:
         return q.refused("it normalises over the rows")
     return _rest(q, {0: demand, 1: demand})
 
 
-def united(node: Node, asked: Iterable[Demand | None]) -> Demand:
-    """What all outputs together are asked for."""
-    found: Demand | None = None
-    for y, demand in zip(node.outputs, asked, strict=True):
-        if demand is not None:
-            found = demand if found is None else merged(type_of(y).shape, found, demand)
-    assert found is not None
-    return found
+def united(shape: Shape, asked: Iterable[Demand | None]) -> Demand:
+    """What all of them together ask for, of values with the same rows."""
+    return reduce(partial(merged, shape), [d for d in asked if d is not None])
 
 
 @rule("Gemm")
@@ -380,7 +376,7 @@ def _transpose(q: Question) -> Answer:
 @rule("Split")
 def _split(q: Question) -> Answer:
     dim = q.attrs.get("axis", 0) % len(q.y)
-    demand = united(q.node, q.asked)
+    demand = united(q.y, q.asked)
     if demand.rows is None:
         return q.passed()
     if dim in demand.dims:

@@ -23,16 +23,22 @@ from onward.rewrite.rows.demand import RULES as DEMAND
 from onward.rewrite.rows.packer import Packer, Rows, Rule
 
 
-def pack(graph: Graph, outputs: Sequence[str], packed_ops: Collection[str]) -> int:
+def pack(
+    graph: Graph,
+    outputs: Sequence[str],
+    packed_ops: Collection[str],
+    reads: dict[str, str] | None = None,
+) -> int:
     """Rewrites `graph` in place for these outputs; the number of nodes written anew.
 
     packed_ops: attention ops that may be written for packed rows; others get their whole inputs.
+    reads: see Packer.
     """
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in outputs}
     asked = demands(graph, outputs)
     if not any(demand.rows is not None for demand in asked.values()):
         return 0
-    return Packer(graph, asked, packed_ops, PACK).run()
+    return Packer(graph, asked, packed_ops, PACK, reads).run()
 
 
 PACK: dict[str, Rule] = {}
@@ -217,6 +223,8 @@ def _chosen(p: Packer, node: Node) -> bool:
     """A Slice or Gather of rows: the same choice among the rows' numbers says where they lie."""
     x, demand = node.inputs[0], p.demand(node)
     held = p.packed.get(x) if x is not None else None
+    if p.reads is not None:
+        return False  # what it leaves out has to be seen
     if held is None or held.zeros or held.dims != tuple(range(len(held.dims))):
         return False
     shape, y = type_of(x).shape, _y(node)
@@ -229,9 +237,10 @@ def _chosen(p: Packer, node: Node) -> bool:
     if y != (*own, *inner):
         return False
     flat = b.reshape(chosen, (product(own),))
-    dims = tuple(range(len(own)))
-    rows = None
+    dims, rows = tuple(range(len(own))), None
     if demand.rows is not None and set(demand.dims) <= set(dims):
+        if all(own[d] == 1 for d in dims if d not in demand.dims):
+            dims = demand.dims
         rows = p.rows(spread(y, demand, dims), product(own))
         flat = b.Gather(flat, rows.numbers, axis=0)
     if not held.rows.every:
