@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from tiny import compiled, eager, execute_narrow, trained
+from tiny import compiled, eager, execute, execute_narrow, trained
 from torch import Tensor, nn
 
 SIZE, LENGTH, WIDTH, HEADS, CLASSES, WORDS = 3, 5, 8, 2, 4, 11
@@ -88,13 +88,14 @@ FLOATS: dict[str, Callable[[Batch], Tensor]] = {
     "bool mask": lambda d: d["mask"].bool(),
 }
 Stage = Callable[[Parts, Tensor, Batch, int], Tensor]
+Loss = Callable[[Parts, Tensor, Batch], Tensor]
 
 
 def _wide(mask: Tensor) -> Tensor:
     return mask.unsqueeze(-1)
 
 
-def _filling(name: str, side: str) -> Stage:
+def filling(name: str, side: str) -> Stage:
     """Keeps what the mask takes, or what it leaves; the rest becomes a number or other rows."""
 
     def stage(p: Parts, h: Tensor, d: Batch, i: int) -> Tensor:
@@ -126,7 +127,7 @@ SIDES = (
 )  # fmt: skip
 
 
-def _product(name: str, form: str) -> Stage:
+def product(name: str, form: str) -> Stage:
     def stage(p: Parts, h: Tensor, d: Batch, i: int) -> Tensor:
         m = _wide(FLOATS[name](d))
         match form:
@@ -149,7 +150,7 @@ def _split(x: Tensor) -> Tensor:
     return x.view(x.shape[0], x.shape[1], HEADS, -1).transpose(1, 2)
 
 
-def _attending(kind: str, name: str) -> Stage:
+def attending(kind: str, name: str) -> Stage:
     """Attention over the tokens that a mask takes."""
 
     def stage(p: Parts, h: Tensor, d: Batch, i: int) -> Tensor:
@@ -229,21 +230,21 @@ def _each(p: Parts, h: Tensor, d: Batch, **more: object) -> Tensor:
     return flat.view(h.shape[:2])
 
 
-def _tokens(p: Parts, h: Tensor, labels: Tensor, **more: object) -> Tensor:
+def tokens(p: Parts, h: Tensor, labels: Tensor, **more: object) -> Tensor:
     return F.cross_entropy(p.head(h).flatten(0, 1), labels.flatten(), **more)
 
 
 TOKEN_LOSSES: dict[str, Callable[[Parts, Tensor, Batch, Tensor, Tensor], Tensor]] = {
     # of h, the batch, a mask of bools b[B,T], one of floats f[B,T]
-    "ignored": lambda p, h, d, b, m: _tokens(p, h, d["labels"]),
-    "summed": lambda p, h, d, b, m: _tokens(p, h, d["labels"], reduction="sum"),
-    "every token": lambda p, h, d, b, m: _tokens(p, h, d["tags"]),
-    "ignored 0": lambda p, h, d, b, m: _tokens(p, h, d["tags"], ignore_index=0),
-    "class weights": lambda p, h, d, b, m: _tokens(
+    "ignored": lambda p, h, d, b, m: tokens(p, h, d["labels"]),
+    "summed": lambda p, h, d, b, m: tokens(p, h, d["labels"], reduction="sum"),
+    "every token": lambda p, h, d, b, m: tokens(p, h, d["tags"]),
+    "ignored 0": lambda p, h, d, b, m: tokens(p, h, d["tags"], ignore_index=0),
+    "class weights": lambda p, h, d, b, m: tokens(
         p, h, d["labels"], weight=p.class_weights
     ),
-    "labels where": lambda p, h, d, b, m: _tokens(p, h, torch.where(b, d["tags"], -100)),
-    "labels filled": lambda p, h, d, b, m: _tokens(p, h, d["labels"].masked_fill(b, -100)),
+    "labels where": lambda p, h, d, b, m: tokens(p, h, torch.where(b, d["tags"], -100)),
+    "labels filled": lambda p, h, d, b, m: tokens(p, h, d["labels"].masked_fill(b, -100)),
     "each weighed": lambda p, h, d, b, m: (_each(p, h, d) * m).sum(),
     "each weighed, ratio": lambda p, h, d, b, m: (
         (_each(p, h, d) * m).sum() / m.float().sum().clamp(min=1e-6)
@@ -256,15 +257,15 @@ TOKEN_LOSSES: dict[str, Callable[[Parts, Tensor, Batch, Tensor, Tensor], Tensor]
         (_each(p, h, d) * m).sum(1) / m.float().sum(1).clamp(min=1e-6)
     ).mean(),
     "each plus": lambda p, h, d, b, m: (_each(p, h, d) + h.sum(-1)).square().mean(),
-    "shifted": lambda p, h, d, b, m: _tokens(p, h[:, :-1], d["labels"][:, 1:]),
+    "shifted": lambda p, h, d, b, m: tokens(p, h[:, :-1], d["labels"][:, 1:]),
     "squares": lambda p, h, d, b, m: (p.head(h).square().sum(-1) * m).sum(),
     "squares where": lambda p, h, d, b, m: torch.where(
         b.unsqueeze(-1), p.head(h).square(), 0.0
     ).mean(),
     "two": lambda p, h, d, b, m: (
-        _tokens(p, h, d["labels"]) + (h * m.unsqueeze(-1)).sum(1).square().mean()
+        tokens(p, h, d["labels"]) + (h * m.unsqueeze(-1)).sum(1).square().mean()
     ),
-    "filled, then ignored": lambda p, h, d, b, m: _tokens(
+    "filled, then ignored": lambda p, h, d, b, m: tokens(
         p, h.masked_fill(~b.unsqueeze(-1), 0.0), d["labels"]
     ),
 }  # fmt: skip
@@ -292,7 +293,7 @@ class Program:
 
     names: tuple[str, ...]
     stages: tuple[Stage, ...]
-    loss: Callable[[Parts, Tensor, Batch], Tensor]
+    loss: Loss
 
     def __str__(self) -> str:
         return " | ".join(self.names)
@@ -321,25 +322,31 @@ def stage(draw: random.Random) -> tuple[str, Stage]:
             return name, PLAIN[name]
         case "fill":
             mask, side = draw.choice([*BOOLS]), draw.choice(SIDES)
-            return f"{side}({mask})", _filling(mask, side)
+            return f"{side}({mask})", filling(mask, side)
         case "product":
             mask, form = draw.choice([*FLOATS]), draw.choice(FORMS)
-            return f"{form}({mask})", _product(mask, form)
+            return f"{form}({mask})", product(mask, form)
         case _:
             mask, kind = draw.choice([*BOOLS]), draw.choice(KINDS)
-            return f"attention {kind}({mask})", _attending(kind, mask)
+            return f"attention {kind}({mask})", attending(kind, mask)
 
 
-def loss(draw: random.Random) -> tuple[str, Callable[[Parts, Tensor, Batch], Tensor]]:
+def pooled(pool: str, b: str, m: str, end: str = "classes") -> Loss:
+    """Of one row a sequence, made with these masks."""
+
+    def loss(p: Parts, h: Tensor, d: Batch) -> Tensor:
+        vector = POOLS[pool](h, d, _wide(BOOLS[b](d)), _wide(FLOATS[m](d)))
+        return _pooled(p, vector, d, end)
+
+    return loss
+
+
+def loss(draw: random.Random) -> tuple[str, Loss]:
+    """A random one."""
     b, m = draw.choice([*BOOLS]), draw.choice([*FLOATS])
     if draw.random() < 0.5:
         pool, end = draw.choice([*POOLS]), draw.choice(POOLED)
-
-        def pooled(p: Parts, h: Tensor, d: Batch) -> Tensor:
-            vector = POOLS[pool](h, d, _wide(BOOLS[b](d)), _wide(FLOATS[m](d)))
-            return _pooled(p, vector, d, end)
-
-        return f"{pool}({b}; {m}) {end}", pooled
+        return f"{pool}({b}; {m}) {end}", pooled(pool, b, m, end)
     kind = draw.choice([*TOKEN_LOSSES])
     made = TOKEN_LOSSES[kind]
     return f"{kind}({b}; {m})", lambda p, h, d: made(p, h, d, BOOLS[b](d), FLOATS[m](d))
@@ -413,7 +420,10 @@ def wrong_numbers(made: Program, data: list[Batch], wide: bool = False) -> list[
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
     wrong = []
     for n, given in enumerate(data):
-        found, _ = execute_narrow(captured, graph, given, names)
+        if wide:
+            found = execute(captured, graph, given, names)
+        else:
+            found, _ = execute_narrow(captured, graph, given, names)
         exact, plain = (eager(model, given, t) for t in (torch.float64, torch.float32))
         # what eager has no gradient for is zeros here
         for name in {*found} - {*exact}:

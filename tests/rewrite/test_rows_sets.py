@@ -6,6 +6,7 @@ evaluator must give what numpy gives for their descriptions.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -232,7 +233,7 @@ def test_one_mask_spelled_in_many_ways_is_one_condition(name: str) -> None:
 
 
 def test_what_loses_numbers_is_not_traced() -> None:
-    """An int64 of 2^32 is 0 as an int32; a half is no integer; a sum with a row's own is not one."""
+    """An int64 of 2^32 is 0 as an int32; a half is no integer; rows may differ."""
     world = World(0)
     b, mask, floats = world.b, world.inputs["mask"], world.inputs["floats"]
     for value in (b.cast(mask, DType.INT32), b.cast(floats, DType.INT64), b.Sub(mask, mask)):
@@ -263,7 +264,7 @@ def test_what_is_said_to_be_contained_is(seed: int) -> None:
     """implies, covers, union, both and reached, on conditions of which many are alike."""
     world = World(seed)
     made = [world.condition() for _ in range(8)]
-    made += [sets.Both(a, b) for a, b in zip(made, made[1:], strict=False)]
+    made += [sets.Both(a, b) for a, b in itertools.pairwise(made)]
     made += [sets.Reached(frozenset({c}), (B, T), (B, T), causal) for c in made[:4]
              for causal in (False, True)]  # fmt: skip
     batches = [world.data(n) for n in BATCHES]

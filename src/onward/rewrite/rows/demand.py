@@ -518,8 +518,8 @@ def _cross_entropy(q: Question) -> Answer:
     if _all_counted(q.x(1), int(q.attrs.get("ignore_index", -100))):
         return [NOTHING_TO_SAVE for _ in q.node.inputs]
     counted = sets.test(q.x(1), int(q.attrs.get("ignore_index", -100)))
-    one = q.demand if q.y and q.demand.rows is not None else all_of("")
-    return _rest(q, {0: met(q.shape(), one, (0,), counted)})
+    # whichever of its losses are asked for: eager refuses a label that is no class anywhere
+    return _rest(q, {0: Demand((0,), frozenset({counted}))})
 
 
 @rule(*ATTENTION)
