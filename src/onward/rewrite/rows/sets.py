@@ -148,10 +148,9 @@ def _traced(value: Value, number: float) -> tuple[Value, float, bool] | None:
     match node.op_type:
         case "Reshape" | "Squeeze" | "Unsqueeze" | "Identity":
             return x, number, False
-        case "Cast" if (n := _before_cast(type_of(x).dtype, type_of(value).dtype, number)) is None:
-            return None
         case "Cast":
-            return x, n, False
+            n = _before_cast(type_of(x).dtype, type_of(value).dtype, number)
+            return None if n is None else (x, n, False)
         case "Not" if number == 0:
             return x, 0, True
         case "Equal" | "Sub" if number == 0 and (sides := _with_constant(node)) is not None:
