@@ -64,16 +64,26 @@ class Compiled:
         """The forward for the rows that these outputs need; None where that is every row."""
         if "row_demand" in self.disable:
             return None
-        packed = [op for op in ("FlashAttention",) if serves(op, self.device)]
         with self._timed("rewrite rows"):
             graph, start = self.forward.clone(), time.perf_counter()
-            edits = row_demand(graph, outputs, packed)
+            edits = row_demand(graph, outputs, self._packed_ops)
             seconds = time.perf_counter() - start
         self.reports.append(Report("row_demand", edits, seconds, len(graph)))
         if not edits:
             return None
         self._note("forward-row_demand", graph)
         return graph
+
+    def reads(self, outputs: Sequence[str]) -> tuple[Graph, dict[str, str]]:
+        """The narrow forward with NaN for rows that it leaves out, and what its further outputs
+        show where NaN arrives (`rewrite.row_demand`)."""
+        graph, reads = self.forward.clone(), {}
+        row_demand(graph, outputs, self._packed_ops, reads)
+        return graph, reads
+
+    @property
+    def _packed_ops(self) -> list[str]:
+        return [op for op in ("FlashAttention",) if serves(op, self.device)]
 
     def step(
         self,

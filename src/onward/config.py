@@ -81,7 +81,9 @@ class Environment:
 
     ONWARD_DUMP: folder for the numbered graph after each stage and pass (`.onnx` and text).
     ONWARD_DISABLE: comma-separated names of rewrite passes to leave out.
-    ONWARD_CHECK: 1 checks the graph's invariants after every pass.
+    ONWARD_CHECK: 1 checks the graph's invariants after every pass. A batch of which only the rows
+        that are read are computed runs once more, changing nothing, with NaN in the others; where
+        NaN then arrives in the loss or a gradient, OnwardError names what read them.
     ONWARD_NATIVE: 0 leaves the native CPU kernels out; plain, avx2 or avx512 takes that build.
     ONWARD_BLAS: torch, openblas or mkl takes that engine for every matrix product.
     ONWARD_CACHE: folder for what is measured once per machine; default: onward in the user's cache.

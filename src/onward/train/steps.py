@@ -14,14 +14,15 @@ from typing import Any, TypeAlias
 import torch
 
 from onward.compile import Compiled
-from onward.config import CaptureError, OnwardError
+from onward.config import CaptureError, OnwardError, environment
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.graph.names import OUTPUT, output_name, user_name
-from onward.plan import Plan
+from onward.plan import Plan, bind, make_plan
 from onward.rewrite import Work, account, cut, prune, rows_name
 from onward.train.call import Call
 from onward.train.explain import Explanation, explain
+from onward.train.unread import Ids, Unread
 
 KEPT = 64  # plans of one graph that stay bound, one per shape and set of outputs
 ROOM = 16  # a plan for counted rows has room for one in ROOM more
@@ -164,6 +165,10 @@ class Step:
         names = [n for n, size in dims.items() if size > 0] if open else []
         budget = None if label else self._budget
         plan = self.compiled.plan(graph, outputs, dims, budget, names, label)
+        return self.bound(graph, plan)
+
+    def bound(self, graph: Graph, plan: Plan) -> Executable:
+        """A plan with the tensors of the user and of the session."""
         return self._bind(self.compiled, graph, plan)
 
     def _check(self, names: tuple[str, ...]) -> None:
@@ -186,6 +191,16 @@ class Narrow:
         self._graph: Graph | None = None
         self._counting = Pool(step, lambda: self.conditions, "rows-")
         self._plans: dict[Wanted, Pool] = {}
+        self._ids = Ids(prune(step.compiled.forward, ["loss", *names]), self._quiet)
+        self._unread = Unread(step.compiled, forward, ["loss", *names], self._quiet)
+
+    def _quiet(
+        self, graph: Graph, outputs: list[str], dims: Mapping[str, int], open: bool
+    ) -> Executable:
+        """A plan for a graph that only looks at a batch, and is no stage of a step."""
+        bound = bind(prune(graph, outputs), dims, list(dims) if open else [])
+        plan = make_plan(bound, dict(dims), device=self.step.compiled.device)
+        return self.step.bound(graph, plan)
 
     @property
     def graph(self) -> Graph:
@@ -197,14 +212,17 @@ class Narrow:
     def ready(
         self, staged: Mapping[str, torch.Tensor], dims: dict[str, int], wanted: Wanted
     ) -> Ready | None:
-        """The step for this batch; None where too few rows can be spared."""
-        rows = self.count(staged, dims)
+        """The step for this batch; None where too few rows can be spared, and for ids that no table
+        has, at rows that nobody reads: the wide form refuses them as eager does."""
+        rows, sizes = self.count(staged, dims), dims
         dims = dims | {size: len(numbers) for size, numbers in rows.items()}
-        if not self.pays(dims):
+        if not self.pays(dims) or not self._ids.within(staged, sizes):
             return None
         pool = self._plans.setdefault(wanted, Pool(self.step, lambda: self.graph))
         executable = pool.serving(dims, wanted.outputs(self.graph), counted=rows)
         inputs = {rows_name(size): numbers for size, numbers in rows.items()}
+        if environment().check:
+            self._unread.check({**staged, **inputs}, dims, gradients=bool(wanted.ends))
         return Ready(executable, dims, inputs, self.share(dims))
 
     def count(

@@ -298,7 +298,8 @@ class _Check:
     ) -> None:
         self.compiled, self.call, self.model, self.loss_fn = compiled, call, model, loss_fn
         paths = {id(p): path for path, p in model.named_parameters(remove_duplicate=False)}
-        self.paths = {n: paths[id(p)] for n, p in compiled.captured.parameters.items()}
+        parameters = compiled.captured.parameters.items()
+        self.paths = {n: paths[id(p)] for n, p in parameters if id(p) in paths}
         self.names = names
         dims = compiled.captured.dims(call.tensors)
         assert dims is not None

@@ -4,6 +4,7 @@ demand.py   which rows of every value are read, by one rule per op
 sets.py     sets of rows, as conditions on the batch
 pack.py     the graph written for these rows alone
 cut.py      what counts the rows of a batch, apart from the step that uses them
+lookups.py  the ids of a batch, those at rows that nobody reads too
 work.py     the arithmetic before and after
 """
 
@@ -18,20 +19,30 @@ from onward.rewrite.noop import noop
 from onward.rewrite.rows.account import Account, account
 from onward.rewrite.rows.cut import cut, rows_name
 from onward.rewrite.rows.demand import Demand, demands
+from onward.rewrite.rows.lookups import lookups
 from onward.rewrite.rows.pack import pack
 from onward.rewrite.rows.work import Work
 
 
-def row_demand(graph: Graph, outputs: Sequence[str], packed_ops: Collection[str] = ()) -> int:
+def row_demand(
+    graph: Graph,
+    outputs: Sequence[str],
+    packed_ops: Collection[str] = (),
+    reads: dict[str, str] | None = None,
+) -> int:
     """Writes a forward graph for the rows that these outputs need; the others are dropped.
 
     packed_ops: attention ops that have a kernel for packed rows; others get their rows back in
-    place. Returns the number of nodes written anew; with 0 the graph does what it did.
+    place. reads: for a graph that finds out whether dropped rows are read: they are NaN, and its
+    outputs by these names show where NaN arrives, as the text says. Returns the number of nodes
+    written anew; with 0 the graph does what it did.
     """
-    edits = pack(graph, outputs, packed_ops)
+    edits = pack(graph, outputs, packed_ops, reads)
     for tidy in (noop, cse, noop, dead):
         tidy(graph)
     return edits
 
 
-__all__ = ["Account", "Demand", "Work", "account", "cut", "demands", "row_demand", "rows_name"]
+__all__ = [
+    "Account", "Demand", "Work", "account", "cut", "demands", "lookups", "row_demand", "rows_name",
+]  # fmt: skip

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any, TypeAlias
+
+import numpy as np
 
 from onward.graph.graph import (
     Graph,
@@ -172,11 +175,11 @@ def merged(shape: Shape, a: Demand, b: Demand) -> Demand:
     if a.rows is None or b.rows is None:
         return a if a.rows is None and (a.why or b.rows is not None) else b
     dims = tuple(sorted({*a.dims, *b.dims}))
-    rows = union([*_spread(shape, a, dims), *_spread(shape, b, dims)])
+    rows = union([*spread(shape, a, dims), *spread(shape, b, dims)])
     return Demand(dims, rows, a.keys or b.keys)
 
 
-def _spread(shape: Shape, demand: Demand, dims: tuple[int, ...]) -> Conditions:
+def spread(shape: Shape, demand: Demand, dims: tuple[int, ...]) -> Conditions:
     """The demand's rows as rows of more dims."""
     assert demand.rows is not None
     if demand.dims == dims or not demand.rows:
@@ -191,8 +194,8 @@ def met(shape: Shape, demand: Demand, dims: tuple[int, ...], condition: Conditio
     if demand.rows is None:
         return Demand(dims, frozenset({condition}))
     every = tuple(sorted({*demand.dims, *dims}))
-    one = _spread(shape, Demand(dims, frozenset({condition})), every)
-    rows = _spread(shape, demand, every)
+    one = spread(shape, Demand(dims, frozenset({condition})), every)
+    rows = spread(shape, demand, every)
     (other,) = one
     return Demand(every, both(rows, other), demand.keys)
 
@@ -258,7 +261,9 @@ def _row_mask(q: Question, i: int) -> tuple[int, ...] | None:
     if not q.is_known(i) or array_of(q.x(i)) is not None:
         return None
     shift, shape = len(q.y) - len(q.shape(i)), q.shape(i)
-    dims = tuple(d + shift for d, size in enumerate(shape) if size == q.y[d + shift] != 1)
+    if any(size != 1 and size != q.y[d + shift] for d, size in enumerate(shape)):
+        return None
+    dims = tuple(d + shift for d, size in enumerate(shape) if size != 1)
     return dims if dims and len(q.y) - 1 not in dims else None
 
 
@@ -278,7 +283,7 @@ def _where(q: Question) -> Answer | None:
     if dims is None:
         return None
     answer: dict[int, Demand] = {}
-    for i, chosen in ((1, sets.test(q.x(0))), (2, sets.Test(q.x(0), 1))):
+    for i, chosen in ((1, sets.test(q.x(0))), (2, sets.test(q.x(0), equal=True))):
         demand = met(q.y, q.demand, dims, chosen)
         answer[i] = aligned(demand, q.y, q.shape(i))
     return _rest(q, answer)
@@ -297,7 +302,7 @@ def _expand(q: Question) -> Answer:
 @rule("LayerNormalization", "Softmax", "LogSoftmax")
 def _along_a_dim(q: Question) -> Answer:
     """A row is normalised by itself, unless the rows are what is normalised."""
-    demand = united(q.node, q.asked)
+    demand = united(q.y, q.asked)
     dim = q.attrs.get("axis", -1) % len(q.shape())
     inner = range(dim, len(q.shape())) if q.node.op_type == "LayerNormalization" else (dim,)
     if any(d in inner for d in demand.dims):
@@ -307,20 +312,15 @@ def _along_a_dim(q: Question) -> Answer:
 
 @rule("AddLayerNormalization")
 def _add_layer_norm(q: Question) -> Answer:
-    demand = united(q.node, q.asked)
+    demand = united(q.y, q.asked)
     if len(q.y) - 1 in demand.dims:
         return q.refused("it normalises over the rows")
     return _rest(q, {0: demand, 1: demand})
 
 
-def united(node: Node, asked: Iterable[Demand | None]) -> Demand:
-    """What all outputs together are asked for."""
-    found: Demand | None = None
-    for y, demand in zip(node.outputs, asked, strict=True):
-        if demand is not None:
-            found = demand if found is None else merged(type_of(y).shape, found, demand)
-    assert found is not None
-    return found
+def united(shape: Shape, asked: Iterable[Demand | None]) -> Demand:
+    """What all of them together ask for, of values with the same rows."""
+    return reduce(partial(merged, shape), [d for d in asked if d is not None])
 
 
 @rule("Gemm")
@@ -377,7 +377,7 @@ def _transpose(q: Question) -> Answer:
 @rule("Split")
 def _split(q: Question) -> Answer:
     dim = q.attrs.get("axis", 0) % len(q.y)
-    demand = united(q.node, q.asked)
+    demand = united(q.y, q.asked)
     if demand.rows is None:
         return q.passed()
     if dim in demand.dims:
@@ -408,8 +408,9 @@ def _slice(q: Question) -> Answer:
     shape, demand = q.shape(), q.demand
     starts, ends = content_of(q.x(1)), content_of(q.x(2))
     axes = content_of(q.x(3)) if len(q.node.inputs) > 3 else None
-    if starts is None or ends is None or len(starts) != 1:
-        return q.refused("a slice of several dims")
+    steps = content_of(q.x(4)) if len(q.node.inputs) > 4 else (1,)
+    if starts is None or ends is None or len(starts) != 1 or steps != (1,):
+        return q.refused("a slice of several dims, or in steps")
     dim = int(axes[0]) % len(shape) if axes else 0  # type: ignore[arg-type]
     first, last = clamp_slice(starts[0], ends[0], shape[dim])
     if dim in demand.dims and demand.rows is not None:
@@ -518,8 +519,8 @@ def _cross_entropy(q: Question) -> Answer:
     if _all_counted(q.x(1), int(q.attrs.get("ignore_index", -100))):
         return [NOTHING_TO_SAVE for _ in q.node.inputs]
     counted = sets.test(q.x(1), int(q.attrs.get("ignore_index", -100)))
-    one = q.demand if q.y and q.demand.rows is not None else all_of("")
-    return _rest(q, {0: met(q.shape(), one, (0,), counted)})
+    # whichever of its losses are asked for: eager refuses a label that is no class anywhere
+    return _rest(q, {0: Demand((0,), frozenset({counted}))})
 
 
 @rule(*ATTENTION)
@@ -547,8 +548,11 @@ def visible(q: Question, members: Conditions | None) -> Conditions | None:
     """The keys that these queries may see; None for all."""
     (batch, _, length, _), keys = q.shape(), q.shape(1)
     queries, places = (batch, length), (batch, keys[2])
+    addends = [m for m in _known_addends(q) if (a := array_of(m)) is None or _hides(a)]
     mask = next(iter(batch_masks(q)), None)
-    causal = bool(q.attrs.get("is_causal")) and (mask is None or type_of(mask).dtype == DType.BOOL)
+    causal = bool(q.attrs.get("is_causal"))
+    if mask is not None and type_of(mask).dtype != DType.BOOL and (causal or len(addends) > 1):
+        return None  # where each of two hides what the other shows, their sum hides nothing
     near = None if members is None else reached(members, queries, places, causal)
     shown = None if mask is None else frozenset({_shown(mask, members, queries, places)})
     if near is None or shown is None:
@@ -559,19 +563,28 @@ def visible(q: Question, members: Conditions | None) -> Conditions | None:
 
 def batch_masks(q: Question) -> list[Value]:
     """An attention's mask, or those of its addends that the batch alone decides."""
+    return [m for m in _known_addends(q) if array_of(m) is None]
+
+
+def _known_addends(q: Question) -> list[Value]:
+    """What of an attention's mask follows from the batch, or is a constant."""
     mask = q.node.inputs[3] if len(q.node.inputs) > 3 else None
-    if mask is None:
-        return []
     stack, found = [mask], []
     while stack:
         value = stack.pop()
+        if value is None:
+            continue
         node = value.producer()
         if value in q.known:
-            if array_of(value) is None:
-                found.append(value)
+            found.append(value)
         elif node is not None and node.op_type in ("Add", "Expand"):
-            stack += [x for x in node.inputs[: 2 if node.op_type == "Add" else 1] if x is not None]
+            stack += node.inputs[: 2 if node.op_type == "Add" else 1]
     return found
+
+
+def _hides(mask: np.ndarray) -> bool:
+    """Whether a constant mask hides some key, alone."""
+    return bool((~mask if mask.dtype == bool else mask <= sets.HIDDEN).any())
 
 
 def _shown(mask: Value, members: Conditions | None, queries: Shape, keys: Shape) -> Condition:

@@ -17,21 +17,28 @@ from onward.rewrite.rows.demand import (
     demands,
     key_mask,
     regrouped,
+    spread,
 )
 from onward.rewrite.rows.demand import RULES as DEMAND
 from onward.rewrite.rows.packer import Packer, Rows, Rule
 
 
-def pack(graph: Graph, outputs: Sequence[str], packed_ops: Collection[str]) -> int:
+def pack(
+    graph: Graph,
+    outputs: Sequence[str],
+    packed_ops: Collection[str],
+    reads: dict[str, str] | None = None,
+) -> int:
     """Rewrites `graph` in place for these outputs; the number of nodes written anew.
 
     packed_ops: attention ops that may be written for packed rows; others get their whole inputs.
+    reads: see Packer.
     """
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in outputs}
     asked = demands(graph, outputs)
     if not any(demand.rows is not None for demand in asked.values()):
         return 0
-    return Packer(graph, asked, packed_ops, PACK).run()
+    return Packer(graph, asked, packed_ops, PACK, reads).run()
 
 
 PACK: dict[str, Rule] = {}
@@ -216,7 +223,9 @@ def _chosen(p: Packer, node: Node) -> bool:
     """A Slice or Gather of rows: the same choice among the rows' numbers says where they lie."""
     x, demand = node.inputs[0], p.demand(node)
     held = p.packed.get(x) if x is not None else None
-    if held is None or held.dims != tuple(range(len(held.dims))):
+    if p.reads is not None:
+        return False  # what it leaves out has to be seen
+    if held is None or held.zeros or held.dims != tuple(range(len(held.dims))):
         return False
     shape, y = type_of(x).shape, _y(node)
     sizes = shape[: len(held.dims)]
@@ -228,10 +237,11 @@ def _chosen(p: Packer, node: Node) -> bool:
     if y != (*own, *inner):
         return False
     flat = b.reshape(chosen, (product(own),))
-    dims = tuple(range(len(own)))
-    rows = None
-    if demand.rows is not None and demand.dims == dims and dims:
-        rows = p.choose(demand, y, [])
+    dims, rows = tuple(range(len(own))), None
+    if demand.rows is not None and set(demand.dims) <= set(dims):
+        if all(own[d] == 1 for d in dims if d not in demand.dims):
+            dims = demand.dims
+        rows = p.rows(spread(y, demand, dims), product(own))
         flat = b.Gather(flat, rows.numbers, axis=0)
     if not held.rows.every:
         flat = b.Gather(held.rows.place, flat, axis=0)
@@ -267,7 +277,7 @@ def _cross_entropy(p: Packer, node: Node) -> bool:
     if type_of(node.outputs[0]).rank == 0:
         p.graph.replace(node.outputs[0], made[0])
     else:
-        p.note(node.outputs[0], made[0], (0,), rows)
+        p.note(node.outputs[0], made[0], (0,), rows, zeros=True)
     return True
 
 
@@ -297,8 +307,12 @@ def _attention(p: Packer, node: Node) -> bool:
     queries, places = (shape[0], shape[2]), (keys[0], keys[2])
     if demand.rows is None:
         q_rows = p.every(queries)
-    elif q in p.packed:
-        q_rows = p.packed[q].rows
+    elif (
+        (held := p.packed.get(q)) is not None
+        and held.dims == demand.dims
+        and sets.covers(held.rows.conditions, demand.rows)
+    ):
+        q_rows = held.rows
     else:
         q_rows = p.rows(demand.rows, product(queries))
     if answer[1].rows is None:

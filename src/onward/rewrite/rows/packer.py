@@ -14,20 +14,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from onward.graph.build import Builder, ToValue
-from onward.graph.graph import (
-    Graph,
-    Node,
-    Value,
-    attributes,
-    role_of,
-    type_of,
-)
+from onward.graph.graph import Graph, Node, Value, attributes, role_of, type_of, where
 from onward.graph.types import DType, Shape, Size, Type, product, symbol
 from onward.rewrite.rows import sets
-from onward.rewrite.rows.demand import (
-    Demand,
-    united,
-)
+from onward.rewrite.rows.demand import RULES, Demand, Question, all_of, spread, united
 from onward.rewrite.rows.known import batch_first, batch_values
 from onward.rewrite.rows.sets import Conditions, set_value
 
@@ -53,16 +43,23 @@ class Rows:
 class Packed:
     """`value` holds the rows of `rows`; they are indices of the dims `dims` of what it stands for.
 
-    In `value` these dims are `1, ..., 1, R`.
+    In `value` these dims are `1, ..., 1, R`. What is asked of the value lies within `rows`, but for
+    `zeros`: then its other rows are zeros, and may be read.
     """
 
     value: Value
     dims: tuple[int, ...]
     rows: Rows
+    zeros: bool = False
 
 
 class Packer:
-    """The state of one rewriting: what is packed already, and the sets of rows in use."""
+    """The state of one rewriting: what is packed already, and the sets of rows in use.
+
+    reads: asks for a graph that finds out whether what it leaves out is read. Rows that are left
+    out become NaN instead of zeros for readers that should not touch them; what such a node makes
+    is an output then, and `reads` says by its name which node reads what.
+    """
 
     def __init__(
         self,
@@ -70,14 +67,17 @@ class Packer:
         asked: dict[Value, Demand],
         packed_ops: Collection[str],
         rules: Mapping[str, Rule],
+        reads: dict[str, str] | None = None,
     ) -> None:
         self.graph, self.asked, self.packed_ops = graph, asked, packed_ops
-        self.rules = rules
+        self.rules, self.reads = rules, reads
+        self.reader: Node | None = None  # the node that is written
+        self._holed: Value | None = None  # what it read with NaN in it
         self.known = batch_values(graph)
         self.packed: dict[Value, Packed] = {}
         self.edits = 0
         self._sets: dict[tuple[Conditions, Size], Rows] = {}
-        self._wholes: dict[Value, Value] = {}
+        self._wholes: dict[tuple[Value, Node | None], Value] = {}
         self._converted: dict[tuple[Value, int], Value] = {}
 
     def run(self) -> int:
@@ -86,17 +86,37 @@ class Packer:
         for node in nodes:
             if all(y not in self.asked for y in node.outputs):
                 continue
-            rule = self.rules.get(node.op_type)
-            self.b = Builder.at(self.graph, node)
-            if rule is not None and rule(self, node):
-                self.edits += 1
+            self.b, self.reader = Builder.at(self.graph, node), node
+            if self.reads is None:
+                self._write(node)
             else:
-                self._keep(node)
+                self._watch(node, self.reads)
+        self.b, self.reader = Builder(self.graph), None
         for name, value in self.graph.outputs.items():
-            if value in self.packed:
-                self.b = Builder(self.graph)
+            if value in self.packed and name not in (self.reads or ()):
                 self.graph.outputs[name] = self.whole(value)
         return self.edits
+
+    def _write(self, node: Node) -> None:
+        rule = self.rules.get(node.op_type)
+        if rule is not None and rule(self, node):
+            self.edits += 1
+        else:
+            self._keep(node)
+
+    def _watch(self, node: Node, reads: dict[str, str]) -> None:
+        """Writes the node; where it was given NaN, what it makes of it is an output."""
+        name, self._holed = f"read.{len(reads)}", None
+        self.graph.outputs[name] = node.outputs[0]
+        self._write(node)
+        made = self.graph.outputs.pop(name)
+        if self._holed is not None and type_of(made).is_floating:
+            made = self.packed[made].value if made in self.packed else made
+            self.graph.outputs[name] = made
+            read = _called(self._holed.producer())
+            lacks = f"{_called(node)} lacks rows that are asked of it"
+            own = self._holed in node.outputs
+            reads[name] = lacks if own else f"{_called(node)} reads rows of {read}"
 
     def _keep(self, node: Node) -> None:
         """The node as it is, on wholes."""
@@ -181,18 +201,19 @@ class Packer:
         return rows.indices[key]
 
     def choose(self, demand: Demand, shape: Shape, inputs: Sequence[Packed]) -> Rows:
-        """The set for a result: its inputs' own, or the smaller one that is asked for.
+        """The set for a result: its inputs' own where it holds all that is asked for, or just that.
 
-        The difference is worth a gather where it consists of rows that only attention's keys, not
-        its queries, need: the two are told apart by `demand.keys`.
+        The inputs may hold less: a `where` reads of each side what it takes of it, but all rows of
+        its result may be read. Where they hold more, the difference is worth a gather if it
+        consists of rows that only attention's keys, not its queries, need: `demand.keys` tells.
         """
         assert demand.rows is not None
         count = product(shape[d] for d in demand.dims)
         have = {id(p.rows): p.rows for p in inputs if not p.rows.every}
         if len(have) == 1:
             (one,) = have.values()
-            same = sets.covers(demand.rows, one.conditions)
-            if one.count == count and (demand.keys or same):
+            enough = one.count == count and sets.covers(one.conditions, demand.rows)
+            if enough and (demand.keys or sets.covers(demand.rows, one.conditions)):
                 return one
         return self.rows(demand.rows, count)
 
@@ -227,7 +248,13 @@ class Packer:
         """
         held = self.packed.get(x)
         if held is not None and held.dims == tuple(dims):
-            return self.convert(held, rows)
+            if held.rows is rows:
+                return held.value
+            if self.reads is None and sets.covers(held.rows.conditions, rows.conditions):
+                return self.convert(held, rows)
+            within = sets.covers(rows.conditions, held.rows.conditions)
+            if self.reads is None and within and not rows.every:
+                return self.widened(held, rows)
         if held is not None:
             x = self.whole(x)
         shape = type_of(x).shape
@@ -288,8 +315,6 @@ class Packer:
 
     def convert(self, held: Packed, rows: Rows) -> Value:
         """The rows of a smaller set."""
-        if held.rows is rows:
-            return held.value
         key = (held.value, id(rows))
         if key not in self._converted:
             places = ("places", id(held.rows))
@@ -306,42 +331,117 @@ class Packer:
             self._converted[key] = self.b.reshape(gathered, out)
         return self._converted[key]
 
+    def widened(self, held: Packed, rows: Rows) -> Value:
+        """The rows of a larger set, zeros where `held` has none."""
+        key = (held.value, id(rows))
+        if key not in self._converted:
+            assert rows.place is not None
+            numbers = self.front.Gather(rows.place, held.rows.numbers, axis=0)
+            flat, others = self._rows_first(held)
+            full = self._scattered(flat, numbers, rows.size)
+            shape, dims = type_of(held.value).shape, held.dims
+            self._converted[key] = self._placed(self.b, full, shape, dims, others, dims, rows)
+        return self._converted[key]
+
     def whole(self, x: Value) -> Value:
         """`x` as it was, with zeros for the rows that are not packed."""
         held = self.packed.get(x)
         if held is None:
             return x
-        if x not in self._wholes:
+        key = (x, None if self.reads is None else self.reader)
+        if key not in self._wholes:
             shape, dims = type_of(x).shape, held.dims
-            others = [d for d in range(len(shape)) if d not in dims]
-            last = dims[-1]
-            sizes = [shape[d] for d in others]
-            have = [d for d in range(len(shape)) if d not in dims or d == last]
-            flat = self.b.reshape(
-                held.value, tuple(held.rows.size if d == last else shape[d] for d in have)
-            )
-            flat = self.b.transpose(flat, [have.index(last), *[have.index(d) for d in others]])
-            full = flat
+            full, others = self._rows_first(held)
             if not held.rows.every:
-                zeros = self.b.full(0, Type(type_of(x).dtype, (held.rows.count, *sizes)))
-                numbers = self.front.unsqueeze(held.rows.numbers, [1])
-                full = self.b.ScatterND(zeros, numbers, flat, reduction="add")
-            full = self.b.reshape(full, (*[shape[d] for d in dims], *sizes))
+                full = self._scattered(full, held.rows.numbers, held.rows.count)
+                if self.reads is not None and not held.zeros:
+                    full = self._with_holes(x, full, held)
+            full = self.b.reshape(full, tuple(shape[d] for d in (*dims, *others)))
             order = [*dims, *others]
             back = [order.index(d) for d in range(len(shape))]
-            self._wholes[x] = self.b.transpose(full, back)
-        return self._wholes[x]
+            self._wholes[key] = self.b.transpose(full, back)
+        return self._wholes[key]
+
+    def _with_holes(self, x: Value, full: Value, held: Packed) -> Value:
+        """`[count, *others]` with NaN for rows that are not held and that the reader asks for; and
+        for all that are not held, where it should not look at what it does not ask for.
+
+        Other ops do look: 0 times NaN is NaN, for products with a mask as for attention.
+        """
+        type, rows = type_of(full), held.rows
+        if not type.is_floating:
+            return full
+        self._holed = x
+        b, wide = self.front, (rows.count, *[1] * (type.rank - 1))
+        empty = b.const(np.array(np.nan, type.dtype.numpy()))
+        asked = self._asked_of(x)
+        if asked.rows is not None and not self._selects():
+            wanted = set_value(b, spread(type_of(x).shape, asked, held.dims), rows.count)
+            zero = np.zeros((), type.dtype.numpy())
+            empty = b.Where(b.reshape(wanted, wide), empty, zero)
+        present = b.reshape(set_value(b, rows.conditions, rows.count), wide)
+        return self.b.Where(present, full, empty)
+
+    def _asked_of(self, x: Value) -> Demand:
+        """What the present reader asks of `x`: a reader at the graph's end, all of it."""
+        if self.reader is None or self.reader.op_type not in RULES:
+            return all_of("")
+        asked = tuple(self.asked.get(y) for y in self.reader.outputs)
+        answer = RULES[self.reader.op_type](Question(self.reader, asked, self.known))
+        found = [d for v, d in zip(self.reader.inputs, answer, strict=False) if v is x and d]
+        return united(type_of(x).shape, found) if found else all_of("")
+
+    def _selects(self) -> bool:
+        """Whether the present reader takes rows as they are, and all that it makes is asked for."""
+        if self.reader is None or self.reader.op_type == "Where":
+            return True
+        chooses = self.reader.op_type in ("Slice", "Gather", "GatherND")
+        return chooses and self.demand(self.reader).rows is None
+
+    def _rows_first(self, held: Packed) -> tuple[Value, list[int]]:
+        """`[R, *others]`, and which dims the others are."""
+        shape, last = type_of(held.value).shape, held.dims[-1]
+        others = [d for d in range(len(shape)) if d not in held.dims]
+        have = [d for d in range(len(shape)) if d not in held.dims or d == last]
+        flat = self.b.reshape(held.value, tuple(shape[d] for d in have))
+        return self.b.transpose(flat, [have.index(d) for d in (last, *others)]), others
+
+    def _scattered(self, flat: Value, numbers: Value, count: Size) -> Value:
+        """`[count, *others]`: zeros, but for `flat` at `numbers`."""
+        type = type_of(flat)
+        zeros = self.b.full(0, type.with_shape((count, *type.shape[1:])))
+        return self.b.ScatterND(zeros, self.front.unsqueeze(numbers, [1]), flat, reduction="add")
 
     # ---- results
 
-    def note(self, y: Value, made: Value, dims: Sequence[int], rows: Rows) -> None:
+    def note(
+        self, y: Value, made: Value, dims: Sequence[int], rows: Rows, zeros: bool = False
+    ) -> None:
         want = type_of(y).with_shape(self.packed_shape(type_of(y).shape, dims, rows))
         assert type_of(made) == want, f"%{y.name}: {type_of(made)} instead of {want}"
-        self.packed[y] = Packed(made, tuple(dims), rows)
+        if self.reads is not None and not zeros and not rows.every and want.is_floating:
+            made = self._nan_where_short(y, made, dims, rows)
+        self.packed[y] = Packed(made, tuple(dims), rows, zeros)
+
+    def _nan_where_short(self, y: Value, made: Value, dims: Sequence[int], rows: Rows) -> Value:
+        """`made`, all NaN where the batch asks `y` for a row that `rows` do not have."""
+        asked = self.asked[y] if y in self.asked else all_of("")
+        if asked.rows is None:
+            wanted = self.front.full(1, Type(DType.BOOL, (rows.count,)))
+        else:
+            conditions = spread(type_of(y).shape, asked, tuple(dims))
+            if conditions == rows.conditions:
+                return made
+            wanted = set_value(self.front, conditions, rows.count)
+        self._holed, b = y, self.front
+        short = b.And(wanted, b.Not(set_value(b, rows.conditions, rows.count)))
+        some = b.cast(b.ReduceMax(b.cast(short, DType.INT64), b.ints([0]), keepdims=0), DType.BOOL)
+        return self.b.Where(some, np.array(np.nan, type_of(made).dtype.numpy()), made)
 
     def demand(self, node: Node) -> Demand:
         """What all outputs of the node together are asked for."""
-        return united(node, [self.asked.get(y) for y in node.outputs])
+        found = [self.asked.get(y) for y in node.outputs]
+        return united(type_of(node.outputs[0]).shape, [d for d in found if d is not None])
 
     def held(self, node: Node) -> list[Packed]:
         return [self.packed[x] for x in node.inputs if x is not None and x in self.packed]
@@ -349,6 +449,10 @@ class Packer:
     def emit(self, node: Node, inputs: Sequence[ToValue | None], **attrs: Any) -> list[Value]:
         made = self.b.node(node.op_type, inputs, {**attributes(node), **attrs})
         return list(made) if isinstance(made, tuple) else [made]
+
+
+def _called(node: Node | None) -> str:
+    return "an input" if node is None else f"{node.op_type} at {where(node) or '(top)'}"
 
 
 def _neighbours(dims: Sequence[int]) -> bool:

@@ -9,13 +9,13 @@ says for every row whether it belongs to a set; `condition_value` writes it into
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 
 from onward.graph.build import Builder
-from onward.graph.graph import Value, type_of
+from onward.graph.graph import Node, Value, array_of, type_of
 from onward.graph.types import DType, Shape, Size, Type, product
 
 HIDDEN = 0.5 * float(np.finfo(np.float32).min)  # an added mask below this outweighs any score
@@ -23,10 +23,11 @@ HIDDEN = 0.5 * float(np.finfo(np.float32).min)  # an added mask below this outwe
 
 @dataclass(frozen=True)
 class Test:
-    """Rows whose number in `value` (one for each row) is not `number`."""
+    """Rows whose number in `value` (one for each row) is not `number`; or is, with `equal`."""
 
     value: Value
-    number: int = 0
+    number: float = 0
+    equal: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,22 +127,64 @@ Conditions = frozenset[Condition]
 # ---- making them, simplified
 
 
-def test(value: Value, number: int = 0) -> Test:
-    """`value != number`, traced back to the value that a row of casts and reshapes began with."""
-    while (node := value.producer()) is not None and node.inputs[0] is not None:
-        before = node.inputs[0]
-        moves = node.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Identity")
-        casts = node.op_type == "Cast" and _keeps_zero(type_of(before).dtype, type_of(value).dtype)
-        if not moves and not (casts and number == 0):
-            break
-        value = before
-    return Test(value, number)
+def test(value: Value, number: float = 0, equal: bool = False) -> Test:
+    """`value != number`, or `==`, traced back to the value that a row of casts, reshapes, negations
+    and comparisons with constants began with, so that one mask spelled twice is one condition."""
+    while (before := _traced(value, number)) is not None:
+        value, number, negated = before
+        equal ^= negated
+    return Test(value, number, equal)
 
 
-def _keeps_zero(before: DType, after: DType) -> bool:
-    """Whether a cast makes 0 of 0 alone."""
-    whole = (DType.BOOL, DType.INT32, DType.INT64)
-    return before in whole and (after in (*whole, DType.FLOAT, DType.DOUBLE))
+def _traced(value: Value, number: float) -> tuple[Value, float, bool] | None:
+    """`(x, n, negated)`: `value == number` where, and only where, `x == n`; or, negated, where it
+    is not. None where the producer says nothing of the kind."""
+    if type_of(value).dtype == DType.BOOL and number == 1:
+        return value, 0, True
+    node = value.producer()
+    if node is None or node.inputs[0] is None:
+        return None
+    x = node.inputs[0]
+    match node.op_type:
+        case "Reshape" | "Squeeze" | "Unsqueeze" | "Identity":
+            return x, number, False
+        case "Cast":
+            n = _before_cast(type_of(x).dtype, type_of(value).dtype, number)
+            return None if n is None else (x, n, False)
+        case "Not" if number == 0:
+            return x, 0, True
+        case "Equal" | "Sub" if number == 0 and (sides := _with_constant(node)) is not None:
+            # a - b is 0 where they are equal and nowhere else, in floats as in integers
+            return *sides, node.op_type == "Equal"
+        case _:
+            return None
+
+
+_WHOLE = (DType.INT32, DType.INT64)
+_EXACT = 2**24  # f32 holds every smaller integer, and rounds no other to one of them
+
+
+def _before_cast(before: DType, after: DType, number: float) -> float | None:
+    """The one number that a cast makes `number` of; None where there may be others, or none."""
+    if before == DType.BOOL:
+        return number if number in (0, 1) else None
+    if after == DType.BOOL:
+        return 0 if number == 0 else None
+    widens = (before, after) == (DType.INT32, DType.INT64) or before == after
+    if before in _WHOLE and (widens or after in (DType.FLOAT, DType.DOUBLE)):
+        return int(number) if number == int(number) and abs(number) < _EXACT else None
+    return None
+
+
+def _with_constant(node: Node) -> tuple[Value, float] | None:
+    """Of an op on a value and one number: both, in this order. The value has the result's shape."""
+    for x, c in (node.inputs, reversed(node.inputs)):
+        array = array_of(c)
+        if array is None or array.size != 1 or not np.isfinite(array).all():
+            continue
+        if x is not None and type_of(x).shape == type_of(node.outputs[0]).shape:
+            return x, array.item()
+    return None
 
 
 def reached(members: Conditions, queries: Shape, keys: Shape, causal: bool) -> Conditions | None:
@@ -191,23 +234,36 @@ def union(conditions: Iterable[Condition]) -> Conditions:
 
 
 def implies(a: Condition, b: Condition) -> bool:
-    """Whether every row of `a` is known to be one of `b`."""
+    """Whether every row that meets `a` is known to meet `b`: true only where it is proved."""
     if a == b:
         return True
-    if isinstance(b, Both):
-        return implies(a, b.left) and implies(a, b.right)
-    if isinstance(a, Both):
-        return implies(a.left, b) or implies(a.right, b)
-    if isinstance(b, Reached):
-        if isinstance(a, Reached):
+    match a, b:
+        case _, Window(sizes, dim, 0, last) if last == sizes[dim]:
+            return True
+        case _, Both():
+            return implies(a, b.left) and implies(a, b.right)
+        case Both(), _:
+            return implies(a.left, b) or implies(a.right, b)
+        case Test(), Test():  # what is one number is not another
+            return a.value is b.value and a.equal and not b.equal and a.number != b.number
+        case Window(_, _, int(first), int(last)), Window(_, _, int(least), int(most)):
+            return (a.sizes, a.dim) == (b.sizes, b.dim) and least <= first and last <= most
+        case (Spread(), Spread()) | (Moved(), Moved()) | (Part(), Part()):
+            return replace(a, inner=b.inner) == b and covers(b.inner, a.inner)
+        case Reached(), Reached():
             same = (a.queries, a.keys) == (b.queries, b.keys)
-            return same and a.members <= b.members and (a.causal or not b.causal)
-        return b.queries == b.keys and a in b.members
-    return False
+            return same and covers(b.members, a.members) and (a.causal or not b.causal)
+        case _, Reached():  # a token sees itself
+            return b.queries == b.keys and covers(b.members, [a])
+        case Seen(), Seen() if replace(a, members=b.members) == b:
+            return b.members is None or (a.members is not None and covers(b.members, a.members))
+        case _:
+            return False
 
 
-def covers(outer: Conditions, inner: Conditions) -> bool:
-    """Whether every row of `inner` is known to be one of `outer`."""
+def covers(outer: Iterable[Condition], inner: Iterable[Condition]) -> bool:
+    """Whether every row of `inner` is known to be one of `outer`: true only where it is proved."""
+    outer = list(outer)
     return all(any(implies(i, o) for o in outer) for i in inner)
 
 
@@ -224,8 +280,8 @@ def set_value(b: Builder, conditions: Conditions, count: Size) -> Value:
 def order_key(condition: Condition) -> str:
     """A name that is the same in every run."""
     match condition:
-        case Test(value, number):
-            return f"test {value.name} {number}"
+        case Test(value, number, equal):
+            return f"test {value.name} {number} {equal}"
         case Window(_, dim, first, last):
             return f"window {dim} {first} {last}"
         case Listed(index, _, _):
@@ -246,17 +302,19 @@ def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
     """`b[count]`: which rows meet the condition."""
     flat = (count,)
     match condition:
-        case Test(value, number):
+        case Test(value, number, equal):
             x = b.reshape(value, flat)
-            if type_of(x).dtype == DType.BOOL:
-                return x
-            return b.Not(b.Equal(x, b.const(np.array(number, type_of(x).dtype.numpy()))))
+            if type_of(x).dtype == DType.BOOL and number in (0, 1):
+                return x if equal == (number == 1) else b.Not(x)
+            same = b.Equal(*_comparable(b, x, number))
+            return same if equal else b.Not(same)
         case Window(sizes, dim, first, last):
             place = _index(b, sizes, dim)
             inside = b.And(b.GreaterOrEqual(place, b.size(first)), b.Less(place, b.size(last)))
             return b.reshape(b.expand(inside, sizes), flat)
         case Listed(index, sizes, nested):
-            number = row_numbers(b, index, sizes) if nested else index
+            places = index if nested else b.unsqueeze(index, [type_of(index).rank])
+            number = row_numbers(b, b.cast(places, DType.INT64), sizes)
             listed = b.reshape(number, (product(type_of(number).shape), 1))
             nothing = b.full(0, Type(DType.INT64, flat))
             ones = b.full(1, Type(DType.INT64, (type_of(listed).shape[0],)))
@@ -282,6 +340,13 @@ def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
             return b.reshape(_reached_value(b, condition), flat)
         case Seen():
             return b.reshape(_seen_value(b, condition), flat)
+
+
+def _comparable(b: Builder, x: Value, number: float) -> tuple[Value, Value]:
+    """Both with a type that holds the number."""
+    if type_of(x).dtype == DType.BOOL:
+        x = b.cast(x, DType.INT64)
+    return x, b.const(np.array(number, type_of(x).dtype.numpy()))
 
 
 def row_numbers(b: Builder, index: Value, sizes: Shape) -> Value:

@@ -1,0 +1,38 @@
+"""Which ids a graph looks up, so that ids at rows that nobody reads are refused as any others."""
+
+from __future__ import annotations
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Role, array_of, role_of, type_of
+from onward.graph.types import product
+from onward.rewrite.dead import dead
+from onward.rewrite.rows.known import batch_first, batch_values
+
+
+def lookups(graph: Graph) -> tuple[Graph, dict[str, int]]:
+    """`(extremes, tables)` of a forward graph.
+
+    extremes: from the batch to the least and the largest id of every lookup in a parameter,
+    `i64[2]` each. tables: how many rows the lookup's table has, by the output's name.
+    """
+    graph = graph.clone()
+    known, nodes = batch_values(graph), list(graph)
+    batch_first(graph, known)
+    b = Builder(graph)
+    graph.outputs, graph.state, tables = {}, {}, {}
+    for node in nodes:
+        if node.op_type not in ("Gather", "Embedding"):
+            continue
+        table, ids = node.inputs[:2]
+        if table is None or ids not in known or array_of(ids) is not None:
+            continue
+        rows = type_of(table).shape[0]
+        axis = node.attributes["axis"].as_int() if "axis" in node.attributes else 0
+        if role_of(table) != Role.PARAM or axis != 0 or not isinstance(rows, int):
+            continue
+        flat, first = b.reshape(ids, (product(type_of(ids).shape),)), b.ints([0])
+        ends = [b.ReduceMin(flat, first, keepdims=1), b.ReduceMax(flat, first, keepdims=1)]
+        name = f"ids.{len(tables)}"
+        graph.outputs[name], tables[name] = b.Concat(*ends, axis=0), rows
+    dead(graph)
+    return graph, tables
