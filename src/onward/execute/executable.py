@@ -74,18 +74,23 @@ class Executable:
         dims: sizes of this batch, which the plan serves; those of the plan where left out.
         """
         with torch.no_grad():
-            self.bind(dims)
-            for name, value in inputs.items():
-                target = self._inputs.get(name)
-                if target is None:
-                    continue  # pruned: this plan does not need it
-                if isinstance(value, torch.Tensor):
-                    target.copy_(value)
-                else:
-                    target.fill_(value)
+            self._stage(inputs, dims)
             for launch in self._launches:
                 launch()
         self._mark_written()
+
+    def _stage(
+        self, inputs: Mapping[str, torch.Tensor | float | int], dims: Mapping[str, int] | None
+    ) -> None:
+        self.bind(dims)
+        for name, content in inputs.items():
+            target = self._inputs.get(name)
+            if target is None:
+                continue  # pruned: this plan does not need it
+            if isinstance(content, torch.Tensor):
+                target.copy_(content)
+            else:
+                target.fill_(content)
 
     def _mark_written(self) -> None:
         """So that a backward over values saved before raises instead of lying."""
@@ -100,27 +105,40 @@ class Executable:
         """An output where it lies, until the session's next run."""
         return self._outputs[name]
 
-    def profile(self) -> list[KernelTime]:
-        """Runs the launches once more, timed one by one. State is updated as in any run."""
+    def profile(
+        self,
+        inputs: Mapping[str, torch.Tensor | float | int],
+        dims: Mapping[str, int] | None = None,
+    ) -> list[KernelTime]:
+        """A run whose launches are timed one by one. What they write of their owners' tensors is
+        put back."""
         times: list[KernelTime] = []
         with torch.no_grad():
-            self.bind()
-            for launch, described in zip(self._launches, self.plan.launches, strict=True):
-                start = time.perf_counter()
-                launch()
-                if self.memory.device.type == "cuda":
-                    torch.cuda.synchronize()
-                seconds = time.perf_counter() - start
-                times.append(
-                    KernelTime(described.kernel.name, described.op, described.module, seconds)
-                )
-        self._mark_written()
+            self._stage(inputs, dims)
+            before = [t.detach().clone() for t in self._written]
+            try:
+                for launch, described in zip(self._launches, self.plan.launches, strict=True):
+                    start = time.perf_counter()
+                    launch()
+                    if self.memory.device.type == "cuda":
+                        torch.cuda.synchronize()
+                    seconds = time.perf_counter() - start
+                    times.append(
+                        KernelTime(described.kernel.name, described.op, described.module, seconds)
+                    )
+            finally:
+                for tensor, copy in zip(self._written, before, strict=True):
+                    tensor.copy_(copy)
         return times
 
-    def profile_by_op(self) -> dict[str, float]:
-        """Seconds per op, largest first."""
+    def profile_by_op(
+        self,
+        inputs: Mapping[str, torch.Tensor | float | int],
+        dims: Mapping[str, int] | None = None,
+    ) -> dict[str, float]:
+        """Seconds per op of such a run, largest first."""
         total: dict[str, float] = defaultdict(float)
-        for item in self.profile():
+        for item in self.profile(inputs, dims):
             total[item.op] += item.seconds
         return dict(sorted(total.items(), key=lambda pair: -pair[1]))
 

@@ -66,7 +66,7 @@ class Step:
         compiled: Compiled,
         complete: Complete,
         bind: Bind,
-        memory_budget: int | float | None = None,
+        memory_budget: int | float | str | None = None,
     ) -> None:
         self.kind, self.compiled = kind, compiled
         self._graph: Graph | None = None
