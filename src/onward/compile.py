@@ -36,9 +36,10 @@ SWITCHES = tuple(dict.fromkeys([*(p.name for p in (*FORWARD, *STEP)), "row_deman
 def switched_off(disable: Iterable[str]) -> set[str]:
     """The passes to leave out, by option and by environment. Raises OnwardError for a name that
     none has."""
+    names = environment().disable
     check_names("disable", "pass", disable, SWITCHES)
-    check_names("ONWARD_DISABLE", "pass", environment().disable, SWITCHES)
-    return {*disable, *environment().disable}
+    check_names("ONWARD_DISABLE", "pass", names, SWITCHES)
+    return {*disable, *names}
 
 
 class Compiled:

@@ -90,9 +90,8 @@ def check_names(where: str, kind: str, given: Iterable[str], known: Collection[s
         close = get_close_matches(name, known, n=3, cutoff=0.6)
         resembled = resembled or bool(close)
         told.append(f"{name!r}" + (f" (did you mean {' or '.join(close)}?)" if close else ""))
-    s = "s" if len(strange) > 1 else ""
     raise OnwardError(
-        f"unknown {kind}{s} in {where}: {', '.join(told)}; fix: one of {', '.join(sorted(known))}"
+        f"no {kind} in {where} is called {', '.join(told)}; fix: any of {', '.join(sorted(known))}"
     )
 
 
@@ -162,9 +161,9 @@ def read_names(name: str, value: object, commas: bool = False) -> tuple[str, ...
     if not isinstance(value, Iterable) or isinstance(value, str | Mapping | bytes):
         raise _refuse(name, value, "a name, or a list of names")
     found = list(value)
-    strange = next((x for x in found if not isinstance(x, str) or not x), None)
-    if strange is not None:
-        raise OnwardError(f"{name} holds {_shown(strange)}; fix: names, as strings")
+    strange = [x for x in found if not isinstance(x, str) or not x]
+    if strange:
+        raise OnwardError(f"{name} holds {_shown(strange[0])}; fix: names, as strings")
     return tuple(dict.fromkeys(found))
 
 

@@ -9,6 +9,7 @@ import torch
 
 from onward.compile import switched_off
 from onward.config import OnwardError, TrainerOptions, check_names, read_names
+from onward.kernels import forced_engine
 
 _DESCRIBED = ("inputs", "outputs")
 
@@ -18,6 +19,7 @@ def checked_options(options: TrainerOptions | Mapping[str, Any] | None) -> Train
     mean."""
     found = TrainerOptions.of(options)
     switched_off(found.disable)
+    forced_engine()
     return found
 
 
