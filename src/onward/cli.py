@@ -147,7 +147,7 @@ def parse(argv: Sequence[str], verb: str, kind: type[Config]) -> Config | None:
             f"--{name}", type=hints[name], default=field.default, help=field.metadata["help"]
         )
     if given is None:
-        parser.print_help()
+        print(parser.format_help(), end="")  # its own print swallows the end of a pipe
         return None
     try:
         parsed = parser.parse_args([f"--{name}={value}" for name, value in given.items()])

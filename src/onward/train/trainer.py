@@ -7,9 +7,11 @@ what becomes of its state.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,9 @@ class StepResult:
             f"lr={self.lr:g}, skipped={self.skipped}, updated={self.updated}, "
             f"outputs={{{outputs}}})"
         )
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code>"
 
 
 class Trainer:
@@ -262,7 +267,7 @@ class Trainer:
             passes=[dict(vars(r)) for r in compiled.reports],
             predicted_peak_bytes=plan.peak,
             launches=len(plan.launches),
-            rows=dict(self._last_rows),
+            rows=copy.deepcopy(self._last_rows),
             notes=list(compiled.captured.notes),
         )
 

@@ -132,6 +132,8 @@ class Updates:
                 "weights; fix: do not call optimizer.step()"
             )
 
+        # so that a scheduler made before does not warn that its own wrapper has gone
+        refuse._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
         if self.optimizer.state:
             self._adopt()
         self.optimizer.step = types.MethodType(refuse, self.optimizer)
