@@ -212,7 +212,8 @@ def memory_amount(value: object) -> int | float | None:
         return number if number >= 2 else None
     if isinstance(value, bool) or not isinstance(value, Real):
         return None
-    return float(value) if 0.0 < value <= 1.0 else None
+    share = float(value)
+    return share if 0.0 < share <= 1.0 else None
 
 
 # ---- the environment

@@ -250,7 +250,7 @@ class Trainer:
             call = bind_call(args, kwargs, self.loss_fn is not None)
         with _mode(self.model, training=True):
             return verify_step(
-                self.model, call, self.loss_fn, self._trained, bisect, self.options.disable
+                self.model, call, self.loss_fn, self._trained, bisect, tuple(self.options.disable)
             )
 
     def report(self) -> Report:
