@@ -19,7 +19,7 @@ from torch import nn
 import onward
 from onward import OnwardError, TrainerOptions
 from onward.compile import SWITCHES, switched_off
-from onward.config import VARIABLES, Environment, environment
+from onward.config import VARIABLES, Environment
 from onward.kernels.blas.choice import forced
 from onward.kernels.native import library as native
 from onward.rewrite import FORWARD, STEP, row_demand
@@ -269,7 +269,7 @@ def test_wrong_values_of_a_variable_are_refused_by_name(
 def test_a_misspelt_variable_is_told(typo: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(typo, "1")
     with pytest.raises(OnwardError, match=f"{typo} is read; fix: did you mean ONWARD_"):
-        environment()
+        trainer_with()
 
 
 def test_a_build_that_is_not_there_is_refused_not_called_uncompiled(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import lru_cache
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
@@ -252,37 +253,44 @@ VARIABLES = (*FOLDERS, "ONWARD_DISABLE", *VALUES)
 
 def environment() -> Environment:
     """Reads the variables afresh, so that a test or a notebook can change them."""
-    given = {name: os.environ[name] for name in os.environ if name.startswith("ONWARD_")}
-    for name in given:
-        close = get_close_matches(name, VARIABLES, n=1, cutoff=0.9)
-        if name not in VARIABLES and close:
-            raise OnwardError(f"no variable {name} is read; fix: did you mean {close[0]}?")
-    for name, values in VALUES.items():
-        if given.get(name) and given[name] not in values:
+    return _meant(tuple([os.environ.get(name, "") for name in _READ]))
+
+
+_READ = (*VARIABLES, "XDG_CACHE_HOME", "HOME")
+
+
+@lru_cache(maxsize=4)  # kernels ask at every product that they bind
+def _meant(values: tuple[str, ...]) -> Environment:
+    given = dict(zip(_READ, values, strict=True))
+    for name, allowed in VALUES.items():
+        if given[name] and given[name] not in allowed:
             raise OnwardError(
-                f"{name}={given[name]} is not there; fix: one of {', '.join(values)}, or unset it"
+                f"{name}={given[name]} is not there; fix: one of {', '.join(allowed)}, or unset it"
             )
     for name in FOLDERS:
-        if given.get(name) and Path(given[name]).exists() and not Path(given[name]).is_dir():
+        if given[name] and Path(given[name]).exists() and not Path(given[name]).is_dir():
             raise OnwardError(f"{name}={given[name]} is a file; fix: name a folder")
+    shared = Path(given["XDG_CACHE_HOME"] or Path.home() / ".cache") / "onward"
     return Environment(
-        dump=Path(given["ONWARD_DUMP"]) if given.get("ONWARD_DUMP") else None,
-        disable=read_names("ONWARD_DISABLE", given.get("ONWARD_DISABLE", ""), commas=True),
-        check=given.get("ONWARD_CHECK") == "1",
-        native=given.get("ONWARD_NATIVE", ""),
-        blas=given.get("ONWARD_BLAS", ""),
-        cache=_cache_folder(),
+        dump=Path(given["ONWARD_DUMP"]) if given["ONWARD_DUMP"] else None,
+        disable=read_names("ONWARD_DISABLE", given["ONWARD_DISABLE"], commas=True),
+        check=given["ONWARD_CHECK"] == "1",
+        native=given["ONWARD_NATIVE"],
+        blas=given["ONWARD_BLAS"],
+        cache=Path(given["ONWARD_CACHE"]) if given["ONWARD_CACHE"] else shared,
     )
+
+
+def check_variables() -> None:
+    """Raises OnwardError for a variable that nothing reads but one of ours resembles."""
+    for name in os.environ:
+        if name.startswith("ONWARD_") and name not in VARIABLES:
+            close = get_close_matches(name, VARIABLES, n=1, cutoff=0.9)
+            if close:
+                raise OnwardError(f"no variable {name} is read; fix: did you mean {close[0]}?")
 
 
 def variables() -> dict[str, str]:
     """The variables that are set and change what Onward does: its own, and OpenMP's."""
     names = (*VARIABLES, "OMP_NUM_THREADS")
     return {name: os.environ[name] for name in names if os.environ.get(name)}
-
-
-def _cache_folder() -> Path:
-    own, shared = os.environ.get("ONWARD_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own)
-    return (Path(shared) if shared else Path.home() / ".cache") / "onward"

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 
 from onward.compile import switched_off
-from onward.config import OnwardError, TrainerOptions, check_names, read_names
+from onward.config import (
+    OnwardError,
+    TrainerOptions,
+    check_names,
+    check_variables,
+    read_names,
+)
 from onward.kernels import forced_engine
 
 _DESCRIBED = ("inputs", "outputs")
@@ -18,6 +24,7 @@ def checked_options(options: TrainerOptions | Mapping[str, Any] | None) -> Train
     """The options, also of a dict. Raises OnwardError for what they or the environment cannot
     mean."""
     found = TrainerOptions.of(options)
+    check_variables()
     switched_off(found.disable)
     forced_engine()
     return found

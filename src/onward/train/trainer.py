@@ -70,7 +70,7 @@ class Trainer:
 
     loss_fn(outputs, *targets) makes the loss of a model that does not return one; the targets are
     then the last positional argument of a step, or its keyword `labels`, `target` or `targets`.
-    `verify` is short for `TrainerOptions(verify=True)`.
+    options: TrainerOptions, or a dict of them. `verify` is short for `TrainerOptions(verify=True)`.
     Raises OnwardError for what it cannot do, before anything is changed.
     """
 
