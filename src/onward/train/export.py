@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from itertools import combinations
+from itertools import chain, combinations, islice
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from onward.graph.file import save
 from onward.rewrite import FORWARD, run
 from onward.train.call import Call
 
+TRIED = 64  # sets of inputs in which a size of 1 is taken to be one of many
 _LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 
 
@@ -51,7 +52,8 @@ def without_ones(
     for dim in range(max((t.dim() for t in tensors), default=0)):
         ones = [i for i, v in enumerate(leaves) if _is_one(v, dim)]
         # all of them, or all but as few as can be: a mask has its rows where the tokens have
-        for chosen in (c for n in range(len(ones), 0, -1) for c in combinations(ones, n)):
+        subsets = chain.from_iterable(combinations(ones, n) for n in range(len(ones), 0, -1))
+        for chosen in islice(subsets, TRIED):
             # two sizes: one alone may happen to be a size that 1 is broadcast to
             grown = [
                 [torch.cat([v] * size, dim) if i in chosen else v for i, v in enumerate(leaves)]
