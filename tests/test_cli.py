@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
+import onnxruntime
 import pytest
+import torch
 
-from onward.cli import EXTRAS, VERBS, main, parse
+import onward
+from onward.cli import VERBS, main, parse
+from onward.kernels.blas import choice
+from onward.kernels.blas.engines import engines
+from onward.kernels.native import library as native
+from onward.recipes.doctor import EXTRAS
 from onward.recipes.options import FinetuneConfig, VerifyConfig
 
 
@@ -75,6 +84,131 @@ def test_doctor_lists_what_the_package_declares(capsys: pytest.CaptureFixture[st
         names = tuple(re.split(r"[<>=\[ ]", requirement)[0] for requirement in requirements)
         assert EXTRAS[extra] == names
         assert all(re.search(rf"{extra} +{name} ", out) for name in names)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("ask", ["--help", "-h"])
+def test_every_command_has_help(verb: str, ask: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, ask]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"usage: onward {verb} ") and printed.err == ""
+    assert VERBS[verb][0].partition(",")[0] in printed.out
+
+
+def test_doctor_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--mesure"]) == 2
+    assert capsys.readouterr().err.endswith("; fix: did you mean --measure?\n")
+
+
+@pytest.fixture
+def doctor(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., dict[str, str]]:
+    """Runs `onward doctor` with an empty cache; what it says, by the word before it."""
+    monkeypatch.setenv("ONWARD_CACHE", str(tmp_path / "cache"))
+
+    def run(*options: str) -> dict[str, str]:
+        assert main(["doctor", *options]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        return {line[:14].strip(): line[14:] for line in lines}
+
+    return run
+
+
+def test_doctor_names_the_machine_and_its_libraries(
+    doctor: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    found = doctor()
+    models = re.findall(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    assert not models or found["processor"].startswith(models[0])
+    assert f"{len(os.sched_getaffinity(0))} cores" in found["processor"]
+    assert found["instructions"].startswith(torch.backends.cpu.get_cpu_capability())
+    files = sorted(native.FOLDER.glob("*.so"))
+    taken, _, installed = found["native build"].partition("; installed: ")
+    assert set(installed.split(", ")) == {path.name.partition(".")[0] for path in files}
+    assert taken.partition(" (")[2].rstrip(")") in [path.name for path in files]
+    assert found["threads"] == f"{torch.get_num_threads()} in PyTorch; OMP_NUM_THREADS is 7"
+    assert onnxruntime.__version__ in found["onnxruntime"]
+    assert "CPUExecutionProvider" in found["onnxruntime"]
+    assert "libgomp" in found["OpenMP"]
+    assert all(name in found["BLAS engines"] for name in ("torch", *engines()))
+
+
+def test_doctor_measures_when_asked_and_says_what_was_measured(
+    doctor: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not engines():
+        pytest.skip("no engine beside torch's own")
+    names = ("torch", *engines())
+    assert "not measured yet" in doctor()["rates"]
+    rates = {shape: {n: 2.0**i for i, n in enumerate(names)} for shape in choice.SAMPLES}
+    monkeypatch.setattr(choice, "measure", lambda: rates)
+    for found in (doctor("--measure"), doctor()):  # measured now, and kept
+        assert "rates" not in found
+        for i, name in enumerate(names):
+            first = len(choice.SAMPLES) if i == len(names) - 1 else 0
+            assert found[name] == (
+                f"{2**i} GFLOP/s in the mean of {len(choice.SAMPLES)} products, {2**i} at most; "
+                f"fastest on {first}"
+            )
+    choice.rates.cache_clear()
+
+
+def test_doctor_says_why_there_are_no_native_kernels(
+    doctor: Callable[..., dict[str, str]],
+    build: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    build("0")
+    found = doctor()
+    assert found["native build"].startswith("off (ONWARD_NATIVE=0)")
+    assert found["BLAS engines"] == "torch" and found["environment"].count("ONWARD_NATIVE=0") == 1
+    build("")
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    assert "installed without a C++ compiler; installed: nothing" in doctor()["native build"]
+
+
+def test_doctor_without_torch_says_how_to_get_it(
+    doctor: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from onward.recipes import doctor as recipe
+
+    had = recipe.installed
+    monkeypatch.setattr(recipe, "installed", lambda name: None if name == "torch" else had(name))
+    found = doctor()
+    assert any('not installed; fix: pip install "onward"' in text for text in found.values())
+    assert "processor" not in found
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["finetune", "--help"], ["doctor"]])
+def test_a_pipe_without_a_reader_is_no_traceback(words: list[str]) -> None:
+    """`onward ... | head`, where head has gone before the first line comes."""
+    end, start = os.pipe()
+    os.close(end)
+    done = subprocess.run(
+        [sys.executable, "-m", "onward.cli", *words],
+        stdout=start,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    os.close(start)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_options_of_the_trainer_are_those_of_the_command_line() -> None:
+    """By the same names, where both have them."""
+    options = onward.TrainerOptions.__dataclass_fields__
+    shared = {"gradient_accumulation_steps", "max_grad_norm", "seed", "memory_budget"}
+    assert shared == options.keys() & FinetuneConfig.__dataclass_fields__.keys()
+    config = parse(["--memory_budget", "1.5 GiB"], "finetune", FinetuneConfig)
+    assert config is not None and config.memory_budget == "1.5 GiB"
+    for text, value in (("2000", 2000), ("0.6", 0.6), ("512MiB", "512MiB"), ("null", None)):
+        config = parse([f"--memory_budget={text}"], "finetune", FinetuneConfig)
+        assert config is not None
+        assert config.memory_budget == value and type(config.memory_budget) is type(value)
 
 
 def test_as_a_program(tmp_path: Path) -> None:

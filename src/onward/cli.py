@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import platform
+import os
 import re
 import sys
 import types
 import typing
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
 import onward
 from onward.config import OnwardError
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
+from onward.recipes.switches import RENAMED, Foreign
 
 Config = TypeVar("Config", bound=FinetuneConfig)
 
-# Other spellings of an option.
-ALIASES = {"model": "model_name_or_path", "eval_file": "validation_file"}
-# Packages by the extra that installs them.
-EXTRAS = {
-    "required": (
-        "torch",
-        "onnx",
-        "onnx-ir",
-        "numpy",
-        "safetensors",
-        "tqdm",
-        "psutil",
-        "jsonargparse",
-    ),
-    "hf": ("transformers", "tokenizers"),
-    "ort": ("onnxruntime",),
-    "viz": ("matplotlib",),
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command line and gives its exit status: 2 for bad input, 130 when interrupted."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    """Runs one command line and gives its exit status: 2 for bad input, 130 when interrupted, 141
+    where the reader of a pipe has gone."""
+    try:
+        status = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+    except BrokenPipeError:  # `onward ... | head`
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # what is buffered has no reader
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return 141
+    return status
+
+
+def _run(arguments: list[str]) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(usage())
         return 0 if arguments else 2
@@ -108,24 +102,32 @@ def run_verify(argv: list[str]) -> int:
 
 
 def run_doctor(argv: list[str]) -> int:
-    """`onward doctor`: versions, and what is missing."""
-    if argv:
-        raise InputError(f"unknown option {argv[0]!r}", "on the command line", "doctor takes none")
-    print(f"onward {onward.__version__}, Python {platform.python_version()}, {platform.platform()}")
-    for extra, packages in EXTRAS.items():
-        for package in packages:
-            found = _version(package)
-            if found == "not installed":
-                wanted = "onward" if extra == "required" else f"onward[{extra}]"
-                found += f'; fix: pip install "{wanted}"'
-            print(f"  {extra:<9} {package:<14} {found}")
+    """`onward doctor`: versions, what is missing, and which kernels and libraries are used."""
+    if "-h" in argv or "--help" in argv:
+        print(
+            f"usage: onward doctor [--measure]\n\n{VERBS['doctor'][0]}.\n\noptions:\n"
+            "  -h, --help  show this help\n"
+            "  --measure   time the matrix products of every engine anew (about a second)"
+        )
+        return 0
+    strange = next((word for word in argv if word != "--measure"), None)
+    if strange is not None:
+        raise InputError(
+            f"unknown option {strange!r}",
+            "on the command line",
+            _suggestion(strange.lstrip("-"), ["measure", "help"], "--"),
+        )
+    from onward.recipes.doctor import facts
+
+    for line in facts(measure=bool(argv)):
+        print(line, flush=True)
     return 0
 
 
 VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "finetune": ("train a causal language model on text, and save it", run_finetune),
     "verify": ("compare one training step with eager PyTorch", run_verify),
-    "doctor": ("show versions and what is installed", run_doctor),
+    "doctor": ("show versions, what is installed, and which kernels are used", run_doctor),
 }
 
 
@@ -133,7 +135,8 @@ def parse(argv: Sequence[str], verb: str, kind: type[Config]) -> Config | None:
     """The options of `verb` as a `kind`; None after `--help`. Raises InputError in one line."""
     fields = {field.name: field for field in dataclasses.fields(kind)}
     hints = typing.get_type_hints(kind)
-    given = _given(argv, fields, hints)
+    foreign = Foreign()
+    given = _given(argv, fields, hints, foreign)
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(
@@ -144,7 +147,7 @@ def parse(argv: Sequence[str], verb: str, kind: type[Config]) -> Config | None:
             f"--{name}", type=hints[name], default=field.default, help=field.metadata["help"]
         )
     if given is None:
-        parser.print_help()
+        print(parser.format_help(), end="")  # its own print swallows the end of a pipe
         return None
     try:
         parsed = parser.parse_args([f"--{name}={value}" for name, value in given.items()])
@@ -156,11 +159,13 @@ def parse(argv: Sequence[str], verb: str, kind: type[Config]) -> Config | None:
         raise InputError(
             f"{name} is {given[name]!r}", f"in --{name}", f"give {_words(hints[name])}"
         ) from error
+    for note in foreign.notes:
+        print(f"onward {verb}: note: {note}", file=sys.stderr)
     return kind(**vars(parsed))
 
 
 def _given(
-    argv: Sequence[str], fields: dict[str, Any], hints: dict[str, Any]
+    argv: Sequence[str], fields: dict[str, Any], hints: dict[str, Any], foreign: Foreign
 ) -> dict[str, str] | None:
     """Option names, in our spelling, with the text given for them; None where help is asked."""
     given: dict[str, str] = {}
@@ -173,18 +178,18 @@ def _given(
             raise InputError(f"stray word {word!r}", "on the command line", "options begin with --")
         spelled, equals, value = word[2:].partition("=")
         name = spelled.replace("-", "_")
-        name = ALIASES.get(name, name)
-        if name not in fields:
+        name = RENAMED.get(name, name)
+        if name not in fields and not foreign.takes(name):
             raise InputError(
                 f"unknown option --{spelled}",
                 "on the command line",
-                _suggestion(name, [*fields, *ALIASES], "--"),
+                _suggestion(name, [*fields, *RENAMED], "--"),
             )
         if name in given:
             raise InputError(f"option --{name} twice", "on the command line", "give it once")
         if not equals:
             follows = words[0] if words else "--"
-            if hints[name] is bool:
+            if hints.get(name) is bool or foreign.may_stand_alone(name):
                 value = words.pop(0) if follows.lower() in ("true", "false") else "true"
             elif follows.startswith("--"):
                 raise InputError(
@@ -192,7 +197,11 @@ def _given(
                 )
             else:
                 value = words.pop(0)
-        given[name] = value
+        if foreign.takes(name):
+            foreign.take(spelled, name, value)
+        else:
+            given[name] = value
+    foreign.settle(given)
     return given
 
 
@@ -209,13 +218,6 @@ def _words(hint: Any) -> str:
         return "one of " + ", ".join(typing.get_args(hint))
     names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
     return names.get(hint, "null")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ and checked (`ONWARD_CHECK`).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 
 from onward.capture import Captured, capture
-from onward.config import environment
+from onward.config import check_names, environment, memory_amount
 from onward.differentiate import UpdateGroup, add_updates, differentiate
 from onward.execute import Executable, Memory
 from onward.graph.check import check
@@ -25,8 +26,20 @@ from onward.graph.file import save
 from onward.graph.graph import Graph
 from onward.graph.text import graph_text
 from onward.kernels import serves
-from onward.plan import Plan, Search, bind, budget_bytes, make_plan
+from onward.plan import Plan, Search, between, bind, make_plan
 from onward.rewrite import FORWARD, STEP, Pass, Report, prune, recompute, row_demand, run
+
+log = logging.getLogger("onward")
+SWITCHES = tuple(dict.fromkeys([*(p.name for p in (*FORWARD, *STEP)), "row_demand"]))
+
+
+def switched_off(disable: Iterable[str]) -> set[str]:
+    """The passes to leave out, by option and by environment. Raises OnwardError for a name that
+    none has."""
+    names = environment().disable
+    check_names("disable", "pass", disable, SWITCHES)
+    check_names("ONWARD_DISABLE", "pass", names, SWITCHES)
+    return {*disable, *names}
 
 
 class Compiled:
@@ -45,7 +58,7 @@ class Compiled:
         self.stages: list[tuple[str, Graph]] | None = [] if keep_stages else None
         self.seconds: dict[str, float] = {}
         self.reports: list[Report] = []
-        self.disable = {*disable, *environment().disable}
+        self.disable = switched_off(disable)
         self._dumped = 0
         self.device = next((p.device.type for p in model.parameters()), "cpu")
         with self._timed("capture"):
@@ -107,7 +120,7 @@ class Compiled:
         graph: Graph,
         outputs: Iterable[str],
         dims: Mapping[str, int],
-        memory_budget: int | float | None = None,
+        memory_budget: int | float | str | None = None,
         open: Collection[str] = (),
         label: str = "",
     ) -> Plan:
@@ -137,23 +150,36 @@ class Compiled:
             executable.bind()
         return executable
 
-    def _fit(self, bound: Graph, plan: Plan, memory_budget: int | float) -> Plan:
+    def _fit(self, bound: Graph, plan: Plan, memory_budget: int | float | str) -> Plan:
         """Plans again with ever more values recomputed, until the peak is within the budget."""
-        limit = budget_bytes(memory_budget, plan)
+        limit, found = memory_amount(memory_budget), None
+        if isinstance(limit, float):
+            if limit == 1.0 or not any(launch.backward for launch in plan.launches):
+                return plan  # nothing to spare, or nothing kept: evaluation has no backward
+            tried = self._recomputed(Search(bound, 0, plan, self.device))
+            found = min(tried, key=lambda t: t[0].peak, default=None)
+            limit = between(plan.peak if found is None else found[0].peak, plan.peak, limit)
+        assert isinstance(limit, int)
         if plan.peak <= limit:
             return plan
         search = Search(bound, limit, plan, self.device)
+        found = next((t for t in self._recomputed(search) if t[0].peak <= limit), found)
+        if found is None:
+            raise search.error()
+        plan, graph, report = found
+        self.reports.append(report)
+        self._note("recompute", graph)
+        return plan
+
+    def _recomputed(self, search: Search) -> Iterator[tuple[Plan, Graph, Report]]:
+        """The plan of each proposal, its graph, and what the pass did."""
         for values in search.proposals():
             start, graph = time.perf_counter(), search.graph.clone()
             edits = recompute(graph, values)
-            seconds = time.perf_counter() - start
-            plan = make_plan(graph, plan.dims, device=self.device)
-            if plan.peak <= limit:
-                self.reports.append(Report("recompute", edits, seconds, len(graph)))
-                self._note("recompute", graph)
-                return plan
+            report = Report("recompute", edits, time.perf_counter() - start, len(graph))
+            plan = make_plan(graph, search.unconstrained.dims, device=self.device)
             search.judge(plan)
-        raise search.error()
+            yield plan, graph, report
 
     # ---- between the stages
 
@@ -190,9 +216,12 @@ class Compiled:
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
+        log.debug("%s ...", stage, extra={"stage": stage})
         start = time.perf_counter()
         yield
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        log.info("%s: %.3f s", stage, seconds, extra={"stage": stage, "seconds": seconds})
 
 
 def dump(graph: Graph, folder: Path, stem: str) -> None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
+from functools import lru_cache
+from numbers import Integral, Real
 from pathlib import Path
+from typing import Any
 
 
 class OnwardError(ValueError):
@@ -24,66 +32,209 @@ class MissingExtraError(OnwardError, ImportError):
 
 @dataclass(frozen=True)
 class TrainerOptions:
-    """Options of `onward.Trainer`.
+    """Options of `onward.Trainer`. A value that cannot be meant raises OnwardError here.
 
     gradient_accumulation_steps: micro-batches per optimizer update; each `train_step` is one.
     max_grad_norm: clip gradients to this global 2-norm; None does not clip.
     seed: seed of the dropout masks; None draws from torch's CPU generator at each update.
     verify: compare loss and gradients with eager PyTorch (and stock onnxruntime where installed)
         on the first batch; raises OnwardError where they differ.
-    memory_budget: the most a step's plan may hold beyond the user's parameters: bytes (int), or a
-        fraction (float, above 0 to 1) of what it would hold unconstrained. Values are then computed
-        again in backward instead of kept; OnwardError where that is not enough. None: no limit.
+    memory_budget: the most that a step's plan may hold beyond the user's parameters. Values are
+        then computed again in backward instead of kept. Bytes (`2_000_000_000`, "2GB", "1.5 GiB"):
+        OnwardError, which names the least that can be had, where they are too few. Or a fraction
+        (float, above 0.0 to 1.0) of what recomputing can spare: 1.0 recomputes nothing, 0.5 takes
+        half of the way to the least that can be had, and near 0.0 is that least. It is never
+        refused: what no recomputing spares (optimizer state, gradients that wait for their update)
+        is not counted in it. None: no limit.
     skip_nonfinite: leave an update out where a gradient is infinite or NaN: weights, optimizer
         state and counts stay as they are, and the step says `skipped`. False updates all the same,
         as eager PyTorch does.
-    disable: names of rewrite passes to leave out.
-    fetch: names of model outputs every step returns besides the loss.
+    disable: names of rewrite passes to leave out, and `row_demand`; a string is one name, or
+        several with commas.
+    fetch: names of model outputs every step returns besides the loss; a string is one name.
     """
 
     gradient_accumulation_steps: int = 1
     max_grad_norm: float | None = None
     seed: int | None = None
     verify: bool = False
-    memory_budget: int | float | None = None
+    memory_budget: int | float | str | None = None
     skip_nonfinite: bool = True
-    disable: tuple[str, ...] = ()
-    fetch: tuple[str, ...] = ()
+    disable: Sequence[str] = ()
+    fetch: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.gradient_accumulation_steps < 1:
+        for name, read in _READERS.items():
+            object.__setattr__(self, name, read(name, getattr(self, name)))
+
+    @classmethod
+    def of(cls, options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
+        """The options themselves, those of a mapping, or the defaults for None."""
+        if options is None:
+            return cls()
+        if isinstance(options, cls):
+            return options
+        if not isinstance(options, Mapping):
             raise OnwardError(
-                f"gradient_accumulation_steps={self.gradient_accumulation_steps}; fix: 1 or more"
+                f"options is {_shown(options)}; fix: an onward.TrainerOptions, or a dict of its "
+                "fields"
             )
-        if self.max_grad_norm is not None and not self.max_grad_norm > 0:
-            raise OnwardError(
-                f"max_grad_norm={self.max_grad_norm}; fix: a positive number, or None (no clipping)"
-            )
-        if self.memory_budget is not None and not is_memory_budget(self.memory_budget):
-            raise OnwardError(
-                f"memory_budget={self.memory_budget}; fix: a value {MEMORY_BUDGET}, or None"
-            )
+        known = [f.name for f in dataclasses.fields(cls)]
+        check_names("options", "option", [str(name) for name in options], known)
+        return cls(**options)
 
 
-MEMORY_BUDGET = "from 2 (bytes), or above 0.0 to 1.0 (a fraction, with a point)"
+def check_names(where: str, kind: str, given: Iterable[str], known: Collection[str]) -> None:
+    """Raises one OnwardError for all names that are not known, each with those it resembles."""
+    strange = [name for name in dict.fromkeys(given) if name not in known]
+    if not strange:
+        return
+    told: list[str] = []
+    resembled = False
+    for name in strange:
+        close = get_close_matches(name, known, n=3, cutoff=0.6)
+        resembled = resembled or bool(close)
+        told.append(f"{name!r}" + (f" (did you mean {' or '.join(close)}?)" if close else ""))
+    raise OnwardError(
+        f"no {kind} in {where} is called {', '.join(told)}; fix: any of {', '.join(sorted(known))}"
+    )
 
 
-def is_memory_budget(value: object) -> bool:
-    """Whether a value can be meant: `1` could be all or one byte, so it is neither."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return value >= 2 if isinstance(value, int) else 0.0 < value <= 1.0
+# ---- what one option may be
+
+Reader = Callable[[str, Any], Any]
+
+
+def _refuse(name: str, value: object, fix: str) -> OnwardError:
+    return OnwardError(f"{name}={_shown(value)}; fix: {fix}")
+
+
+def _shown(value: object) -> str:
+    """A value in an error's line: short, and of a large object only what it is."""
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{type(value).__name__}(...)"
+
+
+def _whole(value: object) -> int | None:
+    """A whole number, numpy's too, as int; None for all else, booleans among it."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return None
+    return int(value)
+
+
+def _steps(name: str, value: object) -> int:
+    number = _whole(value)
+    if number is None or number < 1:
+        raise _refuse(name, value, "a whole number, 1 or more")
+    return number
+
+
+def _norm(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not math.isfinite(value)
+        or value <= 0
+    ):
+        raise _refuse(name, value, "a positive number, or None (no clipping)")
+    return float(value)
+
+
+def _seed(name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    number = _whole(value)
+    if number is None or not 0 <= number < 2**64:
+        raise _refuse(name, value, "a whole number from 0 to 2**64 - 1, or None")
+    return number
+
+
+def _switch(name: str, value: object) -> bool:
+    if type(value).__name__ not in ("bool", "bool_"):  # Python's and numpy's
+        raise _refuse(name, value, "True or False")
+    return bool(value)
+
+
+def read_names(name: str, value: object, commas: bool = False) -> tuple[str, ...]:
+    """Names as a tuple, each once; a string is one name, or with `commas` several."""
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",")] if commas else [value.strip()]
+        if commas or all(parts):
+            return tuple(dict.fromkeys(part for part in parts if part))
+    if not isinstance(value, Iterable) or isinstance(value, str | Mapping | bytes):
+        raise _refuse(name, value, "a name, or a list of names")
+    found = list(value)
+    strange = [x for x in found if not isinstance(x, str) or not x]
+    if strange:
+        raise OnwardError(f"{name} holds {_shown(strange[0])}; fix: names, as strings")
+    return tuple(dict.fromkeys(found))
+
+
+def _budget(name: str, value: object) -> int | float | str | None:
+    if value is None:
+        return None
+    if memory_amount(value) is None:
+        raise _refuse(name, value, f"a value {MEMORY_BUDGET}, or None")
+    return value  # type: ignore[return-value]
+
+
+_READERS: dict[str, Reader] = {
+    "gradient_accumulation_steps": _steps,
+    "max_grad_norm": _norm,
+    "seed": _seed,
+    "verify": _switch,
+    "memory_budget": _budget,
+    "skip_nonfinite": _switch,
+    "disable": lambda name, value: read_names(name, value, commas=True),
+    "fetch": read_names,
+}
+
+MEMORY_BUDGET = (
+    "from 2 (bytes), or with a unit ('2GB', '512MiB', '1.5 GiB'), or above 0.0 to 1.0 (a fraction, "
+    "with a point)"
+)
+_UNITS = {"b": 1} | {
+    f"{letter}{kind}": size ** (power + 1)
+    for power, letter in enumerate("kmgt")
+    for kind, size in (("b", 1000), ("ib", 1024))
+}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+def memory_amount(value: object) -> int | float | None:
+    """A budget as bytes (int) or fraction (float); None where it cannot be meant.
+
+    `1` could be all or one byte, so it is neither.
+    """
+    if isinstance(value, str):
+        match = _AMOUNT.fullmatch(value)
+        unit = _UNITS.get(match[2].lower()) if match else None
+        number = None if match is None or unit is None else int(float(match[1]) * unit)
+        return None if number is None or number < 2 else number
+    number = _whole(value)
+    if number is not None:
+        return number if number >= 2 else None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    share = float(value)
+    return share if 0.0 < share <= 1.0 else None
+
+
+# ---- the environment
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What the environment asks for. These are all the variables that Onward reads.
+    """What the environment asks for. These are all the variables that Onward reads; a value that
+    cannot be meant raises OnwardError.
 
     ONWARD_DUMP: folder for the numbered graph after each stage and pass (`.onnx` and text).
     ONWARD_DISABLE: comma-separated names of rewrite passes to leave out.
     ONWARD_CHECK: 1 checks the graph's invariants after every pass. A batch of which only the rows
         that are read are computed runs once more, changing nothing, with NaN in the others; where
-        NaN then arrives in the loss or a gradient, OnwardError names what read them.
+        NaN then arrives in the loss or a gradient, OnwardError names what read them. 0 does not.
     ONWARD_NATIVE: 0 leaves the native CPU kernels out; plain, avx2 or avx512 takes that build.
     ONWARD_BLAS: torch, openblas or mkl takes that engine for every matrix product.
     ONWARD_CACHE: folder for what is measured once per machine; default: onward in the user's cache.
@@ -97,22 +248,56 @@ class Environment:
     cache: Path = Path(".cache")
 
 
+# The values of variables that have but few; an empty one is as good as none.
+VALUES = {
+    "ONWARD_CHECK": ("0", "1"),
+    "ONWARD_NATIVE": ("0", "plain", "avx2", "avx512"),
+    "ONWARD_BLAS": ("torch", "openblas", "mkl"),
+}
+FOLDERS = ("ONWARD_DUMP", "ONWARD_CACHE")
+VARIABLES = (*FOLDERS, "ONWARD_DISABLE", *VALUES)
+
+
 def environment() -> Environment:
     """Reads the variables afresh, so that a test or a notebook can change them."""
-    dump = os.environ.get("ONWARD_DUMP")
-    disable = os.environ.get("ONWARD_DISABLE", "")
+    return _meant(tuple([os.environ.get(name, "") for name in _READ]))
+
+
+_READ = (*VARIABLES, "XDG_CACHE_HOME", "HOME")
+
+
+@lru_cache(maxsize=4)  # kernels ask at every product that they bind
+def _meant(values: tuple[str, ...]) -> Environment:
+    given = dict(zip(_READ, values, strict=True))
+    for name, allowed in VALUES.items():
+        if given[name] and given[name] not in allowed:
+            raise OnwardError(
+                f"{name}={given[name]} is not there; fix: one of {', '.join(allowed)}, or unset it"
+            )
+    for name in FOLDERS:
+        if given[name] and Path(given[name]).exists() and not Path(given[name]).is_dir():
+            raise OnwardError(f"{name}={given[name]} is a file; fix: name a folder")
+    shared = Path(given["XDG_CACHE_HOME"] or Path.home() / ".cache") / "onward"
     return Environment(
-        dump=Path(dump) if dump else None,
-        disable=tuple(name for name in disable.split(",") if name),
-        check=os.environ.get("ONWARD_CHECK", "0") == "1",
-        native=os.environ.get("ONWARD_NATIVE", ""),
-        blas=os.environ.get("ONWARD_BLAS", ""),
-        cache=_cache_folder(),
+        dump=Path(given["ONWARD_DUMP"]) if given["ONWARD_DUMP"] else None,
+        disable=read_names("ONWARD_DISABLE", given["ONWARD_DISABLE"], commas=True),
+        check=given["ONWARD_CHECK"] == "1",
+        native=given["ONWARD_NATIVE"],
+        blas=given["ONWARD_BLAS"],
+        cache=Path(given["ONWARD_CACHE"]) if given["ONWARD_CACHE"] else shared,
     )
 
 
-def _cache_folder() -> Path:
-    own, shared = os.environ.get("ONWARD_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own:
-        return Path(own)
-    return (Path(shared) if shared else Path.home() / ".cache") / "onward"
+def check_variables() -> None:
+    """Raises OnwardError for a variable that nothing reads but one of ours resembles."""
+    for name in os.environ:
+        if name.startswith("ONWARD_") and name not in VARIABLES:
+            close = get_close_matches(name, VARIABLES, n=1, cutoff=0.9)
+            if close:
+                raise OnwardError(f"no variable {name} is read; fix: did you mean {close[0]}?")
+
+
+def variables() -> dict[str, str]:
+    """The variables that are set and change what Onward does: its own, and OpenMP's."""
+    names = (*VARIABLES, "OMP_NUM_THREADS")
+    return {name: os.environ[name] for name in names if os.environ.get(name)}

@@ -10,6 +10,7 @@ import torch
 from tiny import batch, bert, gpt2
 
 import onward
+from onward.config import memory_amount
 from onward.execute import Executable
 from onward.graph.graph import where
 from onward.plan import Plan, Region
@@ -28,7 +29,7 @@ MORE: dict[str, dict[str, Any]] = {
 BATCHES = [batch(4, 48, "right", seed=seed) for seed in (1, 2, 3)]
 
 
-def trainer_of(kind: str, budget: int | float | None, **more: Any) -> onward.Trainer:
+def trainer_of(kind: str, budget: int | float | str | None, **more: Any) -> onward.Trainer:
     model = KINDS[kind]()
     # on every row: the same layers on a third of them leave less to compute again
     more = {"disable": ("row_demand",), **more}
@@ -75,7 +76,7 @@ def test_the_same_bits_within_the_budget(
     if (kind, how) not in unconstrained:
         unconstrained[kind, how] = steps(trainer_of(kind, None, **MORE[how]))
     losses, state, free = unconstrained[kind, how]
-    trainer = trainer_of(kind, budget, **MORE[how])
+    trainer = trainer_of(kind, int(budget * free.peak), **MORE[how])
     small_losses, small_state, plan = steps(trainer)
     assert plan.peak <= budget * free.peak
     assert all(torch.equal(a, b) for a, b in zip(losses, small_losses, strict=True))
@@ -113,7 +114,7 @@ def test_a_tight_budget_keeps_what_crosses_from_layer_to_layer(kind: str) -> Non
     free = trainer_of(kind, None)
     free.train_step(BATCHES[0])
     with pytest.raises(onward.OnwardError) as error:
-        trainer_of(kind, 0.01).train_step(BATCHES[0])
+        trainer_of(kind, "10kB").train_step(BATCHES[0])
     smallest = int(re.findall(r"memory_budget=(\d+) or more", str(error.value))[0])
     tight = trainer_of(kind, smallest)
     tight.train_step(BATCHES[0])
@@ -158,6 +159,70 @@ def test_a_smaller_batch_goes_on_after_the_error() -> None:
     with pytest.raises(onward.OnwardError, match="memory_budget"):
         trainer.train_step(batch(32, 48))
     assert all(torch.equal(trainer.train_step(small).loss, loss) for loss in losses)
+
+
+def plan_within(trainer: onward.Trainer, budget: int | float | str | None) -> Plan:
+    """The plan of the last step's graph within another budget; nothing runs."""
+    step = trainer._train[0]
+    outputs = ["loss", *(name for name in step.graph.outputs if name.startswith("next."))]
+    return step.compiled.plan(step.graph, outputs, trainer.plan.dims, budget)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_fraction_is_one_of_what_can_be_spared(kind: str) -> None:
+    """Between the least peak, as the error of too few bytes names it, and the peak without one."""
+    free = trainer_of(kind, None)
+    free.train_step(BATCHES[0])
+    with pytest.raises(onward.OnwardError) as error:
+        plan_within(free, 2)
+    least = int(re.findall(r"memory_budget=(\d+) or more", str(error.value))[0])
+    most = free.plan.peak
+    assert least < 0.7 * most
+    peaks = []
+    for fraction in (1.0, 0.75, 0.5, 0.25, 1e-6):
+        peaks.append(plan_within(free, fraction).peak)
+        assert peaks[-1] <= least + fraction * (most - least)
+    assert peaks[0] == most and peaks[-1] == least
+    assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == len(peaks)
+
+
+WIDE: dict[str, Any] = {  # much optimizer state, few values: most of the peak cannot be spared
+    "head": {"layers": 1, "vocab_size": 4000},
+    "sgd": {"layers": 2, "width": 64},
+}
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("head", 1), ("sgd", 2)])
+def test_a_fraction_is_never_refused(kind: str, steps: int) -> None:
+    model = gpt2(**WIDE[kind])
+    optimizer = onward.optim.SGD() if kind == "sgd" else onward.optim.AdamW()
+    options = onward.TrainerOptions(memory_budget=1e-6, gradient_accumulation_steps=steps)
+    trainer = onward.Trainer(model, optimizer, options=options)
+    for _ in range(steps):
+        assert trainer.train_step(batch(2, 8)).loss.isfinite()
+
+
+AMOUNTS: dict[str, int] = {
+    "1000000B": 10**6, "1000kB": 10**6, "1MB": 10**6, "1 mb": 10**6, "0.001GB": 10**6,
+    ".000001 TB": 10**6, "1024KiB": 2**20, "1MiB": 2**20, "1.5 MiB": 3 * 2**19,
+    "0.5GiB": 2**29, "2 GiB ": 2**31, "1TiB": 2**40,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", AMOUNTS)
+def test_bytes_with_a_unit(text: str) -> None:
+    assert memory_amount(text) == AMOUNTS[text]
+    assert onward.TrainerOptions(memory_budget=text).memory_budget == text
+
+
+def test_a_budget_with_a_unit_is_met_and_refused_in_bytes() -> None:
+    free = trainer_of("gpt2", None)
+    free.train_step(BATCHES[0])
+    assert plan_within(free, f"{(free.plan.peak - 1) / 1e6:f} MB").peak < free.plan.peak
+    with pytest.raises(onward.OnwardError, match="memory_budget of 1024 bytes") as error:
+        plan_within(free, "1KiB")
+    persistent = free.plan.sizes[Region.PERSISTENT]
+    assert f"{persistent} of them optimizer state" in str(error.value)
 
 
 def test_evaluation_has_no_share_to_keep_but_obeys_bytes() -> None:

@@ -291,6 +291,56 @@ def test_exported_model_is_the_eager_model_at_other_shapes(kind: str, tmp_path: 
     assert not any(n.startswith("exp_avg") for n in named)
 
 
+ONES: dict[str, tuple[int, int]] = {"row": (1, 12), "token": (4, 1), "both": (1, 1)}
+
+
+@pytest.mark.parametrize("through", ["seen", "given"])
+@pytest.mark.parametrize("ones", ONES)
+def test_a_batch_with_a_size_of_one_fixes_no_size_of_the_file(
+    ones: str, through: str, tmp_path: Path
+) -> None:
+    model = gpt2(dropout=0.0, layers=1)
+    trainer = onward.Trainer(model, onward.optim.AdamW())
+    data = batch(*ONES[ones], "right" if ones == "row" else None)
+    if through == "seen":
+        trainer.eval_step(data)
+        path = trainer.export_onnx(tmp_path / "model.onnx")
+    else:
+        path = trainer.export_onnx(tmp_path / "model.onnx", batch=data)
+    session = ort.InferenceSession(str(path))
+    model.eval()
+    for size, length in ((1, 1), (1, 12), (3, 7), (4, 1)):
+        feed = {k: v for k, v in batch(size, length, "right", seed=9).items() if k in data}
+        feed.pop("labels")
+        [got] = session.run(None, {k: v.numpy() for k, v in feed.items()})
+        expected = model(**feed).logits.detach()
+        torch.testing.assert_close(torch.from_numpy(got), expected, rtol=1e-4, atol=1e-5)
+
+
+class Ones(nn.Module):
+    """Has sizes of 1 that must stay: its one feature, and a shift of both of its outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 2)
+
+    def forward(self, x: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + shift
+
+
+def test_a_size_of_one_that_the_model_means_stays(tmp_path: Path) -> None:
+    model = Ones()
+    trainer = onward.Trainer(model, onward.optim.SGD(), loss_fn=loss_fn)
+    x, shift = torch.randn(1, 1), torch.randn(1)
+    path = trainer.export_onnx(tmp_path / "ones.onnx", batch=(x, shift, torch.tensor([1])))
+    session = ort.InferenceSession(str(path))
+    shapes = {i.name: i.shape for i in session.get_inputs()}
+    assert shapes["x"][1] == 1 and shapes["shift"] == [1] and isinstance(shapes["x"][0], str)
+    x = torch.randn(5, 1)
+    [got] = session.run(None, {"x": x.numpy(), "shift": shift.numpy()})
+    np.testing.assert_allclose(np.asarray(got), model(x, shift).detach().numpy(), rtol=1e-5)
+
+
 def test_tied_weight_is_stored_once(tmp_path: Path) -> None:
     model = gpt2()
     trainer = onward.Trainer(model, onward.optim.AdamW())

@@ -86,17 +86,7 @@ class Executable:
         is told the same.
         """
         with torch.no_grad():
-            self.bind(dims)
-            for name, value in inputs.items():
-                target = self._inputs.get(name)
-                if target is None:
-                    continue  # pruned: this plan does not need it
-                if isinstance(value, torch.Tensor):
-                    target.copy_(value)
-                else:
-                    target.fill_(value)
-            for name, place in self._places.items():
-                place.copy_(self.owned[name])
+            self._stage(inputs, dims)
             for launch in self._launches[: self.plan.commit]:
                 launch()
             finite = self._outputs.get("finite")
@@ -124,6 +114,21 @@ class Executable:
         yield
         self.memory.torn = False
 
+    def _stage(
+        self, inputs: Mapping[str, torch.Tensor | float | int], dims: Mapping[str, int] | None
+    ) -> None:
+        self.bind(dims)
+        for name, content in inputs.items():
+            target = self._inputs.get(name)
+            if target is None:
+                continue  # pruned: this plan does not need it
+            if isinstance(content, torch.Tensor):
+                target.copy_(content)
+            else:
+                target.fill_(content)
+        for name, place in self._places.items():
+            place.copy_(self.owned[name])
+
     def _mark_written(self) -> None:
         """So that a backward over values saved before raises instead of lying."""
         if self._written:
@@ -137,27 +142,40 @@ class Executable:
         """An output where it lies, until the session's next run."""
         return self._outputs[name]
 
-    def profile(self) -> list[KernelTime]:
-        """Runs the launches once more, timed one by one. State is updated as in any run."""
+    def profile(
+        self,
+        inputs: Mapping[str, torch.Tensor | float | int],
+        dims: Mapping[str, int] | None = None,
+    ) -> list[KernelTime]:
+        """A run whose launches are timed one by one. What they write of their owners' tensors is
+        put back."""
         times: list[KernelTime] = []
         with torch.no_grad():
-            self.bind()
-            for launch, described in zip(self._launches, self.plan.launches, strict=True):
-                start = time.perf_counter()
-                launch()
-                if self.memory.device.type == "cuda":
-                    torch.cuda.synchronize()
-                seconds = time.perf_counter() - start
-                times.append(
-                    KernelTime(described.kernel.name, described.op, described.module, seconds)
-                )
-        self._mark_written()
+            self._stage(inputs, dims)
+            before = [t.detach().clone() for t in self._written]
+            try:
+                for launch, described in zip(self._launches, self.plan.launches, strict=True):
+                    start = time.perf_counter()
+                    launch()
+                    if self.memory.device.type == "cuda":
+                        torch.cuda.synchronize()
+                    seconds = time.perf_counter() - start
+                    times.append(
+                        KernelTime(described.kernel.name, described.op, described.module, seconds)
+                    )
+            finally:
+                for tensor, copy in zip(self._written, before, strict=True):
+                    tensor.copy_(copy)
         return times
 
-    def profile_by_op(self) -> dict[str, float]:
-        """Seconds per op, largest first."""
+    def profile_by_op(
+        self,
+        inputs: Mapping[str, torch.Tensor | float | int],
+        dims: Mapping[str, int] | None = None,
+    ) -> dict[str, float]:
+        """Seconds per op of such a run, largest first."""
         total: dict[str, float] = defaultdict(float)
-        for item in self.profile():
+        for item in self.profile(inputs, dims):
             total[item.op] += item.seconds
         return dict(sorted(total.items(), key=lambda pair: -pair[1]))
 

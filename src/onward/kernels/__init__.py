@@ -2,6 +2,7 @@
 
 from onward.kernels.aten import TABLE as ATEN
 from onward.kernels.blas import TABLE as BLAS
+from onward.kernels.blas.choice import forced as forced_engine
 from onward.kernels.kernel import Kernel, Need, Use, torch_dtype
 from onward.kernels.native import TABLE as NATIVE
 
@@ -17,4 +18,14 @@ def serves(op: str, device: str) -> bool:
     return any(kernel.where(device) is None for kernel in KERNELS.get(op, ()))
 
 
-__all__ = ["ATEN", "KERNELS", "NATIVE", "Kernel", "Need", "Use", "serves", "torch_dtype"]
+__all__ = [
+    "ATEN",
+    "KERNELS",
+    "NATIVE",
+    "Kernel",
+    "Need",
+    "Use",
+    "forced_engine",
+    "serves",
+    "torch_dtype",
+]

@@ -3,7 +3,7 @@
 from onward.plan.bind import bind
 from onward.plan.make import make_plan
 from onward.plan.plan import Buffer, Launch, Plan, Region
-from onward.plan.recompute import Search, budget_bytes
+from onward.plan.recompute import Search, between
 from onward.plan.views import Layout
 
 __all__ = [
@@ -13,7 +13,7 @@ __all__ = [
     "Plan",
     "Region",
     "Search",
+    "between",
     "bind",
-    "budget_bytes",
     "make_plan",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 from onward.graph.types import Size, value
@@ -59,7 +60,7 @@ class Launch:
     need: Need
 
 
-@dataclass
+@dataclass(repr=False)
 class Plan:
     """Launches in order, buffers, and where inputs and outputs lie.
 
@@ -76,7 +77,7 @@ class Plan:
     buffers: list[Buffer]
     inputs: dict[str, Layout]
     outputs: dict[str, Layout]
-    constants: dict[int, Any] = field(repr=False)
+    constants: dict[int, Any]
     sizes: dict[Region, int]
     lower_bound: int
     workspace: int
@@ -99,15 +100,28 @@ class Plan:
     def peak(self) -> int:
         return self.sizes[Region.PERSISTENT] + self.arena_bytes + self.workspace
 
+    def __repr__(self) -> str:
+        return (
+            f"Plan({self._dims()}: {len(self.launches)} launches, {len(self.buffers)} buffers, "
+            f"peak {_mib(self.peak).strip()})"
+        )
+
+    def _repr_html_(self) -> str:
+        return (
+            f"<details><summary><code>{escape(repr(self))}</code></summary>"
+            f"<pre>{escape(str(self))}</pre></details>"
+        )
+
+    def _dims(self) -> str:
+        sizes = [f"{k}<={v}" if k in self.open else f"{k}={v}" for k, v in self.dims.items()]
+        return ", ".join(sizes) or "fixed sizes"
+
     def __str__(self) -> str:
-        dims = ", ".join(
-            f"{k}<={v}" if k in self.open else f"{k}={v}" for k, v in self.dims.items()
-        )  # fmt: skip
-        dims = dims or "fixed sizes"
         share = self.arena_bytes / self.lower_bound if self.lower_bound else 1.0
         joint = " (residual and scratch share one arena)" if self.joint else ""
         lines = [
-            f"plan for {dims}: {len(self.launches)} launches, {len(self.buffers)} buffers{joint}",
+            f"plan for {self._dims()}: {len(self.launches)} launches, {len(self.buffers)} "
+            f"buffers{joint}",
             *(f"  {region.value:<11}{_mib(n)}" for region, n in self.sizes.items()),
             f"  arena      {_mib(self.arena_bytes)}  {share:.3f} x the max-live lower bound "
             f"{_mib(self.lower_bound).strip()}",

@@ -19,7 +19,7 @@ from onward.config import OnwardError
 from onward.graph.graph import Graph, Node, where
 from onward.plan.cost import seconds
 from onward.plan.order import sort
-from onward.plan.plan import Plan
+from onward.plan.plan import Plan, Region
 from onward.plan.select import select
 from onward.plan.sketch import Sketch
 
@@ -28,13 +28,10 @@ SMALLEST = 1 / 2000  # of the peak: a storage below that frees too little to be 
 SLOWEST = 1 / 200  # of the time of all that is done again: a launch below is not worth saving
 
 
-def budget_bytes(budget: int | float, unconstrained: Plan) -> int:
-    """The budget in bytes: itself, or a fraction of the unconstrained plan's peak. The fraction is
-    one of a training step: a plan without backward (evaluation) keeps nothing, and may have all."""
-    if isinstance(budget, int):
-        return budget
-    trains = any(launch.backward for launch in unconstrained.launches)
-    return int(budget * unconstrained.peak) if trains else unconstrained.peak
+def between(least: int, most: int, fraction: float) -> int:
+    """The bytes of a budget that is a fraction of what recomputing can spare. least: the peak that
+    it can reach (0.0); most: the peak without it (1.0)."""
+    return least + int(fraction * max(0, most - least))
 
 
 class Search:
@@ -46,7 +43,7 @@ class Search:
     def __init__(self, graph: Graph, limit: int, unconstrained: Plan, device: str = "cpu") -> None:
         self.graph = graph.clone()
         self.limit = limit
-        self._unconstrained, self._device = unconstrained, device
+        self.unconstrained, self._device = unconstrained, device
         kernels = select(self.graph, device)
         sort(self.graph)  # so that "just before its first reader" means the reader's launch
         self._sketch = sketch = Sketch(self.graph, kernels)
@@ -68,7 +65,7 @@ class Search:
         """
         yield from self._towards_limit()
         if self.limit > 0:
-            yield from Search(self.graph, 0, self._unconstrained, self._device)._towards_limit()
+            yield from Search(self.graph, 0, self.unconstrained, self._device)._towards_limit()
 
     def _towards_limit(self) -> Iterator[set[str]]:
         for _ in range(ROUNDS):
@@ -86,10 +83,13 @@ class Search:
 
     def error(self) -> OnwardError:
         """That the budget cannot be met, by how much, and what to do."""
+        lasting = self.unconstrained.sizes[Region.PERSISTENT]
         return OnwardError(
             f"memory_budget of {self.limit} bytes is {self._smallest - self.limit} bytes too "
-            f"small for this batch: with recomputing the step's peak is {self._smallest}; "
-            f"fix: memory_budget={self._smallest} or more, or a smaller batch"
+            f"small for this batch: with recomputing the step's peak is {self._smallest} "
+            f"({lasting} of them optimizer state and constants; {self.unconstrained.peak} without "
+            f"recomputing); fix: memory_budget={self._smallest} or more, a fraction (of what can "
+            "be spared), or a smaller batch"
         )
 
     # ---- the search

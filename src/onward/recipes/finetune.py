@@ -215,9 +215,11 @@ def summary(run: Run) -> str:
     """What will run, in a few lines."""
     job, config = run.job, run.job.config
     engines = "onward and torch" if config.compare else config.engine
+    start = "random" if from_scratch(config) else "its"
     eval_from = f"{run.eval_tokens} tokens, " if run.eval_tokens else "held out of the train text, "
     lines = [
-        f"model      {config.model_name_or_path}, {run.parameters / 1e6:.2f} M parameters, "
+        f"model      {config.model_name_or_path}, {start} start weights, "
+        f"{run.parameters / 1e6:.2f} M parameters, "
         f"vocabulary {job.model_config.get_text_config().vocab_size}",
         f"train      {run.texts[0].source}: {run.train_tokens} tokens, "
         f"{len(job.train_blocks)} blocks of {config.block_size}",
@@ -352,6 +354,7 @@ def verify(config: VerifyConfig) -> int:
     import torch
 
     from onward.recipes.engines import OnwardEngine, adamw
+    from onward.recipes.stages import StageLine
 
     job = run.job
     model = build_model(job.config, job.model_config)
@@ -360,6 +363,7 @@ def verify(config: VerifyConfig) -> int:
     rows = job.train_blocks[: job.config.per_device_train_batch_size]
     input_ids = torch.from_numpy(rows).to(torch.int64)
     batch = {"input_ids": input_ids, "labels": input_ids}
-    report = engine.trainer.verify(batch, bisect=config.bisect)
+    with StageLine("verify"):
+        report = engine.trainer.verify(batch, bisect=config.bisect)
     print(report)
     return 0 if report.ok else 1

@@ -23,6 +23,7 @@ from onward.recipes.engines import ENGINES, OnwardEngine, StepEngine, adamw
 from onward.recipes.options import FinetuneConfig
 from onward.recipes.progress import Progress, peak_rss_mib, reset_peak_rss, rss_mib
 from onward.recipes.rundir import write_json
+from onward.recipes.stages import StageLine
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -136,7 +137,8 @@ def train(job: Job, engine_name: str, folder: Path, *, save_model: bool = True) 
     losses, engine, first_step_s, train_s = _updates(job, engine_name, model, folder)
     peak_rss = peak_rss_mib()
     started = time.perf_counter()
-    eval_loss = evaluate(engine, job.eval_blocks, config.per_device_eval_batch_size)
+    with StageLine(f"{engine_name}: evaluation"):
+        eval_loss = evaluate(engine, job.eval_blocks, config.per_device_eval_batch_size)
     result = EngineResult(
         engine=engine_name,
         step_losses=tuple(losses),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from onward.config import MEMORY_BUDGET, OnwardError, is_memory_budget
+from onward.config import MEMORY_BUDGET, OnwardError, memory_amount
 
 
 class InputError(OnwardError):
@@ -79,10 +79,10 @@ class FinetuneConfig:
     max_grad_norm: float | None = option(
         1.0, "clip the gradient to this global 2-norm; 0 or null: no clipping"
     )
-    memory_budget: int | float | None = option(
+    memory_budget: int | float | str | None = option(
         None,
-        "most memory of a training step beyond the parameters: bytes, or a fraction (0.6) of what "
-        "it takes otherwise; values are then recomputed; null: no limit",
+        "most memory of a training step beyond the parameters: bytes (2GB, 512MiB), or a fraction "
+        "(0.6) of what recomputing can spare, 1.0 spares nothing; null: no limit",
     )
     dropout: float | None = option(
         None, "every dropout probability of the model, 0 to below 1; null: the model's own"
@@ -117,7 +117,7 @@ CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("warmup_steps", lambda v: v >= 0, "0 or more"),
     ("weight_decay", lambda v: 0 <= v < math.inf, "0 or more"),
     ("max_grad_norm", lambda v: 0 <= v < math.inf, "0 or more"),
-    ("memory_budget", is_memory_budget, MEMORY_BUDGET),
+    ("memory_budget", lambda v: memory_amount(v) is not None, MEMORY_BUDGET),
     ("dropout", lambda v: 0 <= v < 1, "from 0 to below 1"),
     ("seed", lambda v: 0 <= v < 2**32, "from 0 to 4294967295"),
     ("logging_steps", lambda v: v > 0, "more than 0"),
@@ -129,7 +129,7 @@ def check_options(config: FinetuneConfig) -> None:
     for name, holds, words in CONDITIONS:
         value = getattr(config, name)
         if value is not None and not holds(value):
-            raise InputError(f"{name} is {value}", f"in --{name}", f"give a value {words}")
+            raise InputError(f"{name} is {value!r}", f"in --{name}", f"give a value {words}")
     for name in ("train_file", "validation_file"):
         check_text_file(getattr(config, name), name)
     if config.validation_file and not config.train_file:

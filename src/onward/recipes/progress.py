@@ -12,6 +12,8 @@ from types import TracebackType
 import psutil
 from tqdm import tqdm
 
+from onward.recipes.stages import Stages
+
 MIB = 1 << 20
 
 
@@ -88,6 +90,7 @@ class Progress:
         self._losses: list[float] = []
         self._started = self._window_started = time.perf_counter()
         self._window_steps = 0
+        self._stages = Stages(self._compiling)
 
     def __enter__(self) -> Progress:
         self._stream = self._metrics_file.open("w", encoding="utf-8")
@@ -96,6 +99,7 @@ class Progress:
             if sys.stderr.isatty()
             else None
         )
+        self._stages.__enter__()
         return self
 
     def __exit__(
@@ -104,16 +108,25 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._stages.__exit__(kind, error, traceback)
         self._stream.close()
         if self._bar is not None:
             self._bar.close()
+
+    def _compiling(self, stage: str) -> None:
+        """Compiling takes seconds in which no step ends."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"compiling: {stage}")
 
     def update(self, step: int, loss: float, grad_norm: float | None, learning_rate: float) -> None:
         """Takes in update number `step` (from 1); `learning_rate` is the one it used."""
         self._losses.append(loss)
         self._window_steps += 1
+        compiled = self._stages.taken()
         if self._bar is not None:
             self._bar.update()
+        elif compiled:
+            print(f"{self.engine}: {compiled}", file=sys.stderr, flush=True)
         if step % self.logging_steps == 0 or step == self.total_steps:
             self._log(step, grad_norm, learning_rate)
         elif step == 1:

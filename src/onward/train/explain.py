@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 import torch
@@ -46,7 +47,7 @@ class Kept:
     more: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     """What row demand does with one batch; `print` it, or `save` it as a picture.
 
@@ -66,6 +67,16 @@ class Explanation:
     def share(self) -> float:
         """Of the arithmetic, what is done."""
         return self.done / self.everything if self.everything else 1.0
+
+    def __repr__(self) -> str:
+        form = "rows that are read" if self.narrow else "every row"
+        return (
+            f"Explanation({len(self.sets)} sets of rows, {1 - self.share:.1%} of the arithmetic "
+            f"spared; computed: {form})"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<p><code>{escape(repr(self))}</code></p>\n{svg(self)}"
 
     def __str__(self) -> str:
         form = "rows that are read" if self.narrow else "every row (too little can be spared)"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from itertools import chain, combinations, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from onward.capture import capture
 from onward.config import OnwardError
@@ -17,6 +20,7 @@ from onward.graph.names import distinct, user_name
 from onward.rewrite import FORWARD, run
 from onward.train.call import Call
 
+TRIED = 64  # sets of inputs in which a size of 1 is taken to be one of many
 _LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 
 
@@ -28,7 +32,8 @@ def export_onnx(model: torch.nn.Module, call: Call, path: Path) -> Path:
     if not path.parent.is_dir():
         raise OnwardError(f"{path.parent} is not a folder; fix: create it first")
     kwargs = {k: v for k, v in call.kwargs.items() if k not in _LABELS}
-    captured = capture(model, call.args, kwargs, want_loss=False)
+    args, kwargs = without_ones(model, call.args, kwargs)
+    captured = capture(model, args, kwargs, want_loss=False)
     graph, _ = run(captured.graph, FORWARD, disable=[p.name for p in FORWARD if p.needs])
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = Path(folder) / path.name
@@ -59,3 +64,42 @@ def _plain_names(graph: Graph, arrays: Mapping[str, np.ndarray]) -> dict[str, np
         value.name = plain(value.name or "")
         weights[value.name] = array
     return weights
+
+
+def without_ones(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The call with a size of 2 for each 1 that the model takes in other sizes as well.
+
+    A capture fixes a size of 1: made of a batch with one row, or one token, the file would serve
+    no other. A 1 that the model insists on (a single feature, a mask for all heads) stays.
+    """
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
+    for dim in range(max((t.dim() for t in tensors), default=0)):
+        ones = [i for i, v in enumerate(leaves) if _is_one(v, dim)]
+        # all of them, or all but as few as can be: a mask has its rows where the tokens have
+        subsets = chain.from_iterable(combinations(ones, n) for n in range(len(ones), 0, -1))
+        for chosen in islice(subsets, TRIED):
+            # two sizes: one alone may happen to be a size that 1 is broadcast to
+            grown = [
+                [torch.cat([v] * size, dim) if i in chosen else v for i, v in enumerate(leaves)]
+                for size in (3, 2)
+            ]
+            if all(_runs(model, *pytree.tree_unflatten(call, spec)) for call in grown):
+                leaves = grown[-1]
+                break
+    return pytree.tree_unflatten(leaves, spec)
+
+
+def _is_one(leaf: Any, dim: int) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.dim() > dim and leaf.shape[dim] == 1
+
+
+def _runs(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            model(*args, **kwargs)
+    except Exception:  # whatever a user's forward raises: it does not take these sizes
+        return False
+    return True

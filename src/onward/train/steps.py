@@ -73,7 +73,7 @@ class Step:
         compiled: Compiled,
         complete: Complete,
         bind: Bind,
-        memory_budget: int | float | None = None,
+        memory_budget: int | float | str | None = None,
     ) -> None:
         self.kind, self.compiled = kind, compiled
         self._graph: Graph | None = None
@@ -191,8 +191,8 @@ class Narrow:
         self._graph: Graph | None = None
         self._counting = Pool(step, lambda: self.conditions, "rows-")
         self._plans: dict[Wanted, Pool] = {}
-        self._ids = Ids(prune(step.compiled.forward, ["loss", *names]), self._quiet)
-        self._unread = Unread(step.compiled, forward, ["loss", *names], self._quiet)
+        self._ids = Ids(prune(wide, _outputs(wide, names)), self._quiet)
+        self._unread = Unread(step.compiled, forward, _outputs(forward, names), self._quiet)
 
     def _quiet(
         self, graph: Graph, outputs: list[str], dims: Mapping[str, int], open: bool

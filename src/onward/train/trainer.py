@@ -7,29 +7,33 @@ what becomes of its state.
 
 from __future__ import annotations
 
+import copy
 import functools
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
 from onward.compile import Compiled
-from onward.config import OnwardError, TrainerOptions
+from onward.config import OnwardError, TrainerOptions, read_names
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
 from onward.graph.names import output_name
 from onward.plan import Plan
+from onward.train.arguments import check_arguments, checked_options, names_to_fetch
 from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
 from onward.train.explain import Explanation
 from onward.train.export import export_onnx
 from onward.train.guards import Guards, refuse_optimizer_hooks
 from onward.train.optim import Optimizer, to_torch
+from onward.train.report import Report, as_html, tensor_text
 from onward.train.state import check_state, restore, saved
 from onward.train.steps import Ready, Step, Wanted
 from onward.train.updates import Updates
@@ -56,6 +60,17 @@ class StepResult:
     updated: bool = True
     outputs: dict[str, torch.Tensor] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        outputs = ", ".join(f"{n}: {tensor_text(t)}" for n, t in self.outputs.items())
+        return (
+            f"StepResult(loss={tensor_text(self.loss)}, grad_norm={tensor_text(self.grad_norm)}, "
+            f"lr={self.lr:g}, skipped={self.skipped}, updated={self.updated}, "
+            f"outputs={{{outputs}}})"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code>"
+
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -80,7 +95,7 @@ class Trainer:
 
     loss_fn(outputs, *targets) makes the loss of a model that does not return one; the targets are
     then the last positional argument of a step, or its keyword `labels`, `target` or `targets`.
-    `verify` is short for `TrainerOptions(verify=True)`.
+    options: TrainerOptions, or a dict of them. `verify` is short for `TrainerOptions(verify=True)`.
     Raises OnwardError for what it cannot do, before anything is changed.
     """
 
@@ -90,13 +105,14 @@ class Trainer:
         optimizer: Optimizer,
         loss_fn: LossFunction | None = None,
         model_desc: Mapping[str, Any] | None = None,
-        options: TrainerOptions | None = None,
+        options: TrainerOptions | Mapping[str, Any] | None = None,
         verify: bool = False,
     ) -> None:
+        check_arguments(model, loss_fn, model_desc, verify)
         self.model = model
         self.loss_fn = loss_fn
         self.model_desc = model_desc
-        self.options = options or TrainerOptions()
+        self.options = checked_options(options)
         _check_loss(loss_fn)
         self.optimizer = to_torch(optimizer, model)
         parameters = list(model.parameters())
@@ -116,6 +132,7 @@ class Trainer:
         self._example: Call | None = None
         self._last_executable: Executable | None = None
         self._last_rows: dict[str, Any] = {}
+        self._last_inputs: tuple[Mapping[str, Any], Mapping[str, int]] = ({}, {})
         self._verified = not (verify or self.options.verify)
         self._updates = Updates(model, self.optimizer, self._train.clear)
 
@@ -125,6 +142,18 @@ class Trainer:
         return self._updates.done
 
     # ---- stepping
+
+    def __repr__(self) -> str:
+        made = "nothing compiled yet"
+        if self._last_executable is not None:
+            made = repr(self._last_executable.plan)
+        return (
+            f"Trainer({type(self.model).__name__}, {type(self.optimizer).__name__}, "
+            f"{self.updates} updates, {made})"
+        )
+
+    def _repr_html_(self) -> str:
+        return as_html(self if self._last_executable is None or not self._train else self.report())
 
     @_alone
     def train_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
@@ -144,7 +173,7 @@ class Trainer:
             self._verified = True
         n = self.options.gradient_accumulation_steps
         last = self.micro_steps >= n - 1
-        wanted = (*self.options.fetch, *fetch)
+        wanted = names_to_fetch(self.options, fetch)
         step, ready = self._train_ready(call, last, wanted)
         self._remember(call)
         executable, lr = ready.executable, float(self.optimizer.param_groups[0]["lr"])
@@ -168,6 +197,7 @@ class Trainer:
             }  # fmt: skip
             wrote = executable.run(inputs, ready.dims, done)
         self._last_executable, self._last_rows = executable, ready.rows
+        self._last_inputs = inputs, ready.dims
         if not wrote:
             log.warning("a gradient is not finite: update %d is skipped", self.updates + 1)
         clipped = last and "grad_norm" in executable.plan.outputs
@@ -185,6 +215,7 @@ class Trainer:
         """The loss (and the outputs named by `fetch`) in evaluation mode: no dropout, no update."""
         call = bind_call(args, kwargs, self.loss_fn is not None)
         check_batch(self.model_desc, call.named())
+        fetch = read_names("fetch", fetch)
         step, ready = self._eval_ready(call, fetch)
         self._remember(call)
         executable = ready.executable
@@ -246,26 +277,27 @@ class Trainer:
             call = bind_call(args, kwargs, self.loss_fn is not None)
         with _mode(self.model, training=True):
             return verify_step(
-                self.model, call, self.loss_fn, self._trained, bisect, self.options.disable
+                self.model, call, self.loss_fn, self._trained, bisect, tuple(self.options.disable)
             )
 
     @_alone
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Report:
         """Seconds of each compile stage, edits of each pass, predicted peak, launches, notes; of
-        the last training step, the share of the arithmetic that was done and the rows counted."""
+        the last training step, the share of the arithmetic that was done and the rows counted.
+        Print it as a table; it is a dict as well."""
         steps = self._train or self._eval
         plan = self.plan
         if not steps:
             raise OnwardError("the model has changed since; fix: call train_step first")
         compiled = steps[-1].compiled
-        return {
-            "compile_seconds": dict(compiled.seconds),
-            "passes": [vars(r) for r in compiled.reports],
-            "predicted_peak_bytes": plan.peak,
-            "launches": len(plan.launches),
-            "rows": self._last_rows,
-            "notes": list(compiled.captured.notes),
-        }
+        return Report(
+            compile_seconds=dict(compiled.seconds),
+            passes=[dict(vars(r)) for r in compiled.reports],
+            predicted_peak_bytes=plan.peak,
+            launches=len(plan.launches),
+            rows=copy.deepcopy(self._last_rows),
+            notes=list(compiled.captured.notes),
+        )
 
     @_alone
     def explain(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> Explanation:
@@ -275,7 +307,7 @@ class Trainer:
         fetch: outputs that the step returns besides those of `options.fetch`.
         """
         call = bind_call(args, kwargs, self.loss_fn is not None)
-        names = (*self.options.fetch, *fetch)
+        names = names_to_fetch(self.options, fetch)
         self._refresh(training=True)
         step = self._fitting(self._train, call, self._train_step)
         return step.explain(call, names)
@@ -287,11 +319,10 @@ class Trainer:
 
     @_alone
     def profile(self) -> dict[str, float]:
-        """Seconds per op, largest first, of one more run of the last step, launch by launch.
-
-        It is a real step on the last batch: the weights move once more.
-        """
-        return self._last.profile_by_op()
+        """Seconds per op, largest first, of one more run of the last training step, launch by
+        launch. Nothing of it stays: weights, optimizer state and counters are as before, to the
+        bit. For its time it holds a copy of what the step writes."""
+        return self._last.profile_by_op(*self._last_inputs)
 
     @property
     def _last(self) -> Executable:

@@ -132,6 +132,19 @@ def rates(threads: int) -> Rates:
     return table
 
 
+def known_rates(threads: int) -> Rates | None:
+    """The rates that this machine has kept; None where they were never measured."""
+    return _read(_file(threads)) if engines() else None
+
+
+def measure_now(threads: int) -> Rates:
+    """Measures anew and keeps what was found."""
+    table = measure()
+    _write(_file(threads), table)
+    rates.cache_clear()
+    return table
+
+
 def measure() -> Rates:
     """Times every sample on every engine, in turn; the best of a few runs each."""
     best: dict[Shape, dict[str, float]] = {shape: {} for shape in SAMPLES}
@@ -175,6 +188,11 @@ def _file(threads: int) -> Path:
 
 def _processor() -> str:
     """The processor's model with its instruction level: virtual machines of one name may differ."""
+    return f"{processor_name()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def processor_name() -> str:
+    """The model of the processor, as the system calls it."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -182,7 +200,7 @@ def _processor() -> str:
             if line.startswith("model name"):
                 model = line.partition(":")[2].strip()
                 break
-    return f"{model} {torch.backends.cpu.get_cpu_capability()}"
+    return model
 
 
 def _read(path: Path) -> Rates | None:

@@ -16,14 +16,18 @@ from typing import Any, TypeAlias
 
 import torch
 
-from onward.config import environment
+from onward.config import OnwardError, environment
 from onward.graph.types import DType
 from onward.kernels.kernel import Launch, Need
 
 log = logging.getLogger("onward")
 FOLDER = Path(__file__).parent
 # Best first, each with what `torch.backends.cpu` calls processors that have it.
-_LEVELS = {"avx512": {"AVX512"}, "avx2": {"AVX2", "AVX512"}, "plain": None}
+_LEVELS: dict[str, set[str] | None] = {
+    "avx512": {"AVX512"},
+    "avx2": {"AVX2", "AVX512"},
+    "plain": None,
+}
 Argument: TypeAlias = (
     "torch.Tensor | Sequence[int] | Sequence[float] | ctypes.Array[ctypes.c_int64] | float | None"
 )
@@ -80,20 +84,50 @@ _CONVERSIONS: dict[type, Callable[[Any], Any]] = {
 
 @functools.cache
 def library() -> Library | None:
-    """The kernels for this machine, or None; why not is said once, in the log."""
+    """The kernels for this machine, or None; why not is said once, in the log.
+
+    Raises OnwardError where the environment asks for a build that cannot be had.
+    """
     wanted = environment().native
     if wanted == "0":
         return None
     found, reason = _load(wanted)
+    if found is None and wanted:
+        raise OnwardError(
+            f"ONWARD_NATIVE={wanted} cannot be had ({reason}); fix: one of "
+            f"{', '.join(['0', *usable()])}, or unset it"
+        )
     if found is None:
         log.warning("no native CPU kernels (%s): running on PyTorch's operators", reason)
     return found
 
 
-def _load(wanted: str) -> tuple[Library | None, str]:
+def about() -> str:
+    """Which build serves this machine, or why none does; in words."""
+    if environment().native == "0":
+        return "off (ONWARD_NATIVE=0)"
+    found = library()
+    if found is not None:
+        return f"{found.level} ({found.path.name})"
+    return f"none: {_load('')[1]}"
+
+
+def built() -> list[str]:
+    """The instruction levels that the installation compiled, best first."""
+    return [level for level in _LEVELS if any(FOLDER.glob(f"{level}.*.so"))]
+
+
+def usable() -> list[str]:
+    """Those of them that this processor runs."""
     processor = torch.backends.cpu.get_cpu_capability()
-    for level, needed in _LEVELS.items():
-        if (wanted and level != wanted) or (needed is not None and processor not in needed):
+    return [x for x in built() if (needed := _LEVELS[x]) is None or processor in needed]
+
+
+def _load(wanted: str) -> tuple[Library | None, str]:
+    if wanted and wanted in built() and wanted not in usable():
+        return None, f"this processor has {torch.backends.cpu.get_cpu_capability()}"
+    for level in usable():
+        if wanted and level != wanted:
             continue
         for path in sorted(FOLDER.glob(f"{level}.*.so")):
             try:
@@ -105,6 +139,8 @@ def _load(wanted: str) -> tuple[Library | None, str]:
             if len(runtimes) != 1:
                 return None, f"{len(runtimes)} OpenMP runtimes loaded: {', '.join(runtimes)}"
             return loaded, ""
+    if wanted and built():
+        return None, f"built are: {', '.join(built())}"
     return None, "not built: the package was installed without a C++ compiler"
 
 

@@ -1,0 +1,123 @@
+"""`onward doctor`: the versions, and what this machine's kernels and libraries are."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import onward
+from onward.config import environment, variables
+
+# Packages by the extra that installs them.
+EXTRAS = {
+    "required": (
+        "torch",
+        "onnx",
+        "onnx-ir",
+        "numpy",
+        "safetensors",
+        "tqdm",
+        "psutil",
+        "jsonargparse",
+    ),
+    "hf": ("transformers", "tokenizers"),
+    "ort": ("onnxruntime",),
+    "viz": ("matplotlib",),
+}
+COMPILERS = ("c++", "g++", "clang++")
+
+
+def facts(measure: bool = False) -> Iterator[str]:
+    """Everything, line by line. measure: times the matrix products of each engine anew."""
+    yield f"onward {onward.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    for extra, packages in EXTRAS.items():
+        for package in packages:
+            found = installed(package)
+            if found is None:
+                wanted = "onward" if extra == "required" else f"onward[{extra}]"
+                found = f'not installed; fix: pip install "{wanted}"'
+            yield f"  {extra:<9} {package:<14} {found}"
+    if installed("torch") is None:
+        return
+    for name, text in (*_machine(), *_products(measure), *_environment()):
+        yield f"{name:<14}{text}"
+
+
+def installed(package: str) -> str | None:
+    """Its version; None where it is absent."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _machine() -> Iterator[tuple[str, str]]:
+    import torch
+
+    from onward.kernels.blas.choice import processor_name
+    from onward.kernels.native import library
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    yield "processor", f"{processor_name()} ({platform.machine()}), {cores} cores to run on"
+    yield "instructions", f"{torch.backends.cpu.get_cpu_capability()}, as PyTorch sees them"
+    built = ", ".join(library.built()) or "nothing"
+    yield "native build", f"{library.about()}; installed: {built}"
+    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    yield (
+        "compiler",
+        compiler
+        or ("none found; native kernels are compiled at installation, with a C++ compiler"),
+    )
+    limit = variables().get("OMP_NUM_THREADS")
+    yield (
+        "threads",
+        (
+            f"{torch.get_num_threads()} in PyTorch; OMP_NUM_THREADS "
+            + (f"is {limit}" if limit else "is not set")
+        ),
+    )
+    yield "OpenMP", ", ".join(library.openmp_runtimes()) or "none loaded"
+    if installed("onnxruntime") is not None:
+        import onnxruntime
+
+        providers = ", ".join(onnxruntime.get_available_providers())
+        yield "onnxruntime", f"{onnxruntime.__version__} ({providers})"
+
+
+def _products(measure: bool) -> Iterator[tuple[str, str]]:
+    """The engines of matrix products, and their rates on this machine."""
+    import torch
+
+    from onward.kernels.blas import choice, engines
+
+    found = engines.engines()
+    paths = [f"{name} (in {Path(engine.path).name})" for name, engine in found.items()]
+    yield "BLAS engines", ", ".join([choice.TORCH, *paths])
+    if not found:
+        yield "rates", "nothing to choose from"
+        return
+    threads = torch.get_num_threads()
+    table = choice.measure_now(threads) if measure else choice.known_rates(threads)
+    if table is None:
+        yield "rates", "not measured yet; `onward doctor --measure` does it, or the first step"
+        return
+    for name in (choice.TORCH, *found):
+        rates = [row[name] for row in table.values()]
+        mean = math.exp(sum(map(math.log, rates)) / len(rates))
+        first = sum(max(row, key=lambda n: row[n]) == name for row in table.values())
+        yield (
+            f"  {name}",
+            f"{mean:.0f} GFLOP/s in the mean of {len(rates)} products, {max(rates):.0f} at most; "
+            f"fastest on {first}",
+        )
+
+
+def _environment() -> Iterator[tuple[str, str]]:
+    yield "cache", str(environment().cache)
+    set_here = [f"{n}={v}" for n, v in variables().items() if n.startswith("ONWARD_")]
+    yield "environment", ", ".join(set_here) or "no ONWARD_ variable is set"

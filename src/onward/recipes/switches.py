@@ -1,0 +1,159 @@
+"""Switches of the command lines that people bring along: Hugging Face's language-modelling examples
+and the ONNX Runtime training example for GPT-2. What is ours by another name stands in `RENAMED`;
+of the rest each is either told to change nothing, or refused with what to do instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onward.recipes.gpt2 import PRESETS
+from onward.recipes.options import InputError
+
+RENAMED = {
+    "model": "model_name_or_path",
+    "eval_file": "validation_file",
+    "train_data_file": "train_file",
+    "eval_data_file": "validation_file",
+    "per_gpu_train_batch_size": "per_device_train_batch_size",
+    "per_gpu_eval_batch_size": "per_device_eval_batch_size",
+}
+
+
+@dataclass(frozen=True)
+class Switch:
+    """One that Onward has no option for.
+
+    told: what is said of it. fix: what to do instead; empty where it changes nothing and is
+    accepted. asks_nothing: values that are granted all the same. flag: it may stand without a
+    value. off: what to do where a flag is given as false; empty where that is granted.
+    """
+
+    told: str
+    fix: str = ""
+    asks_nothing: tuple[str, ...] = ()
+    flag: bool = False
+    off: str = ""
+
+
+def _flag(told: str, fix: str = "", off: str = "") -> Switch:
+    return Switch(told, fix, (), True, off)
+
+
+_SAVED = Switch("the model is saved once, at the end")
+_EVALUATED = Switch("the model is evaluated once, at the end")
+_METRICS = Switch("progress goes to stderr and to metrics.jsonl")
+_FP32 = _flag("training is in fp32", "leave it out")
+_ONE_PROCESS = Switch("training is one process on the CPU", "leave it out", ("-1", "0", "1"))
+_TEXT_FILES = Switch("training text comes from files", "give --train_file")
+
+SWITCHES: dict[str, Switch] = {
+    # accepted: they ask for what is done anyway, or for nothing that matters here
+    "do_train": _flag("finetune always trains", off="onward verify compares without training"),
+    "do_eval": _flag("finetune always evaluates, once, at the end"),
+    "overwrite_output_dir": _flag("a folder that holds files is refused, never overwritten"),
+    "overwrite_cache": _flag("tokens are not cached"),
+    "ort_trainer": _flag("Onward computes the step by default", off="--engine torch"),
+    "no_cuda": _flag("training is on the CPU"),
+    "use_cpu": _flag("training is on the CPU"),
+    "logging_first_step": _flag("the first line comes after --logging_steps updates"),
+    "disable_tqdm": _flag("there is a bar on a terminal only"),
+    "evaluate_during_training": _flag(_EVALUATED.told),
+    "eval_all_checkpoints": _flag(_EVALUATED.told),
+    "dataloader_drop_last": _flag("blocks that fill no whole update are left out of an epoch"),
+    "model_type": Switch("the model's own configuration says it"),
+    "save_steps": _SAVED,
+    "save_total_limit": _SAVED,
+    "save_strategy": _SAVED,
+    "eval_steps": _EVALUATED,
+    "eval_strategy": _EVALUATED,
+    "evaluation_strategy": _EVALUATED,
+    "logging_dir": _METRICS,
+    "logging_strategy": _METRICS,
+    "report_to": _METRICS,
+    "run_name": _METRICS,
+    "mlm_probability": Switch("it belongs to --mlm"),
+    "fp16_opt_level": Switch("it belongs to --fp16"),
+    "preprocessing_num_workers": Switch("tokenising uses all cores"),
+    "optim": Switch(
+        "the optimizer is AdamW",
+        "leave it out",
+        ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_ort_fused"),
+    ),
+    "adam_epsilon": Switch("AdamW's epsilon is 1e-8", "leave it out", ("1e-8", "1e-08")),
+    "adam_beta1": Switch("AdamW's beta1 is 0.9", "leave it out", ("0.9",)),
+    "adam_beta2": Switch("AdamW's beta2 is 0.999", "leave it out", ("0.999",)),
+    "local_rank": _ONE_PROCESS,
+    "world_rank": _ONE_PROCESS,
+    "world_size": _ONE_PROCESS,
+    # refused: without them the run would be another
+    "mlm": _flag("finetune trains causal language models, not masked ones", "leave it out"),
+    "line_by_line": _flag("text is cut into blocks, not at line ends", "give --block_size"),
+    "do_predict": _flag("finetune trains and evaluates only", "leave it out"),
+    "fp16": _FP32,
+    "bf16": _FP32,
+    "gradient_checkpointing": _flag("recomputing is by --memory_budget", "--memory_budget 0.5"),
+    "should_continue": _flag(
+        "a run does not go on from a checkpoint", "name its folder with --model_name_or_path"
+    ),
+    "resume_from_checkpoint": Switch(
+        "a run does not go on from a checkpoint", "name its folder with --model_name_or_path"
+    ),
+    "deepspeed": _ONE_PROCESS,
+    "tpu_num_cores": _ONE_PROCESS,
+    "dataset_name": _TEXT_FILES,
+    "dataset_config_name": _TEXT_FILES,
+    "cache_dir": Switch("downloads go where the Hugging Face libraries say", "set HF_HOME"),
+    "warmup_ratio": Switch(
+        "warmup is counted in updates", "give --warmup_steps", ("0", "0.0")
+    ),
+    "label_smoothing_factor": Switch(
+        "the loss is plain cross-entropy", "leave it out", ("0", "0.0")
+    ),
+    "max_train_samples": Switch("all of the text is trained on", "give --max_steps"),
+}  # fmt: skip
+
+
+class Foreign:
+    """The foreign switches of one command line, and what there is to say of them."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+        self._config_name: str | None = None
+
+    def takes(self, name: str) -> bool:
+        """Whether this is one of them."""
+        return name in SWITCHES or name == "config_name"
+
+    def may_stand_alone(self, name: str) -> bool:
+        """Whether it needs no value."""
+        return name in SWITCHES and SWITCHES[name].flag
+
+    def take(self, spelled: str, name: str, value: str) -> None:
+        """Accepts one with a note, or raises InputError with what to do instead."""
+        if name == "config_name":
+            self._config_name = value
+            return
+        switch, where = SWITCHES[name], "on the command line"
+        off = switch.flag and value.lower() in ("false", "0", "no")
+        if off and switch.off:
+            raise InputError(f"--{spelled} {value}: {switch.told}", where, switch.off)
+        if switch.fix and not off and value not in switch.asks_nothing:
+            raise InputError(f"--{spelled} is not there: {switch.told}", where, switch.fix)
+        self.notes.append(f"--{spelled} changes nothing: {switch.told}")
+
+    def settle(self, given: dict[str, str]) -> None:
+        """What a configuration's name means beside the model's: the same model, or a preset."""
+        name = self._config_name
+        if name is None:
+            return
+        model = given.setdefault("model_name_or_path", name) if name in PRESETS else (
+            given.get("model_name_or_path")
+        )  # fmt: skip
+        if model != name:
+            raise InputError(
+                f"config_name is {name!r}",
+                "in --config_name",
+                f"for random start weights give --model {', '.join(PRESETS)}, else leave it out",
+            )
+        self.notes.append(f"--config_name means --model_name_or_path {name}")

@@ -1,0 +1,79 @@
+"""What a Trainer says of itself: a report that prints as a table, and short forms for notebooks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+import torch
+
+_MIB = 2**20
+
+
+class Report(dict[str, Any]):
+    """What `Trainer.report()` returns: print it as a table, or read it as the dict that it is.
+
+    compile_seconds: by stage. passes: of each rewrite pass its name, edits, seconds, nodes left.
+    predicted_peak_bytes: beyond the user's parameters. launches: of the last step's plan.
+    rows: of the last training step, `arithmetic_done` (a share) and the `counts` of rows.
+    notes: what capture did that a user may want to know.
+    """
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain dict, of values that JSON knows."""
+        return dict(self)
+
+    def __repr__(self) -> str:
+        seconds = sum(self.get("compile_seconds", {}).values())
+        peak = self.get("predicted_peak_bytes", 0) / _MIB
+        return (
+            f"Report({self.get('launches')} launches, peak {peak:.1f} MiB, compiled in "
+            f"{seconds:.2f} s)"
+        )
+
+    def __str__(self) -> str:
+        stages: Mapping[str, float] = self.get("compile_seconds", {})
+        lines = [f"{'compile stage':<32}{'seconds':>9}"]
+        lines += [f"  {name:<30}{seconds:>9.3f}" for name, seconds in stages.items()]
+        lines.append(f"  {'total':<30}{sum(stages.values()):>9.3f}")
+        lines += ["", f"{'pass':<32}{'seconds':>9}{'edits':>8}{'nodes left':>12}"]
+        for item in self.get("passes", ()):
+            lines.append(
+                f"  {item['name']:<30}{item['seconds']:>9.3f}{item['edits']:>8}{item['nodes']:>12}"
+            )
+        peak = self.get("predicted_peak_bytes", 0)
+        lines += [
+            "",
+            f"launches        {self.get('launches')}",
+            f"predicted peak  {peak / _MIB:.2f} MiB beyond the parameters",
+        ]
+        rows: Mapping[str, Any] = self.get("rows", {})
+        if rows:
+            counts = ", ".join(f"{name} {n}" for name, n in rows.get("counts", {}).items())
+            lines.append(
+                f"last batch      {rows.get('arithmetic_done', 1.0):.1%} of the arithmetic done"
+                + (f"; rows: {counts}" if counts else "; on every row")
+            )
+        lines += [f"note: {note}" for note in self.get("notes", ())]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return as_html(self)
+
+
+def as_html(thing: object) -> str:
+    """The short form, with the whole table behind a click."""
+    return (
+        f"<details><summary><code>{escape(repr(thing))}</code></summary>"
+        f"<pre>{escape(str(thing))}</pre></details>"
+    )
+
+
+def tensor_text(tensor: torch.Tensor | None) -> str:
+    """A number as it is, anything larger by dtype and shape: `float32[4, 12]`."""
+    if tensor is None:
+        return "None"
+    if tensor.numel() == 1:
+        return f"{tensor.item():.6g}"
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

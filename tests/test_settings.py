@@ -1,0 +1,301 @@
+"""Every option, every Trainer argument and every variable, with values that cannot be meant: one
+clear line for each, before anything is changed. And the odd spellings that can be meant."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny import mlp
+from torch import nn
+
+import onward
+from onward import OnwardError, TrainerOptions
+from onward.compile import SWITCHES, switched_off
+from onward.config import VARIABLES, Environment
+from onward.kernels.blas.choice import forced
+from onward.kernels.native import library as native
+from onward.rewrite import FORWARD, STEP, row_demand
+
+loss_fn = nn.functional.cross_entropy
+X, Y = torch.randn(6, 8), torch.arange(6) % 5
+
+NO_NUMBERS = ("2", b"2", [2], {}, object(), torch.tensor(2), 1j, True, False, np.True_)
+WRONG: dict[str, tuple[Any, ...]] = {
+    "gradient_accumulation_steps": (
+        *NO_NUMBERS, None, 0, -1, 1.5, 2.0, math.nan, math.inf, np.float64(2), np.int64(0),
+    ),
+    "max_grad_norm": (*NO_NUMBERS, 0, 0.0, -1.0, math.nan, math.inf, -math.inf, np.float32("inf")),
+    "seed": (*NO_NUMBERS, -1, 2**64, 1.0, math.nan, np.int64(-1)),
+    "verify": (None, 0, 1, "yes", "false", [], torch.tensor(True)),
+    "memory_budget": (
+        True, 0, 1, -1, 0.0, -0.5, 1.5, 2e9, math.nan, math.inf, np.int64(1), np.float32(1.5),
+        "", "1", "0.6", "60%", "half", "2 gigabytes", "GB", "-1GB", "1e3MB", "1B", "1.2.3GB",
+        "nanGB", [1], {}, torch.tensor(0.5),
+    ),
+    "disable": (
+        None, 3, True, b"cse", {"cse": 1}, [3], ["cse", None], [""], "csee", ["fold", "fused"],
+        "cse,nope", "cse fold",
+    ),
+    "fetch": (None, 3, True, b"logits", {"logits": 1}, [3], [None], [""], ""),
+}  # fmt: skip
+RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
+    "gradient_accumulation_steps": ((3, 3), (np.int64(2), 2), (np.uint8(2), 2)),
+    "max_grad_norm": ((None, None), (1, 1.0), (np.float32(0.5), 0.5), (np.int32(2), 2.0)),
+    "seed": ((None, None), (0, 0), (2**64 - 1, 2**64 - 1), (np.int32(5), 5)),
+    "verify": ((True, True), (np.False_, False)),
+    "memory_budget": (
+        (None, None), (2, 2), (1.0, 1.0), (1e-9, 1e-9), (np.float32(0.5), 0.5), ("2GB", "2GB"),
+    ),
+    "disable": (
+        ("cse", ("cse",)), (" cse , fold,", ("cse", "fold")), (["cse", "cse"], ("cse",)),
+        ({"cse"}, ("cse",)), ("", ()), ((), ()), ((x for x in ("cse",)), ("cse",)),
+        ("row_demand", ("row_demand",)),
+    ),
+    "fetch": (("logits", ("logits",)), (["a", "b", "a"], ("a", "b")), ((), ())),
+}  # fmt: skip
+
+
+def trainer_with(**options: Any) -> onward.Trainer:
+    return onward.Trainer(mlp(), onward.optim.SGD(), loss_fn, options=TrainerOptions(**options))
+
+
+def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:
+    text = str(error.value)
+    assert type(error.value) is OnwardError
+    assert "\n" not in text and "fix: " in text and len(text) < 500, text
+    return text
+
+
+def test_every_option_is_in_the_tables() -> None:
+    names = [f.name for f in dataclasses.fields(TrainerOptions)]
+    assert list(WRONG) == list(RIGHT) == names
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values_of_an_option_are_refused_by_name(name: str) -> None:
+    for value in WRONG[name]:
+        try:
+            trainer_with(**{name: value})
+        except OnwardError as error:
+            text = str(error)
+            assert name in text and "fix: " in text and "\n" not in text, text
+        else:
+            pytest.fail(f"{name}={value!r} was accepted")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_values_that_can_be_meant_are_read_as_they_are_meant(name: str) -> None:
+    for given, meant in RIGHT[name]:
+        options = trainer_with(**{name: given}).options
+        found = getattr(options, name)
+        assert found == meant and type(found) in (type(meant), type(given)), given
+
+
+def test_options_from_a_dict() -> None:
+    trainer = onward.Trainer(
+        mlp(), onward.optim.SGD(), loss_fn, options={"seed": 3, "disable": "cse"}
+    )
+    assert trainer.options == TrainerOptions(seed=3, disable=("cse",))
+    assert onward.Trainer(mlp(), onward.optim.SGD(), loss_fn, options={}).options == (
+        TrainerOptions()
+    )
+    with pytest.raises(OnwardError) as error:
+        onward.Trainer(mlp(), onward.optim.SGD(), loss_fn, options={"sed": 3, "max_norm": 1.0})
+    text = one_line(error)
+    assert "'sed' (did you mean seed?)" in text and "'max_norm' (did you mean max_grad_norm?)" in (
+        text
+    )
+
+
+# ---- names of passes
+
+
+def test_the_names_that_may_be_switched_off_are_all_passes_and_row_demand() -> None:
+    passes = {p.name for p in (*FORWARD, *STEP)} | {row_demand.__name__}
+    assert set(SWITCHES) == passes and len(SWITCHES) == len(passes)
+    assert switched_off(SWITCHES) == passes
+
+
+@pytest.mark.parametrize("through", ["option", "environment"])
+def test_unknown_passes_are_one_error_with_close_names(
+    through: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = "flash_atention,cse,zzz,Row_demand"
+    if through == "environment":
+        monkeypatch.setenv("ONWARD_DISABLE", names)
+    with pytest.raises(OnwardError) as error:
+        trainer_with(disable=names if through == "option" else ())
+    text = str(error.value)
+    assert "\n" not in text
+    where = "disable" if through == "option" else "ONWARD_DISABLE"
+    assert text.startswith(f"no pass in {where} is called ")
+    assert "'flash_atention' (did you mean flash_attention" in text
+    assert "'Row_demand' (did you mean row_demand" in text and "'zzz'," in text
+    assert "'cse'" not in text
+    assert all(name in text.partition("fix: ")[2] for name in SWITCHES)
+
+
+def test_a_pass_named_in_a_string_does_not_run() -> None:
+    trainer = trainer_with(disable="cse, gemm_add")
+    trainer.train_step(X, Y)
+    run = {p["name"] for p in trainer.report()["passes"]}
+    assert run == set(SWITCHES) - {"cse", "gemm_add"}
+
+
+# ---- arguments
+
+
+def described(inputs: Any) -> dict[str, Any]:
+    return {"model_desc": {"inputs": inputs}}
+
+
+ARGUMENTS: dict[str, tuple[dict[str, Any], str]] = {
+    "model: a class": ({"model": nn.Linear}, "model is the class Linear"),
+    "model: a function": ({"model": lambda x: x}, "model is function"),
+    "model: None": ({"model": None}, "model is NoneType"),
+    "optimizer: a name": ({"optimizer": "adamw"}, "optimizer"),
+    "optimizer: a class": ({"optimizer": torch.optim.AdamW}, "optimizer"),
+    "optimizer: our class": ({"optimizer": onward.optim.AdamW}, "optimizer"),
+    "optimizer: None": ({"optimizer": None}, "optimizer"),
+    "loss_fn: a name": ({"loss_fn": "mse"}, "loss_fn is 'mse'"),
+    "loss_fn: a class": ({"loss_fn": nn.CrossEntropyLoss}, "loss_fn is <class"),
+    "loss_fn: a tensor": ({"loss_fn": torch.ones(2)}, "loss_fn is tensor"),
+    "options: text": ({"options": "seed=1"}, "options is 'seed=1'"),
+    "options: a class": ({"options": TrainerOptions}, "options is <class"),
+    "options: False": ({"options": False}, "options is False"),
+    "verify: a number": ({"verify": 1}, "verify=1"),
+    "verify: text": ({"verify": "no"}, "verify='no'"),
+    "model_desc: text": ({"model_desc": "x"}, "model_desc"),
+    "model_desc: empty": ({"model_desc": {}}, "model_desc"),
+    "model_desc: typo": ({"model_desc": {"inputs": [], "output": []}}, "did you mean outputs"),
+    "model_desc: a name": (described("x"), "model_desc['inputs'] is a str"),
+    "model_desc: no shape": (described([("x",)]), "model_desc lists"),
+    "model_desc: no name": (described([(1, ["b"])]), "model_desc lists"),
+    "model_desc: a number": (described([("x", 3)]), "model_desc lists"),
+    "model_desc: a half": (described([("x", [1.5])]), "model_desc lists"),
+    "model_desc: four": (described([("x", ["b"], "f32", True)]), "model_desc lists"),
+}
+
+
+@pytest.mark.parametrize("case", ARGUMENTS)
+def test_wrong_arguments_are_refused_by_name(case: str) -> None:
+    changed, words = ARGUMENTS[case]
+    given = {"model": mlp(), "optimizer": onward.optim.SGD(), "loss_fn": loss_fn, **changed}
+    with pytest.raises(OnwardError) as error:
+        onward.Trainer(**given)
+    assert words in one_line(error)
+
+
+@pytest.mark.parametrize("fetch", [3, None, b"x", [1], "", {"a": 1}])
+@pytest.mark.parametrize("method", ["train_step", "eval_step", "explain"])
+def test_what_to_fetch_is_checked_where_it_is_given(method: str, fetch: Any) -> None:
+    trainer = trainer_with()
+    with pytest.raises(OnwardError, match="fetch"):
+        getattr(trainer, method)(X, Y, fetch=fetch)
+    assert trainer.updates == trainer.micro_steps == 0
+
+
+def test_a_string_names_one_output() -> None:
+    model = mlp()
+    options = TrainerOptions(fetch="output")
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0), loss_fn, options=options)
+    expected = model(X).detach()
+    for found in (
+        trainer.train_step(X, Y),
+        trainer.train_step(X, Y, fetch="output"),
+        trainer.train_step(X, Y, fetch=["output"]),
+        trainer.eval_step(X, Y, fetch="output"),
+    ):
+        assert list(found.outputs) == ["output"]
+        torch.testing.assert_close(found.outputs["output"], expected)
+    with pytest.raises(OnwardError, match="no output 'logits'"):
+        trainer.eval_step(X, Y, fetch="logits")
+
+
+# ---- variables
+
+VALUES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # refused, taken
+    "ONWARD_DUMP": (("FILE",), ("", "FOLDER", "NEW")),
+    "ONWARD_DISABLE": (("csee", "cse;fold", "cse, nope"), ("", "cse", " cse , fold ,")),
+    "ONWARD_CHECK": (("yes", "true", "2", " "), ("", "0", "1")),
+    "ONWARD_NATIVE": (("bogus", "1", "AVX2", "sse"), ("", "0", "plain")),
+    "ONWARD_BLAS": (("bogus", "MKL", "accelerate", "1"), ("", "torch")),
+    "ONWARD_CACHE": (("FILE",), ("", "FOLDER", "NEW")),
+}
+
+
+@pytest.fixture
+def set_variable(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    (tmp_path / "file").touch()
+    (tmp_path / "folder").mkdir()
+
+    def choose(name: str, value: str) -> None:
+        at = tmp_path / value.lower() if value in ("FILE", "FOLDER", "NEW") else value
+        monkeypatch.setenv(name, str(at))
+        native.library.cache_clear()
+
+    return choose
+
+
+def test_every_variable_is_in_the_table_and_described() -> None:
+    assert set(VALUES) == set(VARIABLES)
+    assert set(re.findall(r"ONWARD_\w+", Environment.__doc__ or "")) == set(VARIABLES)
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_wrong_values_of_a_variable_are_refused_by_name(
+    name: str, set_variable: Callable[[str, str], None]
+) -> None:
+    refused, taken = VALUES[name]
+    for value in refused:
+        set_variable(name, value)
+        with pytest.raises(OnwardError, match=name):
+            trainer_with()
+    for value in taken:
+        set_variable(name, value)
+        trainer_with()
+    native.library.cache_clear()
+
+
+@pytest.mark.parametrize("typo", ["ONWARD_DISABEL", "ONWARD_NATIV", "ONWARD_CHECKS"])
+def test_a_misspelt_variable_is_told(typo: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(typo, "1")
+    with pytest.raises(OnwardError, match=f"{typo} is read; fix: did you mean ONWARD_"):
+        trainer_with()
+
+
+def test_a_build_that_is_not_there_is_refused_not_called_uncompiled(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    native.library.cache_clear()
+    monkeypatch.setenv("ONWARD_NATIVE", "avx2")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    with pytest.raises(OnwardError, match=r"ONWARD_NATIVE=avx2 .*has DEFAULT.*fix: one of 0, pla"):
+        native.library()
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    with pytest.raises(OnwardError, match="installed without a C"):
+        native.library()
+    (tmp_path / "plain.abi3.so").touch()
+    with pytest.raises(OnwardError, match="built are: plain"):
+        native.library()
+    native.library.cache_clear()
+
+
+def test_an_engine_asked_for_by_name_is_had_or_refused(
+    build: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where no native kernel could call it."""
+    build("0")
+    monkeypatch.setenv("ONWARD_BLAS", "mkl")
+    with pytest.raises(OnwardError, match="ONWARD_BLAS=mkl is not there; fix: one of torch"):
+        forced()
+    with pytest.raises(OnwardError, match="ONWARD_BLAS=mkl is not there"):
+        trainer_with()

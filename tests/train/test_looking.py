@@ -1,0 +1,221 @@
+"""Looking at a Trainer: reports, short forms for a prompt and a notebook, profiles that train
+nothing, what the log tells."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from tiny import batch, gpt2, mlp
+from torch import nn
+
+import onward
+from onward import TrainerOptions
+
+loss_fn = nn.functional.cross_entropy
+X, Y = torch.randn(6, 8), torch.arange(6) % 5
+
+
+@pytest.fixture(scope="module")
+def trained() -> onward.Trainer:
+    """After one step on padded rows."""
+    trainer = onward.Trainer(gpt2(), onward.optim.AdamW())
+    trainer.train_step(batch(4, 12, "right"))
+    return trainer
+
+
+# ---- report
+
+
+def test_report_is_a_dict_that_json_knows_and_prints_as_a_table(trained: onward.Trainer) -> None:
+    report = trained.report()
+    assert json.loads(json.dumps(report)) == report == report.to_dict() == dict(report)
+    assert type(report.to_dict()) is dict
+    lines = str(report).splitlines()
+    for stage, seconds in report["compile_seconds"].items():
+        assert any(line.split()[-1] == f"{seconds:.3f}" and stage in line for line in lines)
+    for item in report["passes"]:
+        assert [item["name"], f"{item['seconds']:.3f}", str(item["edits"]), str(item["nodes"])] in [
+            line.split() for line in lines
+        ]
+    assert f"launches        {len(trained.plan.launches)}" in lines
+    assert any(f"{trained.plan.peak / 2**20:.2f} MiB" in line for line in lines)
+    share = f"{report['rows']['arithmetic_done']:.1%} of the arithmetic done"
+    assert any(share in line for line in lines)
+    assert all(f"note: {note}" in lines for note in report["notes"]) and report["notes"]
+
+
+def test_a_report_is_the_callers_own(trained: onward.Trainer) -> None:
+    report = trained.report()
+    report["rows"]["counts"].clear()
+    report["passes"][0]["edits"] = -1
+    report["compile_seconds"].clear()
+    again = trained.report()
+    assert again["compile_seconds"] and again["passes"][0]["edits"] >= 0
+    assert again["rows"]["counts"]
+
+
+# ---- short forms
+
+SHORT: dict[str, Callable[[onward.Trainer], Any]] = {
+    "Trainer": lambda t: t,
+    "Plan": lambda t: t.plan,
+    "Report": lambda t: t.report(),
+    "StepResult": lambda t: t.eval_step(batch(4, 12, "right"), fetch="logits"),
+    "Explanation": lambda t: t.explain(batch(4, 12, "right")),
+}
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_repr_is_one_short_line(name: str, trained: onward.Trainer) -> None:
+    text = repr(SHORT[name](trained))
+    assert text.startswith(f"{name}(") and text.endswith(")")
+    assert len(text) < 240 and "\n" not in text
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_notebooks_show_the_whole(name: str, trained: onward.Trainer) -> None:
+    import xml.etree.ElementTree as xml
+
+    html = SHORT[name](trained)._repr_html_()
+    root = xml.fromstring(f"<div>{html}</div>")  # well-formed, with nothing left unescaped
+    text = "".join(root.itertext())
+    whole = {
+        "Plan": "max-live lower bound",
+        "Explanation": "of the arithmetic spared",
+        "StepResult": "logits: float32[4, 12, 97]",
+    }
+    assert whole.get(name, "predicted peak") in text
+
+
+def test_print_stays_the_whole_table(trained: onward.Trainer) -> None:
+    plan = trained.plan
+    text = str(plan)
+    assert text == f"{plan}" and all(b.name[:43] in text for b in plan.buffers)
+    assert str(trained.explain(batch(4, 12, "right"))).startswith("row demand: ")
+
+
+def test_a_trainer_that_has_not_run_can_be_shown() -> None:
+    trainer = onward.Trainer(mlp(), onward.optim.SGD(), loss_fn)
+    assert repr(trainer) == "Trainer(Mlp, SGD, 0 updates, nothing compiled yet)"
+    assert "nothing compiled yet" in trainer._repr_html_()
+    trainer.eval_step(X, Y)
+    assert "nothing compiled yet" in trainer._repr_html_()
+
+
+def test_a_result_shows_numbers_and_the_shapes_of_outputs() -> None:
+    options = TrainerOptions(max_grad_norm=1.0, fetch="output")
+    trainer = onward.Trainer(mlp(), onward.optim.SGD(lr=0.25), loss_fn, options=options)
+    result = trainer.train_step(X, Y)
+    assert result.grad_norm is not None
+    assert repr(result) == (
+        f"StepResult(loss={float(result.loss):.6g}, grad_norm={float(result.grad_norm):.6g}, "
+        "lr=0.25, skipped=False, updated=True, outputs={output: float32[6, 5]})"
+    )
+
+
+# ---- profile
+
+OPTIMIZERS: dict[str, Any] = {
+    "AdamW": lambda: onward.optim.AdamW(lr=0.1),
+    "momentum": lambda: onward.optim.SGD(lr=0.1, momentum=0.9),
+    "torch's own": None,
+}
+
+
+def everything(trainer: onward.Trainer) -> dict[str, Any]:
+    """All that a further step would read."""
+    state = trainer.state_dict()
+    return {
+        **{f"model {k}": v for k, v in state["model"].items()},
+        **{f"optimizer {k}": v for k, v in state["optimizer"].items()},
+        "counters": torch.tensor([state["updates"], state["micro_steps"], state["samples"]]),
+        "counts": torch.tensor(list(state["counts"].values())),
+        "seed": state["seed"],
+        "generator": torch.get_rng_state() if state["generator"] is None else state["generator"],
+    }
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_profile_leaves_everything_as_it_was_to_the_bit(kind: str, window: int) -> None:
+    """After each micro-step; and the run goes on as one that nobody looked at."""
+    runs = []
+    for looked in (True, False):
+        torch.manual_seed(3)
+        model = mlp(dropout=0.3)
+        make = OPTIMIZERS[kind]
+        optimizer = make() if make else torch.optim.Adam(model.parameters(), lr=0.1)
+        options = TrainerOptions(gradient_accumulation_steps=window, max_grad_norm=1.0, seed=5)
+        trainer = onward.Trainer(model, optimizer, loss_fn, options=options)
+        for i in range(2 * window):
+            trainer.train_step(X + i, Y)
+            if looked:
+                before = everything(trainer)
+                assert trainer.profile()
+                after = everything(trainer)
+                assert [n for n in before if not torch.equal(before[n], after[n])] == []
+        runs.append(everything(trainer))
+    assert runs[0].keys() == runs[1].keys()
+    assert [n for n in runs[0] if not torch.equal(runs[0][n], runs[1][n])] == []
+
+
+def test_a_profile_runs_on_the_last_training_batch_though_others_ran_since() -> None:
+    """What the memory of the step holds by then is other batches' data."""
+    data = batch(4, 12, "right")
+    trainer, twin = (onward.Trainer(gpt2(dropout=0.0), onward.optim.AdamW()) for _ in range(2))
+    for one in (trainer, twin):
+        one.train_step(data)
+    trainer.eval_step(batch(7, 30, "right", seed=8))
+    trainer.explain(batch(5, 9, "right", seed=9))
+    before = everything(trainer)
+    rows = copy.deepcopy(trainer.report()["rows"])
+    assert trainer.profile().keys() == {x.op for x in trainer.plan.launches}
+    assert trainer.report()["rows"] == rows
+    after = everything(trainer)
+    assert [n for n in before if not torch.equal(before[n], after[n])] == []
+    assert torch.equal(trainer._last.output("loss"), twin.train_step(data).loss)
+
+
+def test_a_profile_that_fails_puts_back_what_it_wrote() -> None:
+    trainer = onward.Trainer(mlp(), onward.optim.SGD(lr=0.5), loss_fn)
+    trainer.train_step(X, Y)
+    before = everything(trainer)
+    launches = trainer._last._launches
+
+    def fails() -> None:
+        raise RuntimeError("the last launch")
+
+    launches[-1] = fails
+    with pytest.raises(RuntimeError, match="the last launch"):
+        trainer.profile()
+    after = everything(trainer)
+    assert [n for n in before if not torch.equal(before[n], after[n])] == []
+
+
+# ---- the log
+
+
+def test_the_log_tells_each_stage_and_nothing_is_printed(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO, "onward")
+    trainer = onward.Trainer(mlp(), onward.optim.SGD(), loss_fn)
+    trainer.train_step(X, Y)
+    told = [r for r in caplog.records if r.name == "onward"]
+    assert {r.__dict__["stage"] for r in told} == trainer.report()["compile_seconds"].keys()
+    assert all(r.levelno == logging.INFO and r.getMessage().endswith(" s") for r in told)
+    caplog.clear()
+    trainer.train_step(X, Y)
+    assert [r for r in caplog.records if r.name == "onward"] == [], "nothing was compiled"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_nothing_is_printed_by_default(capfd: pytest.CaptureFixture[str]) -> None:
+    onward.Trainer(mlp(), onward.optim.SGD(), loss_fn).train_step(X, Y)
+    assert capfd.readouterr() == ("", "")
