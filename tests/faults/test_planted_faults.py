@@ -225,17 +225,6 @@ def takes_what_lives(plain: Any) -> Any:
     return wrong
 
 
-def windows_forgotten(plain: Any) -> Any:
-    """A value is given up while windows on it are still read."""
-
-    def wrong(self: Any) -> None:
-        views, self.views = self.views, set()
-        plain(self)
-        self.views = views
-
-    return wrong
-
-
 def narrow_broadcast(b: Any, dx: Any, shape: Any) -> Any:
     """A broadcast is undone by taking its first part instead of summing."""
     have = type_of(dx).shape
@@ -377,15 +366,9 @@ FAULTS: dict[str, Fault] = {
     "a sum's kernel": Fault(
         kernel("ReduceSum", lambda use: use.y.view(-1)[:1].mul_(1.001)), "capture", "ReduceSum("
     ),
-    "added rows' kernel": Fault(
-        kernel("ScatterND", lambda use: use.y[-1:].zero_()), "differentiate", "ScatterND("
-    ),
     # plan
     "memory taken too early": Fault(
         method("_dies_here", takes_what_lives), "capture", "first node: "
-    ),
-    "windows forgotten": Fault(
-        method("_lifetimes", windows_forgotten), "capture", "the plan writes over one"
     ),
 }  # fmt: skip
 

@@ -222,6 +222,7 @@ class Random:
         self.pool = [self.graph.input(f"x{i}", f32(4, 6), Role.BATCH) for i in range(2)]
         self.weights = [self.graph.input(f"w{i}", f32(4, 6), Role.PARAM) for i in range(2)]
         self.pool += self.weights
+        self.vector = self.graph.input("vector", f32(6), Role.PARAM)
 
     def pick(self, shape: tuple[int, ...] | None = None) -> Value:
         """One of the pool, a late one rather than an early one."""
@@ -236,6 +237,7 @@ class Random:
             self.pool += [v for v in made if v.producer() is not None]
         for i, w in enumerate(self.weights):
             g = self.pick((4, 6))
+            g = self.b.Neg(g) if i else g  # of two that read each other's parameter none is first
             velocity = self.graph.input(f"velocity{i}", f32(4, 6), Role.STATE)
             lr = self.b.scalar(0.1, DType.FLOAT)
             one = self.b.const(np.array(1, np.int64))
@@ -280,6 +282,11 @@ class Random:
                 return [b.slice(x, 0, 1, shape[0])] if shape[0] > 1 else []
             case "expand":
                 return [b.expand(b.reduce_sum(x, [0], keepdims=True), shape)]
+            case "norm":  # two of its outputs may go over one input
+                if shape[last] != 6:
+                    return []
+                y, _, _, r = b.AddLayerNormalization(x, self.pick(shape), self.vector, None)
+                return [y, r]
             case "softmax":
                 return [b.Softmax(x, axis=-1)]
             case "product":
@@ -299,7 +306,7 @@ class Random:
 
 
 STEPS = ("unary", "binary", "where", "transpose", "reshape", "split", "concat", "slice", "expand",
-         "softmax", "product", "heads")  # fmt: skip
+         "softmax", "norm", "product", "heads")  # fmt: skip
 SGD = {"momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": 0}
 
 
