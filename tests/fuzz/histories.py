@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuzz.program import HIDDEN, LOSS, Case, Maker, clean, linear_code, program
+from fuzz.program import HIDDEN, LOSS, Case, Maker, clean, program
 
 SPOILS = ("ids", "labels", "shape", "missing", "rank", "more")
 PASSES = (
@@ -23,12 +23,8 @@ def case_of(seed: int) -> Case:
     """The case of a seed."""
     m = Maker(seed)
     made = program(m)
-    while not any(not p["frozen"] and not p["buffer"] and p["shape"][0] != 3 for p in made["parameters"]):
-        h = m.pick(HIDDEN)
-        last = m.value(HIDDEN, linear_code(m, h, m.width, m.width))
-        m.parameters[-1] |= {"frozen": False, "buffer": False}
-        m.value(LOSS, f"{last}.pow(2).mean() + {made['loss']}")
-        made = program_with(m, made)
+    if not any(not (p["frozen"] or p["buffer"]) and p["shape"][0] != 3 for p in made["parameters"]):
+        made = _trained(m, made)
     case = {"seed": seed, **made}
     case["dropout"] = m.chance(0.08)
     case["loss_fn"] = ""
@@ -55,11 +51,17 @@ def case_of(seed: int) -> Case:
     return case
 
 
-def program_with(m: Maker, made: Case) -> Case:
-    """The program again, ending in the last loss that was made."""
+def _trained(m: Maker, made: Case) -> Case:
+    """The program with a parameter that the loss reaches."""
+    last = m.value(HIDDEN, f"{m.pick(HIDDEN)} * `trained.weight`")
+    end = m.value(LOSS, f"{last}.pow(2).mean() + {made['loss']}")
+    m.parameters.append({
+        "path": "trained.weight", "shape": [m.width], "about": 1.0, "layout": "rows",
+        "frozen": False, "buffer": False,
+    })  # fmt: skip
     return clean(made | {
         "parameters": m.parameters, "modules": m.modules, "inputs": m.inputs, "body": m.body,
-        "loss": m.body[-1]["to"],
+        "loss": end,
     })  # fmt: skip
 
 

@@ -9,6 +9,7 @@ Each worker is a process of its own: what kills it is a finding too. Exit status
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import queue
@@ -18,6 +19,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.0, help="stop then, whatever was done")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--fresh", action="store_true", help="every other seed from the clock")
+    parser.add_argument("--skip", nargs="+", default=[], help="leave out programs with these texts")
     parser.add_argument("--only", type=int, nargs="+", help="these seeds, in this process")
     parser.add_argument("--shrink", action="store_true", help="and make what fails small")
     parser.add_argument("--shrink-seconds", type=float, default=120.0)
@@ -59,9 +62,9 @@ def prepare() -> None:
 def verdict_of(case: dict[str, Any]) -> dict[str, Any]:
     from fuzz.judge import judge
 
-    start = time.perf_counter()
+    start = time.process_time()
     found = judge(case)
-    return {**vars(found), "finding": found.finding, "seconds": time.perf_counter() - start}
+    return {**vars(found), "finding": found.finding, "seconds": time.process_time() - start}
 
 
 def serve() -> None:
@@ -77,17 +80,27 @@ def serve() -> None:
         out.flush()
 
 
+def program(seed: int) -> str:
+    """What a seed's case does, as text."""
+    from fuzz.histories import case_of
+    from fuzz.source import PRELUDE, definitions, history_source
+
+    case = case_of(seed)
+    return definitions(case).replace(PRELUDE, "") + history_source(case) + json.dumps(case)
+
+
 class Worker:
     """A process that judges seeds, started again where one ends it."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str] = ()) -> None:
+        self.command = command or (sys.executable, str(HERE / "run.py"), "--serve")
         self.process: subprocess.Popen[str] | None = None
 
     def judge(self, seed: int) -> dict[str, Any]:
-        if self.process is None or self.process.poll() is not None:
+        if self.process is None:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "run.py"), "--serve"], stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, text=True,
             )  # fmt: skip
         process = self.process
         assert process.stdin is not None and process.stdout is not None
@@ -104,16 +117,20 @@ class Worker:
         if line:
             return json.loads(line)
         code = process.wait()
+        self.close()
         return {
             "seed": seed, "kind": "crash", "finding": True, "signature": f"crash: exit {code}",
             "detail": f"the process ended with {code}", "variant": {}, "at": 0, "seconds": 0.0,
         }  # fmt: skip
 
     def close(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
+        if self.process is not None:
+            assert self.process.stdin is not None and self.process.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # what a dead process was not told
+                self.process.stdin.close()
+            self.process.stdout.close()
             self.process.wait()
+            self.process = None
 
 
 def campaign(said: argparse.Namespace) -> list[dict[str, Any]]:
@@ -134,6 +151,8 @@ def campaign(said: argparse.Namespace) -> list[dict[str, Any]]:
                 seed = seeds.get_nowait()
             except queue.Empty:
                 break
+            if said.skip and any(text in program(seed) for text in said.skip):
+                continue
             verdict = worker.judge(seed)
             found.append(verdict)
             if verdict["finding"]:
@@ -152,7 +171,7 @@ def report(found: list[dict[str, Any]]) -> None:
     kinds = Counter(v["kind"] for v in found)
     total = len(found) or 1
     print(f"{len(found)} programs: " + ", ".join(f"{n} {k}" for k, n in kinds.most_common()))
-    print(f"{sum(v['seconds'] for v in found) / total:.2f} s a program and worker")
+    print(f"{sum(v['seconds'] for v in found) / total:.2f} s of processor time a program")
     for kind in ("refused", "invalid"):
         reasons = Counter(v["signature"] for v in found if v["kind"] == kind)
         print(f"{kind} ({100 * kinds[kind] / total:.0f} %):")
