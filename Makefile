@@ -8,13 +8,15 @@ BIN := $(VENV)/bin
 TEST_WORKERS ?= 2
 TEST_ARGS ?=
 FINETUNE_ARGS ?=
+# Programs, the first seed, a limit in seconds; tests/fuzz/run.py --help lists all.
+FUZZ_ARGS ?= --count 5000 --seed 0
 BENCH_ARGS ?=
 
 # pyright asks the package index for a newer version of itself at every start without this.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test lint format clean
+.PHONY: help finetune test fuzz lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -37,6 +39,9 @@ finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside ea
 
 test: $(VENV)/.installed-test ## run the tests (TEST_ARGS="-k name" for some of them)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TEST_ARGS)
+
+fuzz: $(VENV)/.installed-test ## train random programs beside eager PyTorch (FUZZ_ARGS="--only 17 --shrink")
+	$(BIN)/python tests/fuzz/run.py --workers $(TEST_WORKERS) $(FUZZ_ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff check, ruff format --check, pyright (basic, then strict)
 	$(BIN)/ruff check .

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from fuzz.program import Case
+from fuzz.source import SCHEDULER, batch_name, definitions
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import onward
 import onward.compile
 import onward.train.steps
-from fuzz.program import Case
-from fuzz.source import SCHEDULER, batch_name, definitions
 from onward.capture import Captured
 
 Tensors = dict[str, torch.Tensor]
@@ -119,7 +120,9 @@ class Eager(Side):
         return outputs["loss"], outputs
 
     def train(self, batch: dict[str, Any]) -> Tensors:
-        n, limit = (self.case["options"][k] for k in ("gradient_accumulation_steps", "max_grad_norm"))
+        n, limit = (
+            self.case["options"][k] for k in ("gradient_accumulation_steps", "max_grad_norm")
+        )
         self.model.train()
         if self.micro == 0:
             self.optimizer.zero_grad()
@@ -262,7 +265,11 @@ class Captures:
         def replay(model: nn.Module, *args: Any, **more: Any) -> Captured:
             key, found, names = next(rest, (None, None, {}))
             live = _named(model)
-            if found is None or key != _key(model, args) or any(n not in live for n in names.values()):
+            if (
+                found is None
+                or key != _key(model, args)
+                or any(n not in live for n in names.values())
+            ):
                 return self.real(model, *args, **more)
             own: dict[str, Any] = {n: live[path] for n, path in names.items()}
             return _copy(
@@ -300,7 +307,7 @@ def _named(model: nn.Module) -> Tensors:
 
 def _key(model: nn.Module, args: tuple[Any, ...]) -> Any:
     """What a capture depends on, as far as one history differs from another run of itself."""
-    leaves = torch.utils._pytree.tree_leaves(args[:3])
+    leaves = pytree.tree_leaves(args[:3])
     given = [(x.dtype, tuple(x.shape)) for x in leaves if isinstance(x, torch.Tensor)]
     own = [(n, tuple(x.shape), x.stride(), x.requires_grad) for n, x in _named(model).items()]
     return model.training, given, own

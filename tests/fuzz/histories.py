@@ -162,7 +162,9 @@ def lines(m: Maker, case: Case) -> list[str]:
             path = b["path"]
             owner, _, leaf = path.rpartition(".")
             found += [f"model.get_buffer({path!r}).mul_(0.5)"] * 3
-            found += [f"model.get_submodule({owner!r}).{leaf} = model.get_buffer({path!r}) * 2.0"] * 3
+            found += [
+                f"model.get_submodule({owner!r}).{leaf} = model.get_buffer({path!r}) * 2.0"
+            ] * 3
     return found
 
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-
 from fuzz.engines import Captures, Eager, Moment, Ours, Tensors, namespace, variant_set
 from fuzz.program import Case
+
 from onward.config import OnwardError
 
 FAR = 10.0  # times eager's own distance to fp64
@@ -118,7 +118,9 @@ def _against(
             worst = _differs(moment, one, two, start)
             if worst:
                 what = worst.split()[0]
-                return Verdict("difference", f"action {i}: {worst}", f"difference: {what}", variant, i)
+                return Verdict(
+                    "difference", f"action {i}: {worst}", f"difference: {what}", variant, i
+                )
         last = moment
     return Verdict()
 

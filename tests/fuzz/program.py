@@ -401,9 +401,7 @@ def encoder_layer(m: Maker) -> str:
         )
         return m.value(HIDDEN, f"{inner}({h}, src_key_padding_mask=~{k})")
     inner = m.module(f"nn.MultiheadAttention({d}, 2, batch_first=True)")
-    return m.value(
-        HIDDEN, f"{inner}({h}, {h}, {h}, key_padding_mask=~{k}, need_weights=False)[0]"
-    )
+    return m.value(HIDDEN, f"{inner}({h}, {h}, {h}, key_padding_mask=~{k}, need_weights=False)[0]")
 
 
 # ---- attention
@@ -416,7 +414,9 @@ def attention(m: Maker) -> str:
     size = d // heads
     lines = []
     if k == h and m.chance(0.45):
-        lines.append(f"q, k, v = ({linear_code(m, h, d, 3 * d)}).{m.one(['chunk(3, -1)', f'split({d}, -1)'])}")
+        lines.append(
+            f"q, k, v = ({linear_code(m, h, d, 3 * d)}).{m.one(['chunk(3, -1)', f'split({d}, -1)'])}"
+        )
     else:
         for name, of in (("q", h), ("k", k), ("v", k)):
             lines.append(f"{name} = {linear_code(m, of, d, d)}")
@@ -465,7 +465,7 @@ def _scores(m: Maker, h: str, size: int, heads: int, split: bool) -> list[str]:
     low = m.one(["-1e4", "torch.finfo(q.dtype).min", "-1e9"] * 2 + ["float('-inf')"])
     if m.chance(0.5):
         return _fused(m, keep, low, n, causal)
-    lines = [f"s = q @ k.transpose(-1, -2) {m.one([f'/ {size} ** 0.5', f'* {size ** -0.5!r}', ''])}"]
+    lines = [f"s = q @ k.transpose(-1, -2) {m.one([f'/ {size} ** 0.5', f'* {size**-0.5!r}', ''])}"]
     if m.chance(0.15):
         table = m.parameter(heads, POSITIONS, POSITIONS)
         table = f"{table}[:, :{n}, :{n}]" if split else f"{table}[0, :{n}, :{n}]"
@@ -484,7 +484,9 @@ def _scores(m: Maker, h: str, size: int, heads: int, split: bool) -> list[str]:
     ]
     if keep:
         lines.append(m.one(forms))
-    lines.append(m.one(["a = torch.softmax(s, -1)", "a = F.softmax(s, dim=-1)", "a = s.softmax(-1)"]))
+    lines.append(
+        m.one(["a = torch.softmax(s, -1)", "a = F.softmax(s, dim=-1)", "a = s.softmax(-1)"])
+    )
     if keep and m.chance(0.15):
         lines.append(f"a = a * ({keep})")
     if keep and m.chance(0.05):
@@ -538,7 +540,10 @@ def pooled(m: Maker) -> str:
         f"(({h} @ {score}).squeeze(-1).masked_fill(~{k}, -1e4).softmax(-1)[:, None] @ {h})[:, 0]",
     ]  # fmt: skip
     if at:
-        forms = [f"{h}[{b}, {at}]", f"{h}.gather(1, {at}[:, None, None].expand(-1, 1, {m.width})).squeeze(1)"]
+        forms = [
+            f"{h}[{b}, {at}]",
+            f"{h}.gather(1, {at}[:, None, None].expand(-1, 1, {m.width})).squeeze(1)",
+        ]
     return m.value(POOLED, m.one(forms))
 
 
@@ -587,7 +592,7 @@ def token_loss(m: Maker) -> str:
     if form == 3:
         return f"F.cross_entropy(({head}).transpose(1, 2), {y})"
     if form == 4:
-        cut = "[:, :-1].reshape(-1, {})".format(v)
+        cut = f"[:, :-1].reshape(-1, {v})"
         return f"F.cross_entropy(({head}){cut}, {y}[:, 1:].reshape(-1))"
     if form == 5:
         w = m.pick(MASK)
@@ -608,7 +613,9 @@ def pooled_loss(m: Maker) -> str:
     if form == 2:
         return f"F.mse_loss({p}, {m.input('target')})"
     if form == 3:
-        return f"F.binary_cross_entropy_with_logits({p}[:, 0], {m.input('classes')}.to({p}.dtype) / 2)"
+        return (
+            f"F.binary_cross_entropy_with_logits({p}[:, 0], {m.input('classes')}.to({p}.dtype) / 2)"
+        )
     return f"F.mse_loss({p}, {m.input('target')}, reduction='sum') + {p}.pow(2).mean()"
 
 

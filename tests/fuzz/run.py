@@ -40,7 +40,9 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--shrink", action="store_true", help="and make what fails small")
     parser.add_argument("--shrink-seconds", type=float, default=120.0)
     parser.add_argument("--case", type=Path, help="a case from a file, in this process")
-    parser.add_argument("--show", action="store_true", help="print the program of --only, run nothing")
+    parser.add_argument(
+        "--show", action="store_true", help="print the program of --only, run nothing"
+    )
     parser.add_argument("--out", type=Path, help="a folder for findings, as JSON")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     return parser.parse_args(arguments)

@@ -164,7 +164,11 @@ def _parameters(case: Case) -> Iterator[Case]:
 def _inputs(case: Case) -> Iterator[Case]:
     plain = {"ids": "int64", "mask": "int64", "lengths": "int64"}
     for kind, item in case["inputs"].items():
-        for name, value in (("layout", "rows"), ("dtype", plain.get(kind, item["dtype"])), ("name", kind)):
+        for name, value in (
+            ("layout", "rows"),
+            ("dtype", plain.get(kind, item["dtype"])),
+            ("name", kind),
+        ):
             if item[name] != value:
                 made = copy.deepcopy(case)
                 made["inputs"][kind][name] = value

@@ -141,7 +141,7 @@ def batch_source(case: Case, spec: dict[str, Any], spoil: str = "") -> str:
     if case["loss_fn"]:
         parts["labels"] = f"torch.tensor({labels_of(spec, 4, keep, spoil)}).clamp(min=0)"
     if spoil == "shape" and first:
-        parts[first] += "[:, :-1]" if "lengths" != first else "[:-1]"
+        parts[first] += "[:, :-1]" if first != "lengths" else "[:-1]"
     if spoil == "rank" and first:
         parts[first] += "[None]"
     if spoil == "missing" and first:
@@ -178,7 +178,10 @@ def labels_of(
 
     dice = random.Random(f"{spec['seed']} labels")
     found = [
-        [dice.randrange(vocabulary) if k and dice.random() < spec["labelled"] else -100 for k in row]
+        [
+            dice.randrange(vocabulary) if k and dice.random() < spec["labelled"] else -100
+            for k in row
+        ]
         for row in keep
     ]
     if all(y == -100 for row in found for y in row[1:]):
@@ -227,7 +230,11 @@ def batches_source(case: Case) -> str:
 
 
 def batch_name(action: dict[str, Any]) -> str:
-    return f"{action['spoil']}_{action['batch']}" if action.get("spoil") else f"batch_{action['batch']}"
+    return (
+        f"{action['spoil']}_{action['batch']}"
+        if action.get("spoil")
+        else f"batch_{action['batch']}"
+    )
 
 
 def history_source(case: Case) -> str:
