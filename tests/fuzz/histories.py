@@ -125,7 +125,7 @@ def lines(m: Maker, case: Case) -> list[str]:
     ]
     if "AdamW" in case["optimizer"]["kind"]:
         found.append("optimizer.param_groups[0]['betas'] = (0.8, 0.9)")
-    for name, value in case["attributes"].items():
+    for name in case["attributes"]:
         text = {
             "scale": "model.scale = 2.0", "flag": "model.flag = False",
             "sizes": "model.sizes[0] = 3", "settings": "model.settings['gain'] = 0.5",

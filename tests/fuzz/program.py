@@ -1,8 +1,8 @@
 """Grammar of the fuzzer: a seed becomes a case, a tree of plain values that JSON can hold.
 
 A case says a module (parameters, statements, outputs), its batches, the options of a run and what
-happens in it. Statements are Python text in which a path in backticks stands for a parameter, `$kind$` for an
-input of the batch; `source.py` prints the rest around them.
+happens in it. Statements are Python text in which a path in backticks stands for a parameter,
+`$kind$` for an input of the batch; `source.py` prints the rest around them.
 """
 
 from __future__ import annotations
@@ -415,7 +415,8 @@ def attention(m: Maker) -> str:
     lines = []
     if k == h and m.chance(0.45):
         lines.append(
-            f"q, k, v = ({linear_code(m, h, d, 3 * d)}).{m.one(['chunk(3, -1)', f'split({d}, -1)'])}"
+            f"q, k, v = ({linear_code(m, h, d, 3 * d)})"
+            f".{m.one(['chunk(3, -1)', f'split({d}, -1)'])}"
         )
     else:
         for name, of in (("q", h), ("k", k), ("v", k)):
@@ -472,10 +473,11 @@ def _scores(m: Maker, h: str, size: int, heads: int, split: bool) -> list[str]:
         lines.append(f"s = s + {table}")
     if m.chance(0.1) and split:
         lines.append(f"s = s + {m.input('bias')}")
+    under = m.one(["-1e4", "-1e9", "torch.finfo(s.dtype).min"])
     forms = [
         f"s = s.masked_fill(~({keep}), {low})",
         f"s = torch.where({keep}, s, {low})",
-        f"s = s + (1.0 - ({keep}).to(s.dtype)) * {m.one(['-1e4', '-1e9', 'torch.finfo(s.dtype).min'])}",
+        f"s = s + (1.0 - ({keep}).to(s.dtype)) * {under}",
         f"s = s + torch.zeros_like(s).masked_fill(~({keep}), {low})",
         f"s = s.masked_fill(({keep}) == 0, {low})",
         f"s = s.masked_fill(({keep}).logical_not(), {low})",
@@ -535,7 +537,8 @@ def pooled(m: Maker) -> str:
         f"torch.where({k}[..., None], {h}, 0.0).sum(1)",
         f"{h}[{b}, {k}.sum(1).clamp(min=1) - 1]",
         f"{h}[{b}, {k}.long().argmax(1)]",
-        f"{h}.gather(1, ({k}.sum(1).clamp(min=1) - 1)[:, None, None].expand(-1, 1, {m.width}))[:, 0]",
+        f"{h}.gather(1, ({k}.sum(1).clamp(min=1) - 1)[:, None, None]"
+        f".expand(-1, 1, {m.width}))[:, 0]",
         f"({h} * ({h} @ {score}).masked_fill(~{k}[..., None], -1e4).softmax(1)).sum(1)",
         f"(({h} @ {score}).squeeze(-1).masked_fill(~{k}, -1e4).softmax(-1)[:, None] @ {h})[:, 0]",
     ]  # fmt: skip

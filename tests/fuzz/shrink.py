@@ -188,7 +188,7 @@ def _batches(case: Case) -> Iterator[Case]:
                 if least <= value < spec[name]:
                     yield _with_batch(case, i, **{name: value})
         for name, value in (("padding", "full"), ("padding", "right"), ("labelled", 1.0)):
-            if spec[name] != value and not (spec[name] == "full"):
+            if spec[name] != value and spec["padding"] != "full":
                 yield _with_batch(case, i, **{name: value})
 
 

@@ -82,8 +82,8 @@ def model_source(case: Case) -> str:
         out.append(f"        put(self, {p['path']!r}, {x})")
     buffers = {p["path"] for p in case["parameters"] if p["buffer"]}
     out += [
-        f"        put(self, {new!r}, self.get_{'buffer' if old in buffers else 'parameter'}({old!r}))"
-        for new, old in case["aliases"]
+        f"        put(self, {n!r}, self.get_{'buffer' if old in buffers else 'parameter'}({old!r}))"
+        for n, old in case["aliases"]
     ]
     arguments = ", ".join(["self", *(v["name"] for v in case["inputs"].values())])
     out += ["", f"    def forward({arguments}):"]
@@ -271,11 +271,10 @@ def script(case: Case, variant: dict[str, Any], title: str) -> str:
     environment = ""
     if "native" in variant:
         environment = f"import os\n\nos.environ['ONWARD_NATIVE'] = {variant['native']!r}\n"
-    scheduler = SCHEDULER if case["scheduler"] else "None"
-    plain = definitions(case).replace("import torch\n", "import torch\n", 1)
+    scheduler = SCHEDULER.replace("optimizer,", "self.optimizer,") if case["scheduler"] else "None"
     return SCRIPT.format(
-        title=title.replace('"""', "'''"), environment=environment, definitions=plain,
-        history=history_source(case), options=made, scheduler=scheduler.replace("optimizer", "self.optimizer"),
+        title=title.replace('"""', "'''"), environment=environment, definitions=definitions(case),
+        history=history_source(case), options=made, scheduler=scheduler,
         window=case["options"]["gradient_accumulation_steps"],
         clip=case["options"]["max_grad_norm"], fetch=tuple(case["fetch"]),
     )  # fmt: skip

@@ -45,8 +45,9 @@ def test_the_grammar_is_covered() -> None:
         source = definitions(case) + json.dumps(case["history"])
         for part in (
             "scaled_dot_product_attention", "is_causal", "masked_fill", "torch.where", ".gather(",
-            "torch.cat", ".chunk(", ".split(", "layer_norm", "embedding(", "finfo", "label_smoothing",
-            "layout=", "requires_grad=False", "'tied.", ".transpose(0, 1).contiguous()", "int32",
+            "torch.cat", ".chunk(", ".split(", "layer_norm", "embedding(", "finfo",
+            "label_smoothing", "layout=", "requires_grad=False", "'tied.", "int32",
+            ".transpose(0, 1).contiguous()",
             "torch.bool", "rebirth", "reload", "eval", "scheduler.step", "requires_grad_(", "shape",
             "betas", "momentum=0.9", "lambda out",
         ):  # fmt: skip
@@ -92,7 +93,8 @@ def plain(case: Case, word: str) -> bool:
     """Whether a case has the word, and little beside it that costs time."""
     return (
         any(word in s["code"] for s in case["body"]) and len(case["history"]) < 4
-        and not case["dropout"] and not any("spoil" in a or a["do"] == "code" for a in case["history"])
+        and not case["dropout"] and {a["do"] for a in case["history"]} <= {"train", "eval"}
+        and not any("spoil" in a for a in case["history"])
     )  # fmt: skip
 
 
@@ -111,12 +113,13 @@ def test_a_wrong_gradient_is_found_and_made_small(monkeypatch: pytest.MonkeyPatc
     def wrong(b: Any, *rest: Any) -> list[Any]:
         return [None if dx is None else b.Mul(dx, 1.1) for dx in right(b, *rest)]
 
-    monkeypatch.setitem(rules.RULES, "Gemm", wrong)
-    case, verdict = found("F.linear(h")
-    assert verdict.kind == "difference"
-    small = shrink(case, verdict, judge, seconds=60.0)
-    assert judge(small).kind == "difference"
-    assert any("linear" in s["code"] or "@" in s["code"] for s in small["body"])
+    with monkeypatch.context() as planted:
+        planted.setitem(rules.RULES, "Gemm", wrong)
+        case, verdict = found("F.linear(h")
+        assert verdict.kind == "difference"
+        small = shrink(case, verdict, judge, seconds=60.0)
+        assert judge(small).kind == "difference"
+    assert judge(small).kind == "ok"
     assert len(small["body"]) <= 4 and len(small["history"]) == 1
 
 
