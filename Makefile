@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 TEST_WORKERS ?= 2
 TEST_ARGS ?=
 FINETUNE_ARGS ?=
+# Programs, the first seed, a limit in seconds; tests/fuzz/run.py --help lists all.
+FUZZ_ARGS ?= --count 5000 --seed 0
 BENCH_ARGS ?=
 MUTATION_ARGS ?=
 
@@ -15,7 +17,11 @@ MUTATION_ARGS ?=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help finetune test mutation false-alarms lint format clean
+=======
+.PHONY: help finetune test fuzz lint format clean
+>>>>>>> wt-fuzz
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -39,11 +45,16 @@ finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside ea
 test: $(VENV)/.installed-test ## run the tests (TEST_ARGS="-k name" for some of them)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TEST_ARGS)
 
+<<<<<<< HEAD
 mutation: $(VENV)/.installed-test ## plant faults in the sources, and see that the tests find each (an hour; MUTATION_ARGS="-k plan")
 	$(BIN)/python tests/mutation/run.py --jobs $(TEST_WORKERS) $(MUTATION_ARGS)
 
 false-alarms: $(VENV)/.installed-test ## verify right models 500 times: no alarm may be raised (half an hour)
 	$(BIN)/python tests/faults/false_alarms.py
+=======
+fuzz: $(VENV)/.installed-test ## train random programs beside eager PyTorch (FUZZ_ARGS="--only 17 --shrink")
+	$(BIN)/python tests/fuzz/run.py --workers $(TEST_WORKERS) $(FUZZ_ARGS)
+>>>>>>> wt-fuzz
 
 lint: $(VENV)/.installed-dev ## ruff check, ruff format --check, pyright (basic, then strict)
 	$(BIN)/ruff check .

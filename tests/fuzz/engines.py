@@ -1,0 +1,313 @@
+"""The sides of a comparison: eager PyTorch in two precisions, and Onward in its variants."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fuzz.program import Case
+from fuzz.source import SCHEDULER, batch_name, definitions
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import onward
+import onward.compile
+import onward.train.steps
+from onward.capture import Captured
+
+Tensors = dict[str, torch.Tensor]
+SLOTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
+
+
+@dataclass
+class Moment:
+    """What can be seen after one action. `error`: what it raised."""
+
+    said: Tensors = field(default_factory=dict)  # loss, grad_norm, outputs
+    state: Tensors = field(default_factory=dict)  # parameters, buffers, the optimizer's state
+    error: Exception | None = None
+
+
+def namespace(case: Case) -> dict[str, Any]:
+    """The case's own definitions: Model, optimizer_of, loss_fn, batches."""
+    made: dict[str, Any] = {"__name__": "case"}
+    exec(compile(definitions(case), f"<case {case['seed']}>", "exec"), made)
+    return made
+
+
+class Side:
+    """A model, an optimizer and perhaps a scheduler, to which a history happens."""
+
+    def __init__(self, case: Case, defined: dict[str, Any], dtype: torch.dtype) -> None:
+        self.case, self.defined, self.dtype = case, defined, dtype
+        self.model: nn.Module = defined["Model"]().train().to(dtype)
+        self.optimizer: torch.optim.Optimizer = defined["optimizer_of"](self.model)
+        self.scheduler: Any = None
+
+    def schedule(self) -> None:
+        self.scheduler = eval(SCHEDULER, {"torch": torch, "optimizer": self.optimizer})
+
+    def batch(self, action: dict[str, Any]) -> dict[str, Any]:
+        found = self.defined[batch_name(action)]
+        return {k: v.to(self.dtype) if v.is_floating_point() else v for k, v in found.items()}
+
+    def act(self, action: dict[str, Any]) -> Moment:
+        moment = Moment()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                if action["do"] in ("train", "eval"):
+                    moment.said = getattr(self, action["do"])(self.batch(action))
+                elif action["do"] == "code":
+                    names = {
+                        "model": self.model, "optimizer": self.optimizer,
+                        "scheduler": self.scheduler, "nn": nn, "copy": copy, "torch": torch,
+                    }  # fmt: skip
+                    exec(action["code"], names)
+                else:
+                    getattr(self, action["do"])()
+        except Exception as error:
+            moment.error = error
+        moment.state = self.state()
+        return moment
+
+    def state(self) -> Tensors:
+        found = {f"parameter {n}": p for n, p in self.model.named_parameters()}
+        found |= {f"buffer {n}": b for n, b in self.model.named_buffers()}
+        for n, p in self.model.named_parameters():
+            for slot in SLOTS:
+                x = self.optimizer.state.get(p, {}).get(slot)
+                if x is not None:
+                    found[f"{slot} {n}"] = x
+            step = self.optimizer.state.get(p, {}).get("step")
+            if step is not None:
+                found[f"step {n}"] = torch.as_tensor(float(step))
+        return {n: x.detach().clone() for n, x in found.items()}
+
+    def train(self, batch: dict[str, Any]) -> Tensors:
+        raise NotImplementedError
+
+    def eval(self, batch: dict[str, Any]) -> Tensors:
+        raise NotImplementedError
+
+    def reload(self) -> None: ...
+
+    def rebirth(self) -> None: ...
+
+
+class Eager(Side):
+    """The plain loop."""
+
+    def __init__(self, case: Case, defined: dict[str, Any], dtype: torch.dtype) -> None:
+        super().__init__(case, defined, dtype)
+        self.micro = 0
+        if case["scheduler"]:
+            self.schedule()
+
+    def loss(self, batch: dict[str, Any]) -> tuple[torch.Tensor, Tensors]:
+        if self.case["loss_fn"]:
+            y = batch.pop("labels")
+            return self.defined["loss_fn"](self.model(**batch), y), {}
+        outputs = self.model(**batch)
+        if isinstance(outputs, torch.Tensor):
+            return outputs, {}
+        return outputs["loss"], outputs
+
+    def train(self, batch: dict[str, Any]) -> Tensors:
+        n, limit = (
+            self.case["options"][k] for k in ("gradient_accumulation_steps", "max_grad_norm")
+        )
+        self.model.train()
+        if self.micro == 0:
+            self.optimizer.zero_grad()
+        loss, outputs = self.loss(batch)
+        (loss / n).backward()
+        said = {"loss": loss} | {f"output {k}": outputs[k] for k in self.case["fetch"]}
+        self.micro = (self.micro + 1) % n
+        if self.micro == 0:
+            if limit is not None:
+                kept = [p for g in self.optimizer.param_groups for p in g["params"]]
+                said["grad_norm"] = nn.utils.clip_grad_norm_(kept, limit)
+            self.optimizer.step()
+        return {k: x.detach().clone() for k, x in said.items()}
+
+    def eval(self, batch: dict[str, Any]) -> Tensors:
+        flags = [(m, m.training) for m in self.model.modules()]
+        try:
+            self.model.eval()
+            with torch.no_grad():
+                loss, outputs = self.loss(batch)
+        finally:
+            for module, flag in flags:
+                module.training = flag
+        return {"loss": loss} | {f"output {k}": outputs[k] for k in self.case["fetch"]}
+
+
+class Ours(Side):
+    """An Onward Trainer, in one variant."""
+
+    def __init__(self, case: Case, defined: dict[str, Any], variant: dict[str, Any]) -> None:
+        super().__init__(case, defined, torch.float32)
+        self.variant = variant
+        if case["scheduler"] == "before":
+            self.schedule()
+        self.trainer = self.made()
+        if case["scheduler"] == "after":
+            self.schedule()
+
+    def made(self) -> onward.Trainer:
+        said = {k: v for k, v in self.variant.items() if k in ("disable", "memory_budget")}
+        said["disable"] = tuple(said.get("disable", ()))
+        options = onward.TrainerOptions(
+            **said, **self.case["options"], seed=3, fetch=tuple(self.case["fetch"])
+        )
+        return onward.Trainer(self.model, self.optimizer, self.defined["loss_fn"], options=options)
+
+    def train(self, batch: dict[str, Any]) -> Tensors:
+        if self.case["call"] == "mapping":
+            result = self.trainer.train_step(batch)
+        else:
+            result = self.trainer.train_step(**batch)
+        said = {"loss": result.loss} | {f"output {k}": x for k, x in result.outputs.items()}
+        if result.grad_norm is not None:
+            said["grad_norm"] = result.grad_norm
+        return said
+
+    def eval(self, batch: dict[str, Any]) -> Tensors:
+        result = self.trainer.eval_step(batch, fetch=self.case["fetch"])
+        return {"loss": result.loss} | {f"output {k}": x for k, x in result.outputs.items()}
+
+    def reload(self) -> None:
+        self.trainer.load_state_dict(self.trainer.state_dict())
+
+    def rebirth(self) -> None:
+        """As a new process would resume: new objects, and the state."""
+        state = copy.deepcopy(self.trainer.state_dict())
+        self.model = self.defined["Model"]().train()
+        self.optimizer = self.defined["optimizer_of"](self.model)
+        self.trainer = self.made()
+        self.trainer.load_state_dict(state)
+
+
+# ---- variants: what a whole process would set
+
+
+@contextlib.contextmanager
+def variant_set(variant: dict[str, Any]) -> Iterator[None]:
+    """The environment of a variant."""
+    changes = {}
+    if "native" in variant:
+        changes["ONWARD_NATIVE"] = variant["native"]
+    if variant.get("check"):
+        changes["ONWARD_CHECK"] = "1"
+    before = {k: os.environ.get(k) for k in changes}
+    pays = onward.train.steps.Narrow.pays
+    os.environ.update(changes)
+    if "native" in variant:
+        _clear()
+    if variant.get("always"):
+        onward.train.steps.Narrow.pays = lambda self, dims: True  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        onward.train.steps.Narrow.pays = pays  # type: ignore[method-assign]
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        if "native" in variant:
+            _clear()
+
+
+def _clear() -> None:
+    from onward.kernels.blas.choice import _fastest, rates
+    from onward.kernels.blas.engines import engines
+    from onward.kernels.native.library import library
+
+    for cached in (library, engines, rates, _fastest):
+        cached.cache_clear()
+
+
+class Captures:
+    """Captures of a first run, used again by the variants: an export costs more than all the rest.
+
+    The n-th capture of a variant is the n-th of the first run, its tensors those of the variant's
+    model at the same paths; where anything does not fit, it is captured afresh.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[tuple[Any, Captured, dict[str, str]]] = []
+        self.real = onward.compile.capture
+
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        def record(model: nn.Module, *args: Any, **more: Any) -> Captured:
+            found = self.real(model, *args, **more)
+            paths = {id(x): n for n, x in _named(model).items()}
+            names = {n: paths.get(id(x), "") for n, x in found.tensors.items()}
+            self.kept.append((_key(model, args), _copy(found), names))
+            return found
+
+        with self._patched(record):
+            yield
+
+    @contextlib.contextmanager
+    def replaying(self) -> Iterator[None]:
+        rest = iter(self.kept)
+
+        def replay(model: nn.Module, *args: Any, **more: Any) -> Captured:
+            key, found, names = next(rest, (None, None, {}))
+            live = _named(model)
+            if (
+                found is None
+                or key != _key(model, args)
+                or any(n not in live for n in names.values())
+            ):
+                return self.real(model, *args, **more)
+            own: dict[str, Any] = {n: live[path] for n, path in names.items()}
+            return _copy(
+                found,
+                parameters={n: own[n] for n in found.parameters},
+                buffers={n: own[n] for n in found.buffers},
+            )
+
+        with self._patched(replay):
+            yield
+
+    @contextlib.contextmanager
+    def _patched(self, function: Callable[..., Captured]) -> Iterator[None]:
+        onward.compile.capture = function
+        try:
+            yield
+        finally:
+            onward.compile.capture = self.real
+
+
+def _copy(found: Captured, **changes: Any) -> Captured:
+    made = copy.copy(found)
+    made.graph = found.graph.clone()
+    made.notes = list(found.notes)
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def _named(model: nn.Module) -> Tensors:
+    return dict(model.named_parameters(remove_duplicate=False)) | dict(
+        model.named_buffers(remove_duplicate=False)
+    )
+
+
+def _key(model: nn.Module, args: tuple[Any, ...]) -> Any:
+    """What a capture depends on, as far as one history differs from another run of itself."""
+    leaves = pytree.tree_leaves(args[:3])
+    given = [(x.dtype, tuple(x.shape)) for x in leaves if isinstance(x, torch.Tensor)]
+    own = [(n, tuple(x.shape), x.stride(), x.requires_grad) for n, x in _named(model).items()]
+    return model.training, given, own

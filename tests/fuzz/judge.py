@@ -1,0 +1,249 @@
+"""Runs a case on every side and says what is wrong, if anything is.
+
+A difference is one that fp64 eager does not excuse: Onward may be several times as far from it as
+fp32 eager, and a part of the change so far. Refusals (one line of OnwardError, nothing changed)
+are no findings.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fuzz.engines import Captures, Eager, Moment, Ours, Tensors, namespace, variant_set
+from fuzz.program import Case
+
+from onward.config import OnwardError
+
+FAR = 10.0  # times eager's own distance to fp64
+PART = 2e-4  # of the change since the start, or of what was said
+FLOOR = 2e-6  # of the tensor's own norm
+NOISE = 3e-6  # of the largest tensor of its kind: a gradient that is 0 but for rounding
+TINY = 1e-9
+
+
+@dataclass
+class Verdict:
+    """kind: ok, refused, invalid, or what the finding is. `signature`: findings of equal ones have
+    likely one cause. variant: in which it happened."""
+
+    kind: str = "ok"
+    detail: str = ""
+    signature: str = ""
+    variant: dict[str, Any] = field(default_factory=dict)
+    at: int = 0  # index of the action
+
+    @property
+    def finding(self) -> bool:
+        return self.kind not in ("ok", "refused", "invalid", "nan", "unread")
+
+
+def judge(case: Case) -> Verdict:
+    """The worst that any variant of the case shows."""
+    torch.manual_seed(0)
+    if not any(a["do"] == "train" for a in case["history"]):
+        return Verdict("invalid", "nothing is trained")
+    try:
+        defined = namespace(case)
+        sides = [Eager(case, defined, d) for d in (torch.float32, torch.float64)]
+    except Exception as error:
+        return Verdict("invalid", f"{error!r}", _said(error))
+    if case["dropout"]:
+        return _between_variants(case, defined)
+    eager, exact = ([side.act(a) for a in case["history"]] for side in sides)
+    first = eager[0]
+    if first.error is not None and not case["history"][0].get("spoil"):
+        return Verdict("invalid", f"{first.error!r}", _said(first.error))
+    start = Eager(case, defined, torch.float64).state()
+    captures = Captures()
+    best = Verdict()
+    for i, variant in enumerate(case["variants"]):
+        with variant_set(variant), captures.replaying() if i else captures.recording():
+            found = _against(case, defined, variant, eager, exact, start)
+        if found.finding:
+            return found
+        if found.kind == "refused" and "memory_budget" in variant:
+            continue  # too little memory for a step so small is the variant's own fault
+        if found.kind != "ok":
+            best = found
+            if found.kind == "refused" and not i:
+                break  # the others would refuse as well
+    return best
+
+
+def _against(
+    case: Case,
+    defined: dict[str, Any],
+    variant: dict[str, Any],
+    eager: list[Moment],
+    exact: list[Moment],
+    start: Tensors,
+) -> Verdict:
+    try:
+        ours = Ours(case, defined, variant)
+    except Exception as error:
+        return _raised(error, variant, 0)
+    last = Moment(state=ours.state())
+    for i, action in enumerate(case["history"]):
+        one, two = eager[i], exact[i]
+        if action["do"] == "code" and one.error is not None:
+            return Verdict("invalid", f"{one.error!r}", _said(one.error))
+        if one.error is None and two.error is not None:  # a constant that fp64 takes otherwise
+            return Verdict("invalid", f"fp64: {two.error!r}", _said(two.error))
+        moment = ours.act(action)
+        if one.error is not None:
+            if moment.error is None:
+                if _unread(case, variant, i):
+                    return Verdict("unread", "what eager refuses is in rows that nobody reads")
+                return Verdict(
+                    "no exception", f"eager raises {one.error!r}",
+                    f"no exception: {action.get('spoil', '')}", variant, i,
+                )  # fmt: skip
+            found = _raised(moment.error, variant, i)
+            if found.finding and type(moment.error) is not type(one.error):
+                found.detail = f"{found.detail}\neager: {one.error!r}"
+                return found
+            if torn := _torn(last.state, moment.state):
+                return Verdict("torn", f"{torn} after {moment.error!r}", "torn", variant, i)
+        elif moment.error is not None:
+            if action["do"] != "code" and (torn := _torn(last.state, moment.state)):
+                return Verdict("torn", f"{torn} after {moment.error!r}", "torn", variant, i)
+            return _raised(moment.error, variant, i)
+        elif any(not x.isfinite().all() for x in {**two.said, **two.state}.values()):
+            return Verdict("nan", "eager is not finite", "nan")
+        else:
+            worst = _differs(moment, one, two, start)
+            if worst:
+                what = worst.split()[0]
+                return Verdict(
+                    "difference", f"action {i}: {worst}", f"difference: {what}", variant, i
+                )
+        last = moment
+    return Verdict()
+
+
+def _unread(case: Case, variant: dict[str, Any], at: int) -> bool:
+    """Whether every row computed, Onward raises as eager does: an id out of range, in a row that
+    the loss does not read, is none of the narrow step's business."""
+    if "row_demand" in variant.get("disable", ()):
+        return False
+    whole = {**variant, "disable": [*variant.get("disable", ()), "row_demand"]}
+    found = judge(case | {"variants": [whole], "history": case["history"][: at + 1]})
+    return not found.finding
+
+
+def _differs(ours: Moment, eager: Moment, exact: Moment, start: Tensors) -> str:
+    for name, x in exact.said.items():
+        if name not in ours.said:
+            return f"{name} is missing"
+        if text := _distance(name, ours.said[name], eager.said[name], x, x):
+            return text
+    largest: dict[str, float] = {}
+    for name, x in exact.state.items():
+        kind = name.partition(" ")[0]
+        largest[kind] = max(largest.get(kind, 0.0), float(x.norm()))
+    for name, x in exact.state.items():
+        if name not in ours.state:
+            if x.count_nonzero():
+                return f"{name} is missing"
+            continue
+        change = x - start[name] if name in start else x
+        noise = NOISE * largest[name.partition(" ")[0]]
+        if text := _distance(name, ours.state[name], eager.state[name], x, change, noise):
+            return text
+    for name, x in ours.state.items():
+        if name not in exact.state and not name.startswith("step") and x.count_nonzero():
+            return f"{name} is not in eager"
+    return ""
+
+
+def _distance(
+    name: str,
+    ours: torch.Tensor,
+    eager: torch.Tensor,
+    exact: torch.Tensor,
+    change: torch.Tensor,
+    noise: float = TINY,
+) -> str:
+    if ours.shape != exact.shape:
+        return f"{name} has shape {tuple(ours.shape)}, eager {tuple(exact.shape)}"
+    if not ours.is_floating_point():
+        return "" if torch.equal(ours, eager) else f"{name} differs"
+    far, own = float((ours.double() - exact).norm()), float((eager.double() - exact).norm())
+    scale = max(float(change.norm()), TINY)
+    allowed = FAR * own + PART * scale + FLOOR * float(exact.norm()) + noise
+    if far <= allowed:
+        return ""
+    return f"{name}: Onward {far:.3g} from fp64, eager {own:.3g}, change {scale:.3g}"
+
+
+def _between_variants(case: Case, defined: dict[str, Any]) -> Verdict:
+    """Dropout on: the variants draw the same masks, so they are compared with the first."""
+    captures = Captures()
+    reference: list[Moment] = []
+    start: Tensors = {}
+    for i, variant in enumerate(case["variants"]):
+        with variant_set(variant), captures.replaying() if i else captures.recording():
+            try:
+                ours = Ours(case, defined, variant)
+            except Exception as error:
+                return _raised(error, variant, 0)
+            start = start or {n: x.double() for n, x in ours.state().items()}
+            for k, action in enumerate(case["history"]):
+                moment = ours.act(action)
+                if i == 0:
+                    reference.append(moment)
+                one = reference[k]
+                if moment.error is not None and action["do"] != "code":
+                    found = _raised(moment.error, variant, k)
+                    if found.finding and "spoil" not in action:
+                        return found
+                    if one.error is None:
+                        return Verdict(
+                            "difference", f"raises {moment.error!r}, the default does not",
+                            "variant raises", variant, k,
+                        )  # fmt: skip
+                    if found.kind == "refused" and "spoil" not in action:
+                        return found
+                    continue
+                if any(not x.isfinite().all() for x in {**one.said, **one.state}.values()):
+                    break
+                wide = Moment(
+                    {n: x.double() if x.is_floating_point() else x for n, x in one.said.items()},
+                    {n: x.double() if x.is_floating_point() else x for n, x in one.state.items()},
+                )
+                if worst := _differs(moment, one, wide, start):
+                    return Verdict(
+                        "difference", f"dropout, action {k}: {worst}",
+                        f"dropout difference: {worst.split()[0]}", variant, k,
+                    )  # fmt: skip
+    return Verdict()
+
+
+def _torn(before: Tensors, after: Tensors) -> str:
+    for name, x in before.items():
+        if name not in after or not torch.equal(x.nan_to_num(), after[name].nan_to_num()):
+            return f"{name} has changed"
+    return ""
+
+
+def _raised(error: Exception, variant: dict[str, Any], at: int) -> Verdict:
+    """A refusal is one clear line; anything else that comes out is a finding."""
+    text = f"{type(error).__name__}: {error}"
+    if isinstance(error, OnwardError) and "no kernel for" not in str(error):
+        return Verdict("refused", text, _said(error), variant, at)
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "/onward/" in f.filename]
+    place = f"{own[-1].filename.rpartition('/onward/')[2]}:{own[-1].name}" if own else ""
+    tail = "".join(traceback.format_tb(error.__traceback__)[-4:])
+    return Verdict("exception", f"{text[:600]}\n{tail}", f"{place} {_said(error)}", variant, at)
+
+
+def _said(error: Exception) -> str:
+    """The error's first line, without what differs from case to case."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    line = re.sub(r"block\d+\S*|part\d+\S*|[hpmst]\d+\b|\d+(\.\d+)?(e-?\d+)?|<case \d+>", "#", line)
+    return f"{type(error).__name__}: {line[:110]}"

@@ -1,0 +1,689 @@
+"""Grammar of the fuzzer: a seed becomes a case, a tree of plain values that JSON can hold.
+
+A case says a module (parameters, statements, outputs), its batches, the options of a run and what
+happens in it. Statements are Python text in which a path in backticks stands for a parameter,
+`$kind$` for an input of the batch; `source.py` prints the rest around them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Case = dict[str, Any]
+Statement = dict[str, Any]
+
+POSITIONS = 16  # rows of a position table: more than any length
+HIDDEN, POOLED, MASK, LOSS = "hidden", "pooled", "mask", "loss"  # f[B,T,D], f[B,D], b[B,T], f[]
+PREFIX = {HIDDEN: "h", POOLED: "p", MASK: "m", LOSS: "s"}
+
+INPUT_NAMES = {
+    "ids": ["input_ids", "x", "tokens"],
+    "features": ["features", "x", "inputs_embeds"],
+    "mask": ["attention_mask", "mask", "weight"],
+    "lengths": ["lengths", "n"],
+    "labels": ["labels", "y", "target"],
+    "classes": ["classes", "labels_of_all", "next"],
+    "target": ["wanted", "target_values"],
+    "bias": ["bias", "relative"],
+    "at": ["at", "positions"],
+}
+INPUT_TYPES = {
+    "ids": ["int64"] * 4 + ["int32"],
+    "mask": ["int64", "bool", "float32", "int32", "uint8"],
+    "labels": ["int64"],
+    "lengths": ["int64"] * 3 + ["int32"],
+}
+# Paths that meet names of the batch, of outputs or of what a training step keeps.
+ODD_PATHS = [
+    "loss", "seed", "sample_offset", "loss_weight", "logits", "input_ids", "labels", "grad_norm",
+    "lr.0", "step.0", "rows.R", "exp_avg.w", "grad.w", "next.w", "accumulator.w", "w",
+    "param.w", "buffer.w", "batch.x", "output.hidden", "momentum_buffer.w", "model.w", "h1", "B",
+    "attention_mask", "layers.0.1.weight", "x", "hidden", "output", "leaves_0", "mask",
+]  # fmt: skip
+OUTPUT_NAMES = ["hidden", "logits", "pooled", "output", "out_1", "last"]
+ODD_OUTPUTS = ["grad_norm", "seed", "input_ids", "w", "next.w", "loss_weight", "labels", "h1"]
+ACTIVATIONS = [
+    "torch.tanh({})", "F.gelu({})", 'F.gelu({}, approximate="tanh")', "F.relu({})", "F.silu({})",
+    "torch.sigmoid({})", "torch.sin({})", "{}.abs()", "{}.clamp(-0.5, 0.5)", "torch.exp(-{} ** 2)",
+    "{}.square()", "({} * {}.sigmoid())", "0.5 * {} * (1 + torch.tanh({}))", "{}.clamp(min=0)",
+    "F.softplus({})", "F.leaky_relu({}, 0.1)", "{}.pow(3)", "F.relu({}).square()",
+]  # fmt: skip
+
+
+class Maker:
+    """What is made so far, and the dice."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.width = self.dice.choice([4, 4, 6, 8])
+        self.vocabulary = 11
+        self.odd = self.dice.random() < 0.12
+        self.strided = self.dice.random() < 0.2
+        self.parameters: list[dict[str, Any]] = []
+        self.modules: list[dict[str, str]] = []
+        self.inputs: dict[str, dict[str, str]] = {}
+        self.attributes: dict[str, Any] = {}
+        self.body: list[Statement] = []
+        self.kinds: dict[str, str] = {}  # of the values
+        self.shapes: dict[str, tuple[int, ...]] = {}
+
+    # ---- dice
+
+    def chance(self, p: float) -> bool:
+        return self.dice.random() < p
+
+    def one(self, of: Sequence[Any]) -> Any:
+        return self.dice.choice(of)
+
+    def pick(self, kind: str) -> str:
+        """A value of that kind; late ones are likelier."""
+        names = [n for n, k in self.kinds.items() if k == kind]
+        if not names:
+            return {HIDDEN: first, POOLED: pooled, MASK: mask}[kind](self)
+        return names[-1] if self.chance(0.55) else self.one(names)
+
+    # ---- making
+
+    def value(self, kind: str, code: str) -> str:
+        """A new value by an expression, or by lines whose last begins with `= `."""
+        name = f"{PREFIX[kind]}{len(self.kinds) + 1}"
+        self.body.append({"to": name, "kind": kind, "code": code})
+        self.kinds[name] = kind
+        return name
+
+    def input(self, kind: str) -> str:
+        if kind not in self.inputs:
+            used = {v["name"] for v in self.inputs.values()}
+            names = [n for n in INPUT_NAMES[kind] if n not in used] or [f"{kind}_"]
+            self.inputs[kind] = {
+                "name": names[0] if self.chance(0.7) else self.one(names),
+                "dtype": self.one(INPUT_TYPES.get(kind, [""])),
+                "layout": "columns" if self.chance(0.08) else "rows",
+            }
+        return f"${kind}$"
+
+    def attribute(self, name: str, value: Any) -> str:
+        self.attributes.setdefault(name, value)
+        return f"self.{name}"
+
+    def parameter(self, *shape: int, about: float = 0.0, leaf: str = "weight") -> str:
+        """A new parameter, or now and then one that is there already."""
+        same = [p for p in self.parameters if p["shape"] == list(shape) and p["about"] == about]
+        if same and self.chance(0.2):
+            return f"`{self.one(same)['path']}`"
+        taken = {p["path"] for p in self.parameters} | {m["path"] for m in self.modules}
+        path = f"block{len(self.parameters) // 3}.part{len(self.parameters)}.{leaf}"
+        if self.odd and self.chance(0.6):
+            free = [p for p in ODD_PATHS if not any(_meets(p, t) for t in taken)]
+            path = self.one(free) if free else path
+        layouts = ["rows"]
+        if self.strided:
+            layouts = ["rows", "columns", "slice", "offset", "step"]
+        self.parameters.append({
+            "path": path, "shape": list(shape), "about": about,
+            "layout": self.one(layouts) if len(shape) > 1 else "rows",
+            "frozen": self.chance(0.08),
+            "buffer": self.chance(0.03),
+        })  # fmt: skip
+        return f"`{path}`"
+
+    def module(self, code: str) -> str:
+        path = f"part{len(self.modules)}_{len(self.parameters)}"
+        self.modules.append({"path": path, "code": code})
+        return f"self.{path}"
+
+
+def _meets(path: str, other: str) -> bool:
+    return path == other or path.startswith(f"{other}.") or other.startswith(f"{path}.")
+
+
+# ---- where values begin
+
+
+def first(m: Maker) -> str:
+    d = m.width
+    if m.chance(0.2):
+        return m.value(HIDDEN, m.input("features"))
+    if m.chance(0.2):
+        inner = m.module(f"nn.Embedding({m.vocabulary}, {d}{m.one(['', '', ', padding_idx=0'])})")
+        return m.value(HIDDEN, f"{inner}({m.input('ids')})")
+    table = m.parameter(m.vocabulary, d)
+    form = m.one([f"F.embedding({m.input('ids')}, {table})"] * 3 + [f"{table}[{m.input('ids')}]"])
+    return m.value(HIDDEN, form)
+
+
+def positions(m: Maker) -> str:
+    h, table = m.pick(HIDDEN), m.parameter(POSITIONS, m.width)
+    where = f"torch.arange({h}.shape[1])"
+    form = [f"{table}[:{h}.shape[1]]", f"F.embedding({where}, {table})", f"{table}[{where}]"]
+    if m.chance(0.2):
+        k = m.pick(MASK)
+        form = [f"F.embedding(({k}.long().cumsum(1) - 1).clamp(min=0), {table})"]
+    return m.value(HIDDEN, f"{h} + {m.one(form)}")
+
+
+def mask(m: Maker) -> str:
+    """b[B,T], True at real tokens or, now and then, at the others."""
+    have = [n for n, k in m.kinds.items() if k == MASK]
+    forms: list[Callable[[], str]] = [
+        lambda: _truth(m, m.input("mask")),
+        lambda: _truth(m, m.input("mask")),
+        lambda: _truth(m, m.input("mask")),
+        lambda: f"{m.input('ids')} != 0",
+        lambda: f"{m.input('ids')}.ne(0)",
+        lambda: f"torch.arange({m.pick(HIDDEN)}.shape[1]) < {m.input('lengths')}[:, None]",
+        lambda: f"torch.arange({m.pick(HIDDEN)}.shape[1])[None] >= {m.input('lengths')}[:, None]",
+        lambda: f"{m.input('labels')} != -100",
+    ]
+    if have:
+        a, b = m.one(have), m.one(have)
+        forms += [
+            lambda: f"~{a}",
+            lambda: f"{a}.logical_not()",
+            lambda: f"{a} & {b}",
+            lambda: f"{a} | {b}",
+            lambda: f"{a} & ({m.input('ids')} != 3)",
+            lambda: f"({a}.long().cumsum(1) > 0) & {a}",
+            lambda: f"F.pad({a}[:, 1:], (0, 1))",
+            lambda: f"{a} == {b}",
+            lambda: f"(1 - {a}.long()) == 0",
+        ]
+    return m.value(MASK, m.one(forms)())
+
+
+def _truth(m: Maker, x: str) -> str:
+    return m.one([
+        f"{x}.bool()", f"{x} != 0", f"{x} == 1", f"{x} > 0", f"{x}.to(torch.bool)",
+        f"(1 - {x}.long()) == 0", f"~({x} == 0)", f"{x}.eq(1)", f"{x}.long() >= 1", f"{x} == 0",
+    ])  # fmt: skip
+
+
+# ---- hidden from hidden
+
+
+def linear_code(m: Maker, x: str, d_in: int, d_out: int) -> str:
+    bias = m.parameter(d_out, leaf="bias") if m.chance(0.7) else "None"
+    form = m.dice.random()
+    if form < 0.55:
+        return f"F.linear({x}, {m.parameter(d_out, d_in)}, {bias})"
+    if form < 0.75:
+        inner = m.module(f"nn.Linear({d_in}, {d_out}, bias={bias != 'None'})")
+        return f"{inner}({x})"
+    product = f"{x} @ {m.parameter(d_in, d_out)}"
+    if form > 0.93:
+        product = f"torch.matmul({x}, {m.parameter(d_out, d_in)}.t())"
+    return product if bias == "None" else f"({product} + {bias})"
+
+
+def linear(m: Maker) -> str:
+    return m.value(HIDDEN, linear_code(m, m.pick(HIDDEN), m.width, m.width))
+
+
+def activation(m: Maker, x: str) -> str:
+    return m.one(ACTIVATIONS).replace("{}", x)
+
+
+def feed_forward(m: Maker) -> str:
+    h, wide = m.pick(HIDDEN), m.one([m.width, 2 * m.width, 5])
+    inner = m.value(HIDDEN, linear_code(m, h, m.width, wide))
+    # of another width than the rest: nobody else may take it
+    m.kinds[inner] = "wide"
+    m.body[-1]["kind"] = "wide"
+    act = activation(m, inner)
+    if m.chance(0.15):
+        act = f"{m.module(m.one(['nn.GELU()', 'nn.Tanh()', 'nn.ReLU()']))}({inner})"
+    out = linear_code(m, f"({act})", wide, m.width)
+    return m.value(HIDDEN, f"{h} + {out}" if m.chance(0.6) else out)
+
+
+def norm(m: Maker) -> str:
+    h, d = m.pick(HIDDEN), m.width
+    form = m.one(["layer", "layer", "plain", "module", "rms", "sum", "unit"])
+    if form == "layer":
+        w, b = m.parameter(d, about=1.0), m.parameter(d, leaf="bias")
+        return m.value(HIDDEN, f"F.layer_norm({h}, ({d},), {w}, {b}, {m.one(['1e-5', '1e-3'])})")
+    if form == "plain":
+        return m.value(HIDDEN, f"F.layer_norm({h}, ({d},), eps=1e-3)")
+    if form == "module":
+        return m.value(HIDDEN, f"{m.module(f'nn.LayerNorm({d})')}({h})")
+    if form == "sum":
+        w, b, k = m.parameter(d, about=1.0), m.parameter(d, leaf="bias"), m.pick(HIDDEN)
+        return m.value(HIDDEN, f"F.layer_norm({h} + {k}, ({d},), {w}, {b})")
+    if form == "unit":
+        return m.value(HIDDEN, f"{h} / ({h}.pow(2).sum(-1, keepdim=True).sqrt() + 0.1)")
+    w = m.parameter(d, about=1.0)
+    return m.value(HIDDEN, f"{w} * ({h} * torch.rsqrt({h}.pow(2).mean(-1, keepdim=True) + 1e-3))")
+
+
+def pointwise(m: Maker) -> str:
+    h, k = m.pick(HIDDEN), m.pick(HIDDEN)
+    return m.value(HIDDEN, m.one([
+        f"{h} + {k}", f"{h} - {k}", f"{h} * torch.sigmoid({k})", activation(m, h),
+        activation(m, h), f"{h} * 0.5 + 0.1", f"torch.where({h} > {k}, {h}, {k} * 0.5)",
+        f"torch.maximum({h}, {k})", f"1.5 - {h}", f"{h} / (1 + {k}.abs())",
+        f"torch.softmax({h}, -1)", f"F.log_softmax({h}, -1)", f"{h}.detach() + {k}",
+        f"{h} * {h}.detach().abs().mean(-1, keepdim=True)", f"torch.minimum({h}, {k}.tanh())",
+    ]))  # fmt: skip
+
+
+def attributes(m: Maker) -> str:
+    h = m.pick(HIDDEN)
+    scale, flag, p = (
+        m.attribute("scale", 0.5), m.attribute("flag", True), m.attribute("p", 0.0),
+    )  # fmt: skip
+    return m.value(HIDDEN, m.one([
+        f"{h} * {scale}", f"{h} * {scale}", f"{h} if {flag} else -{h}",
+        f"F.dropout({h}, {p}, self.training)", f"F.dropout({h}, {p}, self.training)",
+        f"{m.module('nn.Dropout(0.0)')}({h})", f"{h} * (2.0 if self.training else 1.0)",
+        f"{h} + {m.attribute('sizes', [1, 2])}[0]",
+        f"{h} * {m.attribute('settings', {'gain': 2.0})}['gain']",
+        f"{m.module(m.one(['nn.GELU()', 'nn.Tanh()', 'nn.Identity()']))}({h})",
+    ]))  # fmt: skip
+
+
+def masked(m: Maker) -> str:
+    h, k, w = m.pick(HIDDEN), m.pick(HIDDEN), m.pick(MASK)
+    wide = m.one([f"{w}[..., None]", f"{w}.unsqueeze(-1)", f"{w}[:, :, None].expand_as({h})"])
+    return m.value(HIDDEN, m.one([
+        f"{h} * {wide}.to({h}.dtype)", f"{h} * {wide}", f"{h}.masked_fill(~{wide}, 0.0)",
+        f"{h}.masked_fill({wide}, 0.25)", f"torch.where({wide}, {h}, {k})",
+        f"torch.where({wide}, {h}, 0.0)", f"torch.where(~{wide}, 0.5, {h})",
+        f"{h} * (1 - {wide}.to({h}.dtype))", f"{h} + {k} * {wide}.to({h}.dtype)",
+        f"{h} / {wide}.to({h}.dtype).sum(1, keepdim=True).clamp(min=1)",
+        f"torch.where({wide}, {h}, {m.parameter(m.width)})",
+    ]))  # fmt: skip
+
+
+def rows(m: Maker) -> str:
+    """Rows move: slices, shifts, gathers, joins."""
+    h, k = m.pick(HIDDEN), m.pick(HIDDEN)
+    form = m.dice.randrange(15)
+    if form == 0:
+        return m.value(HIDDEN, f"F.pad({h}[:, 1:], (0, 0, 0, 1))")
+    if form == 1:
+        return m.value(HIDDEN, f"F.pad({h}[:, :-1], (0, 0, 1, 0))")
+    if form == 2:
+        return m.value(HIDDEN, f"torch.cat([{h}[:, 1:], {k}[:, :1]], 1)")
+    if form == 3:
+        ids = m.input("ids")
+        index = f"({ids} % {h}.shape[1]).long()"
+        return m.value(HIDDEN, f"torch.gather({h}, 1, {index}[..., None].expand_as({h}))")
+    if form == 4:
+        return m.value(HIDDEN, f"{h}[:, torch.arange({h}.shape[1] - 1, -1, -1)]")
+    if form == 5:
+        return m.value(HIDDEN, f"torch.cat([{h}, {k}], 1)[:, {h}.shape[1]:]")
+    if form == 6:
+        return m.value(HIDDEN, f"torch.cat([{h}, {k}], 0)[:{h}.shape[0]]")
+    if form == 7:
+        return m.value(HIDDEN, f"{h}.cumsum(1) / 4")
+    if form == 8:
+        n = f"{h}.shape[1]"
+        ones = f"torch.ones({n}, {n}, dtype={h}.dtype).{m.one(['tril', 'triu'])}()"
+        return m.value(HIDDEN, f"({ones} / {n}) @ {h}")
+    if form == 9:
+        lines = f"t = {h}.clone()\nt[:, 0] = {m.one(['0.0', f'{k}[:, -1]', '1.0'])}\n= t"
+        return m.value(HIDDEN, lines)
+    if form == 10:
+        return m.value(HIDDEN, f"({h} @ {k}.transpose(1, 2)).softmax(-1) @ {h}")
+    if form == 11:
+        return m.value(HIDDEN, f"torch.stack([{h}, {k}], 2)[:, :, {m.one([0, 1])}]")
+    if form == 12:
+        return m.value(HIDDEN, f"torch.stack([{h}, {k}], 0).{m.one(['mean', 'sum'])}(0)")
+    if form == 13:
+        return m.value(HIDDEN, f"{h} + {h}[:, :1] - {k}[:, -1:]")
+    ids = m.input("ids")
+    return m.value(HIDDEN, f"{h} + F.embedding({ids}, {m.parameter(m.vocabulary, m.width)})")
+
+
+def reduced(m: Maker) -> str:
+    """A reduction, spread out again."""
+    h, how = m.pick(HIDDEN), m.one(["mean", "mean", "sum", "amax", "amin"])
+    dim = m.one(["-1", "-1", "1", "1", "0", "(0, 1)", "(1, 2)"])
+    form = m.one([f"{h} - {{}} * 0.25", f"{h} + {{}} * 0.25", f"{{}}.expand_as({h}) * 0.5"])
+    return m.value(HIDDEN, form.format(f"{h}.{how}({dim}, keepdim=True)"))
+
+
+def shaped(m: Maker) -> str:
+    h, d = m.pick(HIDDEN), m.width
+    half = d // 2
+    shape = f"{h}.shape[0], {h}.shape[1]"
+    return m.value(HIDDEN, m.one([
+        f"{h}.reshape(-1, {d}).view({shape}, {d})",
+        f"{h}.transpose(1, 2).contiguous().transpose(1, 2)",
+        f"{h}.view({shape}, 2, {half}).transpose(2, 3).reshape({shape}, {d})",
+        f"{h}.view({shape}, 2, {half}).transpose(1, 2).transpose(1, 2).flatten(2)",
+        f"torch.cat({h}.chunk(2, -1)[::-1], -1)",
+        f"torch.cat([-{h}[..., {half}:], {h}[..., :{half}]], -1)",
+        f"torch.cat({h}.split([1, {d - 1}], -1)[::-1], -1)",
+        f"{h}.chunk(2, -1)[0].repeat(1, 1, 2)",
+        f"({h}.chunk(2, -1)[0] * {h}.chunk(2, -1)[1].sigmoid()).repeat_interleave(2, -1)",
+        f"torch.stack({h}.unbind(-1)[::-1], -1)",
+        f"{h}.permute(0, 2, 1).softmax(-1).permute(0, 2, 1)",
+        f"{h}.flatten(0, 1).unflatten(0, ({shape}))",
+        f"torch.softmax({h}, 1)",
+        f"torch.einsum('btd,de->bte', {h}, {m.parameter(d, d)})",
+        f"F.pad({h}, (0, 1)).narrow(-1, 1, {d})",
+        f"{h}[..., None].squeeze(-1)",
+        f"{h}[..., ::2].repeat(1, 1, 2)",
+    ]))  # fmt: skip
+
+
+def joined(m: Maker) -> str:
+    h, k, d = m.pick(HIDDEN), m.pick(HIDDEN), m.width
+    return m.value(HIDDEN, linear_code(m, f"torch.cat([{h}, {k}], -1)", 2 * d, d))
+
+
+def gated(m: Maker) -> str:
+    h, d = m.pick(HIDDEN), m.width
+    both = linear_code(m, h, d, 2 * d)
+    gate = m.one(["torch.sigmoid", "F.silu", "F.gelu"])
+    return m.value(HIDDEN, f"a, b = ({both}).chunk(2, -1)\n= a * {gate}(b)")
+
+
+def spread(m: Maker) -> str:
+    h, p = m.pick(HIDDEN), m.pick(POOLED)
+    return m.value(HIDDEN, m.one([
+        f"{h} + {p}[:, None]", f"{h} * torch.sigmoid({p}).unsqueeze(1)",
+        f"torch.cat([{p}[:, None], {h}[:, 1:]], 1)", f"{p}[:, None].expand_as({h})",
+    ]))  # fmt: skip
+
+
+def encoder_layer(m: Maker) -> str:
+    h, d, k = m.pick(HIDDEN), m.width, m.pick(MASK)
+    if m.chance(0.5):
+        first = m.one(["True", "False"])
+        inner = m.module(
+            f"nn.TransformerEncoderLayer({d}, 2, {2 * d}, dropout=0.0, batch_first=True, "
+            f"norm_first={first})"
+        )
+        return m.value(HIDDEN, f"{inner}({h}, src_key_padding_mask=~{k})")
+    inner = m.module(f"nn.MultiheadAttention({d}, 2, batch_first=True)")
+    return m.value(HIDDEN, f"{inner}({h}, {h}, {h}, key_padding_mask=~{k}, need_weights=False)[0]")
+
+
+# ---- attention
+
+
+def attention(m: Maker) -> str:
+    h = m.pick(HIDDEN)
+    k = h if m.chance(0.75) else m.pick(HIDDEN)
+    d, heads = m.width, m.one([1, 2])
+    size = d // heads
+    lines = []
+    if k == h and m.chance(0.45):
+        lines.append(
+            f"q, k, v = ({linear_code(m, h, d, 3 * d)})"
+            f".{m.one(['chunk(3, -1)', f'split({d}, -1)'])}"
+        )
+    else:
+        for name, of in (("q", h), ("k", k), ("v", k)):
+            lines.append(f"{name} = {linear_code(m, of, d, d)}")
+    split = not (heads == 1 and m.chance(0.4))
+    if split:
+        shape = m.one([f"q.shape[0], -1, {heads}, {size}", f"*{h}.shape[:2], {heads}, {size}"])
+        lines.append(f"q, k, v = (t.view({shape}).transpose(1, 2) for t in (q, k, v))")
+    lines += _scores(m, h, size, heads, split)
+    if split:
+        lines.append(m.one([
+            f"t = t.transpose(1, 2).reshape({h}.shape)",
+            "t = t.transpose(1, 2).flatten(2)",
+            f"t = t.permute(0, 2, 1, 3).contiguous().view(*{h}.shape[:2], {d})",
+        ]))  # fmt: skip
+    if m.chance(0.5):
+        lines.append(f"t = {linear_code(m, 't', d, d)}")
+    return m.value(HIDDEN, "\n".join([*lines, f"= {h} + t" if m.chance(0.5) else "= t"]))
+
+
+def _scores(m: Maker, h: str, size: int, heads: int, split: bool) -> list[str]:
+    """Lines that make `t` of `q`, `k` and `v` under some mask."""
+    axes = "[:, None, None, :]" if split else "[:, None, :]"
+    down = "[:, None, :, None]" if split else "[:, :, None]"
+    n = f"{h}.shape[1]"
+    causal = m.chance(0.3)
+    keep = ""  # the text of a bool mask, True where a key is seen
+    if m.chance(0.75):
+        k = m.pick(MASK)
+        keep = f"{k}{axes}"
+        if m.chance(0.12):
+            keep = f"~{k}{axes}"
+        if m.chance(0.2):
+            keep = f"({keep} & {k}{down})"
+        if m.chance(0.1):
+            keep = f"({k}{down} == {k}{axes})"
+    triangle = m.one([
+        f"torch.ones({n}, {n}, dtype=torch.bool).tril()",
+        f"(torch.arange({n})[None] <= torch.arange({n})[:, None])",
+        f"(torch.triu(torch.ones({n}, {n}), 1) == 0)",
+        f"((torch.arange({n})[:, None] - torch.arange({n})[None]).abs() < 2)",
+    ])  # fmt: skip
+    if causal and keep:
+        keep = f"({keep} & {triangle})"
+    elif causal:
+        keep = triangle
+    low = m.one(["-1e4", "torch.finfo(q.dtype).min", "-1e9"] * 2 + ["float('-inf')"])
+    if m.chance(0.5):
+        return _fused(m, keep, low, n, causal)
+    lines = [f"s = q @ k.transpose(-1, -2) {m.one([f'/ {size} ** 0.5', f'* {size**-0.5!r}', ''])}"]
+    if m.chance(0.15):
+        table = m.parameter(heads, POSITIONS, POSITIONS)
+        table = f"{table}[:, :{n}, :{n}]" if split else f"{table}[0, :{n}, :{n}]"
+        lines.append(f"s = s + {table}")
+    if m.chance(0.1) and split:
+        lines.append(f"s = s + {m.input('bias')}")
+    under = m.one(["-1e4", "-1e9", "torch.finfo(s.dtype).min"])
+    forms = [
+        f"s = s.masked_fill(~({keep}), {low})",
+        f"s = torch.where({keep}, s, {low})",
+        f"s = s + (1.0 - ({keep}).to(s.dtype)) * {under}",
+        f"s = s + torch.zeros_like(s).masked_fill(~({keep}), {low})",
+        f"s = s.masked_fill(({keep}) == 0, {low})",
+        f"s = s.masked_fill(({keep}).logical_not(), {low})",
+        f"s = torch.where(~({keep}), {low}, s)",
+        f"s = s + torch.where({keep}, 0.0, {low})",
+    ]
+    if keep:
+        lines.append(m.one(forms))
+    lines.append(
+        m.one(["a = torch.softmax(s, -1)", "a = F.softmax(s, dim=-1)", "a = s.softmax(-1)"])
+    )
+    if keep and m.chance(0.15):
+        lines.append(f"a = a * ({keep})")
+    if keep and m.chance(0.05):
+        lines.append(f"a = a.masked_fill(~({keep}), 0.0)")
+    if m.chance(0.2):
+        lines.append(f"a = F.dropout(a, {m.attribute('p', 0.0)}, self.training)")
+    return [*lines, "t = a @ v"]
+
+
+def _fused(m: Maker, keep: str, low: str, n: str, causal: bool) -> list[str]:
+    more = ""
+    if m.chance(0.2):
+        more += f", dropout_p={m.attribute('p', 0.0)} if self.training else 0.0"
+    if m.chance(0.2):
+        more += ", scale=0.5"
+    call = "t = F.scaled_dot_product_attention(q, k, v"
+    if causal and m.chance(0.4):
+        return [f"{call}, is_causal=True{more})"]
+    if not keep:
+        return [f"{call}{more})"]
+    forms = [
+        keep,
+        keep,
+        f"torch.zeros((), dtype=q.dtype).masked_fill(~({keep}), {low})",
+        f"torch.where({keep}, 0.0, {low}).to(q.dtype)",
+        f"(1.0 - ({keep}).to(q.dtype)) * {m.one(['-1e4', 'torch.finfo(q.dtype).min'])}",
+        f"({keep}).expand(q.shape[0], {'1, ' if keep.count('None, None') else ''}{n}, {n})",
+    ]
+    return [f"{call}, attn_mask={m.one(forms[:5])}{more})"]
+
+
+# ---- pooled
+
+
+def pooled(m: Maker) -> str:
+    h, k = m.pick(HIDDEN), m.pick(MASK)
+    b = f"torch.arange({h}.shape[0])"
+    wide = f"{k}[..., None].to({h}.dtype)"
+    score = m.parameter(m.width, 1)
+    at = m.input("at") if m.chance(0.15) else ""
+    forms = [
+        f"{h}[:, 0]", f"{h}[:, 0]", f"{h}[:, -1]", f"{h}.mean(1)", f"{h}.amax(1)",
+        f"({h} * {wide}).sum(1) / {wide}.sum(1).clamp(min=1)",
+        f"({h} * {wide}).sum(1) / {wide}.sum(1).clamp(min=1)",
+        f"{h}.masked_fill(~{k}[..., None], -1e4).amax(1)",
+        f"torch.where({k}[..., None], {h}, 0.0).sum(1)",
+        f"{h}[{b}, {k}.sum(1).clamp(min=1) - 1]",
+        f"{h}[{b}, {k}.long().argmax(1)]",
+        f"{h}.gather(1, ({k}.sum(1).clamp(min=1) - 1)[:, None, None]"
+        f".expand(-1, 1, {m.width}))[:, 0]",
+        f"({h} * ({h} @ {score}).masked_fill(~{k}[..., None], -1e4).softmax(1)).sum(1)",
+        f"(({h} @ {score}).squeeze(-1).masked_fill(~{k}, -1e4).softmax(-1)[:, None] @ {h})[:, 0]",
+    ]  # fmt: skip
+    if at:
+        forms = [
+            f"{h}[{b}, {at}]",
+            f"{h}.gather(1, {at}[:, None, None].expand(-1, 1, {m.width})).squeeze(1)",
+        ]
+    return m.value(POOLED, m.one(forms))
+
+
+def from_pooled(m: Maker) -> str:
+    p, q, d = m.pick(POOLED), m.pick(POOLED), m.width
+    form = m.dice.randrange(4)
+    if form == 0:
+        return m.value(POOLED, linear_code(m, p, d, d))
+    if form == 1:
+        return m.value(POOLED, activation(m, p))
+    if form == 2:
+        return m.value(POOLED, linear_code(m, f"torch.cat([{p}, {q}], -1)", 2 * d, d))
+    return m.value(POOLED, m.one([f"{p} + {q}", f"{p} - {q}.mean(0)", f"{p} * {q}.sigmoid()"]))
+
+
+# ---- losses
+
+
+def loss(m: Maker) -> str:
+    form = m.dice.random()
+    if form < 0.5:
+        return m.value(LOSS, token_loss(m))
+    if form < 0.8:
+        return m.value(LOSS, pooled_loss(m))
+    h, w = m.pick(HIDDEN), m.pick(MASK)
+    wide = f"{w}.to({h}.dtype)"
+    return m.value(LOSS, m.one([
+        f"{h}.pow(2).mean()", f"({h}.pow(2).mean(-1) * {wide}).sum() / {wide}.sum().clamp(min=1)",
+        f"{h}.masked_fill(~{w}[..., None], 0.0).pow(2).sum() / 10",
+        f"F.mse_loss({h} * {wide}[..., None], torch.ones_like({h}))",
+        f"torch.where({w}, {h}.square().sum(-1), 0.0).mean()",
+        f"({h}.tanh().mean(-1) * {wide}).sum(1).div({wide}.sum(1).clamp(min=1)).mean()",
+        f"F.mse_loss({h}[:, 0], {h}[:, -1]) + {h}.mean() ** 2",
+    ]))  # fmt: skip
+
+
+def token_loss(m: Maker) -> str:
+    h, v, y = m.pick(HIDDEN), m.vocabulary, m.input("labels")
+    tables = [p for p in m.parameters if p["shape"] == [v, m.width] and not p["buffer"]]
+    head = f"F.linear({h}, `{m.one(tables)['path']}`)" if tables and m.chance(0.3) else ""
+    head = head or linear_code(m, h, m.width, v)
+    form = m.dice.randrange(8)
+    if form < 3:
+        smooth = m.one(["", "", ", label_smoothing=0.1", ', reduction="sum"'])
+        return f"F.cross_entropy(({head}).view(-1, {v}), {y}.view(-1){smooth})"
+    if form == 3:
+        return f"F.cross_entropy(({head}).transpose(1, 2), {y})"
+    if form == 4:
+        cut = f"[:, :-1].reshape(-1, {v})"
+        return f"F.cross_entropy(({head}){cut}, {y}[:, 1:].reshape(-1))"
+    if form == 5:
+        w = m.pick(MASK)
+        return f"F.cross_entropy(({head}).flatten(0, 1), {y}.masked_fill(~{w}, -100).flatten())"
+    if form == 6:
+        w = m.pick(MASK)
+        each = f'F.cross_entropy(({head}).view(-1, {v}), {y}.view(-1), reduction="none")'
+        return f"({each}.view({y}.shape) * {w}).sum() / {w}.sum().clamp(min=1)"
+    gathered = f"F.log_softmax({head}, -1).gather(-1, {y}.clamp(min=0)[..., None]).squeeze(-1)"
+    return f"-({gathered} * ({y} != -100)).sum() / ({y} != -100).sum()"
+
+
+def pooled_loss(m: Maker) -> str:
+    p = m.pick(POOLED)
+    form = m.dice.randrange(5)
+    if form < 2:
+        return f"F.cross_entropy({linear_code(m, p, m.width, 3)}, {m.input('classes')})"
+    if form == 2:
+        return f"F.mse_loss({p}, {m.input('target')})"
+    if form == 3:
+        return (
+            f"F.binary_cross_entropy_with_logits({p}[:, 0], {m.input('classes')}.to({p}.dtype) / 2)"
+        )
+    return f"F.mse_loss({p}, {m.input('target')}, reduction='sum') + {p}.pow(2).mean()"
+
+
+GRAMMAR: dict[Callable[[Maker], str], float] = {
+    linear: 2, feed_forward: 1.5, norm: 2, pointwise: 2, attributes: 0.7, masked: 2, rows: 2,
+    reduced: 1, shaped: 1.5, joined: 0.7, gated: 0.5, spread: 0.7, attention: 4, positions: 1,
+    encoder_layer: 0.25, mask: 1, pooled: 1, from_pooled: 0.7,
+}  # fmt: skip
+
+
+def program(m: Maker) -> dict[str, Any]:
+    """The module's part of a case."""
+    first(m)
+    rules, weights = list(GRAMMAR), list(GRAMMAR.values())
+    for _ in range(m.dice.randint(1, 6)):
+        m.dice.choices(rules, weights)[0](m)
+    if m.chance(0.1):
+        m.pick(HIDDEN)
+        m.parameter(3, m.width)  # nobody reads it
+    end = loss(m)
+    if m.chance(0.15):
+        end = m.value(LOSS, f"{end} + 0.5 * {loss(m)}")
+    kept = [n for n, k in m.kinds.items() if k in (HIDDEN, POOLED, "wide", LOSS) and n != end]
+    outputs: dict[str, str] = {}
+    if m.chance(0.6):
+        names = [*OUTPUT_NAMES, *(ODD_OUTPUTS if m.odd else [])]
+        for name in m.dice.sample(names, min(len(kept), m.dice.randint(0, 3))):
+            outputs[name] = m.one(kept)
+    aliases = []
+    for p in m.parameters:
+        if m.chance(0.04):
+            aliases.append([f"tied.{p['path'].replace('.', '_')}", p["path"]])
+    made = {
+        "width": m.width, "parameters": m.parameters, "modules": m.modules, "aliases": aliases,
+        "inputs": m.inputs, "attributes": m.attributes, "body": m.body, "loss": end,
+        "outputs": outputs, "vocabulary": m.vocabulary,
+    }  # fmt: skip
+    return clean(made)
+
+
+def uses(case: Case, name: str) -> bool:
+    """Whether a value is read by another statement, or returned."""
+    end = case["returned"] if case.get("loss_fn") else case["loss"]
+    if name == end or name in case["outputs"].values():
+        return True
+    return any(re.search(rf"\b{name}\b", s["code"]) for s in case["body"] if s["to"] != name)
+
+
+def clean(case: Case) -> Case:
+    """Without statements, inputs, modules and parameters that nothing reads."""
+    body = case["body"]
+    while True:
+        kept = [s for s in body if uses({**case, "body": body}, s["to"])]
+        if len(kept) == len(body):
+            break
+        body = kept
+    text = "\n".join(s["code"] for s in body)
+    inputs = {k: v for k, v in case["inputs"].items() if f"${k}$" in text}
+    modules = [x for x in case["modules"] if f"self.{x['path']}(" in text]
+    aliases = [a for a in case["aliases"] if f"`{a[1]}`" in text]
+    parameters = [
+        p for p in case["parameters"] if f"`{p['path']}`" in text or p["shape"][0] == 3
+    ]  # a first size of 3 marks what is meant to be read by nobody
+    found = {k: v for k, v in case["attributes"].items() if f"self.{k}" in text}
+    return case | {
+        "body": body, "inputs": inputs, "modules": modules, "aliases": aliases,
+        "parameters": parameters, "attributes": found,
+    }  # fmt: skip

@@ -1,0 +1,253 @@
+"""Runs programs from seeds, eager beside Onward, and says which differ.
+
+    python tests/fuzz/run.py --count 5000 --seed 0 --workers 2
+    python tests/fuzz/run.py --only 17 --shrink
+
+Each worker is a process of its own: what kills it is a finding too. Exit status 1 on findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+PATIENCE = 180.0  # seconds for one program
+
+
+def options(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("--count", type=int, default=5000, help="programs")
+    parser.add_argument("--seed", type=int, default=0, help="the first; -1: from the clock")
+    parser.add_argument("--seconds", type=float, default=0.0, help="stop then, whatever was done")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--fresh", action="store_true", help="every other seed from the clock")
+    parser.add_argument("--skip", nargs="+", default=[], help="leave out programs with these texts")
+    parser.add_argument("--only", type=int, nargs="+", help="these seeds, in this process")
+    parser.add_argument("--shrink", action="store_true", help="and make what fails small")
+    parser.add_argument("--shrink-seconds", type=float, default=120.0)
+    parser.add_argument("--case", type=Path, help="a case from a file, in this process")
+    parser.add_argument(
+        "--show", action="store_true", help="print the program of --only, run nothing"
+    )
+    parser.add_argument("--out", type=Path, help="a folder for findings, as JSON")
+    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+def prepare() -> None:
+    """One thread, no network, the measurements of the machine apart from the user's."""
+    os.environ.setdefault("ONWARD_CACHE", str(Path(tempfile.gettempdir()) / "onward-tests"))
+    import torch
+
+    torch.set_num_threads(1)
+    import logging
+    import warnings
+
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+
+
+def verdict_of(case: dict[str, Any]) -> dict[str, Any]:
+    from fuzz.judge import judge
+
+    start = time.process_time()
+    found = judge(case)
+    return {**vars(found), "finding": found.finding, "seconds": time.process_time() - start}
+
+
+def serve() -> None:
+    """A worker: seeds on stdin, a verdict a line on stdout."""
+    prepare()
+    from fuzz.histories import case_of
+
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print is no verdict
+    for line in sys.stdin:
+        seed = int(line)
+        out.write(json.dumps({"seed": seed, **verdict_of(case_of(seed))}) + "\n")
+        out.flush()
+
+
+def program(seed: int) -> str:
+    """What a seed's case does, as text."""
+    from fuzz.histories import case_of
+    from fuzz.source import PRELUDE, definitions, history_source
+
+    case = case_of(seed)
+    return definitions(case).replace(PRELUDE, "") + history_source(case) + json.dumps(case)
+
+
+class Worker:
+    """A process that judges seeds, started again where one ends it."""
+
+    def __init__(self, command: Sequence[str] = ()) -> None:
+        self.command = command or (sys.executable, str(HERE / "run.py"), "--serve")
+        self.process: subprocess.Popen[str] | None = None
+
+    def judge(self, seed: int) -> dict[str, Any]:
+        if self.process is None:
+            self.process = subprocess.Popen(
+                self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL, text=True,
+            )  # fmt: skip
+        process = self.process
+        assert process.stdin is not None and process.stdout is not None
+        timer = threading.Timer(PATIENCE, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(f"{seed}\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+        if line:
+            return json.loads(line)
+        code = process.wait()
+        self.close()
+        return {
+            "seed": seed, "kind": "crash", "finding": True, "signature": f"crash: exit {code}",
+            "detail": f"the process ended with {code}", "variant": {}, "at": 0, "seconds": 0.0,
+        }  # fmt: skip
+
+    def close(self) -> None:
+        if self.process is not None:
+            assert self.process.stdin is not None and self.process.stdout is not None
+            with contextlib.suppress(BrokenPipeError):  # what a dead process was not told
+                self.process.stdin.close()
+            self.process.stdout.close()
+            self.process.wait()
+            self.process = None
+
+
+def campaign(said: argparse.Namespace) -> list[dict[str, Any]]:
+    """Judges the seeds with several workers; the verdicts."""
+    fresh = int(time.time()) * 100_000 % 2**31
+    begin = fresh if said.seed < 0 else said.seed
+    print(f"fuzz: seeds from {begin}" + (f", every other from {fresh}" if said.fresh else ""))
+    seeds: queue.Queue[int] = queue.Queue()
+    for i in range(said.count):
+        seeds.put(fresh + i // 2 if said.fresh and i % 2 else begin + (i // 2 if said.fresh else i))
+    end = time.monotonic() + (said.seconds or 1e9)
+    found: list[dict[str, Any]] = []
+
+    def work() -> None:
+        worker = Worker()
+        while time.monotonic() < end:
+            try:
+                seed = seeds.get_nowait()
+            except queue.Empty:
+                break
+            if said.skip and any(text in program(seed) for text in said.skip):
+                continue
+            verdict = worker.judge(seed)
+            found.append(verdict)
+            if verdict["finding"]:
+                print(f"seed {seed}: {verdict['signature']}", flush=True)
+        worker.close()
+
+    threads = [threading.Thread(target=work) for _ in range(said.workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def report(found: list[dict[str, Any]]) -> None:
+    kinds = Counter(v["kind"] for v in found)
+    total = len(found) or 1
+    print(f"{len(found)} programs: " + ", ".join(f"{n} {k}" for k, n in kinds.most_common()))
+    print(f"{sum(v['seconds'] for v in found) / total:.2f} s of processor time a program")
+    for kind in ("refused", "invalid"):
+        reasons = Counter(v["signature"] for v in found if v["kind"] == kind)
+        print(f"{kind} ({100 * kinds[kind] / total:.0f} %):")
+        for reason, n in reasons.most_common(15):
+            example = next(v["seed"] for v in found if v["signature"] == reason)
+            print(f"  {n:4} {reason} (seed {example})")
+    causes = Counter(v["signature"] for v in found if v["finding"])
+    if causes:
+        print("findings:")
+    for cause, n in causes.most_common():
+        examples = [v["seed"] for v in found if v["signature"] == cause]
+        print(f"  {n:4} {cause} (seeds {', '.join(map(str, sorted(examples)[:6]))})")
+
+
+def these(said: argparse.Namespace) -> int:
+    """The cases asked for, in this process."""
+    prepare()
+    from fuzz.histories import case_of
+
+    cases = [json.loads(said.case.read_text())] if said.case else map(case_of, said.only)
+    return max([one(case, said) for case in cases])
+
+
+def one(case: dict[str, Any], said: argparse.Namespace) -> int:
+    """A case, shrunk if asked for, printed as a program."""
+    from fuzz.histories import PASSES
+    from fuzz.judge import judge
+    from fuzz.shrink import shrink
+    from fuzz.source import script
+
+    if said.show:
+        print(script(case, case["variants"][-1], f"seed {case['seed']}"))
+        return 0
+    found = judge(case)
+    print(f"==== seed {case['seed']}: {found.kind}: {found.signature}")
+    print(f"{found.detail}\nvariant {found.variant}", flush=True)
+    if not found.finding:
+        return 0
+    if said.shrink:
+        case = shrink(case, found, judge, said.shrink_seconds)
+        found = judge(case)
+        gone = []
+        if found.variant.get("disable", ()) != ["row_demand"]:
+            for name in ("row_demand", *PASSES):
+                variant = {**found.variant, "disable": [*found.variant.get("disable", ()), name]}
+                if not judge(case | {"variants": [variant]}).finding:
+                    gone.append(name)
+        if not judge(case | {"variants": [{**found.variant, "native": "0"}]}).finding:
+            gone.append("native")
+        title = f"seed {case['seed']}: {found.kind}: {found.detail}\nvariant {found.variant}"
+        print(script(case, found.variant, f"{title}\ngone without: {', '.join(gone) or 'nothing'}"))
+        if said.out:
+            said.out.mkdir(parents=True, exist_ok=True)
+            (said.out / f"{case['seed']}.json").write_text(json.dumps(case, indent=1))
+    return 1
+
+
+def main() -> int:
+    said = options()
+    if said.serve:
+        serve()
+        return 0
+    if said.only is not None or said.case:
+        return these(said)
+    found = campaign(said)
+    report(found)
+    bad = [v for v in found if v["finding"]]
+    if said.out:
+        said.out.mkdir(parents=True, exist_ok=True)
+        (said.out / "findings.json").write_text(json.dumps(bad, indent=1))
+    for v in bad[:1]:
+        print(f"reproduce: python tests/fuzz/run.py --only {v['seed']} --shrink")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

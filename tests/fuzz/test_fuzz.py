@@ -1,0 +1,156 @@
+"""The fuzzer itself: it finds what is planted, makes it small, and repeats itself from a seed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from fuzz.histories import PASSES, SPOILS, case_of
+from fuzz.judge import Verdict, _distance, judge
+from fuzz.program import GRAMMAR, Case
+from fuzz.run import Worker
+from fuzz.shrink import shrink
+from fuzz.source import definitions, script
+
+from onward.differentiate import rules
+from onward.rewrite import FORWARD, STEP
+from onward.train.steps import Narrow
+from onward.train.updates import Updates
+
+CASES = [case_of(seed) for seed in range(400)]
+
+
+def test_a_seed_says_everything() -> None:
+    for seed in (0, 7, 123456789):
+        assert case_of(seed) == case_of(seed)
+        assert json.loads(json.dumps(case_of(seed))) == case_of(seed)
+    assert len({definitions(case) for case in CASES}) == len(CASES)
+
+
+def test_every_pass_can_be_off() -> None:
+    assert set(PASSES) == {p.name for p in (*FORWARD, *STEP)}
+    off = {n for c in CASES for v in c["variants"] for n in v.get("disable", ())}
+    assert off == {*PASSES, "row_demand"}
+
+
+def test_the_grammar_is_covered() -> None:
+    """Texts that stand for what a module, a history or a run may hold; each often enough."""
+    text = Counter()
+    for case in CASES:
+        source = definitions(case) + json.dumps(case["history"])
+        for part in (
+            "scaled_dot_product_attention", "is_causal", "masked_fill", "torch.where", ".gather(",
+            "torch.cat", ".chunk(", ".split(", "layer_norm", "embedding(", "finfo",
+            "label_smoothing", "layout=", "requires_grad=False", "'tied.", "int32",
+            ".transpose(0, 1).contiguous()",
+            "torch.bool", "rebirth", "reload", "eval", "scheduler.step", "requires_grad_(", "shape",
+            "betas", "momentum=0.9", "lambda out",
+        ):  # fmt: skip
+            text[part] += part in source
+        text["accumulation"] += case["options"]["gradient_accumulation_steps"] > 1
+        text["clipping"] += case["options"]["max_grad_norm"] is not None
+        text["dropout"] += case["dropout"]
+        text["several outputs"] += len(case["outputs"]) > 1
+        text["several shapes"] += len({(b["size"], b["length"]) for b in case["batches"]}) > 1
+    rare = {part: n for part, n in text.items() if n < 3}
+    assert not rare
+    assert {a["spoil"] for c in CASES for a in c["history"] if "spoil" in a} == set(SPOILS)
+    assert len(GRAMMAR) > 15
+
+
+def test_what_is_printed_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    case = sound(lambda c: len(c["history"]) < 5 and not c["dropout"])
+    source = script(case, case["variants"][0], "a title")
+    exec(compile(source, "<printed>", "exec"), {"__name__": "__main__"})
+    said = capsys.readouterr().out.splitlines()
+    eager = [line.split()[1:] for line in said if line.startswith("eager ")]
+    ours = [line.split()[1:] for line in said if line.startswith("onward ")]
+    assert len(eager) == len(ours) > 0
+    first = [float(line[0].strip("(,)")) for line in (eager[0], ours[0])]
+    assert first[0] == pytest.approx(first[1], rel=1e-4)
+
+
+def sound(fits: Callable[[Case], bool]) -> Case:
+    """The first case of that form that has no finding."""
+    return next(c for c in CASES if fits(c) and judge(c).kind == "ok")
+
+
+@pytest.mark.parametrize("level", [1e-7, 1e-2])
+def test_a_difference_is_what_fp64_does_not_excuse(level: float) -> None:
+    torch.manual_seed(0)
+    exact = torch.randn(50, dtype=torch.float64)
+    eager = exact + 1e-7 * torch.randn(50)
+    ours = exact + level * torch.randn(50)
+    assert bool(_distance("x", ours, eager, exact, exact)) == (level > 1e-4)
+
+
+def plain(case: Case, word: str) -> bool:
+    """Whether a case has the word, and little beside it that costs time."""
+    return (
+        any(word in s["code"] for s in case["body"]) and len(case["history"]) < 4
+        and not case["dropout"] and {a["do"] for a in case["history"]} <= {"train", "eval"}
+        and not any("spoil" in a for a in case["history"])
+    )  # fmt: skip
+
+
+def found(word: str, most: int = 4) -> tuple[Case, Verdict]:
+    """The first finding among a few programs with that word."""
+    for case in [c for c in CASES if plain(c, word)][:most]:
+        verdict = judge(case)
+        if verdict.finding:
+            return case, verdict
+    raise AssertionError(f"{most} programs with {word}, no finding")
+
+
+def test_a_wrong_gradient_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = rules.RULES["Gemm"]
+
+    def wrong(b: Any, *rest: Any) -> list[Any]:
+        return [None if dx is None else b.Mul(dx, 1.1) for dx in right(b, *rest)]
+
+    with monkeypatch.context() as planted:
+        planted.setitem(rules.RULES, "Gemm", wrong)
+        case, verdict = found("F.linear(h")
+        assert verdict.kind == "difference"
+        small = shrink(case, verdict, judge, seconds=60.0)
+        assert judge(small).kind == "difference"
+    assert judge(small).kind == "ok"
+    assert len(small["body"]) <= 4 and len(small["history"]) == 1
+
+
+def test_a_row_that_is_not_counted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Narrow.count
+
+    def wrong(self: Narrow, *args: Any) -> dict[str, torch.Tensor]:
+        return {k: x[:-1] if len(x) > 1 else x for k, x in right(self, *args).items()}
+
+    monkeypatch.setattr(Narrow, "count", wrong)
+    monkeypatch.setattr(Narrow, "pays", lambda *_: True)
+    assert found("F.cross_entropy", 6)[1].finding
+
+
+def test_a_wrong_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Updates.inputs
+
+    def wrong(self: Updates) -> dict[str, Any]:
+        return {k: v * 1.01 if k.startswith("lr.") else v for k, v in right(self).items()}
+
+    monkeypatch.setattr(Updates, "inputs", wrong)
+    assert found("F.linear")[1].kind == "difference"
+
+
+def test_a_process_that_dies_is_a_finding_and_the_next_seed_has_another() -> None:
+    command = [
+        sys.executable, "-c",
+        "import os, json\nwhile True:\n n = int(input())\n os.abort() if n == 1 else "
+        "print(json.dumps({'seed': n, 'kind': 'ok', 'finding': False}), flush=True)",
+    ]  # fmt: skip
+    worker = Worker(command)
+    kinds = [worker.judge(seed)["kind"] for seed in (0, 1, 2)]
+    worker.close()
+    assert kinds == ["ok", "crash", "ok"]
