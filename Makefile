@@ -17,11 +17,7 @@ MUTATION_ARGS ?=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help finetune test mutation false-alarms lint format clean
-=======
-.PHONY: help finetune test fuzz lint format clean
->>>>>>> wt-fuzz
+.PHONY: help finetune test fuzz mutation false-alarms lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -45,16 +41,14 @@ finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside ea
 test: $(VENV)/.installed-test ## run the tests (TEST_ARGS="-k name" for some of them)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TEST_ARGS)
 
-<<<<<<< HEAD
 mutation: $(VENV)/.installed-test ## plant faults in the sources, and see that the tests find each (an hour; MUTATION_ARGS="-k plan")
 	$(BIN)/python tests/mutation/run.py --jobs $(TEST_WORKERS) $(MUTATION_ARGS)
 
 false-alarms: $(VENV)/.installed-test ## verify right models 500 times: no alarm may be raised (half an hour)
 	$(BIN)/python tests/faults/false_alarms.py
-=======
+
 fuzz: $(VENV)/.installed-test ## train random programs beside eager PyTorch (FUZZ_ARGS="--only 17 --shrink")
 	$(BIN)/python tests/fuzz/run.py --workers $(TEST_WORKERS) $(FUZZ_ARGS)
->>>>>>> wt-fuzz
 
 lint: $(VENV)/.installed-dev ## ruff check, ruff format --check, pyright (basic, then strict)
 	$(BIN)/ruff check .
