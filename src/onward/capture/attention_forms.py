@@ -12,7 +12,7 @@ that of its loss, since it keeps `peak + log(sum)`, in which so large a peak abs
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,19 +27,22 @@ _HIDDEN = -1e30  # what is added to a score that is not to count
 class Shown:
     """Every row of queries sees a key, under the padding mask that `steps` make of a batch leaf.
 
-    first: attention is causal, so that the first key has to be visible.
+    first: attention is causal, so that the first key has to be visible. added: the mask is added
+    by torch's sdpa, which gives 0 in a row that -infinity hides throughout, as the graph does.
     """
 
     leaf: int
     steps: tuple[Any, ...]
     first: bool
+    added: bool = False
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
         mask = tensors[self.leaf].detach()
         for step in self.steps:
             mask = step.target(mask, *step.args[1:], **step.kwargs)
         if mask.is_floating_point():
-            mask = mask > _HIDDEN
+            nothing = (mask == -torch.inf).all(-1, keepdim=True) if self.added else False
+            mask = (mask > _HIDDEN) | nothing
         return bool((mask[..., 0] if self.first else mask.any(-1)).all())
 
 
@@ -90,6 +93,7 @@ def _presume_of_added(
     if mask is None or not mask.meta["val"].is_floating_point() or (mask, False) in presumed:
         return
     shown = _shown(mask, False, leaves)
+    shown = None if shown is None else replace(shown, added=True)
     if shown is not None and not shown.holds(tensors):
         raise CaptureError(_NO_KEY)
     presumed[mask, False] = shown

@@ -61,6 +61,15 @@ def scores(
     return s, allowed
 
 
+def live(b: Builder, s: Value, mask: Value | None) -> Value | None:
+    """`b[B,H,Q,1]`: rows that an added mask leaves something of, where it may be -infinity
+    throughout; None without one. The others are 0, as in torch."""
+    if mask is None or type_of(mask).dtype == DType.BOOL:
+        return None
+    peak = b.ReduceMax(s, b.ints([type_of(s).rank - 1]), keepdims=1)
+    return b.Greater(peak, np.array(-np.inf, dtype=type_of(s).dtype.numpy()))
+
+
 def attended(
     b: Builder,
     s: Value,
@@ -70,7 +79,12 @@ def attended(
 ) -> Value:
     """y from the masked scores."""
     _, _, v, mask, *draw = [*inputs, *[None] * 5][:8]
+    alive = live(b, s, mask)
+    if alive is not None:
+        s = b.Where(alive, s, np.zeros((), dtype=type_of(s).dtype.numpy()))
     p = b.Softmax(s, axis=-1)
+    if alive is not None:
+        p = b.Where(alive, p, np.zeros((), dtype=type_of(p).dtype.numpy()))
     if allowed is not None and (mask is not None or draw[-1] is not None):
         zero = np.zeros((), dtype=type_of(p).dtype.numpy())
         p = b.Where(allowed, p, zero)  # rows with nothing allowed

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.infer import Call
-from onward.graph.ops.attention import PACKED, attended, check_packed, dropped, scores
+from onward.graph.ops.attention import PACKED, attended, check_packed, dropped, live, scores
 from onward.graph.ops.record import Op
 from onward.graph.types import Type
 
@@ -28,6 +28,10 @@ def _flash(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> lis
     s, allowed = scores(b, inputs, attrs)
     peak = b.ReduceMax(s, b.ints([type_of(s).rank - 1]), keepdims=1)
     total = b.reduce_sum(b.Exp(b.Sub(s, peak)), [type_of(s).rank - 1], keepdims=False)
+    alive = live(b, s, inputs[3] if len(inputs) > 3 else None)
+    if alive is not None:  # a row of nothing counts its keys
+        count = b.cast(b.squeeze(b.size(type_of(s).shape[-1]), [0]), type_of(s).dtype)
+        total = b.Where(b.squeeze(alive, [type_of(s).rank - 1]), total, count)
     return [attended(b, s, allowed, inputs, attrs), b.squeeze(peak, [type_of(s).rank - 1]), total]
 
 
@@ -53,8 +57,10 @@ def _probabilities(
     s, allowed = scores(b, [q, k, v, mask, seed, offset, q_at, k_at], attrs)
     last = type_of(s).rank - 1
     p = b.Div(b.Exp(b.Sub(s, b.unsqueeze(peak, [last]))), b.unsqueeze(total, [last]))
-    if allowed is not None:
-        p = b.Where(allowed, p, np.zeros((), dtype=type_of(p).dtype.numpy()))
+    alive = live(b, s, mask)
+    for where in (allowed, alive):
+        if where is not None:
+            p = b.Where(where, p, np.zeros((), dtype=type_of(p).dtype.numpy()))
     dp = dropped(b, b.MatMul(dy, _turned(b, v)), [seed, offset, q_at, k_at], attrs)
     # also the sum of dy * y; the mass is 1 but for rounding, and 0 where nothing is allowed
     tiny = float(np.finfo(type_of(p).dtype.numpy()).tiny)

@@ -199,7 +199,10 @@ struct Filter {
 
     // Whether a row with this highest score has nothing to attend to. A packed row that sees any
     // key sees its segment's first one, which is never hidden.
-    bool nothing(float peak) const { return allowed.data && peak == -FLT_MAX; }
+    // An added mask hides a whole row where it is -infinity throughout.
+    bool nothing(float peak) const {
+        return (allowed.data && peak == -FLT_MAX) || (added.data && peak == -INFINITY);
+    }
 };
 
 // Which of a block's keys its queries may see: row i the first count[i], of which no row has more
@@ -433,7 +436,7 @@ extern "C" void onward_attention(
                         factor[i] = 0.0f;
                         kept[i] = k0 > 0 ? 1.0f : 0.0f;
                         if (k0 == 0) {
-                            *peak = -FLT_MAX;
+                            *peak = filter.added.data ? -INFINITY : -FLT_MAX;
                             *total = float(n.keys);
                         }
                         continue;
