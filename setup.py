@@ -4,6 +4,7 @@ The same sources are compiled once per instruction level. `onward.kernels.native
 at run time. Without a compiler the package installs all the same and runs on PyTorch's operators.
 """
 
+import hashlib
 import platform
 from pathlib import Path
 
@@ -18,12 +19,18 @@ if platform.machine() in ("x86_64", "AMD64"):
     LEVELS["avx2"] = ["-march=x86-64-v3"]
     LEVELS["avx512"] = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
 
+# the same as in onward/kernels/native/library.py, which cannot be imported here
+DIGEST = hashlib.sha256()
+for path in sorted(FOLDER.glob("src/*")):
+    DIGEST.update(path.name.encode() + path.read_bytes())
+
 setup(
     ext_modules=[
         Extension(
             f"onward.kernels.native.{level}",
             sources=sorted(str(p) for p in FOLDER.glob("src/*.cpp")),
             depends=sorted(str(p) for p in FOLDER.glob("src/*.h")),
+            define_macros=[("ONWARD_SOURCES", f'"{DIGEST.hexdigest()}"')],
             extra_compile_args=[*COMMON, *flags],
             # Not linked with OpenMP: PyTorch's own runtime serves both (see library.py).
             optional=True,

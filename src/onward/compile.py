@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from onward.capture import Captured, capture
-from onward.config import check_names, environment, memory_amount
+from onward.config import CaptureError, OnwardError, check_names, environment, memory_amount
 from onward.differentiate import UpdateGroup, add_updates, differentiate
 from onward.execute import Executable, Memory
 from onward.graph.check import check
@@ -185,7 +185,7 @@ class Compiled:
 
     def _gradients(self, forward: Graph, wrt: Sequence[str]) -> Graph:
         with self._timed("differentiate"):
-            graph = differentiate(forward, wrt)
+            graph = differentiate(forward, wrt, zeros=self.captured.reached)
         self._note("differentiate", graph)
         return graph
 
@@ -218,7 +218,12 @@ class Compiled:
     def _timed(self, stage: str) -> Iterator[None]:
         log.debug("%s ...", stage, extra={"stage": stage})
         start = time.perf_counter()
-        yield
+        try:
+            yield
+        except OnwardError:
+            raise
+        except (ValueError, TypeError, LookupError, AssertionError, NotImplementedError) as error:
+            raise CaptureError(f"the model cannot be compiled, at '{stage}': {error}") from error
         seconds = time.perf_counter() - start
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
         log.info("%s: %.3f s", stage, seconds, extra={"stage": stage, "seconds": seconds})

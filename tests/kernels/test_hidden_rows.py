@@ -28,9 +28,7 @@ class Attending(nn.Module):
 @pytest.mark.parametrize("disable", [(), ("flash_attention",)], ids=["flash", "whole"])
 @pytest.mark.parametrize("native", ["", "0"], ids=["native", "aten"])
 @pytest.mark.parametrize("keys", [5, 300], ids=["one block", "several blocks"])
-def test_rows_of_nothing(
-    keys: int, native: str, disable: tuple[str, ...], build: object
-) -> None:
+def test_rows_of_nothing(keys: int, native: str, disable: tuple[str, ...], build: object) -> None:
     if native:
         build(native)  # type: ignore[operator]
     torch.manual_seed(0)

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from onward.capture.attention_forms import Shown, choose
 from onward.capture.huggingface import attention_kept_whole, forward_defaults, require_mask
 from onward.capture.raise_ import raise_composites
+from onward.capture.reach import reached
 from onward.capture.refusals import refuse_constant, refuse_model, refusing_gradient_code
 from onward.capture.translate import Translator, dtype_of, to_type
 from onward.config import CaptureError
@@ -43,6 +44,7 @@ class Captured:
     parameters, buffers: graph input name -> the user's tensor (tied ones appear once).
     leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
     constants: the user's tensors that are baked in, since no module registers them.
+    reached: parameters that autograd would give a gradient, if only of zeros.
     """
 
     graph: Graph
@@ -51,6 +53,7 @@ class Captured:
     leaves: dict[int, str]
     notes: list[str] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
+    reached: set[str] = field(default_factory=set)
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _shown: list[Shown] = field(default_factory=list)
@@ -203,6 +206,10 @@ def capture(
     if want_loss:
         outputs[0] = "loss"
     translator.run(dict(zip(outputs, translator.output_nodes(), strict=True)))
+    if want_loss:
+        result.reached = {
+            translator.env[node].name for node in reached(translator.output_nodes()[0])
+        } & set(result.parameters)
     raise_composites(graph)
     _guard(result, program)
     return result

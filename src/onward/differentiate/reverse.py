@@ -6,7 +6,7 @@ once, for every rule: a gradient wider than its value is summed to the value's s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from onward.differentiate.rules import NO_GRADIENT, RULES, Gradients
 from onward.graph.build import Builder, inline
@@ -20,11 +20,14 @@ def gradient_name(name: str) -> str:
     return f"grad.{name}"
 
 
-def differentiate(graph: Graph, wrt: Sequence[str], loss: str = "loss") -> Graph:
+def differentiate(
+    graph: Graph, wrt: Sequence[str], loss: str = "loss", zeros: Collection[str] = ()
+) -> Graph:
     """A copy of `graph` with the gradient of `loss` by each input in `wrt` among its outputs.
 
     The loss is weighted by a new scalar input `loss_weight` (1 for a plain step, 1/N for one of N
-    accumulated micro-batches). An input that the loss does not reach gets no gradient output.
+    accumulated micro-batches). An input that the loss does not reach gets no gradient output, or
+    one of zeros where it is among `zeros`.
     Raises ValueError naming every op on the way that has no gradient rule.
     """
     graph = graph.clone()
@@ -52,6 +55,9 @@ def differentiate(graph: Graph, wrt: Sequence[str], loss: str = "loss") -> Graph
     for value in inputs:
         if value in gradients:
             graph.outputs[gradient_name(value.name or "")] = gradients[value]
+        elif value.name in zeros:
+            b = Builder(graph, backward=True)
+            graph.outputs[gradient_name(value.name)] = b.full(0, type_of(value))
     return graph
 
 

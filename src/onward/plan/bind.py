@@ -28,7 +28,7 @@ def bind(graph: Graph, dims: Mapping[str, int], open: Collection[str] = ()) -> G
     bound = graph.clone(sizes)
     fold(bound)
     if open:
-        _name_sizes(bound)
+        name_sizes(bound)
     noop(bound)
     dead(bound)
     for node in bound:
@@ -38,7 +38,7 @@ def bind(graph: Graph, dims: Mapping[str, int], open: Collection[str] = ()) -> G
     return bound
 
 
-def _name_sizes(graph: Graph) -> None:
+def name_sizes(graph: Graph) -> None:
     """`Shape(x)`, and what is computed from it, become inputs that say what they hold."""
     made: dict[tuple[object, ...], Value] = {}
     for node in list(graph):

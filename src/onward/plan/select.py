@@ -6,6 +6,7 @@ from onward.config import OnwardError
 from onward.graph.build import inline
 from onward.graph.graph import ONWARD, Graph, Node, attributes, type_of, where
 from onward.kernels import KERNELS, Kernel, Need
+from onward.plan.bind import name_sizes
 from onward.plan.views import VIEWS
 
 
@@ -31,21 +32,32 @@ def select(graph: Graph, device: str = "cpu") -> dict[Node, Kernel]:
     """
     chosen: dict[Node, Kernel] = {}
     refused: list[str] = []
-    pending = list(graph)
-    while pending:
-        node = pending.pop(0)
+    if _inline_bodies(graph, device) and graph.symbols:
+        name_sizes(graph)  # a body may ask for open sizes
+    for node in graph:
         kernel, reasons = _first(node, device)
         if kernel is not None:
             chosen[node] = kernel
-        elif node.domain == ONWARD:
-            before = set(graph)
-            inline(graph, node)
-            pending = [n for n in graph if n not in before] + pending
         elif node.op_type not in VIEWS:
             refused.append(f"{node.op_type} at {where(node) or '(top)'}: {'; '.join(reasons)}")
     if refused:
         raise OnwardError("no kernel for: " + " | ".join(refused))
     return chosen
+
+
+def _inline_bodies(graph: Graph, device: str) -> bool:
+    """Puts bodies in the place of onward ops that have no kernel here; whether there were any."""
+    found = False
+    pending = [node for node in graph if node.domain == ONWARD]
+    while pending:
+        node = pending.pop()
+        if _first(node, device)[0] is not None:
+            continue
+        before = set(graph)
+        inline(graph, node)
+        pending += [n for n in graph if n.domain == ONWARD and n not in before]
+        found = True
+    return found
 
 
 def _first(node: Node, device: str) -> tuple[Kernel | None, list[str]]:

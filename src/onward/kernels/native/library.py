@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import logging
 import re
 from collections.abc import Callable, Sequence
@@ -42,6 +43,16 @@ class Library:
         self.level = path.name.partition(".")[0]
         self._c = ctypes.CDLL(str(path))
         self._functions: dict[str, Callable[..., Any]] = {}
+
+    @property
+    def is_current(self) -> bool:
+        """Whether it was built of the sources that lie beside it."""
+        try:
+            stamp = self._c["onward_sources"]
+        except AttributeError:
+            return False
+        stamp.restype = ctypes.c_char_p
+        return stamp() == sources_digest().encode()
 
     def launch(self, name: str, *args: Argument) -> Launch:
         """A call of the C function `name` with its arguments converted once.
@@ -135,6 +146,11 @@ def _load(wanted: str) -> tuple[Library | None, str]:
                 loaded = Library(path)
             except OSError as error:
                 return None, str(error)
+            if not loaded.is_current:
+                return (
+                    None,
+                    f"{path.name} was built of other sources; fix: install the package again",
+                )
             runtimes = openmp_runtimes()
             if len(runtimes) != 1:
                 return None, f"{len(runtimes)} OpenMP runtimes loaded: {', '.join(runtimes)}"
@@ -142,6 +158,14 @@ def _load(wanted: str) -> tuple[Library | None, str]:
     if wanted and built():
         return None, f"built are: {', '.join(built())}"
     return None, "not built: the package was installed without a C++ compiler"
+
+
+def sources_digest() -> str:
+    """Of the C++ sources, as `setup.py` writes it into what it builds."""
+    digest = hashlib.sha256()
+    for path in sorted(FOLDER.glob("src/*")):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
 
 
 def openmp_runtimes() -> list[str]:

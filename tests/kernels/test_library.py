@@ -1,0 +1,41 @@
+"""The native library is taken only where it was built of the sources beside it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from onward.kernels.native import library as native
+
+built = pytest.mark.skipif(not native.library(), reason="no native library on this machine")
+
+
+@built
+def test_a_library_of_other_sources_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    build: Callable[[str], None],
+) -> None:
+    build("")
+    assert native.library() is not None
+    monkeypatch.setattr(native, "sources_digest", lambda: "0" * 64)
+    build("")
+    with caplog.at_level(logging.WARNING, "onward"):
+        assert native.library() is None
+    assert "built of other sources; fix: install" in caplog.text
+
+
+def test_the_digest_follows_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "src").mkdir()
+    for name in ("a.cpp", "b.h"):
+        (tmp_path / "src" / name).write_text("one")
+    monkeypatch.setattr(native, "FOLDER", tmp_path)
+    seen = {native.sources_digest()}
+    (tmp_path / "src" / "b.h").write_text("two")
+    seen.add(native.sources_digest())
+    (tmp_path / "src" / "c.cpp").write_text("")
+    seen.add(native.sources_digest())
+    assert len(seen) == 3
