@@ -55,7 +55,7 @@ def differentiate(
     for value in inputs:
         if value in gradients:
             graph.outputs[gradient_name(value.name or "")] = gradients[value]
-        elif value.name in zeros:
+        elif value.name is not None and value.name in zeros:
             b = Builder(graph, backward=True)
             graph.outputs[gradient_name(value.name)] = b.full(0, type_of(value))
     return graph
