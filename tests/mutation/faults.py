@@ -22,13 +22,18 @@ class Fault:
 RULES = ("differentiate/test_rules.py", "differentiate/test_walk.py")
 KERNELS = ("kernels/test_kernels.py", "kernels/test_vectorised.py", "kernels/test_norm.py")
 PLAN = ("plan",)
-ROWS = ("rewrite/test_rows.py", "models/test_row_demand.py")
+ROWS = ("rewrite/test_rows.py", "rewrite/test_rows_sets.py", "models/test_row_programs.py")
 CAPTURE = ("capture",)
 STATE = (
     "train/test_trainer_state.py",
     "train/test_trainer_api.py",
     "train/test_late_parameters.py",
+    "train/test_optimizer_state.py",
+    "train/test_saved_state.py",
 )
+
+GUARDS = ("train/test_stale_graphs.py", "train/test_trainer_guards.py")
+STEPS = ("train/test_whole_steps.py",)
 
 FAULTS: tuple[Fault, ...] = (
     # gradient rules
@@ -95,8 +100,8 @@ FAULTS: tuple[Fault, ...] = (
     # rows
     Fault(
         "rows: causal is forgotten in what is reached", "rewrite/rows/sets.py",
-        "return same and a.members <= b.members and (a.causal or not b.causal)",
-        "return same and a.members <= b.members", ROWS,
+        "return same and covers(b.members, a.members) and (a.causal or not b.causal)",
+        "return same and covers(b.members, a.members)", ROWS,
     ),
     Fault(
         "rows: keys before the query are not reached", "rewrite/rows/sets.py",
@@ -264,27 +269,27 @@ FAULTS: tuple[Fault, ...] = (
     # optimizer
     Fault(
         "state: adopted counts take the least", "train/updates.py",
-        "self.done = max(counts.values(), default=self.done)",
-        "self.done = min(counts.values(), default=self.done)", STATE,
+        "self.done = max(self.counts.values(), default=0)",
+        "self.done = min(self.counts.values(), default=0)", STATE,
     ),
     Fault(
         "state: counts start with the session", "train/updates.py",
-        "start = self._starts.setdefault(name, self.done - self._count(name))",
-        "start = self._starts.setdefault(name, 0)", STATE,
+        'f"step.{clock}": self.counts.get(members[0], 0) + 1', 'f"step.{clock}": self.done + 1',
+        STATE,
     ),
     Fault(
         "state: frozen parameters' steps move", "train/updates.py",
-        "self._moving = torch.tensor([float(n in self._starts) for n in own])",
-        "self._moving = torch.tensor([1.0 for n in own])", STATE,
+        "moved = [p for clock in _clocks(plan) for p in self._members[clock]]",
+        "moved = [p for members in self._members.values() for p in members]", STATE,
     ),
     Fault(
         "state: sums of micro-batches are kept", "train/updates.py",
-        '            if name.startswith("accumulator."):\n                tensor.zero_()\n',
-        "            pass\n", STATE,
+        "self.tensor(self._names[name], ACCUMULATOR).zero_()",
+        "self.tensor(self._names[name], ACCUMULATOR)", STATE,
     ),
     Fault(
         "state: a velocity's first step", "train/updates.py",
-        "                    counts.setdefault(name, 1)\n", "                    pass\n", STATE,
+        "uncounted = max(1, self.counts.get(p, 1))", "uncounted = self.counts.get(p, 0)", STATE,
     ),
     Fault(
         "update: clipping without its epsilon", "differentiate/update.py",
@@ -295,5 +300,41 @@ FAULTS: tuple[Fault, ...] = (
         "scale = b.Min(b.Div(max_grad_norm, b.Add(norm, NORM_EPS)), 1.0)",
         "scale = b.Div(max_grad_norm, b.Add(norm, NORM_EPS))", ("differentiate", *STATE),
     ),
-    # guards: four places, to be filled in where their own module is
+    # guards
+    Fault(
+        "guard: module buffers", "train/walk.py",
+        'for name in ("_parameters", "_buffers"):', 'for name in ("_parameters",):', GUARDS,
+    ),
+    Fault(
+        "guard: what requires a gradient", "train/walk.py",
+        "type(x), x.requires_grad, x.dtype", "type(x), x.dtype", GUARDS,
+    ),
+    Fault(
+        "guard: training flags", "train/guards.py",
+        "paths += self._read_flags(model)", "self._read_flags(model)", GUARDS,
+    ),
+    Fault(
+        "guard: baked tensors", "train/guards.py",
+        "        if not kept:\n", "        if False:\n", GUARDS,
+    ),
+    # a step's commit
+    Fault(
+        "step: updates before all gradients", "plan/order.py",
+        'last = any(node.op_type == "AllFinite" for node in graph)', "last = False", STEPS,
+    ),
+    Fault(
+        "step: signals do not wait", "execute/executable.py",
+        "            with signals_wait():\n", "            if True:\n", STEPS,
+    ),
+    Fault(
+        "step: a strided parameter without a place", "execute/executable.py",
+        "            if tensor.is_contiguous():\n                return tensor\n",
+        "            return tensor\n", ("train/test_storage.py",),
+    ),
+    Fault(
+        "names: a batch's leaf without its word", "graph/names.py",
+        'PARAM, BUFFER, BATCH, OUTPUT = "param.", "buffer.", "batch.", "output."',
+        'PARAM, BUFFER, BATCH, OUTPUT = "param.", "buffer.", "", "output."',
+        ("train/test_names.py",),
+    ),
 )  # fmt: skip
