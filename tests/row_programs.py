@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -223,14 +224,14 @@ POOLS: dict[str, Callable[[Tensor, Batch, Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def _each(p: Parts, h: Tensor, d: Batch, **more: object) -> Tensor:
+def _each(p: Parts, h: Tensor, d: Batch, **more: Any) -> Tensor:
     """A token's own loss: f[B,T]."""
     logits = p.head(h)
     flat = F.cross_entropy(logits.flatten(0, 1), d["labels"].flatten(), reduction="none", **more)
     return flat.view(h.shape[:2])
 
 
-def tokens(p: Parts, h: Tensor, labels: Tensor, **more: object) -> Tensor:
+def tokens(p: Parts, h: Tensor, labels: Tensor, **more: Any) -> Tensor:
     return F.cross_entropy(p.head(h).flatten(0, 1), labels.flatten(), **more)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tiny
@@ -19,7 +20,7 @@ CLASSES = 5
 class Indexed(nn.Module):
     """`op(weight, index)`, and a sum of its squares as the loss."""
 
-    def __init__(self, op: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, op: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.op = op
@@ -31,7 +32,7 @@ class Indexed(nn.Module):
         return self.op(self, i).square().sum()
 
 
-def cross_entropy(**options: float | str) -> Callable[[Indexed, torch.Tensor], torch.Tensor]:
+def cross_entropy(**options: Any) -> Callable[[Indexed, torch.Tensor], torch.Tensor]:
     return lambda m, i: nn.functional.cross_entropy(m.head(m.x), i, **options)
 
 

@@ -54,7 +54,8 @@ def padding(side: str, size: int) -> torch.Tensor | None:
 def test_whoever_reads_a_mask_himself_finds_eagers(
     implementation: str, kind: str, side: str, size: int
 ) -> None:
-    config = hf.LlamaConfig(**LLAMA, sliding_window=3, attn_implementation=implementation)
+    settings = {**LLAMA, "sliding_window": 3, "attn_implementation": implementation}
+    config = hf.LlamaConfig(**settings)
     model = hf.LlamaModel(config)
     given: dict[str, Any] = {
         "config": config, "inputs_embeds": torch.zeros(size, 6, 32),
@@ -81,7 +82,7 @@ class ByHand(nn.Module):
         settings = {**LLAMA, "attn_implementation": implementation}
         self.config = hf.LlamaConfig(**settings)
         self.embed = nn.Embedding(97, 32)
-        self.inner = hf.LlamaModel(self.config).layers[0].self_attn
+        self.inner: Any = hf.LlamaModel(self.config).layers[0].self_attn
         self.rotary = hf.LlamaModel(self.config).rotary_emb
         self.change = change
 

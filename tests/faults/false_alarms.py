@@ -24,6 +24,7 @@ import families
 import tiny
 import torch
 from torch import nn
+from torch.utils import _pytree
 
 import onward
 from onward.compile import Compiled
@@ -164,7 +165,7 @@ def compiled_once() -> Iterator[None]:
     plain, session = verify.Compiled, ort.InferenceSession
 
     def compiled(model: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
-        tensors, shape = torch.utils._pytree.tree_flatten((args, kwargs, rest[0]))
+        tensors, shape = _pytree.tree_flatten((args, kwargs, rest[0]))
         sizes = tuple(tuple(t.shape) for t in tensors)
         return _remember((model, shape, sizes), _Once, model, args, kwargs, *rest, **more)
 

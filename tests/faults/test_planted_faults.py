@@ -133,7 +133,7 @@ def bypass(op_type: str, keep: int, rank: int) -> Callable[[Graph], None]:
             x = node.inputs[keep] if len(node.inputs) > keep else None
             same = x is not None and type_of(x) == type_of(node.outputs[0])
             if node.op_type == op_type and same and type_of(node.outputs[0]).rank == rank:
-                graph.replace(node.outputs[0], x)
+                graph.replace(node.outputs[0], x)  # type: ignore[arg-type]
                 graph.remove([node])
                 return
 

@@ -291,7 +291,7 @@ def rows_of(family: str) -> Iterator[dict[str, Any]]:
         for implementation in IMPLEMENTATIONS:
             try:
                 got = build(cls, implementation)
-                core = got.model if isinstance(got, Scored) else got
+                core: Any = got.model if isinstance(got, Scored) else got
                 have = str(core.config._attn_implementation)
             except Exception as error:
                 if "support an attention implementation" in str(error):

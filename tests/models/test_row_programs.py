@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import tiny
@@ -34,7 +35,7 @@ from onward.rewrite.rows import packer, sets
 KINDS = ("ragged", "holes", "full", "empty")
 
 
-def data(seed: int = 0) -> list[Batch]:
+def data(seed: int = 0) -> list[dict[str, Any]]:
     return [batch(seed + n, kind) for n, kind in enumerate(KINDS)]
 
 
@@ -158,7 +159,7 @@ class Denoised(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model = of("Bert", "MaskedLM", num_hidden_layers=2)()
+        self.model: Any = of("Bert", "MaskedLM", num_hidden_layers=2)()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, labels: Tensor) -> Tensor:
         masked = input_ids == 3
@@ -206,7 +207,7 @@ def test_models(name: str) -> None:
 # ---- ONWARD_CHECK: NaN in the rows that are left out
 
 
-def _step(made: Program, given: Batch) -> Tensor:
+def _step(made: Program, given: dict[str, Any]) -> Tensor:
     trainer = onward.Trainer(Model(made), onward.optim.SGD(lr=0.1))
     loss = trainer.train_step(**given).loss
     trainer.eval_step(**given)

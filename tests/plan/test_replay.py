@@ -242,7 +242,7 @@ class Random:
             lr = self.b.scalar(0.1, DType.FLOAT)
             one = self.b.const(np.array(1, np.int64))
             made = self.b.node("SGDUpdate", [w, g, velocity, lr, one], SGD)
-            for value, source in zip(made, (w, velocity), strict=True):
+            for value, source in zip(made, (w, velocity), strict=True):  # type: ignore[arg-type]
                 self.graph.outputs[f"next.{source.name}"] = value
                 self.graph.state[f"next.{source.name}"] = source
         ends = [v for v in self.pool if v.producer() is not None]

@@ -50,7 +50,7 @@ class World:
             "flags": rng.random((B, T)) < 0.5,
             "mask": rng.integers(0, 3, (B, T)) - rng.integers(0, 2),
             "small": rng.integers(0, 2, (B, T)).astype(np.int32),
-            "floats": rng.choice(np.float32([0, 1, 0.5, -1, np.nan, -0.0]), (B, T)),
+            "floats": rng.choice(np.float32([0, 1, 0.5, -1, np.nan, -0.0]), (B, T)),  # type: ignore[arg-type]
             "each": rng.random(B) < 0.5,
             "numbers": rng.integers(-ROWS, ROWS, 2),
             "pairs": np.stack([rng.integers(-B, B, 2), rng.integers(-T, T, 2)], 1),

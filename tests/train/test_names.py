@@ -24,6 +24,8 @@ OURS = [
 class Taking(nn.Module):
     """Multiplies by what it is given under any keyword."""
 
+    b: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.randn(3))
@@ -51,6 +53,8 @@ def test_a_batch_may_use_every_name(options: dict[str, Any]) -> None:
 
 class Scaled(nn.Module):
     """A parameter with the name of a forward argument."""
+
+    x: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,6 +166,8 @@ def test_a_loss_module_may_have_the_models_names() -> None:
     """The model has a `loss_fn` of its own, with the same parts."""
 
     class Weighted(nn.Module):
+        weight: torch.Tensor
+
         def __init__(self, number: float) -> None:
             super().__init__()
             self.register_buffer("weight", torch.full((3,), number))

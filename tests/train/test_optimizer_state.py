@@ -189,7 +189,7 @@ def test_state_that_torch_could_not_go_on_from_is_refused() -> None:
     pair.steps(1)
     before = frozen_copy(pair.model)
     for message, spoil in NO_STATE.values():
-        p = pair.model[0].weight
+        p = pair.model.get_parameter("0.weight")
         entry = pair.ours.state[p]
         kept = {k: v.clone() for k, v in entry.items()}
         spoil(entry, p)
@@ -311,7 +311,7 @@ def test_replaced_parameter_has_no_state_of_its_predecessor() -> None:
     pair = Pair(KINDS["adamw"])
     pair.steps(2)
     for model, optimizer in ((pair.model, pair.ours), (pair.twin, pair.theirs)):
-        new = nn.Parameter(model[2].weight.detach() * 0.5)
+        new = nn.Parameter(model.get_parameter("2.weight").detach() * 0.5)
         model[2].weight = new
         optimizer.add_param_group({"params": [new]})
     pair.steps(2)
@@ -320,12 +320,13 @@ def test_replaced_parameter_has_no_state_of_its_predecessor() -> None:
 
 def test_optimizer_of_other_parameters_is_refused() -> None:
     model, other = net(), net(1)
-    for held in (other.parameters(), [*model.parameters(), other[0].weight]):
+    for held in (other.parameters(), [*model.parameters(), other.get_parameter("0.weight")]):
         optimizer = torch.optim.AdamW(held)
         with pytest.raises(OnwardError, match=r"tensors that the optimizer holds are no param"):
             onward.Trainer(model, optimizer, loss_fn=loss_fn)
         assert type(optimizer).step is optimizer.step.__func__, "left as it was"  # type: ignore[attr-defined]
-    optimizer = torch.optim.AdamW([*model.parameters(), other[0].weight.requires_grad_(False)])
+    frozen = other.get_parameter("0.weight").requires_grad_(False)
+    optimizer = torch.optim.AdamW([*model.parameters(), frozen])
     trainer = onward.Trainer(model, optimizer, loss_fn=loss_fn)
     before = frozen_copy(model)
     optimizer.add_param_group({"params": [other[2].weight]})

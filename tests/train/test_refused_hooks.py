@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.optim.optimizer as torch_optimizers
 from torch import nn
 from torch.nn.modules import module as torch_modules
-from torch.optim import optimizer as torch_optimizers
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -30,6 +30,8 @@ RATE = 0.1
 
 
 class Net(nn.Module):
+    shift: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 5)
@@ -214,15 +216,15 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     "function mode": (lambda _: Watching(), "Watching is active"),
     "dispatch mode": (lambda _: Counting(), "Counting is active"),
     "parameter in a list": (
-        lambda t: attribute(t.model, "held", [t.model.inner.bias]),
+        lambda t: attribute(t.model, "held", [t.model.get_parameter("inner.bias")]),
         "reads the memory of inner.bias through another tensor",
     ),
     "view of a parameter": (
-        lambda t: attribute(t.model, "held", [t.model.inner.weight.detach()[0]]),
+        lambda t: attribute(t.model, "held", [t.model.get_parameter("inner.weight").detach()[0]]),
         "reads the memory of inner.weight through another tensor",
     ),
     "tensor computed from a parameter": (
-        lambda t: attribute(t.model, "held", [t.model.inner.bias * 2]),
+        lambda t: attribute(t.model, "held", [t.model.get_parameter("inner.bias") * 2]),
         "requires a gradient and is not the model's",
     ),
     "hook within the forward": (
@@ -362,13 +364,15 @@ def test_what_the_forward_writes_is_no_change(captures: list[int]) -> None:
             return super().forward(x * 1.0)
 
     class Lists(Writes):
+        names: list[str]
+
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.names.append("x")
             return self.outer(self.inner(x))
 
     torch.manual_seed(0)
     model = Lists()
-    model.names = []  # type: ignore[assignment]
+    model.names = []
     trainer = trainer_of(model.train())
     for _ in range(3):
         trainer.train_step(X, Y)
@@ -390,6 +394,8 @@ def test_an_attribute_that_keeps_changing_is_named_once(caplog: pytest.LogCaptur
 
 
 class Weighted(nn.Module):
+    weight: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("weight", torch.linspace(0.5, 1.5, 5))

@@ -21,6 +21,8 @@ Y = torch.arange(6) % 3
 class Net(nn.Module):
     """Three parameters, a buffer, and dropout."""
 
+    scale: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)

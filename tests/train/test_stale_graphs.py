@@ -138,6 +138,8 @@ class Values(nn.Module):
 class Block(nn.Module):
     POWER = 1.0
 
+    shift: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(8, 8)

@@ -26,6 +26,8 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 class Layers(nn.Module):
     """A lookup, products both ways round, a norm, a buffer: each a parameter of two dims or one."""
 
+    shift: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.table = nn.Embedding(11, 8)
@@ -56,7 +58,7 @@ def laid_out(model: nn.Module, how: str) -> nn.Module:
     return model
 
 
-def ids(seed: int = 0) -> dict[str, torch.Tensor]:
+def ids(seed: int = 0) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     return {
         name: torch.randint(0, 11, (3, 5), generator=generator) for name in ("ids", "labels")
@@ -102,6 +104,8 @@ def test_storage_replaced_between_steps(how: str) -> None:
 
 
 class Two(nn.Module):
+    c: torch.Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4, 4))
@@ -154,6 +158,9 @@ def test_a_view_that_nobody_writes_may_be_shared() -> None:
     """Two buffers on one storage, and a frozen parameter beside them."""
 
     class Reading(nn.Module):
+        first: torch.Tensor
+        second: torch.Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.w = nn.Parameter(torch.randn(4))

@@ -154,7 +154,7 @@ def test_everything_is_put_back(around: Any) -> None:
     before = [(t.detach().clone(), t._version, t.requires_grad) for t in held]
     flags = [m.training for m in model.modules()]
     trainer = onward.Trainer(model, onward.optim.AdamW())
-    draws = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    draws = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # type: ignore[index]
     with around():
         ids = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(2))
         given = ids.clone()
@@ -169,7 +169,7 @@ def test_everything_is_put_back(around: Any) -> None:
     assert torch.equal(model.embed.weight.grad, torch.ones_like(model.embed.weight))
     assert all(p.grad is None for p in model.parameters() if p is not model.embed.weight)
     assert torch.equal(torch.get_rng_state(), draws[0])
-    assert random.getstate() == draws[1] and np.random.get_state()[1].tolist() == draws[2]
+    assert random.getstate() == draws[1] and np.random.get_state()[1].tolist() == draws[2]  # type: ignore[index]
 
 
 def test_a_loss_with_class_weights_is_doubled_with_the_model() -> None:

@@ -41,7 +41,7 @@ class Net(nn.Module):
         return nn.functional.cross_entropy(logits, labels) + aside
 
 
-def data(scale: float = 1.0, **changed: int) -> dict[str, torch.Tensor]:
+def data(scale: float = 1.0, **changed: int) -> dict[str, Any]:
     made = {"ids": torch.arange(6), "kinds": torch.arange(6) % 5, "labels": torch.arange(6)}
     for name, number in changed.items():
         made[name] = made[name].clone()

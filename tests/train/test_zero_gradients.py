@@ -75,6 +75,6 @@ def test_moved_as_in_eager(use: str, optimizer: str) -> None:
     pair = Pair(Using(USES[use]), make)
     for _ in range(2):
         pair.step(torch.randn(4, 3))
-    theirs = pair.optimizer.state[pair.twin.w]
-    ours = pair.trainer.optimizer.state[pair.model.w]
+    theirs = pair.optimizer.state[pair.twin.get_parameter("w")]
+    ours = pair.trainer.optimizer.state[pair.model.get_parameter("w")]
     assert theirs.keys() == ours.keys()
