@@ -40,6 +40,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         "", "1", "0.6", "60%", "half", "2 gigabytes", "GB", "-1GB", "1e3MB", "1B", "1.2.3GB",
         "nanGB", [1], {}, torch.tensor(0.5),
     ),
+    "skip_nonfinite": (None, 0, 1, "no", 1.0, [], np.int64(1)),
     "disable": (
         None, 3, True, b"cse", {"cse": 1}, [3], ["cse", None], [""], "csee", ["fold", "fused"],
         "cse,nope", "cse fold",
@@ -54,6 +55,7 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     "memory_budget": (
         (None, None), (2, 2), (1.0, 1.0), (1e-9, 1e-9), (np.float32(0.5), 0.5), ("2GB", "2GB"),
     ),
+    "skip_nonfinite": ((True, True), (False, False), (np.bool_(False), False)),
     "disable": (
         ("cse", ("cse",)), (" cse , fold,", ("cse", "fold")), (["cse", "cse"], ("cse",)),
         ({"cse"}, ("cse",)), ("", ()), ((), ()), ((x for x in ("cse",)), ("cse",)),

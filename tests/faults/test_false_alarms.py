@@ -39,5 +39,5 @@ def test_one_unlucky_draw_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None
         return plain(self, exact or weights is None, weights)  # type: ignore[arg-type]
 
     monkeypatch.setattr(_Check, "eager", lucky)
-    assert not alarm(trainer("mlp"), "mlp", 0)
+    assert not alarm(trainer("attention"), "attention", 0)
     assert sum(asked) >= 16, "eight more runs, in both precisions"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from fuzz.program import Case
+from fuzz.maker import Case
 from fuzz.source import SCHEDULER, batch_name, definitions
 from torch import nn
 from torch.utils import _pytree as pytree

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuzz.program import HIDDEN, LOSS, Case, Maker, clean, program
+from fuzz.maker import HIDDEN, LOSS, Case, Maker
+from fuzz.program import clean, program
 
 SPOILS = ("ids", "labels", "shape", "missing", "rank", "more")
 PASSES = (

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from fuzz.engines import Captures, Eager, Moment, Ours, Tensors, namespace, variant_set
-from fuzz.program import Case
+from fuzz.maker import Case
 
 from onward.config import OnwardError
 

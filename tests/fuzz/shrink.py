@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fuzz.judge import Verdict
-from fuzz.program import Case, clean
+from fuzz.maker import Case
+from fuzz.program import clean
 
 Judge = Callable[[Case], Verdict]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from fuzz.program import Case
+from fuzz.maker import Case
 
 PRELUDE = '''
 def tensor(*shape, seed, about=0.0, layout="rows"):

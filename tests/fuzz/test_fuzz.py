@@ -12,7 +12,8 @@ import pytest
 import torch
 from fuzz.histories import PASSES, SPOILS, case_of
 from fuzz.judge import Verdict, _distance, judge
-from fuzz.program import GRAMMAR, Case
+from fuzz.maker import Case
+from fuzz.program import GRAMMAR
 from fuzz.run import Worker
 from fuzz.shrink import shrink
 from fuzz.source import definitions, script

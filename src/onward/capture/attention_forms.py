@@ -104,15 +104,27 @@ def _shown(padding: Any, first: bool, leaves: dict[str, int]) -> Shown | None:
     steps: list[Any] = []
     node = padding
     while node.op == "call_function":
-        inputs = node.all_input_nodes
+        inputs = [n for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
+        if len(inputs) == 1 and _keeps_shape(node, inputs[0]):
+            node = inputs[0]
+            continue
         plain = (
             isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable
         )
-        if not plain or len(inputs) != 1 or node.args[0] is not inputs[0]:
+        sized = len(inputs) != len(node.all_input_nodes)  # by a size that only the export knows
+        if not plain or sized or len(inputs) != 1 or node.args[0] is not inputs[0]:
             return None
         steps.insert(0, node)
         node = inputs[0]
     return Shown(leaves[node.name], tuple(steps), first) if node.name in leaves else None
+
+
+def _keeps_shape(node: Any, x: Any) -> bool:
+    """Whether a node is a view of the shape that its input has."""
+    views = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
+    if node.target not in views or node.args[0] is not x:
+        return False
+    return str(node.meta["val"].shape) == str(x.meta["val"].shape)
 
 
 def _modules(module: Any) -> Iterator[Any]:

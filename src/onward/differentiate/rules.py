@@ -31,7 +31,7 @@ NO_GRADIENT = frozenset(
         "Shape", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
         "Not", "ArgMax", "Range", "Floor", "Ceil", "Sign", "IsNaN", "IsInf", "BitwiseXor",
         "BitwiseAnd", "BitShift", "BitwiseNot", "ConstantOfShape", "OneHot", "Mod", "NonZero",
-        "Rows",
+        "Rows", "AllFinite",
     }
 )  # fmt: skip
 

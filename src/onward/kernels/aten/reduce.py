@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from onward.kernels.kernel import Kernel, Launch, Use
+from onward.kernels.kernel import Kernel, Launch, Need, Use
 
 
 def _dims(use: Use) -> list[int]:
@@ -35,6 +35,11 @@ def _bind_argmax(use: Use) -> Launch:
     return partial(torch.argmax, use.x(), dim=use.attrs.get("axis", 0), keepdim=keep, out=use.y)
 
 
+def _finite_workspace(need: Need) -> int:
+    """The largest magnitudes, one by one, as doubles, stacked, and what is asked of them."""
+    return 64 * (4 * len(need.inputs) + 4)
+
+
 def _bind_all_finite(use: Use) -> Launch:
     """The largest magnitudes, which carry NaN on, in place of a boolean for each number."""
     norm, *gradients = use.inputs
@@ -51,7 +56,7 @@ def _bind_all_finite(use: Use) -> Launch:
 
 
 KERNELS: dict[str, Kernel] = {
-    "AllFinite": Kernel("aten.all_finite", _bind_all_finite),
+    "AllFinite": Kernel("aten.all_finite", _bind_all_finite, workspace=_finite_workspace),
     "ReduceSum": Kernel("aten.sum", _over(torch.sum)),
     "ReduceMean": Kernel("aten.mean", _over(torch.mean)),
     "ReduceMax": Kernel("aten.amax", _over(torch.amax)),
