@@ -8,7 +8,7 @@ happens in it. Statements are Python text in which a path in backticks stands fo
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 Case = dict[str, Any]
