@@ -122,7 +122,7 @@ class Returning(nn.Module):
 
     def forward(self, x: torch.Tensor) -> dict[Any, torch.Tensor]:
         y = x * self.w
-        names = [n for n in OURS if n != "loss"]
+        names = [n for n in OURS if n and n != "loss"]
         return {"loss": y.mean()} | {n: y * (i + 2.0) for i, n in enumerate(names)}
 
 
@@ -130,7 +130,7 @@ def test_outputs_may_use_every_name() -> None:
     options = onward.TrainerOptions(max_grad_norm=1.0)
     model, x = Returning(), torch.randn(2, 3)
     trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0), options=options)
-    names = [n for n in OURS if n != "loss"]
+    names = [n for n in OURS if n and n != "loss"]
     step = trainer.train_step(x=x, fetch=names)
     for i, name in enumerate(names):
         torch.testing.assert_close(step.outputs[name], x * (i + 2.0), msg=name)

@@ -115,6 +115,7 @@ class Trainer:
         self.options = checked_options(options)
         _check_loss(loss_fn)
         self.optimizer = to_torch(optimizer, model)
+        refuse_optimizer_hooks(self.optimizer)
         parameters = list(model.parameters())
         self.device = parameters[0].device if parameters else torch.device("cpu")
         self.memory = Memory(self.device)
