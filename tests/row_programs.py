@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tiny import compiled, eager, execute, execute_narrow, plain, trained
+from tiny import compiled, eager, execute, execute_narrow, trained
+from tiny import plain as by_the_users_names
 from torch import Tensor, nn
 
 SIZE, LENGTH, WIDTH, HEADS, CLASSES, WORDS = 3, 5, 8, 2, 4, 11
@@ -422,9 +423,9 @@ def wrong_numbers(made: Program, data: list[Batch], wide: bool = False) -> list[
     wrong = []
     for n, given in enumerate(data):
         if wide:
-            found = plain(execute(captured, graph, given, names))
+            found = by_the_users_names(execute(captured, graph, given, names))
         else:
-            found = plain(execute_narrow(captured, graph, given, names)[0])
+            found = by_the_users_names(execute_narrow(captured, graph, given, names)[0])
         exact, plain = (eager(model, given, t) for t in (torch.float64, torch.float32))
         # what eager has no gradient for is zeros here
         for name in {*found} - {*exact}:
