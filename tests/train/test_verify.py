@@ -226,7 +226,7 @@ def test_dump_writes_every_stage_as_text_and_valid_onnx(
         assert "loss" in found or (stem.endswith("rows-bind") and found == {"R0", "R1"})
         text = (folder / f"{stem}.txt").read_text()
         assert text.startswith("graph ")
-        assert "%input_ids: i64[B,T] batch" in text
+        assert "%batch.input_ids: i64[B,T] batch" in text
     _, plan = sorted(folder.glob("*-plan.txt"))
     assert plan.read_text() == f"{trainer.plan}\n"
 

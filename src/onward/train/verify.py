@@ -34,6 +34,7 @@ from onward.differentiate import gradient_name
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Node, make_attributes, type_of
+from onward.graph.names import PARAM
 from onward.graph.text import node_text
 from onward.rewrite import cut, rows_name
 from onward.train.call import Call
@@ -176,6 +177,7 @@ def verify_step(
             result.rows += check.against_onnxruntime(graph)
         else:
             result.notes.append(str(MissingExtraError("onnxruntime", "ort")))
+        result.rows = [replace(row, name=_shown(row.name)) for row in result.rows]
         if bisect:
             result.notes.append(check.first_departure())
         return result
@@ -204,6 +206,11 @@ def _owned(call: Call) -> Call:
     args, kwargs, target = pytree.tree_map(own, (call.args, call.kwargs, call.target))
     tensors = [copies[id(t)] for t in call.tensors]
     return replace(call, args=args, kwargs=kwargs, target=target, tensors=tensors)
+
+
+def _shown(name: str) -> str:
+    """`grad.param.w` as the user knows it: `grad.w`."""
+    return name.replace(gradient_name(PARAM), gradient_name(""), 1)
 
 
 def without_dropout(graph: Graph) -> Graph:
@@ -487,7 +494,8 @@ class _Check:
             bad = [*(r.name for r in rows if not r.ok), *sorted(missing)]
             if bad:
                 kind = "first stage" if first else "pass"
-                return f"bisect: {bad[0]} departs after {kind} '{stage}'; {self._first_node(graph)}"
+                node = self._first_node(graph)
+                return f"bisect: {_shown(bad[0])} departs after {kind} '{stage}'; {node}"
             first = False
         return "bisect: no stage departs from eager"
 
