@@ -218,10 +218,6 @@ def runs(model: nn.Module, batches: Mapping[str, Tensors]) -> Iterator[tuple[str
                 yield name + form, tiny.execute(fit, graph, data, names)
 
 
-def plain(name: str) -> str:
-    return name.replace("grad.param.", "grad.")
-
-
 def difference(ours: Tensors, model: nn.Module, data: Tensors) -> str:
     """The tensor that differs most, where one differs at all."""
     want = tiny.eager(model, data, torch.float32)
@@ -235,7 +231,7 @@ def difference(ours: Tensors, model: nn.Module, data: Tensors) -> str:
         exact = want  # the least fp64 number plus a score overflows where fp32's does not
     whole = sum(float(t.norm()) ** 2 for t in want.values()) ** 0.5
     worst, where = 1.0, ""
-    ours = {plain(n): t for n, t in ours.items()}
+    ours = tiny.plain(ours)
     for name, truth in exact.items():
         if name not in ours:
             if float(truth.norm()) > 1e-7 * whole:
