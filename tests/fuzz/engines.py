@@ -55,7 +55,13 @@ class Side:
 
     def batch(self, action: dict[str, Any]) -> dict[str, Any]:
         found = self.defined[batch_name(action)]
-        return {k: v.to(self.dtype) if v.is_floating_point() else v for k, v in found.items()}
+        if "alias" in action:
+            made = self.defined["aliased"](found, action["input"], self.model, action["alias"])
+            return {k: v if k == action["input"] else self._cast(v) for k, v in made.items()}
+        return {k: self._cast(v) for k, v in found.items()}
+
+    def _cast(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.dtype) if x.is_floating_point() else x
 
     def act(self, action: dict[str, Any]) -> Moment:
         moment = Moment()

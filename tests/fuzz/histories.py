@@ -24,7 +24,7 @@ def case_of(seed: int) -> Case:
     """The case of a seed."""
     m = Maker(seed)
     made = program(m)
-    if not any(not (p["frozen"] or p["buffer"]) and p["shape"][0] != 3 for p in made["parameters"]):
+    if not any(not (p["frozen"] or p["buffer"]) and p["shape"][:1] != [3] for p in made["parameters"]):
         made = _trained(m, made)
     case = {"seed": seed, **made}
     case["dropout"] = m.chance(0.08)
@@ -175,7 +175,10 @@ def history(m: Maker, case: Case) -> list[dict[str, Any]]:
     window = case["options"]["gradient_accumulation_steps"]
 
     def train(i: int) -> None:
-        steps.extend({"do": "train", "batch": (i + k) % n} for k in range(window))
+        for k in range(window):
+            if k and m.rarely(0.3):
+                steps.append({"do": "eval", "batch": (i + k + 1) % n})
+            steps.append({"do": "train", "batch": (i + k) % n, **_alias(m, case, (i + k) % n)})
 
     if m.chance(0.1):
         steps.append({"do": "eval", "batch": 0})
@@ -201,6 +204,18 @@ def history(m: Maker, case: Case) -> list[dict[str, Any]]:
     if not changes or m.chance(0.3):
         train(0)
     return steps
+
+
+def _alias(m: Maker, case: Case, i: int) -> dict[str, str]:
+    """Perhaps a parameter whose rows stand in for the batch's features."""
+    features, length = case["inputs"].get("features"), case["batches"][i]["length"]
+    paths = [
+        p["path"] for p in case["parameters"]
+        if not p["buffer"] and p["shape"][1:] == [case["width"]] and p["shape"][0] >= length
+    ]  # fmt: skip
+    if features is None or not paths or not m.rarely(0.3):
+        return {}
+    return {"alias": m.late(paths), "input": features["name"]}
 
 
 def variants(m: Maker) -> list[dict[str, Any]]:

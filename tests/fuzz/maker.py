@@ -59,6 +59,7 @@ class Maker:
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
+        self._late = random.Random(f"{seed} late")  # so that what is rare changes no other seed
         self.width = self.dice.choice([4, 4, 6, 8])
         self.vocabulary = 11
         self.odd = self.dice.random() < 0.12
@@ -75,6 +76,12 @@ class Maker:
 
     def chance(self, p: float) -> bool:
         return self.dice.random() < p
+
+    def rarely(self, p: float) -> bool:
+        return self._late.random() < p
+
+    def late(self, of: Sequence[Any]) -> Any:
+        return self._late.choice(of)
 
     def one(self, of: Sequence[Any]) -> Any:
         return self.dice.choice(of)

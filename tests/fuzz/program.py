@@ -528,6 +528,10 @@ def program(m: Maker) -> dict[str, Any]:
     end = loss(m)
     if m.chance(0.15):
         end = m.value(LOSS, f"{end} + 0.5 * {loss(m)}")
+    if m.rarely(0.08):  # without dims
+        end = m.value(LOSS, f"{end} * {m.parameter(about=1.0)}")
+    if m.rarely(0.04):  # without elements
+        end = m.value(LOSS, f"{end} + {m.parameter(0, m.width)}.sum()")
     kept = [n for n, k in m.kinds.items() if k in (HIDDEN, POOLED, "wide", LOSS) and n != end]
     outputs: dict[str, str] = {}
     if m.chance(0.6):
@@ -567,7 +571,7 @@ def clean(case: Case) -> Case:
     modules = [x for x in case["modules"] if f"self.{x['path']}(" in text]
     aliases = [a for a in case["aliases"] if f"`{a[1]}`" in text]
     parameters = [
-        p for p in case["parameters"] if f"`{p['path']}`" in text or p["shape"][0] == 3
+        p for p in case["parameters"] if f"`{p['path']}`" in text or p["shape"][:1] == [3]
     ]  # a first size of 3 marks what is meant to be read by nobody
     found = {k: v for k, v in case["attributes"].items() if f"self.{k}" in text}
     return case | {

@@ -10,7 +10,7 @@ from fuzz.maker import Case
 PRELUDE = '''
 def tensor(*shape, seed, about=0.0, layout="rows"):
     """Random numbers, laid out in memory one way or another."""
-    x = about + 0.4 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+    x = about + 0.4 * torch.randn(shape, generator=torch.Generator().manual_seed(seed))
     if layout == "columns":
         return x.transpose(0, -1).contiguous().transpose(0, -1)
     if layout == "slice":
@@ -20,6 +20,12 @@ def tensor(*shape, seed, about=0.0, layout="rows"):
     if layout == "step":
         return torch.stack([x, x], -1)[..., 0]
     return x
+
+
+def aliased(batch, name, model, path):
+    """The batch, in which an input is a view of the rows of a parameter."""
+    return batch | {name: model.get_parameter(path).detach()[: batch[name].shape[1]]
+                    .expand(batch[name].shape)}
 
 
 def put(root, path, x):
@@ -76,7 +82,8 @@ def model_source(case: Case) -> str:
     for p in case["parameters"]:
         about = f", about={p['about']}" if p["about"] else ""
         layout = f", layout={p['layout']!r}" if p["layout"] != "rows" else ""
-        x = f"tensor({', '.join(map(str, p['shape']))}, seed={number(p['path'])}{about}{layout})"
+        sizes = "".join(f"{n}, " for n in p["shape"])
+        x = f"tensor({sizes}seed={number(p['path'])}{about}{layout})"
         if not p["buffer"]:
             x = f"nn.Parameter({x}{', requires_grad=False' if p['frozen'] else ''})"
         out.append(f"        put(self, {p['path']!r}, {x})")
@@ -241,7 +248,10 @@ def history_source(case: Case) -> str:
     out = ["def history(side):"]
     for action in case["history"]:
         if action["do"] in ("train", "eval"):
-            out.append(f"    side.{action['do']}_step({batch_name(action)})")
+            batch = batch_name(action)
+            if "alias" in action:
+                batch = f"aliased({batch}, {action['input']!r}, side.model, {action['alias']!r})"
+            out.append(f"    side.{action['do']}_step({batch})")
         elif action["do"] == "code":
             code = re.sub(r"\b(model|optimizer|scheduler)\b", r"side.\1", action["code"])
             out.append(f"    {code}")

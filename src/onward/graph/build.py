@@ -199,6 +199,8 @@ class Builder:
             assert isinstance(y, Value)
             y.meta["type"] = type_of(x).with_shape(shape)
             return y
+        if 0 in shape:
+            return self.Reshape(x, target, allowzero=1)
         return self.Reshape(x, target)
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:

@@ -165,7 +165,8 @@ def _shape(call: Call) -> Type:
 @rule("Reshape")
 def _reshape(call: Call) -> Type:
     have, target = call.shape(), list(call.known(1))
-    target = [have[i] if n == 0 and i < len(have) else n for i, n in enumerate(target)]
+    if not call.attrs.get("allowzero", 0):
+        target = [have[i] if n == 0 and i < len(have) else n for i, n in enumerate(target)]
     if -1 in target:
         left, under = list(have), [n for n in target if n != -1]
         for n in list(under):  # what both have in common first: only single terms divide
