@@ -17,7 +17,7 @@ MUTATION_ARGS ?=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test fuzz mutation false-alarms lint format clean
+.PHONY: help finetune test test-whole fuzz mutation false-alarms lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -40,6 +40,9 @@ finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside ea
 
 test: $(VENV)/.installed-test ## run the tests (TEST_ARGS="-k name" for some of them)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TEST_ARGS)
+
+test-whole: $(VENV)/.installed-test ## run every case of the tests that `make test` samples
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --whole $(TEST_ARGS)
 
 mutation: $(VENV)/.installed-test ## plant faults in the sources, and see that the tests find each (an hour; MUTATION_ARGS="-k plan")
 	$(BIN)/python tests/mutation/run.py --jobs $(TEST_WORKERS) $(MUTATION_ARGS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -11,11 +13,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first importe
 os.environ["ONWARD_CACHE"] = str(Path(tempfile.gettempdir()) / "onward-tests")
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import settings
+from kept_captures import keeping
 
 from onward.graph.graph import Graph
 
@@ -24,11 +28,46 @@ settings.register_profile("onward", deadline=None, derandomize=True, database=No
 settings.load_profile("onward")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--whole", action="store_true", help="every case of the sampled tests as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test marked `sample(k)` every k-th case stays, by a hash of its name: always the same.
+    With `--whole`, and where cases are asked for by name, all of them do."""
+    if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
+        return
+    groups: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    dropped: set[pytest.Item] = set()
+    for found in groups.values():
+        mark = found[0].get_closest_marker("sample")
+        if mark is not None:
+            found.sort(key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
+            dropped |= set(found[math.ceil(len(found) / mark.args[0]) :])
+    config.hook.pytest_deselected(items=list(dropped))
+    items[:] = [item for item in items if item not in dropped]
+
+
 @pytest.fixture(autouse=True)
 def manual_seed() -> int:
     """torch's generator starts alike in every test."""
     torch.manual_seed(0)
     return 0
+
+
+@pytest.fixture(scope="session")
+def kept_capture() -> Callable[..., Any]:
+    import onward.compile
+
+    return keeping(onward.compile.capture)
+
+
+@pytest.fixture
+def captures_kept(kept_capture: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An equal model with an equal batch is captured once in a whole session."""
+    monkeypatch.setattr("onward.compile.capture", kept_capture)
 
 
 @pytest.fixture

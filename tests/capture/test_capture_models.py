@@ -55,6 +55,7 @@ def symbols_in(graph: Graph) -> set[str]:
     return {name for size in sizes for name in size.symbols}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("padding", [None, "right"])
 @pytest.mark.parametrize("name", MODELS)
 def test_training_graph_has_shared_symbols_and_every_dropout(name: str, padding: Any) -> None:

@@ -19,6 +19,8 @@ import onward
 from onward.execute import Executable, Memory
 from onward.plan import Region
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 MAKERS = {"gpt2": gpt2, "bert": bert}
 
 

@@ -15,6 +15,7 @@ from false_alarms import MODELS, alarm, compiled_once, trainer
 SAMPLE = {"mlp": 4, "attention": 4, "nn.Transformer": 2, "bert": 1}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_a_right_model_raises_no_alarm(name: str) -> None:
     made = trainer(name)

@@ -24,7 +24,8 @@ def case_of(seed: int) -> Case:
     """The case of a seed."""
     m = Maker(seed)
     made = program(m)
-    if not any(not (p["frozen"] or p["buffer"]) and p["shape"][:1] != [3] for p in made["parameters"]):
+    held = [p for p in made["parameters"] if not (p["frozen"] or p["buffer"])]
+    if all(p["shape"][:1] == [3] for p in held):
         made = _trained(m, made)
     case = {"seed": seed, **made}
     case["dropout"] = m.chance(0.08)

@@ -12,6 +12,8 @@ from tiny import Tensors, batch, bert, compiled, dropout_nodes, execute, gpt2, h
 import onward
 from onward.graph.graph import Node, attributes
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 MAKERS = {"gpt2": gpt2, "bert": bert}
 SITES = 1 + 3 * 2  # embeddings; attention, its projection and the MLP of two layers
 

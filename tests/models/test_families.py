@@ -1,5 +1,7 @@
 """Loss and every gradient equal eager's, dropout off, on one model of each family and on masks.
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 Mostly one batch each, so that chance alone could break the law of same numbers on a tensor of few
 elements: `test_parity.py` holds two families to it over many batches, here 1e-6 of a tensor's norm
 is always allowed. Wrong meaning is off by far more.
@@ -19,6 +21,7 @@ from onward.config import CaptureError
 from onward.graph.graph import Graph, Node, Role, Value, type_of
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients(name: str) -> None:
     model, data = CASES[name][0](), CASES[name][1]()

@@ -25,6 +25,8 @@ from tiny import (
 from onward.differentiate import differentiate
 from onward.rewrite import FORWARD, STEP
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 MAKERS = {"gpt2": gpt2, "bert": bert}
 ALL = {p.name for p in (*FORWARD, *STEP)}
 
@@ -61,6 +63,7 @@ def test_graph_without_any_rewrite(kind: str) -> None:
     assert abs(float(ours["loss"]) - float(eager(model.eval(), data, torch.float64)["loss"])) > 1e-4
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_graph_after_every_pass(kind: str) -> None:
     data = batch(3, 10, "right", ignored=True)

@@ -23,6 +23,8 @@ from tiny import (
     trained,
 )
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 SIZE, LENGTH = 4, 12
 MASKS = {
     "right": [12, 7, 3, 9],
@@ -68,6 +70,7 @@ MODELS: dict[str, Make] = {
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_mask(name: str, kind: str) -> None:
@@ -80,6 +83,7 @@ def test_every_mask(name: str, kind: str) -> None:
         assert sorted(counts.values()) == sorted([int(labelled.sum()), int(read.sum())])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", ["right", "middle"])
 @pytest.mark.parametrize("name", MODELS)
 def test_labels_on_padding_count_as_in_eager(name: str, kind: str) -> None:
@@ -87,6 +91,7 @@ def test_labels_on_padding_count_as_in_eager(name: str, kind: str) -> None:
     assert_same([narrow(model, data)[0]], model, [data])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_no_label_at_all(name: str) -> None:
     """The mean over nothing is not a number, and no parameter moves: as in eager."""
@@ -108,6 +113,7 @@ def test_without_a_mask(name: str) -> None:
     assert_same([narrow(model, data)[0]], model, [data])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_every_family(name: str) -> None:
     model, data = CASES[name][0](), CASES[name][1]()
@@ -151,6 +157,7 @@ DROPPING: dict[str, tuple[Make, Data]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_draws_the_masks_of_the_whole_batch(name: str) -> None:
     """With other masks every number would be another; with these only rounding is."""

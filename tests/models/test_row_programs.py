@@ -109,6 +109,7 @@ SMALLEST: dict[str, Program] = {
 FAMILIES = {**{f"pooled, {n}": _pooling(n) for n in POOLED}, **SMALLEST}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_families(name: str) -> None:
     wrong = wrong_numbers(FAMILIES[name], data())

@@ -14,6 +14,8 @@ from transformers import get_linear_schedule_with_warmup
 
 import onward
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 Make = Callable[[Any], torch.optim.Optimizer]
 
 
@@ -99,6 +101,7 @@ OPTIMIZERS: dict[str, Make] = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_six_steps_of_every_optimizer(name: str) -> None:
     assert_same_run(gpt2(dropout=0.0, layers=1), OPTIMIZERS[name], batches(6))
@@ -161,6 +164,7 @@ def run_window(make: Any, data: list[Tensors], dropout: float) -> tuple[nn.Modul
     return model, [float(r.loss) for r in results]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("make", [gpt2, bert], ids=["gpt2", "bert"])

@@ -91,6 +91,7 @@ def _ask(copy: Path, tests: list[str], log: Path) -> None:
             "-n",
             "0",
             "--show-capture=no",
+            "--whole",
         ]
         code = pytest.main([*options, *tests])
     os._exit(int(code))

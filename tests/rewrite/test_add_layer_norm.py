@@ -21,6 +21,8 @@ from onward.graph.types import parse_type
 from onward.rewrite import FORWARD, run
 from onward.rewrite.add_layer_norm import add_layer_norm
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 TYPES = {
     "x": "f32[B,3,5]", "residual": "f32[B,3,5]", "row": "f32[1,3,5]", "scale": "f32[5]",
     "bias": "f32[5]", "plane": "f32[3,5]", "seed": "i64[2]", "sample_offset": "i64[]",

@@ -15,6 +15,8 @@ import onward
 from onward import OnwardError
 from onward.train.call import bind_call
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 loss_fn = nn.functional.cross_entropy
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(6) % 3

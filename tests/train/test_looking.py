@@ -17,6 +17,8 @@ from torch import nn
 import onward
 from onward import TrainerOptions
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 loss_fn = nn.functional.cross_entropy
 X, Y = torch.randn(6, 8), torch.arange(6) % 5
 

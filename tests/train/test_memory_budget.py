@@ -16,6 +16,8 @@ from onward.graph.graph import where
 from onward.plan import Plan, Region
 from onward.plan.recompute import layer
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 # Long sequences and few parameters: what is kept for backward is nearly all of the step's memory.
 KINDS: dict[str, Any] = {
     "gpt2": lambda: gpt2(layers=4, width=16, n_positions=48),
@@ -65,6 +67,7 @@ def unconstrained() -> dict[tuple[str, str], Any]:
     return {}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("how", "budget"),
     [("plain", 0.8), ("plain", 0.6), ("plain", 0.5), ("clipped", 0.6), ("accumulated", 0.6)],

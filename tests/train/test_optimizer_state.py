@@ -17,6 +17,8 @@ import onward
 import onward.compile
 from onward import OnwardError, TrainerOptions
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 loss_fn = nn.functional.cross_entropy
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(6) % 3

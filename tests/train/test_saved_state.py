@@ -13,6 +13,8 @@ from torch import nn
 import onward
 from onward import OnwardError, TrainerOptions
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 loss_fn = nn.functional.cross_entropy
 X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
 Y = torch.arange(6) % 3

@@ -65,6 +65,7 @@ def test_the_table_is_whole() -> None:
     assert set(torchs.__all__) - {"LRScheduler"} == set(SCHEDULERS) - {"SWALR"}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "kind", "first"),
     [(n, "momentum" if i % 2 else "adamw", bool(i // 2 % 2)) for i, n in enumerate(SCHEDULERS)]

@@ -19,6 +19,8 @@ import onward
 from onward import OnwardError, TrainerOptions
 from onward.rewrite import FORWARD, STEP
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 loss_fn = nn.functional.cross_entropy
 X, Y = torch.randn(6, 8), torch.arange(6) % 5
 
@@ -294,6 +296,7 @@ def test_exported_model_is_the_eager_model_at_other_shapes(kind: str, tmp_path: 
 ONES: dict[str, tuple[int, int]] = {"row": (1, 12), "token": (4, 1), "both": (1, 1)}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("through", ["seen", "given"])
 @pytest.mark.parametrize("ones", ONES)
 def test_a_batch_with_a_size_of_one_fixes_no_size_of_the_file(

@@ -17,6 +17,8 @@ from onward.compile import Compiled
 from onward.graph.graph import Graph
 from onward.plan import Plan
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 VOCABULARY = tiny.VOCABULARY
 
 
@@ -54,6 +56,7 @@ SPECIAL = {
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 @pytest.mark.parametrize(
     "options",
@@ -76,6 +79,7 @@ def test_a_run_is_the_run_on_every_row(kind: str, options: dict[str, Any]) -> No
         torch.testing.assert_close(p, q, rtol=1e-3, atol=2e-4, msg=name)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_batches_between_others(name: str) -> None:
     ours, theirs = both(bert())

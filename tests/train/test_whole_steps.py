@@ -22,6 +22,8 @@ import onward
 from onward import OnwardError
 from onward.execute import Executable
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 
 class Net(nn.Module):
     """Two lookups that may refuse an id, dropout, and a scale that may make gradients infinite."""

@@ -9,6 +9,8 @@ import torch
 from loops import OPTIMIZERS, MakeOptimizer, Pair
 from torch import nn
 
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
 Use = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
