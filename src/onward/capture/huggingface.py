@@ -90,9 +90,9 @@ def _dense(
     if causal:
         q, k = (torch.arange(n, device=device) for n in (q_length, kv_length))
         mask = k <= q[:, None]
+        mask = mask if keys is None else mask & keys
     else:
-        mask = torch.ones(q_length, 1, dtype=torch.bool, device=device)
-    mask = mask if keys is None else mask & keys
+        mask = torch.ones((), dtype=torch.bool, device=device) if keys is None else keys
     mask = mask.expand(batch_size, 1, q_length, kv_length)
     if not added:
         return mask
