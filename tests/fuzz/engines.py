@@ -47,6 +47,9 @@ class Side:
     def __init__(self, case: Case, defined: dict[str, Any], dtype: torch.dtype) -> None:
         self.case, self.defined, self.dtype = case, defined, dtype
         self.model: nn.Module = defined["Model"]().train().to(dtype)
+        for name, path in case["aliases"]:  # a conversion makes two of a buffer that has two names
+            if any(p["path"] == path and p["buffer"] for p in case["parameters"]):
+                defined["put"](self.model, name, self.model.get_buffer(path))
         self.optimizer: torch.optim.Optimizer = defined["optimizer_of"](self.model)
         self.scheduler: Any = None
 

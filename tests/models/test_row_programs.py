@@ -278,3 +278,54 @@ def test_ids_of_unread_rows_are_refused_as_in_eager(leaf: str, bad: int) -> None
         trainer.train_step(wrong)
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert trainer.train_step(given).loss.isfinite()
+
+
+class Numbered(nn.Module):
+    """Rows of a parameter and of a sequence by number, which may count from the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Parameter(torch.randn(11, 6))
+        self.out = nn.Linear(6, 6)
+
+    def forward(
+        self, ids: torch.Tensor, places: torch.Tensor, labels: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        h = self.out(self.table[ids])
+        flat = h.flatten(0, 1)
+        picked = flat[places] + h[torch.arange(h.shape[0]), places] + self.table[torch.tensor(-1)]
+        loss = F.cross_entropy(flat, labels.flatten()) + picked.square().mean()
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("disable", [(), ("row_demand",)], ids=["rows", "all"])
+@pytest.mark.parametrize("level", ["", "0"], ids=["native", "aten"])
+def test_rows_are_numbered_from_the_end_as_in_eager(
+    level: str, disable: tuple[str, ...], build: Callable[[str], None]
+) -> None:
+    if level:
+        build(level)
+    model = Numbered()
+    twin, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=1.0)
+    trainer = onward.Trainer(model, optimizer, options={"disable": disable})
+    labels = torch.full((3, 4), -100)
+    labels[:, 1] = torch.tensor([2, 0, 5])
+    given = {
+        "ids": torch.tensor([[1, 2, -1, 4], [3, -2, 5, 6], [7, -11, 9, 10]]),
+        "places": torch.tensor([-1, 0, -4]), "labels": labels,
+    }  # fmt: skip
+    found = trainer.train_step(given)
+    want = twin(**given)["loss"]
+    want.backward()
+    torch.testing.assert_close(found.loss, want.detach(), rtol=1e-5, atol=1e-6)
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert q.grad is not None
+        torch.testing.assert_close(p.detach(), q.detach() - q.grad, rtol=1e-5, atol=1e-6)
+    for name, bad in (("ids", 11), ("ids", -12), ("places", -13)):
+        wrong = {**given, name: given[name].clone()}
+        wrong[name].view(-1)[0] = bad
+        with pytest.raises(IndexError):
+            twin(**wrong)
+        with pytest.raises(IndexError):
+            trainer.train_step(wrong)

@@ -13,7 +13,7 @@ import numpy as np
 
 from onward.config import CaptureError
 from onward.graph.build import Builder
-from onward.graph.graph import Role, Value, type_of
+from onward.graph.graph import Role, Value, array_of, type_of
 from onward.graph.ops.random import offset_type, seed_type
 from onward.graph.types import DType, Size, Type, broadcast, divide, product
 
@@ -435,6 +435,25 @@ def _gather(c: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False
     return c.b.GatherElements(x, _index64(c, index), axis=dim % type_of(x).rank)
 
 
+def _from_the_start(c: Call, index: Value, rows: Size) -> Value:
+    """A negative number is one from the end, unlike in an embedding; Gather's kernels take none.
+    (GatherND's do.)"""
+    source: Value | None = index
+    while source is not None and (maker := source.producer()) is not None:
+        if maker.op_type == "Range":
+            start = array_of(maker.inputs[0])
+            if start is not None and start >= 0:
+                return index
+        if maker.op_type not in ("Cast", "Reshape", "Unsqueeze", "Squeeze", "Expand", "Transpose"):
+            break
+        source = maker.inputs[0]
+    numbers = array_of(index)
+    if numbers is not None and (numbers >= 0).all():
+        return index
+    wrapped = c.b.Add(index, c.b.reshape(c.b.size(rows), ()))
+    return c.b.Where(c.b.Less(index, c.b.scalar(0, DType.INT64)), wrapped, index)
+
+
 @aten("index.Tensor")
 def _index(c: Call, x: Value, indices: list[Value | None]) -> Value:
     """`x[i, j, ...]` with integer tensors on the leading dims."""
@@ -449,7 +468,7 @@ def _index(c: Call, x: Value, indices: list[Value | None]) -> Value:
         raise CaptureError("indexing with gaps between the indices; fix: permute the dims first")
     used = [_index64(c, i) for i in used]
     if len(used) == 1:
-        return c.b.Gather(x, used[0], axis=0)
+        return c.b.Gather(x, _from_the_start(c, used[0], type_of(x).shape[0]), axis=0)
     shape = broadcast(*[type_of(i).shape for i in used])
     rows = [c.b.unsqueeze(c.b.expand(i, shape), [len(shape)]) for i in used]
     return c.b.GatherND(x, c.b.Concat(*rows, axis=len(shape)))
