@@ -447,8 +447,13 @@ class Packer:
         return [self.packed[x] for x in node.inputs if x is not None and x in self.packed]
 
     def emit(self, node: Node, inputs: Sequence[ToValue | None], **attrs: Any) -> list[Value]:
+        """The node's op on other inputs; what stops gradients still does."""
         made = self.b.node(node.op_type, inputs, {**attributes(node), **attrs})
-        return list(made) if isinstance(made, tuple) else [made]
+        found = list(made) if isinstance(made, tuple) else [made]
+        maker = found[0].producer()
+        if maker is not None and node.meta.get("stop_gradient"):
+            maker.meta["stop_gradient"] = True
+        return found
 
 
 def _called(node: Node | None) -> str:
