@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onward.config import OnwardError
 from onward.graph.build import inline
-from onward.graph.graph import ONWARD, Graph, Node, attributes, type_of, where
+from onward.graph.graph import ONWARD, Graph, Node, attributes, content_of, type_of, where
 from onward.kernels import KERNELS, Kernel, Need
 from onward.plan.bind import name_sizes
 from onward.plan.views import VIEWS
@@ -17,9 +17,12 @@ def need_of(node: Node) -> Need:
 
 def open_need(node: Node) -> Need:
     """The same with open sizes as names."""
+    attrs = attributes(node)
+    if node.op_type.startswith("Reduce") and len(node.inputs) > 1:
+        attrs["axes"] = content_of(node.inputs[1])  # types may fit several where sizes are equal
     return Need(
         node.op_type,
-        attributes(node),
+        attrs,
         tuple(None if v is None else type_of(v) for v in node.inputs),
         tuple(type_of(v) for v in node.outputs),
     )

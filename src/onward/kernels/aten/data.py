@@ -69,12 +69,18 @@ def _bind_gather_elements(use: Use) -> Launch:
 
 
 def _flat_index(x_shape: list[int], index: torch.Tensor) -> torch.Tensor:
-    """Rows of `index i64[...,k]` as positions in the first k dims of x, flattened."""
+    """Rows of `index i64[...,k]` as positions in the first k dims of x, flattened. Raises
+    IndexError for a number out of its dim's range: flattened, it would be another row's."""
     sizes = x_shape[: index.shape[-1]]
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     size = torch.tensor(sizes, dtype=torch.int64, device=index.device)
     scale = torch.tensor(strides, dtype=torch.int64, device=index.device)
     rows = index.reshape(-1, len(sizes))
+    within = ((rows >= -size) & (rows < size)).all()
+    if rows.device.type != "cpu":
+        torch._assert_async(within, "GatherND or ScatterND: an index is out of range")
+    elif not within:
+        raise IndexError(f"an index is out of range for dims of {sizes}")
     return torch.where(rows < 0, rows + size, rows).mul_(scale).sum(-1)  # -1 is the last
 
 

@@ -19,13 +19,17 @@ BLOCK = 16384  # elements whose squares are summed before their sum is kept
 
 
 def _reduced(need: Need) -> int:
-    """How many dims are leading in a sum over leading dims, from the types alone.
+    """How many dims are leading in a sum over leading dims; 0 where it is over others.
 
-    0 where it is none. Where two dims are equal types do not tell which of them goes:
+    Without `axes` from the types alone, which do not tell where two dims are equal:
     `_bind_sum_rows` looks at the numbers of the dims.
     """
     x, y = need.inputs[0], need.outputs[0]
     assert x is not None
+    axes = need.attrs.get("axes")
+    if axes is not None:
+        dims = sorted(int(a) % x.rank for a in axes)
+        return len(dims) if dims == list(range(len(dims))) else 0
     for count in range(1, x.rank):
         kept = x.shape[count:]
         if y.shape == (*([1] * count if need.attrs.get("keepdims", 1) else []), *kept):
