@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import onward
@@ -127,3 +128,52 @@ def test_a_model_of_doubles_is_refused_in_one_line() -> None:
     trainer = onward.Trainer(tiny.gpt2(0.0, layers=1).double(), onward.optim.SGD(lr=0.1))
     with pytest.raises(OnwardError, match=r"is of torch\.float64.*; fix: model\.float\(\)$"):
         trainer.train_step(tiny.batch(4, 12, "right"))
+
+
+# ---- arithmetic on whole numbers: the kernels for floats are not for them
+
+
+WHOLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sum": lambda k: k.sum(),
+    "sum of rows": lambda k: k.sum(0),
+    "sum of rows, kept": lambda k: k.sum(0, keepdim=True),
+    "sum of columns": lambda k: k.sum(1),
+    "sum of both": lambda k: k.sum((0, 1)),
+    "sum of bools": lambda k: (k > 0).sum(0),
+    "matmul": lambda k: k @ k.t(),
+    "batched matmul": lambda k: k[None].expand(2, -1, -1) @ k.t()[None].expand(2, -1, -1),
+    "linear": lambda k: F.linear(k, k),
+    "product of counts": lambda k: (k > 0).long() @ (k > 0).long().t(),
+    "amax": lambda k: k.amax(0),
+    "cumsum": lambda k: k.cumsum(0),
+    "maximum": lambda k: torch.maximum(k, 2 * k - 1),
+    "abs": lambda k: k.abs(),
+    "clamp": lambda k: k.clamp(0, 1),
+    "power": lambda k: k**2,
+    "square": lambda k: k.square(),
+    "quotient": lambda k: k / 2,
+    "where": lambda k: torch.where(k > 0, k, -k),
+    "concatenated": lambda k: torch.cat([k, k]),
+    "gathered": lambda k: k.gather(1, k.clamp(0, 3).long()),
+    "indexed": lambda k: k[k[:, 0].long()],
+}
+
+
+class OfWholeNumbers(nn.Module):
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(0.1, 0.8, 8))
+        self.function = function
+
+    def forward(self, k: torch.Tensor) -> torch.Tensor:
+        return (self.weight.sum() * self.function(k)).float().mean()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
+@pytest.mark.parametrize("name", WHOLE)
+def test_arithmetic_on_whole_numbers_is_eagers(name: str, dtype: torch.dtype) -> None:
+    model = OfWholeNumbers(WHOLE[name])
+    k = torch.randint(-2, 4, (5, 5), generator=torch.Generator().manual_seed(0)).to(dtype)
+    want = model(k).item()
+    found = onward.Trainer(model, onward.optim.SGD(lr=0.1)).train_step(k).loss
+    assert want != 0 and float(found) == pytest.approx(want, rel=1e-5)

@@ -137,7 +137,9 @@ class Eager(Side):
             self.optimizer.zero_grad()
         loss, outputs = self.loss(batch)
         (loss / n).backward()
-        said = {"loss": loss}  # copies: an output may be a view of a parameter, as Onward's never is
+        said = {
+            "loss": loss
+        }  # copies: an output may be a view of a parameter, as Onward's never is
         said |= {f"output {k}": outputs[k].detach().clone() for k in self.case["fetch"]}
         self.micro = (self.micro + 1) % n
         if self.micro == 0:

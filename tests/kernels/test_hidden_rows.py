@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import onward
+from onward import OnwardError
 
 
 class Attending(nn.Module):
@@ -70,3 +72,76 @@ def test_a_padding_mask_of_multihead_attention_may_hide_everything() -> None:
     want = model(x, hidden).detach()
     got = onward.Trainer(model, onward.optim.SGD()).train_step(x=x, hidden=hidden).loss
     torch.testing.assert_close(got, want)
+
+
+# ---- masks that a model computes: where one hides every key by the least float, torch's sdpa has a
+# gradient that is not that of its loss, and the batch is refused; any other trains as in eager
+
+
+def _least(keep: torch.Tensor) -> torch.Tensor:
+    return torch.zeros(()).masked_fill(~keep, torch.finfo(torch.float32).min)
+
+
+def _triangle(n: int) -> torch.Tensor:
+    return torch.ones(n, n, dtype=torch.bool).tril()
+
+
+COMPUTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {  # of the ids, where 0 is padding
+    "keys": lambda i: _least((i != 0)[:, None, None, :]),
+    "keys and queries": lambda i: _least(
+        (i != 0)[:, None, None, :] & (i != 0)[:, None, :, None]
+    ),
+    "of one kind": lambda i: _least((i != 0)[:, None, None, :] == (i != 0)[:, None, :, None]),
+    "causal keys": lambda i: _least((i != 0)[:, None, None, :] & _triangle(i.shape[1])),
+    "by a product": lambda i: (
+        (1.0 - (i.ne(0).float()[:, :, None] * i.ne(0).float()[:, None, :]))[:, None]
+        * torch.finfo(torch.float32).min
+    ),
+    "by where": lambda i: torch.where(
+        (torch.arange(i.shape[1]) < (i != 0).sum(1)[:, None])[:, None, None, :], 0.0,
+        torch.finfo(torch.float32).min,
+    ),
+}  # fmt: skip
+HIDING = {  # which of the batches below hide every key from some query
+    "keys": {"nothing real"},
+    "keys and queries": {"right", "left", "nothing real"},
+    "of one kind": set[str](),
+    "causal keys": {"left", "nothing real"},
+    "by a product": {"right", "left", "nothing real"},
+    "by where": {"nothing real"},
+}
+IDS = {
+    "full": [[3, 1, 2, 5], [1, 1, 4, 2], [5, 2, 3, 1]],
+    "right": [[3, 1, 2, 5], [1, 1, 0, 0], [5, 2, 3, 0]],
+    "left": [[3, 1, 2, 5], [0, 0, 4, 2], [0, 2, 3, 1]],
+    "nothing real": [[3, 1, 2, 5], [0, 0, 0, 0], [5, 2, 3, 1]],
+}
+
+
+class Computing(Attending):
+    def __init__(self, mask: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__(2)
+        self.words, self.mask = nn.Embedding(6, 8), mask
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(self.words(ids), self.mask(ids))
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_a_mask_that_the_model_computes_trains_as_in_eager_or_is_refused(name: str) -> None:
+    torch.manual_seed(0)
+    model = Computing(COMPUTED[name])
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.5))
+    for kind in (*IDS, "full"):
+        twin, ids = copy.deepcopy(model), torch.tensor(IDS[kind])
+        if kind in HIDING[name]:
+            with pytest.raises(OnwardError, match="may hide every key"):
+                trainer.train_step(ids)
+            assert all(map(torch.equal, model.parameters(), twin.parameters()))
+            continue
+        want = twin(ids)
+        want.backward()
+        torch.testing.assert_close(trainer.train_step(ids).loss, want.detach())
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            assert q.grad is not None
+            torch.testing.assert_close(p, q - 0.5 * q.grad, rtol=1e-4, atol=1e-6)

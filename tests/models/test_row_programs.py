@@ -102,6 +102,11 @@ SMALLEST: dict[str, Program] = {
             + h.sum(-1).flatten()
         ).square().mean(),
     ),
+    "what stops gradients": _of(
+        "", loss=lambda p, h, d: tokens(
+            p, h * h.detach().abs().mean(-1, keepdim=True) + h.detach(), d["labels"]
+        ),
+    ),
     "labels under a where": _of(
         "", loss=lambda p, h, d: tokens(p, h, torch.where(d["real"], d["tags"], -100))
     ),

@@ -25,43 +25,103 @@ _HIDDEN = -1e30  # what is added to a score that is not to count
 
 @dataclass(frozen=True)
 class Shown:
-    """Every row of queries sees a key, under the padding mask that `steps` make of a batch leaf.
+    """Every row of queries sees a key, under the mask that `steps` make of the batch's leaves.
 
     first: attention is causal, so that the first key has to be visible. added: the mask is added
     by torch's sdpa, which gives 0 in a row that -infinity hides throughout, as the graph does.
     """
 
-    leaf: int
+    mask: Any
     steps: tuple[Any, ...]
+    given: Given
     first: bool
     added: bool = False
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
-        mask = tensors[self.leaf].detach()
-        for step in self.steps:
-            mask = step.target(mask, *step.args[1:], **step.kwargs)
+        found: dict[Any, Any] = {}
+        with torch.no_grad():
+            for node in self.steps:
+                found[node] = self.given.value(node, tensors, found)
+        mask = found[self.mask]
         if mask.is_floating_point():
             nothing = (mask == -torch.inf).all(-1, keepdim=True) if self.added else False
             mask = (mask > _HIDDEN) | nothing
         return bool((mask[..., 0] if self.first else mask.any(-1)).all())
 
 
+class Given:
+    """What is known of a program before it runs: the batch's leaves, their sizes, constants."""
+
+    def __init__(self, program: Any) -> None:
+        signature = program.graph_signature
+        self.leaves = {name: i for i, name in enumerate(signature.user_inputs)}
+        self.constants = {
+            name: program.constants[path]
+            for name, path in signature.inputs_to_lifted_tensor_constants.items()
+        }
+        self.sizes: dict[str, tuple[int, int]] = {}  # symbol -> leaf and dim
+        for node in program.graph.nodes:
+            if node.name in self.leaves and isinstance(node.meta.get("val"), torch.Tensor):
+                for dim, size in enumerate(node.meta["val"].shape):
+                    if isinstance(size, torch.SymInt):
+                        self.sizes.setdefault(str(size), (self.leaves[node.name], dim))
+
+    def steps(self, node: Any) -> tuple[Any, ...] | None:
+        """The nodes that compute this one from what is given; None where that is not enough."""
+        steps: dict[Any, None] = {}
+
+        def visit(node: Any) -> bool:
+            if node not in steps:
+                known = self._size(node) is not None or node.name in self.constants
+                known = known or node.name in self.leaves
+                if not known and node.op == "call_function" and _is_function(node.target):
+                    known = all(map(visit, node.all_input_nodes))
+                if not known:
+                    return False
+                steps[node] = None
+            return True
+
+        return tuple(steps) if visit(node) else None
+
+    def value(self, node: Any, tensors: Sequence[torch.Tensor], found: dict[Any, Any]) -> Any:
+        """The node's value for a batch; `found`: those of the nodes before."""
+        size = self._size(node)
+        if size is not None:
+            return tensors[size[0]].shape[size[1]]
+        if node.op == "placeholder":
+            i = self.leaves.get(node.name)
+            return self.constants[node.name] if i is None else tensors[i].detach()
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), found.__getitem__)
+        return node.target(*args, **kwargs)
+
+    def _size(self, node: Any) -> tuple[int, int] | None:
+        value = node.meta.get("val")
+        return self.sizes.get(str(value)) if isinstance(value, torch.SymInt) else None
+
+
+def _is_function(target: Any) -> bool:
+    """Whether it gives the same for the same, and writes nothing."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return not isinstance(target, torch._ops.OperatorBase)
+    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
+
+
 def choose(program: Any, tensors: Sequence[torch.Tensor]) -> list[Shown]:
     """Leaves each attention of the exported program one form, the compact one where this batch
     allows it, and nothing that nobody reads. Returns what was presumed."""
-    leaves = {name: i for i, name in enumerate(program.graph_signature.user_inputs)}
+    given = Given(program)
     presumed: dict[tuple[Any, bool], Shown | None] = {}
     for module in _modules(program.graph_module):
         for node in module.graph.nodes:
             if node.target is torch.ops.aten.scaled_dot_product_attention.default:
-                _presume_of_added(node, leaves, tensors, presumed)
+                _presume_of_added(node, given, tensors, presumed)
             if node.target is not torch.ops.onward.attention.default:
                 continue
             padding, first = node.args[_PADDING], node.args[_CAUSAL]
             if node.args[_MASK] is None or padding is None:
                 continue
             if (padding, first) not in presumed:
-                shown = _shown(padding, first, leaves)
+                shown = _shown(padding, first, given)
                 holds = shown is not None and shown.holds(tensors)
                 presumed[padding, first] = shown if holds else None
             args = list(node.args)
@@ -78,13 +138,14 @@ def choose(program: Any, tensors: Sequence[torch.Tensor]) -> list[Shown]:
 
 _NO_KEY = (
     "a row of the attention mask may hide every key, where the gradient of torch's sdpa is not "
-    'that of its loss; fix: leave such samples out, or attn_implementation="eager"'
+    "that of its loss; fix: leave such samples out, or write the softmax out "
+    '(attn_implementation="eager")'
 )
 
 
 def _presume_of_added(
     node: Any,
-    leaves: dict[str, int],
+    given: Given,
     tensors: Sequence[torch.Tensor],
     presumed: dict[tuple[Any, bool], Shown | None],
 ) -> None:
@@ -92,39 +153,17 @@ def _presume_of_added(
     mask = [*node.args, None][3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
     if mask is None or not mask.meta["val"].is_floating_point() or (mask, False) in presumed:
         return
-    shown = _shown(mask, False, leaves)
+    shown = _shown(mask, False, given)
     shown = None if shown is None else replace(shown, added=True)
     if shown is not None and not shown.holds(tensors):
         raise CaptureError(_NO_KEY)
     presumed[mask, False] = shown
 
 
-def _shown(padding: Any, first: bool, leaves: dict[str, int]) -> Shown | None:
-    """None where the mask is not made of one leaf of the batch, step by step."""
-    steps: list[Any] = []
-    node = padding
-    while node.op == "call_function":
-        inputs = [n for n in node.all_input_nodes if isinstance(n.meta["val"], torch.Tensor)]
-        if len(inputs) == 1 and _keeps_shape(node, inputs[0]):
-            node = inputs[0]
-            continue
-        plain = (
-            isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.is_mutable
-        )
-        sized = len(inputs) != len(node.all_input_nodes)  # by a size that only the export knows
-        if not plain or sized or len(inputs) != 1 or node.args[0] is not inputs[0]:
-            return None
-        steps.insert(0, node)
-        node = inputs[0]
-    return Shown(leaves[node.name], tuple(steps), first) if node.name in leaves else None
-
-
-def _keeps_shape(node: Any, x: Any) -> bool:
-    """Whether a node is a view of the shape that its input has."""
-    views = (torch.ops.aten.view.default, torch.ops.aten.reshape.default)
-    if node.target not in views or node.args[0] is not x:
-        return False
-    return str(node.meta["val"].shape) == str(x.meta["val"].shape)
+def _shown(mask: Any, first: bool, given: Given) -> Shown | None:
+    """None where the mask is not made of the batch alone."""
+    steps = given.steps(mask)
+    return None if steps is None else Shown(mask, steps, given, first)
 
 
 def _modules(module: Any) -> Iterator[Any]:

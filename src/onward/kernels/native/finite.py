@@ -7,7 +7,7 @@ of memory, and none where their norm is known and finite.
 from __future__ import annotations
 
 from onward.kernels.kernel import Kernel, Launch, Use
-from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.native.library import library, floats_are_f32, where
 
 
 def _bind(use: Use) -> Launch:
@@ -21,6 +21,6 @@ def _bind(use: Use) -> Launch:
 
 KERNELS: dict[str, Kernel] = {
     "AllFinite": Kernel(
-        "native.all_finite", _bind, why_not=only_f32, where=where, contiguous=None
+        "native.all_finite", _bind, why_not=floats_are_f32, where=where, contiguous=None
     ),
 }  # fmt: skip

@@ -182,6 +182,15 @@ def where(device: str) -> str | None:
 
 
 def only_f32(need: Need) -> str | None:
+    """`Kernel.why_not`: the first operand, the result and every floating operand are f32. Further
+    ones may be numbers of rows, masks, seeds."""
+    for t in (need.inputs[0], need.outputs[0]):
+        if t is not None and not t.is_floating:
+            return f"{t.dtype.name.lower()} tensors"
+    return floats_are_f32(need)
+
+
+def floats_are_f32(need: Need) -> str | None:
     """`Kernel.why_not`: every floating operand is f32."""
     tensors = [t for t in (*need.inputs, *need.outputs) if t is not None and t.is_floating]
     strange = next((t for t in tensors if t.dtype != DType.FLOAT), None)

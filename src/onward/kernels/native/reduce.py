@@ -29,7 +29,7 @@ def _reduced(need: Need) -> int:
     axes = need.attrs.get("axes")
     if axes is not None:
         dims = sorted(int(a) % x.rank for a in axes)
-        return len(dims) if dims == list(range(len(dims))) else 0
+        return len(dims) if len(dims) < x.rank and dims == list(range(len(dims))) else 0
     for count in range(1, x.rank):
         kept = x.shape[count:]
         if y.shape == (*([1] * count if need.attrs.get("keepdims", 1) else []), *kept):
