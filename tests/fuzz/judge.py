@@ -112,7 +112,9 @@ def _against(
             if action["do"] != "code" and (torn := _torn(last.state, moment.state)):
                 return Verdict("torn", f"{torn} after {moment.error!r}", "torn", variant, i)
             return _raised(moment.error, variant, i)
-        elif any(not x.isfinite().all() for x in {**two.said, **two.state}.values()):
+        elif not all(
+            x.isfinite().all() for m in (one, two) for x in (*m.said.values(), *m.state.values())
+        ):
             return Verdict("nan", "eager is not finite", "nan")
         else:
             worst = _differs(moment, one, two, start)
