@@ -223,6 +223,7 @@ class Random:
         self.weights = [self.graph.input(f"w{i}", f32(4, 6), Role.PARAM) for i in range(2)]
         self.pool += self.weights
         self.vector = self.graph.input("vector", f32(6), Role.PARAM)
+        self.seed = self.graph.input("seed", Type(DType.INT64, (2,)), Role.HYPER)
 
     def pick(self, shape: tuple[int, ...] | None = None) -> Value:
         """One of the pool, a late one rather than an early one."""
@@ -287,6 +288,15 @@ class Random:
                     return []
                 y, _, _, r = b.AddLayerNormalization(x, self.pick(shape), self.vector, None)
                 return [y, r]
+            case "norm's gradient":  # two of its outputs may go over the same input
+                if shape[last] != 6:
+                    return []
+                _, *statistics, r = b.AddLayerNormalization(x, self.pick(shape), self.vector, None)
+                dy = b.Tanh(self.pick(shape))
+                found = b.AddLayerNormalizationGrad(
+                    dy, self.pick(shape), r, self.vector, *statistics, self.seed, **DROP
+                )
+                return [found[0], found[3]]
             case "softmax":
                 return [b.Softmax(x, axis=-1)]
             case "product":
@@ -306,7 +316,8 @@ class Random:
 
 
 STEPS = ("unary", "binary", "where", "transpose", "reshape", "split", "concat", "slice", "expand",
-         "softmax", "norm", "product", "heads")  # fmt: skip
+         "softmax", "norm", "norm's gradient", "product", "heads")  # fmt: skip
+DROP = {"ratio": 0.25, "site": 1, "sample_dim": 0}
 SGD = {"momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0, "nesterov": 0}
 
 
