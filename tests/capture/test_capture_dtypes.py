@@ -133,7 +133,7 @@ def test_a_model_of_doubles_is_refused_in_one_line() -> None:
 # ---- arithmetic on whole numbers: the kernels for floats are not for them
 
 
-WHOLE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+ARITHMETIC: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "sum": lambda k: k.sum(),
     "sum of rows": lambda k: k.sum(0),
     "sum of rows, kept": lambda k: k.sum(0, keepdim=True),
@@ -170,9 +170,9 @@ class OfWholeNumbers(nn.Module):
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
-@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("name", ARITHMETIC)
 def test_arithmetic_on_whole_numbers_is_eagers(name: str, dtype: torch.dtype) -> None:
-    model = OfWholeNumbers(WHOLE[name])
+    model = OfWholeNumbers(ARITHMETIC[name])
     k = torch.randint(-2, 4, (5, 5), generator=torch.Generator().manual_seed(0)).to(dtype)
     want = model(k).item()
     found = onward.Trainer(model, onward.optim.SGD(lr=0.1)).train_step(k).loss

@@ -78,7 +78,7 @@ def _flat_index(x_shape: list[int], index: torch.Tensor) -> torch.Tensor:
     rows = index.reshape(-1, len(sizes))
     within = ((rows >= -size) & (rows < size)).all()
     if rows.device.type != "cpu":
-        torch._assert_async(within, "GatherND or ScatterND: an index is out of range")
+        torch.ops.aten._assert_async.msg(within, "GatherND: an index is out of range")
     elif not within:
         raise IndexError(f"an index is out of range for dims of {sizes}")
     return torch.where(rows < 0, rows + size, rows).mul_(scale).sum(-1)  # -1 is the last

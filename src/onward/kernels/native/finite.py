@@ -7,7 +7,7 @@ of memory, and none where their norm is known and finite.
 from __future__ import annotations
 
 from onward.kernels.kernel import Kernel, Launch, Use
-from onward.kernels.native.library import library, floats_are_f32, where
+from onward.kernels.native.library import floats_are_f32, library, where
 
 
 def _bind(use: Use) -> Launch:
