@@ -71,7 +71,7 @@ def _said_of_batch(batch: Any) -> Any:
     said = [
         (x.dtype, tuple(x.shape), x.stride(), x.detach().contiguous().numpy().tobytes())
         if isinstance(x, torch.Tensor)
-        else x
+        else (type(x), repr(x))  # 1, 1.0 and True are equal, and captured apart
         for x in leaves
     ]
     return str(spec), tuple(said)

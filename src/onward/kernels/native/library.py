@@ -184,7 +184,7 @@ def where(device: str) -> str | None:
 def only_f32(need: Need) -> str | None:
     """`Kernel.why_not`: the first operand, the result and every floating operand are f32. Further
     ones may be numbers of rows, masks, seeds."""
-    for t in (need.inputs[0], need.outputs[0]):
+    for t in (*need.inputs[:1], *need.outputs[:1]):
         if t is not None and not t.is_floating:
             return f"{t.dtype.name.lower()} tensors"
     return floats_are_f32(need)
