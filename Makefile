@@ -39,10 +39,10 @@ finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside ea
 	$(BIN)/onward finetune --compare --dropout 0 --output_dir runs/finetune-$$(date +%Y%m%d-%H%M%S) $(FINETUNE_ARGS)
 
 test: $(VENV)/.installed-test ## run the tests (TEST_ARGS="-k name" for some of them)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(TEST_ARGS)
 
 test-whole: $(VENV)/.installed-test ## run every case of the tests that `make test` samples
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --whole $(TEST_ARGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal --whole $(TEST_ARGS)
 
 mutation: $(VENV)/.installed-test ## plant faults in the sources, and see that the tests find each (an hour; MUTATION_ARGS="-k plan")
 	$(BIN)/python tests/mutation/run.py --jobs $(TEST_WORKERS) $(MUTATION_ARGS)
@@ -56,8 +56,8 @@ fuzz: $(VENV)/.installed-test ## train random programs beside eager PyTorch (FUZ
 lint: $(VENV)/.installed-dev ## ruff check, ruff format --check, pyright (basic, then strict)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
-	$(BIN)/pyright --project pyright-strict.json
+	@$(BIN)/pyright & basic=$$!; $(BIN)/pyright --project pyright-strict.json; strict=$$?; \
+		wait $$basic && exit $$strict
 
 format: $(VENV)/.installed-dev ## rewrite the sources in ruff's format
 	$(BIN)/ruff check --fix .
