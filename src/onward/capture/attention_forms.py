@@ -68,20 +68,18 @@ class Given:
 
     def steps(self, node: Any) -> tuple[Any, ...] | None:
         """The nodes that compute this one from what is given; None where that is not enough."""
-        steps: dict[Any, None] = {}
-
-        def visit(node: Any) -> bool:
-            if node not in steps:
-                known = self._size(node) is not None or node.name in self.constants
-                known = known or node.name in self.leaves
-                if not known and node.op == "call_function" and _is_function(node.target):
-                    known = all(map(visit, node.all_input_nodes))
-                if not known:
-                    return False
-                steps[node] = None
-            return True
-
-        return tuple(steps) if visit(node) else None
+        needed, waiting = set(), [node]
+        while waiting:
+            step = waiting.pop()
+            if step in needed:
+                continue
+            needed.add(step)
+            if self._size(step) or step.name in self.leaves or step.name in self.constants:
+                continue
+            if step.op != "call_function" or not _is_function(step.target):
+                return None
+            waiting += step.all_input_nodes
+        return tuple(step for step in node.graph.nodes if step in needed)
 
     def value(self, node: Any, tensors: Sequence[torch.Tensor], found: dict[Any, Any]) -> Any:
         """The node's value for a batch; `found`: those of the nodes before."""
