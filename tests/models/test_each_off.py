@@ -6,8 +6,8 @@ gradients differ from those with everything on by the order of sums alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -15,9 +15,9 @@ import torch
 from test_parity import SEEDS, Law, assert_within, law_of
 from tiny import Tensors, batch, bert, gpt2, gradients, gradients_of
 
-import onward.compile
-from onward.capture import Captured
 from onward.rewrite import FORWARD, STEP
+
+pytestmark = pytest.mark.usefixtures("captures_kept")  # a capture depends on no pass
 
 MAKERS = {"gpt2": gpt2, "bert": bert}
 NAMES = sorted({p.name for p in (*FORWARD, *STEP)})
@@ -40,23 +40,9 @@ class Given:
 
 
 @pytest.fixture(scope="module")
-def given(kind: str, captured_once: None) -> Given:
+def given(kind: str) -> Given:
     still, dropping = MAKERS[kind](dropout=0.0), MAKERS[kind](dropout=0.3)
     return Given(still, dropping, law_of(still, BATCHES), gradients(dropping, DATA))
-
-
-@pytest.fixture(scope="module")
-def captured_once() -> Iterator[None]:
-    """A capture depends on no pass, so one of each model serves all: exports take the time."""
-    real, kept = onward.compile.capture, {}
-
-    def capture(model: Any, *args: Any) -> Captured:
-        found = kept.get(id(model)) or kept.setdefault(id(model), real(model, *args))
-        return replace(found, graph=found.graph.clone(), notes=list(found.notes))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(onward.compile, "capture", capture)
-        yield
 
 
 DATA = batch(4, 12, "right", ignored=True)
