@@ -284,6 +284,14 @@ def encoder_layer(m: Maker) -> str:
             f"norm_first={first})"
         )
         return m.value(HIDDEN, f"{inner}({h}, src_key_padding_mask=~{k})")
+    if m.chance(0.4):
+        last = m.one(["None", f"nn.LayerNorm({d})"])
+        inner = m.module(
+            f"nn.TransformerEncoder(nn.TransformerEncoderLayer({d}, 2, {d}, dropout=0.0, "
+            f"batch_first=True), 1, norm={last})"
+        )
+        hidden = m.one([f"~{k}", f"(~{k}).to({h}.dtype) * -1e9"])
+        return m.value(HIDDEN, f"{inner}({h}, src_key_padding_mask={hidden})")
     inner = m.module(f"nn.MultiheadAttention({d}, 2, batch_first=True)")
     return m.value(HIDDEN, f"{inner}({h}, {h}, {h}, key_padding_mask=~{k}, need_weights=False)[0]")
 
@@ -509,7 +517,7 @@ def pooled_loss(m: Maker) -> str:
 GRAMMAR: dict[Callable[[Maker], str], float] = {
     linear: 2, feed_forward: 1.5, norm: 2, pointwise: 2, attributes: 0.7, masked: 2, rows: 2,
     reduced: 1, shaped: 1.5, joined: 0.7, gated: 0.5, spread: 0.7, attention: 4, positions: 1,
-    encoder_layer: 0.25, mask: 1, pooled: 1, from_pooled: 0.7,
+    encoder_layer: 0.35, mask: 1, pooled: 1, from_pooled: 0.7,
 }  # fmt: skip
 
 

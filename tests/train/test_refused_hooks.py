@@ -356,29 +356,6 @@ def test_what_changes_nothing_is_captured_once(captures: list[int]) -> None:
         assert len(captures) == 2, name
 
 
-def test_what_the_forward_writes_is_no_change(captures: list[int]) -> None:
-    class Writes(Net):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.calls += 1
-            self.held.append(x) if len(self.held) < 1 else None
-            return super().forward(x * 1.0)
-
-    class Lists(Writes):
-        names: list[str]
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.names.append("x")
-            return self.outer(self.inner(x))
-
-    torch.manual_seed(0)
-    model = Lists()
-    model.names = []
-    trainer = trainer_of(model.train())
-    for _ in range(3):
-        trainer.train_step(X, Y)
-    assert len(captures) == 1
-
-
 def test_an_attribute_that_keeps_changing_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
     model = net()
     trainer = trainer_of(model)

@@ -22,7 +22,9 @@ from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
 from onward.capture.attention_forms import Shown, choose
+from onward.capture.effects import Effects, require_harmless, undoing
 from onward.capture.huggingface import attention_kept_whole, forward_defaults, require_mask
+from onward.capture.nested import padded_with_zeros
 from onward.capture.raise_ import raise_composites
 from onward.capture.reach import reached
 from onward.capture.refusals import refuse_constant, refuse_model, refusing_gradient_code
@@ -109,9 +111,14 @@ class _Flat(torch.nn.Module):
         self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
         self.want_loss = want_loss
         self.noted = _Names()
+        self.effects = Effects()
         self.extra: dict[str, Any] = {}
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with undoing(self.effects, self.model, self.loss_fn):
+            return self.run(*leaves)
+
+    def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rest = iter(leaves)
         full = [next(rest) if f is _TENSOR else f for f in self.fixed]
         args, kwargs, target = pytree.tree_unflatten(full, self.spec)
@@ -212,6 +219,10 @@ def capture(
         } & set(result.parameters)
     raise_composites(graph)
     _guard(result, program)
+    require_harmless(flat.effects, lambda: flat.run(*tensors), model, loss_fn)
+    if flat.effects.written:
+        written = ", ".join(flat.effects.written)
+        result.notes.append(f"a step does not set {written}, as the model's forward does")
     return result
 
 
@@ -266,6 +277,7 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
             torch.enable_grad(),  # else what stops gradients inside the forward leaves no trace
             attention_kept_whole(model, own_positions),
             refusing_gradient_code(model.training),
+            padded_with_zeros(model.training),
             warnings.catch_warnings(),
         ):
             warnings.simplefilter("ignore")

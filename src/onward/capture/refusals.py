@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.nn.modules import module as modules
 from torch.utils import _device, _python_dispatch
+from torch.utils.checkpoint import CheckpointFunction
 
 from onward.config import CaptureError
 
@@ -128,8 +129,13 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
     def refuse_custom(setup_context: Any) -> bool:
         """`Function.apply` asks this first, also where it was bound long ago (`f = F.apply`)."""
         cls = sys._getframe(1).f_locals["cls"]
-        if threading.get_ident() != here or cls.__module__.partition(".")[0] == "torch":
+        if threading.get_ident() != here or _is_torch(cls):
             return defined(setup_context)
+        if cls is CheckpointFunction:
+            raise CaptureError(
+                "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward a "
+                "capture would drop; fix: use_reentrant=False"
+            )
         raise CaptureError(
             f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a "
             "capture would drop; fix: write it with differentiable torch ops"
@@ -152,6 +158,13 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
         functions._is_setup_context_defined = defined
         for name, function in plain.items():
             setattr(torch.Tensor, name, function)
+
+
+def _is_torch(function: Any) -> bool:
+    """Whether an autograd.Function is torch's own, which its tracing knows."""
+    if function is CheckpointFunction:
+        return False
+    return function.__module__.partition(".")[0] == "torch"
 
 
 def refuse_constant(tensor: torch.Tensor, owned: Mapping[str, torch.Tensor]) -> None:

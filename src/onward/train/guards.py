@@ -116,10 +116,10 @@ class Guards:
         }
         return [n for n, flag in self._flags.items() if before and before.get(n) != flag]
 
-    def settle(self, constants: Iterable[torch.Tensor]) -> None:
-        """Takes the state after a capture as the one it saw: what the forward itself wrote while it
-        was traced is no change. `constants`: the user's tensors that were baked in."""
-        self._look(*self._roots)
+    def settle(self, constants: Iterable[torch.Tensor]) -> list[str]:
+        """Takes the state after a capture as the one it saw. Returns the paths of what the forward
+        has changed while it was traced. `constants`: the user's tensors that were baked in."""
+        paths = self._look(*self._roots)
         assert self._sweep is not None
         # a parameter of another model is baked as an alias that has a version counter of its own
         owners = {t.data_ptr(): t for t in self._sweep.tensors if t.numel()}
@@ -129,6 +129,7 @@ class Guards:
         small = [t for t in self._baked if t.layout is torch.strided and t.nbytes <= walk.BYTES]
         copies = [(t, t.detach().clone()) for t in small]
         self._copies = [(t, copy) for t, copy in copies if torch.equal(t, copy)]  # NaN is not equal
+        return paths
 
     def _look(self, model: torch.nn.Module, loss_fn: Any) -> list[str]:
         """Looks at everything; the paths whose facts are others than before."""
