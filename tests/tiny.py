@@ -228,6 +228,7 @@ def onnxruntime(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) 
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.log_severity_level = 3
+    options.enable_mem_reuse = False  # the time to plan it grows with the square of the nodes
     session = ort.InferenceSession(to_proto(graph).SerializeToString(), options)
     own = {**made.captured.tensors, **{BATCH + n: x for n, x in data.items()}}
     feeds = {}

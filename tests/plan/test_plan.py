@@ -13,7 +13,7 @@ from tiny import batch, bert, compiled, gpt2, trained
 
 import onward
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Role
+from onward.graph.graph import Graph, Role, type_of
 from onward.graph.types import parse_type
 from onward.plan import Plan, Region, make_plan
 from onward.plan.arena import ALIGNMENT, aligned
@@ -185,6 +185,19 @@ def test_missing_size_is_named() -> None:
     made = compiled(gpt2(layers=1), batch())
     with pytest.raises(onward.OnwardError, match="no size given for T"):
         bind(made.forward, {"B": 4})
+
+
+def test_open_sizes_that_binding_itself_asks_for_are_known() -> None:
+    """Two reshapes in a row become one, whose shape is made of sizes."""
+    graph = Graph()
+    b = Builder(graph)
+    x = graph.input("x", parse_type("f32[B,T,4]"), Role.BATCH)
+    rows, tokens, width = type_of(x).shape
+    flat = b.Tanh(b.reshape(x, (rows * tokens, width)))
+    apart = b.Unsqueeze(b.reshape(flat, (rows, tokens, width)), b.ints([1]))  # f32[B,1,T,4]
+    graph.outputs = {"y": b.Exp(b.transpose(apart, [0, 2, 1, 3]))}
+    plan = make_plan(bind(graph, {"B": 3, "T": 5}, ["B", "T"]), {"B": 3, "T": 5})
+    assert plan.launches[-1].op == "Exp"
 
 
 def test_two_outputs_of_a_launch_share_no_memory(execute: Run) -> None:

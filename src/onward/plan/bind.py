@@ -27,9 +27,9 @@ def bind(graph: Graph, dims: Mapping[str, int], open: Collection[str] = ()) -> G
     sizes: dict[str, Size] = {n: symbol(n, at=s) if n in open else s for n, s in dims.items()}
     bound = graph.clone(sizes)
     fold(bound)
+    noop(bound)  # which may ask for sizes itself
     if open:
         name_sizes(bound)
-    noop(bound)
     dead(bound)
     for node in bound:
         for value in node.outputs:
