@@ -127,6 +127,25 @@ class Computing(Attending):
         return super().forward(self.words(ids), self.mask(ids))
 
 
+COMPUTED_BY_SIZE = COMPUTED | {  # masks whose computation spells the sizes out
+    "by a view": lambda i: _least((i != 0).view(i.shape[0], 1, 1, i.shape[1])),
+    "by an expansion": lambda i: _least(
+        (i != 0)[:, None, None].expand(i.shape[0], 1, i.shape[1], i.shape[1])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPUTED_BY_SIZE)
+def test_a_mask_of_another_size_is_looked_at_with_its_own_sizes(name: str) -> None:
+    """Sizes of 1 are captured apart; what was presumed of those batches is none of the others'."""
+    torch.manual_seed(0)
+    model = Computing(COMPUTED_BY_SIZE[name])
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0))
+    for shape in ((1, 1), (4, 1), (1, 3), (4, 3), (2, 5), (1, 1)):
+        ids = torch.ones(shape, dtype=torch.int64)
+        torch.testing.assert_close(trainer.train_step(ids).loss, model(ids).detach())
+
+
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_mask_that_the_model_computes_trains_as_in_eager_or_is_refused(name: str) -> None:
     torch.manual_seed(0)

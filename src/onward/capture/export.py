@@ -75,8 +75,6 @@ class Captured:
 
     def dims(self, tensors: list[torch.Tensor]) -> dict[str, int] | None:
         """Symbol -> size for a batch's tensors (in leaf order); None where they do not fit."""
-        if not self.suits(tensors):
-            return None
         dims: dict[str, int] = {}
         for leaf, dim, size in self._sizes:
             have = tensors[leaf].shape[dim]
@@ -86,7 +84,9 @@ class Captured:
             elif have < 2 or dims.setdefault(str(size), have) != have:
                 return None  # sizes 0 and 1 behave differently (broadcasting): own capture
         scope = {"L": {"leaves": tensors}}
-        return dims if all(eval(guard, scope) for guard in self._guards) else None
+        if not all(eval(guard, scope) for guard in self._guards):
+            return None
+        return dims if self.suits(tensors) else None  # asked last: it may lean on the sizes
 
 
 class _Names:
