@@ -222,9 +222,12 @@ class Updates:
         self._known = {p: path for p, path in known.items() if p in held} | _paths(self.model)
         self._names.clear()
         self._forget_clocks()
-        for p in [p for p in self.tensors if p not in self._known]:
+        gone = [p for p in self.tensors if p not in self._known]
+        for p in gone:
             del self.tensors[p]
             self.counts.pop(p, None)
+        if gone:
+            self._share()  # the counts of those that are left
 
     def _assign(self, parameters: list[torch.Tensor]) -> None:
         """Clocks for parameters that have none: one for each count."""
