@@ -104,7 +104,7 @@ class ByHand(nn.Module):
         return (y * z).square().mean()
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("side", ["right", "left", "all"])
 @pytest.mark.parametrize("change", ["", "written"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -220,7 +220,7 @@ def made(family: str, implementation: str) -> Any:
     return tiny.ready(cls(config(**settings, attn_implementation=implementation)))
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize(("family", "kind", "implementation"), HIDDEN)
 def test_rows_that_see_nothing_are_eagers(family: str, kind: str, implementation: str) -> None:
     """After a batch without such rows, whose capture may be another one; rows counted and not."""

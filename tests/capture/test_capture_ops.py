@@ -64,6 +64,9 @@ BODIES: dict[str, Body] = {
     "normalize": lambda x, y: F.normalize(y, dim=-1),  # the last row is zero
     "norms": lambda x, y: torch.linalg.vector_norm(y, dim=(0, 1)) * y.norm(dim=0, keepdim=True),
     "diff": lambda x, y: y.diff(dim=0, prepend=x[:1]) * y,
+    "padding": lambda x, y: F.pad(y, (1, 2, 0, 1), value=3.0) * F.pad(y.sin(), (2, 1, 1, 0)),
+    "padding that cuts off": lambda x, y: F.pad(y, (-1, 1, 2, -2)) * F.pad(x, (0, 0, -1, 1)),
+    "padding that only cuts off": lambda x, y: F.pad(y * y, (-1, -2), value=3.0),
     "min and max": lambda x, y: torch.min(y, x) * torch.max(y, x * 2),
     "grouped heads": grouped,
     "frozen view": frozen_view,

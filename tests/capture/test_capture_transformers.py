@@ -168,7 +168,7 @@ CASES = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CASES)
 def test_numbers_are_eagers(name: str) -> None:
     """Loss and every gradient: at most twice eager's distance to fp64."""
@@ -186,7 +186,7 @@ def test_numbers_are_eagers(name: str) -> None:
     assert not broken, "\n".join(broken)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CASES)
 def test_every_dropout_is_a_site_and_has_a_gradient(name: str) -> None:
     make, data = CASES[name]

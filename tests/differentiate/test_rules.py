@@ -136,7 +136,7 @@ def check(
         assert np.abs(got - want).max(initial=0.0) <= 1e-6 * (1.0 + np.abs(want).max(initial=0.0))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "case", [case for case in CALLS if case.attrs.get("to") != DType.FLOAT], ids=str
 )

@@ -250,6 +250,7 @@ def growth(*arguments: str) -> list[int]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallinfo2 is glibc's")
 @pytest.mark.parametrize("kind", MAKERS)
 def test_process_does_not_grow_over_twenty_steps(kind: str) -> None:

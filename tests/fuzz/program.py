@@ -186,7 +186,7 @@ def rows(m: Maker) -> str:
     h, k = m.pick(HIDDEN), m.pick(HIDDEN)
     form = m.dice.randrange(15)
     if form == 0:
-        return m.value(HIDDEN, f"F.pad({h}[:, 1:], (0, 0, 0, 1))")
+        return m.value(HIDDEN, f"F.pad({h}, (0, 0, -1, 1))")
     if form == 1:
         return m.value(HIDDEN, f"F.pad({h}[:, :-1], (0, 0, 1, 0))")
     if form == 2:

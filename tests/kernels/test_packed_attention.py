@@ -150,7 +150,7 @@ PACKED_ROWS = [
 ]
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("rows", PACKED_ROWS, ids=str)
 def test_packed_rows_no_farther_from_fp64_than_twice_the_body(rows: Rows) -> None:
     exact, plain = bodies(rows, DType.DOUBLE), bodies(rows, DType.FLOAT)

@@ -70,6 +70,7 @@ def vectorised(path: Path) -> set[int]:
     return {int(line) for line in found}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     "path", sorted(p for p in SOURCES.glob("*.cpp") if marked(p)), ids=lambda p: p.name
 )

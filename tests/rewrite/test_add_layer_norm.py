@@ -221,6 +221,7 @@ MODELS: dict[str, tuple[Callable[[], tuple[nn.Module, tiny.Tensors]], int, int]]
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_have_the_pattern_at_every_residual_sum(name: str) -> None:
     make, alone, joined = MODELS[name]

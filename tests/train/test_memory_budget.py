@@ -67,7 +67,7 @@ def unconstrained() -> dict[tuple[str, str], Any]:
     return {}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("how", "budget"),
     [("plain", 0.8), ("plain", 0.6), ("plain", 0.5), ("clipped", 0.6), ("accumulated", 0.6)],
@@ -171,6 +171,7 @@ def plan_within(trainer: onward.Trainer, budget: int | float | str | None) -> Pl
     return step.compiled.plan(step.graph, outputs, trainer.plan.dims, budget)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fraction_is_one_of_what_can_be_spared(kind: str) -> None:
     """Between the least peak, as the error of too few bytes names it, and the peak without one."""

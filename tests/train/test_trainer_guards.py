@@ -128,7 +128,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_model_is_noticed(change: str) -> None:
     model, data = gpt2(dropout=0.0), batch()
@@ -151,7 +151,7 @@ def test_changed_model_is_noticed(change: str) -> None:
     assert_follows(trainer, data)
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("place", ["module", "attention", "flag"])
 def test_changed_dropout_is_noticed(place: str) -> None:
     """p of a Dropout module, of attention's, and a submodule switched to evaluation."""

@@ -37,7 +37,7 @@ def assert_equal_models(a: nn.Module, b: nn.Module) -> None:
         assert torch.equal(p, q[1]), name
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("at", [0, 2, 3], ids=["before any step", "window's end", "mid window"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_resume_is_bitwise_with_dropout_and_accumulation(name: str, at: int) -> None:
@@ -124,7 +124,7 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing(spoil: Any, part
 # ---- torch's optimizer
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("make", [gpt2, bert], ids=["gpt2", "bert"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_state_round_trips_through_torch(name: str, make: Any) -> None:

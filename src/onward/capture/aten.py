@@ -395,6 +395,10 @@ def _pad(c: Call, x: Value, pads: list[int], *args: Any) -> Value:
     begin, end = [0] * rank, [0] * rank
     for i in range(len(pads) // 2):  # torch lists the last dim first
         begin[rank - 1 - i], end[rank - 1 - i] = pads[2 * i], pads[2 * i + 1]
+    for d, size in enumerate(type_of(x).shape):  # what is below 0 is cut off
+        if min(begin[d], end[d]) < 0:
+            x = c.b.slice(x, d, max(0, -begin[d]), size + min(0, end[d]))
+    begin, end = [max(0, n) for n in begin], [max(0, n) for n in end]
     return c.b.Pad(x, c.b.ints(begin + end), c.value(fill or 0, type_of(x).dtype))
 
 
