@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tiny import Mlp, batch, bert, compiled, dropout_nodes, execute, gpt2, mlp, 
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import onward
 from onward.capture import capture
 from onward.compile import Compiled
 from onward.config import CaptureError
@@ -82,6 +84,23 @@ def test_function_with_its_own_backward_is_refused_by_name(early: bool) -> None:
 class Checkpointed(Mlp):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return checkpoint(super().forward, x, use_reentrant=False)
+
+
+SCRIPTS: dict[str, Callable[[Any], Any]] = {
+    "scripted": torch.jit.script,
+    "traced": lambda m: torch.jit.trace(m, torch.zeros(2, 4)),
+    "scripted within": lambda m: nn.Sequential(torch.jit.script(m[0]), m[1]),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+@pytest.mark.parametrize("kind", SCRIPTS)
+def test_torchscript_is_refused(kind: str) -> None:
+    model = SCRIPTS[kind](nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3)))
+    loss_fn = nn.functional.cross_entropy
+    trainer = onward.Trainer(model, onward.optim.SGD(), loss_fn=loss_fn)
+    with pytest.raises(CaptureError, match="is TorchScript"):
+        trainer.train_step(torch.zeros(2, 4), torch.tensor([0, 1]))
 
 
 def test_checkpointing_is_inlined() -> None:

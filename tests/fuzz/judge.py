@@ -91,6 +91,9 @@ def _against(
         one, two = eager[i], exact[i]
         if action["do"] == "code" and one.error is not None:
             return Verdict("invalid", f"{one.error!r}", _said(one.error))
+        if one.error is not None and "to_padded_tensor" in str(one.error):
+            # nn.TransformerEncoder's own path cannot leave out every token of a batch
+            return Verdict("invalid", f"{one.error!r}", _said(one.error))
         if one.error is None and two.error is not None:  # a constant that fp64 takes otherwise
             return Verdict("invalid", f"fp64: {two.error!r}", _said(two.error))
         moment = ours.act(action)

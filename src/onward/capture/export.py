@@ -182,6 +182,7 @@ def capture(
 
     Raises CaptureError with the complete list of what could not be captured.
     """
+    refuse_model(model, loss_fn, want_loss and model.training)
     paths, spec = pytree.tree_flatten_with_path((args, kwargs, target))
     leaves = [leaf for _, leaf in paths]
     names: list[str] = []
@@ -191,7 +192,6 @@ def capture(
     fixed = [_TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
     tensors = [_detached(v) for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
     _refuse_dtypes(model, dict(zip(names, tensors, strict=True)))
-    refuse_model(model, loss_fn, want_loss and model.training)
     require_mask(model, kwargs)
     flat = _Flat(model, spec, fixed, loss_fn, want_loss)
     flat.training = model.training  # its own flag alone: submodules keep theirs

@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.jit import ScriptModule
 from torch.nn.modules import module as modules
 from torch.utils import _device, _python_dispatch
 from torch.utils.checkpoint import CheckpointFunction
@@ -46,6 +47,10 @@ def refuse_model(model: torch.nn.Module, loss_fn: Any = None, trains: bool = Tru
     if isinstance(loss_fn, torch.nn.Module):
         roots["loss_fn."] = loss_fn
     reasons = [*_surroundings()]
+    scripted = next((n for n, m in model.named_modules() if isinstance(m, ScriptModule)), None)
+    if scripted is not None:
+        reasons.append(f"{scripted or type(model).__name__} is TorchScript; fix: give the module "
+                       "that it was made of")  # fmt: skip
     for prefix, root in roots.items():
         reasons += _module_hooks(root, prefix, trains)
         reasons += _tensors(root, prefix, trains)

@@ -151,7 +151,8 @@ class Walk:
 
     def _module(self, m: torch.nn.Module, path: str) -> None:
         held = vars(m)
-        if type(m).__module__.partition(".")[0] in _ASIDE:
+        aside = type(m).__module__.partition(".")[0] in _ASIDE
+        if aside or isinstance(m, torch.jit.ScriptModule):  # whose code is not Python's; refused
             self.facts[path] = _Same(m)
             return
         self.facts[path] = (_Same(m), _Same(type(m)), tuple(held.get("_modules", ())))
