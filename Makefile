@@ -31,9 +31,13 @@ $(BIN)/python:
 # The native kernels are built by the installation, so their sources count as well.
 NATIVE := setup.py $(wildcard src/onward/kernels/native/src/*)
 
+# What a set of extras holds is not installed again by itself.
+WITHIN-dev := test hf,ort
+WITHIN-test := hf,ort
+
 $(VENV)/.installed-%: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[$*]' --constraint constraints.txt
-	@touch '$@'
+	@touch '$@' $(foreach extras,$(WITHIN-$*),'$(VENV)/.installed-$(extras)')
 
 finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside eager PyTorch (dropout 0)
 	$(BIN)/onward finetune --compare --dropout 0 --output_dir runs/finetune-$$(date +%Y%m%d-%H%M%S) $(FINETUNE_ARGS)
