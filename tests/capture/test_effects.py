@@ -185,6 +185,19 @@ class SetsAConfigOnce(Net):
         return h * self.config.n
 
 
+class SetsADeepConfig(Net):
+    """Below what is put back: the model is captured once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Config()
+        self.config.inner = Config()  # type: ignore[attr-defined]
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        self.config.inner.n = 3  # type: ignore[attr-defined]
+        return h * self.config.inner.n  # type: ignore[attr-defined]
+
+
 class Sorts(Net):
     """Draws, and puts the generator back."""
 
@@ -200,7 +213,16 @@ REFUSED = [
     Counts, CountsNow, CountsInATable, CountsInAConfig, CountsInTheClass, CountsInAGlobal,
     CountsBelow, Flips, Appends, Remembers, RemembersInAList, Draws, DrawsFromNumpy, Reenters,
 ]  # fmt: skip
-HARMLESS = [Stores, Lends, Tabulates, SetsOnce, SetsTheSame, SetsAConfigOnce, Sorts]
+HARMLESS = [
+    Stores,
+    Lends,
+    Tabulates,
+    SetsOnce,
+    SetsTheSame,
+    SetsAConfigOnce,
+    SetsADeepConfig,
+    Sorts,
+]
 
 
 def batches() -> list[dict[str, torch.Tensor]]:
@@ -257,6 +279,30 @@ def test_no_tensor_of_the_trace_stays_in_the_model() -> None:
     trainer.train_step(batches()[0])
     assert model.kept is None and not hasattr(model, "seen")
     assert any("kept" in note and "seen" in note for note in trainer.report()["notes"])
+
+
+@pytest.mark.parametrize("cls", [SetsOnce, SetsAConfigOnce])
+def test_numbers_that_a_forward_sets_stay_as_in_eager(
+    cls: type[Net], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import onward.compile
+
+    plain, captures = onward.compile.capture, []
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        captures.append(1)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(onward.compile, "capture", counted)
+    model = cls()
+    trainer = trainer_of(model)
+    for batch in batches():
+        trainer.train_step(batch)
+    assert len(captures) == 1
+    twin = cls()
+    twin(**batches()[0])
+    assert getattr(model, "scale", None) == getattr(twin, "scale", None)
+    assert getattr(model, "config", Config()).n == getattr(twin, "config", Config()).n
 
 
 def test_random_numbers_of_another_thread_are_no_matter() -> None:

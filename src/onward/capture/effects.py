@@ -12,6 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,12 @@ _REGISTRIES = ("_parameters", "_buffers")
 
 
 class Attributes:
-    """What modules hold: their attributes, and what is in the containers among them."""
+    """What modules hold: their attributes, and what is in the containers and the plain objects
+    (a config) among them."""
 
     def __init__(self, *roots: Any) -> None:
         self._held: list[tuple[str, Any, Any]] = []  # path, what holds something, a copy of it
+        self._seen: set[int] = set()
         for root in roots:
             for path, module in root.named_modules() if isinstance(root, torch.nn.Module) else ():
                 held = vars(module)
@@ -38,30 +41,59 @@ class Attributes:
                         self._keep(path, value)
                     elif not name.startswith("_") and type(value) in _CONTAINERS:
                         self._keep(f"{path}.{name}", value)
+                    elif _is_plain(value):
+                        self._keep(f"{path}.{name}", vars(value))
 
     def _keep(self, path: str, held: Any) -> None:
-        self._held.append((path.lstrip("."), held, held.copy()))
+        if id(held) not in self._seen:
+            self._seen.add(id(held))
+            self._held.append((path.lstrip("."), held, held.copy()))
 
-    def put_back(self) -> list[str]:
-        """Undoes what was done since; the paths of what was set to something else."""
-        found: list[str] = []
+    def changes(self) -> dict[str, Any]:
+        """Paths of what was set to something else since, and what stands there now."""
+        found: dict[str, Any] = {}
         for path, held, before in self._held:
             if isinstance(held, dict):
-                items = {**before, **held}
-                odd = [k for k in items if not _same(before.get(k, held), held.get(k, held))]
-                if not odd and len(held) == len(before):
-                    continue
-                found += [f"{path}.{key}".lstrip(".") for key in odd]
-            elif len(held) == len(before) and all(map(_same, before, held)):
-                continue
-            else:
-                found.append(path)
-            _refill(held, before)
+                for key in {**before, **held}:
+                    if not _same(before.get(key, held), held.get(key, held)):
+                        found[f"{path}.{key}".lstrip(".")] = held.get(key)
+            elif not _alike(held, before):
+                found[path] = held
         return found
+
+    def put_back(self) -> None:
+        """Undoes what was done since."""
+        for _, held, before in self._held:
+            if isinstance(held, dict):  # key by key: other threads may be reading
+                for key in [k for k in held if k not in before]:
+                    del held[key]
+                for key, value in before.items():
+                    if held.get(key, held) is not value:
+                        held[key] = value
+            elif not _alike(held, before):
+                held.clear()
+                (held.update if isinstance(held, set) else held.extend)(before)
 
     def told(self) -> list[Any]:
         """What is held now, but for the tensors' numbers: equal where it means the same."""
         return [_told(held) for _, held, _ in self._held]
+
+
+def _alike(a: Any, b: Any) -> bool:
+    """Whether two lists, sets or deques hold the same."""
+    if isinstance(a, set):
+        return a == b
+    return len(a) == len(b) and all(map(_same, a, b))
+
+
+def _is_plain(value: Any) -> bool:
+    """An object of a package's or the user's own class, with attributes of its own."""
+    if isinstance(value, (torch.nn.Module, torch.Tensor, type, ModuleType, FunctionType)):
+        return False
+    origin = type(value).__module__.partition(".")[0]
+    if origin in ("torch", "builtins"):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict)
 
 
 def _same(a: Any, b: Any) -> bool:
@@ -80,17 +112,14 @@ def _told(value: Any, depth: int = 2) -> Any:
     return id(value) if isinstance(value, torch.nn.Module) else type(value)
 
 
-def _refill(held: Any, before: Any) -> None:
-    held.clear()
-    (held.update if isinstance(held, (dict, set)) else held.extend)(before)
-
-
 class Effects:
-    """What a run of the forward did besides computing. drawn: the module whose random numbers."""
+    """What a run of the forward did besides computing. drawn: the module whose random numbers.
+    left: whether what it sets stands in the modules now, as after a run in eager."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
         self.drawn = ""
+        self.left = False
 
 
 @contextmanager
@@ -100,7 +129,8 @@ def undoing(effects: Effects, *roots: Any) -> Iterator[None]:
     try:
         yield
     finally:
-        effects.written = list(dict.fromkeys([*effects.written, *attributes.put_back()]))
+        effects.written = list(dict.fromkeys([*effects.written, *attributes.changes()]))
+        attributes.put_back()
         effects.drawn = effects.drawn or _drawn(draws)
 
 
@@ -108,7 +138,8 @@ def require_harmless(
     effects: Effects, run: Callable[[], Sequence[torch.Tensor]], *roots: Any
 ) -> None:
     """Raises CaptureError where the forward draws random numbers, and where it sets attributes,
-    unless in a second run of it (`run`) it gives the same bits and leaves the same."""
+    unless in a second run of it (`run`) it gives the same bits and leaves the same. What it sets
+    then stays set, but for tensors, which would grow old."""
     if not effects.written and not effects.drawn:
         return
     before = Attributes(*roots)
@@ -122,19 +153,29 @@ def require_harmless(
                 given.append([y.detach().clone() for y in run()])
             left.append(Attributes(*roots).told())
             drawn.append(_drawn(draws))
+        effects.left = not any(map(_has_tensors, before.changes().values()))
     finally:
-        before.put_back()
+        alike = len(given) == 2 and len(given[0]) == len(given[1]) and all(map(_equal, *given))
+        if not (effects.left and alike and left[0] == left[1]):
+            before.put_back()
     if effects.drawn and all(drawn):  # else it was another thread
         raise CaptureError(
             f"the forward draws from {effects.drawn}, of which a graph would keep one draw for "
             "all steps; fix: draw outside, and make it an input of the batch"
         )
-    alike = len(given[0]) == len(given[1]) and all(map(_equal, *given))
     if effects.written and not (alike and left[0] == left[1]):
         raise CaptureError(
             f"the forward sets {', '.join(effects.written[:3])}, and does something else the next "
             "time; a graph does the same in each step; fix: make it an input of the batch"
         )
+
+
+def _has_tensors(value: Any) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_tensors, value.values()))
+    if isinstance(value, (list, tuple, set, deque)):
+        return any(map(_has_tensors, value))
+    return not isinstance(value, _ATOMS)
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -26,13 +26,13 @@ from __future__ import annotations
 import logging
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from operator import is_
 from typing import Any
 
 import torch
 
-from onward.capture import refuse_surroundings
+from onward.capture import Captured, refuse_surroundings
 from onward.config import CaptureError
 from onward.train import walk
 from onward.train.walk import Sweep, Walk
@@ -116,14 +116,15 @@ class Guards:
         }
         return [n for n, flag in self._flags.items() if before and before.get(n) != flag]
 
-    def settle(self, constants: Iterable[torch.Tensor]) -> list[str]:
+    def settle(self, captured: Captured) -> list[str]:
         """Takes the state after a capture as the one it saw. Returns the paths of what the forward
-        has changed while it was traced. `constants`: the user's tensors that were baked in."""
-        paths = self._look(*self._roots)
+        has changed, and the capture has not taken notice of."""
+        known = {path.rpartition(".")[2] for path in captured.left}
+        paths = [n for n in self._look(*self._roots) if n.rpartition(".")[2] not in known]
         assert self._sweep is not None
         # a parameter of another model is baked as an alias that has a version counter of its own
         owners = {t.data_ptr(): t for t in self._sweep.tensors if t.numel()}
-        found = [owners.get(t.data_ptr(), t) for t in constants]
+        found = [owners.get(t.data_ptr(), t) for t in captured.constants]
         self._baked = list({id(t): t for t in (*self._baked, *found)}.values())
         self._marks = list(map(_version, self._baked))
         small = [t for t in self._baked if t.layout is torch.strided and t.nbytes <= walk.BYTES]

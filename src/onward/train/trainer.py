@@ -378,9 +378,9 @@ class Trainer:
         step = next((s for s in steps if s.fits(call)), None)
         if step is None:
             step = make(call)
-            if self._guards.settle(step.compiled.captured.constants):
+            if self._guards.settle(step.compiled.captured):
                 step = make(call)  # of what the forward has set the first time, as a cache
-                moved = self._guards.settle(step.compiled.captured.constants)
+                moved = self._guards.settle(step.compiled.captured)
                 if moved:
                     raise CaptureError(
                         f"the forward changes {moved[0]} each time it runs, which a graph does "
