@@ -14,6 +14,7 @@ import gc
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 import tempfile
@@ -253,6 +254,8 @@ def main() -> int:
         return 0
     if said.only is not None or said.case:
         return these(said)
+    for number in (signal.SIGINT, signal.SIGTERM):  # in the background both may be ignored
+        signal.signal(number, signal.default_int_handler)
     found = campaign(said)
     report(found)
     bad = [v for v in found if v["finding"]]
