@@ -33,6 +33,7 @@ STATE = (
 )
 
 GUARDS = ("train/test_stale_graphs.py", "train/test_trainer_guards.py")
+EFFECTS = ("capture/test_effects.py",)
 STEPS = ("train/test_whole_steps.py",)
 
 FAULTS: tuple[Fault, ...] = (
@@ -316,6 +317,48 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "guard: baked tensors", "train/guards.py",
         "        if not kept:\n", "        if False:\n", GUARDS,
+    ),
+    # what a forward does beside its result
+    Fault(
+        "effects: what is left is not compared", "capture/effects.py",
+        "if effects.written and not (alike and left[0] == left[1]):",
+        "if effects.written and not alike:", EFFECTS,
+    ),
+    Fault(
+        "effects: what is given is not compared", "capture/effects.py",
+        "if effects.written and not (alike and left[0] == left[1]):",
+        "if effects.written and left[0] != left[1]:", EFFECTS,
+    ),
+    Fault(
+        "effects: tensors stay set", "capture/effects.py",
+        "effects.left = not any(map(_has_tensors, before.changes().values()))",
+        "effects.left = True", EFFECTS,
+    ),
+    Fault(
+        "effects: a second capture's changes pass", "train/trainer.py",
+        "                if moved:\n", "                if False:\n", EFFECTS,
+    ),
+    Fault(
+        "encoder: hidden tokens before visible ones", "capture/nested.py",
+        "torch.where((hidden & last)[..., None], empty, y)",
+        "torch.where(hidden[..., None], empty, y)", EFFECTS,
+    ),
+    Fault(
+        "capture: numbers before sizes", "capture/export.py",
+        "        dims: dict[str, int] = {}\n        for leaf, dim, size in self._sizes:",
+        "        if not self.suits(tensors):\n            return None\n"
+        "        dims: dict[str, int] = {}\n        for leaf, dim, size in self._sizes:",
+        ("kernels/test_hidden_rows.py",),
+    ),
+    Fault(
+        "updates: counts of what is gone", "train/updates.py",
+        "        if gone:\n", "        if False:\n", STATE,
+    ),
+    Fault(
+        "bind: sizes asked for late", "plan/bind.py",
+        "    noop(bound)  # which may ask for sizes itself\n"
+        "    if open:\n        name_sizes(bound)\n",
+        "    if open:\n        name_sizes(bound)\n    noop(bound)\n", PLAN,
     ),
     # a step's commit
     Fault(
