@@ -30,6 +30,7 @@ STATE = (
     "train/test_late_parameters.py",
     "train/test_optimizer_state.py",
     "train/test_saved_state.py",
+    "train/test_come_and_go.py",
 )
 
 GUARDS = ("train/test_stale_graphs.py", "train/test_trainer_guards.py")

@@ -6,12 +6,12 @@ from __future__ import annotations
 import copy
 import gc
 import io
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from pairs import KINDS, Pair, X, Y, loss_fn, net
 from torch import nn
 
 import onward
@@ -20,55 +20,7 @@ from onward import OnwardError, TrainerOptions
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
-loss_fn = nn.functional.cross_entropy
-X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
-Y = torch.arange(6) % 3
-KINDS: dict[str, Any] = {
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.02, weight_decay=0.1),
-    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.3),
-}
 FIRST = {"adamw": "exp_avg", "momentum": "momentum_buffer"}
-
-
-def net(seed: int = 0) -> nn.Sequential:
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
-
-
-class Pair:
-    """One model trained by Onward, its twin by a plain loop."""
-
-    def __init__(self, make: Callable[[Any], torch.optim.Optimizer], every: int = 1) -> None:
-        self.model, self.twin = net(), net()
-        self.ours, self.theirs = make(self.model.parameters()), make(self.twin.parameters())
-        options = TrainerOptions(gradient_accumulation_steps=every)
-        self.trainer = onward.Trainer(self.model, self.ours, loss_fn=loss_fn, options=options)
-        self.every = every
-
-    def both(self, change: Callable[[torch.optim.Optimizer, list[Any]], Any]) -> None:
-        change(self.ours, list(self.model.parameters()))
-        change(self.theirs, list(self.twin.parameters()))
-
-    def micro(self) -> None:
-        """One micro-batch each; the plain loop's update is `update`."""
-        self.trainer.train_step(X, Y)
-        (loss_fn(self.twin(X), Y) / self.every).backward()
-
-    def update(self) -> None:
-        self.theirs.step()
-        self.theirs.zero_grad()
-
-    def steps(self, n: int) -> None:
-        for _ in range(n):
-            for _ in range(self.every):
-                self.micro()
-            self.update()
-
-    def assert_alike(self) -> None:
-        for p, q in zip(self.model.parameters(), self.twin.parameters(), strict=True):
-            torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
-            have, want = self.ours.state.get(p, {}), self.theirs.state.get(q, {})
-            torch.testing.assert_close(dict(have), dict(want), rtol=1e-4, atol=1e-6)
 
 
 @pytest.fixture
@@ -319,66 +271,6 @@ def test_replaced_parameter_has_no_state_of_its_predecessor() -> None:
         optimizer.add_param_group({"params": [new]})
     pair.steps(2)
     pair.assert_alike()
-
-
-# ---- parameters that come and go: what is done to model and optimizer, in every order
-
-
-def take_out(model: Any, o: Any) -> None:
-    """The optimizer keeps the state of what it does not hold any more."""
-    p = model[0].weight
-    for group in o.param_groups:
-        group["params"] = [q for q in group["params"] if q is not p]
-
-
-def put_in(model: Any, o: Any) -> None:
-    held = {p for g in o.param_groups for p in g["params"]}
-    missing = [p for p in model.parameters() if p not in held]
-    if missing:
-        o.add_param_group({"params": missing})
-
-
-def exchange_weight(model: Any, o: Any) -> None:
-    model[0].weight = nn.Parameter(model[0].weight.detach() * 0.5)
-
-
-def exchange_module(model: Any, o: Any) -> None:
-    model[2] = copy.deepcopy(model[2])
-
-
-def freeze_one(model: Any, o: Any) -> None:
-    model[0].weight.requires_grad_(not model[0].weight.requires_grad)
-
-
-def forget(model: Any, o: Any) -> None:
-    o.state.pop(model[0].weight, None)
-
-
-COMINGS = [take_out, put_in, exchange_weight, exchange_module, freeze_one, forget]
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "acts",
-    list(itertools.permutations(COMINGS, 3)),
-    ids=lambda acts: "-".join(a.__name__ for a in acts),
-)
-def test_parameters_come_and_go_as_in_eager(acts: tuple[Any, ...], kind: str) -> None:
-    pair = Pair(KINDS[kind])
-    pair.steps(1)
-    for act in acts:
-        act(pair.model, pair.ours)
-        act(pair.twin, pair.theirs)
-        # a module's copy has gradients of its own, of which the plain loop knows nothing
-        pair.theirs.zero_grad()
-        pair.twin.zero_grad()
-        if not {p for g in pair.ours.param_groups for p in g["params"]} & set(
-            pair.model.parameters()
-        ):
-            return  # nothing is left to train
-        pair.steps(2)
-        pair.assert_alike()
 
 
 def test_optimizer_of_other_parameters_is_refused() -> None:
