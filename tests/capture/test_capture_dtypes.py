@@ -169,6 +169,7 @@ class OfWholeNumbers(nn.Module):
         return (self.weight.sum() * self.function(k)).float().mean()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32], ids=str)
 @pytest.mark.parametrize("name", ARITHMETIC)
 def test_arithmetic_on_whole_numbers_is_eagers(name: str, dtype: torch.dtype) -> None:

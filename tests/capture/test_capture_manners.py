@@ -194,6 +194,7 @@ def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
             assert value == after[key], f"{key} changed"
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("make", [gpt2, bert], ids=["gpt2", "bert"])
 def test_capture_leaves_no_trace(make: Any, attention: str) -> None:
@@ -228,6 +229,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_failed_capture_leaves_no_trace_either(fault: str) -> None:
     model = Broken(gpt2(), FAULTS[fault]).train()

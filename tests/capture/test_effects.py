@@ -234,6 +234,7 @@ def trainer_of(model: nn.Module) -> onward.Trainer:
     return onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("evaluates", [False, True], ids=["train", "eval"])
 @pytest.mark.parametrize("cls", REFUSED, ids=lambda c: c.__name__)
 def test_what_the_next_run_would_do_differently_is_refused(cls: type[Net], evaluates: bool) -> None:

@@ -387,7 +387,7 @@ def trainer(made: Small) -> onward.Trainer:
     )
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_found_and_named(name: str, shared: Any, monkeypatch: Patch) -> None:
     fault, (made, captured) = FAULTS[name], shared

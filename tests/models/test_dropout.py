@@ -42,6 +42,7 @@ def sites_of(kind: str, data: Tensors, ratio: float) -> dict[int, Tensors]:
     return {site: {k: got[n] for k, n in found.items()} for site, found in names.items()}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ratio", [0.1, 0.4])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_every_site_keeps_scales_and_returns_the_same_mask(kind: str, ratio: float) -> None:

@@ -21,7 +21,7 @@ from onward.config import CaptureError
 from onward.graph.graph import Graph, Node, Role, Value, type_of
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CASES)
 def test_loss_and_gradients(name: str) -> None:
     model, data = CASES[name][0](), CASES[name][1]()

@@ -70,7 +70,7 @@ MODELS: dict[str, Make] = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_mask(name: str, kind: str) -> None:
@@ -104,6 +104,7 @@ def test_no_label_at_all(name: str) -> None:
     assert not any(g.any() for g in found.values())
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_without_a_mask(name: str) -> None:
     """Only labels say what is read."""
@@ -113,7 +114,7 @@ def test_without_a_mask(name: str) -> None:
     assert_same([narrow(model, data)[0]], model, [data])
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", CASES)
 def test_every_family(name: str) -> None:
     model, data = CASES[name][0](), CASES[name][1]()
@@ -157,7 +158,7 @@ DROPPING: dict[str, tuple[Make, Data]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_draws_the_masks_of_the_whole_batch(name: str) -> None:
     """With other masks every number would be another; with these only rounding is."""

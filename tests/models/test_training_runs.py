@@ -164,7 +164,7 @@ def run_window(make: Any, data: list[Tensors], dropout: float) -> tuple[nn.Modul
     return model, [float(r.loss) for r in results]
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("make", [gpt2, bert], ids=["gpt2", "bert"])

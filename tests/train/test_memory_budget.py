@@ -112,6 +112,7 @@ def test_a_budget_in_bytes_is_met_to_the_byte(kind: str) -> None:
     assert report["edits"] >= 1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_tight_budget_keeps_what_crosses_from_layer_to_layer(kind: str) -> None:
     free = trainer_of(kind, None)
@@ -129,6 +130,7 @@ def test_a_tight_budget_keeps_what_crosses_from_layer_to_layer(kind: str) -> Non
         assert after.get(name, 0) < 0.3 * before[name]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_impossible_budget_says_what_is_missing_and_changes_nothing(kind: str) -> None:
     trainer = trainer_of(kind, 100_000)
@@ -251,6 +253,7 @@ def test_layers_are_told_by_their_number() -> None:
     assert found == {"", *(f"transformer.h.{i}" for i in range(4))}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_on_counted_rows_fits_its_budget_too(kind: str) -> None:
     free = steps(trainer_of(kind, None, disable=()))

@@ -88,6 +88,7 @@ def test_batches_of_any_layout() -> None:
         pair.step(**data)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("how", LAYOUTS)
 def test_storage_replaced_between_steps(how: str) -> None:
     """`p.data = ...`, the same numbers elsewhere and in another layout."""

@@ -56,7 +56,7 @@ SPECIAL = {
 }
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 @pytest.mark.parametrize(
     "options",

@@ -63,6 +63,7 @@ class Using(nn.Module):
         return (self.use(x, self.w) * self.other + self.other).pow(2).mean()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
 @pytest.mark.parametrize("use", USES)
 def test_moved_as_in_eager(use: str, optimizer: str) -> None:
