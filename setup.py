@@ -5,6 +5,7 @@ at run time. Without a compiler the package installs all the same and runs on Py
 """
 
 import hashlib
+import os
 import platform
 from pathlib import Path
 
@@ -25,6 +26,7 @@ for path in sorted(FOLDER.glob("src/*")):
     DIGEST.update(path.name.encode() + path.read_bytes())
 
 setup(
+    options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=[
         Extension(
             f"onward.kernels.native.{level}",
