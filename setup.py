@@ -38,5 +38,5 @@ setup(
             optional=True,
         )
         for level, flags in LEVELS.items()
-    ]
+    ],
 )
