@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import math
 import os
@@ -16,6 +15,7 @@ os.environ["ONWARD_CACHE"] = str(Path(tempfile.gettempdir()) / "onward-tests")
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import collector
 import numpy as np
 import pytest
 import torch
@@ -52,10 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    """What was imported is no garbage: going through it takes a sixth of the suite's time."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    collector.settle()
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +73,22 @@ def kept_capture() -> Callable[..., Any]:
 def captures_kept(kept_capture: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """An equal model with an equal batch is captured once in a whole session."""
     monkeypatch.setattr("onward.compile.capture", kept_capture)
+
+
+@pytest.fixture
+def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with each capture."""
+    import onward.compile
+
+    seen: list[int] = []
+    plain = onward.compile.capture
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        seen.append(1)
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(onward.compile, "capture", counted)
+    return seen
 
 
 @pytest.fixture

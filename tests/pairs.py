@@ -25,8 +25,9 @@ def net(seed: int = 0) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
 
 
-class Pair:
-    """One model trained by Onward, its twin by a plain loop."""
+class MicroPair:
+    """One model trained by Onward, its twin by a plain loop, micro-batch by micro-batch and update
+    by update as a test asks for them; `loops.Pair` takes whole steps."""
 
     def __init__(self, make: Callable[[Any], torch.optim.Optimizer], every: int = 1) -> None:
         self.model, self.twin = net(), net()

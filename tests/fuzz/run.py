@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import json
 import os
 import queue
@@ -55,14 +54,13 @@ def prepare() -> None:
     makes a third of the time: no memory of traced ops, of which small programs repeat few, and no
     garbage collection among the libraries' own objects."""
     os.environ.setdefault("ONWARD_CACHE", str(Path(tempfile.gettempdir()) / "onward-tests"))
+    import collector
     import torch
     import torch._dynamo
 
     torch.set_num_threads(1)
     torch._dynamo.config.fake_tensor_cache_enabled = False
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    collector.settle()
     import logging
     import warnings
 

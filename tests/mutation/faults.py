@@ -304,11 +304,11 @@ FAULTS: tuple[Fault, ...] = (
     ),
     # guards
     Fault(
-        "guard: module buffers", "train/walk.py",
+        "guard: module buffers", "capture/walk.py",
         'for name in ("_parameters", "_buffers"):', 'for name in ("_parameters",):', GUARDS,
     ),
     Fault(
-        "guard: what requires a gradient", "train/walk.py",
+        "guard: what requires a gradient", "capture/walk.py",
         "type(x), x.requires_grad, x.dtype", "type(x), x.dtype", GUARDS,
     ),
     Fault(
@@ -322,27 +322,32 @@ FAULTS: tuple[Fault, ...] = (
     # what a forward does beside its result
     Fault(
         "effects: what is left is not compared", "capture/effects.py",
-        "if effects.written and not (alike and left[0] == left[1]):",
-        "if effects.written and not alike:", EFFECTS,
+        "steady = _equal(*given) and _leave_the_same(*left)",
+        "steady = _equal(*given)", EFFECTS,
     ),
     Fault(
         "effects: what is given is not compared", "capture/effects.py",
-        "if effects.written and not (alike and left[0] == left[1]):",
-        "if effects.written and left[0] != left[1]:", EFFECTS,
+        "steady = _equal(*given) and _leave_the_same(*left)",
+        "steady = _leave_the_same(*left)", EFFECTS,
     ),
     Fault(
         "effects: tensors stay set", "capture/effects.py",
-        "effects.left = not any(map(_has_tensors, before.changes().values()))",
-        "effects.left = True", EFFECTS,
+        "effects.left = steady and all(_told(fact) == fact for fact in kept)",
+        "effects.left = steady", EFFECTS,
     ),
     Fault(
-        "effects: a second capture's changes pass", "train/trainer.py",
-        "                if moved:\n", "                if False:\n", EFFECTS,
+        "effects: names of a module are not put back", "capture/effects.py",
+        "                scope[name] = value", "                pass", EFFECTS,
+    ),
+    Fault(
+        "effects: an iterator's place is not seen", "capture/walk.py",
+        "    if left >= 0 or not depth:\n        return left",
+        "    if left >= 0 or not depth:\n        return None", EFFECTS,
     ),
     Fault(
         "encoder: hidden tokens before visible ones", "capture/nested.py",
         "torch.where((hidden & last)[..., None], empty, y)",
-        "torch.where(hidden[..., None], empty, y)", EFFECTS,
+        "torch.where(hidden[..., None], empty, y)", ("capture/test_nested.py",),
     ),
     Fault(
         "capture: numbers before sizes", "capture/export.py",

@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from pairs import KINDS, Pair
+from pairs import KINDS, MicroPair
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
@@ -54,7 +54,7 @@ COMINGS = [take_out, put_in, exchange_weight, exchange_module, freeze_one, forge
     ids=lambda acts: "-".join(a.__name__ for a in acts),
 )
 def test_parameters_come_and_go_as_in_eager(acts: tuple[Any, ...], kind: str) -> None:
-    pair = Pair(KINDS[kind])
+    pair = MicroPair(KINDS[kind])
     pair.steps(1)
     for act in acts:
         act(pair.model, pair.ours)

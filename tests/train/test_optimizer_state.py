@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from pairs import KINDS, Pair, X, Y, loss_fn, net
+from pairs import KINDS, MicroPair, X, Y, loss_fn, net
 from torch import nn
 
 import onward
@@ -21,20 +21,6 @@ from onward import OnwardError, TrainerOptions
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
 FIRST = {"adamw": "exp_avg", "momentum": "momentum_buffer"}
-
-
-@pytest.fixture
-def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one with each capture."""
-    seen: list[int] = []
-    plain = onward.compile.capture
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        seen.append(1)
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(onward.compile, "capture", counted)
-    return seen
 
 
 def frozen_copy(model: nn.Module) -> list[torch.Tensor]:
@@ -97,7 +83,7 @@ ONE_BY_ONE = {"delete", "empty entry", "one step in place", "one step replaced"}
 
 @pytest.mark.parametrize(("kind", "change"), ALL)
 def test_changes_of_the_state_hold(kind: str, change: str, captures: list[int]) -> None:
-    pair = Pair(KINDS[kind])
+    pair = MicroPair(KINDS[kind])
     pair.steps(2)
     pair.both(lambda o, ps: (CHANGES | OF_ADAM)[change](o, ps, FIRST[kind]))
     pair.steps(2)
@@ -107,7 +93,7 @@ def test_changes_of_the_state_hold(kind: str, change: str, captures: list[int]) 
 
 
 def test_velocity_that_is_none_begins_anew() -> None:
-    pair = Pair(KINDS["momentum"])
+    pair = MicroPair(KINDS["momentum"])
     pair.steps(2)
     pair.both(lambda o, ps: o.state[ps[0]].update(momentum_buffer=None))
     pair.steps(2)
@@ -116,7 +102,7 @@ def test_velocity_that_is_none_begins_anew() -> None:
 
 def test_state_shows_no_parameter_before_its_first_update() -> None:
     """A velocity of zeros in there would be taken for one that was made."""
-    pair = Pair(KINDS["momentum"], every=2)
+    pair = MicroPair(KINDS["momentum"], every=2)
     pair.micro()
     assert not pair.ours.state
     assert not pair.trainer.state_dict()["counts"]
@@ -140,7 +126,7 @@ NO_STATE: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
 
 
 def test_state_that_torch_could_not_go_on_from_is_refused() -> None:
-    pair = Pair(KINDS["adamw"])
+    pair = MicroPair(KINDS["adamw"])
     pair.steps(1)
     before = frozen_copy(pair.model)
     for message, spoil in NO_STATE.values():
@@ -169,7 +155,7 @@ def settings(**values: Any) -> Callable[[Any, list[Any]], None]:
 def test_momentum_switched_on_off_and_on(every: int) -> None:
     """A velocity begins with the gradient, however many updates came before; one that was left
     alone goes on."""
-    pair = Pair(lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.4), every)
+    pair = MicroPair(lambda p: torch.optim.SGD(p, lr=0.1, dampening=0.4), every)
     for momentum in (0.0, 0.9, 0.0, 0.8):
         pair.both(settings(momentum=momentum))
         pair.steps(2)
@@ -177,7 +163,7 @@ def test_momentum_switched_on_off_and_on(every: int) -> None:
 
 
 def test_settings_changed_within_a_window_hold_at_its_end() -> None:
-    pair = Pair(KINDS["adamw"], every=2)
+    pair = MicroPair(KINDS["adamw"], every=2)
     pair.steps(1)
     pair.micro()
     pair.both(settings(lr=0.3, betas=(0.5, 0.6), eps=1e-3, weight_decay=0.5))
@@ -188,7 +174,7 @@ def test_settings_changed_within_a_window_hold_at_its_end() -> None:
 
 @pytest.mark.parametrize("flag", ["amsgrad", "maximize", "differentiable"])
 def test_what_is_not_supported_is_refused_later_too(flag: str) -> None:
-    pair = Pair(KINDS["adamw"])
+    pair = MicroPair(KINDS["adamw"])
     before = frozen_copy(pair.model)
     pair.ours.param_groups[0][flag] = True
     with pytest.raises(OnwardError, match=f"{flag}=True in parameter group 0"):
@@ -255,7 +241,7 @@ def test_groups_changed_later_are_followed(change: Any) -> None:
         groups = [{"params": ps[:3]}, {"params": ps[3:], "lr": 0.2}]
         return torch.optim.AdamW(groups, lr=0.02)
 
-    pair = Pair(make)
+    pair = MicroPair(make)
     pair.steps(2)
     pair.both(change)
     pair.steps(2)
@@ -263,7 +249,7 @@ def test_groups_changed_later_are_followed(change: Any) -> None:
 
 
 def test_replaced_parameter_has_no_state_of_its_predecessor() -> None:
-    pair = Pair(KINDS["adamw"])
+    pair = MicroPair(KINDS["adamw"])
     pair.steps(2)
     for model, optimizer in ((pair.model, pair.ours), (pair.twin, pair.theirs)):
         new = nn.Parameter(model.get_parameter("2.weight").detach() * 0.5)
@@ -323,11 +309,11 @@ def test_loss_function_with_parameters_is_refused() -> None:
 # ---- the accumulation window
 
 
-def freeze(pair: Pair, flag: bool) -> None:
+def freeze(pair: MicroPair, flag: bool) -> None:
     pair.model[0].weight.requires_grad_(flag)
 
 
-def drop(pair: Pair, flag: bool) -> None:
+def drop(pair: MicroPair, flag: bool) -> None:
     held = pair.ours.param_groups[0]["params"]
     held.insert(0, pair.model[0].weight) if flag else held.pop(0)
 
@@ -336,7 +322,7 @@ def drop(pair: Pair, flag: bool) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_parameters_that_leave_or_join_within_a_window_are_refused(change: Any, late: bool) -> None:
     """Torch would still apply the gradient that was accumulated. Taken back, the window goes on."""
-    pair = Pair(KINDS["adamw"], every=2)
+    pair = MicroPair(KINDS["adamw"], every=2)
     pair.steps(1)
     if late:
         change(pair, False)
@@ -402,7 +388,7 @@ def test_micro_batches_that_reach_other_parameters_are_refused() -> None:
 
 
 def test_later_trainer_goes_on_and_the_earlier_one_refuses() -> None:
-    pair = Pair(KINDS["adamw"])
+    pair = MicroPair(KINDS["adamw"])
     pair.steps(2)
     earlier = pair.trainer
     pair.trainer = onward.Trainer(pair.model, pair.ours, loss_fn=loss_fn)
@@ -423,7 +409,7 @@ def test_later_trainer_goes_on_and_the_earlier_one_refuses() -> None:
 
 
 def test_an_open_window_is_not_taken_away() -> None:
-    pair = Pair(KINDS["adamw"], every=2)
+    pair = MicroPair(KINDS["adamw"], every=2)
     pair.micro()
     with pytest.raises(OnwardError, match="middle of an accumulation window"):
         onward.Trainer(pair.model, pair.ours, loss_fn=loss_fn)
@@ -434,7 +420,7 @@ def test_an_open_window_is_not_taken_away() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_optimizer_of_a_dropped_trainer_is_torchs_again(kind: str) -> None:
-    pair = Pair(KINDS[kind])
+    pair = MicroPair(KINDS[kind])
     pair.steps(2)
     with pytest.raises(OnwardError, match="train_step"):
         pair.ours.step()
@@ -492,7 +478,7 @@ def test_trainer_is_not_copied(way: str) -> None:
 @pytest.mark.parametrize("way", ["deepcopy", "file"])
 def test_copied_optimizer_and_model_are_torchs(way: str) -> None:
     """A copy belongs to no Trainer: it steps by itself, and leaves the first one's state alone."""
-    pair = Pair(KINDS["adamw"])
+    pair = MicroPair(KINDS["adamw"])
     pair.steps(2)
     model, optimizer = COPIES[way]((pair.model, pair.ours))
     kept = copy.deepcopy(pair.ours.state_dict())

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import onward
 import onward.compile
 from onward import CaptureError
-from onward.train import walk
+from onward.capture import walk
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
 Y = torch.arange(6) % 5
@@ -52,20 +52,6 @@ class Net(nn.Module):
 def net() -> Net:
     torch.manual_seed(0)
     return Net().train()
-
-
-@pytest.fixture
-def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one with each capture."""
-    seen: list[int] = []
-    plain = onward.compile.capture
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        seen.append(1)
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(onward.compile, "capture", counted)
-    return seen
 
 
 def trainer_of(model: nn.Module, loss_fn: Any = F.cross_entropy) -> onward.Trainer:

@@ -16,20 +16,6 @@ import onward.compile
 from onward import OnwardError
 
 
-@pytest.fixture
-def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one with each capture."""
-    seen: list[int] = []
-    plain = onward.compile.capture
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        seen.append(1)
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(onward.compile, "capture", counted)
-    return seen
-
-
 def sgd(model: nn.Module, lr: float = 0.1, **more: Any) -> onward.Trainer:
     return onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=lr, **more))
 

@@ -1,115 +1,115 @@
-"""What a forward leaves behind: attributes that it sets, random numbers that it draws.
+"""What a forward leaves behind: values that it sets, random numbers that it draws.
 
-A graph holds what one run of the forward computed, and runs no Python. Attributes that a capture
-has set are put back. They may be a matter of the forward's own, such as a table that it keeps for
-the next time, or mean something to the next run: so the forward is run twice, and has to give the
-same and to leave the same. Python's and numpy's random numbers may not be drawn at all.
+A graph holds what one run of the forward computed, and runs no Python. What an export has set is
+put back. It may be a matter of the forward's own, such as a table that it keeps for the next time,
+or mean something to the next run: so the forward is run twice, and has to give the same and to
+leave the same. Python's and numpy's random numbers may not be drawn at all.
 """
 
 from __future__ import annotations
 
 import random
+import types
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FunctionType, ModuleType
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 import torch
 
+from onward.capture.walk import Same, Walk
 from onward.config import CaptureError
 
-_ATOMS = (bool, int, float, complex, str, bytes, type(None))
-_CONTAINERS = (dict, list, set, deque)
-_REGISTRIES = ("_parameters", "_buffers")
+_ABSENT = object()
+_LASTS = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.nn.Module)
 
 
-class Attributes:
-    """What modules hold: their attributes, and what is in the containers and the plain objects
-    (a config) among them."""
+class _Held(Walk):
+    """What a model and its loss function lead to, and copies to put it back from.
 
-    def __init__(self, *roots: Any) -> None:
-        self._held: list[tuple[str, Any, Any]] = []  # path, what holds something, a copy of it
-        self._seen: set[int] = set()
-        for root in roots:
-            for path, module in root.named_modules() if isinstance(root, torch.nn.Module) else ():
-                held = vars(module)
-                self._keep(path, held)
-                for name, value in held.items():
-                    if name in _REGISTRIES:
-                        self._keep(path, value)
-                    elif not name.startswith("_") and type(value) in _CONTAINERS:
-                        self._keep(f"{path}.{name}", value)
-                    elif _is_plain(value):
-                        self._keep(f"{path}.{name}", vars(value))
+    Within an export a tensor's numbers and sizes may not be asked for: it is which one it is.
+    """
 
-    def _keep(self, path: str, held: Any) -> None:
-        if id(held) not in self._seen:
-            self._seen.add(id(held))
-            self._held.append((path.lstrip("."), held, held.copy()))
+    def __init__(self, model: torch.nn.Module, loss_fn: Any) -> None:
+        super().__init__(model, loss_fn)
+        self._copies = [
+            (held, held.copy())
+            for held in (*self.mappings, *self.sequences, *self.empty, *self.long)
+            if isinstance(held, (dict, list, set, deque))
+        ]
+        attributes = [(x, name) for x, name in self.slots if hasattr(x, name)]
+        self._slotted = [(x, name, getattr(x, name)) for x, name in attributes]
+        self._classes = [(cls, dict(vars(cls))) for cls in self.classes]
+        self._globals = [(scope, name, scope[name]) for (_, name), scope in self.names.items()]
+        self._contents = [(cell, cell.cell_contents) for cell in self.cells]
+        self._arrays = [(x, x.copy()) for x in self.arrays]
+        self._misses = [(cache, cache.cache_info().misses) for cache in self.caches]
 
-    def changes(self) -> dict[str, Any]:
-        """Paths of what was set to something else since, and what stands there now."""
-        found: dict[str, Any] = {}
-        for path, held, before in self._held:
-            if isinstance(held, dict):
-                for key in {**before, **held}:
-                    if not _same(before.get(key, held), held.get(key, held)):
-                        found[f"{path}.{key}".lstrip(".")] = held.get(key)
-            elif not _alike(held, before):
-                found[path] = held
-        return found
+    def _tensor(self, x: torch.Tensor, path: str) -> None:
+        self.facts[path] = (Same(x),)
+
+    def _module(self, m: torch.nn.Module, path: str) -> None:
+        super()._module(m, path)
+        self.facts[f"{path}.training"] = (bool, m.training)
 
     def put_back(self) -> None:
         """Undoes what was done since."""
-        for _, held, before in self._held:
-            if isinstance(held, dict):  # key by key: other threads may be reading
-                for key in [k for k in held if k not in before]:
-                    del held[key]
-                for key, value in before.items():
-                    if held.get(key, held) is not value:
-                        held[key] = value
-            elif not _alike(held, before):
-                held.clear()
-                (held.update if isinstance(held, set) else held.extend)(before)
-
-    def told(self) -> list[Any]:
-        """What is held now, but for the tensors' numbers: equal where it means the same."""
-        return [_told(held) for _, held, _ in self._held]
-
-
-def _alike(a: Any, b: Any) -> bool:
-    """Whether two lists, sets or deques hold the same."""
-    if isinstance(a, set):
-        return a == b
-    return len(a) == len(b) and all(map(_same, a, b))
-
-
-def _is_plain(value: Any) -> bool:
-    """An object of a package's or the user's own class, with attributes of its own."""
-    if isinstance(value, (torch.nn.Module, torch.Tensor, type, ModuleType, FunctionType)):
-        return False
-    origin = type(value).__module__.partition(".")[0]
-    if origin in ("torch", "builtins"):
-        return False
-    return isinstance(getattr(value, "__dict__", None), dict)
+        for held, before in self._copies:
+            _refill(held, before)
+        for x, name, value in self._slotted:
+            if getattr(x, name, _ABSENT) is not value:
+                object.__setattr__(x, name, value)
+        for cls, before in self._classes:
+            for name in [n for n in vars(cls) if n not in before and not n.startswith("__")]:
+                delattr(cls, name)
+            for name, value in before.items():
+                if vars(cls).get(name, _ABSENT) is not value and not name.startswith("__"):
+                    setattr(cls, name, value)
+        for scope, name, value in self._globals:
+            if scope.get(name, _ABSENT) is not value:
+                scope[name] = value
+        for cell, value in self._contents:
+            cell.cell_contents = value
+        for x, before in self._arrays:
+            with suppress(ValueError):  # read-only, and so unchanged
+                x[...] = before
+        for cache, misses in self._misses:
+            if cache.cache_info().misses != misses:
+                cache.cache_clear()
 
 
-def _same(a: Any, b: Any) -> bool:
-    return a is b or (isinstance(a, _ATOMS) and _told(a) == _told(b))
+def _refill(held: Any, before: Any) -> None:
+    if isinstance(held, dict):  # key by key: other threads may be reading
+        for key in [k for k in held if k not in before]:
+            del held[key]
+        for key, value in before.items():
+            if held.get(key, _ABSENT) is not value:
+                held[key] = value
+    elif isinstance(held, set):
+        if held != before:
+            held.clear()
+            held.update(before)
+    elif len(held) != len(before) or any(a is not b for a, b in zip(held, before, strict=True)):
+        held.clear()
+        held.extend(before)
 
 
-def _told(value: Any, depth: int = 2) -> Any:
-    if isinstance(value, _ATOMS):
-        return type(value), repr(value)
-    if isinstance(value, dict) and depth:
-        return [(repr(k), _told(v, depth - 1)) for k, v in value.items()]
-    if isinstance(value, (list, tuple, deque)) and depth:
-        return type(value), [_told(v, depth - 1) for v in value]
-    if isinstance(value, (dict, list, tuple, deque, set)):
-        return type(value), len(value)
-    return id(value) if isinstance(value, torch.nn.Module) else type(value)
+def _changes(before: Walk, after: Walk) -> list[str]:
+    """Paths of what was set to something else."""
+    paths = dict.fromkeys([*before.facts, *after.facts])
+    return [n for n in paths if before.facts.get(n, _ABSENT) != after.facts.get(n, _ABSENT)]
+
+
+def _told(fact: Any) -> Any:
+    """A fact without the identity of what each run of a forward makes anew."""
+    if isinstance(fact, tuple):
+        return tuple(map(_told, fact))
+    if not isinstance(fact, Same) or isinstance(fact.held, _LASTS):
+        return fact
+    if isinstance(fact.held, types.FunctionType):
+        return fact.held.__code__
+    return type(fact.held)
 
 
 class Effects:
@@ -123,68 +123,74 @@ class Effects:
 
 
 @contextmanager
-def undoing(effects: Effects, *roots: Any) -> Iterator[None]:
-    """Takes note of what is done within, and puts the modules' attributes back."""
-    attributes, draws = Attributes(*roots), _draws()
+def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[None]:
+    """Takes note of what is done within, and undoes it."""
+    before, draws = _Held(model, loss_fn), _draws()
     try:
         yield
     finally:
-        effects.written = list(dict.fromkeys([*effects.written, *attributes.changes()]))
-        attributes.put_back()
+        changes = _changes(before, _Held(model, loss_fn))
+        effects.written = list(dict.fromkeys([*effects.written, *changes]))
+        before.put_back()
         effects.drawn = effects.drawn or _drawn(draws)
 
 
 def require_harmless(
-    effects: Effects, run: Callable[[], Sequence[torch.Tensor]], *roots: Any
+    effects: Effects,
+    run: Callable[[], Sequence[torch.Tensor]],
+    model: torch.nn.Module,
+    loss_fn: Any,
 ) -> None:
-    """Raises CaptureError where the forward draws random numbers, and where it sets attributes,
-    unless in a second run of it (`run`) it gives the same bits and leaves the same. What it sets
-    then stays set, but for tensors, which would grow old."""
+    """Raises CaptureError where the forward draws random numbers, and where it sets values, unless
+    in a second run of it (`run`) it gives the same bits and leaves the same. Numbers and the like
+    that it sets then stay set; where tensors are among it, which would grow old, nothing does."""
     if not effects.written and not effects.drawn:
         return
-    before = Attributes(*roots)
+    before = _Held(model, loss_fn)
     given: list[list[torch.Tensor]] = []
-    left: list[list[Any]] = []
+    left: list[Walk] = []
     drawn: list[str] = []
     try:
         for _ in range(2):
             draws = _draws()
             with torch.random.fork_rng():
                 given.append([y.detach().clone() for y in run()])
-            left.append(Attributes(*roots).told())
+            left.append(_Held(model, loss_fn))
             drawn.append(_drawn(draws))
-        effects.left = not any(map(_has_tensors, before.changes().values()))
+        steady = _equal(*given) and _leave_the_same(*left)
+        kept = [left[1].facts.get(path) for path in _changes(before, left[1])]
+        effects.left = steady and all(_told(fact) == fact for fact in kept)
     finally:
-        alike = len(given) == 2 and len(given[0]) == len(given[1]) and all(map(_equal, *given))
-        if not (effects.left and alike and left[0] == left[1]):
+        if not effects.left:
             before.put_back()
     if effects.drawn and all(drawn):  # else it was another thread
         raise CaptureError(
             f"the forward draws from {effects.drawn}, of which a graph would keep one draw for "
             "all steps; fix: draw outside, and make it an input of the batch"
         )
-    if effects.written and not (alike and left[0] == left[1]):
+    if effects.written and not steady:
         raise CaptureError(
             f"the forward sets {', '.join(effects.written[:3])}, and does something else the next "
             "time; a graph does the same in each step; fix: make it an input of the batch"
         )
 
 
-def _has_tensors(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_tensors, value.values()))
-    if isinstance(value, (list, tuple, set, deque)):
-        return any(map(_has_tensors, value))
-    return not isinstance(value, _ATOMS)
+def _equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    """Bitwise, but that a NaN is a NaN."""
+    return len(a) == len(b) and all(
+        x.shape == y.shape and torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)
+        for x, y in zip(a, b, strict=True)
+    )
 
 
-def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+def _leave_the_same(a: Walk, b: Walk) -> bool:
+    return {n: _told(f) for n, f in a.facts.items()} == {n: _told(f) for n, f in b.facts.items()}
 
 
 def _draws() -> dict[str, Any]:
-    name, keys, *rest = np.random.get_state()  # type: ignore[misc]
-    return {"random": random.getstate(), "numpy.random": (name, keys.tobytes(), *rest)}  # type: ignore[union-attr]
+    return {
+        "random": random.getstate(), "numpy.random": repr(np.random.get_state(legacy=False)),
+    }  # fmt: skip
 
 
 def _drawn(before: dict[str, Any]) -> str:

@@ -47,7 +47,6 @@ class Captured:
     leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
     constants: the user's tensors that are baked in, since no module registers them.
     reached: parameters that autograd would give a gradient, if only of zeros.
-    left: paths of attributes that the forward sets, and that are set now.
     """
 
     graph: Graph
@@ -57,7 +56,6 @@ class Captured:
     notes: list[str] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
-    left: list[str] = field(default_factory=list)
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _shown: list[Shown] = field(default_factory=list)
@@ -222,9 +220,7 @@ def capture(
     raise_composites(graph)
     _guard(result, program)
     require_harmless(flat.effects, lambda: flat.run(*tensors), model, loss_fn)
-    if flat.effects.left:
-        result.left = flat.effects.written
-    elif flat.effects.written:
+    if flat.effects.written and not flat.effects.left:
         written = ", ".join(flat.effects.written)
         result.notes.append(f"a step does not set {written}, as the model's forward does")
     return result

@@ -47,11 +47,8 @@ def refuse_model(model: torch.nn.Module, loss_fn: Any = None, trains: bool = Tru
     if isinstance(loss_fn, torch.nn.Module):
         roots["loss_fn."] = loss_fn
     reasons = [*_surroundings()]
-    scripted = next((n for n, m in model.named_modules() if isinstance(m, ScriptModule)), None)
-    if scripted is not None:
-        reasons.append(f"{scripted or type(model).__name__} is TorchScript; fix: give the module "
-                       "that it was made of")  # fmt: skip
     for prefix, root in roots.items():
+        reasons += _scripted(root, prefix)
         reasons += _module_hooks(root, prefix, trains)
         reasons += _tensors(root, prefix, trains)
     if reasons:
@@ -78,6 +75,14 @@ def _surroundings() -> Iterator[str]:
         yield f"{type(mode).__name__} is active, which a graph does not pass through; fix: leave it"
     for attribute, kind in _GLOBAL.items():
         yield from _hooks(getattr(modules, attribute, {}), f"global {kind}", "every module", _FETCH)
+
+
+def _scripted(root: torch.nn.Module, prefix: str) -> Iterator[str]:
+    for path, module in root.named_modules(prefix=prefix.rstrip(".")):
+        if isinstance(module, ScriptModule):
+            where = path or type(module).__name__
+            yield f"{where} is TorchScript; fix: give the module that it was made of"
+            return  # what it holds is too
 
 
 def _module_hooks(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
@@ -134,13 +139,15 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
     def refuse_custom(setup_context: Any) -> bool:
         """`Function.apply` asks this first, also where it was bound long ago (`f = F.apply`)."""
         cls = sys._getframe(1).f_locals["cls"]
-        if threading.get_ident() != here or _is_torch(cls):
+        if threading.get_ident() != here:
             return defined(setup_context)
         if cls is CheckpointFunction:
             raise CaptureError(
                 "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward a "
                 "capture would drop; fix: use_reentrant=False"
             )
+        if cls.__module__.partition(".")[0] == "torch":  # which its tracing knows
+            return defined(setup_context)
         raise CaptureError(
             f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a "
             "capture would drop; fix: write it with differentiable torch ops"
@@ -163,13 +170,6 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
         functions._is_setup_context_defined = defined
         for name, function in plain.items():
             setattr(torch.Tensor, name, function)
-
-
-def _is_torch(function: Any) -> bool:
-    """Whether an autograd.Function is torch's own, which its tracing knows."""
-    if function is CheckpointFunction:
-        return False
-    return function.__module__.partition(".")[0] == "torch"
 
 
 def refuse_constant(tensor: torch.Tensor, owned: Mapping[str, torch.Tensor]) -> None:

@@ -15,7 +15,7 @@ Not seen:
   - arrays of more than `walk.BYTES` bytes edited in place; baked tensors as large, written past
     autograd's version counter (`.data`, `.numpy()`);
   - objects of extension types, of torch and of the standard library: only which object it is;
-  - globals read by installed packages, files, environment variables, random state, the clock.
+  - globals read by installed packages, files, environment variables, the clock.
 
 The check at each step compares object identities, in a few passes that stay within C. Only where
 one differs is everything looked at anew and compared by value.
@@ -32,10 +32,9 @@ from typing import Any
 
 import torch
 
-from onward.capture import Captured, refuse_surroundings
+from onward.capture import Captured, refuse_surroundings, walk
+from onward.capture.walk import Sweep, Walk
 from onward.config import CaptureError
-from onward.train import walk
-from onward.train.walk import Sweep, Walk
 
 OFTEN = 5  # changes of one attribute until a warning says what they cost
 
@@ -116,11 +115,10 @@ class Guards:
         }
         return [n for n, flag in self._flags.items() if before and before.get(n) != flag]
 
-    def settle(self, captured: Captured) -> list[str]:
-        """Takes the state after a capture as the one it saw. Returns the paths of what the forward
-        has changed, and the capture has not taken notice of."""
-        known = {path.rpartition(".")[2] for path in captured.left}
-        paths = [n for n in self._look(*self._roots) if n.rpartition(".")[2] not in known]
+    def settle(self, captured: Captured) -> None:
+        """Takes the state after a capture as the one it saw: a forward may set numbers for good,
+        and its baked tensors may be made by it."""
+        self._look(*self._roots)
         assert self._sweep is not None
         # a parameter of another model is baked as an alias that has a version counter of its own
         owners = {t.data_ptr(): t for t in self._sweep.tensors if t.numel()}
@@ -130,14 +128,10 @@ class Guards:
         small = [t for t in self._baked if t.layout is torch.strided and t.nbytes <= walk.BYTES]
         copies = [(t, t.detach().clone()) for t in small]
         self._copies = [(t, copy) for t, copy in copies if torch.equal(t, copy)]  # NaN is not equal
-        return paths
 
     def _look(self, model: torch.nn.Module, loss_fn: Any) -> list[str]:
         """Looks at everything; the paths whose facts are others than before."""
-        before, seen = self._facts, Walk(model)
-        seen.visit(model, "model")
-        seen.visit(loss_fn, "loss_fn")
-        seen.finish()
+        before, seen = self._facts, Walk(model, loss_fn)
         after = seen.facts
         self._roots, self._facts, self._sweep = (model, loss_fn), after, Sweep(seen)
         if before == after:

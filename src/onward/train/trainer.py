@@ -21,7 +21,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch
 
 from onward.compile import Compiled
-from onward.config import CaptureError, OnwardError, TrainerOptions, read_names
+from onward.config import OnwardError, TrainerOptions, read_names
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
 from onward.graph.names import output_name
@@ -378,14 +378,7 @@ class Trainer:
         step = next((s for s in steps if s.fits(call)), None)
         if step is None:
             step = make(call)
-            if self._guards.settle(step.compiled.captured):
-                step = make(call)  # of what the forward has set the first time, as a cache
-                moved = self._guards.settle(step.compiled.captured)
-                if moved:
-                    raise CaptureError(
-                        f"the forward changes {moved[0]} each time it runs, which a graph does "
-                        "not; fix: make it an input of the batch"
-                    )
+            self._guards.settle(step.compiled.captured)
             steps.append(step)
         return step
 

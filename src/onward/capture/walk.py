@@ -1,21 +1,25 @@
 """A walk over all that a model and its loss function lead to, and a sweep over what it met.
 
 The walk is slow and takes note of values; the sweep is fast and compares object identities. What
-they see and what not: `guards.py`.
+they see and what not: `train/guards.py`.
 """
 
 from __future__ import annotations
 
+import array
 import dis
 import enum
 import functools
+import itertools
+import random
 import sys
 import sysconfig
 import types
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, repeat
-from operator import attrgetter, is_, methodcaller
+from operator import attrgetter, is_, length_hint, methodcaller
 from typing import Any
 
 import numpy as np
@@ -29,14 +33,21 @@ _ATOMS = (
     bool, int, float, complex, str, bytes, type(None), type(...), range, slice, torch.dtype,
     torch.device, torch.Size, torch.layout, torch.memory_format,
 )  # fmt: skip
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, functools.partialmethod)
+_FUNCTIONS = (
+    types.FunctionType, types.MethodType, functools.partial, functools.partialmethod,
+    functools._lru_cache_wrapper,
+)  # fmt: skip
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _ASIDE = {  # packages whose objects are no part of a model: they count, log or hold data
     "accelerate", "comet_ml", "datasets", "lightning", "mlflow", "pandas", "pytorch_lightning",
     "rich", "tensorboard", "tensorboardX", "tokenizers", "torchmetrics", "tqdm", "wandb",
 }  # fmt: skip
 _OPAQUE = {"torch", "onward", *_ASIDE}
-_PLAIN = {"types.SimpleNamespace", "argparse.Namespace"}
+_PLAIN = {  # of the standard library, and yet looked into
+    "types.SimpleNamespace", "argparse.Namespace", "collections.UserDict", "collections.UserList",
+    "collections.ChainMap", "weakref.WeakKeyDictionary", "weakref.WeakValueDictionary",
+    "_thread._local", "threading.local",
+}  # fmt: skip
 _BASES = (object, torch.nn.Module)
 _NOT_CALLED = {"__init__", "__post_init__", "__repr__", "__str__", "__del__", "__reduce__"}
 # of nn.Module's own attributes: looked at in a way of their own, or without meaning for a forward
@@ -51,7 +62,7 @@ _tensor_hooks = attrgetter("_backward_hooks")
 _late_hooks = attrgetter("_post_accumulate_grad_hooks")
 
 
-class _Same:
+class Same:
     """Equal to another of the same object, which it keeps alive so that its id stays its own."""
 
     __slots__ = ("held",)
@@ -60,7 +71,7 @@ class _Same:
         self.held = held
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.held is self.held
+        return isinstance(other, Same) and other.held is self.held
 
     def __hash__(self) -> int:
         return id(self.held)
@@ -72,7 +83,7 @@ class _Same:
 class Walk:
     """Visits what a model holds: `facts` by path, compared by value, and what to watch."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, loss_fn: Any) -> None:
         self.facts: dict[str, Any] = {}
         self.mappings: list[Mapping[Any, Any]] = []
         self.sequences: list[Any] = []
@@ -85,13 +96,17 @@ class Walk:
         self.names: dict[tuple[int, str], Any] = {}  # the scopes of globals that are read
         self.slots: list[tuple[Any, str]] = []
         self.objects: list[Any] = []  # whose class may be set
+        self.caches: list[Any] = []  # of functools
+        self.classes: dict[type, str] = {}
         self._own = {id(m) for m in model.modules()}
         self._seen: dict[int, tuple[str, Any]] = {}  # id -> path, and the object to keep its id
-        self._classes: dict[type, str] = {}
         self._called: set[str] = {"forward"}
         self._methods: list[tuple[str, types.FunctionType, str]] = []
+        self.visit(model, "model")
+        self.visit(loss_fn, "loss_fn")
+        self._finish()
 
-    def finish(self) -> None:
+    def _finish(self) -> None:
         """Looks into the methods that are called, and at which tensors share memory."""
         while ready := [m for m in self._methods if m[0] in self._called]:
             self._methods = [m for m in self._methods if m[0] not in self._called]
@@ -114,7 +129,7 @@ class Walk:
             self.facts[path] = (type(x), x.tobytes())
             return
         if isinstance(x, (enum.Enum, type, types.ModuleType)):
-            self.facts[path] = _Same(x)
+            self.facts[path] = Same(x)
             if isinstance(x, type) and _origin(x.__module__) == "own":
                 self._class(x)
             return
@@ -137,11 +152,11 @@ class Walk:
     # ---- tensors and modules
 
     def _tensor(self, x: torch.Tensor, path: str) -> None:
-        self.facts[path] = (_Same(x), type(x), x.requires_grad, x.dtype, x.device, x.layout)
+        self.facts[path] = (Same(x), type(x), x.requires_grad, x.dtype, x.device, x.layout)
         for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
             hooks = getattr(x, name, None)
             if hooks:
-                self.facts[f"{path}.{name}"] = tuple(map(_Same, hooks.values()))
+                self.facts[f"{path}.{name}"] = tuple(map(Same, hooks.values()))
         try:
             x.data_ptr()
             self.facts[f"{path}.shape"] = (tuple(x.shape), x.stride())
@@ -153,9 +168,9 @@ class Walk:
         held = vars(m)
         aside = type(m).__module__.partition(".")[0] in _ASIDE
         if aside or isinstance(m, torch.jit.ScriptModule):  # whose code is not Python's; refused
-            self.facts[path] = _Same(m)
+            self.facts[path] = Same(m)
             return
-        self.facts[path] = (_Same(m), _Same(type(m)), tuple(held.get("_modules", ())))
+        self.facts[path] = (Same(m), Same(type(m)), tuple(held.get("_modules", ())))
         self.objects.append(m)
         self.mappings.append(held)
         for cls in type(m).__mro__:
@@ -168,7 +183,7 @@ class Walk:
             hooks = held.get(name, {})
             self._watch(hooks)
             if hooks:
-                self.facts[f"{path}.{name}"] = tuple(map(_Same, hooks.values()))
+                self.facts[f"{path}.{name}"] = tuple(map(Same, hooks.values()))
         self._watch(held.get("_modules", {}))
         for key, x in held.get("_modules", {}).items():
             self.visit(x, f"{path}.{key}")
@@ -185,7 +200,7 @@ class Walk:
     def _container(self, x: Any, path: str, depth: int) -> None:
         keys: Any = ()
         if len(x) > ELEMENTS:
-            keys = _Same(x)
+            keys = Same(x)
             self.long.append(x)
         elif isinstance(x, (dict, types.MappingProxyType)):
             keys = tuple(map(_key, x))
@@ -205,7 +220,7 @@ class Walk:
 
     def _array(self, x: np.ndarray[Any, Any], path: str) -> None:
         if x.dtype.hasobject or x.nbytes > BYTES:
-            self.facts[path] = (_Same(x), x.dtype, x.shape)
+            self.facts[path] = (Same(x), x.dtype, x.shape)
             return
         self.facts[path] = (x.dtype, x.shape, x.tobytes())
         self.arrays.append(x)
@@ -214,13 +229,17 @@ class Walk:
         """An object with attributes; one that is none of the user's is told by its identity."""
         origin = _origin(type(x).__module__)
         plain = f"{type(x).__module__}.{type(x).__qualname__}" in _PLAIN
+        state = _state(x)
+        if state is not None:
+            self.facts[path] = (Same(x), state)
+            return
         if depth <= 0 or not (plain or origin in ("own", "package")):
-            self.facts[path] = _Same(x)
+            self.facts[path] = Same(x)
             return
         if not hasattr(x, "__dict__") and not hasattr(type(x), "__slots__"):
-            self.facts[path] = _Same(x)
+            self.facts[path] = Same(x)
             return
-        self.facts[path] = _Same(type(x))
+        self.facts[path] = Same(type(x))
         self.objects.append(x)
         for cls in type(x).__mro__ if origin == "own" else ():
             self._class(cls)
@@ -240,12 +259,18 @@ class Walk:
 
     def _function(self, x: Any, path: str, depth: int) -> None:
         if isinstance(x, types.FunctionType):
-            self.facts[path] = _Same(x)
+            self.facts[path] = Same(x)
             if _is_own(x):
                 self._reads(x, path)
             return
         self.facts[path] = type(x)
-        parts = ("__self__", "__func__") if isinstance(x, types.MethodType) else _PARTIAL
+        parts = _PARTIAL
+        if isinstance(x, functools._lru_cache_wrapper):
+            self.facts[path] = (type(x), x.cache_info().currsize)
+            self.caches.append(x)
+            parts = ("__wrapped__",)
+        elif isinstance(x, types.MethodType):
+            parts = ("__self__", "__func__")
         for name in parts:
             self.visit(getattr(x, name), f"{path}.{name}", depth)
 
@@ -281,22 +306,22 @@ class Walk:
                     self._global(vars(value), attribute, value.__name__, code)
 
     def _coded(self, x: types.FunctionType, path: str) -> None:
-        self.facts[f"{path}.__code__"] = _Same(x.__code__)
+        self.facts[f"{path}.__code__"] = Same(x.__code__)
         self.functions.append(x)
 
     def _class(self, cls: type) -> None:
         """A class's attributes; the methods of the user's own are looked into where called."""
-        if cls in self._classes or cls in _BASES:
+        if cls in self.classes or cls in _BASES:
             return
         path = f"{cls.__module__}.{cls.__qualname__}"
-        if path in self._classes.values():
-            path += f"#{len(self._classes)}"  # made anew, in a notebook or a function
-        self._classes[cls] = path
+        if path in self.classes.values():
+            path += f"#{len(self.classes)}"  # made anew, in a notebook or a function
+        self.classes[cls] = path
         self.mappings.append(vars(cls))
         for key, x in list(vars(cls).items()):
             function = _underlying(x)
             if function is not None:
-                self.facts[f"{path}.{key}"] = (_Same(x), _Same(function))
+                self.facts[f"{path}.{key}"] = (Same(x), Same(function))
                 if _is_own(function):
                     self._coded(function, f"{path}.{key}")
                     called = key.startswith("__") and key not in _NOT_CALLED
@@ -324,8 +349,44 @@ def _atom(x: Any) -> Any:
     return (type(x), x.hex() if isinstance(x, float) else repr(x) if type(x) is complex else x)
 
 
+def _state(x: Any, depth: int = DEPTH) -> Any:
+    """Where a source of values (random numbers, an iterator) stands, that the next one taken from
+    it moves; None for what is none, or does not say."""
+    if isinstance(x, random.Random) and not isinstance(x, random.SystemRandom):
+        return x.getstate()
+    if isinstance(x, np.random.Generator):
+        return repr(x.bit_generator.state)
+    if isinstance(x, np.random.RandomState):
+        return repr(x.get_state(legacy=False))
+    if isinstance(x, (bytearray, array.array)):
+        return bytes(x) if len(x) <= BYTES else None
+    if isinstance(x, types.GeneratorType):
+        frame = x.gi_frame
+        held = frame.f_locals if frame and depth else {}
+        return (frame and frame.f_lasti, *((k, _state_of(v, depth)) for k, v in held.items()))
+    if type(x).__module__ not in ("builtins", "itertools") or not isinstance(x, Iterator):
+        return None
+    if isinstance(x, itertools.count):
+        return repr(x)
+    left = length_hint(x, -1)
+    if left >= 0 or not depth:
+        return left
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.14 has it no longer
+            _, *parts = x.__reduce__()  # type: ignore[misc]
+    except (TypeError, ValueError, AttributeError):
+        return None
+    held = chain.from_iterable(x if isinstance(x, tuple) else (x,) for x in parts)
+    return tuple(_state_of(v, depth) for v in held)
+
+
+def _state_of(x: Any, depth: int) -> Any:
+    return _atom(x) if type(x) in _ATOMS else _state(x, depth - 1)
+
+
 def _key(x: Any) -> Any:
-    return _atom(x) if type(x) in _ATOMS else _Same(x)
+    return _atom(x) if type(x) in _ATOMS else Same(x)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -1,0 +1,24 @@
+"""Statements of a forward that set something, or read what the last run of it has set."""
+
+from __future__ import annotations
+
+from fuzz.maker import HIDDEN, POSITIONS, Maker
+
+
+def effects(m: Maker) -> str:
+    """A value that is set, as a matter of the forward's own or as something that the next run
+    meets: the first half is refused, the second trains."""
+    h = m.late([n for n, k in m.kinds.items() if k == HIDDEN])
+    n, table, held = m.attribute("n", 1), m.attribute("table", {"n": 1}), m.attribute("held", [1])
+    kept, rows = m.attribute("_kept", None), f"torch.arange({POSITIONS})[:, None] * 0.1"
+    return m.value(HIDDEN, m.late([
+        f"{n} += 1\n= {h} * {n}", f"{table}['n'] += 1\n= {h} * {table}['n']",
+        f"{held}.append(len({held}))\n= {h} + {held}[-1]", f"{n} = 3 - {n}\n= {h} * {n}",
+        f"t, {kept} = {kept}, {h}.detach().mean()\n= {h} if t is None else {h} * t",
+        f"{kept} = {h}\n= {h}", f"{kept} = {h}\n= {kept} * 0.5", f"{n} = 3\n= {h} * {n}",
+        f"if self.training:\n    {n} = 2\n= {h} * {n}", f"{n} = {h}.shape[-1]\n= {h} / {n}",
+        f"{held}[:] = [{h}.shape[-1]]\n= {h} / {held}[0]",
+        f"if {kept} is None:\n    {kept} = {rows}\n= {h} + {kept}[:{h}.shape[1]]",
+        f"{table}.setdefault('rows', {rows})\n= {h} + {table}['rows'][:{h}.shape[1]]",
+        f"{table}['h'] = {h}\n= {table}.pop('h').tanh()",
+    ]))  # fmt: skip
