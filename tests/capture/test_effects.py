@@ -272,6 +272,38 @@ class DrawsFromAGlobal(Net):
         return h * DICE.random()
 
 
+class Seeds(Net):
+    """Dropout then has the same mask in each step."""
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        torch.manual_seed(0)
+        return F.dropout(h, 0.5, True)
+
+
+class SeedsInAFork(Net):
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        with torch.random.fork_rng():
+            torch.random.seed()
+            return F.dropout(h, 0.5, True)
+
+
+class PutsBack(Net):
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        state = torch.get_rng_state()
+        h = F.dropout(h, 0.5, True)
+        torch.set_rng_state(state)
+        return h
+
+
+class DrawsFromAGenerator(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        return h * torch.randn(WIDTH, generator=self.generator)
+
+
 class Reenters(Net):
     """Below a reentrant checkpoint, gradients do not belong to the graph that is traced."""
 
@@ -388,6 +420,13 @@ class TabulatesByACache(Net):
         return h * steps_of(64)[: h.shape[1]]
 
 
+class AsksForGradients(Net):
+    """As eager code under `torch.no_grad()` finds it, in evaluation."""
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        return h if torch.is_grad_enabled() and h.requires_grad and h.grad_fn is not None else -h
+
+
 class IteratesAnew(Net):
     """What it iterates over begins anew in each run; what it could draw from, it does not."""
 
@@ -417,11 +456,12 @@ REFUSED = [
     CountsBelow, Flips, Appends, Remembers, RemembersInAList, Draws, DrawsFromNumpy, Reenters,
     CountsInPrivate, CountsInADeepConfig, CountsInAnArray, CountsInBytes, CountsInASlot,
     CountsInAFunction, CountsInAClosure, CountsInADefault, DrawsFromAGlobal, *OF_ITS_OWN,
+    Seeds, SeedsInAFork, PutsBack, DrawsFromAGenerator,
 ]  # fmt: skip
 HARMLESS = [
     Stores, Lends, Tabulates, SetsOnce, SetsTheSame, SetsAConfigOnce, SetsADeepConfig, SetsAGlobal,
     Sorts, TabulatesInAHelper, TabulatesInAGlobal, TabulatesOnceForAll, TabulatesInTheClass,
-    TabulatesByACache, IteratesAnew,
+    TabulatesByACache, IteratesAnew, AsksForGradients,
 ]  # fmt: skip
 
 
@@ -455,8 +495,10 @@ def test_what_changes_nothing_trains_as_in_eager(cls: type[Net], captures: list[
     for batch in batches():
         pair.step(**batch)
     assert len(captures) == (2 if cls is Tabulates else 1)  # whose table is of the batch's length
-    with torch.no_grad():  # what the capture has left behind is no trouble to eager
-        pair.model(**batches()[0])
+    batch = batches()[0]
+    have = pair.trainer.eval_step(batch).loss
+    with torch.no_grad():  # what the captures have left behind is no trouble to eager
+        torch.testing.assert_close(have, pair.model.eval()(**batch))
 
 
 TABULATES = [

@@ -3,12 +3,14 @@
 A graph holds what one run of the forward computed, and runs no Python. What an export has set is
 put back. It may be a matter of the forward's own, such as a table that it keeps for the next time,
 or mean something to the next run: so the forward is run twice, and has to give the same and to
-leave the same. Python's and numpy's random numbers may not be drawn at all.
+leave the same. Python's and numpy's random numbers may not be drawn at all, nor torch's be seeded:
+a step of Onward's has random numbers of its own.
 """
 
 from __future__ import annotations
 
 import random
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -122,13 +124,34 @@ class Effects:
         self.left = False
 
 
+class _Unseeded:
+    """torch's default generator, that the thread which makes this may read, and not set."""
+
+    _SETS = ("manual_seed", "seed", "set_state")
+
+    def __init__(self, generator: torch.Generator) -> None:
+        self._generator, self._thread = generator, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._SETS and threading.get_ident() == self._thread:
+            raise CaptureError(
+                "the forward seeds torch's random numbers, and a step draws its own; fix: draw "
+                "outside, and make it an input of the batch"
+            )
+        return getattr(self._generator, name)
+
+
 @contextmanager
 def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[None]:
     """Takes note of what is done within, and undoes it."""
     before, draws = _Held(model, loss_fn), _draws()
+    seeds: Any = torch.random  # whose functions ask this name for the generator
+    generator = seeds.default_generator
+    seeds.default_generator = _Unseeded(generator)
     try:
         yield
     finally:
+        seeds.default_generator = generator
         changes = _changes(before, _Held(model, loss_fn))
         effects.written = list(dict.fromkeys([*effects.written, *changes]))
         before.put_back()
@@ -153,7 +176,7 @@ def require_harmless(
     try:
         for _ in range(2):
             draws = _draws()
-            with torch.random.fork_rng():
+            with torch.random.fork_rng(), torch.set_grad_enabled(model.training):
                 given.append([y.detach().clone() for y in run()])
             left.append(_Held(model, loss_fn))
             drawn.append(_drawn(draws))

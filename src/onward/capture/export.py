@@ -274,7 +274,7 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
     transformer._detect_is_causal_mask = causal_as_said
     try:
         with (
-            torch.enable_grad(),  # else what stops gradients inside the forward leaves no trace
+            torch.set_grad_enabled(model.training),  # on, what stops gradients leaves a trace
             attention_kept_whole(model, own_positions),
             refusing_gradient_code(model.training),
             padded_with_zeros(model.training),
@@ -360,7 +360,10 @@ def _bind_inputs(
             result.constants.append(tensor)
             value = graph.constant(tensor.detach().numpy().copy())
         else:
-            raise CaptureError(f"input {spec.arg.name} of kind {spec.kind.name} is not supported")
+            raise CaptureError(
+                f"the forward reads {spec.target}, which is no tensor that a graph can hold (a "
+                "torch.Generator, for one); fix: draw outside, and make it an input of the batch"
+            )
         translator.env[node] = value
     translator.find_batch_size()
     return result
