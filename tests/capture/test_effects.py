@@ -458,10 +458,13 @@ REFUSED = [
     CountsInAFunction, CountsInAClosure, CountsInADefault, DrawsFromAGlobal, *OF_ITS_OWN,
     Seeds, SeedsInAFork, PutsBack, DrawsFromAGenerator,
 ]  # fmt: skip
+TABULATES = [
+    TabulatesInAHelper, TabulatesInAGlobal, TabulatesOnceForAll, TabulatesInTheClass,
+    TabulatesByACache,
+]  # fmt: skip
 HARMLESS = [
     Stores, Lends, Tabulates, SetsOnce, SetsTheSame, SetsAConfigOnce, SetsADeepConfig, SetsAGlobal,
-    Sorts, TabulatesInAHelper, TabulatesInAGlobal, TabulatesOnceForAll, TabulatesInTheClass,
-    TabulatesByACache, IteratesAnew, AsksForGradients,
+    Sorts, IteratesAnew, AsksForGradients, *TABULATES,
 ]  # fmt: skip
 
 
@@ -501,12 +504,6 @@ def test_what_changes_nothing_trains_as_in_eager(cls: type[Net], captures: list[
         torch.testing.assert_close(have, pair.model.eval()(**batch))
 
 
-TABULATES = [
-    TabulatesInAHelper, TabulatesInAGlobal, TabulatesOnceForAll, TabulatesInTheClass,
-    TabulatesByACache,
-]  # fmt: skip
-
-
 @pytest.mark.parametrize("cls", TABULATES, ids=lambda c: c.__name__)
 def test_a_table_of_the_trace_is_not_kept(cls: type[Net]) -> None:
     """Nowhere that eager code, or the next capture, would meet it."""
@@ -544,6 +541,45 @@ def test_numbers_that_a_forward_sets_stay_as_in_eager(cls: type[Net]) -> None:
     twin = cls()
     twin(**batches()[0])
     assert said(model) == said(twin) and had == calls
+
+
+class SetsInTraining(Net):
+    """What evaluation reads."""
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.n = 2
+        return h * (1 + self.n)
+
+
+class SetsByMode(Net):
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        self.n = 2 if self.training else 3
+        return h * self.n
+
+
+class SetsByBatch(Net):
+    """Of one row, or more: two captures, of which one sets what the other reads."""
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if h.shape[0] == 1:
+            self.n = 2
+        return h * (1 + self.n)
+
+
+@pytest.mark.parametrize("cls", [SetsInTraining, SetsByMode, SetsByBatch], ids=lambda c: c.__name__)
+def test_a_graph_reads_what_another_capture_has_set(cls: type[Net]) -> None:
+    def row() -> dict[str, torch.Tensor]:
+        return {"x": torch.randn(1, TOKENS, WIDTH), "y": torch.randn(1, TOKENS, WIDTH)}
+
+    pair = Pair(cls(), OPTIMIZERS["sgd"])
+    for batch in [batches()[0], row(), batches()[0], row(), batches()[0]]:
+        have = pair.trainer.eval_step(batch).loss
+        with torch.no_grad():
+            torch.testing.assert_close(have, pair.twin.eval()(**batch))
+        pair.twin.train()
+        pair.step(**batch)
+    assert pair.model.n == pair.twin.n
 
 
 def test_random_numbers_of_another_thread_are_no_matter() -> None:

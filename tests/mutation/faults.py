@@ -340,6 +340,11 @@ FAULTS: tuple[Fault, ...] = (
         "                scope[name] = value", "                pass", EFFECTS,
     ),
     Fault(
+        "effects: graphs outlive what another capture sets", "train/trainer.py",
+        "                self._train.clear()\n                self._eval.clear()\n",
+        "                pass\n", EFFECTS,
+    ),
+    Fault(
         "effects: an iterator's place is not seen", "capture/walk.py",
         "    if left >= 0 or not depth:\n        return left",
         "    if left >= 0 or not depth:\n        return None", EFFECTS,

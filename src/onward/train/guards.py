@@ -115,10 +115,11 @@ class Guards:
         }
         return [n for n, flag in self._flags.items() if before and before.get(n) != flag]
 
-    def settle(self, captured: Captured) -> None:
-        """Takes the state after a capture as the one it saw: a forward may set numbers for good,
-        and its baked tensors may be made by it."""
-        self._look(*self._roots)
+    def settle(self, captured: Captured) -> bool:
+        """Takes the state after a capture as the one that it saw. Returns whether the forward has
+        set something, which graphs of before may read."""
+        paths = self._look(*self._roots)
+        self._count(paths)
         assert self._sweep is not None
         # a parameter of another model is baked as an alias that has a version counter of its own
         owners = {t.data_ptr(): t for t in self._sweep.tensors if t.numel()}
@@ -128,6 +129,7 @@ class Guards:
         small = [t for t in self._baked if t.layout is torch.strided and t.nbytes <= walk.BYTES]
         copies = [(t, t.detach().clone()) for t in small]
         self._copies = [(t, copy) for t, copy in copies if torch.equal(t, copy)]  # NaN is not equal
+        return bool(paths)
 
     def _look(self, model: torch.nn.Module, loss_fn: Any) -> list[str]:
         """Looks at everything; the paths whose facts are others than before."""

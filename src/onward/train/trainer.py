@@ -378,7 +378,9 @@ class Trainer:
         step = next((s for s in steps if s.fits(call)), None)
         if step is None:
             step = make(call)
-            self._guards.settle(step.compiled.captured)
+            if self._guards.settle(step.compiled.captured):
+                self._train.clear()
+                self._eval.clear()
             steps.append(step)
         return step
 
