@@ -161,3 +161,21 @@ def test_batch_without_rows_is_eagers() -> None:
         torch.testing.assert_close(got, loss.detach(), equal_nan=True, rtol=1e-5, atol=1e-6)
         for p, q in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+WITH_GRADIENTS = {
+    "leaf": lambda: {"input": X.clone().requires_grad_(), "labels": Y},
+    "computed": lambda: {"input": nn.Linear(4, 4)(X), "labels": Y},
+    "parameter": lambda: {"input": nn.Parameter(X.clone()), "labels": Y},
+    "by position": lambda: (X.clone().requires_grad_(), Y),
+}
+
+
+@pytest.mark.parametrize("name", WITH_GRADIENTS)
+def test_gradients_of_the_batch_are_refused(name: str) -> None:
+    """In eager code they would arrive where the input came from. An evaluation has none."""
+    trainer = onward.Trainer(net(), onward.optim.SGD(lr=0.1), loss_fn=loss_fn)
+    batch = WITH_GRADIENTS[name]()
+    with pytest.raises(OnwardError, match=r"the batch's input(_0)? requires a gradient"):
+        trainer.train_step(batch)
+    assert trainer.eval_step(batch).loss.isfinite()

@@ -79,6 +79,10 @@ def hook(*_: Any) -> None:
     """Looks at something."""
 
 
+def _around(*args: Any) -> None:
+    """Does something of its own."""
+
+
 class Watching(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
@@ -195,6 +199,18 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     "global step post-hook": (
         lambda _: removed(torch_optimizers.register_optimizer_step_post_hook(hook)),
         "global step post-hook hook",
+    ),
+    "step replaced": (
+        lambda t: attribute(t.optimizer, "step", functools.partial(hook).func),
+        "optimizer.step has been replaced by hook",
+    ),
+    "step wrapped": (
+        lambda t: attribute(t.optimizer, "step", functools.wraps(t.optimizer.step)(_around)),
+        "optimizer.step has been replaced by",
+    ),
+    "step of the class replaced": (
+        lambda _: attribute(torch.optim.SGD, "step", hook),
+        "optimizer.step has been replaced by hook",
     ),
     "autocast": (
         lambda _: torch.autocast("cpu", dtype=torch.bfloat16), "autocast is on; fix: leave",

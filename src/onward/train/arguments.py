@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from onward.compile import switched_off
 from onward.config import (
@@ -16,6 +17,7 @@ from onward.config import (
     read_names,
 )
 from onward.kernels import forced_engine
+from onward.train.call import Call
 
 _DESCRIBED = ("inputs", "outputs")
 
@@ -64,6 +66,16 @@ def _check_description(description: Any) -> None:
 
 def _is_entry(entry: Any) -> bool:
     return isinstance(entry, list | tuple) and len(entry) in (2, 3)
+
+
+def check_inputs(call: Call) -> None:
+    """Raises OnwardError for a batch into which eager code would pass gradients back."""
+    for name, value in call.named().items():
+        if any(isinstance(x, torch.Tensor) and x.requires_grad for x in pytree.tree_leaves(value)):
+            raise OnwardError(
+                f"the batch's {name} requires a gradient, which a step does not pass on; fix: "
+                "detach() it, or make what computed it a part of the model"
+            )
 
 
 def names_to_fetch(options: TrainerOptions, fetch: Any) -> tuple[str, ...]:

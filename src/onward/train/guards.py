@@ -24,10 +24,12 @@ one differs is everything looked at anew and compared by value.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from operator import is_
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -49,10 +51,20 @@ _GLOBAL_HOOKS = {
     "_global_optimizer_post_hooks": "global step post-hook",
 }
 _ABSENT = object()
+_LIBRARIES = tuple(
+    str(p) + os.sep for p in (Path(torch.__file__).parent, Path(__file__).parents[1])
+)
 
 
 def refuse_optimizer_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Raises CaptureError for hooks around `optimizer.step()`: they may read gradients."""
+    """Raises CaptureError for hooks around `optimizer.step()`, which may read gradients, and where
+    another function has taken its place."""
+    for step in (optimizer.step, type(optimizer).step):
+        if not _is_a_librarys(step):
+            raise CaptureError(
+                f"optimizer.step has been replaced by {step.__qualname__}, which train_step does "
+                "not call; fix: leave it as it was, and do the rest around train_step"
+            )
     held = [(getattr(optimizer, name, {}), kind) for name, kind in _OPTIMIZER_HOOKS.items()]
     everywhere = sys.modules[torch.optim.Optimizer.__module__]
     held += [(getattr(everywhere, name, {}), kind) for name, kind in _GLOBAL_HOOKS.items()]
@@ -63,6 +75,16 @@ def refuse_optimizer_hooks(optimizer: torch.optim.Optimizer) -> None:
                 f"the optimizer has the {kind} {name}; the step is one graph, with no gradients to "
                 "show between backward and update; fix: remove it, and call it around train_step"
             )
+
+
+def _is_a_librarys(step: Any) -> bool:
+    """Whether it is torch's step, or Onward's, with none but a scheduler's count around it."""
+    while step is not None:
+        code = getattr(getattr(step, "__func__", step), "__code__", None)
+        if code is None or not code.co_filename.startswith(_LIBRARIES):
+            return False
+        step = getattr(step, "__wrapped__", None)
+    return True
 
 
 class Guards:

@@ -26,7 +26,7 @@ from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
 from onward.graph.names import output_name
 from onward.plan import Plan
-from onward.train.arguments import check_arguments, checked_options, names_to_fetch
+from onward.train.arguments import check_arguments, check_inputs, checked_options, names_to_fetch
 from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
 from onward.train.explain import Explanation
@@ -166,6 +166,7 @@ class Trainer:
         self._check_whole()
         call = bind_call(args, kwargs, self.loss_fn is not None)
         check_batch(self.model_desc, call.named())
+        check_inputs(call)
         self._updates.sync()
         if not self._verified:
             report = self.verify(call)
