@@ -57,7 +57,7 @@ class Encodes(nn.Module):
         return F.mse_loss(self.head(h), y)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(16)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 @pytest.mark.parametrize("floats", [False, True], ids=["bool", "float"])
 @pytest.mark.parametrize("side", HIDDEN)

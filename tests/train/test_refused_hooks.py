@@ -8,6 +8,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -231,7 +232,17 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     ),
     "hook within the forward": (
         lambda t: attribute(t.model, "inspect", lambda h: h.register_hook(hook)),
-        "the forward calls Tensor.register_hook",
+        "the forward calls register_hook",
+    ),
+    "backward within the forward": (
+        lambda t: attribute(t.model, "inspect", lambda h: h.sum().backward(retain_graph=True)),
+        "the forward calls backward",
+    ),
+    "torch.autograd.backward within the forward": (
+        lambda t: attribute(
+            t.model, "inspect", lambda h: torch.autograd.backward([h.sum()], retain_graph=True)
+        ),
+        "the forward calls backward",
     ),
     "buffer on a parameter's memory": (
         lambda t: attribute(t.model, "shift", t.model.inner.weight.detach()[0]),  # type: ignore
@@ -258,6 +269,19 @@ def test_what_a_graph_cannot_honour_is_refused(case: str) -> None:
         assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
         if first:
             assert_follows(trainer, twin, F.cross_entropy)
+
+
+def test_a_model_of_many_ranks_is_refused(tmp_path: Path) -> None:
+    """A step would not average its gradients."""
+    model = net()
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/ranks", rank=0, world_size=1)
+    try:
+        trainer = trainer_of(nn.parallel.DistributedDataParallel(model))
+        with pytest.raises(CaptureError, match="it is DistributedDataParallel, and a step is one"):
+            trainer.train_step(X, Y)
+    finally:
+        torch.distributed.destroy_process_group()
+    trainer_of(model).train_step(X, Y)
 
 
 def test_hooks_on_gradients_do_not_matter_to_an_evaluation() -> None:

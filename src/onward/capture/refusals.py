@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.jit import ScriptModule
 from torch.nn.modules import module as modules
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _device, _python_dispatch
 from torch.utils.checkpoint import CheckpointFunction
 
@@ -35,6 +36,12 @@ _GLOBAL = {"_global_" + attribute.lstrip("_"): kind for attribute, kind in FORWA
 _GLOBAL |= {"_global_" + attribute.lstrip("_"): kind for attribute, kind in BACKWARD_HOOKS.items()}
 
 _NO_HOOKS = "hooks do not run inside a graph; fix: remove it"
+_IN_BACKWARD: dict[tuple[Any, str], str] = {
+    (torch.Tensor, "register_hook"): _NO_HOOKS,
+    (torch.Tensor, "register_post_accumulate_grad_hook"): _NO_HOOKS,
+    # which Tensor.backward calls
+    (torch.autograd, "backward"): "a step's gradients are its loss's alone; fix: call it outside",
+}
 _FETCH = f"{_NO_HOOKS}, or use fetch= for an output of the model"
 
 
@@ -48,7 +55,7 @@ def refuse_model(model: torch.nn.Module, loss_fn: Any = None, trains: bool = Tru
         roots["loss_fn."] = loss_fn
     reasons = [*_surroundings()]
     for prefix, root in roots.items():
-        reasons += _scripted(root, prefix)
+        reasons += _wrapped(root, prefix)
         reasons += _module_hooks(root, prefix, trains)
         reasons += _tensors(root, prefix, trains)
     if reasons:
@@ -77,12 +84,14 @@ def _surroundings() -> Iterator[str]:
         yield from _hooks(getattr(modules, attribute, {}), f"global {kind}", "every module", _FETCH)
 
 
-def _scripted(root: torch.nn.Module, prefix: str) -> Iterator[str]:
+def _wrapped(root: torch.nn.Module, prefix: str) -> Iterator[str]:
     for path, module in root.named_modules(prefix=prefix.rstrip(".")):
+        where = path or "it"
         if isinstance(module, ScriptModule):
-            where = path or type(module).__name__
             yield f"{where} is TorchScript; fix: give the module that it was made of"
             return  # what it holds is too
+        if isinstance(module, DistributedDataParallel):
+            yield f"{where} is DistributedDataParallel, and a step is one rank's; fix: its .module"
 
 
 def _module_hooks(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
@@ -133,8 +142,7 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
     here = threading.get_ident()
     functions = torch.autograd.function
     defined = functions._is_setup_context_defined
-    names = ("register_hook", "register_post_accumulate_grad_hook") if trains else ()
-    plain = {name: getattr(torch.Tensor, name) for name in names}
+    plain = {place: getattr(*place) for place in _IN_BACKWARD} if trains else {}
 
     def refuse_custom(setup_context: Any) -> bool:
         """`Function.apply` asks this first, also where it was bound long ago (`f = F.apply`)."""
@@ -153,23 +161,23 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
             "capture would drop; fix: write it with differentiable torch ops"
         )
 
-    def refuse_hook(name: str) -> Callable[..., Any]:
+    def refuse_call(place: tuple[Any, str]) -> Callable[..., Any]:
         def refuse(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != here:
-                return plain[name](*args, **kwargs)
-            raise CaptureError(f"the forward calls Tensor.{name}; {_NO_HOOKS}")
+                return plain[place](*args, **kwargs)
+            raise CaptureError(f"the forward calls {place[1]}; {_IN_BACKWARD[place]}")
 
         return refuse
 
     functions._is_setup_context_defined = refuse_custom
     try:
-        for name in names:
-            setattr(torch.Tensor, name, refuse_hook(name))
+        for place in plain:
+            setattr(*place, refuse_call(place))
         yield
     finally:
         functions._is_setup_context_defined = defined
-        for name, function in plain.items():
-            setattr(torch.Tensor, name, function)
+        for place, function in plain.items():
+            setattr(*place, function)
 
 
 def refuse_constant(tensor: torch.Tensor, owned: Mapping[str, torch.Tensor]) -> None:
