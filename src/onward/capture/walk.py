@@ -7,10 +7,13 @@ they see and what not: `train/guards.py`.
 from __future__ import annotations
 
 import array
+import contextvars
 import dis
 import enum
 import functools
+import io
 import itertools
+import queue
 import random
 import sys
 import sysconfig
@@ -46,7 +49,7 @@ _OPAQUE = {"torch", "onward", *_ASIDE}
 _PLAIN = {  # of the standard library, and yet looked into
     "types.SimpleNamespace", "argparse.Namespace", "collections.UserDict", "collections.UserList",
     "collections.ChainMap", "weakref.WeakKeyDictionary", "weakref.WeakValueDictionary",
-    "_thread._local", "threading.local",
+    "_thread._local", "threading.local", "queue.Queue", "queue.LifoQueue", "queue.PriorityQueue",
 }  # fmt: skip
 _BASES = (object, torch.nn.Module)
 _NOT_CALLED = {"__init__", "__post_init__", "__repr__", "__str__", "__del__", "__reduce__"}
@@ -82,6 +85,8 @@ class Same:
 
 class Walk:
     """Visits what a model holds: `facts` by path, compared by value, and what to watch."""
+
+    elements, bytes, depth = ELEMENTS, BYTES, DEPTH
 
     def __init__(self, model: torch.nn.Module, loss_fn: Any) -> None:
         self.facts: dict[str, Any] = {}
@@ -120,8 +125,10 @@ class Walk:
         self.facts["torch.get_default_dtype()"] = torch.get_default_dtype()
         self.facts["torch.get_default_device()"] = torch.get_default_device()
 
-    def visit(self, x: Any, path: str, depth: int = DEPTH) -> None:
-        """Takes note of `x`, which stands at `path`, and of what it holds."""
+    def visit(self, x: Any, path: str, depth: int = -1) -> None:
+        """Takes note of `x`, which stands at `path`, and of what it holds, down to so many levels
+        of objects (-1: `self.depth`)."""
+        depth = self.depth if depth < 0 else depth
         if type(x) in _ATOMS:
             self.facts[path] = _atom(x)
             return
@@ -199,7 +206,7 @@ class Walk:
 
     def _container(self, x: Any, path: str, depth: int) -> None:
         keys: Any = ()
-        if len(x) > ELEMENTS:
+        if len(x) > self.elements:
             keys = Same(x)
             self.long.append(x)
         elif isinstance(x, (dict, types.MappingProxyType)):
@@ -219,7 +226,7 @@ class Walk:
         self._attributes(x, path, depth)
 
     def _array(self, x: np.ndarray[Any, Any], path: str) -> None:
-        if x.dtype.hasobject or x.nbytes > BYTES:
+        if x.dtype.hasobject or x.nbytes > self.bytes:
             self.facts[path] = (Same(x), x.dtype, x.shape)
             return
         self.facts[path] = (x.dtype, x.shape, x.tobytes())
@@ -280,7 +287,7 @@ class Walk:
         self._called.update(_attribute_names(x.__code__))
         self.visit(x.__defaults__, f"{path}.__defaults__")
         self.visit(x.__kwdefaults__, f"{path}.__kwdefaults__")
-        self._attributes(x, path, DEPTH)
+        self._attributes(x, path, self.depth)
         for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
             try:
                 content = cell.cell_contents
@@ -360,6 +367,13 @@ def _state(x: Any, depth: int = DEPTH) -> Any:
         return repr(x.get_state(legacy=False))
     if isinstance(x, (bytearray, array.array)):
         return bytes(x) if len(x) <= BYTES else None
+    if isinstance(x, io.IOBase):
+        return x.tell() if not x.closed and x.readable() and x.seekable() else None
+    if isinstance(x, queue.SimpleQueue):
+        return x.qsize()
+    if isinstance(x, contextvars.ContextVar):
+        value = x.get(None)
+        return _atom(value) if type(value) in _ATOMS else Same(value)
     if isinstance(x, types.GeneratorType):
         frame = x.gi_frame
         held = frame.f_locals if frame and depth else {}
