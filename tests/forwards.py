@@ -254,6 +254,58 @@ class RemembersInAList(Net):
         return h + before[0] if before else h
 
 
+class KeepsTheFirst(Net):
+    """What the first batch says, for all of them."""
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = h.detach().mean()
+        return h - self.kept
+
+
+class Averages(Net):
+    """A running mean, which evaluation reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = torch.zeros(WIDTH)
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean((0, 1))
+            return h
+        return h - self.mean
+
+
+class AveragesInABuffer(Net):
+    """A running mean that nothing but `state_dict` reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        self.mean = h.detach().mean((0, 1))
+        return h
+
+
+class CancelsItself(Net):
+    """The mean of what was, beside which the same batch gives the same."""
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        now = h.detach().mean()
+        before, self.kept = self.kept, now
+        return h if before is None else h + (before - now)
+
+
+class StoresForEvaluation(Net):
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.kept = h.detach().mean()
+            return h
+        return h if self.kept is None else h - self.kept
+
+
 class Draws(Net):
     def step(self, h: torch.Tensor) -> torch.Tensor:
         return h if random.random() < 0.5 else -h
@@ -468,6 +520,20 @@ class Freezes(Net):
         return self.linear(h)
 
 
+class StoresInTraining(Net):
+    """A first map, which evaluation overwrites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shown", torch.zeros(1), persistent=False)
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        self.kept, self.shown = h, h.detach()
+        if not self.training:
+            self.kept = -h
+        return h
+
+
 class AsksForGradients(Net):
     """As eager code under `torch.no_grad()` finds it, in evaluation."""
 
@@ -506,36 +572,14 @@ REFUSED = [
     CountsInPrivate, CountsInADeepConfig, CountsInAnArray, CountsInBytes, CountsInASlot,
     CountsInAFunction, CountsInAClosure, CountsInADefault, DrawsFromAGlobal, *OF_ITS_OWN,
     Seeds, SeedsInAFork, PutsBack, DrawsFromAGenerator,
+    KeepsTheFirst, AveragesInABuffer, CancelsItself,
 ]  # fmt: skip
 TABULATES = [
     TabulatesInAHelper, TabulatesInAGlobal, TabulatesOnceForAll, TabulatesInTheClass,
     TabulatesByACache,
 ]  # fmt: skip
+TRAINING_LEAVES = [Averages, StoresForEvaluation]
 HARMLESS = [
     Stores, Lends, Tabulates, SetsOnce, SetsTheSame, SetsAConfigOnce, SetsADeepConfig, SetsAGlobal,
-    Sorts, IteratesAnew, AsksForGradients, Freezes, *TABULATES,
+    Sorts, IteratesAnew, StoresInTraining, AsksForGradients, Freezes, *TABULATES,
 ]  # fmt: skip
-
-
-class SetsInTraining(Net):
-    """What evaluation reads."""
-
-    def step(self, h: torch.Tensor) -> torch.Tensor:
-        if self.training:
-            self.n = 2
-        return h * (1 + self.n)
-
-
-class SetsByMode(Net):
-    def step(self, h: torch.Tensor) -> torch.Tensor:
-        self.n = 2 if self.training else 3
-        return h * self.n
-
-
-class SetsByBatch(Net):
-    """Of one row, or more: two captures, of which one sets what the other reads."""
-
-    def step(self, h: torch.Tensor) -> torch.Tensor:
-        if h.shape[0] == 1:
-            self.n = 2
-        return h * (1 + self.n)

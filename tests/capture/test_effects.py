@@ -15,14 +15,12 @@ from forwards import (
     REFUSED,
     TABULATES,
     TOKENS,
+    TRAINING_LEAVES,
     WIDTH,
     Net,
     SetsAConfigOnce,
     SetsADeepConfig,
     SetsAGlobal,
-    SetsByBatch,
-    SetsByMode,
-    SetsInTraining,
     SetsOnce,
     Stores,
     Tabulates,
@@ -56,6 +54,19 @@ def test_what_the_next_run_would_do_differently_is_refused(cls: type[Net], evalu
             (trainer.eval_step if evaluates else trainer.train_step)(batch)
     assert (model.n, list(model.held), dict(model.table), model.kept) == held
     assert all(map(torch.equal, before, model.parameters()))
+
+
+@pytest.mark.parametrize("cls", TRAINING_LEAVES, ids=lambda c: c.__name__)
+def test_what_training_leaves_to_evaluation_is_refused(cls: type[Net]) -> None:
+    """In training. An evaluation alone leaves nothing."""
+    model = cls()
+    trainer, batch = trainer_of(model), batches()[0]
+    with torch.no_grad():
+        want = model.eval()(**batch)
+    torch.testing.assert_close(trainer.eval_step(batch).loss, want)
+    model.train()
+    with pytest.raises(onward.CaptureError, match="the forward sets model"):
+        trainer.train_step(batch)
 
 
 @pytest.mark.parametrize("cls", HARMLESS, ids=lambda c: c.__name__)
@@ -104,6 +115,30 @@ def test_numbers_that_a_forward_sets_stay_as_in_eager(cls: type[Net]) -> None:
     twin = cls()
     twin(**batches()[0])
     assert said(model) == said(twin) and had == forwards.calls
+
+
+class SetsInTraining(Net):
+    """What evaluation reads."""
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.n = 2
+        return h * (1 + self.n)
+
+
+class SetsByMode(Net):
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        self.n = 2 if self.training else 3
+        return h * self.n
+
+
+class SetsByBatch(Net):
+    """Of one row, or more: two captures, of which one sets what the other reads."""
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if h.shape[0] == 1:
+            self.n = 2
+        return h * (1 + self.n)
 
 
 @pytest.mark.parametrize("cls", [SetsInTraining, SetsByMode, SetsByBatch], ids=lambda c: c.__name__)

@@ -322,21 +322,30 @@ FAULTS: tuple[Fault, ...] = (
     # what a forward does beside its result
     Fault(
         "effects: what is left is not compared", "capture/effects.py",
-        "steady = _equal(*given[:2]) and _leave_the_same(*left[:2])",
-        "steady = _equal(*given[:2])", EFFECTS,
+        "if not (_equal(given, again[0]) and _alike(left, again[1])):",
+        "if not _equal(given, again[0]):", EFFECTS,
     ),
     Fault(
         "effects: what is given is not compared", "capture/effects.py",
-        "steady = _equal(*given[:2]) and _leave_the_same(*left[:2])",
-        "steady = _leave_the_same(*left[:2])", EFFECTS,
+        "if not (_equal(given, again[0]) and _alike(left, again[1])):",
+        "if not _alike(left, again[1]):", EFFECTS,
     ),
     Fault(
         "effects: tensors stay set", "capture/effects.py",
-        "effects.left = steady and all(_told(fact) == fact for fact in kept)",
-        "effects.left = steady", EFFECTS,
+        "effects.left = all(_told(fact) == fact for fact in kept.values())",
+        "effects.left = True", EFFECTS,
     ),
     Fault(
-        "effects: names of a module are not put back", "capture/effects.py",
+        "effects: no other batch in between", "capture/effects.py",
+        "            self._give([t[:1].expand_as(t) if t.dim() else t for t in self._batch])",
+        "            pass", EFFECTS,
+    ),
+    Fault(
+        "effects: the other mode is not looked at", "capture/effects.py",
+        "if not effects.left and not self._other_mode_is_blind():", "if False:", EFFECTS,
+    ),
+    Fault(
+        "effects: names of a module are not put back", "capture/held.py",
         "                scope[name] = value", "                pass", EFFECTS,
     ),
     Fault(

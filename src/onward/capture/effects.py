@@ -2,9 +2,9 @@
 
 A graph holds what one run of the forward computed, and runs no Python. What an export has set is
 put back. It may be a matter of the forward's own, such as a table that it keeps for the next time,
-or mean something to the next run: so the forward is run twice, and has to give the same and to
-leave the same. Python's and numpy's random numbers may not be drawn at all, nor torch's be seeded:
-a step of Onward's has random numbers of its own.
+or mean something to a later run. So the forward is run again in eager mode, with another batch in
+between, and has to give the same and to leave the same. Python's and numpy's random numbers may not
+be drawn at all, nor torch's be seeded: a step of Onward's has random numbers of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import random
 import threading
 import types
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -20,99 +19,29 @@ from typing import Any
 import numpy as np
 import torch
 
+from onward.capture.held import ABSENT, Held
 from onward.capture.walk import Same, Walk
 from onward.config import CaptureError
 
-_ABSENT = object()
+Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+
 _RUNS = 5  # one without a draw shows that it was another thread that drew
-_LASTS = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.nn.Module)
+# what is the same object in each run, where it means the same
+_LASTING = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.nn.Module)
 
 
-class _Held(Walk):
-    """What a model and its loss function lead to, and copies to put it back from.
-
-    Within an export a tensor's numbers and sizes may not be asked for: it is which one it is.
-    No step waits for this walk, so it goes deeper than that of the guards.
-    """
-
-    elements, bytes, depth = 20_000, 1 << 22, 8
-
-    def __init__(self, model: torch.nn.Module, loss_fn: Any) -> None:
-        super().__init__(model, loss_fn)
-        self._copies = [
-            (held, kind.copy(held))  # type: ignore[attr-defined]
-            for held in (*self.mappings, *self.sequences, *self.empty, *self.long)
-            for kind in (dict, list, set, deque)
-            if isinstance(held, kind)
-        ]
-        attributes = [(x, name) for x, name in self.slots if hasattr(x, name)]
-        self._slotted = [(x, name, getattr(x, name)) for x, name in attributes]
-        self._classes = [(cls, dict(vars(cls))) for cls in self.classes]
-        self._globals = [(scope, name, scope[name]) for (_, name), scope in self.names.items()]
-        self._contents = [(cell, cell.cell_contents) for cell in self.cells]
-        self._arrays = [(x, x.copy()) for x in self.arrays]
-        self._misses = [(cache, cache.cache_info().misses) for cache in self.caches]
-
-    def _tensor(self, x: torch.Tensor, path: str) -> None:
-        self.facts[path] = (Same(x), x.requires_grad)
-
-    def _module(self, m: torch.nn.Module, path: str) -> None:
-        super()._module(m, path)
-        self.facts[f"{path}.training"] = (bool, m.training)
-
-    def put_back(self) -> None:
-        """Undoes what was done since."""
-        for held, before in self._copies:
-            _refill(held, before)
-        for x, name, value in self._slotted:
-            if getattr(x, name, _ABSENT) is not value:
-                object.__setattr__(x, name, value)
-        for cls, before in self._classes:
-            for name in [n for n in vars(cls) if n not in before and not n.startswith("__")]:
-                delattr(cls, name)
-            for name, value in before.items():
-                if vars(cls).get(name, _ABSENT) is not value and not name.startswith("__"):
-                    setattr(cls, name, value)
-        for scope, name, value in self._globals:
-            if scope.get(name, _ABSENT) is not value:
-                scope[name] = value
-        for cell, value in self._contents:
-            cell.cell_contents = value
-        for x, before in self._arrays:
-            with suppress(ValueError):  # read-only, and so unchanged
-                x[...] = before
-        for cache, misses in self._misses:
-            if cache.cache_info().misses != misses:
-                cache.cache_clear()
-
-
-def _refill(held: Any, before: Any) -> None:
-    if isinstance(held, dict):  # key by key: other threads may be reading
-        for key in [k for k in held if k not in before]:
-            del held[key]
-        for key, value in before.items():
-            if held.get(key, _ABSENT) is not value:
-                held[key] = value
-    elif isinstance(held, set):
-        if held != before:
-            held.clear()
-            held.update(before)
-    elif len(held) != len(before) or any(a is not b for a, b in zip(held, before, strict=True)):
-        held.clear()
-        held.extend(before)
-
-
-def _changes(before: Walk, after: Walk) -> list[str]:
-    """Paths of what was set to something else."""
+def _changes(before: Walk, after: Walk) -> dict[str, Any]:
+    """Paths of what was set to something else, and the facts there now."""
     paths = dict.fromkeys([*before.facts, *after.facts])
-    return [n for n in paths if before.facts.get(n, _ABSENT) != after.facts.get(n, _ABSENT)]
+    now = {n: after.facts.get(n, ABSENT) for n in paths}
+    return {n: fact for n, fact in now.items() if fact != before.facts.get(n, ABSENT)}
 
 
 def _told(fact: Any) -> Any:
     """A fact without the identity of what each run of a forward makes anew."""
     if isinstance(fact, tuple):
         return tuple(map(_told, fact))
-    if not isinstance(fact, Same) or isinstance(fact.held, _LASTS):
+    if not isinstance(fact, Same) or isinstance(fact.held, _LASTING):
         return fact
     if isinstance(fact.held, types.FunctionType):
         return fact.held.__code__
@@ -149,7 +78,7 @@ class _Unseeded:
 @contextmanager
 def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[None]:
     """Takes note of what is done within, and undoes it."""
-    before, draws = _Held(model, loss_fn), _draws()
+    before, draws = Held(model, loss_fn), _draws()
     seeds: Any = torch.random  # whose functions ask this name for the generator
     generator = seeds.default_generator
     seeds.default_generator = _Unseeded(generator)
@@ -157,7 +86,7 @@ def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[
         yield
     finally:
         seeds.default_generator = generator
-        changes = _changes(before, _Held(model, loss_fn))
+        changes = _changes(before, Held(model, loss_fn))
         effects.written = list(dict.fromkeys([*effects.written, *changes]))
         before.put_back()
         effects.drawn = effects.drawn or _drawn(draws)
@@ -165,54 +94,146 @@ def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[
 
 def require_harmless(
     effects: Effects,
-    run: Callable[[], Sequence[torch.Tensor]],
+    run: Run,
+    batch: Sequence[torch.Tensor],
     model: torch.nn.Module,
     loss_fn: Any,
 ) -> None:
-    """Raises CaptureError where the forward draws random numbers, and where it sets values, unless
-    in a second run of it (`run`) it gives the same bits and leaves the same. Numbers and the like
-    that it sets then stay set; where tensors are among it, which would grow old, nothing does."""
-    if not effects.written and not effects.drawn:
-        return
-    before = _Held(model, loss_fn)
-    given: list[list[torch.Tensor]] = []
-    left: list[Walk] = []
-    drawn: list[str] = []
-    try:
-        while len(given) < 2 or (effects.drawn and all(drawn) and len(given) < _RUNS):
-            draws = _draws()
-            with torch.random.fork_rng(), torch.set_grad_enabled(model.training):
-                given.append([y.detach().clone() for y in run()])
-            left.append(_Held(model, loss_fn))
-            drawn.append(_drawn(draws))
-        steady = _equal(*given[:2]) and _leave_the_same(*left[:2])
-        kept = [left[-1].facts.get(path) for path in _changes(before, left[-1])]
-        effects.left = steady and all(_told(fact) == fact for fact in kept)
-    finally:
-        if not effects.left:
-            before.put_back()
-    if effects.drawn and all(drawn):
-        raise CaptureError(
-            f"the forward draws from {effects.drawn}, of which a graph would keep one draw for "
-            "all steps; fix: draw outside, and make it an input of the batch"
-        )
-    if effects.written and not steady:
+    """Raises CaptureError where the forward (`run`) draws random numbers, and where it sets values
+    that a later run would meet.
+
+    Numbers and the like that it sets for itself stay set, as in eager code; where tensors are among
+    it, which would grow old, nothing does.
+    """
+    if effects.written or effects.drawn:
+        _Rehearsal(run, batch, model, loss_fn).judge(effects)
+
+
+class _Rehearsal:
+    """Runs of the forward in eager mode: what they give, and what they leave."""
+
+    def __init__(
+        self, run: Run, batch: Sequence[torch.Tensor], model: torch.nn.Module, loss_fn: Any
+    ) -> None:
+        self._run, self._batch, self._model, self._loss_fn = run, batch, model, loss_fn
+        self._before = Held(model, loss_fn)
+        self._saved = _saved(model)
+        self._draws: list[str] = []
+
+    def judge(self, effects: Effects) -> None:
+        """Raises CaptureError unless the runs are alike; says what stays set."""
+        try:
+            self._drawing(effects)
+            if effects.written:
+                self._setting(effects)
+        finally:
+            if not effects.left:
+                self._before.put_back()
+
+    def _drawing(self, effects: Effects) -> None:
+        while effects.drawn and len(self._draws) < _RUNS:
+            self._give(self._batch)
+            if not self._draws[-1]:
+                return
+        if effects.drawn:
+            raise CaptureError(
+                f"the forward draws from {effects.drawn}, of which a graph would keep one draw for "
+                "all steps; fix: draw outside, and make it an input of the batch"
+            )
+
+    def _setting(self, effects: Effects) -> None:
+        self._before.put_back()
+        given, left = self._give(self._batch), self._leaves()
+        replaced = [n for n, t in _saved(self._model).items() if t is not self._saved.get(n)]
+        if replaced:
+            raise CaptureError(
+                f"the forward replaces the buffer {replaced[0]}, and a step does not; fix: make it "
+                "an output, and set it after the step"
+            )
+        self._before.put_back()
+        with suppress(Exception):  # another batch, which may be none to the model
+            self._give([t[:1].expand_as(t) if t.dim() else t for t in self._batch])
+        again = self._give(self._batch), self._leaves()
+        if not (_equal(given, again[0]) and _alike(left, again[1])):
+            self._refuse(effects)
+        kept = _changes(self._before, Held(self._model, self._loss_fn))
+        effects.left = all(_told(fact) == fact for fact in kept.values())
+        if not effects.left and not self._other_mode_is_blind():
+            self._refuse(effects)
+
+    def _refuse(self, effects: Effects) -> None:
         raise CaptureError(
             f"the forward sets {', '.join(effects.written[:3])}, and does something else the next "
             "time; a graph does the same in each step; fix: make it an input of the batch"
         )
 
+    def _give(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        draws = _draws()
+        try:
+            with torch.random.fork_rng(), torch.set_grad_enabled(self._model.training):
+                return [y.detach().clone() for y in self._run(batch)]
+        finally:
+            self._draws.append(_drawn(draws))
+
+    def _leaves(self) -> dict[str, Any]:
+        """What stands there that did not before; of a tensor its numbers."""
+        found = _changes(self._before, Held(self._model, self._loss_fn))
+        return {path: _numbers(fact) for path, fact in found.items()}
+
+    def _other_mode_is_blind(self) -> bool:
+        """Whether evaluation does not look at what training leaves, or the other way round."""
+        given: list[Any] = []
+        for _ in range(2):
+            flags = [(m, m.training) for m in self._model.modules()]
+            self._model.train(not self._model.training)
+            try:
+                given.append(self._give(self._batch))
+            except Exception as error:
+                given.append(type(error))
+            finally:
+                for module, flag in flags:
+                    module.training = flag
+            self._before.put_back()
+        a, b = given
+        return a == b if isinstance(a, type) or isinstance(b, type) else _equal(a, b)
+
+
+def _saved(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """The buffers that `state_dict` has."""
+    return {
+        f"{path}.{name}".lstrip("."): tensor
+        for path, module in model.named_modules()
+        for name, tensor in module._buffers.items()
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def _numbers(fact: Any) -> Any:
+    if isinstance(fact, tuple) and fact and isinstance(fact[0], Same):
+        x = fact[0].held
+        if isinstance(x, torch.Tensor):
+            return x.detach().clone()
+    return _told(fact)
+
+
+def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(_matches(a[n], b[n]) for n in a)
+
+
+def _matches(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return _equal([a], [b])
+    return type(a) is type(b) and not isinstance(a, torch.Tensor) and a == b
+
 
 def _equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
     """Bitwise, but that a NaN is a NaN."""
     return len(a) == len(b) and all(
-        x.shape == y.shape and torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)
+        x.shape == y.shape
+        and x.dtype == y.dtype
+        and torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)
         for x, y in zip(a, b, strict=True)
     )
-
-
-def _leave_the_same(a: Walk, b: Walk) -> bool:
-    return {n: _told(f) for n, f in a.facts.items()} == {n: _told(f) for n, f in b.facts.items()}
 
 
 def _draws() -> dict[str, Any]:

@@ -219,7 +219,7 @@ def capture(
         } & set(result.parameters)
     raise_composites(graph)
     _guard(result, program)
-    require_harmless(flat.effects, lambda: flat.run(*tensors), model, loss_fn)
+    require_harmless(flat.effects, lambda batch: flat.run(*batch), tensors, model, loss_fn)
     if flat.effects.written and not flat.effects.left:
         written = ", ".join(flat.effects.written)
         result.notes.append(f"a step does not set {written}, as the model's forward does")
