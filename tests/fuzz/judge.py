@@ -236,9 +236,11 @@ def _torn(before: Tensors, after: Tensors) -> str:
 
 
 def _raised(error: Exception, variant: dict[str, Any], at: int) -> Verdict:
-    """A refusal is one clear line; anything else that comes out is a finding."""
+    """A refusal is one clear line; anything else that comes out is a finding, and so is a line about
+    Onward's own insides."""
     text = f"{type(error).__name__}: {error}"
-    if isinstance(error, OnwardError) and "no kernel for" not in str(error):
+    inside = any(words in str(error) for words in ("no kernel for", "cannot be compiled, at"))
+    if isinstance(error, OnwardError) and not inside:
         return Verdict("refused", text, _said(error), variant, at)
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "/onward/" in f.filename]

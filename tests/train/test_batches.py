@@ -163,6 +163,46 @@ def test_batch_without_rows_is_eagers() -> None:
             torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
 
 
+class Pools(nn.Module):
+    """Causal attention of one head, pooled over the tokens."""
+
+    def __init__(self, tokens: bool) -> None:
+        super().__init__()
+        self.embed, self.qkv, self.out = nn.Embedding(11, 4), nn.Linear(4, 12), nn.Linear(4, 3)
+        self.tokens = tokens
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.embed(ids)).split(4, -1)
+        h = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.tokens:
+            return self.out(h).square().sum() + 0.0 * labels.sum()
+        return loss_fn(self.out(h.softmax(1).amax(1)), labels)
+
+
+@pytest.mark.parametrize("tokens", [True, False], ids=["tokens", "pooled"])
+def test_sizes_of_one_and_none_are_eagers(tokens: bool) -> None:
+    torch.manual_seed(0)
+    model = Pools(tokens)
+    trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.01))
+    twin = Pools(tokens)
+    twin.load_state_dict(model.state_dict())
+    for rows, length in [(2, 5), (1, 5), (3, 1), (1, 1), (0, 3), (2, 0), (2, 5)]:
+        if not length and not tokens:
+            continue  # eager has no maximum of nothing
+        ids, labels = torch.randint(0, 11, (rows, length)), torch.randint(0, 3, (rows,))
+        loss = twin(ids, labels)
+        twin.zero_grad()
+        loss.backward()
+        got = trainer.train_step(ids, labels)
+        torch.testing.assert_close(got.loss, loss.detach(), equal_nan=True, rtol=1e-5, atol=1e-6)
+        with torch.no_grad():
+            for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+                assert q.grad is not None
+                if not got.skipped:
+                    q.sub_(0.01 * q.grad)
+                torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
 WITH_GRADIENTS = {
     "leaf": lambda: {"input": X.clone().requires_grad_(), "labels": Y},
     "computed": lambda: {"input": nn.Linear(4, 4)(X), "labels": Y},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -31,7 +32,7 @@ def unscaled(need: Need) -> str | None:
 def _merged(x: torch.Tensor) -> torch.Tensor | None:
     """`[*S,M,K]` as `[prod(S),M,K]` where strides allow."""
     try:
-        return x.view(-1, *x.shape[-2:])
+        return x.view(math.prod(x.shape[:-2]), *x.shape[-2:])
     except RuntimeError:
         return None
 

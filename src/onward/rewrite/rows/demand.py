@@ -215,7 +215,10 @@ def aligned(demand: Demand, y: Shape, x: Shape) -> Demand:
 
 
 def regrouped(dims: Sequence[int], y: Shape, x: Shape) -> tuple[int, ...] | None:
-    """The dims of `x` that `dims` of its reshaped form `y` are made of; None where they mix."""
+    """The dims of `x` that `dims` of its reshaped form `y` are made of; None where they mix, or
+    where a size of 0 makes all products equal."""
+    if 0 in (*y, *x):
+        return None
     found: list[int] = []
     for group in _runs(dims):
         before, within = product(y[: group[0]]), product(y[d] for d in group)

@@ -183,7 +183,7 @@ def _moved(p: Packer, node: Node) -> bool:
         dims = turned if list(turned) == sorted(turned) else None
     else:
         dims = regrouped(demand.dims, y, shape)
-    if dims is None:
+    if not dims:  # none, where the rows are along dims of size 1 that come with the reshape
         return False
     rows = p.choose(demand, y, p.held(node))
     taken = p.take(x, dims, dims, tuple(shape[d] for d in dims), rows)
