@@ -236,8 +236,8 @@ def _torn(before: Tensors, after: Tensors) -> str:
 
 
 def _raised(error: Exception, variant: dict[str, Any], at: int) -> Verdict:
-    """A refusal is one clear line; anything else that comes out is a finding, and so is a line about
-    Onward's own insides."""
+    """A refusal is one clear line; anything else that comes out, or a line about Onward's own
+    insides, is a finding."""
     text = f"{type(error).__name__}: {error}"
     inside = any(words in str(error) for words in ("no kernel for", "cannot be compiled, at"))
     if isinstance(error, OnwardError) and not inside:
