@@ -135,6 +135,7 @@ COMPUTED_BY_SIZE = COMPUTED | {  # masks whose computation spells the sizes out
 }
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMPUTED_BY_SIZE)
 def test_a_mask_of_another_size_is_looked_at_with_its_own_sizes(name: str) -> None:
     """Sizes of 1 are captured apart; what was presumed of those batches is none of the others'."""
@@ -146,6 +147,7 @@ def test_a_mask_of_another_size_is_looked_at_with_its_own_sizes(name: str) -> No
         torch.testing.assert_close(trainer.train_step(ids).loss, model(ids).detach())
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_mask_that_the_model_computes_trains_as_in_eager_or_is_refused(name: str) -> None:
     torch.manual_seed(0)

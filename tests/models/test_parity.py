@@ -106,7 +106,7 @@ CASES: dict[str, dict[str, Any]] = {
 PAIRS = [(kind, case) for kind in MAKERS for case in CASES if (kind, case) != ("gpt2", "one token")]
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("kind", "case"), PAIRS)
 def test_loss_and_gradients(kind: str, case: str) -> None:
     model = MAKERS[kind](dropout=0.0)
@@ -156,7 +156,7 @@ def test_trainer_verifies_with_dropout_in_the_model(kind: str, case: str) -> Non
     assert not bad, str(report)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_law_on_the_rows_that_are_read(kind: str, padding: str) -> None:

@@ -70,7 +70,7 @@ MODELS: dict[str, Make] = {
 }
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_mask(name: str, kind: str) -> None:
@@ -114,7 +114,7 @@ def test_without_a_mask(name: str) -> None:
     assert_same([narrow(model, data)[0]], model, [data])
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_every_family(name: str) -> None:
     model, data = CASES[name][0](), CASES[name][1]()

@@ -39,6 +39,7 @@ def data(seed: int = 0) -> list[dict[str, Any]]:
     return [batch(seed + n, kind) for n, kind in enumerate(KINDS)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("seed", [3, 17, 26, 33, 58])
 def test_random_programs(seed: int) -> None:
     made = program(seed)
@@ -201,6 +202,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tiny.Tensors]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_models(name: str) -> None:
     make, given = MODELS[name]
@@ -229,6 +231,7 @@ WATCHED = (
 )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", WATCHED)
 def test_nan_in_unread_rows_arrives_nowhere(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONWARD_CHECK", "1")
@@ -265,6 +268,7 @@ def test_what_reads_unread_rows_is_named(
 # ---- ids at rows that nobody reads
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("leaf", ["input_ids", "token_type_ids", "position_ids"])
 @pytest.mark.parametrize("bad", [1000, -1])
 def test_ids_of_unread_rows_are_refused_as_in_eager(leaf: str, bad: int) -> None:

@@ -65,7 +65,7 @@ def ids(seed: int = 0) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("how", LAYOUTS)
 def test_parameters_of_any_layout_train_as_in_eager(how: str, optimizer: str) -> None:
