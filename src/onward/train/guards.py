@@ -139,8 +139,8 @@ class Guards:
 
     def settle(self, captured: Captured) -> bool:
         """Takes the state after a capture as the one that it saw. Returns whether the forward has
-        set something, which graphs of before may read."""
-        paths = self._look(*self._roots)
+        set something else, which graphs of before may read."""
+        paths = self._look(*self._roots) if captured.sets else []
         self._count(paths)
         assert self._sweep is not None
         # a parameter of another model is baked as an alias that has a version counter of its own
