@@ -215,16 +215,13 @@ def aligned(demand: Demand, y: Shape, x: Shape) -> Demand:
 
 
 def regrouped(dims: Sequence[int], y: Shape, x: Shape) -> tuple[int, ...] | None:
-    """The dims of `x` that `dims` of its reshaped form `y` are made of; None where they mix, or
-    where a size of 0 makes all products equal."""
-    if 0 in (*y, *x):
-        return None
+    """The dims of `x` that `dims` of its reshaped form `y` are made of; None where they mix."""
     found: list[int] = []
     for group in _runs(dims):
         before, within = product(y[: group[0]]), product(y[d] for d in group)
         ends = [i for i in range(len(x) + 1) if product(x[:i]) == before]
         pairs = [(i, j) for i in ends for j in range(i, len(x) + 1) if product(x[i:j]) == within]
-        if not pairs:
+        if not pairs or 0 in (*y, *x):  # which makes all products equal
             return None
         # of dims of size 1 at the edges, take those that belong to a run of the same length
         best = min(pairs, key=lambda p: (abs(p[1] - p[0] - len(group)), -p[0]))
