@@ -42,8 +42,6 @@ def differentiate(
         dys = [gradients.pop(y, None) for y in node.outputs]
         if all(dy is None for dy in dys) or not any(x in needed for x in node.inputs):
             continue
-        if node.meta.get("stop_gradient"):
-            continue
         b = Builder(graph, module=where(node), backward=True)
         dxs = _derive(b, node, dys)
         for x, dx in zip(node.inputs, dxs, strict=False):
