@@ -205,6 +205,10 @@ REFUSED: dict[str, tuple[Refused, str]] = {
         lambda t: attribute(t.optimizer, "step", functools.partial(hook).func),
         "optimizer.step has been replaced by hook",
     ),
+    "step partly applied": (
+        lambda t: attribute(t.optimizer, "step", functools.partial(hook)),
+        "optimizer.step has been replaced by partial",
+    ),
     "step wrapped": (
         lambda t: attribute(t.optimizer, "step", functools.wraps(t.optimizer.step)(_around)),
         "optimizer.step has been replaced by",

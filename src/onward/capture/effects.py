@@ -118,7 +118,6 @@ class _Rehearsal:
         self._run, self._batch, self._model, self._loss_fn = run, batch, model, loss_fn
         self._before = Held(model, loss_fn)
         self._saved = _saved(model)
-        self._draws: list[str] = []
 
     def judge(self, effects: Effects) -> None:
         """Raises CaptureError unless the runs are alike; says what stays set."""
@@ -131,9 +130,10 @@ class _Rehearsal:
                 self._before.put_back()
 
     def _drawing(self, effects: Effects) -> None:
-        while effects.drawn and len(self._draws) < _RUNS:
+        for _ in range(_RUNS if effects.drawn else 0):
+            draws = _draws()
             self._give(self._batch)
-            if not self._draws[-1]:
+            if not _drawn(draws):
                 return
         if effects.drawn:
             raise CaptureError(
@@ -168,12 +168,8 @@ class _Rehearsal:
         )
 
     def _give(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        draws = _draws()
-        try:
-            with torch.random.fork_rng(), torch.set_grad_enabled(self._model.training):
-                return [y.detach().clone() for y in self._run(batch)]
-        finally:
-            self._draws.append(_drawn(draws))
+        with torch.random.fork_rng(), torch.set_grad_enabled(self._model.training):
+            return [y.detach().clone() for y in self._run(batch)]
 
     def _leaves(self) -> dict[str, Any]:
         """What stands there that did not before; of a tensor its numbers."""
@@ -188,7 +184,7 @@ class _Rehearsal:
             self._model.train(not self._model.training)
             try:
                 given.append(self._give(self._batch))
-            except Exception as error:
+            except Exception as error:  # a mode that this batch is none for, both times
                 given.append(type(error))
             finally:
                 for module, flag in flags:

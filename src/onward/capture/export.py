@@ -47,7 +47,6 @@ class Captured:
     leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
     constants: the user's tensors that are baked in, since no module registers them.
     reached: parameters that autograd would give a gradient, if only of zeros.
-    sets: whether the forward has set something, which may stay set.
     """
 
     graph: Graph
@@ -57,7 +56,6 @@ class Captured:
     notes: list[str] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
-    sets: bool = False
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _shown: list[Shown] = field(default_factory=list)
@@ -222,7 +220,6 @@ def capture(
     raise_composites(graph)
     _guard(result, program)
     require_harmless(flat.effects, lambda batch: flat.run(*batch), tensors, model, loss_fn)
-    result.sets = bool(flat.effects.written)
     if flat.effects.written and not flat.effects.left:
         written = ", ".join(flat.effects.written)
         result.notes.append(f"a step does not set {written}, as the model's forward does")

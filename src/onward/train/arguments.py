@@ -70,6 +70,8 @@ def _is_entry(entry: Any) -> bool:
 
 def check_inputs(call: Call) -> None:
     """Raises OnwardError for a batch into which eager code would pass gradients back."""
+    if not any(x.requires_grad for x in call.tensors):
+        return
     for name, value in call.named().items():
         if any(isinstance(x, torch.Tensor) and x.requires_grad for x in pytree.tree_leaves(value)):
             raise OnwardError(

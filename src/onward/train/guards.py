@@ -62,19 +62,23 @@ def refuse_optimizer_hooks(optimizer: torch.optim.Optimizer) -> None:
     for step in (optimizer.step, type(optimizer).step):
         if not _is_a_librarys(step):
             raise CaptureError(
-                f"optimizer.step has been replaced by {step.__qualname__}, which train_step does "
-                "not call; fix: leave it as it was, and do the rest around train_step"
+                f"optimizer.step has been replaced by {_name_of(step)}, which train_step does not "
+                "call; fix: leave it as it was, and do the rest around train_step"
             )
     held = [(getattr(optimizer, name, {}), kind) for name, kind in _OPTIMIZER_HOOKS.items()]
     everywhere = sys.modules[torch.optim.Optimizer.__module__]
     held += [(getattr(everywhere, name, {}), kind) for name, kind in _GLOBAL_HOOKS.items()]
     for hooks, kind in held:
         for hook in hooks.values():
-            name = getattr(hook, "__qualname__", type(hook).__qualname__)
             raise CaptureError(
-                f"the optimizer has the {kind} {name}; the step is one graph, with no gradients to "
-                "show between backward and update; fix: remove it, and call it around train_step"
+                f"the optimizer has the {kind} {_name_of(hook)}; the step is one graph, with no "
+                "gradients to show between backward and update; fix: remove it, and call it around "
+                "train_step"
             )
+
+
+def _name_of(function: Any) -> str:
+    return getattr(function, "__qualname__", type(function).__qualname__)
 
 
 def _is_a_librarys(step: Any) -> bool:
@@ -140,7 +144,7 @@ class Guards:
     def settle(self, captured: Captured) -> bool:
         """Takes the state after a capture as the one that it saw. Returns whether the forward has
         set something else, which graphs of before may read."""
-        paths = self._look(*self._roots) if captured.sets else []
+        paths = self._look(*self._roots)  # also what a refusal has left
         self._count(paths)
         assert self._sweep is not None
         # a parameter of another model is baked as an alias that has a version counter of its own
