@@ -4,12 +4,14 @@ The same sources are compiled once per instruction level. `onward.kernels.native
 at run time. Without a compiler the package installs all the same and runs on PyTorch's operators.
 """
 
+import copy
 import hashlib
 import os
 import platform
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 FOLDER = Path("src/onward/kernels/native")
 # Never -ffast-math: linked into a process it changes every library's denormals, and NaN checks go.
@@ -25,7 +27,22 @@ DIGEST = hashlib.sha256()
 for path in sorted(FOLDER.glob("src/*")):
     DIGEST.update(path.name.encode() + path.read_bytes())
 
+
+class BuildExt(build_ext):
+    """`build_ext` with a folder of objects per extension.
+
+    The levels compile the same sources at the same time. In one folder each would write over
+    the others' objects, and a library would hold code of another level, or half an object.
+    """
+
+    def build_extension(self, ext):
+        own = copy.copy(self)  # this method runs on several threads
+        own.build_temp = str(Path(self.build_temp) / ext.name)
+        build_ext.build_extension(own, ext)
+
+
 setup(
+    cmdclass={"build_ext": BuildExt},
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
     ext_modules=[
         Extension(
