@@ -33,6 +33,25 @@ class Record:
     labels: Any
 
 
+class Doubling(torch.Tensor):
+    """Its tanh is another."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        y = super().__torch_function__(func, types, args, kwargs or {})
+        return y * 2 if func is torch.tanh else y
+
+
+class Plain(torch.Tensor):
+    """A subclass that only has a name."""
+
+
+class Dispatching(torch.Tensor):
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
 Named = namedtuple("Named", ["input", "labels"])
 still = X.numpy().copy()
 still.flags.writeable = False
@@ -109,6 +128,14 @@ WRONG: dict[str, tuple[Any, str]] = {
     "dataclass inside": (Record(X, Y), "'x' is a Record"),
     "function": (len, "'x' is a builtin_function"),
     "sparse": (X.to_sparse(), r"'x' is a tensor of layout torch.sparse_coo; fix: to_dense"),
+    "mkldnn": (X.to_mkldnn(), r"'x' is a tensor of layout torch._mkldnn; fix: to_dense"),
+    "jagged": (
+        torch.nested.nested_tensor([X, X[1:]], layout=torch.jagged),
+        "'x' is a tensor of layout torch.jagged",
+    ),
+    "meta": (X.to("meta"), "'x' is on the meta device, where tensors have no numbers"),
+    "functions of its own": (X.as_subclass(Doubling), "'x' is of Doubling, which redefines"),
+    "dispatch of its own": (X.as_subclass(Dispatching), "'x' is of Dispatching, which redefines"),
 }
 
 
@@ -118,6 +145,30 @@ def test_what_is_no_tensor_is_refused_in_one_line(name: str) -> None:
     with pytest.raises(OnwardError, match=message) as raised:
         leaves(value)
     assert "fix: " in str(raised.value)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+def test_nested_tensor_is_refused_in_one_line() -> None:
+    with pytest.raises(OnwardError, match=r"'x' is a nested tensor; fix: to_padded_tensor"):
+        leaves(torch.nested.nested_tensor([X, X[1:]]))
+
+
+def test_tensor_subclass_without_functions_of_its_own_is_a_tensor() -> None:
+    trainer = onward.Trainer(net(), onward.optim.SGD(lr=0.0), loss_fn=loss_fn)
+    expected = loss_fn(net()(X), Y)
+    torch.testing.assert_close(trainer.train_step(X.as_subclass(Plain), Y).loss, expected.detach())
+
+
+def test_parameters_and_buffers_with_functions_of_their_own_are_refused() -> None:
+    for put in (
+        lambda m, t: m.register_parameter("own", nn.Parameter(t)),
+        lambda m, t: m.register_buffer("own", t),
+    ):
+        model = net()
+        put(model, torch.ones(3).as_subclass(Doubling))
+        trainer = onward.Trainer(model, onward.optim.SGD(lr=0.1), loss_fn=loss_fn)
+        with pytest.raises(OnwardError, match="own is of Doubling, which redefines"):
+            trainer.train_step(X, Y)
 
 
 def test_keys_are_names() -> None:

@@ -328,11 +328,18 @@ def _bind_inputs(
     )
     first = {id(t): n for n, t in reversed(live.items())}  # of tied ones, the name torch lists
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    batch = [
+        placeholders[s.arg.name]
+        for s in program.graph_signature.input_specs
+        if s.kind is InputKind.USER_INPUT
+    ]
+    for node, tensor in zip(batch, tensors, strict=True):
+        translator.name_sizes(node, tensor)
+    translator.settle_sizes(batch)
     users = 0
     for spec in program.graph_signature.input_specs:
         node = placeholders[spec.arg.name]
         if spec.kind is InputKind.USER_INPUT:
-            translator.name_sizes(node, tensors[users])
             value = graph.input(BATCH + names[users], translator.type_of_fx(node), Role.BATCH)
             for dim, size in enumerate(type_of(value).shape):
                 result._sizes.append((users, dim, size))

@@ -117,6 +117,16 @@ def _hooks(
             yield f"{where} has the {kind} {origin.__qualname__}; {fix}"
 
 
+def redefines_ops(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's class says itself what torch's functions do; a graph runs torch's."""
+    mro = type(tensor).__mro__
+    return any(
+        not cls.__module__.startswith("torch.nn.")
+        and not vars(cls).keys().isdisjoint(("__torch_function__", "__torch_dispatch__"))
+        for cls in mro[: mro.index(torch.Tensor)]
+    )
+
+
 def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
     storages: dict[int, tuple[str, bool]] = {}
     parameters, buffers = root.named_parameters(), root.named_buffers()  # tied ones are listed once
@@ -124,6 +134,12 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
         name, trained = prefix + name, isinstance(tensor, torch.nn.Parameter)
         if torch.nn.parameter.is_lazy(tensor):
             yield f"{name} has no shape yet; fix: call the model once"
+            continue
+        if redefines_ops(tensor):
+            yield (
+                f"{name} is of {type(tensor).__qualname__}, which redefines torch's functions; "
+                "fix: a plain tensor"
+            )
             continue
         pointer = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
         other, written = storages.setdefault(pointer, (name, trained))
@@ -206,6 +222,7 @@ __all__ = [
     "BACKWARD_HOOKS",
     "FORWARD_HOOKS",
     "TENSOR_HOOKS",
+    "redefines_ops",
     "refuse_constant",
     "refuse_model",
     "refuse_surroundings",

@@ -12,6 +12,7 @@ import torch
 from onward.capture import composites as composites  # registers its rows in the table
 from onward.capture import inplace
 from onward.capture.aten import TABLE, Call, stop_gradient
+from onward.capture.sizes import forced
 from onward.config import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
@@ -99,6 +100,22 @@ class Translator:
                 )  # fmt: skip
                 self._places[place] = symbol(name)
             self.symbols[expr] = self._places[place]
+
+    def settle_sizes(self, nodes: Sequence[Any]) -> None:
+        """Numbers in place of names where the trace leaves no choice (sizes.py)."""
+        sizes = [size for node in nodes for size in node.meta["val"].shape]
+        env = next((size.node.shape_env for size in sizes if not isinstance(size, int)), None)
+        if env is None:
+            return
+        names = {s: sympy.Symbol(str(size)) for s, size in self.symbols.items()}
+        first = {sympy.Symbol(str(size)): n for (_, n), size in self._places.items()}
+        equations = [
+            sympy.Eq(*(env.replace(side).xreplace(names) for side in guard.expr.args))
+            for guard in env.guards
+            if isinstance(guard.expr, sympy.Eq)
+        ]
+        found = forced(equations, first)
+        self.symbols |= {s: found[name] for s, name in names.items() if name in found}
 
     def size_of(self, size: Any) -> Size:
         """A SymInt or int -> a Size. Raises CaptureError where it is not a polynomial."""

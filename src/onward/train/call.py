@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from onward.capture.refusals import redefines_ops
 from onward.config import OnwardError
 
 _TARGETS = ("labels", "target", "targets")
@@ -102,7 +103,7 @@ def _key(key: Any) -> str:
 
 def _converted(value: Any, where: str) -> Any:
     """The value with tensors for arrays and lists of numbers, and dicts for other mappings."""
-    if type(value) is torch.Tensor and value.layout == torch.strided:
+    if type(value) is torch.Tensor and not _strange(value):
         return value
     if isinstance(value, np.ndarray):
         return _array(value, where)
@@ -120,10 +121,9 @@ def _converted(value: Any, where: str) -> Any:
 
 def _leaf(value: Any, where: str) -> Any:
     if isinstance(value, torch.Tensor):
-        if value.layout != torch.strided or value.is_nested:
-            raise OnwardError(
-                f"the batch's {where} is a tensor of layout {value.layout}; fix: to_dense()"
-            )
+        strange = _strange(value)
+        if strange:
+            raise OnwardError(f"the batch's {where} is {strange}")
         return value
     if not isinstance(value, _VALUES):
         raise OnwardError(
@@ -131,6 +131,22 @@ def _leaf(value: Any, where: str) -> Any:
             "fix: convert it to tensors before the step"
         )
     return value
+
+
+def _strange(tensor: torch.Tensor) -> str | None:
+    """Why no step reads it, and the way out."""
+    if tensor.layout != torch.strided:
+        return f"a tensor of layout {tensor.layout}; fix: to_dense()"
+    if tensor.is_nested:
+        return "a nested tensor; fix: to_padded_tensor(0), and a mask"
+    if tensor.is_meta:
+        return "on the meta device, where tensors have no numbers; fix: make it on the model's"
+    if redefines_ops(tensor):
+        return (
+            f"of {type(tensor).__qualname__}, which redefines torch's functions; fix: "
+            "as_subclass(torch.Tensor)"
+        )
+    return None
 
 
 def _numbers(value: Any) -> bool:
