@@ -13,8 +13,8 @@ from torch import nn
 
 from onward.capture.sizes import forced
 
-B, T, N = sympy.symbols("B T N")
-FIRST = {B: 3, T: 2, N: 6}
+B, T, N, C, D = sympy.symbols("B T N C D")
+FIRST = {B: 3, T: 2, N: 6, C: 2, D: 3}
 # equations of the first batch, and the sizes to which they leave no choice
 EQUATIONS = {
     "a factor in common": (sympy.Eq(2 * B, B * T), {T: 2}),
@@ -23,7 +23,9 @@ EQUATIONS = {
     "more than once": (sympy.Eq(T**2, 4), {T: 2}),
     "a relation": (sympy.Eq(B * T, N), {}),
     "a multiple": (sympy.Eq(N, 2 * B), {}),
-    "twice a relation": (sympy.Eq(T * B, T * N / 2), {}),
+    "a relation in common": (sympy.Eq(T * B * T, T * N), {}),
+    "one that gives none by the others": (sympy.Eq(B * T, C * D), {B: 3, T: 2, C: 2, D: 3}),
+    "in common, and none by the others": (sympy.Eq(N * 2 * B, N * 3 * C), {B: 3, C: 2}),
     "true": (sympy.Eq(B, B), {}),
     "a division": (sympy.Eq(sympy.floor(N / 4), 1), {}),
     "a size of no input": (sympy.Eq(2 * sympy.Symbol("u0"), 2), {}),
@@ -71,3 +73,37 @@ def test_length_that_is_fixed_for_one_input_is_fixed_for_all(
         ids, labels = torch.randint(0, 11, (2, rows, length))
         mask = torch.randint(0, 2, (rows, length)).float()
         pair.step(ids, mask, labels)
+
+
+class Flattened(nn.Module):
+    """The ids', the mask's and the labels' elements are the same, in other shapes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 4), nn.Linear(4, 11)
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        logits = self.head(self.embed(ids)).view(-1, 11)
+        loss = F.cross_entropy(logits, labels.view(-1), reduction="none")
+        return (loss.view(mask.shape) * mask).sum()
+
+
+SHAPES: dict[str, list[tuple[tuple[int, ...], ...]]] = {
+    "a dim more": [((1, 3, 4), (3, 4), (3, 4)), ((1, 2, 5), (2, 5), (2, 5))],
+    "turned": [((3, 4), (4, 3), (3, 4)), ((2, 5), (5, 2), (2, 5)), ((3, 4), (4, 3), (3, 4))],
+    "cut otherwise": [((3, 4), (2, 6), (12,)), ((2, 5), (5, 2), (10,))],
+    "flat": [((3, 4), (12,), (12,)), ((2, 5), (10,), (10,))],
+    "three ways": [((6, 2), (4, 3), (12,)), ((6, 2), (2, 6), (3, 4)), ((3, 4), (3, 4), (3, 4))],
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_elements_in_other_shapes(name: str) -> None:
+    torch.manual_seed(0)
+    pair = Pair(Flattened(), OPTIMIZERS["sgd"])
+    for ids, mask, labels in SHAPES[name]:
+        pair.step(
+            torch.randint(0, 11, ids),
+            torch.randint(0, 2, mask).float(),
+            torch.randint(0, 11, labels),
+        )

@@ -13,10 +13,12 @@ import sympy
 
 
 def forced(equations: Iterable[Any], first: Mapping[sympy.Symbol, int]) -> dict[sympy.Symbol, int]:
-    """The sizes of `first` (name -> size in the first batch) to which `equations` leave no choice.
+    """The sizes of `first` (name -> size in the first batch) that are to be numbers.
 
-    An equation is a product of factors that is 0, and sizes are above 0. Only a factor of one size
-    decides; one of two (`B*T - N`) is a relation that batches of many sizes may fulfil.
+    An equation is a product of factors that is 0, and sizes are above 0. A factor of one size has
+    one answer. One of several that gives none of them by the others (`B*T - C*D`) says more than
+    shapes can express, so that they are fixed as they are; where it does (`B*T - N`) they stay
+    open.
     """
     found: dict[sympy.Symbol, int] = {}
     for equation in equations:
@@ -27,10 +29,18 @@ def forced(equations: Iterable[Any], first: Mapping[sympy.Symbol, int]) -> dict[
         if difference.atoms(sympy.Function):
             continue  # divisions with a remainder
         for factor, _ in sympy.factor_list(difference)[1]:
-            (size, *others) = factor.free_symbols
-            if not others and size in first and factor.subs(size, first[size]) == 0:
-                found[size] = first[size]
+            sizes = factor.free_symbols
+            if sizes <= first.keys() and factor.subs(first) == 0 and not _solved(factor):
+                found |= {size: first[size] for size in sizes}
     return found
+
+
+def _solved(factor: Any) -> bool:
+    """Whether it gives one of several sizes as a polynomial of the others."""
+    sizes = factor.free_symbols
+    return len(sizes) > 1 and any(
+        sympy.degree(factor, size) == 1 and abs(sympy.LC(factor, size)) == 1 for size in sizes
+    )
 
 
 __all__ = ["forced"]
