@@ -85,8 +85,8 @@ def plain_product(
     assert c is not None
     (m, n), k = y.shape, left.shape[0 if ta else 1]
     return c.launch(
-        "onward_gemm", engine.layout, int(ta), int(tb), m, n, k, left, left.shape[1],
-        right, right.shape[1], None, 0, y, n,
+        "onward_gemm", blas=engine.layout, ta=int(ta), tb=int(tb), m=m, n=n, k=k, a=left,
+        lda=left.shape[1], b=right, ldb=right.shape[1], c=None, c_stride=0, y=y, ldy=n,
     )  # fmt: skip
 
 

@@ -83,10 +83,11 @@ def bind(op: str, use: Use) -> Launch:
         )
     ]
     call = native.launch(
-        "onward_head", engine.layout, x, w, bias, labels, weight, dloss, loss, dx, dw, dbias,
-        n, d, v, int(use.attrs["ignore_index"]), int(use.attrs["reduction"] == "mean"),
-        float(use.attrs.get("label_smoothing", 0.0)), rows, width, count, threads,
-        use.scratch[0], bad,
+        "onward_head", blas=engine.layout, x=x, w=w, bias=bias, labels=labels, weight=weight,
+        dloss=dloss, loss=loss, dx=dx, dw=dw, dbias=dbias, n=n, d=d, v=v,
+        ignore=int(use.attrs["ignore_index"]), mean=int(use.attrs["reduction"] == "mean"),
+        smoothing=float(use.attrs.get("label_smoothing", 0.0)), rows=rows, chunk=width,
+        chunks=count, threads=threads, scratch=use.scratch[0], bad=bad,
     )  # fmt: skip
 
     def launch() -> None:

@@ -44,9 +44,9 @@ def bind(engine: str, use: Use) -> Launch:
     native = library()
     assert native is not None
     return native.launch(
-        "onward_gemm", engines()[engine].layout, int(left[0]), int(right[0]),
-        y.shape[0], y.shape[1], a.shape[1], a, left[1], b, right[1],
-        row, 0 if row is None or y.shape[0] == 1 else row.stride(0), y, out[1],
+        "onward_gemm", blas=engines()[engine].layout, ta=int(left[0]), tb=int(right[0]),
+        m=y.shape[0], n=y.shape[1], k=a.shape[1], a=a, lda=left[1], b=b, ldb=right[1], c=row,
+        c_stride=0 if row is None or y.shape[0] == 1 else row.stride(0), y=y, ldy=out[1],
     )  # fmt: skip
 
 

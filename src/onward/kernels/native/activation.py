@@ -26,8 +26,9 @@ def _plain(activation: Callable[[Use], str]) -> Callable[[Use], Launch]:
         c = library()
         assert c is not None
         return c.launch(
-            "onward_activation", use.x(), use.y, use.y.numel(), _NUMBER[activation(use)]
-        )
+            "onward_activation", x=use.x(), y=use.y, n=use.y.numel(),
+            kind=_NUMBER[activation(use)],
+        )  # fmt: skip
 
     return bind
 
@@ -36,7 +37,9 @@ def _bind_gelu_grad(use: Use) -> Launch:
     c = library()
     assert c is not None
     dy, x, dx = use.x(0), use.x(1), use.y
-    return c.launch("onward_activation_grad", dy, x, dx, dx.numel(), _NUMBER[_gelu(use)])
+    return c.launch(
+        "onward_activation_grad", dy=dy, x=x, dx=dx, n=dx.numel(), kind=_NUMBER[_gelu(use)]
+    )
 
 
 def _bind_biased(use: Use) -> Launch:
@@ -45,8 +48,8 @@ def _bind_biased(use: Use) -> Launch:
     x, bias = use.x(0), use.x(1)
     kind = _NUMBER[use.attrs["activation"]]
     return c.launch(
-        "onward_bias_activation", x, bias, use.y, x.numel() // max(bias.numel(), 1), bias.numel(),
-        kind,
+        "onward_bias_activation", x=x, bias=bias, y=use.y,
+        rows=x.numel() // max(bias.numel(), 1), features=bias.numel(), kind=kind,
     )  # fmt: skip
 
 
@@ -77,9 +80,9 @@ def _bind_biased_grad(use: Use) -> Launch:
     bias = use.inputs[2] if len(use.inputs) > 2 else None
     features = dbias.numel()
     return c.launch(
-        "onward_bias_activation_grad", dy, x, bias, dx, dbias, partial,
-        x.numel() // max(features, 1), features, partial.shape[0],
-        _NUMBER[use.attrs["activation"]],
+        "onward_bias_activation_grad", dy=dy, x=x, bias=bias, dx=dx, dbias=dbias, partial=partial,
+        rows=x.numel() // max(features, 1), features=features, parts=partial.shape[0],
+        kind=_NUMBER[use.attrs["activation"]],
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -109,14 +110,12 @@ def _shape(type: Type | None) -> tuple[int, ...]:
     return tuple(int(n) for n in type.shape)  # type: ignore[arg-type]
 
 
-def _layout(x: torch.Tensor) -> tuple[torch.Tensor, tuple[int, ...]]:
-    """A tensor as the C functions take it: address and strides."""
-    return x, x.stride()
+def _layouts(**tensors: torch.Tensor) -> dict[str, Any]:
+    """Tensors with their strides beside them, as the C functions take them."""
+    return {**tensors, **{f"{name}_strides": x.stride() for name, x in tensors.items()}}
 
 
-def _filter(
-    use: Use, first: int, shape: tuple[int, ...]
-) -> list[torch.Tensor | Sequence[int] | float | None]:
+def _filter(use: Use, first: int, shape: tuple[int, ...]) -> dict[str, Any]:
     """Mask, dropout and scale, as both C functions take them; they are inputs `first` and on."""
     mask, seed, offset = (*use.inputs, None, None, None)[first : first + 3]
     allowed = mask if mask is not None and mask.dtype == torch.bool else None
@@ -124,43 +123,51 @@ def _filter(
     strides = mask.expand(shape).stride() if mask is not None else (0, 0, 0, 0)
     ratio = float(use.attrs.get("ratio", 0.0))
     site, bound, keep = mask_arguments(use, ratio) if ratio > 0.0 else (0, 0, 1.0)
-    return [
-        allowed, added, strides, seed if ratio > 0.0 else None, offset, site, bound,
-        int(use.attrs.get("sample_dim", -1)), keep, float(use.attrs["scale"]),
-    ]  # fmt: skip
+    return {
+        "allowed": allowed, "added": added, "mask_strides": strides,
+        "seed": seed if ratio > 0.0 else None, "offset": offset, "site": site, "threshold": bound,
+        "sample_dim": int(use.attrs.get("sample_dim", -1)), "keep_scale": keep,
+        "scale": float(use.attrs["scale"]),
+    }  # fmt: skip
 
 
-def _coordinates(use: Use, at: int) -> list[torch.Tensor | None]:
+def _coordinates(use: Use, at: int) -> dict[str, torch.Tensor | None]:
     """Of queries and keys, where rows are packed: inputs `at` and behind it."""
-    return [*use.inputs, *[None] * (at + 2)][at : at + 2]
+    q_at, k_at = [*use.inputs, *[None] * (at + 2)][at : at + 2]
+    return {"q_at": q_at, "k_at": k_at}
+
+
+def _room_of(use: Use) -> dict[str, Any]:
+    """What the plan provides for the time of the launch."""
+    scratch, table = use.scratch
+    threads, room = scratch.shape
+    return {"scratch": scratch, "threads": threads, "room": room, "segments": table}
 
 
 def _bind(use: Use) -> Launch:
     q, k, v = use.x(0), use.x(1), use.x(2)
-    y, peak, total = use.outputs
-    scratch, table = use.scratch
+    y, peaks, totals = use.outputs
     c = library()
     assert c is not None
     sizes = (*q.shape[:2], *_sizes(q.shape, k.shape, v.shape), int(bool(use.attrs["is_causal"])))
     return c.launch(
-        "onward_attention", *_layout(q), *_layout(k), *_layout(v),
-        *_filter(use, 3, (*q.shape[:3], k.shape[2])), *_coordinates(use, 6), *_layout(y), peak,
-        total, sizes, scratch, *scratch.shape, table,
+        "onward_attention", **_layouts(q=q, k=k, v=v, y=y), peaks=peaks, totals=totals,
+        **_filter(use, 3, (*q.shape[:3], k.shape[2])), **_coordinates(use, 6), sizes=sizes,
+        **_room_of(use),
     )  # fmt: skip
 
 
 def _bind_grad(use: Use) -> Launch:
     dy, q, k, v = use.x(0), use.x(1), use.x(2), use.x(3)
-    y, peak, total = use.x(7), use.x(8), use.x(9)
+    y, peaks, totals = use.x(7), use.x(8), use.x(9)
     dq, dk, dv = use.outputs
-    scratch, table = use.scratch
     c = library()
     assert c is not None
     sizes = (*q.shape[:2], *_sizes(q.shape, k.shape, v.shape), int(bool(use.attrs["is_causal"])))
     return c.launch(
-        "onward_attention_grad", *_layout(dy), *_layout(q), *_layout(k), *_layout(v),
-        *_filter(use, 4, (*q.shape[:3], k.shape[2])), *_coordinates(use, 10), *_layout(y), peak,
-        total, *_layout(dq), *_layout(dk), *_layout(dv), sizes, scratch, *scratch.shape, table,
+        "onward_attention_grad", **_layouts(dy=dy, q=q, k=k, v=v, y=y, dq=dq, dk=dk, dv=dv),
+        peaks=peaks, totals=totals, **_filter(use, 4, (*q.shape[:3], k.shape[2])),
+        **_coordinates(use, 10), sizes=sizes, **_room_of(use),
     )  # fmt: skip
 
 

@@ -44,7 +44,10 @@ def _bind_gather(use: Use) -> Launch:
     assert c is not None
     rows = table.shape[0]
     width = table.numel() // max(rows, 1)
-    call = c.launch("onward_gather_rows", table, rows, width, ids, ids.numel(), y, bad)
+    call = c.launch(
+        "onward_gather_rows", table=table, rows=rows, width=width, ids=ids, count=ids.numel(), y=y,
+        bad=bad,
+    )  # fmt: skip
     return _checked("Gather", call, bad, rows)
 
 
@@ -68,8 +71,9 @@ def _bind_scatter(use: Use) -> Launch:
     strided = not (lies_there or uniform or data.is_contiguous())
     rows = y.shape[0]
     call = c.launch(
-        "onward_add_rows", None if lies_there or strided else data, int(uniform), y, rows,
-        y.numel() // max(rows, 1), ids, updates, ids.numel(), bad,
+        "onward_add_rows", data=None if lies_there or strided else data, uniform=int(uniform), y=y,
+        rows=rows, width=y.numel() // max(rows, 1), ids=ids, updates=updates, count=ids.numel(),
+        bad=bad,
     )  # fmt: skip
     add = _checked("ScatterND", call, bad, rows)
     return (lambda: (y.copy_(data), add())) if strided else add

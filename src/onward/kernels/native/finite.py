@@ -16,7 +16,9 @@ def _bind(use: Use) -> Launch:
     norm, *gradients = use.inputs
     given = [g for g in gradients if g is not None]
     addresses, sizes = [g.data_ptr() for g in given], [g.numel() for g in given]
-    return c.launch("onward_all_finite", addresses, sizes, len(given), norm, use.y)
+    return c.launch(
+        "onward_all_finite", addresses=addresses, sizes=sizes, count=len(given), norm=norm, y=use.y
+    )
 
 
 KERNELS: dict[str, Kernel] = {

@@ -1,6 +1,7 @@
 """The compiled library: found, chosen by what the processor can do, loaded beside PyTorch's OpenMP.
 
-It is a plain C ABI called through ctypes: every argument is a pointer, an int64_t or a float.
+It is a plain C ABI called through ctypes: every argument is a pointer, an int64_t or a float, and
+every call is checked by the header that declares the functions (signatures.py).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch
 from onward.config import OnwardError, environment
 from onward.graph.types import DType
 from onward.kernels.kernel import Launch, Need
+from onward.kernels.native.signatures import Signature, signatures
 
 log = logging.getLogger("onward")
 FOLDER = Path(__file__).parent
@@ -54,43 +56,25 @@ class Library:
         stamp.restype = ctypes.c_char_p
         return stamp() == sources_digest().encode()
 
-    def launch(self, name: str, *args: Argument) -> Launch:
-        """A call of the C function `name` with its arguments converted once.
+    def launch(self, function: str, /, **arguments: Argument) -> Launch:
+        """A call of a C function, its arguments given by the names of `src/functions.h`, checked
+        and converted once.
 
-        A tensor or a ctypes array gives its address, a sequence of ints that of a copy as
-        `int64_t`, one of floats that of a copy as `double`, None a null pointer, an int an
-        `int64_t`, a float a `float`.
+        A tensor or a ctypes array gives its address, a sequence of numbers that of a copy, None a
+        null pointer. Raises TypeError or ValueError where they are not what the header says.
         """
-        function = self._functions.get(name)
-        if function is None:
-            function = self._functions[name] = self._c[name]
-            function.restype = None  # type: ignore[attr-defined]
-        return partial(function, *[_converted(a) for a in args])
+        signature = declared()[function]
+        call = self._functions.get(function)
+        if call is None:
+            call = self._functions[function] = self._c[function]
+            call.restype = None  # type: ignore[attr-defined]
+        return partial(call, *signature.converted(arguments))
 
 
-def _converted(arg: Argument) -> Any:
-    convert = _CONVERSIONS.get(type(arg))  # a batch of another size binds hundreds of calls anew
-    if convert is not None:
-        return convert(arg)
-    match arg:
-        case torch.Tensor():  # a parameter
-            return ctypes.c_void_p(arg.data_ptr())
-        case list() | tuple() if arg and isinstance(arg[0], float):
-            return (ctypes.c_double * len(arg))(*arg)
-        case list() | tuple():
-            return (ctypes.c_int64 * len(arg))(*arg)
-        case _:
-            return arg
-
-
-_NULL = ctypes.c_void_p(None)
-_CONVERSIONS: dict[type, Callable[[Any], Any]] = {
-    type(None): lambda _: _NULL,
-    torch.Tensor: lambda x: ctypes.c_void_p(x.data_ptr()),
-    bool: ctypes.c_int64,
-    int: ctypes.c_int64,
-    float: ctypes.c_float,
-}
+@functools.cache
+def declared() -> dict[str, Signature]:
+    """The signature of each C function, by its name."""
+    return signatures((FOLDER / "src" / "functions.h").read_text(encoding="utf-8"))
 
 
 @functools.cache

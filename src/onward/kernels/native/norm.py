@@ -23,7 +23,7 @@ import torch
 from onward.graph.types import DType, Type, product
 from onward.kernels.kernel import Kernel, Launch, Need, Use
 from onward.kernels.native.library import library, only_f32, where
-from onward.kernels.native.random import mask_arguments, packed
+from onward.kernels.native.random import mask_arguments, row_arguments
 
 _TILES = 32  # of rows: more threads than this share the gradient's work no further
 _TILE_ROWS = 16  # at least: a tile's sums are written and read once more
@@ -43,18 +43,22 @@ def _only_f32_and_some_kept(need: Need) -> str | None:
     return "ratio 1" if need.attrs.get("ratio", 0.0) >= 1.0 else only_f32(need)
 
 
-def _mask(use: Use, seed_at: int) -> list[Any]:
-    """`seed, offset, site, threshold, scale, sizes, rank, sample_dim, coordinates, width` as the C
-    functions take them; without dropout no seed, and a mask that keeps everything."""
+def _mask(use: Use, seed_at: int) -> dict[str, Any]:
+    """Dropout as the C functions take it; without it no seed, and a mask that keeps everything."""
     outer = list(use.y.shape[:-1])
     ratio = float(use.attrs.get("ratio", 0.0))
     if ratio == 0.0:
-        return [None, None, 0, 0, 1.0, outer, len(outer), -1, *packed(None)]
-    offset, coordinates = [*use.inputs[seed_at + 1 :], None, None][:2]
-    return [
-        use.x(seed_at), offset, *mask_arguments(use, ratio),
-        outer, len(outer), int(use.attrs["sample_dim"]), *packed(coordinates),
-    ]  # fmt: skip
+        return _KEEPS_ALL | {"sizes": outer, "rank": len(outer)}
+    site, threshold, factor = mask_arguments(use, ratio)
+    return row_arguments(use, outer, use.inputs[seed_at + 1 :]) | {
+        "seed": use.x(seed_at), "site": site, "threshold": threshold, "factor": factor,
+    }  # fmt: skip
+
+
+_KEEPS_ALL: dict[str, Any] = {
+    "seed": None, "offset": None, "site": 0, "threshold": 0, "factor": 1.0, "sample_dim": -1,
+    "coordinates": None, "width": 0,
+}  # fmt: skip
 
 
 def _bind_layer_norm(use: Use) -> Launch:
@@ -63,9 +67,11 @@ def _bind_layer_norm(use: Use) -> Launch:
     features = scale.numel()
     c = library()
     assert c is not None
+    y, mean, invstd = use.outputs
     return c.launch(
-        "onward_layer_norm", x, scale, bias, *use.outputs, x.numel() // max(features, 1), features,
-        float(use.attrs.get("epsilon", 1e-5)),
+        "onward_layer_norm", x=x, scale=scale, bias=bias, y=y, mean=mean, invstd=invstd,
+        rows=x.numel() // max(features, 1), features=features,
+        epsilon=float(use.attrs.get("epsilon", 1e-5)),
     )  # fmt: skip
 
 
@@ -80,10 +86,11 @@ def _bind_add_layer_norm(use: Use) -> Launch:
     features = scale.numel()
     c = library()
     assert c is not None
+    y, mean, invstd, r = use.outputs
     return c.launch(
-        "onward_add_layer_norm", x, residual, scale, bias, *use.outputs,
-        x.numel() // max(features, 1), features, float(use.attrs.get("epsilon", 1e-5)),
-        *_mask(use, 4),
+        "onward_add_layer_norm", x=x, residual=residual, scale=scale, bias=bias, y=y, mean=mean,
+        invstd=invstd, r=r, rows=x.numel() // max(features, 1), features=features,
+        epsilon=float(use.attrs.get("epsilon", 1e-5)), **_mask(use, 4),
     )  # fmt: skip
 
 
@@ -91,14 +98,17 @@ def _bind_add_layer_norm_grad(use: Use) -> Launch:
     return _grad(use, use.inputs[:6], _mask(use, 6))
 
 
-def _grad(use: Use, inputs: list[torch.Tensor | None], mask: list[Any]) -> Launch:
+def _grad(use: Use, inputs: list[torch.Tensor | None], mask: dict[str, Any]) -> Launch:
+    dy, dr, r, scale, mean, invstd = inputs
     dresidual, dscale, dbias, *rest = use.outputs
     features, (partial,) = dscale.numel(), use.scratch
     c = library()
     assert c is not None
     return c.launch(
-        "onward_add_layer_norm_grad", *inputs, dresidual, dscale, dbias, rest[0] if rest else None,
-        partial, partial.shape[0], dresidual.numel() // max(features, 1), features, *mask,
+        "onward_add_layer_norm_grad", dy=dy, dr=dr, r=r, scale=scale, mean=mean, invstd=invstd,
+        dresidual=dresidual, dscale=dscale, dbias=dbias, dx=rest[0] if rest else None,
+        partial=partial, tiles=partial.shape[0], rows=dresidual.numel() // max(features, 1),
+        features=features, **mask,
     )  # fmt: skip
 
 

@@ -6,6 +6,8 @@ us, 72 GB/s; the same mask in aten's operators 1.4 ms.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -15,13 +17,19 @@ from onward.kernels.native.library import library, only_f32, where
 
 
 def mask_arguments(use: Use, ratio: float) -> tuple[int, int, float]:
-    """`site, threshold, scale` as the C functions take them."""
+    """Site, threshold and scale as the C functions take them."""
     return int(use.attrs["site"]), threshold(ratio), float(np.float32(1.0 / (1.0 - ratio)))
 
 
-def packed(coordinates: torch.Tensor | None) -> tuple[torch.Tensor | None, int]:
-    """`coordinates, width` as the C functions take them."""
-    return coordinates, 0 if coordinates is None else coordinates.shape[1]
+def row_arguments(use: Use, outer: list[int], inputs: list[torch.Tensor | None]) -> dict[str, Any]:
+    """Which rows the mask is drawn for, as the C functions take it; `inputs`: the offset of the
+    samples and the coordinates of packed rows, where the op has them."""
+    offset, coordinates = [*inputs, None, None][:2]
+    return {
+        "offset": offset, "sizes": outer, "rank": len(outer),
+        "sample_dim": int(use.attrs["sample_dim"]), "coordinates": coordinates,
+        "width": 0 if coordinates is None else coordinates.shape[1],
+    }  # fmt: skip
 
 
 def _bind(use: Use) -> Launch:
@@ -33,11 +41,10 @@ def _bind(use: Use) -> Launch:
     assert c is not None
     *outer, features = y.shape
     rows = y.numel() // max(features, 1)
-    offset, coordinates = [*use.inputs[2:], None, None][:2]
     site, bound, scale = mask_arguments(use, ratio)
     return c.launch(
-        "onward_dropout", x, y, rows, features, use.x(1), offset, site, bound, scale,
-        outer, len(outer), int(use.attrs["sample_dim"]), *packed(coordinates),
+        "onward_dropout", x=x, y=y, rows=rows, features=features, seed=use.x(1), site=site,
+        threshold=bound, scale=scale, **row_arguments(use, outer, use.inputs[2:]),
     )  # fmt: skip
 
 

@@ -58,7 +58,10 @@ def _bind_sum_rows(use: Use) -> Launch:
     c = library()
     assert c is not None
     rows = math.prod(x.shape[:count])
-    return c.launch("onward_sum_rows", x, y, partial, rows, y.numel(), partial.shape[0])
+    return c.launch(
+        "onward_sum_rows", x=x, y=y, partial=partial, rows=rows, features=y.numel(),
+        parts=partial.shape[0],
+    )  # fmt: skip
 
 
 def _part_of_dims(need: Need) -> str | None:
@@ -80,7 +83,7 @@ def _bind_norm(use: Use) -> Launch:
         return ATEN["ReduceL2"][0].bind(use)
     c = library()
     assert c is not None
-    return c.launch("onward_norm", x, use.y, use.scratch[0], x.numel(), BLOCK)
+    return c.launch("onward_norm", x=x, y=use.y, partial=use.scratch[0], n=x.numel(), block=BLOCK)
 
 
 KERNELS: dict[str, Kernel] = {

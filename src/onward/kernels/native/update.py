@@ -10,7 +10,8 @@ from onward.graph.types import DType
 from onward.kernels.kernel import Kernel, Launch, Need, Use
 from onward.kernels.native.library import library, only_f32, where
 
-_HYPER = slice(4, 9)  # lr, beta1, beta2, eps, weight_decay: f64[], read at each launch
+_HYPER = slice(4, 9)  # f64[], read at each launch:
+_HYPER_NAMES = ("lr", "first", "second", "epsilon", "weight_decay")
 
 
 def _why_not(need: Need) -> str | None:
@@ -24,9 +25,10 @@ def _bind_adam(use: Use) -> Launch:
     assert c is not None
     p, g, m, v = (use.x(i) for i in range(4))
     scale = use.inputs[10] if len(use.inputs) > 10 else None
+    (new_p, new_m, new_v), hyper = use.outputs, zip(_HYPER_NAMES, use.inputs[_HYPER], strict=True)
     return c.launch(
-        "onward_adam", p, g, m, v, *use.outputs, p.numel(), *use.inputs[_HYPER], use.x(9), scale,
-        int(use.attrs["decoupled"]),
+        "onward_adam", p=p, g=g, m=m, v=v, new_p=new_p, new_m=new_m, new_v=new_v, n=p.numel(),
+        **dict(hyper), step=use.x(9), scale=scale, decoupled=int(use.attrs["decoupled"]),
     )  # fmt: skip
 
 

@@ -1,4 +1,5 @@
 // y = activation(x + bias) and its gradient, in one pass each. x: f32[rows, features].
+#include "functions.h"
 #include "math.h"
 #include "partial.h"
 

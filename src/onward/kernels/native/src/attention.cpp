@@ -7,6 +7,8 @@
 // Both go by segments, rows that attend to one another: the samples of a batch, or the sequences
 // of packed rows. One task is one head of one segment, or some of its queries in the forward, so
 // that every sum has one order.
+#include "functions.h"
+
 #include <omp.h>
 
 #include <cfloat>

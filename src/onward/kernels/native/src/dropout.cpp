@@ -1,4 +1,5 @@
 // Dropout: y = x * scale where the mask keeps x, else 0. x, y: f32[rows, features].
+#include "functions.h"
 #include "random.h"
 
 using namespace onward;

@@ -1,4 +1,6 @@
 // Rows of a table by number, and their gradient.
+#include "functions.h"
+
 #include <cstdint>
 #include <cstring>
 

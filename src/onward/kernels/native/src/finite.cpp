@@ -1,4 +1,6 @@
 // Whether numbers are finite: an exponent of ones is an infinity or a NaN.
+#include "functions.h"
+
 #include <cstdint>
 #include <cstring>
 

@@ -1,4 +1,5 @@
 // y = a b + c: tiles of y to threads, each tile one call of a BLAS on its own thread.
+#include "functions.h"
 #include "blas.h"
 
 #include <algorithm>

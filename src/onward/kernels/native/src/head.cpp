@@ -6,6 +6,7 @@
 //   2  per row the log-sum-exp, the loss and the row's share of dloss          (parallel, rows)
 //   3  panel = dlogits; dw += panel^T x; own dx += panel w; dbias += panel     (parallel, panels)
 //   4  dx = sum of the threads' own                                            (parallel, rows)
+#include "functions.h"
 #include "blas.h"
 #include "math.h"
 

@@ -2,6 +2,8 @@
 // in a transformer: r = residual + Dropout(x) before, the gradients' sum and the mask after.
 //
 // A row is read from memory once: all its passes run while it lies in the nearest cache.
+#include "functions.h"
+
 #include <cmath>
 #include <cstring>
 

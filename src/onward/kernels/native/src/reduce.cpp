@@ -1,4 +1,5 @@
 // Sums of columns, and the 2-norm of a whole tensor.
+#include "functions.h"
 #include "partial.h"
 
 #include <cmath>

@@ -1,0 +1,171 @@
+"""The C functions as `src/functions.h` declares them, and what an argument of each has to be."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import CodeType
+from typing import Any
+
+import torch
+
+Convert = Callable[[Any], Any]
+
+# C type -> what torch calls it, and ctypes
+_NUMBERS: dict[str, tuple[torch.dtype, Any]] = {
+    "float": (torch.float32, ctypes.c_float),
+    "double": (torch.float64, ctypes.c_double),
+    "int64_t": (torch.int64, ctypes.c_int64),
+    "int32_t": (torch.int32, ctypes.c_int32),
+    "uint8_t": (torch.bool, ctypes.c_uint8),
+}
+_STRUCTS = {"Blas": 4}  # of so many int64_t
+_NULL = ctypes.c_void_p(None)
+
+_COMMENT = re.compile(r"//[^\n]*")
+_INNER = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"  # parentheses in parentheses, and no deeper
+_FUNCTION = re.compile(rf"\bvoid\s+(onward_\w+)\s*\(({_INNER})\)\s*;")
+_COMMA = re.compile(rf",(?={_INNER}$)")  # between parameters, not within parentheses
+_PARAMETER = re.compile(
+    r"(?P<const>const )?(?P<type>\w+)(?P<pointer>\*)? ?(?P<optional>OPTIONAL )?"
+    rf"(?:OF\((?P<count>{_INNER})\) )?(?P<name>\w+)"
+)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter: `type` in C's words; `count` numbers behind a pointer, an expression of the
+    function's integers (empty: not said)."""
+
+    name: str
+    type: str
+    pointer: bool
+    const: bool
+    optional: bool
+    count: str
+
+    @property
+    def text(self) -> str:
+        """What a caller has to give."""
+        if self.type in _STRUCTS:
+            return f"{_STRUCTS[self.type]} ints"
+        kind = f"a {_NUMBERS[self.type][0]} tensor on cpu"
+        return f"{kind} or None" if self.optional else kind
+
+
+class Signature:
+    """A function's parameters, and the check and conversion of arguments given by name."""
+
+    def __init__(self, name: str, parameters: tuple[Parameter, ...]) -> None:
+        self.name, self.parameters = name, parameters
+        self._converters = tuple((p.name, _converter(name, p)) for p in parameters)
+        self._counts: tuple[tuple[Parameter, CodeType], ...] = tuple(
+            (p, compile(p.count, name, "eval")) for p in parameters if p.count
+        )
+
+    def converted(self, given: Mapping[str, Any]) -> list[Any]:
+        """The arguments as ctypes takes them, in order. Raises TypeError where a name is missing
+        or not the function's, or an argument is of another kind or dtype, and ValueError where
+        too few numbers lie behind it."""
+        if given.keys() != {name for name, _ in self._converters}:
+            self._refuse_names(given)
+        arguments = [convert(given[name]) for name, convert in self._converters]
+        for parameter, count in self._counts:
+            argument, least = given[parameter.name], eval(count, _NO_NAMES, given)
+            if argument is not None and _numbers_behind(argument) < least:
+                raise ValueError(
+                    f"{self.name}: {parameter.name} has {_numbers_behind(argument)} numbers in a "
+                    f"row, and {least} are {'read' if parameter.const else 'written'}"
+                )
+        return arguments
+
+    def _refuse_names(self, given: Mapping[str, Any]) -> None:
+        names = [p.name for p in self.parameters]
+        missing = [n for n in names if n not in given]
+        strange = [n for n in given if n not in names]
+        raise TypeError(
+            f"{self.name}: missing {', '.join(missing) or 'none'}; unknown "
+            f"{', '.join(strange) or 'none'}"
+        )
+
+
+_NO_NAMES: dict[str, Any] = {"__builtins__": {}}
+
+
+def signatures(header: str) -> dict[str, Signature]:
+    """Of each function that the header declares, by its name."""
+    text = _COMMENT.sub("", header)
+    found: dict[str, Signature] = {}
+    for name, listed in _FUNCTION.findall(text):
+        parts = [" ".join(part.split()) for part in _COMMA.split(listed)]
+        found[name] = Signature(name, tuple(map(_parameter, parts)))
+    return found
+
+
+def _parameter(text: str) -> Parameter:
+    match = _PARAMETER.fullmatch(text)
+    if match is None:
+        raise ValueError(f"functions.h: '{text}' is no parameter that signatures.py reads")
+    parts = match.groupdict(default="")
+    count = parts["count"].replace("/", "//")
+    return Parameter(
+        parts["name"], parts["type"], bool(parts["pointer"]), bool(parts["const"]),
+        bool(parts["optional"]), count,
+    )  # fmt: skip
+
+
+def _numbers_behind(argument: Any) -> int:
+    """How many lie behind its address, one after the other."""
+    if isinstance(argument, torch.Tensor):
+        return argument.numel() if argument.is_contiguous() else 1
+    return len(argument)
+
+
+def _converter(function: str, p: Parameter) -> Convert:
+    if not p.pointer:
+        return partial(_number, function, p)
+    if p.type in _STRUCTS:
+        return partial(_struct, function, p)
+    return partial(_pointer, function, p, *_NUMBERS[p.type])
+
+
+def _number(function: str, p: Parameter, given: Any) -> Any:
+    whole = p.type == "int64_t"
+    if type(given) is not (int if whole else float):
+        kind = "an int" if whole else "a float"
+        raise TypeError(f"{function}: {p.name} is {_shown(given)}, not {kind}")
+    return _NUMBERS[p.type][1](given)
+
+
+def _struct(function: str, p: Parameter, given: Any) -> Any:
+    size = _STRUCTS[p.type]
+    if not isinstance(given, tuple) or len(given) != size:
+        raise TypeError(f"{function}: {p.name} is {_shown(given)}, not {p.text}")
+    return (ctypes.c_int64 * size)(*given)
+
+
+def _pointer(function: str, p: Parameter, dtype: torch.dtype, number: Any, given: Any) -> Any:
+    """A tensor's address; that of a copy of a sequence; ctypes' own arrays as they are."""
+    if given is None and p.optional:
+        return _NULL
+    if isinstance(given, torch.Tensor):
+        if given.dtype == dtype and given.device.type == "cpu":
+            return ctypes.c_void_p(given.data_ptr())
+    elif isinstance(given, ctypes.Array):
+        if given._type_ is number:
+            return given
+    elif isinstance(given, (tuple, list)) and p.const:
+        return (number * len(given))(*given)
+    raise TypeError(f"{function}: {p.name} is {_shown(given)}, not {p.text}")
+
+
+def _shown(given: Any) -> str:
+    if isinstance(given, torch.Tensor):
+        return f"a {given.dtype} tensor on {given.device.type}"
+    return f"{given!r}"
+
+
+__all__ = ["Parameter", "Signature", "signatures"]

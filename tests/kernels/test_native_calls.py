@@ -1,0 +1,159 @@
+"""Calls of the C functions are checked by the header that declares them, before they are made.
+
+The calls are those that the kernels make for their op's sample calls; each is then made wrong in
+every way in which one parameter of it can be.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import re
+from typing import Any
+
+import pytest
+import torch
+from op_cases import CASES, ONWARD_CASES
+from test_kernels import REFUSED, bound, need_of, rubbish
+
+from onward.kernels import KERNELS, Use
+from onward.kernels.native import library
+from onward.kernels.native.library import FOLDER, Library, declared
+from onward.kernels.native.signatures import Parameter, signatures
+
+HEADER = (FOLDER / "src" / "functions.h").read_text()
+UNCALLED = {"onward_math"}  # of the tests alone
+Arguments = dict[str, Any]
+
+
+@functools.cache
+def calls() -> dict[str, Arguments]:
+    """A call of each function, in which every pointer that may be null is given where some call
+    gives it."""
+    found: dict[str, Arguments] = {}
+
+    def record(self: Library, function: str, /, **arguments: Any) -> Any:
+        held = found.setdefault(function, arguments)
+        if sum(x is None for x in arguments.values()) < sum(x is None for x in held.values()):
+            found[function] = arguments
+        return lambda: None
+
+    with pytest.MonkeyPatch.context() as patched:
+        library.library()
+        for case in CASES + ONWARD_CASES:
+            for kernel in KERNELS.get(case.op, ()):
+                if case.label in REFUSED or kernel.where("cpu") or kernel.why_not(need_of(case)):
+                    continue
+                if not kernel.name.startswith("aten"):
+                    call = bound(case)
+                    outputs = [rubbish(t) for t in call.need.outputs]
+                    scratch = [rubbish(t) for t in kernel.scratch(call.need)]
+                    patched.setattr(Library, "launch", record)
+                    kernel.bind(Use(call.need.attrs, call.inputs, outputs, scratch))
+                    patched.undo()
+    x = torch.ones(3)
+    return found | {"onward_math": {"x": x, "y": x.clone(), "n": 3, "which": 0}}
+
+
+def test_every_function_is_declared_and_called() -> None:
+    defined: set[str] = set()
+    for path in FOLDER.glob("src/*.cpp"):
+        defined |= set(re.findall(r'^extern "C" void (\w+)\(', path.read_text(), re.MULTILINE))
+    assert set(declared()) == defined == set(calls())
+
+
+@pytest.mark.parametrize(
+    "path", sorted(FOLDER.glob("*.so")), ids=lambda p: p.name.partition(".")[0]
+)
+def test_every_declared_function_is_in_every_build(path: Any) -> None:
+    symbols = ctypes.CDLL(str(path))
+    assert [name for name in declared() if not hasattr(symbols, name)] == []
+
+
+def test_every_source_is_compiled_with_the_declarations() -> None:
+    """So that a definition that differs does not compile."""
+    for path in FOLDER.glob("src/*.cpp"):
+        assert '#include "functions.h"' in path.read_text(), path.name
+
+
+@pytest.mark.parametrize("function", declared())
+def test_calls_that_kernels_make_are_taken(function: str) -> None:
+    arguments = calls()[function]
+    assert len(declared()[function].converted(arguments)) == len(arguments)
+
+
+def mistakes(p: Parameter, given: Any) -> dict[str, Any]:
+    """What may stand in the place of a right argument, and may not be taken."""
+    if not p.pointer:
+        wrong: dict[str, Any] = {"a tensor": torch.ones(1), "none": None, "a list": [1]}
+        return wrong | {"the other kind": 1.5 if p.type == "int64_t" else 1, "a truth": True}
+    wrong = {"a number": 3, "text": "x"}
+    if not p.optional:
+        wrong["none"] = None
+    if isinstance(given, torch.Tensor):
+        others = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.int8)
+        wrong |= {str(d): given.to(d) for d in others if d != given.dtype}
+        wrong["elsewhere"] = given.to("meta")
+    if not p.const:
+        wrong["a copy of a list"] = [1, 2, 3]
+    return wrong
+
+
+@pytest.mark.parametrize("function", declared())
+def test_argument_of_another_kind_is_refused_by_name(function: str) -> None:
+    signature, arguments = declared()[function], calls()[function]
+    for p in signature.parameters:
+        for name, wrong in mistakes(p, arguments[p.name]).items():
+            with pytest.raises(TypeError, match=rf"^{function}: {p.name} is "):
+                signature.converted(arguments | {p.name: wrong})
+                pytest.fail(f"{p.name} took {name}")
+
+
+@pytest.mark.parametrize("function", declared())
+def test_missing_and_unknown_names_are_refused(function: str) -> None:
+    signature, arguments = declared()[function], calls()[function]
+    for p in signature.parameters:
+        rest = {n: x for n, x in arguments.items() if n != p.name}
+        with pytest.raises(TypeError, match=rf"missing {p.name}; unknown none"):
+            signature.converted(rest)
+    with pytest.raises(TypeError, match="missing none; unknown other"):
+        signature.converted(arguments | {"other": 1})
+
+
+@pytest.mark.parametrize("function", declared())
+def test_too_few_numbers_are_refused(function: str) -> None:
+    """One number less than the call reads or writes, behind each pointer that says how many."""
+    signature, arguments = declared()[function], calls()[function]
+    said = [p for p in signature.parameters if p.count and arguments[p.name] is not None]
+    for p in said:
+        given = arguments[p.name]
+        least = eval(p.count, {}, arguments)
+        short = given.flatten() if isinstance(given, torch.Tensor) else given
+        with contextlib.suppress(TypeError):  # of ctypes' arrays there is no shorter one
+            short = short[: least - 1]
+        if least == 0 or isinstance(given, ctypes.Array):
+            continue
+        with pytest.raises(ValueError, match=rf"^{function}: {p.name} has {least - 1} numbers"):
+            signature.converted(arguments | {p.name: short})
+        if isinstance(given, torch.Tensor) and least > 1:
+            gaps = torch.stack([given.flatten()] * 2, -1)[:, 0]
+            with pytest.raises(ValueError, match=f"{p.name} has 1 numbers in a row"):
+                signature.converted(arguments | {p.name: gaps})
+
+
+def test_more_of_a_size_than_there_is_memory_is_refused() -> None:
+    """A swapped pair of sizes does not get through either."""
+    found = calls()["onward_layer_norm"]
+    for change in ({"rows": found["rows"] + 1}, {"features": found["features"] + 1}):
+        with pytest.raises(ValueError, match="numbers in a row"):
+            declared()["onward_layer_norm"].converted(found | change)
+
+
+def test_header_that_is_not_understood_is_refused() -> None:
+    with pytest.raises(ValueError, match="is no parameter that"):
+        signatures("void onward_f(const float** x);")
+    (f,) = signatures("// c\nvoid onward_f(const float* OPTIONAL OF(n * (m + 1)) x, int64_t n,\n"
+                      "  int64_t m, float* y);").values()  # fmt: skip
+    assert [p.name for p in f.parameters] == ["x", "n", "m", "y"]
+    assert f.parameters[0] == Parameter("x", "float", True, True, True, "n * (m + 1)")

@@ -1,0 +1,56 @@
+"""The programs of `examples/` run as they stand, and train."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parent.parent / "examples"
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_program_is_listed() -> None:
+    listed = (FOLDER / "README.md").read_text()
+    programs = [path.name for path in FOLDER.glob("*.py")]
+    assert programs
+    assert [name for name in programs if f"`{name}" not in listed] == []
+
+
+def test_gpt2_learns_a_text() -> None:
+    losses = example("gpt2_from_text").main()
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_gpt2_refuses_a_text_that_is_too_short(tmp_path: Path) -> None:
+    path = tmp_path / "short.txt"
+    path.write_text("word")
+    with pytest.raises(SystemExit, match="4 bytes; fix: a text of more than"):
+        example("gpt2_from_text").main(str(path))
+
+
+def test_bert_learns_to_classify(capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = example("bert_classification").main()
+    assert after < before
+    assert "% right" in capsys.readouterr().out
+
+
+def test_own_module_learns_and_resumes() -> None:
+    first, last = example("your_own_module").main()
+    assert last < 0.5 * first
+
+
+def test_exported_file_computes_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    assert example("export_to_onnx").main(str(path)) < 1e-5
+    assert path.exists()
