@@ -38,7 +38,7 @@ from limit import arithmetic_limit
 from onward.execute import Executable, Memory
 from onward.graph.build import Builder, inline
 from onward.graph.graph import ONWARD, Graph, Role, Value, type_of
-from onward.graph.ops import OPS
+from onward.graph.ops import OPS, OWN
 from onward.graph.types import Shape, Type, parse_type, value
 from onward.kernels import ATEN, KERNELS, Kernel, Need, Use, torch_dtype
 from onward.plan import Layout, make_plan
@@ -205,36 +205,16 @@ def extra() -> list[Call]:
 
 
 def bytes_moved(need: Need) -> int:
-    """Operands once each; of a table with an index beside it, the rows that are touched."""
-    inputs = [0 if t is None else t.nbytes for t in need.inputs]
-    outputs = sum(t.nbytes for t in need.outputs)
-    if need.op in ("Gather", "Embedding"):
-        return inputs[1] + 2 * outputs
-    if need.op == "ScatterND":  # in place: rows are read, added to and written
-        return sum(inputs[1:]) + 2 * inputs[2]
-    return sum(inputs) + outputs
+    """What the op's record says that it reads and writes."""
+    return value(OPS[need.op].moved(need.inputs, need.outputs, need.attrs))
 
 
 def flops(call: Call) -> float:
-    """Of the matrix products in the op's body; of causal attention the part that is needed."""
-    if call.need.op not in OPS and call.need.op not in ("Gemm", "MatMul"):
-        return 0.0
-    graph = single(call)
-    while True:
-        fused = [n for n in graph if n.domain == ONWARD]
-        if not fused:
-            break
-        for node in fused:
-            inline(graph, node)
-    total = 0
-    for node in graph:
-        if node.op_type not in ("Gemm", "MatMul") or node.inputs[0] is None:
-            continue
-        a, y = type_of(node.inputs[0]).shape, type_of(node.outputs[0]).shape
-        transposed = node.op_type == "Gemm" and node.attributes.get_int("transA", 0)
-        total += 2 * math.prod(int(n) for n in y) * int(a[0] if transposed else a[-1])  # type: ignore[arg-type]
-    scores = call.need.inputs[0]
-    if call.need.attrs.get("is_causal") and scores is not None and scores.rank > 1:
+    """Of the op's matrix products; of causal attention the part that is needed."""
+    need = call.need
+    total = value(OPS[need.op].flops(need.inputs, need.outputs, need.attrs))
+    scores = need.inputs[0]
+    if need.attrs.get("is_causal") and scores is not None and scores.rank > 1:
         rows = int(scores.shape[-2])  # type: ignore[arg-type]
         return total * (rows + 1) / (2 * rows)
     return float(total)
@@ -374,7 +354,7 @@ def measure_call(call: Call, seconds: float) -> None:
         )
         if kernel.where("cpu") is None and kernel.why_not(call.need) is None
     ]
-    if call.need.op in OPS:
+    if call.need.op in OWN:
         ways.append(("body", lambda: run_body(call, seconds)))
     for name, way in ways:
         try:

@@ -15,7 +15,7 @@ import numpy as np
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value
-from onward.graph.ops import OPS
+from onward.graph.ops import OWN
 from onward.graph.types import DType, Type, parse_type
 
 
@@ -405,7 +405,7 @@ def _labelled(cases: list[OpCase]) -> tuple[OpCase, ...]:
 def _onward() -> list[OpCase]:
     """The sample calls in the ops' records. What an integer input means is said here."""
     out: list[OpCase] = []
-    for op in OPS.values():
+    for op in OWN.values():
         for attrs, types in op.cases:
             parsed = [None if t is None else parse_type(t) for t in types]
             inputs = tuple(_of_type(op.name, i, parsed, attrs) for i in range(len(parsed)))

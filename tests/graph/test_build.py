@@ -165,7 +165,7 @@ def test_equal_constants_are_one_value() -> None:
         ("MatMul", ("f32[3]", "f32[3,2]"), {}, "vectors"),
         ("Gemm", ("f32[2,3]", "f32[3,2]"), {"transB": 1}, "inner sizes differ"),
         ("Reshape", ("f32[2]", "i64[1]"), {}, "known shape"),
-        ("NoSuchOp", ("f32[2]",), {}, "no type rule for ONNX op NoSuchOp"),
+        ("NoSuchOp", ("f32[2]",), {}, "no record of the op NoSuchOp"),
     ],
 )
 def test_calls_that_do_not_fit_are_refused(

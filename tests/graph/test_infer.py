@@ -9,7 +9,7 @@ from op_cases import CASES, OpCase
 
 from onward.graph.file import to_proto
 from onward.graph.graph import content_of, type_of
-from onward.graph.infer import RULES
+from onward.graph.ops import STANDARD
 from onward.graph.types import of_array
 
 
@@ -26,4 +26,4 @@ def test_inferred_types_are_those_of_the_results(case: OpCase) -> None:
 
 
 def test_every_type_rule_has_a_case() -> None:
-    assert {case.op for case in CASES} == set(RULES)
+    assert {case.op for case in CASES} == set(STANDARD)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -12,7 +14,7 @@ from onward.graph.build import Builder, inline
 from onward.graph.evaluate import evaluate
 from onward.graph.file import to_proto
 from onward.graph.graph import ONWARD, Graph, Role, attributes, type_of
-from onward.graph.ops import OPS
+from onward.graph.ops import OWN, flops
 from onward.graph.types import DType, parse_type
 
 EACH = pytest.mark.parametrize("case", ONWARD_CASES, ids=str)
@@ -36,7 +38,7 @@ def test_bodies_have_the_types_that_the_record_says(case: OpCase, dtype: DType) 
     graph = case.graph(dtype)
     node = next(iter(graph))
     said = [type_of(y) for y in node.outputs]
-    made = OPS[case.op].body(Builder(graph), list(node.inputs), attributes(node))
+    made = OWN[case.op].body(Builder(graph), list(node.inputs), attributes(node))
     assert [type_of(y) for y in made] == said
 
 
@@ -72,7 +74,7 @@ def test_a_call_equals_its_inlined_body(case: OpCase) -> None:
 
 
 def test_every_op_has_sample_calls_and_says_what_it_is() -> None:
-    for name, op in OPS.items():
+    for name, op in OWN.items():
         assert op.name == name
         assert op.cases
         assert op.doc
@@ -239,3 +241,27 @@ def test_masks_do_not_depend_on_the_sizes_around_them() -> None:
     """The same logical place draws the same bit in a longer sequence and a wider batch."""
     small, large = mask((2, 5, 16)), mask((3, 9, 16))
     np.testing.assert_array_equal(small, large[:2, :5])
+
+
+# ---- the arithmetic that a record counts
+
+
+def products(graph: Graph) -> int:
+    """Two FLOPs for each multiplication with its addition, of every product in the graph."""
+    while fused := [n for n in graph if n.domain == ONWARD]:
+        for node in fused:
+            inline(graph, node)
+    total = 0
+    for node in graph:
+        if node.op_type in ("Gemm", "MatMul"):
+            a, y = type_of(node.inputs[0]).shape, type_of(node.outputs[0]).shape
+            inner = a[0] if node.op_type == "Gemm" and attributes(node).get("transA") else a[-1]
+            total += 2 * math.prod(int(n) for n in y) * int(inner)  # type: ignore[arg-type]
+    return total
+
+
+@pytest.mark.parametrize("case", ONWARD_CASES, ids=str)
+def test_flops_are_those_of_the_products_in_the_body(case: OpCase) -> None:
+    graph = case.graph()
+    said = flops(next(iter(graph)))
+    assert said == products(graph)

@@ -16,7 +16,7 @@ from op_cases import CASES, ONWARD_CASES, Known, OpCase, cases_of
 
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import array_of, attributes, type_of
-from onward.graph.ops import OPS
+from onward.graph.ops import OWN
 from onward.graph.types import DType, Type
 from onward.kernels import KERNELS, Kernel, Need, Use, torch_dtype
 
@@ -339,4 +339,4 @@ def test_the_gradient_of_the_loss_is_computed_in_blocks_of_rows() -> None:
 
 
 def test_every_onward_op_has_sample_calls() -> None:
-    assert {case.op for case in ONWARD_CASES} == set(OPS)
+    assert {case.op for case in ONWARD_CASES} == set(OWN)

@@ -14,7 +14,7 @@ import torch
 
 from onward.capture.aten import Call, aten
 from onward.graph.graph import Value, type_of
-from onward.graph.infer import clamp_slice
+from onward.graph.ops.shape import clamp_slice
 
 _WINDOWS = ("aten.slice.Tensor", "aten.select.int")
 _ASSIGNMENTS = ("aten.copy_.default", "aten.fill_.Tensor", "aten.fill_.Scalar")

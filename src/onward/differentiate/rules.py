@@ -16,8 +16,9 @@ import numpy as np
 
 from onward.graph.build import Builder
 from onward.graph.graph import Value, array_of, content_of, type_of
-from onward.graph.infer import clamp_slice, reduced_dims
 from onward.graph.ops.flash import mask_gradient
+from onward.graph.ops.reduce import reduced_dims
+from onward.graph.ops.shape import clamp_slice
 from onward.graph.types import Size, product
 
 Gradients: TypeAlias = Sequence[Value | None]

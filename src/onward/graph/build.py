@@ -4,7 +4,7 @@
     y = b.Add(b.MatMul(x, w), bias)      # any ONNX or onward op by its name
     z = b.reshape(y, (B * T, 8))         # sizes may be ints or Dims
 
-Each node's output types are settled as it is made (`graph/infer.py`, or the op's own record).
+Each node's output types are settled as it is made (the op's record in `graph/ops`).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from onward.graph.graph import (
     type_of,
     where,
 )
-from onward.graph.infer import Call, infer
 from onward.graph.ops import OPS
+from onward.graph.ops.call import Call
 from onward.graph.types import Dim, DType, Shape, Size, Type
 
 ToValue = Value | int | float | bool | np.ndarray
@@ -76,15 +76,17 @@ class Builder:
         values = self._values(inputs)
         attrs = {k: v for k, v in attrs.items() if v is not None}
         op = OPS.get(op_type)
+        if op is None:
+            raise ValueError(f"no record of the op {op_type}")
         call = Call(op_type, values, attrs)
-        types = op.infer(call) if op is not None else infer(call)
+        types = op.types(call)
         outputs = [Value(name=self.graph.fresh(op_type.lower())) for _ in types]
         for value, type in zip(outputs, types, strict=True):
             value.meta["type"] = type
         if call.content is not None:
             outputs[0].meta["content"] = call.content
         node = Node(
-            ONWARD if op is not None else "",
+            "" if op.body is None else ONWARD,
             op_type,
             values,
             make_attributes(attrs),

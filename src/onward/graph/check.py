@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onward.graph.graph import ONWARD, Graph, Value, role_of, type_of
-from onward.graph.ops import OPS
+from onward.graph.ops import OWN
 from onward.graph.text import node_text
 
 
@@ -17,7 +17,7 @@ def check(graph: Graph) -> None:
     for value in graph.inputs:
         assert role_of(value) is not None, f"input %{value.name} has no role"
     for node in graph:
-        assert node.domain != ONWARD or node.op_type in OPS, f"unknown op: {node_text(node)}"
+        assert node.domain != ONWARD or node.op_type in OWN, f"unknown op: {node_text(node)}"
         for value in node.inputs:
             assert value is None or value in defined, f"used before it is made: {node_text(node)}"
         for value in node.outputs:

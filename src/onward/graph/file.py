@@ -123,7 +123,9 @@ def _function(name: str, node: Node, functions: dict[str, ir.Function]) -> ir.Fu
         None if v is None else body.input(f"x{i}", type_of(v), Role.BATCH)
         for i, v in enumerate(node.inputs)
     ]
-    results = OPS[node.op_type].body(Builder(body), list(inputs), attributes(node))
+    body_of = OPS[node.op_type].body
+    assert body_of is not None
+    results = body_of(Builder(body), list(inputs), attributes(node))
     b = Builder(body)
     for i, value in enumerate(results):
         out = b.Identity(value) if value.producer() is None or value in results[:i] else value

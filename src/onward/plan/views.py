@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from onward.graph.graph import Node, attributes, content_of, type_of
-from onward.graph.infer import clamp_slice
+from onward.graph.ops import named
+from onward.graph.ops.shape import clamp_slice
 from onward.graph.types import DType, Shape, Size, Type, divide, product, value
 
-VIEWS = frozenset(
-    {"Reshape", "Transpose", "Slice", "Split", "Squeeze", "Unsqueeze", "Expand", "Identity"}
-)
+VIEWS = named("view")
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from onward.graph.graph import Node, Value, attributes, type_of
+from onward.graph.ops import named
 from onward.graph.types import Shape, Size
 from onward.kernels import Kernel
 from onward.plan.views import Layout, contiguous, reshape_strides
 
-_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
+_RESHAPES = named("reshapes")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, array_of, attributes, type_of
+from onward.graph.ops import named
 
+_RESHAPES = named("reshapes")
 _NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 
 
@@ -62,9 +64,8 @@ def _joined(graph: Graph, node: Node) -> Value | None:
     if before is None or before.inputs[0] is None:
         return None
     source = before.inputs[0]
-    reshapes = ("Reshape", "Squeeze", "Unsqueeze")
     b = Builder.at(graph, node)
-    if node.op_type in reshapes and before.op_type in reshapes:
+    if node.op_type in _RESHAPES and before.op_type in _RESHAPES:
         return b.reshape(source, type_of(node.outputs[0]).shape)
     if node.op_type == "Transpose" and before.op_type == "Transpose":
         first, then = _order(before), _order(node)

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, attributes, type_of
+from onward.graph.ops import named
 from onward.graph.types import Size, product
 
-RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
+RESHAPES = named("reshapes")
 
 
 def reshape_through_transpose(graph: Graph) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, array_of, attributes, content_of, type_of
-from onward.graph.infer import clamp_slice
+from onward.graph.ops.shape import clamp_slice
 from onward.graph.types import Size
 
 Part = tuple[Node, int, Size, Size]  # the node takes `start:end` of a dim

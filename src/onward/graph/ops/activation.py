@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import onnx_ir as ir
 
 from onward.graph.graph import type_of
-from onward.graph.infer import Call
-from onward.graph.ops.record import Op
+from onward.graph.ops.call import Call
+from onward.graph.ops.record import Op, no_axes
 from onward.graph.types import Type
 
 if TYPE_CHECKING:
@@ -98,6 +98,8 @@ def _infer_bias_grad(call: Call) -> list[Type]:
 OPS = (
     Op(
         name="GeluGrad",
+        elementwise=True,
+        axes=no_axes,
         infer=_infer,
         body=_gelu_grad,
         doc="dy * gelu'(x), for the exact and the tanh form.",
@@ -108,6 +110,8 @@ OPS = (
     ),
     Op(
         name="BiasActivation",
+        elementwise=True,
+        axes=no_axes,
         infer=_infer_bias,
         body=_bias_activation,
         doc="activation(x + bias): x f[*S,D], at least one dim in S, bias f[D]. Backward keeps x, "

@@ -16,17 +16,18 @@ this; what they make of other coordinates is not defined.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onward.graph.graph import type_of
-from onward.graph.infer import Call
 from onward.graph.ops import random
+from onward.graph.ops.call import Call
 from onward.graph.ops.random import columns, kept, masked
-from onward.graph.ops.record import Op
-from onward.graph.types import DType, Type
+from onward.graph.ops.record import Op, Types
+from onward.graph.types import DType, Size, Type, product
 
 if TYPE_CHECKING:
     from onward.graph.build import Builder
@@ -145,9 +146,20 @@ PACKED = (
     ({**_DROP, "is_causal": 1}, (*_PACKED, "i64[2]", None, "i64[5,2]", "i64[6,2]")),
 )
 
+
+def flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
+    """Scores and their product with the values. Of a causal call all pairs are counted, and packed
+    rows as if they were one sequence."""
+    q, k, v = inputs[:3]
+    assert q is not None and k is not None and v is not None
+    return product(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1]) * 2
+
+
 OPS = (
     Op(
         name="Attention",
+        random=True,
+        flops=flops,
         infer=_infer,
         body=_attention,
         doc="softmax(scale * q k^T + mask) v, with dropout on the probabilities. Inputs: "

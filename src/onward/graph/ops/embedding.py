@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onward.graph.infer import Call
+from onward.graph.ops.call import Call
+from onward.graph.ops.indexing import looked_up
 from onward.graph.ops.record import Op
 from onward.graph.types import Type
 
@@ -28,6 +29,7 @@ def _infer(call: Call) -> list[Type]:
 OPS = (
     Op(
         name="Embedding",
+        moved=looked_up,
         infer=_infer,
         body=_embedding,
         doc="weight f[V,D] at ids i64[*S] -> f[*S,D]; the row padding_idx takes no gradient.",

@@ -7,16 +7,25 @@ mask adds numbers such as -3e38. Packed rows have the coordinates that `attentio
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onward.graph.graph import type_of
-from onward.graph.infer import Call
-from onward.graph.ops.attention import PACKED, attended, check_packed, dropped, live, scores
-from onward.graph.ops.record import Op
-from onward.graph.types import Type
+from onward.graph.ops.attention import (
+    PACKED,
+    attended,
+    check_packed,
+    dropped,
+    flops,
+    live,
+    scores,
+)
+from onward.graph.ops.call import Call
+from onward.graph.ops.record import Op, Types
+from onward.graph.types import Size, Type, product
 
 if TYPE_CHECKING:
     from onward.graph.build import Builder
@@ -118,9 +127,18 @@ def _grad_case(
     return attrs, (y, *plain, y, row, row, *inputs[6:])
 
 
+def _flops_grad(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
+    """The scores again, their gradient, and those of q, k and v."""
+    q, k, v = inputs[1:4]
+    assert q is not None and k is not None and v is not None
+    return product(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] * 3 + v.shape[-1] * 2) * 2
+
+
 OPS = (
     Op(
         name="FlashAttention",
+        random=True,
+        flops=flops,
         infer=_infer,
         body=_flash,
         doc="Attention, and for its gradient each row's highest masked score and the sum of "
@@ -130,6 +148,8 @@ OPS = (
     ),
     Op(
         name="FlashAttentionGrad",
+        random=True,
+        flops=_flops_grad,
         infer=_infer_grad,
         body=_flash_grad,
         doc="dq, dk, dv of FlashAttention from dy, its first six inputs, its three outputs and the "

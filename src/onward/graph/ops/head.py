@@ -11,15 +11,16 @@ Label smoothing is PyTorch's: (1 - s) nll + s / V * sum over classes of -log p.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
 
 from onward.graph.graph import type_of
-from onward.graph.infer import Call
-from onward.graph.ops.record import Op
-from onward.graph.types import Type
+from onward.graph.ops.call import Call
+from onward.graph.ops.record import Op, Types
+from onward.graph.types import Size, Type, product
 
 if TYPE_CHECKING:
     from onward.graph.build import Builder
@@ -117,9 +118,22 @@ _FORWARD = (
 )
 _BACKWARD = tuple((attrs, ("f32[]", *types)) for attrs, types in _FORWARD)
 
+
+def _logits(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
+    x, w = inputs[:2]
+    assert x is not None and w is not None
+    return product(x.shape) * w.shape[0] * 2
+
+
+def _three_products(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
+    """The logits (again), dx and dw."""
+    return _logits(inputs[1:], outputs, attrs) * 3
+
+
 OPS = (
     Op(
         name="LinearCrossEntropy",
+        flops=_logits,
         infer=_infer_loss,
         body=_loss,
         doc="loss f[] from x f[N,D], w f[V,D], bias f[V], labels i64[N], class_weight f[V].",
@@ -127,6 +141,7 @@ OPS = (
     ),
     Op(
         name="LinearCrossEntropyGrad",
+        flops=_three_products,
         infer=_infer_grad,
         body=_grad,
         doc="dx, dw and, where there is a bias, dbias, from dloss f[] and the inputs of "
@@ -135,6 +150,7 @@ OPS = (
     ),
     Op(
         name="LinearCrossEntropyStep",
+        flops=_three_products,
         infer=_infer_step,
         body=_step,
         doc="loss, dx, dw(, dbias): both of the above in one go.",

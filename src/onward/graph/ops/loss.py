@@ -12,8 +12,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.graph import type_of
-from onward.graph.infer import Call
-from onward.graph.ops.record import Op
+from onward.graph.ops.call import Call
+from onward.graph.ops.record import Op, standard
 from onward.graph.types import Type
 
 if TYPE_CHECKING:
@@ -99,7 +99,15 @@ def _infer(call: Call) -> list[Type]:
 _ARGS = ("f32[]", "f32[6,9]", "i64[6]")
 _SMOOTH = {"ignore_index": -100, "label_smoothing": 0.125}
 
+
+def _cross_entropy(call: Call) -> list[Type]:
+    x = call.type()
+    shape = call.shape(1) if call.attrs.get("reduction", "mean") == "none" else ()
+    return [Type(x.dtype, shape), x]
+
+
 OPS = (
+    *standard(_cross_entropy, "SoftmaxCrossEntropyLoss"),
     Op(
         name="CrossEntropyLoss",
         infer=_infer_loss,

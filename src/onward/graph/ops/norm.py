@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onward.graph.graph import type_of
-from onward.graph.infer import Call
+from onward.graph.graph import Node, attributes, type_of
+from onward.graph.ops.call import Call
 from onward.graph.ops.random import check_coordinates, dropped
-from onward.graph.ops.record import Op
+from onward.graph.ops.record import Op, axis_attribute, standard
 from onward.graph.types import DType, Type
 
 if TYPE_CHECKING:
@@ -87,7 +87,28 @@ _STATS = ("f32[2,5,16]", "f32[16]", "f32[2,5,1]", "f32[2,5,1]")  # r, scale, mea
 _DROP = {"ratio": 0.25, "site": 3, "sample_dim": 0}
 _ODD = ("f32[3,37]", "f32[37]", "f32[3,1]", "f32[3,1]")
 
+
+def _layer_norm(call: Call) -> list[Type]:
+    x = call.type()
+    dim = call.attrs.get("axis", -1) % x.rank
+    dtype = x.dtype if x.dtype == DType.DOUBLE else DType.FLOAT
+    stats = Type(dtype, (*x.shape[:dim], *([1] * (x.rank - dim))))
+    return [x, stats, stats]
+
+
+def _same(call: Call) -> Type:
+    return call.type()
+
+
+def _features(node: Node) -> tuple[int, ...]:
+    """From the attribute `axis` on."""
+    rank = type_of(node.inputs[0]).rank
+    return tuple(range(int(attributes(node).get("axis", -1)) % rank, rank))
+
+
 OPS = (
+    *standard(_same, "Softmax", "LogSoftmax", axes=axis_attribute(-1)),
+    *standard(_layer_norm, "LayerNormalization", axes=_features),
     Op(
         name="LayerNormalizationGrad",
         infer=_infer_layer_norm_grad,
@@ -105,6 +126,8 @@ OPS = (
     ),
     Op(
         name="AddLayerNormalization",
+        random=True,
+        axes=_features,
         infer=_infer_add_layer_norm,
         body=_add_layer_norm,
         doc="r = residual + Dropout(x); y, mean, invstd = LayerNormalization(r) over the last dim. "
@@ -142,6 +165,7 @@ OPS = (
     ),
     Op(
         name="AddLayerNormalizationGrad",
+        random=True,
         infer=_infer_add_layer_norm_grad,
         body=_add_layer_norm_grad,
         doc="dresidual, dscale, dbias and, where the attribute ratio is there, dx of "

@@ -18,8 +18,8 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.graph import type_of
-from onward.graph.infer import Call
-from onward.graph.ops.record import Op
+from onward.graph.ops.call import Call
+from onward.graph.ops.record import Op, no_axes
 from onward.graph.types import DType, Type
 
 if TYPE_CHECKING:
@@ -171,6 +171,8 @@ def _infer(call: Call) -> list[Type]:
 OPS = (
     Op(
         name="Dropout",
+        random=True,
+        axes=no_axes,
         infer=_infer,
         body=_dropout,
         doc="y = x / (1 - ratio) where the mask keeps x, else 0. Linear in x with a mask that is a "

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onward.graph.infer import Call
+from onward.graph.ops.call import Call
 from onward.graph.ops.record import Op
 from onward.graph.types import DType, Type, symbol
 

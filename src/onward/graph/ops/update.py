@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.graph import type_of
-from onward.graph.infer import Call
+from onward.graph.ops.call import Call
 from onward.graph.ops.record import Op
 from onward.graph.types import DType, Type
 

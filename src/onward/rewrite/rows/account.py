@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, type_of, where
+from onward.graph.ops import flops
 from onward.graph.types import Shape, Size, product
 from onward.rewrite.dead import dead
 from onward.rewrite.rows.demand import ATTENTION, Demand, demands
 from onward.rewrite.rows.known import batch_first, batch_values
 from onward.rewrite.rows.sets import Conditions, set_value
-from onward.rewrite.rows.work import node_flops, number
+from onward.rewrite.rows.work import number
 
 
 @dataclass(frozen=True)
@@ -70,15 +71,15 @@ def account(graph: Graph, outputs: Sequence[str], without: Collection[str] = ())
         demand = asked.get(node.outputs[0])
         if node.op_type == "LinearCrossEntropy" and node.inputs[0] is not None:
             demand = asked.get(node.inputs[0])
-        flops = node_flops(node)
-        if demand is None or flops == 0:
+        done = flops(node)
+        if demand is None or done == 0:
             continue
         shown = node.inputs[0] if node.op_type == "LinearCrossEntropy" else node.outputs[0]
         keys = None
         if node.op_type in ATTENTION and node.inputs[1] is not None:
             keys = name(asked.get(node.inputs[1]), type_of(node.inputs[1]).shape)
         rows = name(demand, type_of(shown).shape)
-        entries.append(Entry(where(node), node.op_type, flops, rows, keys, demand.why))
+        entries.append(Entry(where(node), node.op_type, done, rows, keys, demand.why))
     batch_first(graph, known)
     b = Builder(graph)
     graph.state = {}

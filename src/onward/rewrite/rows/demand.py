@@ -24,27 +24,17 @@ from onward.graph.graph import (
     type_of,
     where,
 )
-from onward.graph.infer import clamp_slice, reduced_dims
 from onward.graph.names import user_name
+from onward.graph.ops import named, op_of
+from onward.graph.ops.reduce import reduced_dims
+from onward.graph.ops.shape import clamp_slice
 from onward.graph.types import DType, Shape, Size, product
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.known import batch_values
 from onward.rewrite.rows.sets import Condition, Conditions, both, reached, union
 
 ATTENTION = ("Attention", "FlashAttention")
-ELEMENTWISE = frozenset(
-    {
-        "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Mod", "Where", "Neg", "Abs", "Sqrt",
-        "Exp", "Log", "Tanh", "Erf", "Sigmoid", "Relu", "Sin", "Cos", "Reciprocal", "Sign", "Gelu",
-        "Not", "And", "Or", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "Cast",
-        "Identity", "Clip", "Softplus", "Floor", "Ceil", "BiasActivation", "IsNaN", "IsInf",
-    }
-)  # fmt: skip
-RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
-REDUCTIONS = (
-    "ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare",
-    "ReduceProd",
-)  # fmt: skip
+ELEMENTWISE, RESHAPES, REDUCTIONS = named("elementwise"), named("reshapes"), named("reduces")
 
 
 @dataclass(frozen=True)
@@ -299,23 +289,14 @@ def _expand(q: Question) -> Answer:
     return _rest(q, {0: aligned(q.demand, q.y, q.shape())})
 
 
-@rule("LayerNormalization", "Softmax", "LogSoftmax")
+@rule("LayerNormalization", "AddLayerNormalization", "Softmax", "LogSoftmax")
 def _along_a_dim(q: Question) -> Answer:
     """A row is normalised by itself, unless the rows are what is normalised."""
     demand = united(q.y, q.asked)
-    dim = q.attrs.get("axis", -1) % len(q.shape())
-    inner = range(dim, len(q.shape())) if q.node.op_type == "LayerNormalization" else (dim,)
-    if any(d in inner for d in demand.dims):
+    if set(demand.dims) & set(op_of(q.node).axes(q.node) or ()):
         return q.refused("it normalises over the rows")
-    return _rest(q, {0: demand})
-
-
-@rule("AddLayerNormalization")
-def _add_layer_norm(q: Question) -> Answer:
-    demand = united(q.y, q.asked)
-    if len(q.y) - 1 in demand.dims:
-        return q.refused("it normalises over the rows")
-    return _rest(q, {0: demand, 1: demand})
+    added = {1: demand} if q.node.op_type == "AddLayerNormalization" else {}
+    return _rest(q, {0: demand, **added})
 
 
 def united(shape: Shape, asked: Iterable[Demand | None]) -> Demand:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from onward.graph.graph import Graph, Node, Value, attributes, role_of, type_of
+from onward.graph.ops import op_of
 from onward.graph.types import Shape, product
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import (
@@ -64,7 +65,7 @@ def _elementwise(p: Packer, node: Node) -> bool:
     demand = p.demand(node)
     if demand.rows is None:
         return False
-    drops = node.op_type in ("AddLayerNormalization", "Dropout") and _draws(node)
+    drops = op_of(node).random and _draws(node)
     if drops and demand.dims != tuple(range(len(demand.dims))):
         return False
     y = _y(node)
