@@ -1,4 +1,4 @@
-"""Reverse mode: one walk over the nodes from the loss back to the inputs.
+"""Reverse mode: one walk over the nodes from the outputs back to the inputs.
 
 The mechanism only; what each op's gradient is stands in `rules.py`. Broadcasting is undone here,
 once, for every rule: a gradient wider than its value is summed to the value's shape.
@@ -11,33 +11,36 @@ from collections.abc import Collection, Sequence
 from onward.differentiate.rules import NO_GRADIENT, RULES, Gradients
 from onward.graph.build import Builder, inline
 from onward.graph.graph import ONWARD, Graph, Node, Role, Value, attributes, type_of, where
+from onward.graph.names import cotangent_name, gradient_name
 from onward.graph.ops import OPS
-from onward.graph.types import Shape, Type
+from onward.graph.types import Shape
 
 
-def gradient_name(name: str) -> str:
-    """The output that holds the gradient of input `name`."""
-    return f"grad.{name}"
-
-
-def differentiate(
-    graph: Graph, wrt: Sequence[str], loss: str = "loss", zeros: Collection[str] = ()
+def vjp(
+    graph: Graph, outputs: Sequence[str], wrt: Sequence[str], zeros: Collection[str] = ()
 ) -> Graph:
-    """A copy of `graph` with the gradient of `loss` by each input in `wrt` among its outputs.
+    """A copy of `graph` with the vector-Jacobian product by each input in `wrt` among its outputs.
 
-    The loss is weighted by a new scalar input `loss_weight` (1 for a plain step, 1/N for one of N
-    accumulated micro-batches). An input that the loss does not reach gets no gradient output, or
-    one of zeros where it is among `zeros`.
-    Raises ValueError naming every op on the way that has no gradient rule.
+    The vectors are new inputs, `cotangent.<output>` of each output's own type: for a scalar loss 1,
+    or 1/N for one of N accumulated micro-batches. An input that no output reaches gets no
+    `grad.<input>`, or one of zeros where it is among `zeros`.
+    Raises ValueError naming every op on the way that has no gradient rule, and for an output that
+    is not floating.
     """
     graph = graph.clone()
     _inline_composites(graph)
-    end = graph.outputs[loss]
     inputs = [graph.find_input(name) for name in wrt]
     needed = _reached_from(graph, inputs)
-    weight = graph.input("loss_weight", Type(type_of(end).dtype, ()), Role.HYPER)
-    gradients: dict[Value, Value] = {end: weight}
-    _require_rules(graph, needed, end)
+    gradients: dict[Value, Value] = {}
+    for name in outputs:
+        end = graph.outputs[name]
+        if not type_of(end).is_floating:
+            raise ValueError(f"output '{name}' is {type_of(end)}, which has no gradient")
+        given = graph.input(cotangent_name(name), type_of(end), Role.COTANGENT)
+        held = gradients.get(end)  # one value under two names
+        b = Builder(graph, backward=True)
+        gradients[end] = given if held is None else b.Add(held, given)
+        _require_rules(graph, needed, end)
     for node in reversed(list(graph)):
         dys = [gradients.pop(y, None) for y in node.outputs]
         if all(dy is None for dy in dys) or not any(x in needed for x in node.inputs):
@@ -129,4 +132,4 @@ def _ancestors(value: Value) -> list[Node]:
     return list(seen)
 
 
-__all__ = ["differentiate", "gradient_name", "unbroadcast"]
+__all__ = ["unbroadcast", "vjp"]
