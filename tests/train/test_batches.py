@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from loops import OPTIMIZERS, Pair
 from torch import nn
 
 import onward
@@ -252,6 +253,36 @@ def test_sizes_of_one_and_none_are_eagers(tokens: bool) -> None:
                 if not got.skipped:
                     q.sub_(0.01 * q.grad)
                 torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+class Reads(nn.Module):
+    """Attention of two heads from queries to keys, one of which may be none."""
+
+    def __init__(self, mask: str) -> None:
+        super().__init__()
+        self.embed, self.out, self.mask = nn.Embedding(11, 4), nn.Linear(4, 3), mask
+
+    def forward(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        q, k = (self.embed(x).unflatten(-1, (2, 2)).transpose(1, 2) for x in (queries, keys))
+        mask = None
+        if self.mask:
+            shown = (keys >= 0)[:, None, None]
+            mask = shown if self.mask == "bool" else torch.where(shown, 0.5, -1e9)
+        h = nn.functional.scaled_dot_product_attention(q, k, k, mask)
+        return self.out(h.transpose(1, 2).flatten(2)).square().sum() + self.embed(keys).sum()
+
+
+@pytest.mark.parametrize("mask", ["", "bool", "float"])
+def test_attention_from_or_to_nothing_is_eagers(mask: str) -> None:
+    torch.manual_seed(0)
+    pair = Pair(Reads(mask), OPTIMIZERS["sgd"])
+    for queries, keys in [(3, 4), (0, 4), (3, 0), (0, 0), (3, 4)]:
+        batch = torch.randint(0, 11, (2, queries)), torch.randint(0, 11, (2, keys))
+        if mask == "float" and keys == 0:
+            with pytest.raises(OnwardError, match="may hide every key"):
+                pair.trainer.train_step(*batch)
+        else:
+            pair.step(*batch)
 
 
 WITH_GRADIENTS = {
