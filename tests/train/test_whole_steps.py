@@ -157,8 +157,8 @@ def test_a_launch_that_fails_leaves_the_state_or_says_so(mode: str) -> None:
 
 @pytest.fixture
 def alarm() -> Iterator[None]:
-    """Handlers that raise: one of the user's own, and Python's for SIGINT, which a shell has ignored
-    in what it starts in the background."""
+    """Handlers that raise: one of the user's own, and Python's for SIGINT, which is ignored in what
+    a shell starts in the background."""
 
     def handler(number: int, frame: Any) -> None:
         raise Stop
