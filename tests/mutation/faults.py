@@ -297,12 +297,12 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "update: clipping without its epsilon", "differentiate/update.py",
-        "b.Add(norm, NORM_EPS)", "b.Add(norm, 0.0)", ("differentiate", *STATE),
+        "b.Add(norm, NORM_EPS)", "b.Add(norm, 0.0)", ("train/test_clipping.py",),
     ),
     Fault(
         "update: clipping makes small gradients large", "differentiate/update.py",
         "scale = b.Min(b.Div(max_grad_norm, b.Add(norm, NORM_EPS)), 1.0)",
-        "scale = b.Div(max_grad_norm, b.Add(norm, NORM_EPS))", ("differentiate", *STATE),
+        "scale = b.Div(max_grad_norm, b.Add(norm, NORM_EPS))", ("train/test_clipping.py",),
     ),
     # guards
     Fault(
