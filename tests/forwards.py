@@ -263,6 +263,70 @@ class KeepsTheFirst(Net):
         return h - self.kept
 
 
+class KeepsTheFirstSum(Net):
+    """Where all that is kept of the first batch is how large it is."""
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = torch.ones_like(h).sum()
+        return h * self.kept
+
+
+class KeepsTheFirstSize(Net):
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        self.n = self.n or h.shape[0]
+        return h * self.n
+
+
+class KeepsTheFirstForm(Net):
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = torch.zeros_like(h)
+        return h + self.kept
+
+
+class KeepsTheFirstWeight(Net):
+    """What training makes old."""
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = self.linear.weight.detach().sum(0)
+        return h + self.kept
+
+
+class KeepsTheFirstWeights(Net):
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if "w" not in self.table:
+            self.table["w"] = self.linear.weight.detach().tanh()  # type: ignore[assignment]
+        return h @ self.table["w"]  # type: ignore[operator]
+
+
+class KeepsTheFirstBuffer(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("moved", torch.full((WIDTH,), 2.0))
+
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        if self.kept is None:
+            self.kept = self.get_buffer("moved") + 1
+        return h * self.kept
+
+
+class KeepsOnAParameter(Net):
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        weight: Any = self.linear.weight
+        if not hasattr(weight, "kept"):
+            weight.kept = weight.detach().mean()
+        return h * weight.kept
+
+
+class CountsOnAParameter(Net):
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        weight: Any = self.linear.weight
+        weight.n = getattr(weight, "n", 0) + 1
+        return h * weight.n
+
+
 class Averages(Net):
     """A running mean, which evaluation reads."""
 
@@ -507,6 +571,14 @@ class TabulatesInTheClass(Net):
         return h * self.shared[: h.shape[1]]
 
 
+class TabulatesOnAParameter(Net):
+    def step(self, h: torch.Tensor) -> torch.Tensor:
+        weight: Any = self.linear.weight
+        if not hasattr(weight, "steps"):
+            weight.steps = torch.arange(64)[:, None] / 7.0
+        return h * weight.steps[: h.shape[1]]
+
+
 class TabulatesByACache(Net):
     def step(self, h: torch.Tensor) -> torch.Tensor:
         return h * steps_of(64)[: h.shape[1]]
@@ -573,10 +645,12 @@ REFUSED = [
     CountsInAFunction, CountsInAClosure, CountsInADefault, DrawsFromAGlobal, *OF_ITS_OWN,
     Seeds, SeedsInAFork, PutsBack, DrawsFromAGenerator,
     KeepsTheFirst, AveragesInABuffer, CancelsItself,
+    KeepsTheFirstSum, KeepsTheFirstSize, KeepsTheFirstForm, KeepsTheFirstWeight,
+    KeepsTheFirstWeights, KeepsTheFirstBuffer, KeepsOnAParameter, CountsOnAParameter,
 ]  # fmt: skip
 TABULATES = [
     TabulatesInAHelper, TabulatesInAGlobal, TabulatesOnceForAll, TabulatesInTheClass,
-    TabulatesByACache,
+    TabulatesByACache, TabulatesOnAParameter,
 ]  # fmt: skip
 TRAINING_LEAVES = [Averages, StoresForEvaluation]
 HARMLESS = [

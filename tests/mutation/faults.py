@@ -334,13 +334,41 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "effects: tensors stay set", "capture/effects.py",
-        "effects.left = all(_told(fact) == fact for fact in kept.values())",
+        "effects.left = steady or all(_told(fact) == fact for fact in kept)",
         "effects.left = True", EFFECTS,
     ),
     Fault(
+        "effects: tables do not stay", "capture/effects.py",
+        "effects.left = steady or all(", "effects.left = all(", EFFECTS,
+    ),
+    Fault(
+        "effects: tables that stay are not watched", "capture/export.py",
+        "        result.constants += flat.effects.tensors", "        pass", EFFECTS,
+    ),
+    Fault(
         "effects: no other batch in between", "capture/effects.py",
-        "            self._give([t[:1].expand_as(t) if t.dim() else t for t in self._batch])",
-        "            pass", EFFECTS,
+        "self._give([_another(t, all_differ) for t in self._batch])", "pass", EFFECTS,
+    ),
+    Fault(
+        "effects: no smaller batch in between", "capture/effects.py",
+        "            self._give(self._smaller)", "            pass", EFFECTS,
+    ),
+    Fault(
+        "effects: no other parameters in between", "capture/effects.py",
+        "changed = _another(t.detach(), t.is_floating_point())", "changed = t.detach()", EFFECTS,
+    ),
+    Fault(
+        "effects: what is set on parameters is not seen", "capture/held.py",
+        'self.visit(value, f"{path}.{name}")', "pass", EFFECTS,
+    ),
+    Fault(
+        "guard: what is set on a tensor", "capture/walk.py",
+        "        self._attributes(x, path, self.depth)\n        try:", "        try:", GUARDS,
+    ),
+    Fault(
+        "guard: the class of a tensor", "capture/walk.py",
+        'attrgetter("__class__", "requires_grad"', 'attrgetter("requires_grad"',
+        ("train/test_batches.py",),
     ),
     Fault(
         "effects: the other mode is not looked at", "capture/effects.py",
