@@ -6,18 +6,13 @@ import random
 import threading
 from typing import Any
 
-import forwards
+import forwards_harmless as harmless
 import pytest
 import torch
-from forwards import (
-    BATCH,
+from forwards import BATCH, REFUSED, TOKENS, TRAINING_LEAVES, WIDTH, Net
+from forwards_harmless import (
     HARMLESS,
-    REFUSED,
     TABULATES,
-    TOKENS,
-    TRAINING_LEAVES,
-    WIDTH,
-    Net,
     SetsAConfigOnce,
     SetsADeepConfig,
     SetsAGlobal,
@@ -85,9 +80,9 @@ def test_what_changes_nothing_trains_as_in_eager(cls: type[Net], captures: list[
 @pytest.mark.parametrize("cls", TABULATES, ids=lambda c: c.__name__)
 def test_a_table_of_the_trace_is_not_kept(cls: type[Net]) -> None:
     """Nowhere that eager code, or the next capture, would meet it."""
-    forwards.KEPT.clear()
-    forwards.steps_of.cache_clear()
-    forwards.table, TabulatesInTheClass.shared = None, None
+    harmless.KEPT.clear()
+    harmless.steps_of.cache_clear()
+    harmless.table, TabulatesInTheClass.shared = None, None
     batch = batches()[0]
     torch.manual_seed(0)
     model = cls()
@@ -109,13 +104,13 @@ def test_numbers_that_a_forward_sets_stay_as_in_eager(cls: type[Net]) -> None:
         config = getattr(model, "config", None)
         return getattr(model, "scale", None), getattr(getattr(config, "inner", config), "n", 0)
 
-    forwards.calls = 0
+    harmless.calls = 0
     model = cls()
     trainer_of(model).train_step(batches()[0])
-    had, forwards.calls = forwards.calls, 0
+    had, harmless.calls = harmless.calls, 0
     twin = cls()
     twin(**batches()[0])
-    assert said(model) == said(twin) and had == forwards.calls
+    assert said(model) == said(twin) and had == harmless.calls
 
 
 class Scaled(Net):
