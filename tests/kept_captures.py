@@ -93,7 +93,7 @@ def _said_of_model(model: nn.Module) -> Any:
     for name, x in _tensors(model).items():
         owner = first.setdefault(id(x), name)
         hooks = x._backward_hooks or getattr(x, "_post_accumulate_grad_hooks", None)
-        if hooks:
+        if hooks or vars(x) or type(x) not in (torch.Tensor, nn.Parameter):
             return None
         values = None if x.requires_grad or x.numel() > 4096 else str(x.tolist())
         said.append((name, owner, x.dtype, tuple(x.shape), x.stride(), x.requires_grad, values))

@@ -28,6 +28,8 @@ EQUATIONS = {
     "in common, and none by the others": (sympy.Eq(N * 2 * B, N * 3 * C), {B: 3, C: 2}),
     "true": (sympy.Eq(B, B), {}),
     "a division": (sympy.Eq(sympy.floor(N / 4), 1), {}),
+    "the smaller": (sympy.Eq(sympy.Min(B, B * T), B), {}),
+    "a remainder": (sympy.Eq(sympy.Mod(N, 4), T), {}),
     "a size of no input": (sympy.Eq(2 * sympy.Symbol("u0"), 2), {}),
 }
 

@@ -10,6 +10,7 @@ def effects(m: Maker) -> str:
     meets: the first half is refused, the second trains."""
     h = m.late([n for n, k in m.kinds.items() if k == HIDDEN])
     n, table, held = m.attribute("n", 1), m.attribute("table", {"n": 1}), m.attribute("held", [1])
+    w = f"`{m.late(m.parameters)['path']}`" if m.parameters else "nn.Parameter(torch.ones(3))"
     kept, rows = m.attribute("_kept", None), f"torch.arange({POSITIONS})[:, None] * 0.1"
     return m.value(HIDDEN, m.late([
         f"{n} += 1\n= {h} * {n}", f"{table}['n'] += 1\n= {h} * {table}['n']",
@@ -21,4 +22,7 @@ def effects(m: Maker) -> str:
         f"if {kept} is None:\n    {kept} = {rows}\n= {h} + {kept}[:{h}.shape[1]]",
         f"{table}.setdefault('rows', {rows})\n= {h} + {table}['rows'][:{h}.shape[1]]",
         f"{table}['h'] = {h}\n= {table}.pop('h').tanh()",
+        f"if {kept} is None:\n    {kept} = {w}.detach().tanh()\n= {h} * {kept}.mean()",
+        f"if {kept} is None:\n    {kept} = torch.ones_like({h}).sum()\n= {h} / {kept}",
+        f"{w}.n = getattr({w}, 'n', 0) + 1\n= {h} * {w}.n", f"{w}.n = 2\n= {h} * {w}.n",
     ]))  # fmt: skip

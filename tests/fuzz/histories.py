@@ -42,6 +42,7 @@ def case_of(seed: int) -> Case:
     case["batches"] = [batch(m) for _ in range(m.one([1, 2, 2, 3]))]
     case["fetch"] = [n for n in case["outputs"] if m.chance(0.5)]
     case["history"] = history(m, case)
+    _on_tensors(m, case)
     case["variants"] = variants(m)
     if case["dropout"]:
         case["variants"] = [{}, *(case["variants"] or [{"disable": ["row_demand"]}])]
@@ -205,6 +206,24 @@ def history(m: Maker, case: Case) -> list[dict[str, Any]]:
     if not changes or m.chance(0.3):
         train(0)
     return steps
+
+
+def _on_tensors(m: Maker, case: Case) -> None:
+    """Attributes of parameters that come, change and go, where a forward reads them; and now and
+    then a parameter becomes one of a class of its own."""
+    read = [p for p in case["parameters"] if any(
+        f"getattr(`{p['path']}`" in s["code"] for s in case["body"]
+    )]  # fmt: skip
+    marked = m.rarely(0.01)
+    for p in read or (case["parameters"] if marked else []):
+        x = f"model.get_{'buffer' if p['buffer'] else 'parameter'}({p['path']!r})"
+        changes = [f"{x}.gain = 0.5", f"{x}.gain = 2.0", f"vars({x}).pop('gain', None)"]
+        if marked:
+            changes = [f"{x}.__class__ = type('Marked', (type({x}),), {{}})"]
+        for code in changes:
+            at = m.late(range(len(case["history"]) + 1))
+            case["history"].insert(at, {"do": "code", "code": code})
+        return
 
 
 def _alias(m: Maker, case: Case, i: int) -> dict[str, str]:

@@ -543,6 +543,9 @@ def program(m: Maker) -> dict[str, Any]:
         end = m.value(LOSS, f"{end} * {m.parameter(about=1.0)}")
     if m.rarely(0.04):  # without elements
         end = m.value(LOSS, f"{end} + {m.parameter(0, m.width)}.sum()")
+    if m.rarely(0.05) and m.parameters:  # an attribute of a parameter, which it may not have
+        path = m.late(m.parameters)["path"]
+        end = m.value(LOSS, f"{end} * getattr(`{path}`, 'gain', 1.0)")
     kept = [n for n, k in m.kinds.items() if k in (HIDDEN, POOLED, "wide", LOSS) and n != end]
     outputs: dict[str, str] = {}
     if m.chance(0.6):

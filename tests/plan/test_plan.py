@@ -216,3 +216,19 @@ def test_two_outputs_of_a_launch_share_no_memory(execute: Run) -> None:
     rows = np.linspace(-1, 1, 24, dtype=np.float32).reshape(6, 4)
     feeds = {"x": rows, "scale": np.ones(4, np.float32)}
     np.testing.assert_allclose(execute(graph, feeds)["total"], np.tanh(2 * np.exp(rows)), rtol=1e-6)
+
+
+def test_an_update_overwrites_its_parameter_after_every_other_reader() -> None:
+    """A gradient may be there before the backward product that still reads the parameter; an
+    update that ran then would have to write elsewhere, and be copied."""
+    graph = Graph()
+    w = graph.input("w", parse_type("f32[8,8]"), Role.PARAM)
+    x = graph.input("x", parse_type("f32[4,8]"), Role.BATCH)
+    b = Builder(graph, backward=True)
+    updated = b.Sub(w, b.Gemm(x, x, transA=1))
+    graph.outputs["next.w"], graph.state["next.w"] = updated, w
+    graph.outputs["y"] = b.Gemm(b.Exp(x), w)
+    plan = make_plan(bind(graph, {}), {})
+    assert [launch.op for launch in plan.launches][-1] == "Sub"
+    written = plan.launches[-1].outputs[0].buffer
+    assert plan.buffers[written].region is Region.USER

@@ -100,6 +100,27 @@ def test_outputs_and_shared_values_keep_memory_of_their_own(execute: Run) -> Non
     check(graph, m.feeds, execute)
 
 
+def test_window_lives_until_its_last_reader(execute: Run) -> None:
+    """An attention's result lies where the heads side by side will be read; it is read again
+    itself when these have been read."""
+    graph, rng = Graph(), np.random.default_rng(0)
+    b, feeds = Builder(graph), {}
+    q, k, v = (graph.input(n, parse_type("f32[2,2,3,4]"), Role.BATCH) for n in "qkv")
+    for name in "qkv":
+        feeds[name] = rng.standard_normal((2, 2, 3, 4), np.float32)
+    y = b.FlashAttention(q, k, v, scale=0.5, is_causal=0)[0]
+    chain = b.Exp(b.reshape(b.transpose(y, [0, 2, 1, 3]), (6, 8)))
+    taken = [chain]
+    for _ in range(3):  # in need of memory
+        chain = b.Tanh(b.MatMul(chain, b.const(np.eye(8, dtype=np.float32))))
+        taken.append(chain)
+    again = b.FlashAttention(y, k, v, scale=0.5, is_causal=0)[0]
+    graph.outputs = {"again": b.Neg(again), **{f"y{i}": b.Neg(t) for i, t in enumerate(taken)}}
+    assert "Transpose" not in launches(graph)
+    assert "Reshape" not in launches(graph)
+    check(graph, feeds, execute)
+
+
 def test_long_ways_with_many_readers_are_not_searched(execute: Run) -> None:
     """Each value is read twice, so that a search through what is no window never ends."""
     m = Products()

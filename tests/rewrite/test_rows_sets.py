@@ -307,3 +307,12 @@ def test_what_should_be_seen_to_be_contained_is() -> None:
     for a, b in proved:
         assert sets.implies(a, b), f"{a}\n{b}"
         assert not sets.implies(b, a), f"{b}\n{a}"
+
+
+def test_union_keeps_none_that_another_contains() -> None:
+    """Each one kept is a condition to compute in every step."""
+    narrow, middle, wide, other = (
+        sets.Window((B, 9), 1, first, last) for first, last in [(3, 4), (2, 5), (1, 6), (0, 3)]
+    )
+    for order in itertools.permutations([narrow, middle, wide, other]):
+        assert sets.union(order) == {wide, other}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections import UserDict, namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from loops import OPTIMIZERS, Pair
 from torch import nn
 
 import onward
@@ -115,6 +117,12 @@ def test_containers_and_plain_values_stay() -> None:
     assert type(leaves(np.float32(0.5))) is float
 
 
+def noted(x: torch.Tensor) -> torch.Tensor:
+    x = x.clone()
+    x.note = "first"  # type: ignore[attr-defined]
+    return x
+
+
 WRONG: dict[str, tuple[Any, str]] = {
     "ragged": ([[1, 2], [3]], "'x' is a list that makes no tensor.*pad"),
     "ragged arrays": ([np.ones(2), np.ones(3)], "'x' is a list that makes no tensor"),
@@ -134,8 +142,10 @@ WRONG: dict[str, tuple[Any, str]] = {
         "'x' is a tensor of layout torch.jagged",
     ),
     "meta": (X.to("meta"), "'x' is on the meta device, where tensors have no numbers"),
-    "functions of its own": (X.as_subclass(Doubling), "'x' is of Doubling, which redefines"),
-    "dispatch of its own": (X.as_subclass(Dispatching), "'x' is of Dispatching, which redefines"),
+    "functions of its own": (X.as_subclass(Doubling), "'x' is of Doubling, a class that"),
+    "dispatch of its own": (X.as_subclass(Dispatching), "'x' is of Dispatching, a class that"),
+    "class of its own": (X.as_subclass(Plain), "'x' is of Plain, a class that"),
+    "attribute of its own": (noted(X), "'x' is a tensor with the attribute note, which"),
 }
 
 
@@ -153,22 +163,42 @@ def test_nested_tensor_is_refused_in_one_line() -> None:
         leaves(torch.nested.nested_tensor([X, X[1:]]))
 
 
-def test_tensor_subclass_without_functions_of_its_own_is_a_tensor() -> None:
-    trainer = onward.Trainer(net(), onward.optim.SGD(lr=0.0), loss_fn=loss_fn)
+class Marked(nn.Parameter):
+    """A class that a forward may ask for, though it does nothing else."""
+
+
+PUT: dict[str, Callable[[nn.Module, torch.Tensor], None]] = {
+    "parameter": lambda m, t: m.register_parameter("own", nn.Parameter(t)),
+    "marked": lambda m, t: m.register_parameter("own", Marked(t)),
+    "buffer": lambda m, t: m.register_buffer("own", t),
+}
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at first", "later"])
+@pytest.mark.parametrize("put", PUT)
+def test_parameters_and_buffers_of_their_own_class_are_refused(put: str, late: bool) -> None:
+    model = net()
+    PUT[put](model, torch.ones(3) if late or put == "marked" else torch.ones(3).as_subclass(Plain))
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.1), loss_fn=loss_fn)
+    if late and put != "marked":
+        trainer.train_step(X, Y)
+        held: Any = model.own
+        held.__class__ = Marked if put == "parameter" else Plain
+    with pytest.raises(OnwardError, match=r"own is of (Plain|Marked), a class that a graph"):
+        trainer.train_step(X, Y)
+
+
+def test_parameters_may_have_attributes() -> None:
+    """Trainers and initialisers leave them there; those that tensors in an export have, cannot."""
+    model = net()
+    for p in model.parameters():
+        p.no_decay, p._is_hf_initialized = True, True  # type: ignore[attr-defined]
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0), loss_fn=loss_fn)
     expected = loss_fn(net()(X), Y)
-    torch.testing.assert_close(trainer.train_step(X.as_subclass(Plain), Y).loss, expected.detach())
-
-
-def test_parameters_and_buffers_with_functions_of_their_own_are_refused() -> None:
-    for put in (
-        lambda m, t: m.register_parameter("own", nn.Parameter(t)),
-        lambda m, t: m.register_buffer("own", t),
-    ):
-        model = net()
-        put(model, torch.ones(3).as_subclass(Doubling))
-        trainer = onward.Trainer(model, onward.optim.SGD(lr=0.1), loss_fn=loss_fn)
-        with pytest.raises(OnwardError, match="own is of Doubling, which redefines"):
-            trainer.train_step(X, Y)
+    torch.testing.assert_close(trainer.train_step(X, Y).loss, expected.detach())
+    next(model.parameters()).constant = 1.0  # type: ignore[attr-defined]
+    with pytest.raises(OnwardError, match=r"weight has the attribute constant.*another name"):
+        trainer.train_step(X, Y)
 
 
 def test_keys_are_names() -> None:
@@ -252,6 +282,36 @@ def test_sizes_of_one_and_none_are_eagers(tokens: bool) -> None:
                 if not got.skipped:
                     q.sub_(0.01 * q.grad)
                 torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-6)
+
+
+class Reads(nn.Module):
+    """Attention of two heads from queries to keys, one of which may be none."""
+
+    def __init__(self, mask: str) -> None:
+        super().__init__()
+        self.embed, self.out, self.mask = nn.Embedding(11, 4), nn.Linear(4, 3), mask
+
+    def forward(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        q, k = (self.embed(x).unflatten(-1, (2, 2)).transpose(1, 2) for x in (queries, keys))
+        mask = None
+        if self.mask:
+            shown = (keys >= 0)[:, None, None]
+            mask = shown if self.mask == "bool" else torch.where(shown, 0.5, -1e9)
+        h = nn.functional.scaled_dot_product_attention(q, k, k, mask)
+        return self.out(h.transpose(1, 2).flatten(2)).square().sum() + self.embed(keys).sum()
+
+
+@pytest.mark.parametrize("mask", ["", "bool", "float"])
+def test_attention_from_or_to_nothing_is_eagers(mask: str) -> None:
+    torch.manual_seed(0)
+    pair = Pair(Reads(mask), OPTIMIZERS["sgd"])
+    for queries, keys in [(3, 4), (0, 4), (3, 0), (0, 0), (3, 4)]:
+        batch = torch.randint(0, 11, (2, queries)), torch.randint(0, 11, (2, keys))
+        if mask == "float" and keys == 0:
+            with pytest.raises(OnwardError, match="may hide every key"):
+                pair.trainer.train_step(*batch)
+        else:
+            pair.step(*batch)
 
 
 WITH_GRADIENTS = {

@@ -92,6 +92,27 @@ def test_changes_of_the_state_hold(kind: str, change: str, captures: list[int]) 
         assert len(captures) == 1, "parameters that are counted alike share a graph"
 
 
+def test_updates_are_those_of_the_parameter_that_had_most() -> None:
+    """Of an optimizer that has stepped before, and of one that is loaded in mid-run."""
+    model = net()
+    optimizer = KINDS["adamw"](model.parameters())
+    first, *rest = model.parameters()
+    for step in range(3):
+        loss_fn(model(X), Y).backward()
+        for p in rest if step else ():  # torch leaves out what has no gradient
+            p.grad = None
+        optimizer.step()
+    assert [float(optimizer.state[p]["step"]) for p in (first, rest[0])] == [3.0, 1.0]
+    saved = copy.deepcopy(optimizer.state_dict())
+    trainer = onward.Trainer(model, optimizer, loss_fn=loss_fn)
+    assert trainer.updates == 3
+    trainer.train_step(X, Y)
+    assert trainer.updates == 4
+    optimizer.load_state_dict(saved)
+    trainer.train_step(X, Y)
+    assert trainer.updates == 4
+
+
 def test_velocity_that_is_none_begins_anew() -> None:
     pair = MicroPair(KINDS["momentum"])
     pair.steps(2)

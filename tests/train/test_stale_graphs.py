@@ -107,6 +107,7 @@ class Values(nn.Module):
         self.mask, self.masks = torch.ones(8), [torch.ones(8)]
         self.array, self.number = np.ones(8, dtype=np.float32), np.float32(1.0)
         self.ordered = OrderedDict(a=2.0, b=3.0)
+        self.register_buffer("tilt", torch.ones(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gain = self.scale * self.count * (1.2 if self.flag else 1.0) * self.pair[1][0]
@@ -122,6 +123,8 @@ class Values(nn.Module):
             h = f(h)
         h = self.partial(h, h)
         h = h * self.mask * self.masks[0] * torch.from_numpy(self.array)
+        for tensor in (self.other.bias, self.tilt, self.mask):
+            h = h * getattr(tensor, "gain", 1.0)
         return h.square().mean()
 
     def helper(self) -> float:
@@ -361,6 +364,13 @@ OF_VALUES: dict[str, Change] = {
     "method of the class": set_class(Values, "helper", lambda self: 0.9),
     "method on the instance": call("m.helper = lambda: 1.1"),
     "property of the class": set_class(Values, "size", property(lambda self: 0.9)),
+    "attribute of a parameter": call("m.other.bias.gain = 0.9"),
+    "attribute of a parameter again": call("m.other.bias.gain = 1.4"),
+    "attribute of a parameter gone": call("del m.other.bias.gain"),
+    "attribute of a buffer": call("m.tilt.gain = 1.2"),
+    "attribute of a tensor": call("m.mask.gain = 0.8"),
+    "tensor as an attribute": call("m.tilt.gain = torch.full((8,), 1.1)"),
+    "its numbers": call("m.tilt.gain.mul_(0.7)"),
 }
 
 OF_MODULES: dict[str, Change] = {
@@ -402,6 +412,8 @@ OF_MODULES: dict[str, Change] = {
 NEEDS = {
     "float back": "float",
     "flag": "ratio",
+    "attribute of a parameter gone": "attribute of a parameter again",
+    "its numbers": "tensor as an attribute",
     "flags of a subtree": "ratio",
     "flags back": "flags of a subtree",
     "ratio back": "ratio",

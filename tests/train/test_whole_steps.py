@@ -157,14 +157,17 @@ def test_a_launch_that_fails_leaves_the_state_or_says_so(mode: str) -> None:
 
 @pytest.fixture
 def alarm() -> Iterator[None]:
-    """A handler of the user's own that raises."""
+    """Handlers that raise: one of the user's own, and Python's for SIGINT, which is ignored in what
+    a shell starts in the background."""
 
     def handler(number: int, frame: Any) -> None:
         raise Stop
 
-    before = signal.signal(signal.SIGALRM, handler)
+    raising = {signal.SIGALRM: handler, signal.SIGINT: signal.default_int_handler}
+    before = {number: signal.signal(number, raises) for number, raises in raising.items()}
     yield
-    signal.signal(signal.SIGALRM, before)
+    for number, held in before.items():
+        signal.signal(number, held)
 
 
 INTERRUPTS: dict[str, Callable[[], None]] = {

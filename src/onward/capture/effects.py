@@ -3,8 +3,9 @@
 A graph holds what one run of the forward computed, and runs no Python. What an export has set is
 put back. It may be a matter of the forward's own, such as a table that it keeps for the next time,
 or mean something to a later run. So the forward is run again in eager mode, with another batch in
-between, and has to give the same and to leave the same. Python's and numpy's random numbers may not
-be drawn at all, nor torch's be seeded: a step of Onward's has random numbers of its own.
+between, a smaller one and other parameters, and has to give the same and to leave the same.
+Python's and numpy's random numbers may not be drawn at all, nor torch's be seeded: a step of
+Onward's has random numbers of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -50,12 +51,14 @@ def _told(fact: Any) -> Any:
 
 class Effects:
     """What a run of the forward did besides computing. drawn: the module whose random numbers.
-    left: whether what it sets stands in the modules now, as after a run in eager."""
+    left: whether what it sets stands in the modules now, as after a run in eager; tensors: those
+    among it."""
 
     def __init__(self) -> None:
         self.written: list[str] = []
         self.drawn = ""
         self.left = False
+        self.tensors: list[torch.Tensor] = []
 
 
 class _Unseeded:
@@ -95,27 +98,32 @@ def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[
 def require_harmless(
     effects: Effects,
     run: Run,
-    batch: Sequence[torch.Tensor],
+    batches: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
     model: torch.nn.Module,
     loss_fn: Any,
 ) -> None:
     """Raises CaptureError where the forward (`run`) draws random numbers, and where it sets values
-    that a later run would meet.
+    that a later run would meet. The second of the batches is a smaller one.
 
-    Numbers and the like that it sets for itself stay set, as in eager code; where tensors are among
-    it, which would grow old, nothing does.
+    Numbers and the like that it sets for itself stay set, as in eager code, and tables too; where
+    there are tensors that follow from a batch or a parameter, which would grow old, nothing does.
     """
     if effects.written or effects.drawn:
-        _Rehearsal(run, batch, model, loss_fn).judge(effects)
+        _Rehearsal(run, batches, model, loss_fn).judge(effects)
 
 
 class _Rehearsal:
     """Runs of the forward in eager mode: what they give, and what they leave."""
 
     def __init__(
-        self, run: Run, batch: Sequence[torch.Tensor], model: torch.nn.Module, loss_fn: Any
+        self,
+        run: Run,
+        batches: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+        model: torch.nn.Module,
+        loss_fn: Any,
     ) -> None:
-        self._run, self._batch, self._model, self._loss_fn = run, batch, model, loss_fn
+        self._run, self._model, self._loss_fn = run, model, loss_fn
+        self._batch, self._smaller = batches
         self._before = Held(model, loss_fn)
         self._saved = _saved(model)
 
@@ -150,18 +158,64 @@ class _Rehearsal:
                 f"the forward replaces the buffer {replaced[0]}, and a step does not; fix: make it "
                 "an output, and set it after the step"
             )
-        self._before.put_back()
-        with suppress(Exception):  # another batch, which may be none to the model
-            self._give([t[:1].expand_as(t) if t.dim() else t for t in self._batch])
-        again = self._give(self._batch), self._leaves()
-        if not (_equal(given, again[0]) and _alike(left, again[1])):
-            self._refuse(effects)
-        kept = _changes(self._before, Held(self._model, self._loss_fn))
-        effects.left = all(_told(fact) == fact for fact in kept.values())
+        by_others = []
+        for others in (self._with_a_smaller_batch, self._with_another, self._with_other_parameters):
+            self._before.put_back()
+            by_others.append(others())
+            try:
+                again = self._give(self._batch), self._leaves()
+            except Exception:  # sizes that do not fit those of before
+                self._refuse(effects)
+            if not (_equal(given, again[0]) and _alike(left, again[1])):
+                self._refuse(effects)
+        steady = all(_alike(left, others) for others in by_others[1:])  # of the same sizes
+        kept = _changes(self._before, Held(self._model, self._loss_fn)).values()
+        effects.tensors = [t for t in map(_tensor_of, kept) if t is not None]
+        steady = steady and not any(t.requires_grad for t in effects.tensors)
+        effects.left = steady or all(_told(fact) == fact for fact in kept)
         if not effects.left and not self._other_mode_is_blind():
             self._refuse(effects)
 
-    def _refuse(self, effects: Effects) -> None:
+    def _with_a_smaller_batch(self) -> dict[str, Any]:
+        with suppress(Exception):
+            self._give(self._smaller)
+        return {}
+
+    def _with_another(self) -> dict[str, Any]:
+        """What a run leaves then; nothing where no other batch is one to the model."""
+        for all_differ in (True, False):
+            with suppress(Exception):
+                self._give([_another(t, all_differ) for t in self._batch])
+                return self._leaves()
+            self._before.put_back()
+        return {}
+
+    def _with_other_parameters(self) -> dict[str, Any]:
+        """What a run leaves then; buffers have other numbers too."""
+        roots = [r for r in (self._model, self._loss_fn) if isinstance(r, torch.nn.Module)]
+        held: list[dict[str, Any]] = []
+        for module in (m for r in roots for m in r.modules()):
+            held += [module._parameters, module._buffers]
+        given = [dict(h) for h in held]
+        others: dict[int, Any] = {}  # tied ones stay tied
+        for mine in held:
+            for name, t in mine.items():
+                if t is not None and id(t) not in others:
+                    changed = _another(t.detach(), t.is_floating_point())
+                    trained = isinstance(t, torch.nn.Parameter)
+                    others[id(t)] = _as_parameter(changed, t) if trained else changed
+                mine[name] = None if t is None else others[id(t)]
+        try:
+            with suppress(Exception):
+                self._give(self._batch)
+        finally:
+            for mine, before in zip(held, given, strict=True):
+                for name, t in before.items():
+                    if mine.get(name) is others.get(id(t)):
+                        mine[name] = t
+        return self._leaves()
+
+    def _refuse(self, effects: Effects) -> NoReturn:
         raise CaptureError(
             f"the forward sets {', '.join(effects.written[:3])}, and does something else the next "
             "time; a graph does the same in each step; fix: make it an input of the batch"
@@ -204,12 +258,31 @@ def _saved(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
     }
 
 
+def _another(t: torch.Tensor, all_differ: bool) -> torch.Tensor:
+    """A tensor of the same form with other numbers; of whole ones those that there are in another
+    order, lest they index nothing, but where that is the same."""
+    if t.is_floating_point():
+        return t * 0.75 + 0.01
+    turned = t.flip(tuple(range(t.dim())))
+    if not all_differ or not torch.equal(turned, t):
+        return turned
+    return t.logical_not() if t.dtype == torch.bool else t + 1
+
+
+def _as_parameter(t: torch.Tensor, like: torch.Tensor) -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(t, requires_grad=like.requires_grad)
+    parameter.__dict__ = vars(like)  # type: ignore[reportAttributeAccessIssue]  # one dict for both: what a forward sets there is seen
+    return parameter
+
+
+def _tensor_of(fact: Any) -> torch.Tensor | None:
+    held = fact[0].held if isinstance(fact, tuple) and fact and isinstance(fact[0], Same) else None
+    return held if isinstance(held, torch.Tensor) else None
+
+
 def _numbers(fact: Any) -> Any:
-    if isinstance(fact, tuple) and fact and isinstance(fact[0], Same):
-        x = fact[0].held
-        if isinstance(x, torch.Tensor):
-            return x.detach().clone()
-    return _told(fact)
+    tensor = _tensor_of(fact)
+    return _told(fact) if tensor is None else tensor.detach().clone()
 
 
 def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:

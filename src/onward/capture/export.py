@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 
 from onward.capture.attention_forms import Shown, choose
 from onward.capture.effects import Effects, require_harmless, undoing
+from onward.capture.held import traces_names
 from onward.capture.huggingface import attention_kept_whole, forward_defaults, require_mask
 from onward.capture.nested import padded_with_zeros
 from onward.capture.raise_ import raise_composites
@@ -88,6 +89,15 @@ class Captured:
             return None
         return dims if self.suits(tensors) else None  # asked last: it may lean on the sizes
 
+    def smaller(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The first part of a batch: of each size that may vary, one less."""
+        dims = {symbol: max(n - 1, 1) for symbol, n in (self.dims(tensors) or {}).items()}
+        cut = list(tensors)
+        for leaf, dim, size in self._sizes:
+            if not isinstance(size, int) and size.symbols <= dims.keys():
+                cut[leaf] = cut[leaf].narrow(dim, 0, size.number(dims))
+        return cut
+
 
 class _Names:
     """Where the wrapper leaves its outputs' names: an export restores a module's own attributes."""
@@ -113,8 +123,11 @@ class _Flat(torch.nn.Module):
         self.noted = _Names()
         self.effects = Effects()
         self.extra: dict[str, Any] = {}
+        self.attributes = {name: vars(tensor) for name, tensor in _tensors(self) if vars(tensor)}
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        for name, tensor in _tensors(self):  # those of the trace, which have the names alone
+            _give(tensor, self.attributes.get(name, {}), name)
         with undoing(self.effects, self.model, self.loss_fn):
             return self.run(*leaves)
 
@@ -147,6 +160,21 @@ class _Flat(torch.nn.Module):
 
 
 _TENSOR = object()
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _give(tensor: torch.Tensor, attributes: dict[str, Any], name: str) -> None:
+    """Sets what the user has set on the tensor that this one stands for."""
+    for key in attributes.keys() & traces_names():
+        raise CaptureError(
+            f"{_path(name)} has the attribute {key}, a name that tensors within torch.export use "
+            "themselves; fix: another name"
+        )
+    vars(tensor).update(attributes)
 
 
 def name_outputs(outputs: Any) -> dict[str, torch.Tensor]:
@@ -219,10 +247,13 @@ def capture(
         } & set(result.parameters)
     raise_composites(graph)
     _guard(result, program)
-    require_harmless(flat.effects, lambda batch: flat.run(*batch), tensors, model, loss_fn)
+    batches = tensors, result.smaller(tensors)
+    require_harmless(flat.effects, lambda batch: flat.run(*batch), batches, model, loss_fn)
     if flat.effects.written and not flat.effects.left:
         written = ", ".join(flat.effects.written)
         result.notes.append(f"a step does not set {written}, as the model's forward does")
+    if flat.effects.left:
+        result.constants += flat.effects.tensors  # where they are written, eager code reads that
     return result
 
 
@@ -323,9 +354,7 @@ def _bind_inputs(
     graph = translator.graph
     result = Captured(graph, {}, {}, {})
     by_id: dict[int, Value] = {}
-    live = dict(flat.named_parameters(remove_duplicate=False)) | dict(
-        flat.named_buffers(remove_duplicate=False)
-    )
+    live = dict(_tensors(flat))
     first = {id(t): n for n, t in reversed(live.items())}  # of tied ones, the name torch lists
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     batch = [

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from onward.capture.walk import Same, Walk
 
@@ -23,6 +25,7 @@ class Held(Walk):
     elements, bytes, depth = 20_000, 1 << 22, 8
 
     def __init__(self, model: torch.nn.Module, loss_fn: Any) -> None:
+        self._set: list[tuple[dict[str, Any], dict[str, Any]]] = []
         super().__init__(model, loss_fn)
         self._copies = [
             (held, kind.copy(held))  # type: ignore[attr-defined]
@@ -40,6 +43,14 @@ class Held(Walk):
 
     def _tensor(self, x: torch.Tensor, path: str) -> None:
         self.facts[path] = (Same(x), x.requires_grad)
+        if not isinstance(x, FakeTensor):
+            self._attributes(x, path, self.depth)
+            return
+        held = vars(x)
+        own = {name: held[name] for name in held.keys() - traces_names()}
+        self._set.append((held, own))
+        for name, value in own.items():
+            self.visit(value, f"{path}.{name}")
 
     def _module(self, m: torch.nn.Module, path: str) -> None:
         super()._module(m, path)
@@ -49,6 +60,10 @@ class Held(Walk):
         """Undoes what was done since."""
         for held, before in self._copies:
             _refill(held, before)
+        for held, before in self._set:
+            for name in held.keys() - traces_names() - before.keys():
+                del held[name]
+            held.update(before)
         for x, name, value in self._slotted:
             if getattr(x, name, ABSENT) is not value:
                 object.__setattr__(x, name, value)
@@ -66,9 +81,15 @@ class Held(Walk):
         for x, before in self._arrays:
             with suppress(ValueError):  # read-only, and so unchanged
                 x[...] = before
-        for cache, misses in self._misses:
-            if cache.cache_info().misses != misses:
-                cache.cache_clear()
+        for kept, misses in self._misses:
+            if kept.cache_info().misses != misses:
+                kept.cache_clear()
+
+
+@cache
+def traces_names() -> frozenset[str]:
+    """The attributes that a tensor within an export has of its own. To be called outside first."""
+    return frozenset(vars(FakeTensorMode().from_tensor(torch.nn.Parameter(torch.empty(1)))))
 
 
 def _refill(held: Any, before: Any) -> None:
@@ -87,4 +108,4 @@ def _refill(held: Any, before: Any) -> None:
         held.extend(before)
 
 
-__all__ = ["ABSENT", "Held"]
+__all__ = ["ABSENT", "Held", "traces_names"]

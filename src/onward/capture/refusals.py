@@ -117,14 +117,13 @@ def _hooks(
             yield f"{where} has the {kind} {origin.__qualname__}; {fix}"
 
 
-def redefines_ops(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's class says itself what torch's functions do; a graph runs torch's."""
-    mro = type(tensor).__mro__
-    return any(
-        not cls.__module__.startswith("torch.nn.")
-        and not vars(cls).keys().isdisjoint(("__torch_function__", "__torch_dispatch__"))
-        for cls in mro[: mro.index(torch.Tensor)]
-    )
+def own_class(tensor: torch.Tensor) -> str | None:
+    """The name of the tensor's class where it is none of torch's own: it may say itself what
+    torch's functions do, and a trace shows the forward a tensor of another class."""
+    cls = type(tensor)
+    mro = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
+    plain = all(c.__module__.startswith("torch.nn.") for c in mro)
+    return None if plain else cls.__qualname__
 
 
 def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
@@ -135,11 +134,9 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
         if torch.nn.parameter.is_lazy(tensor):
             yield f"{name} has no shape yet; fix: call the model once"
             continue
-        if redefines_ops(tensor):
-            yield (
-                f"{name} is of {type(tensor).__qualname__}, which redefines torch's functions; "
-                "fix: a plain tensor"
-            )
+        cls = own_class(tensor)
+        if cls:
+            yield f"{name} is of {cls}, a class that a graph does not keep; fix: a plain tensor"
             continue
         pointer = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
         other, written = storages.setdefault(pointer, (name, trained))
@@ -222,7 +219,7 @@ __all__ = [
     "BACKWARD_HOOKS",
     "FORWARD_HOOKS",
     "TENSOR_HOOKS",
-    "redefines_ops",
+    "own_class",
     "refuse_constant",
     "refuse_model",
     "refuse_surroundings",

@@ -26,8 +26,8 @@ def forced(equations: Iterable[Any], first: Mapping[sympy.Symbol, int]) -> dict[
             continue  # true or false as it stands
         left, right = equation.args
         difference = sympy.expand(left - right)  # type: ignore[operator]
-        if difference.atoms(sympy.Function):
-            continue  # divisions with a remainder
+        if not difference.is_polynomial(*difference.free_symbols):
+            continue  # divisions with a remainder, the smaller of two
         for factor, _ in sympy.factor_list(difference)[1]:
             sizes = factor.free_symbols
             if sizes <= first.keys() and factor.subs(first) == 0 and not _solved(factor):

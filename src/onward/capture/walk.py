@@ -60,7 +60,8 @@ _values = methodcaller("values")
 _get = dict.get
 _contents = attrgetter("cell_contents")
 _parts = attrgetter("__code__", "__defaults__", "__kwdefaults__")
-_form = attrgetter("requires_grad", "dtype", "shape")  # another device is at another address
+# another device is at another address
+_form = attrgetter("__class__", "requires_grad", "dtype", "shape")
 _tensor_hooks = attrgetter("_backward_hooks")
 _late_hooks = attrgetter("_post_accumulate_grad_hooks")
 
@@ -164,6 +165,7 @@ class Walk:
             hooks = getattr(x, name, None)
             if hooks:
                 self.facts[f"{path}.{name}"] = tuple(map(Same, hooks.values()))
+        self._attributes(x, path, self.depth)
         try:
             x.data_ptr()
             self.facts[f"{path}.shape"] = (tuple(x.shape), x.stride())

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture.refusals import redefines_ops
+from onward.capture.refusals import own_class
 from onward.config import OnwardError
 
 _TARGETS = ("labels", "target", "targets")
@@ -141,11 +141,15 @@ def _strange(tensor: torch.Tensor) -> str | None:
         return "a nested tensor; fix: to_padded_tensor(0), and a mask"
     if tensor.is_meta:
         return "on the meta device, where tensors have no numbers; fix: make it on the model's"
-    if redefines_ops(tensor):
-        return (
-            f"of {type(tensor).__qualname__}, which redefines torch's functions; fix: "
-            "as_subclass(torch.Tensor)"
-        )
+    cls = own_class(tensor)
+    if cls:
+        return f"of {cls}, a class that a graph does not keep; fix: as_subclass(torch.Tensor)"
+    for name in vars(tensor):
+        if not name.startswith("_dynamo_"):  # `mark_dynamic` leaves some
+            return (
+                f"a tensor with the attribute {name}, which a graph does not keep; fix: make it an "
+                "input of the batch of its own"
+            )
     return None
 
 

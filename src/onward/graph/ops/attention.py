@@ -65,7 +65,7 @@ def scores(
 def live(b: Builder, s: Value, mask: Value | None) -> Value | None:
     """`b[B,H,Q,1]`: rows that an added mask leaves something of, where it may be -infinity
     throughout; None without one. The others are 0, as in torch."""
-    if mask is None or type_of(mask).dtype == DType.BOOL:
+    if mask is None or type_of(mask).dtype == DType.BOOL or type_of(s).shape[-1] == 0:
         return None
     peak = b.ReduceMax(s, b.ints([type_of(s).rank - 1]), keepdims=1)
     return b.Greater(peak, np.array(-np.inf, dtype=type_of(s).dtype.numpy()))

@@ -35,7 +35,10 @@ Value = ir.Value
 
 def _flash(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
     s, allowed = scores(b, inputs, attrs)
-    peak = b.ReduceMax(s, b.ints([type_of(s).rank - 1]), keepdims=1)
+    if type_of(s).shape[-1] == 0:  # the highest of nothing
+        peak = b.full(-np.inf, type_of(s).with_shape((*type_of(s).shape[:-1], 1)))
+    else:
+        peak = b.ReduceMax(s, b.ints([type_of(s).rank - 1]), keepdims=1)
     total = b.reduce_sum(b.Exp(b.Sub(s, peak)), [type_of(s).rank - 1], keepdims=False)
     alive = live(b, s, inputs[3] if len(inputs) > 3 else None)
     if alive is not None:  # a row of nothing counts its keys
