@@ -204,7 +204,7 @@ def narrow(model: nn.Module, data: Mapping[str, torch.Tensor]) -> tuple[Tensors,
 
 
 FEEDS: dict[str, Any] = {
-    "seed": torch.tensor([12345, 67890]), "sample_offset": 0, "loss_weight": 1.0,
+    "seed": torch.tensor([12345, 67890]), "sample_offset": 0, "cotangent.loss": 1.0,
 }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ import torch
 
 from onward.capture import Captured, capture
 from onward.config import CaptureError, OnwardError, check_names, environment, memory_amount
-from onward.differentiate import UpdateGroup, add_updates, differentiate
+from onward.differentiate import UpdateGroup, add_updates, vjp
 from onward.execute import Executable, Memory
 from onward.graph.check import check
 from onward.graph.file import save
@@ -185,7 +185,7 @@ class Compiled:
 
     def _gradients(self, forward: Graph, wrt: Sequence[str]) -> Graph:
         with self._timed("differentiate"):
-            graph = differentiate(forward, wrt, zeros=self.captured.reached)
+            graph = vjp(forward, ["loss"], wrt, zeros=self.captured.reached)
         self._note("differentiate", graph)
         return graph
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from op_cases import CASES, cases_of, stopped
 
-from onward.differentiate import differentiate
+from onward.differentiate import vjp
 from onward.graph.build import Builder
 from onward.graph.check import check
 from onward.graph.evaluate import evaluate
@@ -88,10 +88,10 @@ SYMBOLIC = {"x": "f64[B,T,D]", "row": "f64[D]", "column": "f64[T,1]"}
 def test_broadcasts_of_symbolic_dims_are_undone(
     types: dict[str, str], sizes: dict[str, int]
 ) -> None:
-    step = differentiate(graph_of(types, _mixed), list(types))
+    step = vjp(graph_of(types, _mixed), ["loss"], list(types))
     check(step)
     feeds = feeds_of(types, sizes)
-    have = evaluate(step, feeds | {"loss_weight": ONE})
+    have = evaluate(step, feeds | {"cotangent.loss": ONE})
     for name, want in autograd(_mixed_torch, feeds, list(types)).items():
         assert have[name].shape == want.shape
         np.testing.assert_allclose(have[name], want, rtol=1e-10, atol=1e-12)
@@ -108,11 +108,11 @@ def test_broadcasts_of_symbolic_dims_are_undone(
 )
 def test_sizes_of_one_keep_their_place(a: str, c: str) -> None:
     types = {"a": a, "c": c}
-    step = differentiate(
-        graph_of(types, lambda b, v: total(b, b.Sin(b.Mul(v["a"], v["c"])))), ["a", "c"]
+    step = vjp(
+        graph_of(types, lambda b, v: total(b, b.Sin(b.Mul(v["a"], v["c"])))), ["loss"], ["a", "c"]
     )
     feeds = feeds_of(types, {})
-    have = evaluate(step, feeds | {"loss_weight": ONE})
+    have = evaluate(step, feeds | {"cotangent.loss": ONE})
     want = autograd(lambda a, c: (a * c).sin().sum(), feeds, ["a", "c"])
     for name in want:
         assert have[name].shape == want[name].shape
@@ -133,17 +133,19 @@ def test_gradients_of_all_uses_are_added() -> None:
         return (z * z + x).sum()
 
     feeds = feeds_of(types, {})
-    have = evaluate(differentiate(graph_of(types, write), ["x", "w"]), feeds | {"loss_weight": ONE})
+    have = evaluate(
+        vjp(graph_of(types, write), ["loss"], ["x", "w"]), feeds | {"cotangent.loss": ONE}
+    )
     for name, want in autograd(torch_write, feeds, ["x", "w"]).items():
         np.testing.assert_allclose(have[name], want, rtol=1e-12)
 
 
 def test_the_loss_weight_scales_every_gradient_and_not_the_loss() -> None:
     types = {"x": "f64[3]"}
-    step = differentiate(graph_of(types, lambda b, v: total(b, b.Exp(v["x"]))), ["x"])
+    step = vjp(graph_of(types, lambda b, v: total(b, b.Exp(v["x"]))), ["loss"], ["x"])
     feeds = feeds_of(types, {})
-    whole = evaluate(step, feeds | {"loss_weight": ONE})
-    quarter = evaluate(step, feeds | {"loss_weight": ONE / 4})
+    whole = evaluate(step, feeds | {"cotangent.loss": ONE})
+    quarter = evaluate(step, feeds | {"cotangent.loss": ONE / 4})
     np.testing.assert_array_equal(quarter["loss"], whole["loss"])
     np.testing.assert_array_equal(quarter["grad.x"] * 4, whole["grad.x"])
 
@@ -151,15 +153,15 @@ def test_the_loss_weight_scales_every_gradient_and_not_the_loss() -> None:
 def test_inputs_the_loss_does_not_reach_get_no_gradient() -> None:
     types = {"x": "f64[3]", "unused": "f64[3]"}
     graph = graph_of(types, lambda b, v: total(b, v["x"]))
-    assert set(differentiate(graph, ["x", "unused"]).outputs) == {"loss", "grad.x"}
-    assert set(differentiate(graph, ["unused"]).outputs) == {"loss"}
+    assert set(vjp(graph, ["loss"], ["x", "unused"]).outputs) == {"loss", "grad.x"}
+    assert set(vjp(graph, ["loss"], ["unused"]).outputs) == {"loss"}
 
 
 def test_only_what_is_asked_for_is_derived_and_the_graph_given_stays_as_it_was() -> None:
     types = {"x": "f64[3]", "w": "f64[3]"}
     graph = graph_of(types, lambda b, v: total(b, b.Mul(v["x"], v["w"])))
     before = len(graph)
-    assert set(differentiate(graph, ["w"]).outputs) == {"loss", "grad.w"}
+    assert set(vjp(graph, ["loss"], ["w"]).outputs) == {"loss", "grad.w"}
     assert len(graph) == before
     assert set(graph.outputs) == {"loss"}
 
@@ -168,7 +170,7 @@ def test_a_marked_identity_stops_the_gradient() -> None:
     types = {"x": "f64[3]"}
     graph = graph_of(types, lambda b, v: total(b, b.Mul(stopped(b, b.Exp(v["x"])), b.Sin(v["x"]))))
     feeds = feeds_of(types, {})
-    have = evaluate(differentiate(graph, ["x"]), feeds | {"loss_weight": ONE})["grad.x"]
+    have = evaluate(vjp(graph, ["loss"], ["x"]), feeds | {"cotangent.loss": ONE})["grad.x"]
     np.testing.assert_allclose(have, np.exp(feeds["x"]) * np.cos(feeds["x"]), rtol=1e-12)
 
 
@@ -183,8 +185,8 @@ def test_no_rule_is_asked_of_an_op_behind_what_stops_the_gradient(behind: str) -
         return total(b, b.Where(b.Greater(p, 0.0), b.Sin(v["x"]), v["x"]))
 
     feeds = {"x": np.array([0.5, 1.5])}
-    step = differentiate(graph_of({"x": "f64[2]"}, write), ["x"])
-    have = evaluate(step, feeds | {"loss_weight": ONE})["grad.x"]
+    step = vjp(graph_of({"x": "f64[2]"}, write), ["loss"], ["x"])
+    have = evaluate(step, feeds | {"cotangent.loss": ONE})["grad.x"]
     want = np.array([0.75, 0.75]) if behind == "stop" else np.cos(feeds["x"])
     np.testing.assert_allclose(have, want, rtol=1e-12)
 
@@ -197,7 +199,7 @@ def test_every_op_without_a_rule_is_named_with_its_modules() -> None:
         return y
 
     with pytest.raises(ValueError) as refused:
-        differentiate(graph_of({"x": "f64[3]"}, write), ["x"])
+        vjp(graph_of({"x": "f64[3]"}, write), ["loss"], ["x"])
     assert str(refused.value) == (
         "no gradient rule for: ReduceProd at model.head; Softplus at model.h.0.mlp, model.h.1.mlp"
     )
@@ -217,7 +219,7 @@ def test_calls_that_a_rule_does_not_cover_are_refused_with_their_module(
     graph = case.graph(DType.DOUBLE)
     graph.outputs = {"loss": total(Builder(graph), graph.outputs["y0"])}
     with pytest.raises(ValueError, match=f"{case.op} at model.layer: .*{reason}"):
-        differentiate(graph, ["x0"])
+        vjp(graph, ["loss"], ["x0"])
 
 
 # ---- at ties and edges, where differences say nothing: as PyTorch
@@ -249,8 +251,8 @@ def test_ties_and_edges_go_as_in_torch(name: str) -> None:
     write, function = EDGES[name]
     feeds = {"a": np.array([0.0, 1.0, 1.0, -1.0, 0.0]), "c": np.array([0.0, 1.0, 0.5, 2.0, 3.0])}
     types = {"a": "f64[5]", "c": "f64[5]"}
-    step = differentiate(graph_of(types, lambda b, v: total(b, write(b, v))), ["a", "c"])
-    have = evaluate(step, feeds | {"loss_weight": ONE})
+    step = vjp(graph_of(types, lambda b, v: total(b, write(b, v))), ["loss"], ["a", "c"])
+    have = evaluate(step, feeds | {"cotangent.loss": ONE})
     want = autograd(lambda a, c: function(a, c).sum(), feeds, ["a", "c"])
     for key in want:
         np.testing.assert_array_equal(have.get(key, np.zeros(5)), want[key])
@@ -260,7 +262,7 @@ def test_a_loss_in_which_no_label_counts_has_gradient_zero() -> None:
     case = cases_of("SoftmaxCrossEntropyLoss")[0]
     graph = case.graph(DType.DOUBLE)
     graph.outputs = {"loss": graph.outputs["y0"]}
-    step = differentiate(graph, ["x0"])
+    step = vjp(graph, ["loss"], ["x0"])
     feeds = case.feeds(DType.DOUBLE) | {"x1": np.full(4, -100)}
-    got = evaluate(step, feeds | {"loss_weight": ONE})["grad.x0"]
+    got = evaluate(step, feeds | {"cotangent.loss": ONE})["grad.x0"]
     np.testing.assert_array_equal(got, np.zeros((4, 5)))

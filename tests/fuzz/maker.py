@@ -37,13 +37,13 @@ INPUT_TYPES = {
 }
 # Paths that meet names of the batch, of outputs or of what a training step keeps.
 ODD_PATHS = [
-    "loss", "seed", "sample_offset", "loss_weight", "logits", "input_ids", "labels", "grad_norm",
+    "loss", "seed", "sample_offset", "cotangent.loss", "logits", "input_ids", "labels", "grad_norm",
     "lr.0", "step.0", "rows.R", "exp_avg.w", "grad.w", "next.w", "accumulator.w", "w",
     "param.w", "buffer.w", "batch.x", "output.hidden", "momentum_buffer.w", "model.w", "h1", "B",
     "attention_mask", "layers.0.1.weight", "x", "hidden", "output", "leaves_0", "mask",
 ]  # fmt: skip
 OUTPUT_NAMES = ["hidden", "logits", "pooled", "output", "out_1", "last"]
-ODD_OUTPUTS = ["grad_norm", "seed", "input_ids", "w", "next.w", "loss_weight", "labels", "h1"]
+ODD_OUTPUTS = ["grad_norm", "seed", "input_ids", "w", "next.w", "cotangent.loss", "labels", "h1"]
 ACTIVATIONS = [
     "torch.tanh({})", "F.gelu({})", 'F.gelu({}, approximate="tanh")', "F.relu({})", "F.silu({})",
     "torch.sigmoid({})", "torch.sin({})", "{}.abs()", "{}.clamp(-0.5, 0.5)", "torch.exp(-{} ** 2)",

@@ -22,7 +22,7 @@ from tiny import (
     trained,
 )
 
-from onward.differentiate import differentiate
+from onward.differentiate import vjp
 from onward.rewrite import FORWARD, STEP
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
@@ -82,7 +82,7 @@ def test_graph_after_every_pass(kind: str) -> None:
     before: Tensors | None = None
     for stage, graph in stages:
         if not any(n.startswith("grad.") for n in graph.outputs):
-            graph = differentiate(graph, names)
+            graph = vjp(graph, ["loss"], names)
         ours = assert_engines_agree(made, graph, data, stage)
         if before is not None and exact.get(stage, False):
             # a forward pass leaves the forward's bits alone; what is derived from the rewritten
@@ -101,7 +101,7 @@ def test_step_graph_before_and_after_rewriting_updates_alike() -> None:
     made = compiled(gpt2(layers=1), data)
     names = tuple(trained(made))
     groups = [UpdateGroup(0, names, "AdamUpdate", {"decoupled": 1}, ("exp_avg", "exp_avg_sq"))]
-    plain = add_updates(differentiate(made.forward, names), groups, 0.5, False)
+    plain = add_updates(vjp(made.forward, ["loss"], names), groups, 0.5, False)
     step = made.step(names, groups, 0.5, False)
     import tiny
 

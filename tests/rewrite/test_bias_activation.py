@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.utils.generic import ModelOutput
 
-from onward.differentiate import differentiate
+from onward.differentiate import vjp
 from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, Value, attributes
@@ -156,9 +156,9 @@ def test_gradients_are_those_of_the_graph_before(kind: str) -> None:
         graph = graph_of(write)
         graph.outputs = {"loss": graph.outputs["y"]}
         assert bias_activation(graph) == 1 if fused else True
-        step = differentiate(graph, ["x", "w", "bias"])
+        step = vjp(graph, ["loss"], ["x", "w", "bias"])
         assert ("BiasActivationGrad" in ops(step)) == fused
-        results.append(evaluate(step, FEEDS | {"loss_weight": np.array(1.0, np.float32)}))
+        results.append(evaluate(step, FEEDS | {"cotangent.loss": np.array(1.0, np.float32)}))
     for key, want in results[0].items():
         np.testing.assert_allclose(results[1][key], want, rtol=1e-5, atol=1e-5)
 
@@ -193,7 +193,7 @@ def test_relu_keeps_one_tensor_for_backward_and_the_others_two() -> None:
         graph = graph_of(write)
         graph.outputs = {"loss": graph.outputs["y"]}
         assert bias_activation(graph) == 1
-        plan = make_plan(bind(differentiate(graph, ["x", "w", "wt", "bias"]), {}), {})
+        plan = make_plan(bind(vjp(graph, ["loss"], ["x", "w", "wt", "bias"]), {}), {})
         (fused,) = [launch for launch in plan.launches if launch.op == "BiasActivation"]
         held[kind] = fused.outputs[0].buffer == fused.inputs[0].buffer  # type: ignore[union-attr]
     assert held == {"relu": True, "silu": False}

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from op_cases import stopped
 
-from onward.differentiate import differentiate
+from onward.differentiate import vjp
 from onward.graph.build import Builder
 from onward.graph.check import check
 from onward.graph.evaluate import evaluate
@@ -154,7 +154,7 @@ class Model:
         self.data = tiny.batch(3, 10, "right")
         self.made = tiny.compiled(model, self.data, disable=[p.name for p in PASSES])
         self.wrt = tiny.trained(self.made)
-        self.graph = differentiate(self.made.forward, self.wrt)
+        self.graph = vjp(self.made.forward, ["loss"], self.wrt)
         self.want = self.results(self.graph)
 
     def results(self, graph: Graph) -> tiny.Tensors:
@@ -200,7 +200,7 @@ def test_all_passes_and_all_but_one_change_no_result(model: Model, off: str | No
 
 def test_passes_before_differentiation_change_no_gradient(model: Model) -> None:
     forward, _ = run(model.made.forward, FORWARD, verify=True)
-    model.compare(differentiate(forward, model.wrt), exact=False)
+    model.compare(vjp(forward, ["loss"], model.wrt), exact=False)
 
 
 def test_passes_leave_as_many_draws_as_there_are_sites(model: Model) -> None:

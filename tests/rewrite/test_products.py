@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from onward.differentiate import differentiate
+from onward.differentiate import vjp
 from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, Value, type_of
@@ -168,8 +168,8 @@ def trained(m: Layer) -> Graph:
     m.graph.outputs = {"loss": loss}
     assert linear_cross_entropy(m.graph) == 1
     dead(m.graph)
-    graph = differentiate(m.graph, ["x", "w", "bias"])
-    m.feeds["loss_weight"] = np.array(0.5, np.float32)
+    graph = vjp(m.graph, ["loss"], ["x", "w", "bias"])
+    m.feeds["cotangent.loss"] = np.array(0.5, np.float32)
     return graph
 
 

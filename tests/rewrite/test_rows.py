@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.differentiate import differentiate
+from onward.differentiate import vjp
 from onward.graph.build import Builder
 from onward.graph.check import check
 from onward.graph.evaluate import evaluate
@@ -267,7 +267,7 @@ def feeds(seed: int, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         "added pairs": np.where(pairs, 0.0, LEAST).astype(np.float32),
         "last": np.stack([np.arange(B), [3, -3, 4]], 1), "numbers": np.array([0, 7, 11]),
         "seed": np.array([5, 7]), "offset": np.array(0),
-        "labels": labels, "loss_weight": np.array(1.0, np.float32),
+        "labels": labels, "cotangent.loss": np.array(1.0, np.float32),
     }  # fmt: skip
 
 
@@ -315,7 +315,7 @@ def test_rows_that_nobody_asks_for_may_hold_anything(name: str) -> None:
 
 def gradients(graph: Graph, data: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     names = [v.name or "" for v in graph.inputs_with(Role.PARAM)]
-    return evaluate(differentiate(graph, names), data)
+    return evaluate(vjp(graph, ["loss"], names), data)
 
 
 MASKS = {

@@ -13,7 +13,7 @@ from torch import nn
 import onward
 
 OURS = [
-    "loss_weight", "seed", "sample_offset", "lr.0", "step.0", "step.1", "rows.R0", "grad_norm",
+    "cotangent.loss", "seed", "sample_offset", "lr.0", "step.0", "step.1", "rows.R0", "grad_norm",
     "loss", "finite", "exp_avg.param.w", "exp_avg.w", "exp_avg_sq.w", "momentum_buffer.w",
     "accumulator.w", "accumulator.param.w", "next.param.w", "grad.param.w", "accumulated.w",
     "param.w", "buffer.b", "batch.x", "output.y", "w", "b", "const_1", "size_1", "mul_1", "add_2",
@@ -83,7 +83,7 @@ class Named(nn.Module):
             inner.param = nn.Module()
             inner.param.w = nn.Parameter(torch.randn(3))
             self.add_module(slot, inner)
-        for name in ("loss_weight", "seed", "grad norm", "ä/ö"):
+        for name in ("cotangent.loss", "seed", "grad norm", "ä/ö"):
             self.register_parameter(name, nn.Parameter(torch.randn(3)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

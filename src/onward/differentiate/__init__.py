@@ -1,6 +1,6 @@
 """Forward graph -> step graph: gradients by reverse mode over ONNX ops, then optimizer updates."""
 
-from onward.differentiate.reverse import differentiate, gradient_name
+from onward.differentiate.reverse import vjp
 from onward.differentiate.update import UpdateGroup, add_updates
 
-__all__ = ["UpdateGroup", "add_updates", "differentiate", "gradient_name"]
+__all__ = ["UpdateGroup", "add_updates", "vjp"]

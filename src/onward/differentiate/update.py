@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from onward.differentiate.reverse import gradient_name
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
+from onward.graph.names import gradient_name
 from onward.graph.types import DType, Type
 
 NORM_EPS = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm before dividing

@@ -32,7 +32,8 @@ class Role(enum.Enum):
     BUFFER = "buffer"  # a non-trained tensor of the user's module
     BATCH = "batch"  # one leaf of the batch
     RANDOM = "random"  # the step's seed words and the batch's first sample index
-    HYPER = "hyper"  # learning rates, step count, loss weight: scalars set before each step
+    HYPER = "hyper"  # learning rates, step count: scalars set before each step
+    COTANGENT = "cotangent"  # what an output weighs in the gradients, of its own type
     STATE = "state"  # optimizer state and gradient accumulators, kept between steps
     SIZE = "size"  # integers that follow from the sizes of a batch; their content is known
 

@@ -6,7 +6,7 @@ name, whatever its characters, can be one of the names that a step itself needs:
     param.<path>   buffer.<path>   batch.<leaf>          inputs
     output.<name>                                        outputs of the model
     loss   grad.<input>   next.<input>   grad_norm       outputs of the step
-    loss_weight   seed   lr.<group>   exp_avg.<input>    inputs of the step
+    cotangent.<output>   seed   lr.<group>   exp_avg.<input>   inputs of the step
 """
 
 from __future__ import annotations
@@ -25,6 +25,16 @@ def parameter_name(path: str) -> str:
 def output_name(name: str) -> str:
     """The output that is the model's own of this name."""
     return OUTPUT + name
+
+
+def gradient_name(name: str) -> str:
+    """The output that is the gradient by the input of this name."""
+    return f"grad.{name}"
+
+
+def cotangent_name(name: str) -> str:
+    """The input that weighs the output of this name in the gradients."""
+    return f"cotangent.{name}"
 
 
 def user_name(name: str) -> str:

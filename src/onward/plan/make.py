@@ -33,6 +33,7 @@ _INPUT_REGION = {
     Role.BATCH: Region.SCRATCH,  # staged anew for each call, so a new shape allocates nothing
     Role.RANDOM: Region.PERSISTENT,
     Role.HYPER: Region.PERSISTENT,
+    Role.COTANGENT: Region.PERSISTENT,
 }
 _PURPOSE = {
     Role.PARAM: "parameter",
@@ -41,6 +42,7 @@ _PURPOSE = {
     Role.BATCH: "staged batch",
     Role.RANDOM: "seed",
     Role.HYPER: "hyperparameter",
+    Role.COTANGENT: "hyperparameter",
 }
 
 

@@ -24,7 +24,7 @@ from onward.compile import Compiled
 from onward.config import OnwardError, TrainerOptions, read_names
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
-from onward.graph.names import output_name
+from onward.graph.names import cotangent_name, output_name
 from onward.plan import Plan
 from onward.train.arguments import check_arguments, check_inputs, checked_options, names_to_fetch
 from onward.train.call import Call, bind_call
@@ -194,7 +194,7 @@ class Trainer:
 
         with self._seed_drawn(first):
             inputs = step.staged(call) | ready.inputs | {
-                "loss_weight": 1.0 / n, "seed": self._seed, "sample_offset": samples,
+                cotangent_name("loss"): 1.0 / n, "seed": self._seed, "sample_offset": samples,
                 **self._updates.inputs(),
             }  # fmt: skip
             wrote = executable.run(inputs, ready.dims, done)

@@ -9,9 +9,10 @@ import torch
 
 from onward.compile import Compiled
 from onward.config import OnwardError
-from onward.differentiate import differentiate, gradient_name
+from onward.differentiate import vjp
 from onward.execute import Executable
 from onward.graph.graph import Graph
+from onward.graph.names import cotangent_name, gradient_name
 from onward.rewrite import STEP, cut, lookups, run
 
 PlanOf: TypeAlias = Callable[[Graph, list[str], Mapping[str, int], bool], Executable]
@@ -81,12 +82,12 @@ class Unread:
         if gradients:
             parameters = self._compiled.captured.parameters
             trained = [n for n, p in parameters.items() if p.requires_grad]
-            graph, _ = run(differentiate(graph, trained), [p for p in STEP if not p.needs])
+            graph, _ = run(vjp(graph, ["loss"], trained), [p for p in STEP if not p.needs])
             wanted += [g for n in trained if (g := gradient_name(n)) in graph.outputs]
         _, graph = cut(graph)
         executable = self._plan(graph, wanted, dims, False)
         step: dict[str, Any] = {
-            "seed": torch.zeros(2, dtype=torch.int64), "sample_offset": 0, "loss_weight": 1.0,
+            "seed": torch.zeros(2, dtype=torch.int64), "sample_offset": 0, cotangent_name("loss"): 1.0,
         }  # fmt: skip
         executable.run({**inputs, **step})
         values = {name: executable.view(name) for name in wanted}

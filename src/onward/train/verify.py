@@ -30,11 +30,10 @@ from torch.utils import _pytree as pytree
 
 from onward.compile import Compiled
 from onward.config import MissingExtraError
-from onward.differentiate import gradient_name
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Node, make_attributes, type_of
-from onward.graph.names import PARAM
+from onward.graph.names import PARAM, cotangent_name, gradient_name
 from onward.graph.text import node_text
 from onward.rewrite import cut, rows_name
 from onward.train.call import Call
@@ -317,7 +316,7 @@ class _Check:
         self.inputs |= {
             "seed": torch.tensor([12345, 67890]),
             "sample_offset": 0,
-            "loss_weight": 1.0,
+            cotangent_name("loss"): 1.0,
         }
 
     # ---- the engines
