@@ -87,7 +87,8 @@ class Unread:
         _, graph = cut(graph)
         executable = self._plan(graph, wanted, dims, False)
         step: dict[str, Any] = {
-            "seed": torch.zeros(2, dtype=torch.int64), "sample_offset": 0, cotangent_name("loss"): 1.0,
+            "seed": torch.zeros(2, dtype=torch.int64), "sample_offset": 0,
+            cotangent_name("loss"): 1.0,
         }  # fmt: skip
         executable.run({**inputs, **step})
         values = {name: executable.view(name) for name in wanted}
