@@ -21,8 +21,8 @@ from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import DType, parse_type, product
 from onward.rewrite.rows import Demand, cut, demands, row_demand
-from onward.rewrite.rows.demand import RULES
-from onward.rewrite.rows.pack import PACK
+from onward.rewrite.rows.demand import DEMAND
+from onward.rewrite.rows.packer import PACK
 
 B, T, D, CLASSES = 3, 5, 8, 4
 SHAPES = {"B": B, "T": T}
@@ -365,7 +365,7 @@ def test_every_rule_is_used_by_a_construct() -> None:
         "Ceil", "IsNaN", "IsInf", "LogSoftmax", "ReduceMin", "ReduceL2", "ReduceSumSquare",
         "ReduceProd", "Squeeze", "SoftmaxCrossEntropyLoss", "CrossEntropyLoss",
     }  # fmt: skip
-    assert {*RULES, *PACK} <= used | alike
+    assert {*DEMAND, *PACK} <= used | alike
 
 
 def test_counting_is_apart_from_the_step() -> None:

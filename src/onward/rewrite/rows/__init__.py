@@ -1,8 +1,10 @@
 """Row demand: no arithmetic for rows that nobody reads (`docs/notes/0006-row-demand.md`).
 
-demand.py   which rows of every value are read, by one rule per op
+demand.py   which rows of every value are read: the walk
+packer.py   the graph written for these rows alone: what is packed, and the sets in use
+rules/      a file per family of ops: what it reads, and how it is written packed
 sets.py     sets of rows, as conditions on the batch
-pack.py     the graph written for these rows alone
+pack.py     both together
 cut.py      what counts the rows of a batch, apart from the step that uses them
 lookups.py  the ids of a batch, those at rows that nobody reads too
 work.py     the arithmetic before and after
@@ -21,7 +23,10 @@ from onward.rewrite.rows.cut import cut, rows_name
 from onward.rewrite.rows.demand import Demand, demands
 from onward.rewrite.rows.lookups import lookups
 from onward.rewrite.rows.pack import pack
+from onward.rewrite.rows.rules import FAMILIES
 from onward.rewrite.rows.work import Work
+
+assert FAMILIES  # whose import fills the tables
 
 
 def row_demand(

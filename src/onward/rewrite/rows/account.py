@@ -10,8 +10,9 @@ from onward.graph.graph import Graph, type_of, where
 from onward.graph.ops import flops
 from onward.graph.types import Shape, Size, product
 from onward.rewrite.dead import dead
-from onward.rewrite.rows.demand import ATTENTION, Demand, demands
+from onward.rewrite.rows.demand import Demand, demands
 from onward.rewrite.rows.known import batch_first, batch_values
+from onward.rewrite.rows.rules.attention import ATTENTION
 from onward.rewrite.rows.sets import Conditions, set_value
 from onward.rewrite.rows.work import number
 

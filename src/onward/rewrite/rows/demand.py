@@ -11,13 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from onward.graph.graph import (
     Graph,
     Node,
     Value,
-    array_of,
     attributes,
     content_of,
     role_of,
@@ -25,16 +22,10 @@ from onward.graph.graph import (
     where,
 )
 from onward.graph.names import user_name
-from onward.graph.ops import named, op_of
-from onward.graph.ops.reduce import reduced_dims
-from onward.graph.ops.shape import clamp_slice
-from onward.graph.types import DType, Shape, Size, product
+from onward.graph.types import Shape, product
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.known import batch_values
-from onward.rewrite.rows.sets import Condition, Conditions, both, reached, union
-
-ATTENTION = ("Attention", "FlashAttention")
-ELEMENTWISE, RESHAPES, REDUCTIONS = named("elementwise"), named("reshapes"), named("reduces")
+from onward.rewrite.rows.sets import Condition, Conditions, both, union
 
 
 @dataclass(frozen=True)
@@ -113,12 +104,12 @@ class Question:
 
 Answer: TypeAlias = "list[Demand | None]"
 Rule: TypeAlias = Callable[[Question], Answer]
-RULES: dict[str, Rule] = {}
+DEMAND: dict[str, Rule] = {}  # filled by `rules/`
 
 
-def rule(*ops: str) -> Callable[[Rule], Rule]:
+def demand_rule(*ops: str) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(ops, function))
+        DEMAND.update(dict.fromkeys(ops, function))
         return function
 
     return register
@@ -146,7 +137,7 @@ def demands(
         if all(d is None for d in asked) or node.outputs[0] in known:
             continue
         question = Question(node, asked, known)
-        function = RULES.get(node.op_type)
+        function = DEMAND.get(node.op_type)
         answer = function(question) if function is not None else question.refused()
         for x, demand in zip(node.inputs, answer, strict=False):
             if x is None or demand is None or x in known or role_of(x) is not None:
@@ -230,351 +221,11 @@ def _runs(dims: Sequence[int]) -> list[list[int]]:
     return runs
 
 
-# ---- rules: rows as they are
-
-
-def _rest(q: Question, answer: dict[int, Demand]) -> Answer:
-    """Parameters and seeds have no rows to save."""
-    return [answer.get(i, NOTHING_TO_SAVE) for i in range(len(q.node.inputs))]
-
-
-@rule(*ELEMENTWISE)
-def _elementwise(q: Question) -> Answer:
-    special = {"Mul": _masked_product, "Where": _where}.get(q.node.op_type)
-    if special is not None and (answer := special(q)) is not None:
-        return answer
-    return [aligned(q.demand, q.y, q.shape(i)) for i in range(len(q.node.inputs))]
-
-
-def _row_mask(q: Question, i: int) -> tuple[int, ...] | None:
-    """The dims of the output along which the known input `i` varies, where they are rows."""
-    if not q.is_known(i) or array_of(q.x(i)) is not None:
-        return None
-    shift, shape = len(q.y) - len(q.shape(i)), q.shape(i)
-    if any(size != 1 and size != q.y[d + shift] for d, size in enumerate(shape)):
-        return None
-    dims = tuple(d + shift for d, size in enumerate(shape) if size != 1)
-    return dims if dims and len(q.y) - 1 not in dims else None
-
-
-def _masked_product(q: Question) -> Answer | None:
-    """`x * m`: where the batch alone makes m 0, nothing of x is left (x taken to be finite)."""
-    for x, m in ((0, 1), (1, 0)):
-        dims = _row_mask(q, m)
-        if dims is not None and q.shape(x) == q.y:
-            demand = met(q.y, q.demand, dims, sets.test(q.x(m)))
-            return _rest(q, {x: demand})
-    return None
-
-
-def _where(q: Question) -> Answer | None:
-    """Each side only where the batch's condition chooses it."""
-    dims = _row_mask(q, 0)
-    if dims is None:
-        return None
-    answer: dict[int, Demand] = {}
-    for i, chosen in ((1, sets.test(q.x(0))), (2, sets.test(q.x(0), equal=True))):
-        demand = met(q.y, q.demand, dims, chosen)
-        answer[i] = aligned(demand, q.y, q.shape(i))
-    return _rest(q, answer)
-
-
-@rule("Dropout")
-def _dropout(q: Question) -> Answer:
-    return _rest(q, {0: q.demand})
-
-
-@rule("Expand")
-def _expand(q: Question) -> Answer:
-    return _rest(q, {0: aligned(q.demand, q.y, q.shape())})
-
-
-@rule("LayerNormalization", "AddLayerNormalization", "Softmax", "LogSoftmax")
-def _along_a_dim(q: Question) -> Answer:
-    """A row is normalised by itself, unless the rows are what is normalised."""
-    demand = united(q.y, q.asked)
-    if set(demand.dims) & set(op_of(q.node).axes(q.node) or ()):
-        return q.refused("it normalises over the rows")
-    added = {1: demand} if q.node.op_type == "AddLayerNormalization" else {}
-    return _rest(q, {0: demand, **added})
-
-
 def united(shape: Shape, asked: Iterable[Demand | None]) -> Demand:
     """What all of them together ask for, of values with the same rows."""
     return reduce(partial(merged, shape), [d for d in asked if d is not None])
 
 
-@rule("Gemm")
-def _gemm(q: Question) -> Answer:
-    demand = q.demand
-    if demand.rows is None:
-        return q.passed()
-    if demand.dims != (0,) or q.attrs.get("transA"):
-        return q.refused("its rows are mixed")
-    answer = {0: demand}
-    if len(q.node.inputs) > 2 and q.node.inputs[2] is not None:
-        answer[2] = aligned(demand, q.y, q.shape(2))
-    return _rest(q, answer)
-
-
-@rule("MatMul")
-def _matmul(q: Question) -> Answer:
-    demand = q.demand
-    if demand.rows is None:
-        return q.passed()
-    if len(q.shape(1)) != 2:
-        return q.refused("both factors have rows")
-    if len(q.y) - 1 in demand.dims:
-        return q.refused("its rows are mixed")
-    return _rest(q, {0: demand})
-
-
-# ---- rules: rows that move
-
-
-@rule(*RESHAPES)
-def _reshape(q: Question) -> Answer:
-    demand = q.demand
-    if demand.rows is None:
-        return q.passed()
-    dims = regrouped(demand.dims, q.y, q.shape())
-    if dims is None:
-        return q.refused("what follows reads whole sequences")
-    return _rest(q, {0: replace(demand, dims=dims)})
-
-
-@rule("Transpose")
-def _transpose(q: Question) -> Answer:
-    demand = q.demand
-    if demand.rows is None:
-        return q.passed()
-    perm = q.attrs.get("perm") or list(reversed(range(len(q.y))))
-    dims = tuple(perm[d] for d in demand.dims)
-    if list(dims) != sorted(dims):
-        return q.refused("it changes the order of the rows")
-    return _rest(q, {0: replace(demand, dims=dims)})
-
-
-@rule("Split")
-def _split(q: Question) -> Answer:
-    dim = q.attrs.get("axis", 0) % len(q.y)
-    demand = united(q.y, q.asked)
-    if demand.rows is None:
-        return q.passed()
-    if dim in demand.dims:
-        return q.refused("it splits the rows")
-    return _rest(q, {0: demand})
-
-
-@rule("Concat")
-def _concat(q: Question) -> Answer:
-    demand, dim = q.demand, q.attrs["axis"] % len(q.y)
-    if demand.rows is None:
-        return q.passed()
-    if dim not in demand.dims:
-        return [demand] * len(q.node.inputs)
-    sizes, place = tuple(q.y[d] for d in demand.dims), demand.dims.index(dim)
-    answer: Answer = []
-    start: Size = 0
-    for i in range(len(q.node.inputs)):
-        length = q.shape(i)[dim]
-        part = sets.Part(demand.rows, sizes, place, start, length)
-        answer.append(replace(demand, rows=frozenset({part})))
-        start = start + length
-    return answer
-
-
-@rule("Slice")
-def _slice(q: Question) -> Answer:
-    shape, demand = q.shape(), q.demand
-    starts, ends = content_of(q.x(1)), content_of(q.x(2))
-    axes = content_of(q.x(3)) if len(q.node.inputs) > 3 else None
-    steps = content_of(q.x(4)) if len(q.node.inputs) > 4 else (1,)
-    if starts is None or ends is None or len(starts) != 1 or steps != (1,):
-        return q.refused("a slice of several dims, or in steps")
-    dim = int(axes[0]) % len(shape) if axes else 0  # type: ignore[arg-type]
-    first, last = clamp_slice(starts[0], ends[0], shape[dim])
-    if dim in demand.dims and demand.rows is not None:
-        sizes = tuple(shape[d] for d in demand.dims)
-        place = demand.dims.index(dim)
-        moved = sets.Moved(demand.rows, sizes, place, first, last - first)
-        return _rest(q, {0: replace(demand, rows=frozenset({moved}))})
-    if dim == len(shape) - 1:  # features
-        return _rest(q, {0: demand}) if demand.rows is not None else q.passed()
-    return _rest(q, {0: _windowed(shape, demand, dim, first, last)})
-
-
-def _windowed(shape: Shape, demand: Demand, dim: int, first: Any, last: Any) -> Demand:
-    """The demand where an index is in a range; with the dims before it, rows can be numbered."""
-    dims = tuple(range(dim + 1))
-    window = sets.Window(tuple(shape[d] for d in dims), dim, first, last)
-    return met(shape, demand, dims, window)
-
-
-@rule("Gather")
-def _gather(q: Question) -> Answer:
-    """Rows of a parameter at ids that are computed; or chosen rows of what is computed."""
-    shape, demand, dim = q.shape(), q.demand, q.attrs.get("axis", 0) % len(q.shape())
-    if role_of(q.x()) is not None:
-        return _rest(q, {1: _ids(q, demand, dim)})
-    if not q.is_known(1) or dim == len(shape) - 1:
-        return q.refused("rows are chosen by what is computed")
-    k = len(q.shape(1))
-    kept = demand.rows is not None and all(d < dim for d in demand.dims)
-    outer = demand if kept else all_of("")  # what is asked behind the dim only narrows
-    index = array_of(q.x(1))
-    if k == 0 and index is not None:
-        at = int(index)
-        at = at if at >= 0 else shape[dim] + at
-        return _rest(q, {0: _windowed(shape, outer, dim, at, at + 1)})
-    listed = sets.Listed(q.x(1), (shape[dim],), nested=False)
-    dims = tuple(range(dim + 1))
-    sizes = tuple(shape[d] for d in dims)
-    spread = sets.Spread(frozenset({listed}), sizes, (dim,)) if dim else listed
-    return _rest(q, {0: met(shape, outer, dims, spread)})
-
-
-def _ids(q: Question, demand: Demand, dim: int) -> Demand:
-    """Of ids: rows are those of the result."""
-    if demand.rows is None or dim != 0 or any(d >= len(q.shape(1)) for d in demand.dims):
-        return all_of(demand.why)
-    return demand
-
-
-@rule("Embedding")
-def _embedding(q: Question) -> Answer:
-    return _rest(q, {1: _ids(q, q.demand, 0)})
-
-
-@rule("GatherND")
-def _gather_nd(q: Question) -> Answer:
-    depth = q.shape(1)[-1]
-    if not q.is_known(1) or q.attrs.get("batch_dims", 0) or not isinstance(depth, int):
-        return q.refused("rows are chosen by what is computed")
-    dims = tuple(range(depth))
-    listed = sets.Listed(q.x(1), tuple(q.shape()[:depth]), nested=True)
-    return _rest(q, {0: Demand(dims, frozenset({listed}))})
-
-
-@rule(*REDUCTIONS)
-def _reduce(q: Question) -> Answer:
-    demand, shape = q.demand, q.shape()
-    axes = q.node.inputs[1] if len(q.node.inputs) > 1 else None
-    gone = reduced_dims(axes, q.attrs, len(shape))
-    if demand.rows is None:
-        return q.passed() if gone == [len(shape) - 1] else q.refused("it sums over the rows")
-    keep = q.attrs.get("keepdims", 1)
-    kept = list(range(len(shape))) if keep else [d for d in range(len(shape)) if d not in gone]
-    dims = tuple(kept[d] for d in demand.dims)
-    if any(d in gone for d in dims):
-        return q.refused("it sums over the rows")
-    return _rest(q, {0: replace(demand, dims=dims)})
-
-
-# ---- rules: rows that are annihilated
-
-
-def _all_counted(labels: Value, ignored: int) -> bool:
-    """Whether no label can be the ignored one: constants, or the rows' own numbers."""
-    array, node = array_of(labels), labels.producer()
-    if array is not None:
-        return not bool((array == ignored).any())
-    return node is not None and node.op_type == "Range" and ignored < 0
-
-
-@rule("LinearCrossEntropy")
-def _linear_cross_entropy(q: Question) -> Answer:
-    """Rows whose label is the ignored one count for nothing."""
-    if not q.is_known(3):
-        return q.refused("its labels are computed")
-    if _all_counted(q.x(3), int(q.attrs["ignore_index"])):
-        return [NOTHING_TO_SAVE for _ in q.node.inputs]
-    counted = sets.test(q.x(3), int(q.attrs["ignore_index"]))
-    return _rest(q, {0: Demand((0,), frozenset({counted}))})
-
-
-@rule("SoftmaxCrossEntropyLoss", "CrossEntropyLoss")
-def _cross_entropy(q: Question) -> Answer:
-    if not q.is_known(1) or any(d is not None for d in q.asked[1:]) or len(q.shape()) != 2:
-        return q.refused("its labels are computed, or its probabilities are read")
-    if _all_counted(q.x(1), int(q.attrs.get("ignore_index", -100))):
-        return [NOTHING_TO_SAVE for _ in q.node.inputs]
-    counted = sets.test(q.x(1), int(q.attrs.get("ignore_index", -100)))
-    # whichever of its losses are asked for: eager refuses a label that is no class anywhere
-    return _rest(q, {0: Demand((0,), frozenset({counted}))})
-
-
-@rule(*ATTENTION)
-def _attention(q: Question) -> Answer:
-    """Queries as the output; keys and values where some of these queries may look."""
-    if any(d is not None for d in q.asked[1:]):
-        return q.refused("its row sums are read")
-    demand = q.demand
-    if demand.rows is not None and demand.dims != (0, 2):
-        return q.refused("its rows are mixed")
-    shapes = [q.shape(i) for i in range(3)]
-    if any(len(s) != 4 or s[0] != shapes[0][0] for s in shapes):
-        return q.refused("heads that are shared")
-    seen = visible(q, demand.rows)
-    if seen is None:
-        why = demand.why or f"{q.node.op_type} at {where(q.node) or '(top)'}: no mask hides a key"
-        keys = all_of(why)
-    else:
-        keys = Demand((0, 2), seen, keys=True)
-    mask = all_of("")
-    return _rest(q, {0: demand, 1: keys, 2: keys, 3: mask})
-
-
-def visible(q: Question, members: Conditions | None) -> Conditions | None:
-    """The keys that these queries may see; None for all."""
-    (batch, _, length, _), keys = q.shape(), q.shape(1)
-    queries, places = (batch, length), (batch, keys[2])
-    addends = [m for m in _known_addends(q) if (a := array_of(m)) is None or _hides(a)]
-    mask = next(iter(batch_masks(q)), None)
-    causal = bool(q.attrs.get("is_causal"))
-    if mask is not None and type_of(mask).dtype != DType.BOOL and (causal or len(addends) > 1):
-        return None  # where each of two hides what the other shows, their sum hides nothing
-    near = None if members is None else reached(members, queries, places, causal)
-    shown = None if mask is None else frozenset({_shown(mask, members, queries, places)})
-    if near is None or shown is None:
-        return near if shown is None else shown
-    (condition,) = shown
-    return both(near, condition)
-
-
-def batch_masks(q: Question) -> list[Value]:
-    """An attention's mask, or those of its addends that the batch alone decides."""
-    return [m for m in _known_addends(q) if array_of(m) is None]
-
-
-def _known_addends(q: Question) -> list[Value]:
-    """What of an attention's mask follows from the batch, or is a constant."""
-    mask = q.node.inputs[3] if len(q.node.inputs) > 3 else None
-    stack, found = [mask], []
-    while stack:
-        value = stack.pop()
-        if value is None:
-            continue
-        node = value.producer()
-        if value in q.known:
-            found.append(value)
-        elif node is not None and node.op_type in ("Add", "Expand"):
-            stack += node.inputs[: 2 if node.op_type == "Add" else 1]
-    return found
-
-
-def _hides(mask: np.ndarray) -> bool:
-    """Whether a constant mask hides some key, alone."""
-    return bool((~mask if mask.dtype == bool else mask <= sets.HIDDEN).any())
-
-
-def _shown(mask: Value, members: Conditions | None, queries: Shape, keys: Shape) -> Condition:
-    if key_mask(mask, keys):
-        return sets.test(mask)
-    return sets.Seen(mask, members, queries, keys)
-
-
-def key_mask(mask: Value, keys: Shape) -> bool:
-    """Whether it is `b[B,1,1,S]`: the same for all queries."""
-    shape = type_of(mask).shape
-    return type_of(mask).dtype == DType.BOOL and shape == (keys[0], 1, 1, keys[1])
+def others_whole(q: Question, answer: dict[int, Demand]) -> Answer:
+    """Parameters and seeds have no rows to save."""
+    return [answer.get(i, NOTHING_TO_SAVE) for i in range(len(q.node.inputs))]

@@ -7,7 +7,7 @@ inputs back as wholes, with zeros in place of the rows that nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,7 +17,7 @@ from onward.graph.build import Builder, ToValue
 from onward.graph.graph import Graph, Node, Value, attributes, role_of, type_of, where
 from onward.graph.types import DType, Shape, Size, Type, product, symbol
 from onward.rewrite.rows import sets
-from onward.rewrite.rows.demand import RULES, Demand, Question, all_of, spread, united
+from onward.rewrite.rows.demand import DEMAND, Demand, Question, all_of, spread, united
 from onward.rewrite.rows.known import batch_first, batch_values
 from onward.rewrite.rows.sets import Conditions, set_value
 
@@ -66,11 +66,10 @@ class Packer:
         graph: Graph,
         asked: dict[Value, Demand],
         packed_ops: Collection[str],
-        rules: Mapping[str, Rule],
         reads: dict[str, str] | None = None,
     ) -> None:
         self.graph, self.asked, self.packed_ops = graph, asked, packed_ops
-        self.rules, self.reads = rules, reads
+        self.reads = reads
         self.reader: Node | None = None  # the node that is written
         self._holed: Value | None = None  # what it read with NaN in it
         self.known = batch_values(graph)
@@ -98,7 +97,7 @@ class Packer:
         return self.edits
 
     def _write(self, node: Node) -> None:
-        rule = self.rules.get(node.op_type)
+        rule = PACK.get(node.op_type)
         if rule is not None and rule(self, node):
             self.edits += 1
         else:
@@ -384,10 +383,10 @@ class Packer:
 
     def _asked_of(self, x: Value) -> Demand:
         """What the present reader asks of `x`: a reader at the graph's end, all of it."""
-        if self.reader is None or self.reader.op_type not in RULES:
+        if self.reader is None or self.reader.op_type not in DEMAND:
             return all_of("")
         asked = tuple(self.asked.get(y) for y in self.reader.outputs)
-        answer = RULES[self.reader.op_type](Question(self.reader, asked, self.known))
+        answer = DEMAND[self.reader.op_type](Question(self.reader, asked, self.known))
         found = [d for v, d in zip(self.reader.inputs, answer, strict=False) if v is x and d]
         return united(type_of(x).shape, found) if found else all_of("")
 
@@ -465,3 +464,12 @@ def _neighbours(dims: Sequence[int]) -> bool:
 
 
 Rule: TypeAlias = Callable[[Packer, Node], bool]  # whether the node could be written packed
+PACK: dict[str, Rule] = {}  # filled by `rules/`
+
+
+def pack_rule(*ops: str) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        PACK.update(dict.fromkeys(ops, function))
+        return function
+
+    return register

@@ -1,0 +1,162 @@
+"""Attention: queries that are read, keys that they may see."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onward.graph.graph import Node, Value, array_of, type_of, where
+from onward.graph.types import DType, Shape, product
+from onward.rewrite.rows import sets
+from onward.rewrite.rows.demand import (
+    DEMAND,
+    Answer,
+    Demand,
+    Question,
+    all_of,
+    demand_rule,
+    others_whole,
+)
+from onward.rewrite.rows.packer import Packer, pack_rule
+from onward.rewrite.rows.sets import Condition, Conditions, both, reached
+
+ATTENTION = ("Attention", "FlashAttention")
+
+
+@demand_rule(*ATTENTION)
+def _reads(q: Question) -> Answer:
+    """Queries as the output; keys and values where some of these queries may look."""
+    if any(d is not None for d in q.asked[1:]):
+        return q.refused("its row sums are read")
+    demand = q.demand
+    if demand.rows is not None and demand.dims != (0, 2):
+        return q.refused("its rows are mixed")
+    shapes = [q.shape(i) for i in range(3)]
+    if any(len(s) != 4 or s[0] != shapes[0][0] for s in shapes):
+        return q.refused("heads that are shared")
+    seen = visible(q, demand.rows)
+    if seen is None:
+        why = demand.why or f"{q.node.op_type} at {where(q.node) or '(top)'}: no mask hides a key"
+        keys = all_of(why)
+    else:
+        keys = Demand((0, 2), seen, keys=True)
+    mask = all_of("")
+    return others_whole(q, {0: demand, 1: keys, 2: keys, 3: mask})
+
+
+def visible(q: Question, members: Conditions | None) -> Conditions | None:
+    """The keys that these queries may see; None for all."""
+    (batch, _, length, _), keys = q.shape(), q.shape(1)
+    queries, places = (batch, length), (batch, keys[2])
+    addends = [m for m in _known_addends(q) if (a := array_of(m)) is None or _hides(a)]
+    mask = next(iter(batch_masks(q)), None)
+    causal = bool(q.attrs.get("is_causal"))
+    if mask is not None and type_of(mask).dtype != DType.BOOL and (causal or len(addends) > 1):
+        return None  # where each of two hides what the other shows, their sum hides nothing
+    near = None if members is None else reached(members, queries, places, causal)
+    shown = None if mask is None else frozenset({_shown(mask, members, queries, places)})
+    if near is None or shown is None:
+        return near if shown is None else shown
+    (condition,) = shown
+    return both(near, condition)
+
+
+def batch_masks(q: Question) -> list[Value]:
+    """An attention's mask, or those of its addends that the batch alone decides."""
+    return [m for m in _known_addends(q) if array_of(m) is None]
+
+
+def _known_addends(q: Question) -> list[Value]:
+    """What of an attention's mask follows from the batch, or is a constant."""
+    mask = q.node.inputs[3] if len(q.node.inputs) > 3 else None
+    stack, found = [mask], []
+    while stack:
+        value = stack.pop()
+        if value is None:
+            continue
+        node = value.producer()
+        if value in q.known:
+            found.append(value)
+        elif node is not None and node.op_type in ("Add", "Expand"):
+            stack += node.inputs[: 2 if node.op_type == "Add" else 1]
+    return found
+
+
+def _hides(mask: np.ndarray) -> bool:
+    """Whether a constant mask hides some key, alone."""
+    return bool((~mask if mask.dtype == bool else mask <= sets.HIDDEN).any())
+
+
+def _shown(mask: Value, members: Conditions | None, queries: Shape, keys: Shape) -> Condition:
+    if key_mask(mask, keys):
+        return sets.test(mask)
+    return sets.Seen(mask, members, queries, keys)
+
+
+def key_mask(mask: Value, keys: Shape) -> bool:
+    """Whether it is `b[B,1,1,S]`: the same for all queries."""
+    shape = type_of(mask).shape
+    return type_of(mask).dtype == DType.BOOL and shape == (keys[0], 1, 1, keys[1])
+
+
+@pack_rule(*ATTENTION)
+def _pack(p: Packer, node: Node) -> bool:
+    """Rows know their sequences, so that no mask is needed."""
+    asked = tuple(p.asked.get(y) for y in node.outputs)
+    q, k, v, mask = [*node.inputs, None][:4]
+    assert q is not None and k is not None and v is not None
+    question = Question(node, asked, p.known)
+    answer = DEMAND[node.op_type](question)
+    if (
+        node.op_type not in p.packed_ops
+        or answer[1] is None
+        or any(d is not None for d in asked[1:])
+    ):
+        return False
+    shape, keys = type_of(q).shape, type_of(k).shape
+    demand = answer[0]
+    if demand is None or len(shape) != 4 or (demand.rows is not None and demand.dims != (0, 2)):
+        return False
+    if demand.rows is None and answer[1].rows is None:
+        return False  # nothing is packed
+    known = batch_masks(question)
+    if mask is not None and (known != [mask] or not key_mask(mask, (keys[0], keys[2]))):
+        return False
+    queries, places = (shape[0], shape[2]), (keys[0], keys[2])
+    if demand.rows is None:
+        q_rows = p.every(queries)
+    elif (
+        (held := p.packed.get(q)) is not None
+        and held.dims == demand.dims
+        and sets.covers(held.rows.conditions, demand.rows)
+    ):
+        q_rows = held.rows
+    else:
+        q_rows = p.rows(demand.rows, product(queries))
+    if answer[1].rows is None:
+        k_rows = p.every(places)
+    else:
+        k_rows = p.choose(answer[1], keys, [p.packed[x] for x in (k, v) if x in p.packed])
+    shown = None
+    if mask is not None:
+        condition = sets.test(mask)
+        if not all(sets.implies(c, condition) for c in k_rows.conditions):
+            shown = p.front.reshape(mask, (product(places),))
+    new = [p.take(q, (0, 2), (0, 2), queries, q_rows) if not q_rows.every else _joined(p, q)]
+    for x in (k, v):
+        new.append(p.take(x, (0, 2), (0, 2), places, k_rows) if not k_rows.every else _joined(p, x))
+    draw = [*node.inputs[4:6], None, None][:2]
+    at = [p.coordinates(q_rows, queries), p.coordinates(k_rows, places, shown)]
+    made = p.emit(node, [*new, None, *draw, *at])
+    maker = made[0].producer()
+    assert maker is not None
+    maker.meta["sequences"] = queries[0]
+    p.note(node.outputs[0], made[0], (0, 2), q_rows)
+    return True
+
+
+def _joined(p: Packer, x: Value) -> Value:
+    """`[B,H,T,K] -> [1,H,B*T,K]`: every row, in one sequence of them."""
+    x = p.whole(x)
+    batch, heads, length, width = type_of(x).shape
+    turned = p.b.reshape(p.b.transpose(x, [0, 2, 1, 3]), (1, batch * length, heads, width))
+    return p.b.transpose(turned, [0, 2, 1, 3])

@@ -1,0 +1,47 @@
+"""What several families of rules share."""
+
+from __future__ import annotations
+
+from onward.graph.graph import Node, Value, type_of
+from onward.graph.types import Shape
+from onward.rewrite.rows.demand import DEMAND, Question
+from onward.rewrite.rows.packer import Packer
+
+
+def shape_of(node: Node) -> Shape:
+    return type_of(node.outputs[0]).shape
+
+
+def packed_along_rows(p: Packer, node: Node) -> bool:
+    """Ops that keep the rows' dims where they are, and need nothing but the rows."""
+    demand = p.demand(node)
+    if demand.rows is None or not proved(p, node):
+        return False
+    y = shape_of(node)
+    rows = p.choose(demand, y, p.held(node))
+    tensors = {"Gemm": (0, 2), "Concat": range(len(node.inputs))}.get(node.op_type, (0,))
+    sizes = tuple(y[d] for d in demand.dims)
+    inputs: list[Value | None] = list(node.inputs)
+    for i in tensors:
+        x = inputs[i] if i < len(inputs) else None
+        if x is None:
+            continue
+        shape = type_of(x).shape
+        if len(shape) == len(y):
+            present = [d for d in demand.dims if shape[d] == sizes[demand.dims.index(d)]]
+            inputs[i] = p.take(x, present, demand.dims, sizes, rows) if present else p.whole(x)
+        else:
+            inputs[i] = p.operand(x, y, demand.dims, rows)
+    inputs = [None if x is None else p.whole(x) for x in inputs]
+    for value, result in zip(node.outputs, p.emit(node, inputs), strict=True):
+        p.note(value, result, demand.dims, rows)
+    return True
+
+
+def proved(p: Packer, node: Node) -> bool:
+    """Whether the demand's rule lets rows through: then some input is asked for by rows."""
+    asked = tuple(p.asked.get(y) for y in node.outputs)
+    answer = DEMAND[node.op_type](Question(node, asked, p.known))
+    if node.op_type == "Concat" and p.demand(node) not in answer:
+        return False  # it joins rows
+    return any(d is not None and d.rows is not None for d in answer)

@@ -1,0 +1,21 @@
+"""Ops that normalise along a dim."""
+
+from __future__ import annotations
+
+from onward.graph.ops import op_of
+from onward.rewrite.rows.demand import Answer, Question, demand_rule, others_whole, united
+from onward.rewrite.rows.packer import pack_rule
+from onward.rewrite.rows.rules.common import packed_along_rows
+
+
+@demand_rule("LayerNormalization", "AddLayerNormalization", "Softmax", "LogSoftmax")
+def _along_a_dim(q: Question) -> Answer:
+    """A row is normalised by itself, unless the rows are what is normalised."""
+    demand = united(q.y, q.asked)
+    if set(demand.dims) & set(op_of(q.node).axes(q.node) or ()):
+        return q.refused("it normalises over the rows")
+    added = {1: demand} if q.node.op_type == "AddLayerNormalization" else {}
+    return others_whole(q, {0: demand, **added})
+
+
+pack_rule("LayerNormalization", "Softmax", "LogSoftmax")(packed_along_rows)
