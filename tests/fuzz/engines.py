@@ -321,5 +321,8 @@ def _key(model: nn.Module, args: tuple[Any, ...]) -> Any:
     """What a capture depends on, as far as one history differs from another run of itself."""
     leaves = pytree.tree_leaves(args[:3])
     given = [(x.dtype, tuple(x.shape)) for x in leaves if isinstance(x, torch.Tensor)]
-    own = [(n, tuple(x.shape), x.stride(), x.requires_grad) for n, x in _named(model).items()]
+    own = [
+        (n, tuple(x.shape), x.stride(), x.requires_grad, str(vars(x)))
+        for n, x in _named(model).items()
+    ]
     return model.training, given, own
