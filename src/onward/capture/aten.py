@@ -15,7 +15,7 @@ from onward.config import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Role, Value, array_of, type_of
 from onward.graph.ops.random import offset_type, seed_type
-from onward.graph.types import DType, Size, Type, broadcast, divide, product
+from onward.graph.types import DType, Size, Type, broadcast, divide, dtype_name, product
 
 TABLE: dict[str, Callable[..., Any]] = {}
 END = 2**31  # torch writes INT64_MAX for "to the end"
@@ -126,15 +126,33 @@ def _unary(op_type: str) -> Callable[..., Any]:
 
 for _name, _op in {
     "neg": "Neg", "abs": "Abs", "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "tanh": "Tanh",
-    "erf": "Erf", "sigmoid": "Sigmoid", "relu": "Relu", "sin": "Sin", "cos": "Cos",
-    "reciprocal": "Reciprocal", "logical_not": "Not", "bitwise_not": "Not",
+    "erf": "Erf", "sigmoid": "Sigmoid", "sin": "Sin", "cos": "Cos",
+    "reciprocal": "Reciprocal", "logical_not": "Not",
 }.items():  # fmt: skip
     aten(f"{_name}.default")(_unary(_op))
 
 
+@aten("relu.default")
+def _relu(c: Call, x: Value) -> Value:
+    if type_of(x).is_floating:
+        return c.b.Relu(x)
+    nothing = c.value(0, type_of(x).dtype)
+    return c.b.Where(c.b.Less(x, nothing), nothing, x)
+
+
+@aten("bitwise_not.default")
+def _bitwise_not(c: Call, x: Value) -> Value:
+    dtype = type_of(x).dtype
+    if dtype == DType.BOOL:
+        return c.b.Not(x)
+    if dtype not in (DType.INT32, DType.INT64):
+        raise CaptureError(f"the bits of {dtype_name(dtype)} have no translation")
+    return c.b.Sub(c.value(-1, dtype), x)
+
+
 @aten("rsqrt.default")
 def _rsqrt(c: Call, x: Value) -> Value:
-    return c.b.Reciprocal(c.b.Sqrt(x))
+    return c.b.Reciprocal(c.b.Sqrt(c.value(x, c.type.dtype)))
 
 
 @aten("silu.default")
@@ -199,6 +217,7 @@ def _masked_fill(c: Call, x: Value, mask: Value, fill: Any) -> Value:
 def _clamp(c: Call, x: Value, low: Any = None, high: Any = None) -> Value:
     if "clamp_max" in str(c.node.target):
         low, high = None, low
+    x = c.value(x, c.type.dtype)  # a float bound makes floats of whole numbers
     # Where, not Max and Min: at a bound the gradient is x's own, whole
     if low is not None:
         bound = c.value(low, type_of(x).dtype)
