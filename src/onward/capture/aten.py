@@ -134,20 +134,16 @@ for _name, _op in {
 
 @aten("relu.default")
 def _relu(c: Call, x: Value) -> Value:
-    if type_of(x).is_floating:
-        return c.b.Relu(x)
-    nothing = c.value(0, type_of(x).dtype)
-    return c.b.Where(c.b.Less(x, nothing), nothing, x)
+    dtype = type_of(x).dtype
+    return c.b.Relu(x) if type_of(x).is_floating else c.b.Max(x, c.value(0, dtype))
 
 
 @aten("bitwise_not.default")
 def _bitwise_not(c: Call, x: Value) -> Value:
     dtype = type_of(x).dtype
-    if dtype == DType.BOOL:
-        return c.b.Not(x)
-    if dtype not in (DType.INT32, DType.INT64):
+    if dtype not in (DType.BOOL, DType.INT32, DType.INT64):
         raise CaptureError(f"the bits of {dtype_name(dtype)} have no translation")
-    return c.b.Sub(c.value(-1, dtype), x)
+    return c.b.Not(x) if dtype == DType.BOOL else c.b.Sub(c.value(-1, dtype), x)
 
 
 @aten("rsqrt.default")
@@ -190,13 +186,9 @@ def _logical(op_type: str) -> Callable[..., Any]:
     def translate(c: Call, a: Value, b: Any) -> Value:
         if c.type.dtype != DType.BOOL:
             raise CaptureError(f"{op_type} of integers has no translation")
-        return c.b.one(op_type, [_bool(c, a), _bool(c, b)], {})
+        return c.b.one(op_type, [c.value(a, DType.BOOL), c.value(b, DType.BOOL)], {})
 
     return translate
-
-
-def _bool(c: Call, x: Any) -> Value:
-    return c.value(x, DType.BOOL)
 
 
 aten("logical_and.default", "__and__.Tensor", "bitwise_and.Tensor")(_logical("And"))
