@@ -31,11 +31,13 @@ settings.load_profile("onward")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="every case of the sampled tests as well")
+    parser.addoption("--thin", type=int, default=1, help="1 in so many of the cases of a sample")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked `sample(k)` every k-th case stays, by a hash of its name: always the same.
-    With `--whole`, and where cases are asked for by name, all of them do."""
+    With `--thin N` 1 in N of these; with `--whole`, and where cases are asked for by name, all of
+    them do."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return
     groups: dict[str, list[pytest.Item]] = {}
@@ -46,7 +48,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         mark = found[0].get_closest_marker("sample")
         if mark is not None:
             found.sort(key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
-            dropped |= set(found[math.ceil(len(found) / mark.args[0]) :])
+            kept = math.ceil(len(found) / (mark.args[0] * config.getoption("--thin")))
+            dropped |= set(found[kept:])
     config.hook.pytest_deselected(items=list(dropped))
     items[:] = [item for item in items if item not in dropped]
 

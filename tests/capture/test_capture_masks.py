@@ -220,7 +220,7 @@ def made(family: str, implementation: str) -> Any:
     return tiny.ready(cls(config(**settings, attn_implementation=implementation)))
 
 
-@pytest.mark.sample(10)
+@pytest.mark.sample(20)
 @pytest.mark.parametrize(("family", "kind", "implementation"), HIDDEN)
 def test_rows_that_see_nothing_are_eagers(family: str, kind: str, implementation: str) -> None:
     """After a batch without such rows, whose capture may be another one; rows counted and not."""

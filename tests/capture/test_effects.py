@@ -36,7 +36,7 @@ def trainer_of(model: nn.Module) -> onward.Trainer:
     return onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("evaluates", [False, True], ids=["train", "eval"])
 @pytest.mark.parametrize("cls", REFUSED, ids=lambda c: c.__name__)
 def test_what_the_next_run_would_do_differently_is_refused(cls: type[Net], evaluates: bool) -> None:
@@ -64,6 +64,7 @@ def test_what_training_leaves_to_evaluation_is_refused(cls: type[Net]) -> None:
         trainer.train_step(batch)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("cls", HARMLESS, ids=lambda c: c.__name__)
 def test_what_changes_nothing_trains_as_in_eager(cls: type[Net], captures: list[int]) -> None:
     pair = Pair(cls(), OPTIMIZERS["sgd"])

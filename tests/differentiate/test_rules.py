@@ -135,7 +135,7 @@ def check(
         assert np.abs(got - want).max(initial=0.0) <= 1e-6 * (1.0 + np.abs(want).max(initial=0.0))
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "case", [case for case in CALLS if case.attrs.get("to") != DType.FLOAT], ids=str
 )
@@ -154,7 +154,7 @@ def test_a_cast_to_fp32_hands_on_the_gradient_rounded() -> None:
         np.testing.assert_array_equal(got, weights_of(graph).astype(np.float32))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("case", "unused"),
     [

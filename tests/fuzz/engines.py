@@ -20,6 +20,7 @@ import onward
 import onward.compile
 import onward.train.steps
 from onward.capture import Captured
+from onward.capture.walk import Walk
 
 Tensors = dict[str, torch.Tensor]
 SLOTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -251,7 +252,8 @@ class Captures:
     """Captures of a first run, used again by the variants: an export costs more than all the rest.
 
     The n-th capture of a variant is the n-th of the first run, its tensors those of the variant's
-    model at the same paths; where anything does not fit, it is captured afresh.
+    model at the same paths; where anything does not fit, or the forward leaves something in the
+    model, it is captured afresh.
     """
 
     def __init__(self) -> None:
@@ -261,7 +263,11 @@ class Captures:
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         def record(model: nn.Module, *args: Any, **more: Any) -> Captured:
+            before = Walk(model, None).facts
             found = self.real(model, *args, **more)
+            if Walk(model, None).facts != before:  # a forward that leaves something
+                self.kept.append((None, found, {}))
+                return found
             paths = {id(x): n for n, x in _named(model).items()}
             names = {n: paths.get(id(x), "") for n, x in found.tensors.items()}
             self.kept.append((_key(model, args), _copy(found), names))
@@ -321,5 +327,8 @@ def _key(model: nn.Module, args: tuple[Any, ...]) -> Any:
     """What a capture depends on, as far as one history differs from another run of itself."""
     leaves = pytree.tree_leaves(args[:3])
     given = [(x.dtype, tuple(x.shape)) for x in leaves if isinstance(x, torch.Tensor)]
-    own = [(n, tuple(x.shape), x.stride(), x.requires_grad) for n, x in _named(model).items()]
+    own = [
+        (n, tuple(x.shape), x.stride(), x.requires_grad, str(vars(x)))
+        for n, x in _named(model).items()
+    ]
     return model.training, given, own

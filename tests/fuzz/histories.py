@@ -215,6 +215,8 @@ def _on_tensors(m: Maker, case: Case) -> None:
         f"getattr(`{p['path']}`" in s["code"] for s in case["body"]
     )]  # fmt: skip
     marked = m.rarely(0.01)
+    if any(s["do"] == "rebirth" for s in case["history"]):
+        return  # a new model has none of them
     for p in read or (case["parameters"] if marked else []):
         x = f"model.get_{'buffer' if p['buffer'] else 'parameter'}({p['path']!r})"
         changes = [f"{x}.gain = 0.5", f"{x}.gain = 2.0", f"vars({x}).pop('gain', None)"]

@@ -147,6 +147,25 @@ def test_a_mask_of_another_size_is_looked_at_with_its_own_sizes(name: str) -> No
         torch.testing.assert_close(trainer.train_step(ids).loss, model(ids).detach())
 
 
+class Unread(Computing):
+    """Of its attention nothing is read but a size."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        h = self.words(ids)
+        y = F.scaled_dot_product_attention(h, h, h, attn_mask=self.mask(ids)[:, 0])
+        return h.square().mean() * y.shape[1]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_nothing_is_presumed_of_a_mask_that_nobody_reads(size: int) -> None:
+    torch.manual_seed(0)
+    model = Unread(COMPUTED["causal keys"])
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0))
+    for tokens in (4, 2, 5):
+        ids = torch.zeros(size, tokens, dtype=torch.int64)  # all of it hidden
+        torch.testing.assert_close(trainer.train_step(ids).loss, model(ids).detach())
+
+
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMPUTED)
 def test_a_mask_that_the_model_computes_trains_as_in_eager_or_is_refused(name: str) -> None:

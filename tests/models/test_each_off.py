@@ -63,7 +63,7 @@ def check(given: Given, disable: tuple[str, ...] = ()) -> None:
     assert_near(gradients(given.dropping, DATA, disable=disable), given.everything)
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", NAMES)
 def test_without_one_pass(given: Given, name: str) -> None:
     check(given, (name,))

@@ -156,7 +156,7 @@ def test_trainer_verifies_with_dropout_in_the_model(kind: str, case: str) -> Non
     assert not bad, str(report)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_law_on_the_rows_that_are_read(kind: str, padding: str) -> None:

@@ -158,7 +158,7 @@ DROPPING: dict[str, tuple[Make, Data]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_draws_the_masks_of_the_whole_batch(name: str) -> None:
     """With other masks every number would be another; with these only rounding is."""

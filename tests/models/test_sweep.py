@@ -28,7 +28,7 @@ def test_the_sweep_finds_the_families() -> None:
     assert set(SAMPLE) <= set(sweep.families())
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("family", SAMPLE)
 def test_a_family_is_eagers_equal(family: str) -> None:
     name, attention, masks = SAMPLE[family]

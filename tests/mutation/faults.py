@@ -23,7 +23,11 @@ RULES = ("differentiate/test_walk.py", "differentiate/test_rules.py")
 KERNELS = ("kernels/test_kernels.py", "kernels/test_vectorised.py", "kernels/test_norm.py")
 PLAN = ("plan",)
 ROWS = ("rewrite/test_rows.py", "rewrite/test_rows_sets.py", "models/test_row_programs.py")
-CAPTURE = ("capture/test_capture_ops.py", "capture")  # the likeliest first
+CAPTURE = (
+    "capture/test_capture_ops.py",
+    "capture/test_capture_numbers.py",
+    "capture",
+)  # the likeliest first
 STATE = (
     "train/test_trainer_state.py",
     "train/test_trainer_api.py",
@@ -251,6 +255,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "capture: a clamp's bounds are exchanged", "capture/aten.py",
         "        low, high = None, low\n", "        pass\n", CAPTURE,
+    ),
+    Fault(
+        "capture: bits of whole numbers", "capture/aten.py",
+        "c.b.Not(x) if dtype == DType.BOOL else c.b.Sub(c.value(-1, dtype), x)",
+        "c.b.Not(c.value(x, DType.BOOL))", CAPTURE,
     ),
     Fault(
         "capture: a reversed difference", "capture/aten.py",

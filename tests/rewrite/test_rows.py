@@ -327,7 +327,7 @@ MASKS = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("name", CONSTRUCTS)
 def test_the_packed_graph_says_the_same(name: str, kind: str) -> None:

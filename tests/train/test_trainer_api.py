@@ -267,7 +267,7 @@ def test_disabled_passes_do_not_run() -> None:
 # ---- export
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("kind", ["gpt2", "bert", "bert-classify"])
 def test_exported_model_is_the_eager_model_at_other_shapes(kind: str, tmp_path: Path) -> None:
     model = gpt2() if kind == "gpt2" else bert(classes=3 if "classify" in kind else 0)

@@ -114,7 +114,7 @@ CHANGES: dict[str, Callable[[Any], None]] = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_model_is_noticed(change: str) -> None:
     model, data = gpt2(dropout=0.0), batch()

@@ -56,7 +56,7 @@ SPECIAL = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 @pytest.mark.parametrize(
     "options",

@@ -124,7 +124,7 @@ def test_state_that_does_not_fit_is_refused_and_changes_nothing(spoil: Any, part
 # ---- torch's optimizer
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("make", [gpt2, bert], ids=["gpt2", "bert"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizer_state_round_trips_through_torch(name: str, make: Any) -> None:

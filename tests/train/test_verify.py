@@ -64,7 +64,7 @@ def test_evaluation_mode_is_put_back() -> None:
     assert not any(m.training for m in model.modules())
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("op_type", ["BiasActivation", "LayerNormalization", "FlashAttention"])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_wrong_gradient_rule_is_found(

@@ -15,7 +15,7 @@ from onward.config import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Role, Value, array_of, type_of
 from onward.graph.ops.random import offset_type, seed_type
-from onward.graph.types import DType, Size, Type, broadcast, divide, product
+from onward.graph.types import DType, Size, Type, broadcast, divide, dtype_name, product
 
 TABLE: dict[str, Callable[..., Any]] = {}
 END = 2**31  # torch writes INT64_MAX for "to the end"
@@ -126,15 +126,29 @@ def _unary(op_type: str) -> Callable[..., Any]:
 
 for _name, _op in {
     "neg": "Neg", "abs": "Abs", "sqrt": "Sqrt", "exp": "Exp", "log": "Log", "tanh": "Tanh",
-    "erf": "Erf", "sigmoid": "Sigmoid", "relu": "Relu", "sin": "Sin", "cos": "Cos",
-    "reciprocal": "Reciprocal", "logical_not": "Not", "bitwise_not": "Not",
+    "erf": "Erf", "sigmoid": "Sigmoid", "sin": "Sin", "cos": "Cos",
+    "reciprocal": "Reciprocal", "logical_not": "Not",
 }.items():  # fmt: skip
     aten(f"{_name}.default")(_unary(_op))
 
 
+@aten("relu.default")
+def _relu(c: Call, x: Value) -> Value:
+    dtype = type_of(x).dtype
+    return c.b.Relu(x) if type_of(x).is_floating else c.b.Max(x, c.value(0, dtype))
+
+
+@aten("bitwise_not.default")
+def _bitwise_not(c: Call, x: Value) -> Value:
+    dtype = type_of(x).dtype
+    if dtype not in (DType.BOOL, DType.INT32, DType.INT64):
+        raise CaptureError(f"the bits of {dtype_name(dtype)} have no translation")
+    return c.b.Not(x) if dtype == DType.BOOL else c.b.Sub(c.value(-1, dtype), x)
+
+
 @aten("rsqrt.default")
 def _rsqrt(c: Call, x: Value) -> Value:
-    return c.b.Reciprocal(c.b.Sqrt(x))
+    return c.b.Reciprocal(c.b.Sqrt(c.value(x, c.type.dtype)))
 
 
 @aten("silu.default")
@@ -172,13 +186,9 @@ def _logical(op_type: str) -> Callable[..., Any]:
     def translate(c: Call, a: Value, b: Any) -> Value:
         if c.type.dtype != DType.BOOL:
             raise CaptureError(f"{op_type} of integers has no translation")
-        return c.b.one(op_type, [_bool(c, a), _bool(c, b)], {})
+        return c.b.one(op_type, [c.value(a, DType.BOOL), c.value(b, DType.BOOL)], {})
 
     return translate
-
-
-def _bool(c: Call, x: Any) -> Value:
-    return c.value(x, DType.BOOL)
 
 
 aten("logical_and.default", "__and__.Tensor", "bitwise_and.Tensor")(_logical("And"))
@@ -199,6 +209,7 @@ def _masked_fill(c: Call, x: Value, mask: Value, fill: Any) -> Value:
 def _clamp(c: Call, x: Value, low: Any = None, high: Any = None) -> Value:
     if "clamp_max" in str(c.node.target):
         low, high = None, low
+    x = c.value(x, c.type.dtype)  # a float bound makes floats of whole numbers
     # Where, not Max and Min: at a bound the gradient is x's own, whole
     if low is not None:
         bound = c.value(low, type_of(x).dtype)

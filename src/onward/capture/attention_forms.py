@@ -110,6 +110,7 @@ def choose(program: Any, tensors: Sequence[torch.Tensor]) -> list[Shown]:
     given = Given(program)
     presumed: dict[tuple[Any, bool], Shown | None] = {}
     for module in _modules(program.graph_module):
+        _drop_unread(module.graph)  # of an attention that nobody reads nothing is presumed
         for node in module.graph.nodes:
             if node.target is torch.ops.aten.scaled_dot_product_attention.default:
                 _presume_of_added(node, given, tensors, presumed)

@@ -221,10 +221,15 @@ class Translator:
             args = [self._resolve(a) for a in node.args]
             kwargs = {k: self._resolve(v) for k, v in node.kwargs.items()}
             self.env[node] = TABLE[name](call, *args, **kwargs)
+            _require_type(self.env[node], val)
             if written:
                 inplace.settle(node, self.env[node], call)
         except (CaptureError, ValueError, AssertionError, TypeError, LookupError) as error:
             raise CaptureError(f"{name} at {module_path(node)}: {error}") from error
+        except ZeroDivisionError as error:  # a dim modulo the number of dims
+            raise CaptureError(
+                f"{name} at {module_path(node)}: a tensor without dims; fix: unsqueeze it before"
+            ) from error
 
     def _region(self, node: Any, name: str) -> None:
         """What `no_grad` or an autocast switched off enclose is inlined.
@@ -296,6 +301,23 @@ def _untranslated(node: Any, module: Any) -> str | None:
         or isinstance(node.meta.get("val"), (torch.SymInt, int, torch.SymBool))
     )
     return None if known else name
+
+
+def _require_type(made: Any, val: Any) -> None:
+    """Raises CaptureError where a translation gives another dtype or form than torch: it knows the
+    op, but not for these dtypes."""
+    pairs = zip(made, val, strict=False) if isinstance(made, (list, tuple)) else [(made, val)]
+    for value, tensor in pairs:
+        if not isinstance(value, Value) or not isinstance(tensor, torch.Tensor):
+            continue
+        have, want = type_of(value), dtype_of(tensor.dtype, "its result")
+        sizes = zip(have.shape, tensor.shape, strict=False)
+        other = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
+        if have.dtype != want or have.rank != tensor.dim() or other:
+            raise CaptureError(
+                f"no translation that gives {tensor.dtype} {list(tensor.shape)}; fix: convert its "
+                "inputs before"
+            )
 
 
 def _op_name(target: Any) -> str:

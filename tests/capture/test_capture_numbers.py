@@ -1,0 +1,233 @@
+"""Whole numbers, truth values and floats mixed, in the spellings that torch promotes: each form is
+captured and equals eager, or is refused in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import onward
+
+I = torch.tensor([[3, -2, 5], [0, 7, -8]])  # noqa: E741
+X = torch.tensor([[0.3, -2.0, 0.5], [0.0, 1.7, -0.8]])
+B = torch.tensor([[True, False, True], [False, False, True]])
+
+Form = Callable[[Any, Any, Any], torch.Tensor]
+FORMS: dict[str, Form] = {
+    "clamp int by float": lambda x, i, b: i.clamp(min=0.5),
+    "clamp int max float": lambda x, i, b: i.clamp(max=2.5),
+    "clamp int both": lambda x, i, b: i.clamp(-1, 4),
+    "clamp_max int": lambda x, i, b: torch.clamp_max(i, 2),
+    "clamp_max float": lambda x, i, b: torch.clamp_max(x, 0.2),
+    "clamp_min float": lambda x, i, b: torch.clamp_min(x, -0.2),
+    "clamp_max int by float": lambda x, i, b: torch.clamp_max(i, 2.5),
+    "hardtanh": lambda x, i, b: F.hardtanh(x, -0.5, 0.4),
+    "relu6": lambda x, i, b: F.relu6(x * 4),
+    "not int": lambda x, i, b: ~i,
+    "not bool": lambda x, i, b: ~b,
+    "not int32": lambda x, i, b: ~i.int(),
+    "not u8": lambda x, i, b: ~i.to(torch.uint8),
+    "relu int": lambda x, i, b: F.relu(i),
+    "rsub alpha": lambda x, i, b: torch.rsub(x, 2 * x.sin(), alpha=3),
+    "rsub scalar alpha": lambda x, i, b: torch.rsub(x, 2.0, alpha=3),
+    "rsub int alpha": lambda x, i, b: torch.rsub(i, i * i, alpha=2),
+    "sub alpha": lambda x, i, b: torch.sub(x, i, alpha=2),
+    "add alpha float": lambda x, i, b: torch.add(x, i, alpha=0.5),
+    "int div": lambda x, i, b: i / 4,
+    "int floordiv": lambda x, i, b: i // 4,
+    "int mod": lambda x, i, b: i % 4,
+    "float mod": lambda x, i, b: x % 0.4,
+    "trunc div": lambda x, i, b: torch.div(i, 4, rounding_mode="trunc"),
+    "floor div": lambda x, i, b: torch.div(i, 4, rounding_mode="floor"),
+    "int pow": lambda x, i, b: i**3,
+    "2**i": lambda x, i, b: 2.0**i,
+    "2**x": lambda x, i, b: 2**x,
+    "int mean": lambda x, i, b: i.float().mean(),
+    "bool sum": lambda x, i, b: b.sum(),
+    "bool mul": lambda x, i, b: b * b,
+    "bool add": lambda x, i, b: b + b,
+    "bool mul float": lambda x, i, b: b * x,
+    "bool add int": lambda x, i, b: b + i,
+    "bool sub": lambda x, i, b: b.int() - 1,
+    "max bool": lambda x, i, b: torch.maximum(b, ~b),
+    "max int": lambda x, i, b: torch.maximum(i, -i),
+    "min int float": lambda x, i, b: torch.minimum(i, x),
+    "and int": lambda x, i, b: i & 3,
+    "or int": lambda x, i, b: i | 3,
+    "xor int": lambda x, i, b: i ^ 3,
+    "shift": lambda x, i, b: i << 1,
+    "logical_and int": lambda x, i, b: torch.logical_and(i, i + 2),
+    "logical_not int": lambda x, i, b: torch.logical_not(i),
+    "logical_not float": lambda x, i, b: torch.logical_not(x),
+    "logical_xor": lambda x, i, b: torch.logical_xor(i, b),
+    "eq int float": lambda x, i, b: i == 3.0,
+    "lt int float": lambda x, i, b: i < 2.5,
+    "ge bool": lambda x, i, b: b >= 1,
+    "eq bool int": lambda x, i, b: b == 1,
+    "gt bool half": lambda x, i, b: b > 0.5,
+    "cmp int32 int64": lambda x, i, b: i.int() < i + 1,
+    "eq int big float": lambda x, i, b: i + 2**24 == i.float() + 2**24,
+    "neg int": lambda x, i, b: -i,
+    "abs int": lambda x, i, b: i.abs(),
+    "sqrt int": lambda x, i, b: (i * i).sqrt(),
+    "exp int": lambda x, i, b: i.exp(),
+    "sigmoid int": lambda x, i, b: i.sigmoid(),
+    "sin bool": lambda x, i, b: b.sin(),
+    "recip int": lambda x, i, b: (i * i + 1).reciprocal(),
+    "rsqrt int": lambda x, i, b: (i * i + 1).rsqrt(),
+    "cumsum int": lambda x, i, b: i.cumsum(1),
+    "cumsum bool": lambda x, i, b: b.cumsum(1),
+    "cumsum 0d": lambda x, i, b: x[0, 0].cumsum(0),
+    "softmax 0d": lambda x, i, b: x[0, 0].softmax(0),
+    "softmax int": lambda x, i, b: i.softmax(-1, dtype=torch.float32),
+    "argmax": lambda x, i, b: x.argmax(1),
+    "argmax int": lambda x, i, b: i.argmax(1),
+    "argmax none": lambda x, i, b: i.argmax(),
+    "prod": lambda x, i, b: i.prod(),
+    "any": lambda x, i, b: b.any(1),
+    "all": lambda x, i, b: b.all(1),
+    "any int": lambda x, i, b: i.any(1),
+    "amax": lambda x, i, b: i.amax(1),
+    "amin": lambda x, i, b: i.amin(1),
+    "norm int": lambda x, i, b: i.float().norm(),
+    "where mixed": lambda x, i, b: torch.where(b, i, x),
+    "where int float": lambda x, i, b: torch.where(b, i, 0.5),
+    "masked_fill int": lambda x, i, b: i.masked_fill(b, 7),
+    "masked_fill int float": lambda x, i, b: i.masked_fill(b, 7.0),
+    "where scalar": lambda x, i, b: torch.where(b, 1, 2.5),
+    "floor": lambda x, i, b: x.floor(),
+    "floor int": lambda x, i, b: i.floor(),
+    "round": lambda x, i, b: (x * 2.5).round(),
+    "trunc": lambda x, i, b: x.trunc(),
+    "ceil": lambda x, i, b: x.ceil(),
+    "sign": lambda x, i, b: x.sign(),
+    "to int": lambda x, i, b: (x * 3).int(),
+    "to long": lambda x, i, b: (x * 3).long(),
+    "to bool": lambda x, i, b: x.bool(),
+    "to uint8": lambda x, i, b: i.abs().to(torch.uint8) * 100,
+    "to int8": lambda x, i, b: (i * 50).to(torch.int8),
+    "int32 overflow": lambda x, i, b: i.int() * 2**30,
+    "full int": lambda x, i, b: torch.full((2, 3), 2) * i,
+    "full_like": lambda x, i, b: torch.full_like(i, 2.7),
+    "arange float": lambda x, i, b: torch.arange(0, 1.5, 0.5) * x,
+    "arange neg": lambda x, i, b: torch.arange(3, 0, -1) * x,
+    "linspace": lambda x, i, b: torch.linspace(0, 1, 3) * x,
+    "ones bool": lambda x, i, b: torch.ones(2, 3, dtype=torch.bool) & b,
+    "tri": lambda x, i, b: x.tril(-1) + x.triu(1),
+    "tri int": lambda x, i, b: i.tril(),
+    "flip": lambda x, i, b: x.flip(0, 1),
+    "roll": lambda x, i, b: x.roll(1, 0),
+    "one_hot": lambda x, i, b: F.one_hot(i.abs(), 9),
+    "bincount": lambda x, i, b: i.abs().flatten().bincount(),
+    "gather": lambda x, i, b: x.gather(1, i.abs() % 3),
+    "scatter": lambda x, i, b: torch.zeros(2, 3).scatter(1, i.abs() % 3, x),
+    "index_select": lambda x, i, b: x.index_select(1, (i.abs() % 3)[0]),
+    "take": lambda x, i, b: x.take(i.abs() % 6),
+    "isnan": lambda x, i, b: x.isnan(),
+    "isinf int": lambda x, i, b: i.isinf(),
+    "nan_to_num": lambda x, i, b: x.nan_to_num(),
+    "erf int": lambda x, i, b: i.erf(),
+    "gelu": lambda x, i, b: F.gelu(x),
+    "gelu tanh": lambda x, i, b: F.gelu(x, approximate="tanh"),
+    "silu": lambda x, i, b: F.silu(x),
+    "leaky": lambda x, i, b: F.leaky_relu(x, 0.2),
+    "elu": lambda x, i, b: F.elu(x, 1.3),
+    "selu": lambda x, i, b: F.selu(x),
+    "softplus": lambda x, i, b: F.softplus(x, 2.0, 1.0),
+    "hardswish": lambda x, i, b: F.hardswish(x),
+    "mish": lambda x, i, b: F.mish(x),
+    "logsigmoid": lambda x, i, b: F.logsigmoid(x),
+    "std": lambda x, i, b: x.std(1),
+    "var0": lambda x, i, b: x.var(1, correction=0),
+    "mean int": lambda x, i, b: i.double().mean().float(),
+    "sum dtype": lambda x, i, b: i.sum(dtype=torch.float32),
+    "mean dtype": lambda x, i, b: i.mean(1, dtype=torch.float32),
+    "pow float": lambda x, i, b: (i * i) ** 1.5,
+}
+REFUSED = {  # no translation yet, or none for these dtypes
+    "hardtanh",
+    "relu6",
+    "not u8",
+    "int floordiv",
+    "int mod",
+    "float mod",
+    "trunc div",
+    "floor div",
+    "2**i",
+    "2**x",
+    "and int",
+    "or int",
+    "xor int",
+    "shift",
+    "logical_xor",
+    "cumsum 0d",
+    "softmax 0d",
+    "argmax none",
+    "prod",
+    "any",
+    "all",
+    "any int",
+    "amin",
+    "floor",
+    "floor int",
+    "round",
+    "trunc",
+    "ceil",
+    "sign",
+    "to int8",
+    "linspace",
+    "flip",
+    "roll",
+    "one_hot",
+    "bincount",
+    "gather",
+    "scatter",
+    "index_select",
+    "take",
+    "isnan",
+    "isinf int",
+    "nan_to_num",
+    "leaky",
+    "elu",
+    "selu",
+    "softplus",
+    "hardswish",
+    "mish",
+    "logsigmoid",
+    "std",
+    "var0",
+}
+
+
+class Net(nn.Module):
+    """The sum of a form's numbers, each with a weight of its own."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        self.w, self.form = nn.Parameter(torch.tensor(1.25)), form
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = self.form(x * self.w, i, b).to(torch.float32).reshape(-1)
+        return self.w * 0.5 + (y * torch.cos(torch.arange(y.numel()) * 0.7 + 0.3)).sum()
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", FORMS)
+def test_numbers_of_mixed_kinds_are_eagers_or_refused(name: str) -> None:
+    model, twin = Net(FORMS[name]), Net(FORMS[name])
+    want = twin(X, I, B)
+    want.backward()
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=1.0))
+    if name in REFUSED:
+        with pytest.raises(onward.CaptureError, match=r"translation|trace|dims|not supported"):
+            trainer.train_step(x=X, i=I, b=B)
+        return
+    found = trainer.train_step(x=X, i=I, b=B).loss
+    torch.testing.assert_close(found, want.detach(), rtol=1e-5, atol=1e-5)
+    assert twin.w.grad is not None
+    torch.testing.assert_close(1.25 - model.w.detach(), twin.w.grad, rtol=1e-5, atol=1e-5)
