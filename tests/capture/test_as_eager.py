@@ -115,6 +115,7 @@ def follow(model: nn.Module, times: int = 1) -> onward.Trainer:
     return trainer
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("ask", ASKS)
 def test_answers_are_those_of_eager_mode(ask: str) -> None:
     follow(Net(ASKS[ask]))
