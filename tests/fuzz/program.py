@@ -150,6 +150,11 @@ def pointwise(m: Maker) -> str:
         activation(m, h), f"{h} * 0.5 + 0.1", f"torch.where({h} > {k}, {h}, {k} * 0.5)",
         f"torch.maximum({h}, {k})", f"1.5 - {h}", f"{h} / (1 + {k}.abs())",
         f"torch.softmax({h}, -1)", f"F.log_softmax({h}, -1)", f"{h}.detach() + {k}",
+        f"{h} + torch.inference_mode()(torch.tanh)({h})", f"{h} + torch.no_grad()(torch.tanh)({h})",
+        f"{h} * (2.0 if type({h}) is torch.Tensor else 0.5)",
+        f"{h} * (0.5 if torch.compiler.is_compiling() else 2.0)",
+        f"{h} * (2.0 if isinstance({h}.shape[0], int) else 0.5)",
+        f"{h} * (2.0 if {h}.is_contiguous() else 0.5)", f"{h} * len(str({h}.shape[1]))",
         f"{h} * {h}.detach().abs().mean(-1, keepdim=True)", f"torch.minimum({h}, {k}.tanh())",
     ]))  # fmt: skip
 

@@ -39,6 +39,8 @@ STATE = (
 
 GUARDS = ("train/test_stale_graphs.py", "train/test_trainer_guards.py")
 EFFECTS = ("capture/test_effects.py",)
+AS_EAGER = ("capture/test_as_eager.py",)
+HOOKS = ("train/test_refused_hooks.py",)
 STEPS = ("train/test_whole_steps.py",)
 
 FAULTS: tuple[Fault, ...] = (
@@ -360,7 +362,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "effects: no smaller batch in between", "capture/effects.py",
-        "            self._give(self._smaller)", "            pass", EFFECTS,
+        "            self._give(self._smaller())", "            pass", EFFECTS,
     ),
     Fault(
         "effects: no other parameters in between", "capture/effects.py",
@@ -414,8 +416,57 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: tensors of a class of their own pass", "capture/refusals.py",
-        "return None if plain else cls.__qualname__", "return None",
+        "return None if plain else", "return None if True else",
         ("train/test_batches.py",),
+    ),
+    Fault(
+        "capture: inference_mode stops no gradient", "capture/as_eager.py",
+        "torch.set_grad_enabled(not context.mode)", "torch.set_grad_enabled(True)", AS_EAGER,
+    ),
+    Fault(
+        "capture: a trace says that it compiles", "capture/as_eager.py",
+        "return not asked() and plain()", "return plain()", AS_EAGER,
+    ),
+    Fault(
+        "capture: a name for is_compiling is not seen", "capture/as_eager.py",
+        "x.__name__ in _COMPILERS.get(x.__module__, ())", "False", AS_EAGER,
+    ),
+    Fault(
+        "capture: a trace's tensors are of a class of their own", "capture/as_eager.py",
+        "if type(x) is FakeTensor:", "if False:", AS_EAGER,
+    ),
+    Fault(
+        "capture: a size is no int", "capture/as_eager.py",
+        "if type(x) in _NUMBERS else isinstance", "if False else isinstance", AS_EAGER,
+    ),
+    Fault(
+        "capture: a written size stays open", "capture/as_eager.py",
+        "*spec) if asked() else", "*spec) if False else", AS_EAGER,
+    ),
+    Fault(
+        "capture: layouts that were asked for are not watched", "capture/export.py",
+        "if flat.noted.lies:", "if False:", AS_EAGER,
+    ),
+    Fault(
+        "capture: hooks on nodes pass", "capture/as_eager.py",
+        "if name in _NODE_HOOKS:", "if False:", HOOKS,
+    ),
+    Fault(
+        "capture: parameters may be frozen in a forward", "capture/as_eager.py",
+        "if id(x) in changed:", "if False:", HOOKS,
+    ),
+    Fault(
+        "capture: saved tensors hooks pass", "capture/refusals.py",
+        "and not _is_torchs(context.pack_hook)", "and False", HOOKS,
+    ),
+    Fault(
+        "capture: saved tensors hooks around a step pass", "capture/refusals.py",
+        "if packing and not", "if False and not", HOOKS,
+    ),
+    Fault(
+        "capture: parameters that no one lists are constants", "capture/export.py",
+        "            refuse_unlisted(read, model, loss_fn)", "            pass",
+        ("train/test_unlisted.py",),
     ),
     Fault(
         "capture: numbers before sizes", "capture/export.py",

@@ -40,11 +40,15 @@ class Net(nn.Module):
         self.held: list[torch.Tensor] = []
         self.unread, self.calls = torch.ones(3), 0
         self.inspect: Callable[[torch.Tensor], Any] | None = None
+        self.beside: Callable[[torch.Tensor], torch.Tensor] | None
+        object.__setattr__(self, "beside", None)  # also where it is a module: not registered
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.tanh(self.inner(x)) + self.shift
         for t in self.held:
             h = h + t
+        if self.beside is not None:
+            h = h + self.beside(x)
         if self.inspect is not None:
             self.inspect(h)
         return self.outer(h)
@@ -125,7 +129,31 @@ def data(parameter: torch.Tensor, value: torch.Tensor) -> Iterator[None]:
 
 
 Refused = Callable[[onward.Trainer], AbstractContextManager[Any]]
+
+
 # what is done, and what the message names
+def _hooked(model: Any, h: torch.Tensor) -> None:
+    handle = model.outer.register_full_backward_hook(lambda m, given, got: None)
+    model.outer(h)
+    handle.remove()
+
+
+def _packed(x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.bfloat16(), lambda x: x.float()):
+        return torch.tanh(x)
+
+
+def _frozen(model: Any, h: torch.Tensor) -> None:
+    model.inner.weight.requires_grad = False
+    model.inner(h)
+    model.inner.weight.requires_grad = True
+
+
+class Packing(torch.autograd.graph.saved_tensors_hooks):
+    def __init__(self) -> None:
+        super().__init__(lambda x: x, lambda x: x)
+
+
 REFUSED: dict[str, tuple[Refused, str]] = {
     "forward hook": (
         lambda t: removed(t.model.inner.register_forward_hook(hook)),  # type: ignore
@@ -234,9 +262,72 @@ REFUSED: dict[str, tuple[Refused, str]] = {
         lambda t: attribute(t.model, "held", [t.model.get_parameter("inner.bias") * 2]),
         "requires a gradient and is not the model's",
     ),
+    "parameter that is not registered": (
+        lambda t: attribute(t.model, "held", [nn.Parameter(torch.ones(8))]),
+        r"reads the parameter model.held\[0\], which requires a gradient and is not among",
+    ),
+    "parameter of a module that is not registered": (
+        lambda t: attribute(t.model, "beside", functools.partial(nn.Linear(8, 8))),
+        "reads the parameter .*beside.func.weight, which requires a gradient and is not among",
+    ),
     "hook within the forward": (
         lambda t: attribute(t.model, "inspect", lambda h: h.register_hook(hook)),
         "the forward calls register_hook",
+    ),
+    "hook on a node within the forward": (
+        lambda t: attribute(t.model, "inspect", lambda h: h.grad_fn.register_hook(hook)),
+        "the forward calls register_hook on a node",
+    ),
+    "hook on a further node within the forward": (
+        lambda t: attribute(
+            t.model,
+            "inspect",
+            lambda h: h.grad_fn.next_functions[0][0].register_prehook(hook),
+        ),
+        "the forward calls register_prehook on a node",
+    ),
+    "hook on an edge within the forward": (
+        lambda t: attribute(
+            t.model,
+            "inspect",
+            lambda h: torch.autograd.graph.get_gradient_edge(h).node.register_hook(hook),
+        ),
+        "the forward calls get_gradient_edge",
+    ),
+    "hook on several gradients within the forward": (
+        lambda t: attribute(
+            t.model,
+            "inspect",
+            lambda h: torch.autograd.graph.register_multi_grad_hook([h, t.model.shift + h], hook),
+        ),
+        "the forward calls register_hook",
+    ),
+    "backward hook of a module within the forward": (
+        lambda t: attribute(t.model, "inspect", functools.partial(_hooked, t.model)),
+        "the forward calls BackwardHook; hooks do not run",
+    ),
+    "saved tensors hooks within the forward": (
+        lambda t: attribute(t.model, "beside", _packed),
+        "the forward uses saved_tensors_hooks",
+    ),
+    "saved tensors hooks": (
+        lambda _: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+        "saved_tensors_hooks are active",
+    ),
+    "saved tensors hooks of one's own": (
+        lambda _: Packing(), "saved_tensors_hooks are active",
+    ),
+    "parameters frozen for a while": (
+        lambda t: attribute(t.model, "inspect", functools.partial(_frozen, t.model)),
+        "the forward sets requires_grad of a parameter",
+    ),
+    "a module frozen for a while": (
+        lambda t: attribute(
+            t.model,
+            "inspect",
+            lambda h: t.model.inner.requires_grad_(False).requires_grad_(True),
+        ),
+        "the forward sets requires_grad of a parameter",
     ),
     "backward within the forward": (
         lambda t: attribute(t.model, "inspect", lambda h: h.sum().backward(retain_graph=True)),

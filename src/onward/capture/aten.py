@@ -376,9 +376,7 @@ def _split(c: Call, x: Value, *args: Any) -> list[Value]:
         Type(type_of(x).dtype, tuple(c.t.size_of(s) for s in v.shape)) for v in c.node.meta["val"]
     ]
     sizes: list[Size] = [1 if name == "unbind" else p.shape[dim] for p in parts]
-    if len(sizes) == 1:
-        return [x]
-    pieces = list(c.b.Split(x, c.b.sizes(sizes), axis=dim))
+    pieces = [x] if len(sizes) == 1 else list(c.b.Split(x, c.b.sizes(sizes), axis=dim))
     return [c.b.squeeze(p, [dim]) for p in pieces] if name == "unbind" else pieces
 
 

@@ -79,14 +79,14 @@ class _Unseeded:
 
 
 @contextmanager
-def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[None]:
-    """Takes note of what is done within, and undoes it."""
+def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[Walk]:
+    """Takes note of what is done within, and undoes it. Gives what there was before."""
     before, draws = Held(model, loss_fn), _draws()
     seeds: Any = torch.random  # whose functions ask this name for the generator
     generator = seeds.default_generator
     seeds.default_generator = _Unseeded(generator)
     try:
-        yield
+        yield before
     finally:
         seeds.default_generator = generator
         changes = _changes(before, Held(model, loss_fn))
@@ -98,18 +98,19 @@ def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[
 def require_harmless(
     effects: Effects,
     run: Run,
-    batches: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+    batch: Sequence[torch.Tensor],
+    smaller: Callable[[], Sequence[torch.Tensor]],
     model: torch.nn.Module,
     loss_fn: Any,
 ) -> None:
     """Raises CaptureError where the forward (`run`) draws random numbers, and where it sets values
-    that a later run would meet. The second of the batches is a smaller one.
+    that a later run would meet. smaller: makes a part of the batch. No other thread may capture.
 
     Numbers and the like that it sets for itself stay set, as in eager code, and tables too; where
     there are tensors that follow from a batch or a parameter, which would grow old, nothing does.
     """
     if effects.written or effects.drawn:
-        _Rehearsal(run, batches, model, loss_fn).judge(effects)
+        _Rehearsal(run, batch, smaller, model, loss_fn).judge(effects)
 
 
 class _Rehearsal:
@@ -118,12 +119,13 @@ class _Rehearsal:
     def __init__(
         self,
         run: Run,
-        batches: tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]],
+        batch: Sequence[torch.Tensor],
+        smaller: Callable[[], Sequence[torch.Tensor]],
         model: torch.nn.Module,
         loss_fn: Any,
     ) -> None:
         self._run, self._model, self._loss_fn = run, model, loss_fn
-        self._batch, self._smaller = batches
+        self._batch, self._smaller = batch, smaller
         self._before = Held(model, loss_fn)
         self._saved = _saved(model)
 
@@ -158,17 +160,17 @@ class _Rehearsal:
                 f"the forward replaces the buffer {replaced[0]}, and a step does not; fix: make it "
                 "an output, and set it after the step"
             )
-        by_others = []
+        steady = True
         for others in (self._with_a_smaller_batch, self._with_another, self._with_other_parameters):
             self._before.put_back()
-            by_others.append(others())
+            by_others = others()
+            steady = steady and (by_others is None or _alike(left, by_others))
             try:
                 again = self._give(self._batch), self._leaves()
             except Exception:  # sizes that do not fit those of before
                 self._refuse(effects)
             if not (_equal(given, again[0]) and _alike(left, again[1])):
                 self._refuse(effects)
-        steady = all(_alike(left, others) for others in by_others[1:])  # of the same sizes
         kept = _changes(self._before, Held(self._model, self._loss_fn)).values()
         effects.tensors = [t for t in map(_tensor_of, kept) if t is not None]
         steady = steady and not any(t.requires_grad for t in effects.tensors)
@@ -176,10 +178,10 @@ class _Rehearsal:
         if not effects.left and not self._other_mode_is_blind():
             self._refuse(effects)
 
-    def _with_a_smaller_batch(self) -> dict[str, Any]:
+    def _with_a_smaller_batch(self) -> None:
+        """Its sizes are others, and so may be what a run leaves then."""
         with suppress(Exception):
-            self._give(self._smaller)
-        return {}
+            self._give(self._smaller())
 
     def _with_another(self) -> dict[str, Any]:
         """What a run leaves then; nothing where no other batch is one to the model."""
@@ -194,7 +196,7 @@ class _Rehearsal:
         """What a run leaves then; buffers have other numbers too."""
         roots = [r for r in (self._model, self._loss_fn) if isinstance(r, torch.nn.Module)]
         held: list[dict[str, Any]] = []
-        for module in (m for r in roots for m in r.modules()):
+        for module in torch.nn.ModuleList(roots).modules():  # what both have, once
             held += [module._parameters, module._buffers]
         given = [dict(h) for h in held]
         others: dict[int, Any] = {}  # tied ones stay tied
@@ -271,7 +273,8 @@ def _another(t: torch.Tensor, all_differ: bool) -> torch.Tensor:
 
 def _as_parameter(t: torch.Tensor, like: torch.Tensor) -> torch.nn.Parameter:
     parameter = torch.nn.Parameter(t, requires_grad=like.requires_grad)
-    parameter.__dict__ = vars(like)  # type: ignore[reportAttributeAccessIssue]  # one dict for both: what a forward sets there is seen
+    # one dict for both: what a forward sets there is seen
+    parameter.__dict__ = vars(like)  # type: ignore[reportAttributeAccessIssue]
     return parameter
 
 

@@ -21,6 +21,7 @@ import torch
 from torch.export.graph_signature import InputKind
 from torch.utils import _pytree as pytree
 
+from onward.capture.as_eager import answering_as_eager
 from onward.capture.attention_forms import Shown, choose
 from onward.capture.effects import Effects, require_harmless, undoing
 from onward.capture.held import traces_names
@@ -28,7 +29,12 @@ from onward.capture.huggingface import attention_kept_whole, forward_defaults, r
 from onward.capture.nested import padded_with_zeros
 from onward.capture.raise_ import raise_composites
 from onward.capture.reach import reached
-from onward.capture.refusals import refuse_constant, refuse_model, refusing_gradient_code
+from onward.capture.refusals import (
+    refuse_constant,
+    refuse_model,
+    refuse_unlisted,
+    refusing_gradient_code,
+)
 from onward.capture.translate import Translator, dtype_of, to_type
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of
@@ -60,6 +66,7 @@ class Captured:
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _shown: list[Shown] = field(default_factory=list)
+    _layouts: list[Any] | None = None  # of a batch, where the forward asks
 
     @property
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -71,7 +78,10 @@ class Captured:
         return {name: t.detach().cpu().numpy() for name, t in self.tensors.items()}
 
     def suits(self, tensors: list[torch.Tensor]) -> bool:
-        """Whether what the capture presumed of the numbers in a batch, not its sizes, holds."""
+        """Whether what the capture presumed of a batch besides its sizes holds: of its numbers, and
+        how they lie in memory."""
+        if self._layouts not in (None, list(map(_layout, tensors))):
+            return False
         return all(shown.holds(tensors) for shown in self._shown)
 
     def dims(self, tensors: list[torch.Tensor]) -> dict[str, int] | None:
@@ -99,10 +109,17 @@ class Captured:
         return cut
 
 
-class _Names:
-    """Where the wrapper leaves its outputs' names: an export restores a module's own attributes."""
+class _Noted:
+    """What the wrapper notes in a run: an export restores a module's own attributes.
+
+    names: of its outputs. lies: whether the forward asks how tensors lie in memory.
+    """
 
     names: tuple[str, ...] | list[str] = ()
+    lies = False
+
+    def layout(self) -> None:
+        self.lies = True
 
 
 class _Flat(torch.nn.Module):
@@ -120,7 +137,7 @@ class _Flat(torch.nn.Module):
         self.model = model
         self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
         self.want_loss = want_loss
-        self.noted = _Names()
+        self.noted = _Noted()
         self.effects = Effects()
         self.extra: dict[str, Any] = {}
         self.attributes = {name: vars(tensor) for name, tensor in _tensors(self) if vars(tensor)}
@@ -128,7 +145,11 @@ class _Flat(torch.nn.Module):
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         for name, tensor in _tensors(self):  # those of the trace, which have the names alone
             _give(tensor, self.attributes.get(name, {}), name)
-        with undoing(self.effects, self.model, self.loss_fn):
+        trained = [t for _, t in _tensors(self)] if self.model.training else []
+        with (
+            undoing(self.effects, self.model, self.loss_fn) as seen,
+            answering_as_eager(seen, trained, self.noted.layout),
+        ):
             return self.run(*leaves)
 
     def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -230,6 +251,8 @@ def capture(
     translator = Translator(graph, program)
     result = _bind_inputs(translator, program, flat, tensors, names)
     result._shown = shown
+    if flat.noted.lies:
+        result._layouts = list(map(_layout, tensors))
     if flat.extra:
         result.notes.append("use_cache=False: a key/value cache cannot be part of a training graph")
         if "position_ids" in names:
@@ -242,19 +265,34 @@ def capture(
         outputs[0] = "loss"
     translator.run(dict(zip(outputs, translator.output_nodes(), strict=True)))
     if want_loss:
-        result.reached = {
-            translator.env[node].name for node in reached(translator.output_nodes()[0])
-        } & set(result.parameters)
+        nodes = reached(translator.output_nodes()[0])
+        result.reached = {translator.env[n].name for n in nodes} & set(result.parameters)
+        if model.training:
+            lifted = program.graph_signature.inputs_to_lifted_tensor_constants
+            read = [program.constants[lifted[n.name]] for n in nodes if n.name in lifted]
+            refuse_unlisted(read, model, loss_fn)
     raise_composites(graph)
     _guard(result, program)
-    batches = tensors, result.smaller(tensors)
-    require_harmless(flat.effects, lambda batch: flat.run(*batch), batches, model, loss_fn)
+    with _ONE_AT_A_TIME:
+        require_harmless(
+            flat.effects,
+            lambda batch: flat.run(*batch),
+            tensors,
+            lambda: result.smaller(tensors),
+            model,
+            loss_fn,
+        )
     if flat.effects.written and not flat.effects.left:
         written = ", ".join(flat.effects.written)
         result.notes.append(f"a step does not set {written}, as the model's forward does")
     if flat.effects.left:
         result.constants += flat.effects.tensors  # where they are written, eager code reads that
     return result
+
+
+def _layout(x: torch.Tensor) -> Any:
+    """How a tensor lies in memory, as far as a forward may ask."""
+    return x.is_contiguous() or x.stride(), x.storage_offset()
 
 
 def _detached(x: torch.Tensor) -> torch.Tensor:

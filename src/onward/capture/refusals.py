@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _device, _python_dispatch
 from torch.utils.checkpoint import CheckpointFunction
 
+from onward.capture.walk import Walk
 from onward.config import CaptureError
 
 # packages whose forward hooks are pure: they may be traced
@@ -35,11 +36,15 @@ TENSOR_HOOKS = {
 _GLOBAL = {"_global_" + attribute.lstrip("_"): kind for attribute, kind in FORWARD_HOOKS.items()}
 _GLOBAL |= {"_global_" + attribute.lstrip("_"): kind for attribute, kind in BACKWARD_HOOKS.items()}
 
+_CORE: Any = torch._C
+_packing = _CORE._autograd._top_saved_tensors_default_hooks  # the innermost ones, or None
 _NO_HOOKS = "hooks do not run inside a graph; fix: remove it"
 _IN_BACKWARD: dict[tuple[Any, str], str] = {
     (torch.Tensor, "register_hook"): _NO_HOOKS,
     (torch.Tensor, "register_post_accumulate_grad_hook"): _NO_HOOKS,
     # which Tensor.backward calls
+    (torch.autograd.graph, "get_gradient_edge"): _NO_HOOKS,
+    (modules, "BackwardHook"): _NO_HOOKS,  # what a module's backward hooks make
     (torch.autograd, "backward"): "a step's gradients are its loss's alone; fix: call it outside",
 }
 _FETCH = f"{_NO_HOOKS}, or use fetch= for an output of the model"
@@ -80,8 +85,15 @@ def _surroundings() -> Iterator[str]:
         if type(mode) is _device.DeviceContext:
             continue  # of torch.set_default_device
         yield f"{type(mode).__name__} is active, which a graph does not pass through; fix: leave it"
+    packing = _packing(True)
+    if packing and not _is_torchs(packing[0]):
+        yield "saved_tensors_hooks are active, which a graph does not call; fix: leave the block"
     for attribute, kind in _GLOBAL.items():
         yield from _hooks(getattr(modules, attribute, {}), f"global {kind}", "every module", _FETCH)
+
+
+def _is_torchs(function: Any) -> bool:
+    return f"{getattr(function, '__module__', '')}.".startswith("torch.")
 
 
 def _wrapped(root: torch.nn.Module, prefix: str) -> Iterator[str]:
@@ -118,12 +130,12 @@ def _hooks(
 
 
 def own_class(tensor: torch.Tensor) -> str | None:
-    """The name of the tensor's class where it is none of torch's own: it may say itself what
-    torch's functions do, and a trace shows the forward a tensor of another class."""
+    """Says that the tensor's class is none of torch's own: such a one may say itself what torch's
+    functions do, and a trace shows the forward a tensor of another class."""
     cls = type(tensor)
     mro = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
     plain = all(c.__module__.startswith("torch.nn.") for c in mro)
-    return None if plain else cls.__qualname__
+    return None if plain else f"of {cls.__qualname__}, a class that a graph does not keep"
 
 
 def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
@@ -134,9 +146,9 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
         if torch.nn.parameter.is_lazy(tensor):
             yield f"{name} has no shape yet; fix: call the model once"
             continue
-        cls = own_class(tensor)
-        if cls:
-            yield f"{name} is of {cls}, a class that a graph does not keep; fix: a plain tensor"
+        strange = own_class(tensor)
+        if strange:
+            yield f"{name} is {strange}; fix: a plain tensor"
             continue
         pointer = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
         other, written = storages.setdefault(pointer, (name, trained))
@@ -144,6 +156,21 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
             yield f"{name} and {other} are different views of one storage; fix: clone one"
         for attribute, kind in TENSOR_HOOKS.items() if trains else ():
             yield from _hooks(getattr(tensor, attribute, None), kind, name, _NO_HOOKS, ())
+
+
+def refuse_unlisted(
+    constants: Iterable[torch.Tensor], model: torch.nn.Module, loss_fn: Any
+) -> None:
+    """Raises CaptureError where autograd would give a gradient to a parameter that the forward
+    reads (one of `constants`) and neither `model.parameters()` nor those of `loss_fn` list."""
+    read = {t.untyped_storage().data_ptr() for t in constants}
+    for path, tensor in Walk(model, loss_fn).named_tensors() if read else ():
+        if tensor.requires_grad and tensor.untyped_storage().data_ptr() in read:
+            raise CaptureError(
+                f"the forward reads the parameter {path}, which requires a gradient and is not "
+                "among the model's; fix: register it (an attribute of a module, a ModuleList), or "
+                "requires_grad_(False)"
+            )
 
 
 @contextmanager
@@ -155,6 +182,8 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
     here = threading.get_ident()
     functions = torch.autograd.function
     defined = functions._is_setup_context_defined
+    packing: Any = torch.autograd.graph.saved_tensors_hooks
+    pack = packing.__enter__
     plain = {place: getattr(*place) for place in _IN_BACKWARD} if trains else {}
 
     def refuse_custom(setup_context: Any) -> bool:
@@ -174,6 +203,14 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
             "capture would drop; fix: write it with differentiable torch ops"
         )
 
+    def refuse_pack(context: Any) -> None:
+        if threading.get_ident() == here and not _is_torchs(context.pack_hook):
+            raise CaptureError(
+                "the forward uses saved_tensors_hooks, which do not run inside a graph; fix: leave "
+                "them out"
+            )
+        return pack(context)
+
     def refuse_call(place: tuple[Any, str]) -> Callable[..., Any]:
         def refuse(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() != here:
@@ -184,11 +221,14 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
 
     functions._is_setup_context_defined = refuse_custom
     try:
+        if trains:
+            packing.__enter__ = refuse_pack
         for place in plain:
             setattr(*place, refuse_call(place))
         yield
     finally:
         functions._is_setup_context_defined = defined
+        packing.__enter__ = pack
         for place, function in plain.items():
             setattr(*place, function)
 
@@ -223,5 +263,6 @@ __all__ = [
     "refuse_constant",
     "refuse_model",
     "refuse_surroundings",
+    "refuse_unlisted",
     "refusing_gradient_code",
 ]

@@ -157,6 +157,11 @@ class Walk:
         else:
             self._object(x, path, depth)
 
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors to watch, and where the walk met them first."""
+        met = (self._seen[id(t)] for t in self.tensors)
+        return ((path, t) for path, t in met)
+
     # ---- tensors and modules
 
     def _tensor(self, x: torch.Tensor, path: str) -> None:

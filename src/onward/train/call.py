@@ -141,9 +141,9 @@ def _strange(tensor: torch.Tensor) -> str | None:
         return "a nested tensor; fix: to_padded_tensor(0), and a mask"
     if tensor.is_meta:
         return "on the meta device, where tensors have no numbers; fix: make it on the model's"
-    cls = own_class(tensor)
-    if cls:
-        return f"of {cls}, a class that a graph does not keep; fix: as_subclass(torch.Tensor)"
+    strange = own_class(tensor)
+    if strange:
+        return f"{strange}; fix: as_subclass(torch.Tensor)"
     for name in vars(tensor):
         if not name.startswith("_dynamo_"):  # `mark_dynamic` leaves some
             return (

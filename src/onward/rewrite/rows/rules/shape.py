@@ -29,7 +29,7 @@ def _reshape(q: Question) -> Answer:
     if demand.rows is None:
         return q.passed()
     dims = regrouped(demand.dims, q.y, q.shape())
-    if dims is None:
+    if not dims:  # mixed with others, or a single row
         return q.refused("what follows reads whole sequences")
     return others_whole(q, {0: replace(demand, dims=dims)})
 

@@ -1,0 +1,264 @@
+"""What a forward asks within an export is answered as in eager mode.
+
+A trace shows the forward tensors and sizes that are none: `type(x)` is no `torch.Tensor`, a size
+no `int`, `torch.compiler.is_compiling()` is true. A forward that asks would go another way than in
+eager. So within this context the code of the model's gets eager's answers; torch's and
+Transformers', which are written for traces, the true ones.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from onward.capture.walk import Walk
+from onward.config import CaptureError
+
+_FOR_TRACES = {"functorch", "onward", "sympy", "torch", "transformers"}
+_COMPILERS = {
+    "torch.compiler": ("is_compiling", "is_exporting"),
+    "torch._dynamo": ("is_compiling",),
+    "torch._dynamo.external_utils": ("is_compiling",),
+    "torch._utils": ("is_compiling",),
+    "torch.fx._symbolic_trace": ("is_fx_tracing",),
+}
+_NODE_HOOKS = ("register_hook", "register_prehook")
+_LAYOUT = ("is_contiguous", "stride", "storage_offset")
+_NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+_TENSOR: Any = torch._C.TensorBase
+_MISSING = object()
+
+
+@contextmanager
+def answering_as_eager(
+    seen: Walk, trained: Iterable[torch.Tensor], note: Callable[[], None]
+) -> Iterator[None]:
+    """For this thread. seen: what the forward leads to; trained: its parameters, as the trace has
+    them, or none where there is no backward. `note` is called where the forward asks how a tensor
+    lies in memory.
+
+    Within it, a forward that sets what no graph has raises CaptureError: a hook on a node of
+    autograd's, `requires_grad` of a parameter.
+    """
+    here = threading.get_ident()
+
+    def asked() -> bool:
+        """Whether the model's code asks, two calls up."""
+        if threading.get_ident() != here:
+            return False
+        name = sys._getframe(2).f_globals.get("__name__") or ""
+        return name.partition(".")[0] not in _FOR_TRACES
+
+    places = [
+        *_of_tensors(asked, note),
+        *_of_gradients(asked, {id(t) for t in trained}),
+        *_of_sizes(asked),
+        *_of_compilers(asked),
+        *_of_inference_mode(here),
+    ]
+    for scope in _scopes(seen):
+        places += [(scope, n, x) for n, x in _BUILTINS.items() if n not in scope]
+        places += [(scope, n, _no) for n, x in list(scope.items()) if _is_of_compiler(x)]
+    before = [_look(place, name) for place, name, _ in places]
+    try:
+        for place, name, value in places:
+            _set(place, name, value)
+        yield
+    finally:
+        for (place, name, _), value in reversed(list(zip(places, before, strict=True))):
+            _set(place, name, value)
+
+
+_Patch = tuple[Any, str, Any]  # a class, a module or a scope; a name there; what it is to be
+_Asked = Callable[[], bool]
+
+
+def _scopes(seen: Walk) -> Iterator[dict[str, Any]]:
+    """The globals of the model's code: of its functions, and of the packages of its classes."""
+    tops = {c.__module__.partition(".")[0] for c in seen.classes} - _FOR_TRACES
+    tops -= sys.stdlib_module_names - {"__main__"}
+    found = [f.__globals__ for f in seen.functions]
+    found += [vars(m) for n, m in list(sys.modules.items()) if n.partition(".")[0] in tops and m]
+    return iter({id(scope): scope for scope in found}.values())
+
+
+def _look(place: Any, name: str) -> Any:
+    return (place if isinstance(place, dict) else vars(place)).get(name, _MISSING)
+
+
+def _set(place: Any, name: str, value: Any) -> None:
+    if isinstance(place, dict):
+        place.pop(name, None) if value is _MISSING else place.__setitem__(name, value)
+    elif value is _MISSING:
+        delattr(place, name)
+    else:
+        setattr(place, name, value)
+
+
+def _of_tensors(asked: _Asked, note: Callable[[], None]) -> Iterator[_Patch]:
+    """Of the class that a trace's tensors have."""
+
+    def of_layout(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def tell(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if asked():
+                note()
+            return plain(x, *args, **kwargs)
+
+        return tell
+
+    for name in _LAYOUT:
+        yield FakeTensor, name, of_layout(getattr(FakeTensor, name))
+
+
+def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[_Patch]:
+    changed: set[int] = set()
+    grad_fn, requires_grad = _TENSOR.grad_fn.__get__, _TENSOR.requires_grad.__get__
+
+    def node(x: torch.Tensor) -> Any:
+        found = grad_fn(x)
+        return _Node(found) if trained and found is not None and asked() else found
+
+    def require(x: torch.Tensor, value: bool) -> None:
+        if id(x) in trained and value != requires_grad(x):
+            if id(x) in changed:  # what stays changed is seen in the model
+                raise CaptureError(
+                    "the forward sets requires_grad of a parameter for a while, which a graph "
+                    "does not do; fix: detach()"
+                )
+            changed.add(id(x))
+        _TENSOR.requires_grad.__set__(x, value)
+
+    def require_(x: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        require(x, requires_grad)
+        return x
+
+    yield FakeTensor, "grad_fn", property(node)
+    yield FakeTensor, "requires_grad", property(requires_grad, require)
+    yield FakeTensor, "requires_grad_", require_
+
+
+def _of_sizes(asked: _Asked) -> Iterator[_Patch]:
+    """A size that is written out is from then on of this batch alone."""
+
+    def as_text(name: str, plain: Callable[..., str]) -> Callable[..., str]:
+        def tell(n: torch.SymInt, *spec: str) -> str:
+            return getattr(int, name)(int(n), *spec) if asked() else plain(n, *spec)
+
+        return tell
+
+    for name in ("__repr__", "__str__", "__format__"):
+        yield torch.SymInt, name, as_text(name, getattr(torch.SymInt, name))
+
+
+def _of_compilers(asked: _Asked) -> Iterator[_Patch]:
+    def answer(plain: Callable[[], bool]) -> Callable[[], bool]:
+        def tell() -> bool:
+            return not asked() and plain()
+
+        return tell
+
+    for place, names in _COMPILERS.items():
+        for name in names if place in sys.modules else ():
+            yield sys.modules[place], name, answer(getattr(sys.modules[place], name))
+
+
+def _of_inference_mode(here: int) -> Iterator[_Patch]:
+    """A trace does not keep it, but where gradients are off."""
+    mode = torch.inference_mode
+    enter, leave, enabled = mode.__enter__, mode.__exit__, torch.is_inference_mode_enabled
+    entered: list[tuple[Any, bool]] = []
+
+    def enter_(context: Any) -> None:
+        if threading.get_ident() != here:
+            return enter(context)
+        entered.append((torch.set_grad_enabled(not context.mode), context.mode))
+        return None
+
+    def leave_(context: Any, *error: Any) -> None:
+        if threading.get_ident() != here:
+            return leave(context, *error)
+        entered.pop()[0].__exit__(*error)
+        return None
+
+    def enabled_() -> bool:
+        if threading.get_ident() != here:
+            return enabled()
+        return bool(entered) and entered[-1][1]
+
+    yield mode, "__enter__", enter_
+    yield mode, "__exit__", leave_
+    yield torch, "is_inference_mode_enabled", enabled_
+
+
+def _class_of(x: Any) -> type:
+    """As in eager."""
+    if type(x) is FakeTensor:
+        return torch.nn.Parameter if isinstance(x, torch.nn.Parameter) else torch.Tensor
+    return x.__class__ if type(x) is _Node else _NUMBERS.get(type(x), type(x))
+
+
+class _TypeOfType(type):
+    """Of what stands for `type` in the code of the model's."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _class_of(args[0]) if len(args) == 1 and not kwargs else type(*args, **kwargs)
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return isinstance(x, type)
+
+    def __subclasscheck__(cls, x: type) -> bool:
+        return issubclass(x, type)
+
+
+class _Type(metaclass=_TypeOfType):
+    pass
+
+
+def _isinstance(x: Any, cls: Any) -> bool:
+    """Stands for `isinstance`: a size is an int."""
+    return issubclass(_NUMBERS[type(x)], cls) if type(x) in _NUMBERS else isinstance(x, cls)
+
+
+_BUILTINS: dict[str, Any] = {"type": _Type, "isinstance": _isinstance}
+
+
+class _Node:
+    """A node of autograd's graph, on which no hook can be set."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        return type(self._node)
+
+    @property
+    def next_functions(self) -> tuple[tuple[Any, int], ...]:
+        return tuple((n and _Node(n), i) for n, i in self._node.next_functions)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NODE_HOOKS:
+            raise CaptureError(
+                f"the forward calls {name} on a node of autograd's graph; hooks do not run inside "
+                "a graph; fix: remove it"
+            )
+        return getattr(self._node, name)
+
+
+def _no() -> bool:
+    return False
+
+
+def _is_of_compiler(x: Any) -> bool:
+    """Also under another name: `from torch.compiler import is_compiling`."""
+    return isinstance(x, types.FunctionType) and x.__name__ in _COMPILERS.get(x.__module__, ())
+
+
+__all__ = ["answering_as_eager"]

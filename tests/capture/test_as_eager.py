@@ -1,0 +1,244 @@
+"""A forward that asks where it is, or what its tensors and sizes are, hears what eager tells it."""
+
+from __future__ import annotations
+
+import copy
+import numbers
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.compiler import is_compiling, is_exporting
+from torch.fx import _symbolic_trace
+from torch.jit import _trace
+
+import onward
+from onward.capture.as_eager import _COMPILERS, _look, _of_compilers
+
+ROWS = {n: torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (1, 3, 4)}
+LABELS = torch.arange(8) % 5
+# of other sizes, and lying otherwise in memory
+BATCHES = [
+    ROWS[4], ROWS[3], ROWS[3].t().contiguous().t(), torch.cat([ROWS[4], ROWS[3]])[4:], ROWS[4],
+    ROWS[3].t().contiguous().t(), ROWS[1],
+]  # fmt: skip
+Ask = Callable[["Net", torch.Tensor], Any]
+
+ASKS: dict[str, Ask] = {
+    "torch.compiler.is_compiling": lambda m, x: torch.compiler.is_compiling(),
+    "torch.compiler.is_exporting": lambda m, x: torch.compiler.is_exporting(),
+    "torch.compiler.is_dynamo_compiling": lambda m, x: torch.compiler.is_dynamo_compiling(),
+    "torch._dynamo.is_compiling": lambda m, x: torch._dynamo.is_compiling(),
+    "torch.fx.is_fx_tracing": lambda m, x: _symbolic_trace.is_fx_tracing(),
+    "is_compiling by name": lambda m, x: is_compiling(),
+    "is_exporting by name": lambda m, x: is_exporting(),
+    "torch.jit.is_tracing": lambda m, x: _trace.is_tracing(),
+    "torch.onnx.is_in_onnx_export": lambda m, x: torch.onnx.is_in_onnx_export(),
+    "type of the batch": lambda m, x: type(x) is torch.Tensor,
+    "type of a parameter": lambda m, x: type(m.b.weight) is nn.Parameter,
+    "type of a result": lambda m, x: type(m.b(x)) is torch.Tensor,
+    "name of a type": lambda m, x: type(x).__name__ == "Tensor",
+    "type among types": lambda m, x: type(x) in (torch.Tensor, list),
+    "type of a size": lambda m, x: type(x.shape[0]) is int,
+    "type of a shape": lambda m, x: type(x.shape) is torch.Size,
+    "type of a module": lambda m, x: type(m.b) is nn.Linear,
+    "type of a number": lambda m, x: float is float,
+    "a type": lambda m, x: isinstance(nn.Linear, type) and not isinstance(x, type),
+    "a new type": lambda m, x: type("New", (), {"x": 1}).x == 1,  # type: ignore[attr-defined]
+    "isinstance int": lambda m, x: isinstance(x.shape[0], int),
+    "isinstance of two": lambda m, x: isinstance(x.size(0), (int, float)),
+    "isinstance of a union": lambda m, x: isinstance(x.size(0), int | str),
+    "isinstance Integral": lambda m, x: isinstance(x.size(0), numbers.Integral),
+    "isinstance bool": lambda m, x: isinstance(x.size(0), bool),
+    "isinstance SymInt": lambda m, x: isinstance(x.size(0), torch.SymInt),
+    "isinstance Tensor": lambda m, x: isinstance(x, torch.Tensor),
+    "isinstance Parameter": lambda m, x: isinstance(m.b.weight, nn.Parameter),
+    "no Parameter": lambda m, x: isinstance(x, nn.Parameter),
+    "isinstance FloatTensor": lambda m, x: isinstance(x, torch.FloatTensor),
+    "str of a size": lambda m, x: str(x.shape[0]) == "3",
+    "repr of a size": lambda m, x: repr(x.shape[0]) == "3",
+    "size in an f-string": lambda m, x: f"{x.shape[0]}" == "3",
+    "size with a format": lambda m, x: f"{x.shape[0]:03d}" == "003",
+    "size by %": lambda m, x: "%d" % x.shape[0] == "3",  # noqa: UP031
+    "repr of a shape": lambda m, x: "3" in repr(x.shape),
+    "size among sizes": lambda m, x: x.shape[0] in (3, 5),
+    "range of a size": lambda m, x: len(range(x.shape[0])) == 3,
+    "a shape": lambda m, x: x.shape == (3, 8),
+    "is_contiguous": lambda m, x: x.is_contiguous(),
+    "stride": lambda m, x: x.stride()[0] == 8,
+    "stride of a dim": lambda m, x: x.stride(1) == 1,
+    "storage_offset": lambda m, x: x.storage_offset() == 0,
+    "stride of a result": lambda m, x: (x * 2).stride(0) == 8,
+    "is_leaf": lambda m, x: x.is_leaf,
+    "requires_grad": lambda m, x: m.b(x).requires_grad,
+    "requires_grad of a parameter": lambda m, x: m.b.weight.requires_grad,
+    "grad_fn": lambda m, x: m.b(x).grad_fn is not None,
+    "type of a grad_fn": lambda m, x: type(m.b(x).grad_fn).__name__ == "AddmmBackward0",
+    "name of a grad_fn": lambda m, x: "Addmm" in m.b(x).grad_fn.name(),  # type: ignore[union-attr]
+    "next_functions": lambda m, x: len(m.b(x).grad_fn.next_functions) == 3,  # type: ignore
+    "is_inference_mode_enabled": lambda m, x: torch.is_inference_mode_enabled(),
+    "is_grad_enabled": lambda m, x: torch.is_grad_enabled(),
+    "device": lambda m, x: x.device.type == "cpu" and x.is_cpu and not x.is_meta,
+}  # fmt: skip
+
+
+class Net(nn.Module):
+    def __init__(self, ask: Ask) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.ask = ask
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.b(x)
+        if self.ask(self, x):
+            h = h * 3
+        return self.head(torch.tanh(self.a(x)) + h)
+
+
+def follow(model: nn.Module, times: int = 1) -> onward.Trainer:
+    """Training steps beside eager's."""
+    twin = copy.deepcopy(model)
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
+    trainer = onward.Trainer(model, ours, loss_fn=F.cross_entropy)
+    for x in BATCHES * times:
+        theirs.zero_grad()
+        loss = F.cross_entropy(twin(x), LABELS[: len(x)])
+        loss.backward()
+        theirs.step()
+        assert trainer.train_step(x, LABELS[: len(x)]).loss == pytest.approx(loss.item(), rel=1e-5)
+    return trainer
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("ask", ASKS)
+def test_answers_are_those_of_eager_mode(ask: str) -> None:
+    follow(Net(ASKS[ask]))
+
+
+def test_who_does_not_ask_how_a_batch_lies_in_memory_is_captured_once(
+    captures: list[int],
+) -> None:
+    follow(Net(lambda m, x: x.shape[0] > 0), 2)
+    assert len(captures) == 2  # one row is a case of its own
+    follow(Net(ASKS["is_contiguous"]), 2)
+    assert len(captures) == 2 + 4  # three layouts, and one row
+
+
+MODES: dict[str, Callable[[nn.Module, torch.Tensor], torch.Tensor]] = {}
+
+
+def mode(function: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> Any:
+    MODES[function.__name__] = function
+    return function
+
+
+@mode
+def inference_mode(b: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return b(x)
+
+
+@mode
+def inference_mode_then_clone(b: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        h = b(x)
+    return h.clone() * 2
+
+
+@mode
+def inference_mode_as_a_decorator(b: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.inference_mode()(b)(x)
+
+
+@mode
+def inference_mode_off(b: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode(False):
+        return b(x)
+
+
+@mode
+def inference_mode_off_within_no_grad(b: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), torch.inference_mode(False):
+        return b(x)
+
+
+@mode
+def inference_mode_and_a_question(b: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        h = b(x) * (3 if torch.is_inference_mode_enabled() else 1)
+        with torch.inference_mode(False):
+            return h.clone() * (5 if torch.is_inference_mode_enabled() else 1)
+
+
+@mode
+def enable_grad_within_no_grad(b: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad(), torch.enable_grad():
+        return b(x)
+
+
+@mode
+def set_grad_enabled(b: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    torch.set_grad_enabled(False)
+    h = b(x)
+    torch.set_grad_enabled(True)
+    return h
+
+
+@mode
+def no_grad_as_a_decorator(b: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return torch.no_grad()(b)(x)
+
+
+@mode
+def detached_and_a_leaf(b: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return b(x).detach().requires_grad_(True)
+
+
+@mode
+def save_on_cpu(b: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return b(x)
+
+
+class Moded(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 5)
+        self.how = how
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.a(x)) + MODES[self.how](self.b, x))
+
+
+@pytest.mark.parametrize("how", MODES)
+def test_gradients_stop_where_they_stop_in_eager_mode(how: str) -> None:
+    follow(Moded(how))
+
+
+def test_nothing_stays_answered_otherwise() -> None:
+    """What a capture replaces is there again, also where the forward raises."""
+    fake = FakeTensor
+    inference = torch.inference_mode
+    places = [(fake, n) for n in ("grad_fn", "requires_grad", "requires_grad_", "stride")]
+    places += [(torch.SymInt, n) for n in ("__repr__", "__str__", "__format__")]
+    places += [(inference, "__enter__"), (inference, "__exit__"), (globals(), "is_compiling")]
+    places += [(globals(), n) for n in ("type", "isinstance")]
+    places += [(p, n) for p, n, _ in _of_compilers(lambda: True)]
+    before = [_look(*place) for place in places]
+    follow(Net(ASKS["is_compiling by name"]))
+    with pytest.raises(onward.CaptureError):
+        follow(Net(lambda m, x: x.sum().item() > 0))
+    assert all(_look(*place) is found for place, found in zip(places, before, strict=True))
+
+
+def test_every_way_to_ask_torch_is_there() -> None:
+    """A name that torch has no longer would be asked in vain."""
+    for place, names in _COMPILERS.items():
+        assert all(hasattr(sys.modules[place], name) for name in names if place in sys.modules)
