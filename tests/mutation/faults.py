@@ -462,7 +462,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: saved tensors hooks pass", "capture/refusals.py",
-        "and not _is_torchs(context.pack_hook)", "and False", HOOKS,
+        "and not _keeps_numbers(context.pack_hook)", "and False", HOOKS,
     ),
     Fault(
         "capture: saved tensors hooks around a step pass", "capture/refusals.py",
