@@ -47,7 +47,7 @@ ASKS: dict[str, Ask] = {
     "type of a size": lambda m, x: type(x.shape[0]) is int,
     "type of a shape": lambda m, x: type(x.shape) is torch.Size,
     "type of a module": lambda m, x: type(m.b) is nn.Linear,
-    "type of a number": lambda m, x: float is float,
+    "type of a number": lambda m, x: type(len(m._modules) / 2) is float,
     "a type": lambda m, x: isinstance(nn.Linear, type) and not isinstance(x, type),
     "a new type": lambda m, x: type("New", (), {"x": 1}).x == 1,  # type: ignore[attr-defined]
     "isinstance int": lambda m, x: isinstance(x.shape[0], int),
@@ -73,6 +73,7 @@ ASKS: dict[str, Ask] = {
     "stride": lambda m, x: x.stride()[0] == 8,
     "stride of a dim": lambda m, x: x.stride(1) == 1,
     "storage_offset": lambda m, x: x.storage_offset() == 0,
+    "dim_order": lambda m, x: x.dim_order() == (0, 1),
     "stride of a result": lambda m, x: (x * 2).stride(0) == 8,
     "is_leaf": lambda m, x: x.is_leaf,
     "requires_grad": lambda m, x: m.b(x).requires_grad,

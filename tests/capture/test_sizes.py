@@ -23,7 +23,9 @@ EQUATIONS = {
     "more than once": (sympy.Eq(T**2, 4), {T: 2}),
     "a relation": (sympy.Eq(B * T, N), {}),
     "a multiple": (sympy.Eq(N, 2 * B), {}),
-    "a relation in common": (sympy.Eq(T * B * T, T * N), {}),
+    "a relation in common": (sympy.Eq(T * B * T, T * N), {B: 3, T: 2, N: 6}),
+    "the same size, in common": (sympy.Eq(B * T, D * T), {B: 3, D: 3}),
+    "the same size": (sympy.Eq(B, D), {}),
     "one that gives none by the others": (sympy.Eq(B * T, C * D), {B: 3, T: 2, C: 2, D: 3}),
     "in common, and none by the others": (sympy.Eq(N * 2 * B, N * 3 * C), {B: 3, C: 2}),
     "true": (sympy.Eq(B, B), {}),
@@ -109,3 +111,29 @@ def test_elements_in_other_shapes(name: str) -> None:
             torch.randint(0, 2, mask).float(),
             torch.randint(0, 11, labels),
         )
+
+
+class Numbered(nn.Module):
+    """A mask as long as the second dim of what is embedded, whichever that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(11, 4), nn.Linear(4, 11)
+
+    def forward(
+        self, ids: torch.Tensor, lengths: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
+        h = self.embed(ids)
+        mask = torch.arange(h.shape[1])[None] >= lengths[:, None]
+        loss = F.cross_entropy(self.head(h).view(-1, 11), labels.view(-1), reduction="none")
+        return (loss.view(labels.shape) * mask).sum() / mask.sum().clamp(min=1)
+
+
+@pytest.mark.parametrize("dims", [0, 1, 2])
+def test_a_size_that_two_dims_have(dims: int) -> None:
+    """Ids with dims of size 1 before: rows and positions have to be equally many then."""
+    torch.manual_seed(0)
+    pair = Pair(Numbered(), OPTIMIZERS["sgd"])
+    for rows in (4, 3, 4):
+        ids = torch.randint(0, 11, (*(1,) * dims, rows, rows))
+        pair.step(ids, torch.full((rows,), 1 - (dims == 2)), torch.randint(0, 11, (rows, rows)))

@@ -154,7 +154,8 @@ def pointwise(m: Maker) -> str:
         f"{h} * (2.0 if type({h}) is torch.Tensor else 0.5)",
         f"{h} * (0.5 if torch.compiler.is_compiling() else 2.0)",
         f"{h} * (2.0 if isinstance({h}.shape[0], int) else 0.5)",
-        f"{h} * (2.0 if {h}.is_contiguous() else 0.5)", f"{h} * len(str({h}.shape[1]))",
+        f"{h} * (2.0 if {h}.is_contiguous() else 0.5) * ({h}.dim_order()[0] + 1)",
+        f"{h} * len(str({h}.shape[1]))",
         f"{h} * {h}.detach().abs().mean(-1, keepdim=True)", f"torch.minimum({h}, {k}.tanh())",
     ]))  # fmt: skip
 

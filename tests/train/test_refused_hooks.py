@@ -128,10 +128,6 @@ def data(parameter: torch.Tensor, value: torch.Tensor) -> Iterator[None]:
         parameter.data = before
 
 
-Refused = Callable[[onward.Trainer], AbstractContextManager[Any]]
-
-
-# what is done, and what the message names
 def _hooked(model: Any, h: torch.Tensor) -> None:
     handle = model.outer.register_full_backward_hook(lambda m, given, got: None)
     model.outer(h)
@@ -140,6 +136,11 @@ def _hooked(model: Any, h: torch.Tensor) -> None:
 
 def _packed(x: torch.Tensor) -> torch.Tensor:
     with torch.autograd.graph.saved_tensors_hooks(lambda x: x.bfloat16(), lambda x: x.float()):
+        return torch.tanh(x)
+
+
+def _relued(x: torch.Tensor) -> torch.Tensor:
+    with torch.autograd.graph.saved_tensors_hooks(F.relu, lambda x: x):
         return torch.tanh(x)
 
 
@@ -154,6 +155,8 @@ class Packing(torch.autograd.graph.saved_tensors_hooks):
         super().__init__(lambda x: x, lambda x: x)
 
 
+Refused = Callable[[onward.Trainer], AbstractContextManager[Any]]
+# what is done, and what the message names
 REFUSED: dict[str, tuple[Refused, str]] = {
     "forward hook": (
         lambda t: removed(t.model.inner.register_forward_hook(hook)),  # type: ignore
@@ -280,9 +283,7 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     ),
     "hook on a further node within the forward": (
         lambda t: attribute(
-            t.model,
-            "inspect",
-            lambda h: h.grad_fn.next_functions[0][0].register_prehook(hook),
+            t.model, "inspect", lambda h: h.grad_fn.next_functions[0][0].register_prehook(hook)
         ),
         "the forward calls register_prehook on a node",
     ),
@@ -317,15 +318,21 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     "saved tensors hooks of one's own": (
         lambda _: Packing(), "saved_tensors_hooks are active",
     ),
+    "saved tensors hooks that are functions of torch's": (
+        lambda _: torch.autograd.graph.saved_tensors_hooks(F.relu, F.gelu),
+        "saved_tensors_hooks are active",
+    ),
+    "saved tensors hooks that are functions of torch's, within the forward": (
+        lambda t: attribute(t.model, "beside", _relued),
+        "the forward uses saved_tensors_hooks",
+    ),
     "parameters frozen for a while": (
         lambda t: attribute(t.model, "inspect", functools.partial(_frozen, t.model)),
         "the forward sets requires_grad of a parameter",
     ),
     "a module frozen for a while": (
         lambda t: attribute(
-            t.model,
-            "inspect",
-            lambda h: t.model.inner.requires_grad_(False).requires_grad_(True),
+            t.model, "inspect", lambda h: t.model.inner.requires_grad_(False).requires_grad_()
         ),
         "the forward sets requires_grad of a parameter",
     ),

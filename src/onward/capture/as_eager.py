@@ -30,7 +30,7 @@ _COMPILERS = {
     "torch.fx._symbolic_trace": ("is_fx_tracing",),
 }
 _NODE_HOOKS = ("register_hook", "register_prehook")
-_LAYOUT = ("is_contiguous", "stride", "storage_offset")
+_LAYOUT = ("dim_order", "is_contiguous", "stride", "storage_offset")
 _NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _TENSOR: Any = torch._C.TensorBase
 _MISSING = object()
@@ -96,10 +96,10 @@ def _look(place: Any, name: str) -> Any:
 def _set(place: Any, name: str, value: Any) -> None:
     if isinstance(place, dict):
         place.pop(name, None) if value is _MISSING else place.__setitem__(name, value)
-    elif value is _MISSING:
-        delattr(place, name)
-    else:
+    elif value is not _MISSING:
         setattr(place, name, value)
+    elif name in vars(place):  # an interrupt may come before it is set
+        delattr(place, name)
 
 
 def _of_tensors(asked: _Asked, note: Callable[[], None]) -> Iterator[_Patch]:

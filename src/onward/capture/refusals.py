@@ -42,9 +42,9 @@ _NO_HOOKS = "hooks do not run inside a graph; fix: remove it"
 _IN_BACKWARD: dict[tuple[Any, str], str] = {
     (torch.Tensor, "register_hook"): _NO_HOOKS,
     (torch.Tensor, "register_post_accumulate_grad_hook"): _NO_HOOKS,
-    # which Tensor.backward calls
     (torch.autograd.graph, "get_gradient_edge"): _NO_HOOKS,
     (modules, "BackwardHook"): _NO_HOOKS,  # what a module's backward hooks make
+    # which Tensor.backward calls
     (torch.autograd, "backward"): "a step's gradients are its loss's alone; fix: call it outside",
 }
 _FETCH = f"{_NO_HOOKS}, or use fetch= for an output of the model"
@@ -86,14 +86,15 @@ def _surroundings() -> Iterator[str]:
             continue  # of torch.set_default_device
         yield f"{type(mode).__name__} is active, which a graph does not pass through; fix: leave it"
     packing = _packing(True)
-    if packing and not _is_torchs(packing[0]):
+    if packing and not _keeps_numbers(packing[0]):
         yield "saved_tensors_hooks are active, which a graph does not call; fix: leave the block"
     for attribute, kind in _GLOBAL.items():
         yield from _hooks(getattr(modules, attribute, {}), f"global {kind}", "every module", _FETCH)
 
 
-def _is_torchs(function: Any) -> bool:
-    return f"{getattr(function, '__module__', '')}.".startswith("torch.")
+def _keeps_numbers(pack: Any) -> bool:
+    """Whether it is of save_on_cpu or of checkpoint, which give back what they were given."""
+    return getattr(pack, "__module__", "") in ("torch.autograd.graph", "torch.utils.checkpoint")
 
 
 def _wrapped(root: torch.nn.Module, prefix: str) -> Iterator[str]:
@@ -204,7 +205,7 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
         )
 
     def refuse_pack(context: Any) -> None:
-        if threading.get_ident() == here and not _is_torchs(context.pack_hook):
+        if threading.get_ident() == here and not _keeps_numbers(context.pack_hook):
             raise CaptureError(
                 "the forward uses saved_tensors_hooks, which do not run inside a graph; fix: leave "
                 "them out"

@@ -17,8 +17,8 @@ def forced(equations: Iterable[Any], first: Mapping[sympy.Symbol, int]) -> dict[
 
     An equation is a product of factors that is 0, and sizes are above 0. A factor of one size has
     one answer. One of several that gives none of them by the others (`B*T - C*D`) says more than
-    shapes can express, so that they are fixed as they are; where it does (`B*T - N`) they stay
-    open.
+    shapes can express, so that they are fixed as they are; where it does, as the whole of the
+    equation (`B*T - N`), they stay open. (Of `B*T - D*T` torch.export does not know that B is D.)
     """
     found: dict[sympy.Symbol, int] = {}
     for equation in equations:
@@ -28,9 +28,11 @@ def forced(equations: Iterable[Any], first: Mapping[sympy.Symbol, int]) -> dict[
         difference = sympy.expand(left - right)  # type: ignore[operator]
         if not difference.is_polynomial(*difference.free_symbols):
             continue  # divisions with a remainder, the smaller of two
-        for factor, _ in sympy.factor_list(difference)[1]:
+        factors = [factor for factor, _ in sympy.factor_list(difference)[1]]
+        for factor in factors:
             sizes = factor.free_symbols
-            if sizes <= first.keys() and factor.subs(first) == 0 and not _solved(factor):
+            known = len(factors) == 1 and _solved(factor)  # torch.export has put it in
+            if sizes <= first.keys() and factor.subs(first) == 0 and not known:
                 found |= {size: first[size] for size in sizes}
     return found
 

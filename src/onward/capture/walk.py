@@ -159,8 +159,7 @@ class Walk:
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors to watch, and where the walk met them first."""
-        met = (self._seen[id(t)] for t in self.tensors)
-        return ((path, t) for path, t in met)
+        return (self._seen[id(t)] for t in self.tensors)
 
     # ---- tensors and modules
 
