@@ -83,7 +83,7 @@ class Named(nn.Module):
             inner.param = nn.Module()
             inner.param.w = nn.Parameter(torch.randn(3))
             self.add_module(slot, inner)
-        for name in ("cotangent.loss", "seed", "grad norm", "ä/ö"):
+        for name in ("sample_offset", "seed", "grad norm", "ä/ö"):
             self.register_parameter(name, nn.Parameter(torch.randn(3)))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

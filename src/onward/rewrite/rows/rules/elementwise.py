@@ -15,7 +15,7 @@ from onward.rewrite.rows.demand import (
     others_whole,
 )
 from onward.rewrite.rows.packer import Packer, Rows, pack_rule
-from onward.rewrite.rows.rules.common import shape_of
+from onward.rewrite.rows.rules.along_rows import shape_of
 
 ELEMENTWISE = named("elementwise")
 

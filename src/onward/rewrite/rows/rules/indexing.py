@@ -21,7 +21,7 @@ from onward.rewrite.rows.demand import (
     spread,
 )
 from onward.rewrite.rows.packer import Packer, pack_rule
-from onward.rewrite.rows.rules.common import packed_along_rows, shape_of
+from onward.rewrite.rows.rules.along_rows import packed_along_rows, shape_of
 
 
 @demand_rule("Slice")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from onward.graph.ops import op_of
 from onward.rewrite.rows.demand import Answer, Question, demand_rule, others_whole, united
 from onward.rewrite.rows.packer import pack_rule
-from onward.rewrite.rows.rules.common import packed_along_rows
+from onward.rewrite.rows.rules.along_rows import packed_along_rows
 
 
 @demand_rule("LayerNormalization", "AddLayerNormalization", "Softmax", "LogSoftmax")

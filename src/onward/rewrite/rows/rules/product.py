@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onward.rewrite.rows.demand import Answer, Question, aligned, demand_rule, others_whole
 from onward.rewrite.rows.packer import pack_rule
-from onward.rewrite.rows.rules.common import packed_along_rows
+from onward.rewrite.rows.rules.along_rows import packed_along_rows
 
 
 @demand_rule("Gemm")

@@ -9,7 +9,7 @@ from onward.graph.ops import named
 from onward.graph.ops.reduce import reduced_dims
 from onward.rewrite.rows.demand import DEMAND, Answer, Question, demand_rule, others_whole
 from onward.rewrite.rows.packer import Packer, pack_rule
-from onward.rewrite.rows.rules.common import proved, shape_of
+from onward.rewrite.rows.rules.along_rows import proved, shape_of
 
 REDUCTIONS = named("reduces")
 

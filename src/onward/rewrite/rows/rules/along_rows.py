@@ -1,4 +1,4 @@
-"""What several families of rules share."""
+"""Rules of ops that keep the dims of rows where they are, and what such rules ask first."""
 
 from __future__ import annotations
 
