@@ -23,10 +23,8 @@ from onward.rewrite.rows.cut import cut, rows_name
 from onward.rewrite.rows.demand import Demand, demands
 from onward.rewrite.rows.lookups import lookups
 from onward.rewrite.rows.pack import pack
-from onward.rewrite.rows.rules import FAMILIES
+from onward.rewrite.rows.rules import FAMILIES  # whose import fills the tables
 from onward.rewrite.rows.work import Work
-
-assert FAMILIES  # whose import fills the tables
 
 
 def row_demand(
@@ -49,5 +47,6 @@ def row_demand(
 
 
 __all__ = [
-    "Account", "Demand", "Work", "account", "cut", "demands", "lookups", "row_demand", "rows_name",
+    "FAMILIES", "Account", "Demand", "Work", "account", "cut", "demands", "lookups", "row_demand",
+    "rows_name",
 ]  # fmt: skip
