@@ -17,13 +17,13 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from onward.capture import Captured
+from onward.capture import CapturedModule
 
 ATOMS = (bool, int, float, str, type(None), tuple, torch.dtype)
 
 
-def keeping(real: Callable[..., Captured]) -> Callable[..., Captured]:
-    kept: dict[Any, tuple[Captured, dict[str, str]]] = {}
+def keeping(real: Callable[..., CapturedModule]) -> Callable[..., CapturedModule]:
+    kept: dict[Any, tuple[CapturedModule, dict[str, str]]] = {}
 
     def capture(
         model: nn.Module,
@@ -32,7 +32,7 @@ def keeping(real: Callable[..., Captured]) -> Callable[..., Captured]:
         target: tuple[Any, ...] = (),
         loss_fn: Any = None,
         want_loss: bool = True,
-    ) -> Captured:
+    ) -> CapturedModule:
         given = (model, args, kwargs, target, loss_fn, want_loss)
         own = _said_of_model(model)
         if own is None:
@@ -41,9 +41,9 @@ def keeping(real: Callable[..., Captured]) -> Callable[..., Captured]:
         if key not in kept:
             found = real(*given)
             paths = {id(x): name for name, x in _tensors(model).items()}
-            if found.constants or any(id(x) not in paths for x in found.tensors.values()):
+            if found.constants or any(id(x) not in paths for x in found.owned.values()):
                 return found
-            kept[key] = _copy(found), {n: paths[id(x)] for n, x in found.tensors.items()}
+            kept[key] = _copy(found), {n: paths[id(x)] for n, x in found.owned.items()}
             return found
         found, paths = kept[key]
         live: dict[str, Any] = _tensors(model)
@@ -56,7 +56,7 @@ def keeping(real: Callable[..., Captured]) -> Callable[..., Captured]:
     return capture
 
 
-def _copy(found: Captured) -> Captured:
+def _copy(found: CapturedModule) -> CapturedModule:
     return replace(found, graph=found.graph.clone(), notes=list(found.notes))
 
 

@@ -415,7 +415,7 @@ def wrong_numbers(made: Program, data: list[Batch], wide: bool = False) -> list[
     """What differs from eager where only the rows that are read are computed, or all (`wide`)."""
     model = Model(made)
     captured = compiled(model, data[0])
-    forward = captured.forward if wide else captured.narrow(["loss"])
+    forward = captured.forward if wide else captured.packed(["loss"])
     if forward is None:
         return []
     graph = captured.differentiated(trained(captured), forward)

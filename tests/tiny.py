@@ -18,12 +18,13 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
-from onward.compile import Compiled
+from onward.compile import Compiler
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Node, attributes
 from onward.graph.names import BATCH, user_name
-from onward.rewrite import cut, rows_name
+from onward.journal import Journal
+from onward.rewrite import cut
 
 VOCABULARY = 97
 Tensors = dict[str, torch.Tensor]
@@ -134,6 +135,30 @@ def eager(model: nn.Module, data: Mapping[str, Any], dtype: torch.dtype) -> Tens
     return {"loss": loss.detach(), **found}
 
 
+class Compiled:
+    """A captured call, and the road from there: the compiler's own verbs, one after the other."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        target: tuple[Any, ...] = (),
+        loss_fn: Any = None,
+        disable: Iterable[str] = (),
+        keep_stages: bool = False,
+    ) -> None:
+        self.journal = Journal(keep_stages)
+        self.compiler = Compiler("cpu", disable, self.journal)
+        self.captured = self.compiler.capture(model, args, kwargs, target, loss_fn)
+        self.graphs = self.compiler.graphs(self.captured)
+        self.forward, self.packed = self.graphs.forward, self.graphs.packed
+        self.plan, self.executable = self.compiler.plan, self.compiler.bind
+
+    def differentiated(self, wrt: Sequence[str], forward: Graph | None = None) -> Graph:
+        return self.compiler.gradients(forward or self.forward, wrt, self.captured.reached)
+
+
 def compiled(model: nn.Module, data: Mapping[str, Any], **more: Any) -> Compiled:
     return Compiled(model, (), dict(data), **more)
 
@@ -179,8 +204,9 @@ def execute_narrow(
     dims = made.captured.dims(list(data.values()))
     assert dims is not None, "the capture does not fit the batch"
     found = execute(made, conditions, data)
-    rows = {rows_name(size): x.nonzero().view(-1) for size, x in found.items()}
-    dims |= {size: len(rows[rows_name(size)]) for size in found}
+    numbers = {size: x.nonzero().view(-1) for size, x in found.items()}
+    rows = {step.signature.rows[size]: x for size, x in numbers.items()}
+    dims |= {size: len(x) for size, x in numbers.items()}
     wanted, owned = list(outputs), {**made.captured.parameters, **made.captured.buffers}
     most = {name: int(size * room) for name, size in dims.items()}
     plan = made.plan(step, wanted, most, open=[name for name, size in dims.items() if size])
@@ -195,7 +221,7 @@ def execute_narrow(
 def narrow(model: nn.Module, data: Mapping[str, torch.Tensor]) -> tuple[Tensors, dict[str, int]]:
     """Loss and gradients on the rows that are read, and how many there are of each set."""
     made = compiled(model, data)
-    forward = made.narrow(["loss"])
+    forward = made.packed(["loss"])
     assert forward is not None
     graph = made.differentiated(trained(made), forward)
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
@@ -230,7 +256,7 @@ def onnxruntime(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) 
     options.log_severity_level = 3
     options.enable_mem_reuse = False  # the time to plan it grows with the square of the nodes
     session = ort.InferenceSession(to_proto(graph).SerializeToString(), options)
-    own = {**made.captured.tensors, **{BATCH + n: x for n, x in data.items()}}
+    own = {**made.captured.owned, **{BATCH + n: x for n, x in data.items()}}
     feeds = {}
     for item in session.get_inputs():
         value = own.get(item.name, FEEDS.get(item.name))

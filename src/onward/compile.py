@@ -1,36 +1,35 @@
-"""The flow, on one page. The only module that knows every stage.
+"""The road, on one page. The only module that knows every stage.
 
-    capture -> rewrite(forward) -> differentiate -> rewrite(step) -> bind(dims) -> plan -> execute
+    capture -> rewrite(forward) -> row demand -> differentiate -> update -> rewrite(step)
+            -> bind(dims) -> plan -> execute
 
-Each line of `Compiled` is one arrow; between two lines the graph can be dumped (`ONWARD_DUMP`)
-and checked (`ONWARD_CHECK`).
+A stage receives a value and returns one, by one verb of `Compiler`:
+
+    captured   = compiler.capture(model, args, kwargs)     Captured
+    graphs     = compiler.graphs(captured, recipe)         Graph: forward, packed, step; made on ask
+    plan       = compiler.plan(graph, outputs, dims)       Plan
+    executable = compiler.bind(plan, memory, owned)        Executable
+
+What happened on the way stands in the compiler's journal.
 """
 
 from __future__ import annotations
 
-import gc
-import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-import torch
-
-from onward.capture import Captured, capture
-from onward.config import CaptureError, OnwardError, check_names, environment, memory_amount
-from onward.differentiate import UpdateGroup, add_updates, vjp
+from onward.capture import Captured, CapturedModule, capture
+from onward.config import check_names, environment, memory_amount
+from onward.differentiate import Recipe, add_updates, vjp
 from onward.execute import Executable, Memory
-from onward.graph.check import check
-from onward.graph.file import save
 from onward.graph.graph import Graph
-from onward.graph.text import graph_text
+from onward.journal import Journal
 from onward.kernels import serves
 from onward.plan import Plan, Search, between, bind, make_plan
 from onward.rewrite import FORWARD, STEP, Pass, Report, prune, recompute, row_demand, run
 
-log = logging.getLogger("onward")
 SWITCHES = tuple(dict.fromkeys([*(p.name for p in (*FORWARD, *STEP)), "row_demand"]))
 
 
@@ -43,77 +42,66 @@ def switched_off(disable: Iterable[str]) -> set[str]:
     return {*disable, *names}
 
 
-class Compiled:
-    """Graphs of one captured call, from forward to step, and the plans made of them."""
+class Compiler:
+    """The stages, for one kind of device and without some passes."""
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: tuple[Any, ...] = (),
-        loss_fn: Callable[..., torch.Tensor] | None = None,
-        disable: Iterable[str] = (),
-        keep_stages: bool = False,
+        self, device: str, disable: Iterable[str] = (), journal: Journal | None = None
     ) -> None:
-        self.stages: list[tuple[str, Graph]] | None = [] if keep_stages else None
-        self.seconds: dict[str, float] = {}
-        self.reports: list[Report] = []
-        self.disable = switched_off(disable)
-        self._dumped = 0
-        self.device = next((p.device.type for p in model.parameters()), "cpu")
-        with self._timed("capture"):
-            self.captured: Captured = capture(model, args, kwargs, target, loss_fn)
-        self._note("capture", self.captured.graph)
-        with self._timed("rewrite forward"):
-            self.forward = self._rewrite(self.captured.graph, FORWARD, "forward")
+        self.device, self.disable = device, switched_off(disable)
+        self.journal = Journal() if journal is None else journal
 
-    def differentiated(self, wrt: Sequence[str], forward: Graph | None = None) -> Graph:
-        """Forward and gradients, rewritten; the graph an independent engine is compared on."""
-        graph = self._gradients(forward or self.forward, wrt)
-        with self._timed("rewrite step"):
-            return self._rewrite(graph, STEP, "gradients")
+    def capture(self, *args: Any, **kwargs: Any) -> CapturedModule:
+        """The call of a module as a graph (`onward.capture.capture`)."""
+        with self.journal.timed("capture"):
+            captured = capture(*args, **kwargs)
+        self.journal.note("capture", captured.graph)
+        return captured
 
-    def narrow(self, outputs: Sequence[str]) -> Graph | None:
-        """The forward for the rows that these outputs need; None where that is every row."""
+    def graphs(self, captured: Captured, recipe: Recipe | None = None) -> Graphs:
+        """Its programs; a recipe makes them those of a training step."""
+        return Graphs(self, captured, recipe)
+
+    def quiet(self) -> Compiler:
+        """The same for graphs that only look at a batch, and are no stage of a step."""
+        return Compiler(self.device, self.disable, Journal(quiet=True))
+
+    def forward(self, captured: Captured) -> Graph:
+        """The captured graph, rewritten."""
+        with self.journal.timed("rewrite forward"):
+            return self._rewrite(captured.graph, FORWARD, "forward")
+
+    def pack(
+        self, forward: Graph, outputs: Sequence[str], reads: dict[str, str] | None = None
+    ) -> Graph | None:
+        """The forward for the rows that these outputs read; None where that is every row. `reads`:
+        see `rewrite.row_demand`."""
         if "row_demand" in self.disable:
             return None
-        with self._timed("rewrite rows"):
-            graph, start = self.forward.clone(), time.perf_counter()
-            edits = row_demand(graph, outputs, self._packed_ops)
-            seconds = time.perf_counter() - start
-        self.reports.append(Report("row_demand", edits, seconds, len(graph)))
+        served = [op for op in ("FlashAttention",) if serves(op, self.device)]
+        with self.journal.timed("rewrite rows"):
+            graph, start = forward.clone(), time.perf_counter()
+            edits = row_demand(graph, outputs, served, reads)
+            report = Report("row_demand", edits, time.perf_counter() - start, len(graph))
+        self.journal.reports.append(report)
         if not edits:
             return None
-        self._note("forward-row_demand", graph)
+        self.journal.note("forward-row_demand", graph)
         return graph
 
-    def reads(self, outputs: Sequence[str]) -> tuple[Graph, dict[str, str]]:
-        """The narrow forward with NaN for rows that it leaves out, and what its further outputs
-        show where NaN arrives (`rewrite.row_demand`)."""
-        graph, reads = self.forward.clone(), {}
-        row_demand(graph, outputs, self._packed_ops, reads)
-        return graph, reads
+    def gradients(self, forward: Graph, wrt: Sequence[str], zeros: Collection[str]) -> Graph:
+        """Forward and gradients, rewritten; the graph that other engines are compared on."""
+        graph = self._differentiate(forward, wrt, zeros)
+        with self.journal.timed("rewrite step"):
+            return self._rewrite(graph, STEP, "gradients")
 
-    @property
-    def _packed_ops(self) -> list[str]:
-        return [op for op in ("FlashAttention",) if serves(op, self.device)]
-
-    def step(
-        self,
-        wrt: Sequence[str],
-        groups: Sequence[UpdateGroup],
-        max_grad_norm: float | None,
-        accumulate: bool,
-        forward: Graph | None = None,
-        skip_nonfinite: bool = False,
-    ) -> Graph:
-        """The whole training step as one graph. `forward`: a narrow one, else `self.forward`."""
-        graph = self._gradients(forward or self.forward, wrt)
-        with self._timed("updates"):
-            graph = add_updates(graph, groups, max_grad_norm, accumulate, skip_nonfinite)
-        self._note("updates", graph)
-        with self._timed("rewrite step"):
+    def step(self, forward: Graph, recipe: Recipe) -> Graph:
+        """The whole training step as one graph."""
+        graph = self._differentiate(forward, recipe.parameters, recipe.parameters)
+        with self.journal.timed("updates"):
+            graph = add_updates(graph, recipe)
+        self.journal.note("updates", graph)
+        with self.journal.timed("rewrite step"):
             return self._rewrite(graph, STEP, "step")
 
     def plan(
@@ -121,39 +109,57 @@ class Compiled:
         graph: Graph,
         outputs: Iterable[str],
         dims: Mapping[str, int],
-        memory_budget: int | float | str | None = None,
+        budget: int | float | str | None = None,
         open: Collection[str] = (),
         label: str = "",
     ) -> Plan:
-        """The plan that computes these outputs of `graph` at these sizes, within the budget.
-
-        open: sizes that may be smaller when it runs. label: before the names of what is dumped.
-        """
-        with self._timed("bind"):
+        """The plan that computes these outputs of `graph` at these sizes, within the budget of
+        memory. open: sizes that may be smaller when it runs. label: before the names of dumps."""
+        with self.journal.timed("bind"):
             bound = bind(prune(graph, outputs), dims, open)
-        self._note(f"{label}bind", bound)
-        with self._timed("plan"):
+        self.journal.note(f"{label}bind", bound)
+        with self.journal.timed("plan"):
             plan = make_plan(bound, dict(dims), device=self.device)
-        if memory_budget is not None:
-            with self._timed("recompute"):
-                plan = self._fit(bound, plan, memory_budget)
-        folder = environment().dump
-        if folder is not None:
-            (folder / f"{self._dumped:02d}-{label}plan.txt").write_text(f"{plan}\n")
-            self._dumped += 1
+        if budget is not None:
+            with self.journal.timed("recompute"):
+                plan = self._fit(bound, plan, budget)
+        self.journal.note_plan(f"{label}plan", plan)
         return plan
 
-    def executable(
-        self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]
-    ) -> Executable:
-        with self._timed("execute: memory and binding"):
+    def bind(self, plan: Plan, memory: Memory, owned: Mapping[str, Any]) -> Executable:
+        """The plan in memory. owned: the tensors that belong to others, by graph input."""
+        with self.journal.timed("execute: memory and binding"):
             executable = Executable(plan, memory, owned)
             executable.bind()
         return executable
 
-    def _fit(self, bound: Graph, plan: Plan, memory_budget: int | float | str) -> Plan:
+    def _differentiate(self, forward: Graph, wrt: Sequence[str], zeros: Collection[str]) -> Graph:
+        assert forward.signature.loss is not None, "a forward without a loss has no gradients"
+        with self.journal.timed("differentiate"):
+            graph = vjp(forward, [forward.signature.loss], wrt, zeros)
+        self.journal.note("differentiate", graph)
+        return graph
+
+    def _rewrite(self, graph: Graph, passes: Sequence[Pass], stage: str) -> Graph:
+        graph, reports = run(
+            graph,
+            passes,
+            self.disable | {p.name for p in passes if not self._served(p)},
+            after=lambda g, name: self.journal.note(f"{stage}-{name}", g),
+            verify=environment().check,
+        )
+        self.journal.reports += reports
+        return graph
+
+    def _served(self, item: Pass) -> bool:
+        """Whether the ops that a pass writes have kernels here; their bodies would be slower."""
+        return all(serves(op, self.device) for op in item.needs)
+
+    # ---- the one feedback: a plan proposes what to compute again, and is made once more
+
+    def _fit(self, bound: Graph, plan: Plan, budget: int | float | str) -> Plan:
         """Plans again with ever more values recomputed, until the peak is within the budget."""
-        limit, found = memory_amount(memory_budget), None
+        limit, found = memory_amount(budget), None
         if isinstance(limit, float):
             if limit == 1.0 or not any(launch.backward for launch in plan.launches):
                 return plan  # nothing to spare, or nothing kept: evaluation has no backward
@@ -168,8 +174,8 @@ class Compiled:
         if found is None:
             raise search.error()
         plan, graph, report = found
-        self.reports.append(report)
-        self._note("recompute", graph)
+        self.journal.reports.append(report)
+        self.journal.note("recompute", graph)
         return plan
 
     def _recomputed(self, search: Search) -> Iterator[tuple[Plan, Graph, Report]]:
@@ -182,70 +188,31 @@ class Compiled:
             search.judge(plan)
             yield plan, graph, report
 
-    # ---- between the stages
 
-    def _gradients(self, forward: Graph, wrt: Sequence[str]) -> Graph:
-        with self._timed("differentiate"):
-            graph = vjp(forward, ["loss"], wrt, zeros=self.captured.reached)
-        self._note("differentiate", graph)
-        return graph
+class Graphs:
+    """The programs of one captured call, each made when it is first asked for."""
 
-    def _rewrite(self, graph: Graph, passes: Any, stage: str) -> Graph:
-        graph, reports = run(
-            graph,
-            passes,
-            self.disable | {p.name for p in passes if not self._served(p)},
-            after=lambda g, name: self._note(f"{stage}-{name}", g),
-            verify=environment().check,
-        )
-        self.reports += reports
-        return graph
+    def __init__(self, compiler: Compiler, captured: Captured, recipe: Recipe | None) -> None:
+        self.compiler, self.captured, self.recipe = compiler, captured, recipe
+        self._packed: dict[tuple[str, ...], Graph | None] = {}
 
-    def _served(self, item: Pass) -> bool:
-        """Whether the ops that a pass writes have kernels here; their bodies would be slower."""
-        return all(serves(op, self.device) for op in item.needs)
+    @cached_property
+    def forward(self) -> Graph:
+        """On every row."""
+        return self.compiler.forward(self.captured)
 
-    def _note(self, stage: str, graph: Graph) -> None:
-        if environment().check:
-            check(graph)
-        if self.stages is not None:
-            self.stages.append((stage, graph.clone()))
-        folder = environment().dump
-        if folder is not None:
-            dump(graph, folder, f"{self._dumped:02d}-{stage.replace(' ', '-')}")
-            self._dumped += 1
+    def packed(self, outputs: Sequence[str]) -> Graph | None:
+        """The forward on the rows that these outputs read; None where that is every row."""
+        key = tuple(outputs)
+        if key not in self._packed:
+            self._packed[key] = self.compiler.pack(self.forward, key)
+        return self._packed[key]
 
-    @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        log.debug("%s ...", stage, extra={"stage": stage})
-        start = time.perf_counter()
-        try:
-            with _uncollected():
-                yield
-        except OnwardError:
-            raise
-        except (ValueError, TypeError, LookupError, AssertionError, NotImplementedError) as error:
-            raise CaptureError(f"the model cannot be compiled, at '{stage}': {error}") from error
-        seconds = time.perf_counter() - start
-        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        log.info("%s: %.3f s", stage, seconds, extra={"stage": stage, "seconds": seconds})
+    @cached_property
+    def step(self) -> Graph:
+        """What a batch runs, on every row: forward, gradients and updates as the recipe says."""
+        return self.completed(self.forward)
 
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without Python's cyclic garbage collector. A stage makes many objects that stay, and a full
-    collection looks at all of torch's as well: two were 0.6 s of the 4 s of BERT-base."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def dump(graph: Graph, folder: Path, stem: str) -> None:
-    """Writes `stem.txt` and `stem.onnx`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{stem}.txt").write_text(graph_text(graph))
-    save(graph, folder / f"{stem}.onnx")
+    def completed(self, forward: Graph) -> Graph:
+        """The same of another form of the forward."""
+        return forward if self.recipe is None else self.compiler.step(forward, self.recipe)

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import Mlp, batch, bert, compiled, dropout_nodes, execute, gpt2, mlp, trained
+from tiny import Compiled, Mlp, batch, bert, compiled, dropout_nodes, execute, gpt2, mlp, trained
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import onward
 from onward.capture import capture
-from onward.compile import Compiled
 from onward.config import CaptureError
 
 X, Y = torch.randn(6, 8), torch.arange(6) % 5

@@ -13,7 +13,7 @@ import argparse
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,10 @@ from torch import nn
 from torch.utils import _pytree
 
 import onward
-from onward.compile import Compiled
+from onward.capture import Captured, CapturedModule
+from onward.compile import Compiler, Graphs
+from onward.differentiate import Recipe
+from onward.graph.graph import Graph
 from onward.train import verify
 
 Make = Callable[[], nn.Module]
@@ -138,14 +141,21 @@ def alarm(made: onward.Trainer, name: str, seed: int) -> str:
     return "" if report.ok else str(report)
 
 
-class _Once(Compiled):
-    """Graphs are derived once for each question."""
+class _Once(Compiler):
+    """Captures and graphs are derived once for each question."""
 
-    def differentiated(self, wrt: Any, forward: Any = None) -> Any:
-        return _remember((self, "grad", tuple(wrt), forward), super().differentiated, wrt, forward)
+    def capture(self, *args: Any, **kwargs: Any) -> CapturedModule:
+        model, *call = args[:4]
+        tensors, shape = _pytree.tree_flatten(call)
+        sizes = tuple(tuple(t.shape) for t in tensors)
+        return _remember((model, shape, sizes), super().capture, *args, **kwargs)
 
-    def narrow(self, outputs: Any) -> Any:
-        return _remember((self, "narrow", tuple(outputs)), super().narrow, outputs)
+    def graphs(self, captured: Captured, recipe: Recipe | None = None) -> Graphs:
+        return _remember((id(captured), "graphs"), super().graphs, captured, recipe)
+
+    def gradients(self, forward: Graph, wrt: Sequence[str], zeros: Collection[str]) -> Graph:
+        key = (forward, "gradients", tuple(wrt))
+        return _remember(key, super().gradients, forward, wrt, zeros)
 
 
 _seen: dict[Any, Any] = {}
@@ -162,22 +172,17 @@ def compiled_once() -> Iterator[None]:
     """Within it, verifications of one trainer share captures, graphs and sessions."""
     import onnxruntime as ort
 
-    plain, session = verify.Compiled, ort.InferenceSession
-
-    def compiled(model: Any, args: Any, kwargs: Any, *rest: Any, **more: Any) -> Any:
-        tensors, shape = _pytree.tree_flatten((args, kwargs, rest[0]))
-        sizes = tuple(tuple(t.shape) for t in tensors)
-        return _remember((model, shape, sizes), _Once, model, args, kwargs, *rest, **more)
+    plain, session = verify.Compiler, ort.InferenceSession
 
     def opened(content: bytes, *rest: Any, **more: Any) -> Any:
         key = hashlib.sha256(content).hexdigest()
         return _remember(key, session, content, *rest, **more)
 
-    verify.Compiled, ort.InferenceSession = compiled, opened  # type: ignore[assignment]
+    verify.Compiler, ort.InferenceSession = _Once, opened  # type: ignore[assignment,misc]
     try:
         yield
     finally:
-        verify.Compiled, ort.InferenceSession = plain, session
+        verify.Compiler, ort.InferenceSession = plain, session
         _seen.clear()
 
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 import onward
 import onward.compile
-import onward.train.steps
+import onward.train.packed_step
 from onward.capture import Captured
 from onward.capture.walk import Walk
 
@@ -220,16 +220,16 @@ def variant_set(variant: dict[str, Any]) -> Iterator[None]:
     if variant.get("check"):
         changes["ONWARD_CHECK"] = "1"
     before = {k: os.environ.get(k) for k in changes}
-    pays = onward.train.steps.Narrow.pays
+    pays = onward.train.packed_step.PackedStep.pays
     os.environ.update(changes)
     if "native" in variant:
         _clear()
     if variant.get("always"):
-        onward.train.steps.Narrow.pays = lambda self, dims: True  # type: ignore[method-assign]
+        onward.train.packed_step.PackedStep.pays = lambda self, dims: True  # type: ignore[method-assign]
     try:
         yield
     finally:
-        onward.train.steps.Narrow.pays = pays  # type: ignore[method-assign]
+        onward.train.packed_step.PackedStep.pays = pays  # type: ignore[method-assign]
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
@@ -269,7 +269,7 @@ class Captures:
                 self.kept.append((None, found, {}))
                 return found
             paths = {id(x): n for n, x in _named(model).items()}
-            names = {n: paths.get(id(x), "") for n, x in found.tensors.items()}
+            names = {n: paths.get(id(x), "") for n, x in found.owned.items()}
             self.kept.append((_key(model, args), _copy(found), names))
             return found
 

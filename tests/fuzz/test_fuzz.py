@@ -20,7 +20,7 @@ from fuzz.source import definitions, script
 
 from onward.differentiate import rules
 from onward.rewrite import FORWARD, STEP
-from onward.train.steps import Narrow
+from onward.train.packed_step import PackedStep
 from onward.train.updates import Updates
 
 CASES = [case_of(seed) for seed in range(400)]
@@ -125,13 +125,13 @@ def test_a_wrong_gradient_is_found_and_made_small(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_row_that_is_not_counted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Narrow.count
+    right = PackedStep.count
 
-    def wrong(self: Narrow, *args: Any) -> dict[str, torch.Tensor]:
+    def wrong(self: PackedStep, *args: Any) -> dict[str, torch.Tensor]:
         return {k: x[:-1] if len(x) > 1 else x for k, x in right(self, *args).items()}
 
-    monkeypatch.setattr(Narrow, "count", wrong)
-    monkeypatch.setattr(Narrow, "pays", lambda *_: True)
+    monkeypatch.setattr(PackedStep, "count", wrong)
+    monkeypatch.setattr(PackedStep, "pays", lambda *_: True)
     assert found("F.cross_entropy", 6)[1].finding
 
 

@@ -28,7 +28,6 @@ import transformers as hf
 from tiny import Tensors
 from torch import nn
 
-from onward.compile import Compiled
 from onward.config import OnwardError
 
 HEADS = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
@@ -198,7 +197,7 @@ def runs(model: nn.Module, batches: Mapping[str, Tensors]) -> Iterator[tuple[str
 
     A capture serves every batch that it accepts, as in training.
     """
-    made: list[Compiled] = []
+    made: list[tiny.Compiled] = []
     for name, data in batches.items():
         tensors = list(data.values())
         fit = next((c for c in made if len(c.captured.leaves) == len(data)
@@ -207,7 +206,7 @@ def runs(model: nn.Module, batches: Mapping[str, Tensors]) -> Iterator[tuple[str
             fit = tiny.compiled(model, data)
             made.append(fit)
         trained = tiny.trained(fit)
-        for form, forward in (("", fit.forward), (", narrow", fit.narrow(["loss"]))):
+        for form, forward in (("", fit.forward), (", narrow", fit.packed(["loss"]))):
             if forward is None:
                 continue
             graph = fit.differentiated(trained, forward)

@@ -56,7 +56,7 @@ def test_graph_without_any_rewrite(kind: str) -> None:
     model = MAKERS[kind]()
     made = compiled(model, data, disable=ALL, keep_stages=True)
     graph = made.differentiated(trained(made))
-    assert [name for name, _ in made.stages or []] == ["capture", "differentiate"]
+    assert [name for name, _ in made.journal.stages or []] == ["capture", "differentiate"]
     assert len(dropout_nodes(graph)) == 2 * (1 + 3 * 2)
     ours = assert_engines_agree(made, graph, data, "unrewritten")
     assert len(ours) == 1 + len(list(model.parameters()))
@@ -71,7 +71,7 @@ def test_graph_after_every_pass(kind: str) -> None:
     made = compiled(MAKERS[kind](), data, keep_stages=True)
     names = trained(made)
     made.differentiated(names)
-    stages = list(made.stages or [])
+    stages = list(made.journal.stages or [])
     assert [name for name, _ in stages] == [
         "capture",
         *(f"forward-{p.name}" for p in FORWARD),
@@ -83,7 +83,7 @@ def test_graph_after_every_pass(kind: str) -> None:
     before: Tensors | None = None
     text = ""
     passes = [s for s, _ in stages if s not in ("capture", "differentiate")]
-    edits = dict(zip(passes, [r.edits for r in made.reports], strict=True))
+    edits = dict(zip(passes, [r.edits for r in made.journal.reports], strict=True))
     for stage, graph in stages:
         said, text = text, graph_text(graph)
         if text == said and edits.get(stage) == 0:
@@ -102,14 +102,16 @@ def test_graph_after_every_pass(kind: str) -> None:
 
 def test_step_graph_before_and_after_rewriting_updates_alike() -> None:
     """AdamW and clipping, as the step graph writes them, on both engines."""
-    from onward.differentiate import UpdateGroup, add_updates
+    from onward.differentiate import Recipe, UpdateGroup, add_updates
+    from onward.graph.ops.optimizers import OPTIMIZERS
 
     data = batch(3, 10)
     made = compiled(gpt2(layers=1), data)
     names = tuple(trained(made))
-    groups = [UpdateGroup(0, names, "AdamUpdate", {"decoupled": 1}, ("exp_avg", "exp_avg_sq"))]
-    plain = add_updates(vjp(made.forward, ["loss"], names), groups, 0.5, False)
-    step = made.step(names, groups, 0.5, False)
+    adamw = OPTIMIZERS["AdamW"]
+    recipe = Recipe((UpdateGroup(0, names, adamw, {"decoupled": 1}, adamw.slots),), 0.5)
+    plain = add_updates(vjp(made.forward, ["loss"], names), recipe)
+    step = made.compiler.step(made.forward, recipe)
     import tiny
 
     state = {

@@ -184,7 +184,7 @@ def test_outputs_come_back_with_all_their_rows() -> None:
     """Logits at padding are what eager gives there: only keys are spared."""
     model, data = MODELS["BERT"](), masked_batch("right")
     made = compiled(model, data)
-    forward = made.narrow(["loss", "output.logits"])
+    forward = made.packed(["loss", "output.logits"])
     assert forward is not None
     found, counts = execute_narrow(made, forward, data, ["loss", "output.logits"])
     labelled = int((data["labels"] != -100).sum())  # the loss's own rows are counted as ever
@@ -197,5 +197,5 @@ def test_outputs_come_back_with_all_their_rows() -> None:
 def test_nothing_to_spare_is_left_alone() -> None:
     """Every row is read: no row is counted."""
     data = batch(4, 12)
-    assert compiled(gpt2(0.0), data).narrow(["loss", "output.logits"]) is None
+    assert compiled(gpt2(0.0), data).packed(["loss", "output.logits"]) is None
     del data["labels"]

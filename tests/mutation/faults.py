@@ -289,12 +289,12 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "state: counts start with the session", "train/updates.py",
-        'f"step.{clock}": self.counts.get(members[0], 0) + 1', 'f"step.{clock}": self.done + 1',
-        STATE,
+        "values[name] = self.counts.get(self._members[clock][0], 0) + 1",
+        "values[name] = self.done + 1", STATE,
     ),
     Fault(
         "state: frozen parameters' steps move", "train/updates.py",
-        "moved = [p for clock in _clocks(plan) for p in self._members[clock]]",
+        "moved = [p for clock in signature.clocks for p in self._members[clock]]",
         "moved = [p for members in self._members.values() for p in members]", STATE,
     ),
     Fault(
@@ -307,13 +307,13 @@ FAULTS: tuple[Fault, ...] = (
         "uncounted = max(1, self.counts.get(p, 1))", "uncounted = self.counts.get(p, 0)", STATE,
     ),
     Fault(
-        "update: clipping without its epsilon", "differentiate/update.py",
-        "b.Add(norm, NORM_EPS)", "b.Add(norm, 0.0)", ("train/test_clipping.py",),
+        "update: clipping without its epsilon", "differentiate/update/clip.py",
+        "b.Add(norm, EPSILON)", "b.Add(norm, 0.0)", ("train/test_clipping.py",),
     ),
     Fault(
-        "update: clipping makes small gradients large", "differentiate/update.py",
-        "scale = b.Min(b.Div(max_grad_norm, b.Add(norm, NORM_EPS)), 1.0)",
-        "scale = b.Div(max_grad_norm, b.Add(norm, NORM_EPS))", ("train/test_clipping.py",),
+        "update: clipping makes small gradients large", "differentiate/update/clip.py",
+        "scale = b.Min(b.Div(recipe.max_grad_norm, b.Add(norm, EPSILON)), 1.0)",
+        "scale = b.Div(recipe.max_grad_norm, b.Add(norm, EPSILON))", ("train/test_clipping.py",),
     ),
     # guards
     Fault(

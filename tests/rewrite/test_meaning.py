@@ -177,7 +177,7 @@ def model(request: pytest.FixtureRequest) -> Model:
 
 
 def test_the_graph_before_any_pass_has_something_to_do(model: Model) -> None:
-    assert not model.made.reports
+    assert not model.made.journal.reports
     _, reports = run(model.graph, STEP)
     edits = {r.name: r.edits for r in reports}
     assert edits["cse"] > 0

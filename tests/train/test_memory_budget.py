@@ -169,8 +169,9 @@ def test_a_smaller_batch_goes_on_after_the_error() -> None:
 def plan_within(trainer: onward.Trainer, budget: int | float | str | None) -> Plan:
     """The plan of the last step's graph within another budget; nothing runs."""
     step = trainer._train[0]
-    outputs = ["loss", *(name for name in step.graph.outputs if name.startswith("next."))]
-    return step.compiled.plan(step.graph, outputs, trainer.plan.dims, budget)
+    graph = step.graphs.step
+    outputs = ["loss", *graph.signature.updated.values()]
+    return step.graphs.compiler.plan(graph, outputs, trainer.plan.dims, budget)
 
 
 @pytest.mark.sample(2)
@@ -248,7 +249,7 @@ def test_recompute_can_be_seen() -> None:
 def test_layers_are_told_by_their_number() -> None:
     trainer = trainer_of("gpt2", None)
     trainer.train_step(BATCHES[0])
-    graph = trainer._train[0].graph
+    graph = trainer._train[0].graphs.step
     found = {layer(node) for node in graph if where(node)}
     assert found == {"", *(f"transformer.h.{i}" for i in range(4))}
 

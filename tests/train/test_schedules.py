@@ -76,9 +76,9 @@ def test_schedule_is_torchs_and_captured_once(
 ) -> None:
     """`first`: the scheduler is there before the Trainer. Warnings are errors here."""
     seen: list[int] = []
-    plain = onward.compile.Compiled.plan
+    plain = onward.compile.Compiler.plan
     monkeypatch.setattr(
-        onward.compile.Compiled, "plan", lambda *a, **k: (seen.append(1), plain(*a, **k))[1]
+        onward.compile.Compiler, "plan", lambda *a, **k: (seen.append(1), plain(*a, **k))[1]
     )
     model, twin = net(), net()
     ours, theirs = KINDS[kind](groups(model)), KINDS[kind](groups(twin))

@@ -271,7 +271,7 @@ def test_the_least_recently_used_shape_is_dropped(
     captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many shapes keep a bounded number of bound plans, and an old shape still works."""
-    monkeypatch.setattr("onward.train.steps.KEPT", 2)
+    monkeypatch.setattr("onward.train.prepared_step.KEPT", 2)
     model = gpt2(dropout=0.0)
     twin = copy.deepcopy(model)
     trainer = sgd(model, lr=0.0)
@@ -280,5 +280,5 @@ def test_the_least_recently_used_shape_is_dropped(
         got = trainer.train_step(data).loss
         torch.testing.assert_close(got, twin(**data).loss.detach(), rtol=1e-5, atol=0)
         [step] = trainer._train
-        assert len(step.executables) <= 2
+        assert len(step.padded) <= 2
     assert len(captures) == 1

@@ -13,7 +13,7 @@ from families import Towers
 from tiny import Tensors, batch, bert, gpt2
 
 import onward
-from onward.compile import Compiled
+from onward.compile import Compiler
 from onward.graph.graph import Graph
 from onward.plan import Plan
 
@@ -104,13 +104,13 @@ def test_towers() -> None:
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Every plan that is made."""
     found: list[Plan] = []
-    plain = Compiled.plan
+    plain = Compiler.plan
 
-    def noted(self: Compiled, graph: Graph, *args: Any, **more: Any) -> Plan:
+    def noted(self: Compiler, graph: Graph, *args: Any, **more: Any) -> Plan:
         found.append(plain(self, graph, *args, **more))
         return found[-1]
 
-    monkeypatch.setattr(Compiled, "plan", noted)
+    monkeypatch.setattr(Compiler, "plan", noted)
     return found
 
 
@@ -149,7 +149,7 @@ def test_evaluation_skips_the_same_rows() -> None:
         a, b = ours.eval_step(data).loss, theirs.eval_step(data).loss
         torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
     [step] = ours._eval
-    assert not step.executables, "no batch was computed on every row"
+    assert not step.padded, "no batch was computed on every row"
 
 
 def test_fetched_outputs_are_whole() -> None:

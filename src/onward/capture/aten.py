@@ -68,13 +68,13 @@ class Call:
 
 def seed_inputs(graph: Any) -> tuple[Value, Value]:
     """The graph's random inputs, made at the first dropout."""
-    have = {v.name: v for v in graph.inputs_with(Role.RANDOM)}
-    if not have:
-        return (
-            graph.input("seed", seed_type(), Role.RANDOM),
-            graph.input("sample_offset", offset_type(), Role.RANDOM),
-        )
-    return have["seed"], have["sample_offset"]
+    said = graph.signature
+    if said.seed is None:
+        seed = graph.input("seed", seed_type(), Role.RANDOM)
+        offset = graph.input("sample_offset", offset_type(), Role.RANDOM)
+        graph.signature = said.but(seed=seed.name, sample_offset=offset.name)
+        return seed, offset
+    return graph.find_input(said.seed), graph.find_input(said.sample_offset)
 
 
 def _list(x: Any) -> list[int]:

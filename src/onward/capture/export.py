@@ -2,7 +2,7 @@
 
 The whole call is exported (model, then the loss where one is given) as `forward(*leaves)`, with
 all dims symbolic; sizes that are equal in the first batch and sit at the same place are one
-symbol, and that equality is guarded (`Captured.accepts`).
+symbol, and that equality is guarded (`CapturedModule.dims`).
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ _ONE_AT_A_TIME = threading.RLock()  # a capture patches what all threads share
 
 
 @dataclass
-class Captured:
-    """A forward graph and what ties it to the user's world.
+class CapturedModule:
+    """A forward graph and what ties it to the user's module (`protocol.Captured`).
 
-    graph: outputs are `loss` and the model's other outputs as `output.<name>`.
     parameters, buffers: graph input name -> the user's tensor (tied ones appear once).
     leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
     constants: the user's tensors that are baked in, since no module registers them.
@@ -69,13 +68,13 @@ class Captured:
     _layouts: list[Any] | None = None  # of a batch, where the forward asks
 
     @property
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def owned(self) -> dict[str, torch.Tensor]:
         """Parameters and buffers by graph input name."""
         return {**self.parameters, **self.buffers}
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The same as numpy arrays; on the CPU they share the tensors' memory."""
-        return {name: t.detach().cpu().numpy() for name, t in self.tensors.items()}
+        return {name: t.detach().cpu().numpy() for name, t in self.owned.items()}
 
     def suits(self, tensors: list[torch.Tensor]) -> bool:
         """Whether what the capture presumed of a batch besides its sizes holds: of its numbers, and
@@ -224,7 +223,7 @@ def capture(
     target: tuple[Any, ...] = (),
     loss_fn: LossFunction | None = None,
     want_loss: bool = True,
-) -> Captured:
+) -> CapturedModule:
     """The model's forward (in its present training mode) and loss, as a graph.
 
     Without `want_loss` the graph's outputs are just the model's.
@@ -264,6 +263,10 @@ def capture(
     if want_loss:
         outputs[0] = "loss"
     translator.run(dict(zip(outputs, translator.output_nodes(), strict=True)))
+    results = dict(zip(flat.noted.names, outputs, strict=True))
+    if want_loss:
+        graph.signature = graph.signature.but(loss=results.pop(flat.noted.names[0]))
+    graph.signature = graph.signature.but(results=results)
     if want_loss:
         nodes = reached(translator.output_nodes()[0])
         result.reached = {translator.env[n].name for n in nodes} & set(result.parameters)
@@ -387,10 +390,10 @@ def _bind_inputs(
     flat: _Flat,
     tensors: list[torch.Tensor],
     names: list[str],
-) -> Captured:
+) -> CapturedModule:
     """Makes the graph's inputs: parameters by identity, buffers, then the batch."""
     graph = translator.graph
-    result = Captured(graph, {}, {}, {})
+    result = CapturedModule(graph, {}, {}, {})
     by_id: dict[int, Value] = {}
     live = dict(_tensors(flat))
     first = {id(t): n for n, t in reversed(live.items())}  # of tied ones, the name torch lists
@@ -452,9 +455,9 @@ def _path(target: str | None) -> str:
     return target.removeprefix("model.") if target.startswith("model.") else f".{target}"
 
 
-def _guard(result: Captured, program: Any) -> None:
+def _guard(result: CapturedModule, program: Any) -> None:
     for text in getattr(program, "_guards_code", None) or []:
         result._guards.append(compile(text, "<shape guard>", "eval"))
 
 
-__all__ = ["Captured", "capture", "name_outputs"]
+__all__ = ["CapturedModule", "capture", "name_outputs"]

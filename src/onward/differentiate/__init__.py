@@ -1,6 +1,6 @@
 """Forward graph -> step graph: gradients by reverse mode over ONNX ops, then optimizer updates."""
 
 from onward.differentiate.reverse import vjp
-from onward.differentiate.update import UpdateGroup, add_updates
+from onward.differentiate.update import Recipe, UpdateGroup, add_updates
 
-__all__ = ["UpdateGroup", "add_updates", "vjp"]
+__all__ = ["Recipe", "UpdateGroup", "add_updates", "vjp"]

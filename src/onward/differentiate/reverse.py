@@ -11,7 +11,6 @@ from collections.abc import Collection, Sequence
 from onward.differentiate.rules import NO_GRADIENT, RULES, Gradients
 from onward.graph.build import Builder, inline
 from onward.graph.graph import ONWARD, Graph, Node, Role, Value, attributes, type_of, where
-from onward.graph.names import cotangent_name, gradient_name
 from onward.graph.ops import OPS
 from onward.graph.types import Shape
 
@@ -21,9 +20,9 @@ def vjp(
 ) -> Graph:
     """A copy of `graph` with the vector-Jacobian product by each input in `wrt` among its outputs.
 
-    The vectors are new inputs, `cotangent.<output>` of each output's own type: for a scalar loss 1,
-    or 1/N for one of N accumulated micro-batches. An input that no output reaches gets no
-    `grad.<input>`, or one of zeros where it is among `zeros`.
+    The vectors are new inputs of each output's own type: for a scalar loss 1, or 1/N for one of N
+    accumulated micro-batches; the gradients are new outputs (`Signature.cotangents`, `.gradients`).
+    An input that no output reaches gets none, or one of zeros where it is among `zeros`.
     Raises ValueError naming every op on the way that has no gradient rule, and for an output that
     is not floating.
     """
@@ -32,11 +31,13 @@ def vjp(
     inputs = [graph.find_input(name) for name in wrt]
     needed = _reached_from(graph, inputs)
     gradients: dict[Value, Value] = {}
+    cotangents: dict[str, str] = {}
     for name in outputs:
         end = graph.outputs[name]
         if not type_of(end).is_floating:
             raise ValueError(f"output '{name}' is {type_of(end)}, which has no gradient")
-        given = graph.input(cotangent_name(name), type_of(end), Role.COTANGENT)
+        given = graph.input(f"cotangent.{name}", type_of(end), Role.COTANGENT)
+        cotangents[name] = given.name or ""
         held = gradients.get(end)  # one value under two names
         b = Builder(graph, backward=True)
         gradients[end] = given if held is None else b.Add(held, given)
@@ -53,12 +54,15 @@ def vjp(
             dx = unbroadcast(b, dx, type_of(x).shape)
             held = gradients.get(x)
             gradients[x] = dx if held is None else b.Add(held, dx)
+    made: dict[str, str] = {}
     for value in inputs:
-        if value in gradients:
-            graph.outputs[gradient_name(value.name or "")] = gradients[value]
-        elif value.name is not None and value.name in zeros:
-            b = Builder(graph, backward=True)
-            graph.outputs[gradient_name(value.name)] = b.full(0, type_of(value))
+        name, dx = value.name or "", gradients.get(value)
+        if dx is None and name in zeros:
+            dx = Builder(graph, backward=True).full(0, type_of(value))
+        if dx is not None:
+            made[name] = f"grad.{name}"
+            graph.outputs[made[name]] = dx
+    graph.signature = graph.signature.but(cotangents=cotangents, gradients=made)
     return graph
 
 

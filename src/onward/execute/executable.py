@@ -80,7 +80,7 @@ class Executable:
         """One pass over the launches. `inputs` are copied into their staged places first.
 
         dims: sizes of this batch, which the plan serves; those of the plan where left out.
-        Returns whether what outlives the step was written: not where the plan has an output
+        Returns whether what outlives the step was written: not where the signature has an output
         `finite` that is false. Until the first such launch a run may fail or be interrupted and
         leaves parameters and state as they were; from there on signals wait, also for `done`, which
         is told the same.
@@ -89,8 +89,8 @@ class Executable:
             self._stage(inputs, dims)
             for launch in self._launches[: self.plan.commit]:
                 launch()
-            finite = self._outputs.get("finite")
-            wrote = finite is None or bool(finite)
+            finite = self.plan.signature.finite
+            wrote = finite is None or bool(self._outputs[finite])
             with signals_wait():
                 if wrote and self.plan.commit < len(self._launches):
                     with self._writing():

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from onward.graph.names import distinct
+from onward.graph.signature import Signature
 from onward.graph.types import Size, Type, of_array, substitute
 
 Value = ir.Value
@@ -106,7 +108,8 @@ def where(node: Node) -> str:
 
 
 class Graph:
-    """A program. `outputs` maps names to values, `state` output names to the inputs they update.
+    """A program. `outputs` maps names to values, `state` output names to the inputs they update;
+    `signature` says what inputs and outputs mean.
 
     Example (text form): `loss = f(params, batch)` after capture, `state', loss = step(state,
     batch)` after differentiate.
@@ -116,9 +119,11 @@ class Graph:
         self.ir = ir.Graph([], [], nodes=[], opset_imports={"": OPSET, ONWARD: 1}, name=name)
         self.outputs: dict[str, Value] = {}
         self.state: dict[str, Value] = {}
+        self.signature = Signature()
         self.counts: set[str] = set()  # names of sizes that are counted in the batch
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self._count = 0
+        self._taken: set[str] = set()  # names of inputs
 
     # ---- making
 
@@ -131,7 +136,9 @@ class Graph:
         return list(self.ir.inputs)
 
     def input(self, name: str, type: Type, role: Role) -> Value:
-        """Adds an input."""
+        """Adds an input. Where the name is taken it gets another: `value.name` is the one."""
+        name = distinct(name, self._taken)
+        self._taken.add(name)
         value = Value(name=name)
         value.meta["type"] = type
         value.meta["role"] = role
@@ -218,6 +225,7 @@ class Graph:
         out = Graph(self.name)
         out._count = self._count
         out.counts = set(self.counts)
+        out.signature = self.signature
         copies: dict[Value, Value] = {}
 
         def copied(value: Value, into: Value) -> Value:
@@ -232,6 +240,7 @@ class Graph:
 
         for value in self.ir.inputs:
             out.ir.inputs.append(copied(value, Value(name=value.name)))
+        out._taken = {v.name or "" for v in out.ir.inputs}
         for value in self.ir.initializers.values():
             twin = copied(value, Value(name=value.name, const_value=value.const_value))
             out.ir.register_initializer(twin)

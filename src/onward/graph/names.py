@@ -1,12 +1,12 @@
-"""Names of a graph's inputs and outputs: the user's and ours never meet.
+"""Names of a graph's inputs and outputs, for readers: in files, dumps and messages.
 
-What the user has named stands behind a word of ours, so that no module path, keyword or output
-name, whatever its characters, can be one of the names that a step itself needs:
+What the user has named stands behind a word of ours, and `Graph.input` gives no name twice, so
+that no module path, keyword or output name, whatever its characters, is one of a step's own:
 
     param.<path>   buffer.<path>   batch.<leaf>          inputs
     output.<name>                                        outputs of the model
-    loss   grad.<input>   next.<input>   grad_norm       outputs of the step
-    cotangent.<output>   seed   lr.<group>   exp_avg.<input>   inputs of the step
+
+The names say nothing to the stages; the graph's `Signature` does.
 """
 
 from __future__ import annotations
@@ -25,16 +25,6 @@ def parameter_name(path: str) -> str:
 def output_name(name: str) -> str:
     """The output that is the model's own of this name."""
     return OUTPUT + name
-
-
-def gradient_name(name: str) -> str:
-    """The output that is the gradient by the input of this name."""
-    return f"grad.{name}"
-
-
-def cotangent_name(name: str) -> str:
-    """The input that weighs the output of this name in the gradients."""
-    return f"cotangent.{name}"
 
 
 def user_name(name: str) -> str:

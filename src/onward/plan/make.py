@@ -381,11 +381,13 @@ class _Planner:
                 buffer.offset = offset
         bound = max_live([b.nbytes for b in both], [(b.first, b.last) for b in both])
         workspace = max((launch.workspace for launch in self.launches), default=0)
-        given = [v for v in self.graph.inputs if role_of(v) is not Role.SIZE]
+        given = {v.name or "": self.layouts[v] for v in self.graph.inputs
+                 if role_of(v) is not Role.SIZE}  # fmt: skip
+        signature = self.graph.signature.within(given, self.graph.outputs)
         return Plan(
             self.dims, self.open, self.launches, self.buffers,
-            {v.name or "": self.layouts[v] for v in given}, outputs, self.constants,
-            sizes, bound, workspace, self.joint, self._commit(),
+            given, outputs, self.constants, sizes, bound, workspace, self.joint, self._commit(),
+            signature,
         )  # fmt: skip
 
     def _commit(self) -> int:

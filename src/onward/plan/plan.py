@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from onward.graph.signature import Signature
 from onward.graph.types import Size, value
 from onward.kernels import Kernel, Need
 from onward.plan.views import Layout
@@ -68,7 +69,9 @@ class Plan:
     workspace, that is, what a step holds beyond the user's own parameters. lower_bound: the most
     bytes of residual and scratch buffers alive at one launch. open: sizes that may be smaller than
     those of `dims` when the plan runs. commit: the first launch that writes what outlives the step
-    (parameters, optimizer state). constants: arrays by buffer, or sizes to be filled in.
+    (parameters, optimizer state). constants: arrays by buffer, or sizes to be filled in. signature:
+    what the inputs and outputs mean; where it has an output `finite`, launches from the commit on
+    run only where that is true.
     """
 
     dims: dict[str, int]
@@ -83,6 +86,7 @@ class Plan:
     workspace: int
     joint: bool
     commit: int
+    signature: Signature
 
     def serves(self, dims: Mapping[str, int]) -> bool:
         """Whether a batch of these sizes can run on this plan."""

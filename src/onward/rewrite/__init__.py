@@ -17,7 +17,7 @@ from onward.rewrite.head import linear_cross_entropy, linear_cross_entropy_step
 from onward.rewrite.noop import noop
 from onward.rewrite.recompute import recompute
 from onward.rewrite.reshape_through_transpose import reshape_through_transpose
-from onward.rewrite.rows import Account, Work, account, cut, lookups, row_demand, rows_name
+from onward.rewrite.rows import Account, Work, account, cut, lookups, row_demand
 from onward.rewrite.run import Pass, Report, prune, run
 from onward.rewrite.scatter_into import scatter_into
 from onward.rewrite.slices_to_split import slices_to_split
@@ -65,6 +65,5 @@ __all__ = [
     "prune",
     "recompute",
     "row_demand",
-    "rows_name",
     "run",
 ]

@@ -68,4 +68,6 @@ def prune(graph: Graph, outputs: Iterable[str]) -> Graph:
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in kept}
     graph.state = {name: v for name, v in graph.state.items() if name in kept}
     dead(graph)
+    inputs = {v.name or "" for v in graph.inputs}
+    graph.signature = graph.signature.within(inputs, graph.outputs)
     return graph

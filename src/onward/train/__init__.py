@@ -1,5 +1,6 @@
 """The user's loop: Trainer, optimizers, verification."""
 
-from onward.train.trainer import StepResult, Trainer
+from onward.train.result import StepResult
+from onward.train.trainer import Trainer
 
 __all__ = ["StepResult", "Trainer"]

@@ -44,6 +44,11 @@ class Call:
     signature: tuple[Any, ...]
 
     @property
+    def given(self) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:
+        """What is passed to the model, and the loss function's targets."""
+        return self.args, self.kwargs, self.target
+
+    @property
     def batch_size(self) -> int:
         """Dim 0 of the first tensor."""
         return next((t.shape[0] for t in self.tensors if t.dim()), 1)

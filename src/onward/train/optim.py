@@ -1,60 +1,56 @@
-"""Optimizers by description, the torch-free spelling: `onward.optim.AdamW(lr=1e-3)`.
+"""Optimizers: the torch-free spelling `onward.optim.AdamW(lr=1e-3)`, and torch's own.
 
 A torch optimizer instance says the same and keeps its `param_groups` as the truth; both become
 `UpdateGroup`s, which the step graph is made of. The graph holds the rule; hyperparameters are its
-inputs, read from the groups before each update.
+inputs, read from the groups before each update. `graph/ops/optimizers` holds a record of each.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from functools import cache
+from importlib import import_module
+from typing import Any, TypeAlias
 
 import torch
 
 from onward.config import OnwardError
 from onward.differentiate import UpdateGroup
+from onward.graph.ops.optimizers import OPTIMIZERS
+from onward.graph.ops.optimizers import Optimizer as Record
+from onward.graph.ops.optimizers.adam import Adam, AdamW
+from onward.graph.ops.optimizers.sgd import SGD
+
+Optimizer: TypeAlias = "torch.optim.Optimizer | object"  # or a description: AdamW(lr=1e-3)
 
 
-@dataclass
-class AdamW:
-    """Adam with decoupled weight decay (arXiv 1711.05101). `lr` may be changed between steps."""
-
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.01
-    decoupled: ClassVar[bool] = True
+def __getattr__(name: str) -> Any:
+    """The description of a further optimizer, as of a plugin."""
+    if name in OPTIMIZERS:
+        return OPTIMIZERS[name].description
+    raise AttributeError(f"onward.optim has no optimizer {name}")
 
 
-@dataclass
-class Adam:
-    """Adam (arXiv 1412.6980); weight decay, if any, is added to the gradient."""
-
-    lr: float = 1e-3
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    decoupled: ClassVar[bool] = False
-
-
-@dataclass
-class SGD:
-    """Stochastic gradient descent, with optional momentum (and Nesterov's form of it)."""
-
-    lr: float = 1e-2
-    momentum: float = 0.0
-    dampening: float = 0.0
-    weight_decay: float = 0.0
-    nesterov: bool = False
+def record_of(optimizer: torch.optim.Optimizer) -> Record:
+    """Raises OnwardError for a class that has no record, subclasses of those that have too."""
+    for record in OPTIMIZERS.values():
+        if type(optimizer) is _class(record.torch):
+            return record
+    raise OnwardError(
+        f"optimizer {type(optimizer).__name__} is not supported; fix: one of "
+        f"{', '.join(record.torch for record in OPTIMIZERS.values())}"
+    )
 
 
-Optimizer = AdamW | Adam | SGD | torch.optim.Optimizer
-
-
-SUPPORTED = (torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD)
+@cache
+def _class(path: str) -> Any:
+    """The class of this dotted name; None where its package is not installed."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(import_module(module), name, None)
+    except ImportError:
+        return None
 
 
 def to_torch(optimizer: Optimizer, model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -63,22 +59,18 @@ def to_torch(optimizer: Optimizer, model: torch.nn.Module) -> torch.optim.Optimi
     Raises OnwardError for a class or setting that has no update op.
     """
     if isinstance(optimizer, torch.optim.Optimizer):
-        if type(optimizer) not in SUPPORTED:
-            raise OnwardError(
-                f"optimizer {type(optimizer).__name__} is not supported; fix: torch.optim.AdamW, "
-                "Adam or SGD"
-            )
+        record_of(optimizer)
         check_settings(optimizer)
         return optimizer
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
         raise OnwardError("no parameter requires a gradient; fix: unfreeze some")
-    kinds = {AdamW: torch.optim.AdamW, Adam: torch.optim.Adam, SGD: torch.optim.SGD}
-    kind = kinds.get(type(optimizer))
+    record = next((r for r in OPTIMIZERS.values() if type(optimizer) is r.description), None)
+    kind = None if record is None else _class(record.torch)
     if kind is None:
         raise OnwardError(
-            f"optimizer {type(optimizer).__name__} is not supported; fix: AdamW, Adam or SGD, from "
-            "torch.optim or onward.optim"
+            f"optimizer {type(optimizer).__name__} is not supported; fix: "
+            f"{', '.join(OPTIMIZERS)}, from torch.optim or onward.optim"
         )
     return kind(trained, **vars(optimizer))
 
@@ -120,43 +112,24 @@ def update_group(
     optimizer: torch.optim.Optimizer, index: int, names: tuple[str, ...], clock: int = 0
 ) -> UpdateGroup:
     """The update of one `param_group` over the parameters `names`, counted by `clock`."""
-    op, attrs, slots = _rule(optimizer, optimizer.param_groups[index])
-    return UpdateGroup(index, names, op, attrs, slots, clock)
-
-
-def slots_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
-    """The names of all tensors that the optimizer may keep for a parameter."""
-    sgd = isinstance(optimizer, torch.optim.SGD)
-    return ("momentum_buffer",) if sgd else ("exp_avg", "exp_avg_sq")
+    record, group = record_of(optimizer), optimizer.param_groups[index]
+    return UpdateGroup(
+        index, names, record, record.attributes(group), record.slots_of(group), clock
+    )
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, float]:
-    """What a schedule may move between updates, by the names of `differentiate.update.HYPER`."""
-    if isinstance(optimizer, torch.optim.SGD):
-        names = ("lr", "momentum", "dampening", "weight_decay")
-        return {name: float(group[name]) for name in names}
-    beta1, beta2 = group["betas"]
-    rest = {name: float(group[name]) for name in ("lr", "eps", "weight_decay")}
-    return {**rest, "beta1": float(beta1), "beta2": float(beta2)}
+    """What a schedule may move between updates."""
+    return record_of(optimizer).values(group)
 
 
 def rules(optimizer: torch.optim.Optimizer) -> tuple[Any, ...]:
     """What of the groups a step graph is made of; a change means a new graph."""
+    record = record_of(optimizer)
     return tuple(
-        (tuple(map(id, g["params"])), *map(str, _rule(optimizer, g)))
+        (tuple(map(id, g["params"])), str(record.attributes(g)), record.slots_of(g))
         for g in optimizer.param_groups
     )
 
 
-def _rule(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any]
-) -> tuple[str, dict[str, Any], tuple[str, ...]]:
-    """Op, attributes and state of a group's update."""
-    slots = slots_of(optimizer)
-    if isinstance(optimizer, torch.optim.SGD):
-        moving = bool(group["momentum"])  # without it torch takes no notice of nesterov
-        attrs = {"nesterov": int(moving and group["nesterov"])}
-        return "SGDUpdate", attrs, slots if moving else ()
-    plain = isinstance(optimizer, torch.optim.AdamW)
-    decoupled = group.get("decoupled_weight_decay", plain)
-    return "AdamUpdate", {"decoupled": int(decoupled)}, slots
+__all__ = ["SGD", "Adam", "AdamW"]

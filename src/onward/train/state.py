@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from onward.config import OnwardError
-from onward.differentiate.update import state_name
-from onward.train.optim import hyperparameters, slots_of
-from onward.train.updates import ACCUMULATOR, Updates
+from onward.train.optim import hyperparameters
+from onward.train.updates import ACCUMULATOR, Updates, state_name
 
 KEYS = (
     "model", "optimizer", "optimizer_class", "param_groups", "updates", "counts",
@@ -78,7 +77,7 @@ def check_state(
             raise _error(f"'{key}' is a {type(state[key]).__name__}")
     _check_model(state["model"], model.state_dict())
     _check_groups(state, optimizer, updates)
-    _check_tensors(state, dict(model.named_parameters()), slots_of(optimizer))
+    _check_tensors(state, dict(model.named_parameters()), updates.slots)
     _check_counters(state, steps)
     _check_random(state)
 

@@ -7,24 +7,22 @@ what becomes of its state.
 
 from __future__ import annotations
 
-import copy
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 
-from onward.compile import Compiled
+from onward.compile import Compiler
 from onward.config import OnwardError, TrainerOptions, read_names
-from onward.execute import Executable, Memory
-from onward.graph.graph import Graph, Role
-from onward.graph.names import cotangent_name, output_name
+from onward.differentiate import Recipe
+from onward.execute import Memory
+from onward.journal import Journal
 from onward.plan import Plan
 from onward.train.arguments import check_arguments, check_inputs, checked_options, names_to_fetch
 from onward.train.call import Call, bind_call
@@ -33,43 +31,18 @@ from onward.train.explain import Explanation
 from onward.train.export import export_onnx
 from onward.train.guards import Guards, refuse_optimizer_hooks
 from onward.train.optim import Optimizer, to_torch
-from onward.train.report import Report, as_html, tensor_text
+from onward.train.prepared_batch import OutputRequest, PreparedBatch, scalars
+from onward.train.prepared_step import PreparedStep
+from onward.train.report import Report, as_html
+from onward.train.result import StepResult
+from onward.train.session import Session
 from onward.train.state import check_state, restore, saved
-from onward.train.steps import Ready, Step, Wanted
 from onward.train.updates import Updates
 from onward.train.verify import Verification, verify_step
+from onward.train.window import Window
 
 LossFunction = Callable[..., torch.Tensor]
 log = logging.getLogger("onward")
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What one step gives back: detached copies, nothing synchronised until `float()`.
-
-    loss: f32[], the micro-batch's own. grad_norm: f32[] before clipping, None where gradients are
-    not clipped or the step was a micro-step. lr: of the first group. skipped: whether the update
-    was left out because a gradient was infinite or NaN. outputs: what `fetch=` named. updated:
-    whether the weights moved.
-    """
-
-    loss: torch.Tensor
-    grad_norm: torch.Tensor | None = None
-    lr: float = 0.0
-    skipped: bool = False
-    updated: bool = True
-    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def __repr__(self) -> str:
-        outputs = ", ".join(f"{n}: {tensor_text(t)}" for n, t in self.outputs.items())
-        return (
-            f"StepResult(loss={tensor_text(self.loss)}, grad_norm={tensor_text(self.grad_norm)}, "
-            f"lr={self.lr:g}, skipped={self.skipped}, updated={self.updated}, "
-            f"outputs={{{outputs}}})"
-        )
-
-    def _repr_html_(self) -> str:
-        return f"<code>{escape(repr(self))}</code>"
 
 
 Arguments = ParamSpec("Arguments")
@@ -119,42 +92,38 @@ class Trainer:
         parameters = list(model.parameters())
         self.device = parameters[0].device if parameters else torch.device("cpu")
         self.memory = Memory(self.device)
-        self.micro_steps = 0  # micro-batches done within the present window
-        self._steps = 0  # training steps of this session, whatever became of them
-        self._samples = 0  # samples seen within the present window
-        self._seed = torch.zeros(2, dtype=torch.int64)
-        self._generator: torch.Generator | None = None
-        if self.options.seed is not None:
-            self._generator = torch.Generator().manual_seed(self.options.seed)
+        self._window = Window(self.options.gradient_accumulation_steps, self.options.seed)
         self._lock = threading.RLock()
-        self._train: list[Step] = []
-        self._eval: list[Step] = []
+        self._train: list[PreparedStep] = []
+        self._eval: list[PreparedStep] = []
         self._guards = Guards()
         self._example: Call | None = None
-        self._last_executable: Executable | None = None
-        self._last_rows: dict[str, Any] = {}
-        self._last_inputs: tuple[Mapping[str, Any], Mapping[str, int]] = ({}, {})
+        self._last: _Run | None = None
         self._verified = not (verify or self.options.verify)
         self._updates = Updates(model, self.optimizer, self._train.clear)
+        self._session = Session(self.memory, self._updates, self.options.memory_budget)
 
     @property
     def updates(self) -> int:
         """Optimizer updates done."""
         return self._updates.done
 
+    @property
+    def micro_steps(self) -> int:
+        """Micro-batches done within the present accumulation window."""
+        return self._window.micro_steps
+
     # ---- stepping
 
     def __repr__(self) -> str:
-        made = "nothing compiled yet"
-        if self._last_executable is not None:
-            made = repr(self._last_executable.plan)
+        made = "nothing compiled yet" if self._last is None else repr(self._last.plan)
         return (
             f"Trainer({type(self.model).__name__}, {type(self.optimizer).__name__}, "
             f"{self.updates} updates, {made})"
         )
 
     def _repr_html_(self) -> str:
-        return as_html(self if self._last_executable is None or not self._train else self.report())
+        return as_html(self if self._last is None else self.report())
 
     @_alone
     def train_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
@@ -173,43 +142,39 @@ class Trainer:
             if not report.ok:
                 raise OnwardError(f"verification failed on the first batch\n{report}")
             self._verified = True
-        n = self.options.gradient_accumulation_steps
-        last = self.micro_steps >= n - 1
-        wanted = names_to_fetch(self.options, fetch)
-        step, ready = self._train_ready(call, last, wanted)
+        window, wanted = self._window, names_to_fetch(self.options, fetch)
+        last = window.is_last
+        request = OutputRequest(wanted, update=last)
+        step, batch = self._prepared(self._train, call, request, self._train_step)
         self._remember(call)
-        executable, lr = ready.executable, float(self.optimizer.param_groups[0]["lr"])
-        first = self.micro_steps == 0
-        samples = 0 if first else self._samples
-        self._updates.enter(executable.plan, first)
+        signature, lr = batch.signature, float(self.optimizer.param_groups[0]["lr"])
+        self._updates.enter(signature, window.is_first)
 
         def done(wrote: bool) -> None:
-            self._steps += 1
-            self._samples = samples + call.batch_size
-            self.micro_steps = 0 if last else self.micro_steps + 1
+            window.advance(call.batch_size)
             if last and wrote:
-                self._updates.advance(executable.plan)
+                self._updates.advance(signature)
             elif last:
                 self._updates.window = frozenset()
 
-        with self._seed_drawn(first):
-            inputs = step.staged(call) | ready.inputs | {
-                cotangent_name("loss"): 1.0 / n, "seed": self._seed, "sample_offset": samples,
-                **self._updates.inputs(),
-            }  # fmt: skip
-            wrote = executable.run(inputs, ready.dims, done)
-        self._last_executable, self._last_rows = executable, ready.rows
-        self._last_inputs = inputs, ready.dims
+        with window.seed_drawn() as seed:
+            inputs = {
+                **batch.inputs,
+                **scalars(signature, seed, window.offset, weight=1.0 / window.size),
+                **self._updates.inputs(signature),
+            }
+            wrote = batch.executable.run(inputs, batch.dims, done)
+        self._last = _Run(step.graphs.compiler.journal, step.captured.notes, batch, inputs)
         if not wrote:
             log.warning("a gradient is not finite: update %d is skipped", self.updates + 1)
-        clipped = last and "grad_norm" in executable.plan.outputs
+        norm = signature.grad_norm if last else None
         return StepResult(
-            loss=executable.output("loss"),
-            grad_norm=executable.output("grad_norm") if clipped else None,
+            loss=batch.output("loss"),
+            grad_norm=None if norm is None else batch.executable.output(norm),
             lr=lr,
             skipped=not wrote,
             updated=last and wrote,
-            outputs=_fetched(executable, wanted),
+            outputs={name: batch.output(name) for name in wanted},
         )
 
     @_alone
@@ -218,15 +183,14 @@ class Trainer:
         call = bind_call(args, kwargs, self.loss_fn is not None)
         check_batch(self.model_desc, call.named())
         fetch = read_names("fetch", fetch)
-        step, ready = self._eval_ready(call, fetch)
+        _, batch = self._prepared(self._eval, call, OutputRequest(fetch), self._eval_step)
         self._remember(call)
-        executable = ready.executable
-        executable.run(step.staged(call) | ready.inputs, ready.dims)
+        batch.executable.run(batch.inputs, batch.dims)
         return StepResult(
-            loss=executable.output("loss"),
+            loss=batch.output("loss"),
             lr=float(self.optimizer.param_groups[0]["lr"]),
             updated=False,
-            outputs=_fetched(executable, fetch),
+            outputs={name: batch.output(name) for name in fetch},
         )
 
     # ---- state
@@ -236,14 +200,8 @@ class Trainer:
         """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), `param_groups`
         (learning rates and all), counters, random state; `load_state_dict` reads them."""
         self._updates.sync()
-        return {
-            **saved(self.model, self.optimizer, self._updates, self.micro_steps > 0),
-            "gradient_accumulation_steps": self.options.gradient_accumulation_steps,
-            "micro_steps": self.micro_steps,
-            "samples": self._samples,
-            "seed": self._seed.clone(),
-            "generator": None if self._generator is None else self._generator.get_state(),
-        }
+        held = saved(self.model, self.optimizer, self._updates, self.micro_steps > 0)
+        return {**held, **self._window.state()}
 
     @_alone
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -253,12 +211,7 @@ class Trainer:
         steps = self.options.gradient_accumulation_steps
         check_state(state, self.model, self.optimizer, self._updates, steps)
         restore(state, self.model, self.optimizer, self._updates)
-        self.micro_steps = state["micro_steps"]
-        self._samples = state["samples"]
-        self._seed = state["seed"].clone()
-        if state["generator"] is not None:
-            self._generator = torch.Generator()
-            self._generator.set_state(state["generator"])
+        self._window.restore(state)
         self.memory.torn = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -284,21 +237,17 @@ class Trainer:
 
     @_alone
     def report(self) -> Report:
-        """Seconds of each compile stage, edits of each pass, predicted peak, launches, notes; of
-        the last training step, the share of the arithmetic that was done and the rows counted.
+        """Of the last training step: seconds of each compile stage, edits of each pass, predicted
+        peak, launches, notes, the share of the arithmetic that was done and the rows counted.
         Print it as a table; it is a dict as well."""
-        steps = self._train or self._eval
-        plan = self.plan
-        if not steps:
-            raise OnwardError("the model has changed since; fix: call train_step first")
-        compiled = steps[-1].compiled
+        last = self._last_run()
         return Report(
-            compile_seconds=dict(compiled.seconds),
-            passes=[dict(vars(r)) for r in compiled.reports],
-            predicted_peak_bytes=plan.peak,
-            launches=len(plan.launches),
-            rows=copy.deepcopy(self._last_rows),
-            notes=list(compiled.captured.notes),
+            compile_seconds=dict(last.journal.seconds),
+            passes=[dict(vars(r)) for r in last.journal.reports],
+            predicted_peak_bytes=last.plan.peak,
+            launches=len(last.plan.launches),
+            rows=last.batch.rows,
+            notes=list(last.notes),
         )
 
     @_alone
@@ -311,26 +260,25 @@ class Trainer:
         call = bind_call(args, kwargs, self.loss_fn is not None)
         names = names_to_fetch(self.options, fetch)
         self._refresh(training=True)
-        step = self._fitting(self._train, call, self._train_step)
-        return step.explain(call, names)
+        return self._fitting(self._train, call, self._train_step).explain(call, names)
 
     @property
     def plan(self) -> Plan:
         """The last step's plan; print it to see every buffer. Raises OnwardError before one."""
-        return self._last.plan
+        return self._last_run().plan
 
     @_alone
     def profile(self) -> dict[str, float]:
         """Seconds per op, largest first, of one more run of the last training step, launch by
         launch. Nothing of it stays: weights, optimizer state and counters are as before, to the
         bit. For its time it holds a copy of what the step writes."""
-        return self._last.profile_by_op(*self._last_inputs)
+        last = self._last_run()
+        return last.batch.executable.profile_by_op(last.inputs, last.batch.dims)
 
-    @property
-    def _last(self) -> Executable:
-        if self._last_executable is None:
+    def _last_run(self) -> _Run:
+        if self._last is None:
             raise OnwardError("nothing has run yet; fix: call train_step first")
-        return self._last_executable
+        return self._last
 
     @_alone
     def export_onnx(self, path: str | Path, batch: Any = None) -> Path:
@@ -360,65 +308,51 @@ class Trainer:
 
     # ---- compiling
 
-    def _train_ready(self, call: Call, last: bool, fetch: Iterable[str]) -> tuple[Step, Ready]:
-        ends = ("next.", "grad_norm", "finite") if last else ("accumulated.",)
-        return self._ready(self._train, call, Wanted(tuple(fetch), ends), self._train_step)
-
-    def _eval_ready(self, call: Call, fetch: Iterable[str]) -> tuple[Step, Ready]:
-        return self._ready(self._eval, call, Wanted(tuple(fetch)), self._eval_step)
-
-    def _ready(
-        self, steps: list[Step], call: Call, wanted: Wanted, make: Callable[[Call], Step]
-    ) -> tuple[Step, Ready]:
+    def _prepared(
+        self,
+        steps: list[PreparedStep],
+        call: Call,
+        request: OutputRequest,
+        make: Callable[[Call], PreparedStep],
+    ) -> tuple[PreparedStep, PreparedBatch]:
         """The step captured from a call like this one, or a new one, and what runs the batch."""
         self._refresh(training=steps is self._train)
         step = self._fitting(steps, call, make)
-        return step, step.ready(call, wanted)
+        return step, step.prepare(call, request)
 
-    def _fitting(self, steps: list[Step], call: Call, make: Callable[[Call], Step]) -> Step:
+    def _fitting(
+        self, steps: list[PreparedStep], call: Call, make: Callable[[Call], PreparedStep]
+    ) -> PreparedStep:
         step = next((s for s in steps if s.fits(call)), None)
         if step is None:
             step = make(call)
-            if self._guards.settle(step.compiled.captured):
+            if self._guards.settle(step.captured):
                 self._train.clear()
                 self._eval.clear()
             steps.append(step)
         return step
 
-    def _train_step(self, call: Call) -> Step:
+    def _train_step(self, call: Call) -> PreparedStep:
+        compiler = self._compiler()
         with _mode(self.model, training=True):
-            compiled = self._compile(call)
-        groups = self._updates.groups(compiled.captured.parameters)
+            captured = compiler.capture(self.model, *call.given, self.loss_fn)
+        groups = self._updates.groups(captured.parameters, captured.reached)
+        recipe = Recipe(
+            tuple(groups),
+            self.options.max_grad_norm,
+            self.options.gradient_accumulation_steps > 1,
+            self.options.skip_nonfinite,
+        )
+        return PreparedStep(call.kind, compiler.graphs(captured, recipe), self._session)
 
-        def complete(forward: Graph) -> Graph:
-            graph = compiled.step(
-                [n for g in groups for n in g.parameters], groups, self.options.max_grad_norm,
-                self.options.gradient_accumulation_steps > 1, forward, self.options.skip_nonfinite,
-            )  # fmt: skip
-            self._updates.keep_only(lambda name: f"next.{name}" in graph.outputs, groups)
-            return graph
-
-        return Step(call.kind, compiled, complete, self._bound, self.options.memory_budget)
-
-    def _eval_step(self, call: Call) -> Step:
+    def _eval_step(self, call: Call) -> PreparedStep:
+        compiler = self._compiler()
         with _mode(self.model, training=False):
-            compiled = self._compile(call)
-        return Step(
-            call.kind, compiled, lambda forward: forward, self._bound, self.options.memory_budget
-        )
+            captured = compiler.capture(self.model, *call.given, self.loss_fn)
+        return PreparedStep(call.kind, compiler.graphs(captured), self._session)
 
-    def _compile(self, call: Call) -> Compiled:
-        return Compiled(
-            self.model, call.args, call.kwargs, call.target, self.loss_fn, self.options.disable
-        )
-
-    def _bound(self, compiled: Compiled, graph: Graph, plan: Plan) -> Executable:
-        """The plan with the tensors of the user and of the session."""
-        owned = compiled.captured.tensors
-        for value in graph.inputs_with(Role.STATE):
-            if value.name in plan.inputs:
-                owned[value.name] = self._updates.owned(value.name)
-        return compiled.executable(plan, self.memory, owned)
+    def _compiler(self) -> Compiler:
+        return Compiler(self.device.type, self.options.disable)
 
     def _refresh(self, training: bool) -> None:
         """Drops graphs that no longer say what the model says."""
@@ -440,29 +374,19 @@ class Trainer:
                 "others have not; fix: load_state_dict of a state saved before"
             )
 
-    @contextmanager
-    def _seed_drawn(self, first: bool) -> Iterator[None]:
-        """Within it, a window's first step has a seed of its own, which a step that fails gives
-        back."""
-        if not first:
-            yield
-            return
-        generator = self._generator or torch.default_generator
-        before, seed, steps = generator.get_state(), self._seed, self._steps
-        try:
-            self._seed = torch.randint(0, 2**32, (2,), generator=generator, dtype=torch.int64)
-            yield
-        except BaseException:
-            if self._steps == steps:
-                generator.set_state(before)
-                self._seed = seed
-            raise
 
+@dataclass(frozen=True)
+class _Run:
+    """What ran last, and what its compilation had to say."""
 
-def _fetched(executable: Executable, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """Copies of the model's outputs; `loss` is the loss where the model has none of that name."""
-    have = executable.plan.outputs
-    return {n: executable.output(output_name(n) if output_name(n) in have else n) for n in names}
+    journal: Journal
+    notes: Sequence[str]
+    batch: PreparedBatch
+    inputs: Mapping[str, Any]
+
+    @property
+    def plan(self) -> Plan:
+        return self.batch.executable.plan
 
 
 def _check_loss(loss_fn: LossFunction | None) -> None:

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping
 
 import torch
 
-from onward.compile import Compiled
+from onward.compile import Compiler, Graphs
 from onward.config import OnwardError
-from onward.differentiate import vjp
 from onward.execute import Executable
 from onward.graph.graph import Graph
-from onward.graph.names import cotangent_name, gradient_name
-from onward.rewrite import STEP, cut, lookups, run
-
-PlanOf: TypeAlias = Callable[[Graph, list[str], Mapping[str, int], bool], Executable]
+from onward.journal import Journal
+from onward.rewrite import STEP, cut, lookups
+from onward.train.prepared_batch import scalars
+from onward.train.session import Session
 
 
 class Ids:
     """The ids that a forward graph looks up in its tables, on every row of a batch."""
 
-    def __init__(self, forward: Graph, plan: PlanOf) -> None:
+    def __init__(self, forward: Graph, graphs: Graphs, session: Session) -> None:
         self._graph, self._tables = lookups(forward)
-        self._plan = plan
+        self._graphs, self._session = graphs, session
         self._executable: Executable | None = None  # for the largest sizes seen
 
     def within(self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]) -> bool:
@@ -34,7 +32,10 @@ class Ids:
         if found is None or not found.plan.serves(dims):
             before = {} if found is None else found.plan.dims
             most = {name: max(size, before.get(name, 0)) for name, size in dims.items()}
-            found = self._executable = self._plan(self._graph, list(self._tables), most, True)
+            found = self._executable = self._session.executable(
+                self._graphs.compiler.quiet(), self._graphs, self._graph, list(self._tables), most,
+                open=list(most),
+            )  # fmt: skip
         found.run(staged, dims)
         for name, rows in self._tables.items():
             least, largest = found.view(name).tolist()
@@ -46,17 +47,21 @@ class Ids:
 class Unread:
     """Finds out whether rows that are left out as unread are read after all (`ONWARD_CHECK`)."""
 
-    def __init__(
-        self, compiled: Compiled, forward: Graph, outputs: Sequence[str], plan: PlanOf
-    ) -> None:
-        self._compiled, self._forward, self._outputs = compiled, forward, outputs
-        self._plan = plan
+    def __init__(self, graphs: Graphs, forward: Graph, session: Session) -> None:
+        self._graphs, self._forward, self._session = graphs, forward, session
+        # without fused ops, whose kernels need not pass NaN on
+        fused = [p.name for p in STEP if p.needs]
+        before = graphs.compiler
+        self._compiler = Compiler(before.device, [*before.disable, *fused], Journal(quiet=True))
 
     def check(
         self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int], gradients: bool
     ) -> None:
         """Raises OnwardError where NaN in those rows arrives in the loss or a gradient."""
-        forward, reads = self._compiled.reads(self._outputs)
+        reads: dict[str, str] = {}
+        outputs = list(self._forward.outputs)
+        forward = self._compiler.pack(self._graphs.forward, outputs, reads)
+        assert forward is not None, "the rows that are read are all rows after all"
         found = self._nan(forward, [*reads], inputs, dims, gradients)
         reached = [name for name in found if name not in reads]
         if reached:  # NaN of the batch's own arrives without them too
@@ -78,18 +83,13 @@ class Unread:
         gradients: bool,
     ) -> list[str]:
         """Which of the loss, the gradients and `more` hold NaN."""
-        wanted, graph = [*more, *self._outputs], forward
+        wanted, graph = [*more, *self._forward.outputs], forward
         if gradients:
-            parameters = self._compiled.captured.parameters
-            trained = [n for n, p in parameters.items() if p.requires_grad]
-            graph, _ = run(vjp(graph, ["loss"], trained), [p for p in STEP if not p.needs])
-            wanted += [g for n in trained if (g := gradient_name(n)) in graph.outputs]
+            graph = self._compiler.gradients(graph, sorted(self._graphs.captured.reached), ())
+            wanted += graph.signature.gradients.values()
         _, graph = cut(graph)
-        executable = self._plan(graph, wanted, dims, False)
-        step: dict[str, Any] = {
-            "seed": torch.zeros(2, dtype=torch.int64), "sample_offset": 0,
-            cotangent_name("loss"): 1.0,
-        }  # fmt: skip
-        executable.run({**inputs, **step})
+        executable = self._session.executable(self._compiler, self._graphs, graph, wanted, dims)
+        seed = torch.zeros(2, dtype=torch.int64)
+        executable.run({**inputs, **scalars(graph.signature, seed, offset=0, weight=1.0)})
         values = {name: executable.view(name) for name in wanted}
         return [n for n, x in values.items() if x.is_floating_point() and bool(x.isnan().any())]

@@ -6,7 +6,7 @@ else is done to the state (loaded, cleared, replaced) is taken over before the n
 put there by the user is copied. The optimizer's own `step()` raises while its Trainer lives.
 
 Updates are counted per parameter, as torch does. Parameters that have always moved together share
-a clock: one input of the step graph, `step.<clock>`.
+a clock, which is one input of the step graph.
 """
 
 from __future__ import annotations
@@ -15,26 +15,23 @@ import gc
 import math
 import types
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from onward.config import OnwardError
 from onward.differentiate import UpdateGroup
-from onward.differentiate.update import state_name
-from onward.plan import Plan
+from onward.graph.signature import Signature
 from onward.train.optim import (
     check_parameters,
     check_settings,
-    hyperparameters,
+    record_of,
     rules,
-    slots_of,
     update_group,
 )
 
-ACCUMULATOR = "accumulator"
-SGD_SLOT = "momentum_buffer"
+ACCUMULATOR = "accumulator"  # of gradients, within a window; a slot as those of the optimizer
 _OWNERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Updates]] = (
     weakref.WeakKeyDictionary()
 )
@@ -57,8 +54,8 @@ class Updates:
         self.restarted = restarted
         self.done = 0  # updates of the session
         self.window: frozenset[str] = frozenset()  # parameters of the window that is open
-        self.slots = slots_of(optimizer)
-        self.counted = SGD_SLOT not in self.slots  # whether torch keeps counts
+        self.record = record_of(optimizer)
+        self.slots = self.record.slots
         self.tensors: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self.counts: dict[torch.Tensor, int] = {}  # of parameters that have state
         self._known = _paths(model)  # also what the model had once and the optimizer still has
@@ -118,22 +115,21 @@ class Updates:
         if loaded:
             self.done = max(self.counts.values(), default=self.done)
 
-    def inputs(self) -> dict[str, float | int]:
-        """Step counts and hyperparameters of the next update, by graph input name."""
+    def inputs(self, signature: Signature) -> dict[str, float | int]:
+        """Step counts and hyperparameters of the next update, by graph input."""
+        groups = [self.record.values(g) for g in self.optimizer.param_groups]
         values: dict[str, float | int] = {
-            f"step.{clock}": self.counts.get(members[0], 0) + 1
-            for clock, members in self._members.items()
+            name: groups[h.group][h.name] for h, name in signature.hyperparameters.items()
         }
-        for i, group in enumerate(self.optimizer.param_groups):
-            for name, value in hyperparameters(self.optimizer, group).items():
-                values[f"{name}.{i}"] = value
+        for clock, name in signature.clocks.items():
+            values[name] = self.counts.get(self._members[clock][0], 0) + 1
         return values
 
-    def enter(self, plan: Plan, first: bool) -> None:
+    def enter(self, signature: Signature, first: bool) -> None:
         """Before a run; `first` of a window. Raises OnwardError where nothing would move, and
         where a window's micro-batches do not train the same parameters."""
-        taking = {n.partition(".")[2] for n in plan.inputs if n.startswith(f"{ACCUMULATOR}.")}
-        if not taking and not _clocks(plan):
+        taking = signature.accumulators
+        if not taking and not signature.clocks:
             raise OnwardError(
                 "the loss reaches no parameter that the optimizer holds and that requires a "
                 "gradient; fix: unfreeze some, or give the optimizer the model's parameters"
@@ -150,11 +146,11 @@ class Updates:
                 "and not by others; fix: change requires_grad and parameter groups between updates"
             )
 
-    def advance(self, plan: Plan) -> None:
-        """One update more, of what the plan moves."""
+    def advance(self, signature: Signature) -> None:
+        """One update more, of what the step moves."""
         self.done += 1
         self.window = frozenset()
-        moved = [p for clock in _clocks(plan) for p in self._members[clock]]
+        moved = [p for clock in signature.clocks for p in self._members[clock]]
         fresh = any(p not in self.counts for p in moved)
         for p in moved:
             self.counts[p] = self.counts.get(p, 0) + 1
@@ -167,16 +163,32 @@ class Updates:
 
     # ---- what a step graph needs
 
-    def groups(self, parameters: Mapping[str, torch.Tensor]) -> list[UpdateGroup]:
-        """One update group per param_group and clock; `parameters` by graph name."""
+    def groups(
+        self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]
+    ) -> list[UpdateGroup]:
+        """One update group per param_group and clock, of the parameters that the loss reaches.
+
+        parameters: by graph input. What is not reached gets no update, as in torch, and its clock
+        does not move. A clock is of parameters that every graph moves together: where this one
+        parts them, the others are dropped.
+        """
         self._names.update(parameters)
         names = {p: n for n, p in parameters.items()}
         self._assign([p for p in names if p not in self._clock_of])
+        held = [
+            (i, p)
+            for i, group in enumerate(self.optimizer.param_groups)
+            for p in group["params"]
+            if p in names and p.requires_grad
+        ]
+        clocks = dict.fromkeys(self._clock_of[p] for _, p in held)
+        moving = {(i, p) for i, p in held if names[p] in reached}
+        self._keep_only(clocks, {p for _, p in moving})
         groups: list[UpdateGroup] = []
-        for i, group in enumerate(self.optimizer.param_groups):
+        for i in range(len(self.optimizer.param_groups)):
             by_clock: dict[int, list[str]] = {}
-            for p in group["params"]:
-                if p in names and p.requires_grad:
+            for at, p in held:
+                if at == i and (at, p) in moving:
                     by_clock.setdefault(self._clock_of[p], []).append(names[p])
             groups += [
                 update_group(self.optimizer, i, tuple(found), clock)
@@ -184,29 +196,31 @@ class Updates:
             ]
         return groups
 
-    def keep_only(self, reached: Callable[[str], bool], groups: list[UpdateGroup]) -> None:
-        """Says which parameters of a graph's groups the loss reaches. A clock is of parameters
-        that every graph moves together: where this one parts them, the others are dropped."""
-        moved: dict[int, list[torch.Tensor]] = {g.clock: [] for g in groups}
-        for group in groups:
-            moved[group.clock] += [self._names[n] for n in group.parameters if reached(n)]
+    def _keep_only(self, clocks: Iterable[int], moving: Collection[torch.Tensor]) -> None:
+        """Takes from these clocks the parameters that a new graph does not move."""
         parted = False
-        for clock, parameters in moved.items():
-            rest = set(self._members.get(clock, ())) - set(parameters)
-            for p in rest:
+        for clock in clocks:
+            members = self._members.get(clock, ())
+            stay = tuple(p for p in members if p in moving)
+            for p in set(members) - set(stay):
                 del self._clock_of[p]
-            parted |= bool(rest) and clock in self._used
-            self._members[clock] = tuple(parameters)
+            parted |= len(stay) < len(members) and clock in self._used
+            self._members[clock] = stay
             self._used.add(clock)
-            if not parameters:
+            if not stay:
                 del self._members[clock]
         if parted:
             self.restarted()
 
-    def owned(self, name: str) -> torch.Tensor:
-        """The tensor of a graph's state input, `<slot>.<parameter's input>`."""
-        slot, _, parameter = name.partition(".")
-        return self.tensor(self._names[parameter], slot)
+    def owned(self, signature: Signature) -> dict[str, torch.Tensor]:
+        """The state tensors that a graph reads, by graph input."""
+        found = {
+            name: self.tensor(self._names[slot.parameter], slot.name)
+            for slot, name in signature.slots.items()
+        }
+        for parameter, name in signature.accumulators.items():
+            found[name] = self.tensor(self._names[parameter], ACCUMULATOR)
+        return found
 
     def tensor(self, p: torch.Tensor, slot: str) -> torch.Tensor:
         """The parameter's tensor of that name; made, zeroed, at first use."""
@@ -315,14 +329,18 @@ class Updates:
         found: dict[torch.Tensor, _Found] = {}
         for p, entry in self.optimizer.state.items():
             path = paths.get(p) if isinstance(p, torch.Tensor) else None
-            if path is None or not entry or (not self.counted and entry.get(SGD_SLOT) is None):
+            if path is None or not entry or self._is_unused(entry):
                 continue
             tensors = {slot: _checked(path, p, slot, entry.get(slot)) for slot in self.slots}
-            # SGD counts no steps; but where there is a velocity, one was taken
+            # where torch counts no steps, but there is a velocity, one was taken
             uncounted = max(1, self.counts.get(p, 1))
-            count = _count(path, entry.get("step")) if self.counted else uncounted
+            count = _count(path, entry.get("step")) if self.record.counted else uncounted
             found[p] = _Found(count, tensors)
         return found
+
+    def _is_unused(self, entry: Mapping[str, Any]) -> bool:
+        """Whether an entry without a count says that no step was taken (SGD without momentum)."""
+        return not self.record.counted and all(entry.get(slot) is None for slot in self.slots)
 
     def _adopt(self, found: Mapping[torch.Tensor, _Found]) -> None:
         """Copies into the session's memory what lies elsewhere, and takes the counts."""
@@ -351,7 +369,7 @@ class Updates:
     def _share(self) -> None:
         """Makes `optimizer.state[p]` views of the session's tensors, in torch's own layout."""
         held = [p for p in self.counts if any(s in self.tensors.get(p, {}) for s in self.slots)]
-        self._places = {p: i for i, p in enumerate(held)} if self.counted else {}
+        self._places = {p: i for i, p in enumerate(held)} if self.record.counted else {}
         self._steps = torch.tensor([float(self.counts[p]) for p in self._places])
         self._said = self._steps.tolist()
         state = self.optimizer.state
@@ -359,7 +377,7 @@ class Updates:
             entry = state.get(p)
             if entry is None:
                 entry = state[p] = {}
-            if self.counted:  # a place of its own: torch adds 1 to each parameter's
+            if self.record.counted:  # a place of its own: torch adds 1 to each parameter's
                 entry["step"] = self._steps[self._places[p]]
             for slot in self.slots:
                 entry[slot] = self.tensor(p, slot).detach()
@@ -427,9 +445,9 @@ def _paths(model: torch.nn.Module) -> dict[torch.Tensor, str]:
     return {p: n for n, p in model.named_parameters()}
 
 
-def _clocks(plan: Plan) -> list[int]:
-    """The clocks of the parameters that a plan moves."""
-    return [int(n.removeprefix("step.")) for n in plan.inputs if n.startswith("step.")]
+def state_name(path: str, slot: str) -> str:
+    """What a saved state calls a parameter's tensor."""
+    return f"{slot}.{path}"
 
 
 def _checked(path: str, p: torch.Tensor, slot: str, tensor: Any) -> torch.Tensor:

@@ -28,15 +28,18 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from onward.compile import Compiled
+from onward.capture import CapturedModule
+from onward.compile import Compiler
 from onward.config import MissingExtraError
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Node, make_attributes, type_of
-from onward.graph.names import PARAM, cotangent_name, gradient_name
+from onward.graph.names import user_name
 from onward.graph.text import node_text
-from onward.rewrite import cut, rows_name
+from onward.journal import Journal
+from onward.rewrite import cut
 from onward.train.call import Call
+from onward.train.prepared_batch import scalars
 
 LossFunction = Callable[..., torch.Tensor]
 Tensors = dict[str, torch.Tensor]
@@ -160,18 +163,19 @@ def verify_step(
     """Compares the call's loss and every gradient; model, batch and generators stay as they are."""
     with _undisturbed():
         call = _owned(call)
-        compiled = Compiled(
-            model, call.args, call.kwargs, call.target, loss_fn, disable, keep_stages=bisect
-        )
-        names = [n for n, p in compiled.captured.parameters.items() if id(p) in trained]
-        graph = compiled.differentiated(names)
-        check = _Check(compiled, call, model, loss_fn, names)
+        device = next((p.device.type for p in model.parameters()), "cpu")
+        compiler = Compiler(device, disable, Journal(keep_stages=bisect))
+        captured = compiler.capture(model, *call.given, loss_fn)
+        graphs = compiler.graphs(captured)
+        names = [n for n, p in captured.parameters.items() if id(p) in trained]
+        check = _Check(compiler, captured, call, model, loss_fn, names)
         result = Verification()
+        graph = check.differentiated(graphs.forward)
         result.rows += check.against_eager(graph)
-        forward = compiled.narrow(["loss"])
-        if forward is not None:
-            narrow = compiled.differentiated(names, forward)
-            result.rows += check.against_eager(narrow, "eager PyTorch (rows that are read)")
+        packed = graphs.packed(graphs.forward.signature.requested((), None))
+        if packed is not None:
+            packed = check.differentiated(packed)
+            result.rows += check.against_eager(packed, "eager PyTorch (rows that are read)")
         if _has_onnxruntime():
             result.rows += check.against_onnxruntime(graph)
         else:
@@ -207,9 +211,20 @@ def _owned(call: Call) -> Call:
     return replace(call, args=args, kwargs=kwargs, target=target, tensors=tensors)
 
 
+def _gradient(name: str) -> str:
+    """What the gradient by a graph input is called here."""
+    return f"grad.{name}"
+
+
 def _shown(name: str) -> str:
     """`grad.param.w` as the user knows it: `grad.w`."""
-    return name.replace(gradient_name(PARAM), gradient_name(""), 1)
+    kind, _, rest = name.partition(".")
+    return f"{kind}.{user_name(rest)}" if kind == "grad" else name
+
+
+def _gradients(graph: Graph) -> dict[str, str]:
+    """Outputs of the graph that are gradients, by what they are called here."""
+    return {_gradient(name): made for name, made in graph.signature.gradients.items()}
 
 
 def without_dropout(graph: Graph) -> Graph:
@@ -296,28 +311,31 @@ class _Draws:
 class _Check:
     def __init__(
         self,
-        compiled: Compiled,
+        compiler: Compiler,
+        captured: CapturedModule,
         call: Call,
         model: torch.nn.Module,
         loss_fn: LossFunction | None,
         names: list[str],
     ) -> None:
-        self.compiled, self.call, self.model, self.loss_fn = compiled, call, model, loss_fn
+        self.compiler, self.captured, self.call = compiler, captured, call
+        self.model, self.loss_fn = model, loss_fn
         paths = {id(p): path for path, p in model.named_parameters(remove_duplicate=False)}
-        parameters = compiled.captured.parameters.items()
+        parameters = captured.parameters.items()
         self.paths = {n: paths[id(p)] for n, p in parameters if id(p) in paths}
         self.names = names
-        dims = compiled.captured.dims(call.tensors)
+        dims = captured.dims(call.tensors)
         assert dims is not None
         self.dims = dims
-        self.inputs: dict[str, Any] = {
-            compiled.captured.leaves[i]: t for i, t in enumerate(call.tensors)
-        }
-        self.inputs |= {
-            "seed": torch.tensor([12345, 67890]),
-            "sample_offset": 0,
-            cotangent_name("loss"): 1.0,
-        }
+        self.batch = {captured.leaves[i]: t for i, t in enumerate(call.tensors)}
+
+    def differentiated(self, forward: Graph) -> Graph:
+        return self.compiler.gradients(forward, self.names, self.captured.reached)
+
+    def given(self, graph: Graph) -> dict[str, Any]:
+        """The inputs of a run that is no one's but this comparison's."""
+        seed = torch.tensor([12345, 67890])
+        return {**self.batch, **scalars(graph.signature, seed, offset=0, weight=1.0)}
 
     # ---- the engines
 
@@ -329,21 +347,23 @@ class _Check:
     ) -> Tensors:
         """Onward's own executor, on other weights where they are given; a graph that counts rows
         is given this batch's."""
-        captured = self.compiled.captured
-        wanted = outputs or [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
-        dims, inputs = dict(self.dims), dict(self.inputs)
+        signature = graph.signature
+        compared = {"loss": signature.loss, **_gradients(graph)}
+        found = dict(zip(outputs, outputs, strict=True)) if outputs else compared
+        wanted = {n: made for n, made in found.items() if made is not None}
+        dims, inputs = dict(self.dims), self.given(graph)
         if graph.counts:
             conditions, graph = cut(graph)
             counted = self.run(conditions, list(conditions.outputs), weights)
             for size, rows in counted.items():
                 numbers = rows.nonzero().view(-1)
-                dims[size], inputs[rows_name(size)] = len(numbers), numbers
-        plan = self.compiled.plan(graph, wanted, dims)
-        owned = {**captured.tensors, **(weights or {})}
+                dims[size], inputs[graph.signature.rows[size]] = len(numbers), numbers
+        plan = self.compiler.plan(graph, list(wanted.values()), dims)
+        owned = {**self.captured.owned, **(weights or {})}
         device = next(iter(owned.values())).device
-        executable = self.compiled.executable(plan, Memory(device), owned)
+        executable = self.compiler.bind(plan, Memory(device), owned)
         executable.run(inputs)
-        return {name: executable.output(name).cpu() for name in wanted}
+        return {name: executable.output(made).cpu() for name, made in wanted.items()}
 
     def onnxruntime(self, graph: Graph) -> Tensors:
         """The stock engine, its own optimiser off; on one thread: on several, those that add to
@@ -359,7 +379,7 @@ class _Check:
         session = ort.InferenceSession(
             to_proto(graph).SerializeToString(), options, providers=["CPUExecutionProvider"]
         )
-        given = {**self.inputs, **self.compiled.captured.tensors}
+        given = {**self.given(graph), **self.captured.owned}
         feeds: dict[str, np.ndarray] = {}
         for item in session.get_inputs():
             value = given[item.name]
@@ -370,8 +390,10 @@ class _Check:
                 else np.array(value, dtype=dtype)
             )
         results = session.run(None, feeds)
+        called = {made: name for name, made in _gradients(graph).items()}
         return {
-            n: torch.from_numpy(np.array(r)) for n, r in zip(graph.outputs, results, strict=True)
+            called.get(n, n): torch.from_numpy(np.array(r))
+            for n, r in zip(graph.outputs, results, strict=True)
         }
 
     @cached_property
@@ -418,9 +440,7 @@ class _Check:
         grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
         found = {"loss": loss.detach()}
         found |= {
-            gradient_name(n): g.detach()
-            for n, g in zip(wanted, grads, strict=True)
-            if g is not None
+            _gradient(n): g.detach() for n, g in zip(wanted, grads, strict=True) if g is not None
         }
         return {n: t.double().cpu() for n, t in found.items()}
 
@@ -462,7 +482,7 @@ class _Check:
         """Weights a little beside the model's; what is zero stays zero."""
         made: Tensors = {}
         generator = torch.Generator().manual_seed(seed)
-        for name, p in self.compiled.captured.parameters.items():
+        for name, p in self.captured.parameters.items():
             if p.is_floating_point():
                 step = max(CLOSE, 2.0 * torch.finfo(p.dtype).eps)
                 noise = torch.randn(p.shape, generator=generator).to(p.device, torch.float64)
@@ -485,10 +505,10 @@ class _Check:
     def first_departure(self) -> str:
         """The first stage whose loss or gradients depart from eager, and the first such node."""
         first = True
-        for stage, graph in self.compiled.stages or []:
+        for stage, graph in self.compiler.journal.stages or []:
             if stage in ("bind", "plan"):
                 continue
-            expected = {"loss", *(n for n in graph.outputs if n.startswith("grad."))}
+            expected = {"loss", *_gradients(graph)}
             rows = [r for r in self.against_eager(graph) if r.name in expected]
             missing = set(self.exact) - expected if stage == "differentiate" else set()
             bad = [*(r.name for r in rows if not r.ok), *sorted(missing)]

@@ -19,21 +19,22 @@ from onward.graph.ops import (
     indexing,
     loss,
     norm,
+    optimizers,
     product,
     random,
     reduce,
     rows,
     shape,
-    update,
 )
 from onward.graph.ops.record import Op
 from onward.graph.types import Size, Type
 
 FAMILIES = (
     elementwise, shape, indexing, reduce, product, norm, loss, random, rows, attention, flash,
-    embedding, activation, head, finite, update,
+    embedding, activation, head, finite,
 )  # fmt: skip
 OPS: dict[str, Op] = {op.name: op for family in FAMILIES for op in family.OPS}
+OPS.update(optimizers.UPDATES)
 STANDARD = {name: op for name, op in OPS.items() if op.body is None}
 OWN = {name: op for name, op in OPS.items() if op.body is not None}
 

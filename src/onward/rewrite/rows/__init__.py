@@ -19,7 +19,7 @@ from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
 from onward.rewrite.noop import noop
 from onward.rewrite.rows.account import Account, account
-from onward.rewrite.rows.cut import cut, rows_name
+from onward.rewrite.rows.cut import cut
 from onward.rewrite.rows.demand import Demand, demands
 from onward.rewrite.rows.lookups import lookups
 from onward.rewrite.rows.pack import pack
@@ -48,5 +48,4 @@ def row_demand(
 
 __all__ = [
     "FAMILIES", "Account", "Demand", "Work", "account", "cut", "demands", "lookups", "row_demand",
-    "rows_name",
 ]  # fmt: skip

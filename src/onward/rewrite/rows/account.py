@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, type_of, where
 from onward.graph.ops import flops
+from onward.graph.signature import Signature
 from onward.graph.types import Shape, Size, product
 from onward.rewrite.dead import dead
 from onward.rewrite.rows.demand import Demand, demands
@@ -83,7 +84,7 @@ def account(graph: Graph, outputs: Sequence[str], without: Collection[str] = ())
         entries.append(Entry(where(node), node.op_type, done, rows, keys, demand.why))
     batch_first(graph, known)
     b = Builder(graph)
-    graph.state = {}
+    graph.state, graph.signature = {}, Signature()
     graph.outputs = {called: set_value(b, c, count) for (c, count), called in sets.items()}
     dead(graph)
     return Account(entries, graph, sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from onward.graph.graph import Graph, Role, type_of
+from onward.graph.signature import Signature
 from onward.rewrite.dead import dead
 
 
@@ -10,10 +11,10 @@ def cut(graph: Graph) -> tuple[Graph, Graph]:
     """`(conditions, step)`.
 
     conditions: from the batch to `b[N]` for every set of rows, an output each, called by its size.
-    step: the graph with the rows' numbers as inputs `rows.<size>`.
+    step: the graph with the rows' numbers as inputs (`Signature.rows`).
     """
     conditions, step = graph.clone(), graph.clone()
-    conditions.outputs, conditions.state = {}, {}
+    conditions.outputs, conditions.state, conditions.signature = {}, {}, Signature()
     conditions.counts, step.counts = set(), set()  # nothing is counted within either
     for node in conditions:
         if node.op_type == "Rows" and node.inputs[0] is not None:
@@ -22,12 +23,9 @@ def cut(graph: Graph) -> tuple[Graph, Graph]:
     for node in list(step):
         if node.op_type == "Rows":
             type = type_of(node.outputs[0])
-            rows = step.input(rows_name(str(type.shape[0])), type, Role.BATCH)
+            size = str(type.shape[0])
+            rows = step.input(f"rows.{size}", type, Role.BATCH)
+            step.signature = step.signature.but(rows={size: rows.name})
             step.replace(node.outputs[0], rows)
             step.remove([node])
     return conditions, step
-
-
-def rows_name(size: str) -> str:
-    """The step's input that holds the numbers of `size` rows."""
-    return f"rows.{size}"

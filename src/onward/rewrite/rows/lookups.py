@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, array_of, role_of, type_of
+from onward.graph.signature import Signature
 from onward.graph.types import product
 from onward.rewrite.dead import dead
 from onward.rewrite.rows.known import batch_first, batch_values
@@ -19,7 +20,8 @@ def lookups(graph: Graph) -> tuple[Graph, dict[str, int]]:
     known, nodes = batch_values(graph), list(graph)
     batch_first(graph, known)
     b = Builder(graph)
-    graph.outputs, graph.state, tables = {}, {}, {}
+    graph.outputs, graph.state, graph.signature = {}, {}, Signature()
+    tables: dict[str, int] = {}
     for node in nodes:
         if node.op_type not in ("Gather", "Embedding"):
             continue

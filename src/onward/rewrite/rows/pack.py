@@ -21,6 +21,7 @@ def pack(
     reads: see Packer.
     """
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in outputs}
+    graph.signature = graph.signature.within({v.name or "" for v in graph.inputs}, graph.outputs)
     asked = demands(graph, outputs)
     if not any(demand.rows is not None for demand in asked.values()):
         return 0

@@ -1,4 +1,4 @@
-// Adam and AdamW in one pass over p, g, m, v: the body of graph/ops/update.py, in its order.
+// Adam and AdamW in one pass over p, g, m, v: the body of graph/ops/optimizers/adam.py, in its order.
 #include "functions.h"
 
 #include <cmath>

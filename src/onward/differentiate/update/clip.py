@@ -1,0 +1,21 @@
+"""`g <- g min(1, max / norm)`, norm of all gradients as one vector: torch's `clip_grad_norm_`."""
+
+from __future__ import annotations
+
+from onward.differentiate.update.gradients import Gradients
+from onward.differentiate.update.recipe import Recipe
+
+EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm before dividing
+
+
+def clip(gradients: Gradients, recipe: Recipe) -> None:
+    """New output: the norm before clipping. The factor is left to the update."""
+    if recipe.max_grad_norm is None or not gradients.of:
+        return
+    b, graph = gradients.builder, gradients.graph
+    # the norm of the norms, as in torch
+    norms = [b.reshape(b.ReduceL2(g, keepdims=0), (1,)) for g in gradients.of.values()]
+    norm = b.ReduceL2(b.Concat(*norms, axis=0) if len(norms) > 1 else norms[0], keepdims=0)
+    graph.signature = graph.signature.but(grad_norm=gradients.output("grad_norm", norm))
+    gradients.norm = norm
+    gradients.scale = b.Min(b.Div(recipe.max_grad_norm, b.Add(norm, EPSILON)), 1.0)

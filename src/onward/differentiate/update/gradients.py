@@ -1,0 +1,44 @@
+"""What the passes from gradients to updates hand on to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Value
+from onward.graph.signature import Signature
+
+
+@dataclass
+class Gradients:
+    """The gradients of a step on their way to the update, in a graph that is being written.
+
+    of: by parameter. norm: f[], of all of them together, where a pass has needed it. scale: f[], a
+    factor that each is still to be multiplied by; the update does it in its own pass over memory.
+    """
+
+    graph: Graph
+    builder: Builder
+    of: dict[str, Value]
+    norm: Value | None = None
+    scale: Value | None = None
+
+    @classmethod
+    def taken_from(cls, graph: Graph) -> Gradients:
+        """The graph's gradients, no longer outputs of it."""
+        of = {name: graph.outputs.pop(made) for name, made in graph.signature.gradients.items()}
+        graph.signature = graph.signature.within(
+            {v.name or "" for v in graph.inputs}, graph.outputs
+        )
+        return cls(graph, Builder(graph, module="optimizer", backward=True), of)
+
+    def output(self, name: str, value: Value, source: Value | None = None) -> str:
+        """Makes `value` an output; of `source`, an input, it is the next value."""
+        self.graph.outputs[name] = value
+        if source is not None:
+            self.graph.state[name] = source
+        return name
+
+    @property
+    def signature(self) -> Signature:
+        return self.graph.signature

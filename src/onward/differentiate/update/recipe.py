@@ -1,0 +1,46 @@
+"""What a training step is to do with the gradients: a value, handed down from the trainer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from onward.graph.ops.optimizers import Optimizer
+
+
+@dataclass(frozen=True)
+class UpdateGroup:
+    """Parameters that share an update rule and hyperparameters (a torch `param_group`).
+
+    index: of the param_group. parameters: graph inputs. attributes: of the optimizer's op. slots:
+    the state tensors that each parameter has. clock: the count of updates that is the group's;
+    parameters that have always moved together share one.
+    """
+
+    index: int
+    parameters: tuple[str, ...]
+    optimizer: Optimizer
+    attributes: dict[str, Any] = field(hash=False)
+    slots: tuple[str, ...] = ()
+    clock: int = 0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """From the loss to the next weights.
+
+    groups: what is updated, and how; the loss reaches each of their parameters.
+    max_grad_norm: the 2-norm that all gradients together are clipped to; None: as they are.
+    accumulate: whether several micro-batches make one update. skip_nonfinite: whether an update is
+    left out where a gradient is infinite or NaN.
+    """
+
+    groups: tuple[UpdateGroup, ...] = ()
+    max_grad_norm: float | None = None
+    accumulate: bool = False
+    skip_nonfinite: bool = False
+
+    @property
+    def parameters(self) -> list[str]:
+        """The graph inputs that are trained, group by group."""
+        return [name for group in self.groups for name in group.parameters]

@@ -1,0 +1,82 @@
+"""Packed step: a step on the rows that are read, whose numbers the batch itself says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import torch
+
+from onward.compile import Graphs
+from onward.config import environment
+from onward.graph.graph import Graph
+from onward.rewrite import Work, cut, prune
+from onward.train.prepared_batch import OutputRequest, PreparedBatch
+from onward.train.session import PlanCache, Session
+from onward.train.unread import Ids, Unread
+
+
+class PackedStep:
+    """The packed form of a step for some results; `forward` is the packed forward."""
+
+    def __init__(
+        self, graphs: Graphs, forward: Graph, session: Session, results: Sequence[str]
+    ) -> None:
+        self._graphs, self._session, self._forward = graphs, session, forward
+        compiler = graphs.compiler
+        padded = prune(graphs.forward, graphs.forward.signature.requested(results, None))
+        self._conditions, _ = cut(forward)
+        self._work = Work(forward), Work(padded)
+        self._running = False
+        self._counting = PlanCache(session, compiler, graphs, label="rows-")
+        self._plans: dict[OutputRequest, PlanCache] = {}
+        self._ids = Ids(padded, graphs, session)
+        self._unread = Unread(graphs, forward, session)
+
+    @cached_property
+    def graph(self) -> Graph:
+        """The whole step, with the rows' numbers as inputs."""
+        _, step = cut(self._graphs.completed(self._forward))
+        return step
+
+    def prepare(
+        self, staged: Mapping[str, torch.Tensor], dims: dict[str, int], request: OutputRequest
+    ) -> PreparedBatch | None:
+        """The step for this batch; None where too few rows can be spared, and for ids that no table
+        has, at rows that nobody reads: the padded form refuses them as eager does."""
+        rows, sizes = self.count(staged, dims), dims
+        counts = {size: len(numbers) for size, numbers in rows.items()}
+        dims = dims | counts
+        if not self.pays(dims) or not self._ids.within(staged, sizes):
+            return None
+        cache = self._plans.get(request)
+        if cache is None:
+            graphs, budget = self._graphs, self._session.memory_budget
+            cache = PlanCache(self._session, graphs.compiler, graphs, budget)
+            self._plans[request] = cache
+        executable = cache.serving(self.graph, request.outputs(self.graph), dims, counts)
+        named = self.graph.signature.rows
+        inputs = {**staged, **{named[size]: numbers for size, numbers in rows.items()}}
+        if environment().check:
+            self._unread.check(inputs, dims, gradients=request.update is not None)
+        return PreparedBatch(executable, dims, inputs, self.share(dims), counts)
+
+    def count(
+        self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]
+    ) -> dict[str, torch.Tensor]:
+        """The numbers of the rows of each set, `i64[R]`, by the name of R."""
+        sizes = list(self._conditions.outputs)
+        executable = self._counting.serving(self._conditions, sizes, dims)
+        executable.run(staged, dims)
+        return {size: executable.view(size).nonzero().view(-1) for size in sizes}
+
+    def share(self, dims: Mapping[str, int]) -> float:
+        """The packed step's arithmetic as a share of the padded one's."""
+        packed, padded = (w.flops(dims) for w in self._work)
+        return packed / padded if padded else 1.0
+
+    def pays(self, dims: Mapping[str, int]) -> bool:
+        """Whether to run the packed form. What ran last stays unless the other is clearly better,
+        so that batches near the bound do not change places in memory."""
+        self._running = self.share(dims) < (0.99 if self._running else 0.95)
+        return self._running

@@ -1,0 +1,115 @@
+"""Prepared step: a captured call, its graphs, and the plans made of them.
+
+A step exists in two forms. The padded one computes every row, and is planned for each shape of
+batch. The packed one computes the rows that are read (`packed_step.py`); it is planned for the most
+rows seen, and each batch runs on its own counts. Which one runs is decided for every batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from onward.compile import Graphs
+from onward.config import CaptureError, OnwardError
+from onward.execute import Executable
+from onward.graph.graph import Graph
+from onward.rewrite import account
+from onward.train.call import Call
+from onward.train.explain import Explanation, explain
+from onward.train.packed_step import PackedStep
+from onward.train.prepared_batch import OutputRequest, PreparedBatch
+from onward.train.session import Session
+
+KEPT = 64  # plans of one graph that stay bound, one per shape and request
+
+
+class PreparedStep:
+    """`kind` is the structure and the dtypes of the calls that it serves."""
+
+    def __init__(self, kind: tuple[Any, ...], graphs: Graphs, session: Session) -> None:
+        self.kind, self.graphs, self.session = kind, graphs, session
+        self.captured = graphs.captured
+        self.padded: dict[Any, Executable] = {}  # by the call's signature, and the request
+        self._dims: dict[Any, dict[str, int]] = {}  # of the signatures seen
+        self._packed: dict[tuple[str, ...], PackedStep | None] = {}
+
+    def fits(self, call: Call) -> bool:
+        """Whether the graph was captured from a call like this one."""
+        if call.signature in self._dims:
+            return self.captured.suits(call.tensors)
+        if self.kind != call.kind:
+            return False
+        dims = self.captured.dims(call.tensors)
+        if dims is not None:
+            self._dims[call.signature] = dims
+        return dims is not None
+
+    def prepare(self, call: Call, request: OutputRequest) -> PreparedBatch:
+        """What runs this batch. Raises OnwardError for a result that the model lacks."""
+        dims, staged = self._sizes(call), self._staged(call)
+        packed = self.packed(request.results)
+        if packed is not None:
+            found = packed.prepare(staged, dims, request)
+            if found is not None:
+                return found
+        key = (call.signature, request)
+        executable = self.padded.pop(key, None)
+        if executable is None:
+            graph, budget = self.graphs.step, self.session.memory_budget
+            executable = self.session.executable(
+                self.graphs.compiler, self.graphs, graph, request.outputs(graph), dims, budget
+            )
+        self.padded[key] = executable  # now the most recently used
+        while len(self.padded) > KEPT:
+            del self.padded[next(iter(self.padded))]
+        return PreparedBatch(executable, dims, staged)
+
+    def packed(self, results: tuple[str, ...]) -> PackedStep | None:
+        """The form for the rows that these results need; None where that is all of them."""
+        if results not in self._packed:
+            self._check(results)
+            forward = self.graphs.forward
+            packed = self.graphs.packed(forward.signature.requested(results, None))
+            self._packed[results] = (
+                None if packed is None else PackedStep(self.graphs, packed, self.session, results)
+            )
+        return self._packed[results]
+
+    def explain(self, call: Call, results: tuple[str, ...]) -> Explanation:
+        """What row demand does with this batch."""
+        dims, staged = self._sizes(call), self._staged(call)
+        packed, quiet = self.packed(results), self.graphs.compiler.quiet()
+
+        def conditions(graph: Graph) -> dict[str, torch.Tensor]:
+            executable = self.session.executable(
+                quiet, self.graphs, graph, list(graph.outputs), dims
+            )
+            executable.run(staged)
+            return {name: executable.output(name) for name in graph.outputs}
+
+        pays = False
+        if packed is not None:
+            rows = packed.count(staged, dims)
+            pays = packed.pays(dims | {size: len(numbers) for size, numbers in rows.items()})
+        forward = self.graphs.forward
+        outputs = forward.signature.requested(results, None)
+        return explain(lambda without: account(forward, outputs, without), conditions, dims, pays)
+
+    def _sizes(self, call: Call) -> dict[str, int]:
+        if not self.fits(call):
+            raise CaptureError("the captured graph does not fit the batch it was captured from")
+        return self._dims[call.signature]
+
+    def _staged(self, call: Call) -> dict[str, torch.Tensor]:
+        """The call's tensors by graph input."""
+        leaves = self.captured.leaves
+        return {leaves[i]: t for i, t in enumerate(call.tensors)}
+
+    def _check(self, results: tuple[str, ...]) -> None:
+        have = list(self.graphs.forward.signature.results)
+        unknown = next((n for n in results if n not in (*have, "loss")), None)
+        if unknown is not None:
+            named = ", ".join(have) or "none but its loss"
+            raise OnwardError(f"no output '{unknown}' to fetch; the model has: {named}")

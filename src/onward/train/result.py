@@ -1,0 +1,39 @@
+"""StepResult: what one step gives back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from html import escape
+
+import torch
+
+from onward.train.report import tensor_text
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step gives back: detached copies, nothing synchronised until `float()`.
+
+    loss: f32[], the micro-batch's own. grad_norm: f32[] before clipping, None where gradients are
+    not clipped or the step was a micro-step. lr: of the first group. skipped: whether the update
+    was left out because a gradient was infinite or NaN. outputs: what `fetch=` named. updated:
+    whether the weights moved.
+    """
+
+    loss: torch.Tensor
+    grad_norm: torch.Tensor | None = None
+    lr: float = 0.0
+    skipped: bool = False
+    updated: bool = True
+    outputs: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        outputs = ", ".join(f"{n}: {tensor_text(t)}" for n, t in self.outputs.items())
+        return (
+            f"StepResult(loss={tensor_text(self.loss)}, grad_norm={tensor_text(self.grad_norm)}, "
+            f"lr={self.lr:g}, skipped={self.skipped}, updated={self.updated}, "
+            f"outputs={{{outputs}}})"
+        )
+
+    def _repr_html_(self) -> str:
+        return f"<code>{escape(repr(self))}</code>"

@@ -1,0 +1,84 @@
+"""Session: what all the steps of a Trainer share, and the one place where plans meet memory."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from onward.compile import Compiler, Graphs
+from onward.execute import Executable, Memory
+from onward.graph.graph import Graph
+from onward.train.updates import Updates
+
+ROOM = 16  # a plan for counted rows has room for one in ROOM more
+
+
+@dataclass(frozen=True)
+class Session:
+    """The memory, the optimizer's state, and the budget of bytes that a step is planned within."""
+
+    memory: Memory
+    updates: Updates
+    memory_budget: int | float | str | None = None
+
+    def executable(
+        self,
+        compiler: Compiler,
+        graphs: Graphs,
+        graph: Graph,
+        outputs: Iterable[str],
+        dims: Mapping[str, int],
+        budget: int | float | str | None = None,
+        open: Collection[str] = (),
+        label: str = "",
+    ) -> Executable:
+        """A new plan, with the tensors of the user and of the session (`Compiler.plan`)."""
+        plan = compiler.plan(graph, outputs, dims, budget, open, label)
+        owned = {**graphs.captured.owned, **self.updates.owned(plan.signature)}
+        return compiler.bind(plan, self.memory, owned)
+
+
+class PlanCache:
+    """Plans of one graph for batches of any size: each serves all sizes up to its own.
+
+    budget: of bytes, for graphs that are steps. label: before the names of dumps.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        compiler: Compiler,
+        graphs: Graphs,
+        budget: int | float | str | None = None,
+        label: str = "",
+    ) -> None:
+        self._session, self._compiler, self._graphs = session, compiler, graphs
+        self._budget, self._label = budget, label
+        self._executables: dict[frozenset[str], Executable] = {}  # by the sizes that are not 0
+
+    def serving(
+        self,
+        graph: Graph,
+        outputs: list[str],
+        dims: Mapping[str, int],
+        counted: Collection[str] = (),
+    ) -> Executable:
+        """A bound plan for these sizes; where it must be made, with room for larger ones.
+
+        counted: sizes that differ from batch to batch, so that room is left at once.
+        """
+        key = frozenset(n for n, size in dims.items() if size)
+        found = self._executables.get(key)
+        if found is not None and found.plan.serves(dims):
+            return found
+        most = dict(dims)
+        for name in key:
+            before = found.plan.dims[name] if found is not None else 0
+            grows = dims[name] > before > 0 or name in counted
+            most[name] = max(before, dims[name] + dims[name] // ROOM if grows else dims[name])
+        self._executables.pop(key, None)
+        open = [name for name, size in most.items() if size > 0]
+        self._executables[key] = self._session.executable(
+            self._compiler, self._graphs, graph, outputs, most, self._budget, open, self._label
+        )
+        return self._executables[key]
