@@ -20,7 +20,7 @@ import onward
 import onward.compile
 import onward.train.steps
 from onward.capture import Captured
-from onward.capture.walk import Walk
+from onward.capture.object_graph import Walk
 
 Tensors = dict[str, torch.Tensor]
 SLOTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")

@@ -1,4 +1,4 @@
-"""torch.nn.Module -> forward Graph: export, translate, raise composites."""
+"""torch.nn.Module -> forward Graph: export, translate, fuse composites."""
 
 from onward.capture.export import Captured, capture
 from onward.capture.refusals import refuse_surroundings
