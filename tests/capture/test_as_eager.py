@@ -237,6 +237,16 @@ def test_gradients_stop_where_they_stop_in_eager_mode(how: str) -> None:
     follow(Moded(how))
 
 
+def test_a_parameter_that_is_frozen_through_the_class_is_refused() -> None:
+    def freeze(m: Net, x: torch.Tensor) -> None:
+        torch.Tensor.requires_grad_(m.b.weight, False)
+        m.b(x)
+        torch.Tensor.requires_grad_(m.b.weight)
+
+    with pytest.raises(onward.CaptureError, match="the forward sets requires_grad of a parameter"):
+        follow(Net(freeze))
+
+
 def test_nothing_stays_answered_otherwise() -> None:
     """What a capture replaces is there again, also where the forward raises."""
     inference = torch.inference_mode

@@ -477,7 +477,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "patches: an interrupt comes before a place is noted", "capture/patches.py",
-        "            before.append((owner, name, own))  # first: an interrupt may come before it is set\n"
+        "            before.append((owner, name, own))  # before it is set: an interrupt may come\n"
         "            _put(owner, name, visible)\n",
         "            _put(owner, name, visible)\n            before.append((owner, name, own))\n",
         PATCHES,

@@ -150,12 +150,6 @@ def _frozen(model: Any, h: torch.Tensor) -> None:
     model.inner.weight.requires_grad = True
 
 
-def _frozen_unbound(model: Any, h: torch.Tensor) -> None:
-    torch.Tensor.requires_grad_(model.inner.weight, False)
-    model.inner(h)
-    torch.Tensor.requires_grad_(model.inner.weight)
-
-
 class Packing(torch.autograd.graph.saved_tensors_hooks):
     def __init__(self) -> None:
         super().__init__(lambda x: x, lambda x: x)
@@ -340,10 +334,6 @@ REFUSED: dict[str, tuple[Refused, str]] = {
         lambda t: attribute(
             t.model, "inspect", lambda h: t.model.inner.requires_grad_(False).requires_grad_()
         ),
-        "the forward sets requires_grad of a parameter",
-    ),
-    "parameters frozen for a while, unbound": (
-        lambda t: attribute(t.model, "inspect", functools.partial(_frozen_unbound, t.model)),
         "the forward sets requires_grad of a parameter",
     ),
     "backward within the forward": (

@@ -33,7 +33,7 @@ def patched(places: Iterable[Patch]) -> Iterator[None]:
         for owner, name, replacement in given:
             own = look(owner, name)
             visible = _for_this_thread(owner, name, own, replacement)
-            before.append((owner, name, own))  # first: an interrupt may come before it is set
+            before.append((owner, name, own))  # before it is set: an interrupt may come
             _put(owner, name, visible)
         yield
     finally:
