@@ -18,7 +18,8 @@ from torch.fx import _symbolic_trace
 from torch.jit import _trace
 
 import onward
-from onward.capture.as_eager import _COMPILERS, _look, _of_compilers
+from onward.capture.as_eager import _COMPILERS, _LAYOUT, _of_compilers
+from onward.capture.patches import look
 
 ROWS = {n: torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (1, 3, 4)}
 LABELS = torch.arange(8) % 5
@@ -27,6 +28,7 @@ BATCHES = [
     ROWS[4], ROWS[3], ROWS[3].t().contiguous().t(), torch.cat([ROWS[4], ROWS[3]])[4:], ROWS[4],
     ROWS[3].t().contiguous().t(), ROWS[1],
 ]  # fmt: skip
+STRIDE = torch.Tensor.stride  # taken before any capture
 Ask = Callable[["Net", torch.Tensor], Any]
 
 ASKS: dict[str, Ask] = {
@@ -84,6 +86,18 @@ ASKS: dict[str, Ask] = {
     "next_functions": lambda m, x: len(m.b(x).grad_fn.next_functions) == 3,  # type: ignore
     "is_inference_mode_enabled": lambda m, x: torch.is_inference_mode_enabled(),
     "is_grad_enabled": lambda m, x: torch.is_grad_enabled(),
+    "unbound size": lambda m, x: torch.Tensor.size(x, 0) == 3,
+    "unbound shape": lambda m, x: torch.Tensor.shape.__get__(x) == (3, 8),  # type: ignore
+    "unbound is_contiguous": lambda m, x: torch.Tensor.is_contiguous(x),
+    "unbound stride": lambda m, x: torch.Tensor.stride(x)[0] == 8,
+    "unbound stride of a dim": lambda m, x: torch.Tensor.stride(x, 1) == 1,
+    "unbound stride by name": lambda m, x: STRIDE(x)[0] == 8,
+    "unbound storage_offset": lambda m, x: torch.Tensor.storage_offset(x) == 0,
+    "unbound dim_order": lambda m, x: torch.Tensor.dim_order(x) == (0, 1),
+    "unbound stride of a parameter": lambda m, x: torch.Tensor.stride(m.b.weight) == (8, 1),
+    "unbound stride of Parameter": lambda m, x: nn.Parameter.stride(x)[0] == 8,  # type: ignore
+    "unbound requires_grad": lambda m, x: torch.Tensor.requires_grad.__get__(m.b(x)),  # type: ignore
+    "unbound str of a size": lambda m, x: torch.Tensor.size(x, 0).__str__() == "3",
     "device": lambda m, x: x.device.type == "cpu" and x.is_cpu and not x.is_meta,
 }  # fmt: skip
 
@@ -223,20 +237,30 @@ def test_gradients_stop_where_they_stop_in_eager_mode(how: str) -> None:
     follow(Moded(how))
 
 
+def test_a_parameter_that_is_frozen_through_the_class_is_refused() -> None:
+    def freeze(m: Net, x: torch.Tensor) -> None:
+        torch.Tensor.requires_grad_(m.b.weight, False)
+        m.b(x)
+        torch.Tensor.requires_grad_(m.b.weight)
+
+    with pytest.raises(onward.CaptureError, match="the forward sets requires_grad of a parameter"):
+        follow(Net(freeze))
+
+
 def test_nothing_stays_answered_otherwise() -> None:
     """What a capture replaces is there again, also where the forward raises."""
-    fake = FakeTensor
     inference = torch.inference_mode
-    places = [(fake, n) for n in ("grad_fn", "requires_grad", "requires_grad_", "stride")]
+    places = [(FakeTensor, n) for n in ("grad_fn", "requires_grad")]
+    places += [(torch.Tensor, n) for n in ("requires_grad_", *_LAYOUT)]
     places += [(torch.SymInt, n) for n in ("__repr__", "__str__", "__format__")]
     places += [(inference, "__enter__"), (inference, "__exit__"), (globals(), "is_compiling")]
     places += [(globals(), n) for n in ("type", "isinstance")]
     places += [(p, n) for p, n, _ in _of_compilers(lambda: True)]
-    before = [_look(*place) for place in places]
+    before = [look(*place) for place in places]
     follow(Net(ASKS["is_compiling by name"]))
     with pytest.raises(onward.CaptureError):
         follow(Net(lambda m, x: x.sum().item() > 0))
-    assert all(_look(*place) is found for place, found in zip(places, before, strict=True))
+    assert all(look(*place) is found for place, found in zip(places, before, strict=True))
 
 
 def test_every_way_to_ask_torch_is_there() -> None:

@@ -19,7 +19,8 @@ from transformers.integrations.sdpa_attention import repeat_kv
 
 import onward
 from onward.capture import capture
-from onward.capture.huggingface import _forms, attention_kept_whole
+from onward.capture.huggingface import attention_kept_whole
+from onward.capture.huggingface.plain_attention import _forms
 from onward.config import CaptureError, TrainerOptions
 from onward.graph.graph import type_of
 

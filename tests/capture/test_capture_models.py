@@ -20,7 +20,7 @@ from tiny import (
 )
 from torch import nn
 
-from onward.capture import Captured, capture
+from onward.capture import CapturedModule, capture
 from onward.config import CaptureError
 from onward.graph.file import save
 from onward.graph.graph import Graph, Role, attributes, type_of
@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[Any, Any, int]] = {
 }
 
 
-def captured(name: str, padding: str | None = None) -> tuple[nn.Module, Any, Captured]:
+def captured(name: str, padding: str | None = None) -> tuple[nn.Module, Any, CapturedModule]:
     make, data_of, _ = MODELS[name]
     model, data = make(), data_of(padding)
     return model, data, capture(model, (), data)
@@ -185,7 +185,7 @@ def test_saved_graph_names_modules_but_no_source_file(tmp_path: Any) -> None:
 # ---- sizes
 
 
-def shapes(got: Captured, size: int, length: int) -> dict[str, int] | None:
+def shapes(got: CapturedModule, size: int, length: int) -> dict[str, int] | None:
     return got.dims(list(batch(size, length, "right").values()))
 
 
@@ -213,7 +213,7 @@ def test_size_one_is_captured_for_itself(size: int, length: int) -> None:
     assert symbols_in(got.graph) == fixed | ({"T"} if length > 1 else set())
 
 
-def shapes_without_mask(got: Captured, size: int, length: int) -> dict[str, int] | None:
+def shapes_without_mask(got: CapturedModule, size: int, length: int) -> dict[str, int] | None:
     return got.dims(list(batch(size, length).values()))
 
 

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 import onward
 import onward.compile
 import onward.train.packed_step
-from onward.capture import Captured
-from onward.capture.walk import Walk
+from onward.capture import CapturedModule
+from onward.capture.object_graph import Walk
 
 Tensors = dict[str, torch.Tensor]
 SLOTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -257,12 +257,12 @@ class Captures:
     """
 
     def __init__(self) -> None:
-        self.kept: list[tuple[Any, Captured, dict[str, str]]] = []
+        self.kept: list[tuple[Any, CapturedModule, dict[str, str]]] = []
         self.real = onward.compile.capture
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        def record(model: nn.Module, *args: Any, **more: Any) -> Captured:
+        def record(model: nn.Module, *args: Any, **more: Any) -> CapturedModule:
             before = Walk(model, None).facts
             found = self.real(model, *args, **more)
             if Walk(model, None).facts != before:  # a forward that leaves something
@@ -280,7 +280,7 @@ class Captures:
     def replaying(self) -> Iterator[None]:
         rest = iter(self.kept)
 
-        def replay(model: nn.Module, *args: Any, **more: Any) -> Captured:
+        def replay(model: nn.Module, *args: Any, **more: Any) -> CapturedModule:
             key, found, names = next(rest, (None, None, {}))
             live = _named(model)
             if (
@@ -300,7 +300,7 @@ class Captures:
             yield
 
     @contextlib.contextmanager
-    def _patched(self, function: Callable[..., Captured]) -> Iterator[None]:
+    def _patched(self, function: Callable[..., CapturedModule]) -> Iterator[None]:
         onward.compile.capture = function
         try:
             yield
@@ -308,7 +308,7 @@ class Captures:
             onward.compile.capture = self.real
 
 
-def _copy(found: Captured, **changes: Any) -> Captured:
+def _copy(found: CapturedModule, **changes: Any) -> CapturedModule:
     made = copy.copy(found)
     made.graph = found.graph.clone()
     made.notes = list(found.notes)

@@ -40,6 +40,7 @@ STATE = (
 GUARDS = ("train/test_stale_graphs.py", "train/test_trainer_guards.py")
 EFFECTS = ("capture/test_effects.py",)
 AS_EAGER = ("capture/test_as_eager.py",)
+PATCHES = ("capture/test_patches.py",)
 HOOKS = ("train/test_refused_hooks.py",)
 STEPS = ("train/test_whole_steps.py",)
 
@@ -255,30 +256,30 @@ FAULTS: tuple[Fault, ...] = (
     ),
     # capture
     Fault(
-        "capture: a clamp's bounds are exchanged", "capture/aten.py",
+        "capture: a clamp's bounds are exchanged", "capture/aten/elementwise.py",
         "        low, high = None, low\n", "        pass\n", CAPTURE,
     ),
     Fault(
-        "capture: bits of whole numbers", "capture/aten.py",
+        "capture: bits of whole numbers", "capture/aten/elementwise.py",
         "c.b.Not(x) if dtype == DType.BOOL else c.b.Sub(c.value(-1, dtype), x)",
         "c.b.Not(c.value(x, DType.BOOL))", CAPTURE,
     ),
     Fault(
-        "capture: a reversed difference", "capture/aten.py",
+        "capture: a reversed difference", "capture/aten/elementwise.py",
         'return _binary("Sub")(c, b, a if alpha == 1 else c.b.Mul(a, alpha))',
         'return _binary("Sub")(c, b, a)', CAPTURE,
     ),
     Fault(
-        "capture: a negative index", "capture/aten.py",
+        "capture: a negative index", "capture/aten/indexing.py",
         "        index = size + index\n", "        index = size + index - 1\n", CAPTURE,
     ),
     Fault(
-        "capture: padding starts with the first dim", "capture/aten.py",
+        "capture: padding starts with the first dim", "capture/aten/shape.py",
         "begin[rank - 1 - i], end[rank - 1 - i] = pads[2 * i], pads[2 * i + 1]",
         "begin[i], end[i] = pads[2 * i], pads[2 * i + 1]", CAPTURE,
     ),
     Fault(
-        "capture: a softmax moves its dim and leaves it", "capture/composites.py",
+        "capture: a softmax moves its dim and leaves it", "capture/aten/norm.py",
         "    return c.b.transpose(y, back)\n", "    return c.b.transpose(y, swap)\n", CAPTURE,
     ),
     # optimizer
@@ -317,11 +318,11 @@ FAULTS: tuple[Fault, ...] = (
     ),
     # guards
     Fault(
-        "guard: module buffers", "capture/walk.py",
+        "guard: module buffers", "capture/object_graph/walk.py",
         'for name in ("_parameters", "_buffers"):', 'for name in ("_parameters",):', GUARDS,
     ),
     Fault(
-        "guard: what requires a gradient", "capture/walk.py",
+        "guard: what requires a gradient", "capture/object_graph/walk.py",
         "type(x), x.requires_grad, x.dtype", "type(x), x.dtype", GUARDS,
     ),
     Fault(
@@ -334,22 +335,22 @@ FAULTS: tuple[Fault, ...] = (
     ),
     # what a forward does beside its result
     Fault(
-        "effects: what is left is not compared", "capture/effects.py",
+        "effects: what is left is not compared", "capture/rehearsal.py",
         "if not (_equal(given, again[0]) and _alike(left, again[1])):",
         "if not _equal(given, again[0]):", EFFECTS,
     ),
     Fault(
-        "effects: what is given is not compared", "capture/effects.py",
+        "effects: what is given is not compared", "capture/rehearsal.py",
         "if not (_equal(given, again[0]) and _alike(left, again[1])):",
         "if not _alike(left, again[1]):", EFFECTS,
     ),
     Fault(
-        "effects: tensors stay set", "capture/effects.py",
+        "effects: tensors stay set", "capture/rehearsal.py",
         "effects.left = steady or all(_told(fact) == fact for fact in kept)",
         "effects.left = True", EFFECTS,
     ),
     Fault(
-        "effects: tables do not stay", "capture/effects.py",
+        "effects: tables do not stay", "capture/rehearsal.py",
         "effects.left = steady or all(", "effects.left = all(", EFFECTS,
     ),
     Fault(
@@ -357,36 +358,36 @@ FAULTS: tuple[Fault, ...] = (
         "        result.constants += flat.effects.tensors", "        pass", EFFECTS,
     ),
     Fault(
-        "effects: no other batch in between", "capture/effects.py",
+        "effects: no other batch in between", "capture/rehearsal.py",
         "self._give([_another(t, all_differ) for t in self._batch])", "pass", EFFECTS,
     ),
     Fault(
-        "effects: no smaller batch in between", "capture/effects.py",
+        "effects: no smaller batch in between", "capture/rehearsal.py",
         "            self._give(self._smaller())", "            pass", EFFECTS,
     ),
     Fault(
-        "effects: no other parameters in between", "capture/effects.py",
+        "effects: no other parameters in between", "capture/rehearsal.py",
         "changed = _another(t.detach(), t.is_floating_point())", "changed = t.detach()", EFFECTS,
     ),
     Fault(
-        "effects: what is set on parameters is not seen", "capture/held.py",
+        "effects: what is set on parameters is not seen", "capture/object_graph/snapshot.py",
         'self.visit(value, f"{path}.{name}")', "pass", EFFECTS,
     ),
     Fault(
-        "guard: what is set on a tensor", "capture/walk.py",
+        "guard: what is set on a tensor", "capture/object_graph/walk.py",
         "        self._attributes(x, path, self.depth)\n        try:", "        try:", GUARDS,
     ),
     Fault(
-        "guard: the class of a tensor", "capture/walk.py",
+        "guard: the class of a tensor", "capture/object_graph/sweep.py",
         'attrgetter("__class__", "requires_grad"', 'attrgetter("requires_grad"',
         ("train/test_batches.py",),
     ),
     Fault(
-        "effects: the other mode is not looked at", "capture/effects.py",
+        "effects: the other mode is not looked at", "capture/rehearsal.py",
         "if not effects.left and not self._other_mode_is_blind():", "if False:", EFFECTS,
     ),
     Fault(
-        "effects: names of a module are not put back", "capture/held.py",
+        "effects: names of a module are not put back", "capture/object_graph/snapshot.py",
         "                scope[name] = value", "                pass", EFFECTS,
     ),
     Fault(
@@ -395,14 +396,14 @@ FAULTS: tuple[Fault, ...] = (
         "                pass\n", EFFECTS,
     ),
     Fault(
-        "effects: an iterator's place is not seen", "capture/walk.py",
+        "effects: an iterator's place is not seen", "capture/object_graph/facts.py",
         "    if left >= 0 or not depth:\n        return left",
         "    if left >= 0 or not depth:\n        return None", EFFECTS,
     ),
     Fault(
-        "encoder: hidden tokens before visible ones", "capture/nested.py",
+        "encoder: hidden tokens before visible ones", "capture/transformer_encoder.py",
         "torch.where((hidden & last)[..., None], empty, y)",
-        "torch.where(hidden[..., None], empty, y)", ("capture/test_nested.py",),
+        "torch.where(hidden[..., None], empty, y)", ("capture/test_transformer_encoder.py",),
     ),
     Fault(
         "capture: a size that the trace fixes stays open", "capture/sizes.py",
@@ -453,6 +454,39 @@ FAULTS: tuple[Fault, ...] = (
         "if flat.noted.lies:", "if False:", AS_EAGER,
     ),
     Fault(
+        "capture: a question through the class is not seen", "capture/as_eager.py",
+        "yield torch.Tensor, name, of_layout", "yield FakeTensor, name, of_layout", AS_EAGER,
+    ),
+    Fault(
+        "capture: a name for a question is not seen", "capture/as_eager.py",
+        "if id(x) in known_as]", "if False]", AS_EAGER,
+    ),
+    Fault(
+        "patches: all threads see them", "capture/patches.py",
+        "replacement if threading.get_ident() == here else plain", "replacement", PATCHES,
+    ),
+    Fault(
+        "patches: what is put back last is lost to an interrupt", "capture/patches.py",
+        "                _put(*before[-1])\n                before.pop()\n",
+        "                _put(*before.pop())\n", PATCHES,
+    ),
+    Fault(
+        "patches: the first place is put back first", "capture/patches.py",
+        "                _put(*before[-1])\n                before.pop()\n",
+        "                _put(*before[0])\n                before.pop(0)\n", PATCHES,
+    ),
+    Fault(
+        "patches: an interrupt comes before a place is noted", "capture/patches.py",
+        "            before.append((owner, name, own))  # before it is set: an interrupt may come\n"
+        "            _put(owner, name, visible)\n",
+        "            _put(owner, name, visible)\n            before.append((owner, name, own))\n",
+        PATCHES,
+    ),
+    Fault(
+        "patches: what was absent stays", "capture/patches.py",
+        "        delattr(owner, name)", "        pass", PATCHES,
+    ),
+    Fault(
         "capture: hooks on nodes pass", "capture/as_eager.py",
         "if name in _NODE_HOOKS:", "if False:", HOOKS,
     ),
@@ -461,8 +495,8 @@ FAULTS: tuple[Fault, ...] = (
         "if id(x) in changed:", "if False:", HOOKS,
     ),
     Fault(
-        "capture: saved tensors hooks pass", "capture/refusals.py",
-        "and not _keeps_numbers(context.pack_hook)", "and False", HOOKS,
+        "capture: saved tensors hooks pass", "capture/gradient_code.py",
+        "if not keeps_numbers(context.pack_hook):", "if False:", HOOKS,
     ),
     Fault(
         "capture: saved tensors hooks around a step pass", "capture/refusals.py",

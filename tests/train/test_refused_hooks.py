@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import onward
 import onward.compile
 from onward import CaptureError
-from onward.capture import walk
+from onward.capture.object_graph import facts
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
 Y = torch.arange(6) % 5
@@ -585,7 +585,7 @@ def test_another_models_weights_in_the_loss_are_seen_when_they_move(
 ) -> None:
     """A teacher is baked in; one that follows the model changes with each step."""
     if way == "version":
-        monkeypatch.setattr(walk, "BYTES", 0)
+        monkeypatch.setattr(facts, "BYTES", 0)
     model, teacher = net(), net()
 
     def distil(outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """torch.nn.Module -> forward Graph: export, translate, fuse composites."""
 
-from onward.capture.export import CapturedModule, capture
+from onward.capture.captured_module import CapturedModule
+from onward.capture.export import capture
 from onward.capture.protocol import Captured
 from onward.capture.refusals import refuse_surroundings
 

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from onward.capture.walk import Walk
+from onward.capture.object_graph import Walk
+from onward.capture.patches import Patch, caller, patched
 from onward.config import CaptureError
 
 _FOR_TRACES = {"functorch", "onward", "sympy", "torch", "transformers"}
@@ -33,7 +34,6 @@ _NODE_HOOKS = ("register_hook", "register_prehook")
 _LAYOUT = ("dim_order", "is_contiguous", "stride", "storage_offset")
 _NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _TENSOR: Any = torch._C.TensorBase
-_MISSING = object()
 
 
 @contextmanager
@@ -50,33 +50,30 @@ def answering_as_eager(
     here = threading.get_ident()
 
     def asked() -> bool:
-        """Whether the model's code asks, two calls up."""
+        """Whether the model's code asks."""
         if threading.get_ident() != here:
             return False
-        name = sys._getframe(2).f_globals.get("__name__") or ""
+        name = caller().f_globals.get("__name__") or ""
         return name.partition(".")[0] not in _FOR_TRACES
 
+    tensors = list(_of_tensors(asked, note))
+    known_as = {id(getattr(torch.Tensor, name)): tell for _, name, tell in tensors}
     places = [
-        *_of_tensors(asked, note),
+        *tensors,
         *_of_gradients(asked, {id(t) for t in trained}),
         *_of_sizes(asked),
         *_of_compilers(asked),
-        *_of_inference_mode(here),
+        *_of_inference_mode(),
     ]
     for scope in _scopes(seen):
         places += [(scope, n, x) for n, x in _BUILTINS.items() if n not in scope]
-        places += [(scope, n, _no) for n, x in list(scope.items()) if _is_of_compiler(x)]
-    before = [_look(place, name) for place, name, _ in places]
-    try:
-        for place, name, value in places:
-            _set(place, name, value)
+        held = list(scope.items())
+        places += [(scope, n, _no) for n, x in held if _is_of_compiler(x)]
+        places += [(scope, n, known_as[id(x)]) for n, x in held if id(x) in known_as]
+    with patched(places):
         yield
-    finally:
-        for (place, name, _), value in reversed(list(zip(places, before, strict=True))):
-            _set(place, name, value)
 
 
-_Patch = tuple[Any, str, Any]  # a class, a module or a scope; a name there; what it is to be
 _Asked = Callable[[], bool]
 
 
@@ -89,21 +86,8 @@ def _scopes(seen: Walk) -> Iterator[dict[str, Any]]:
     return iter({id(scope): scope for scope in found}.values())
 
 
-def _look(place: Any, name: str) -> Any:
-    return (place if isinstance(place, dict) else vars(place)).get(name, _MISSING)
-
-
-def _set(place: Any, name: str, value: Any) -> None:
-    if isinstance(place, dict):
-        place.pop(name, None) if value is _MISSING else place.__setitem__(name, value)
-    elif value is not _MISSING:
-        setattr(place, name, value)
-    elif name in vars(place):  # an interrupt may come before it is set
-        delattr(place, name)
-
-
-def _of_tensors(asked: _Asked, note: Callable[[], None]) -> Iterator[_Patch]:
-    """Of the class that a trace's tensors have."""
+def _of_tensors(asked: _Asked, note: Callable[[], None]) -> Iterator[Patch]:
+    """Of the class that all tensors have: `torch.Tensor.stride(x)` asks too."""
 
     def of_layout(plain: Callable[..., Any]) -> Callable[..., Any]:
         def tell(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -114,10 +98,10 @@ def _of_tensors(asked: _Asked, note: Callable[[], None]) -> Iterator[_Patch]:
         return tell
 
     for name in _LAYOUT:
-        yield FakeTensor, name, of_layout(getattr(FakeTensor, name))
+        yield torch.Tensor, name, of_layout(getattr(torch.Tensor, name))
 
 
-def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[_Patch]:
+def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
     changed: set[int] = set()
     grad_fn, requires_grad = _TENSOR.grad_fn.__get__, _TENSOR.requires_grad.__get__
 
@@ -141,10 +125,10 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[_Patch]:
 
     yield FakeTensor, "grad_fn", property(node)
     yield FakeTensor, "requires_grad", property(requires_grad, require)
-    yield FakeTensor, "requires_grad_", require_
+    yield torch.Tensor, "requires_grad_", require_
 
 
-def _of_sizes(asked: _Asked) -> Iterator[_Patch]:
+def _of_sizes(asked: _Asked) -> Iterator[Patch]:
     """A size that is written out is from then on of this batch alone."""
 
     def as_text(name: str, plain: Callable[..., str]) -> Callable[..., str]:
@@ -157,7 +141,7 @@ def _of_sizes(asked: _Asked) -> Iterator[_Patch]:
         yield torch.SymInt, name, as_text(name, getattr(torch.SymInt, name))
 
 
-def _of_compilers(asked: _Asked) -> Iterator[_Patch]:
+def _of_compilers(asked: _Asked) -> Iterator[Patch]:
     def answer(plain: Callable[[], bool]) -> Callable[[], bool]:
         def tell() -> bool:
             return not asked() and plain()
@@ -169,32 +153,23 @@ def _of_compilers(asked: _Asked) -> Iterator[_Patch]:
             yield sys.modules[place], name, answer(getattr(sys.modules[place], name))
 
 
-def _of_inference_mode(here: int) -> Iterator[_Patch]:
+def _of_inference_mode() -> Iterator[Patch]:
     """A trace does not keep it, but where gradients are off."""
     mode = torch.inference_mode
-    enter, leave, enabled = mode.__enter__, mode.__exit__, torch.is_inference_mode_enabled
     entered: list[tuple[Any, bool]] = []
 
-    def enter_(context: Any) -> None:
-        if threading.get_ident() != here:
-            return enter(context)
+    def enter(context: Any) -> None:
         entered.append((torch.set_grad_enabled(not context.mode), context.mode))
-        return None
 
-    def leave_(context: Any, *error: Any) -> None:
-        if threading.get_ident() != here:
-            return leave(context, *error)
+    def leave(context: Any, *error: Any) -> None:
         entered.pop()[0].__exit__(*error)
-        return None
 
-    def enabled_() -> bool:
-        if threading.get_ident() != here:
-            return enabled()
+    def enabled() -> bool:
         return bool(entered) and entered[-1][1]
 
-    yield mode, "__enter__", enter_
-    yield mode, "__exit__", leave_
-    yield torch, "is_inference_mode_enabled", enabled_
+    yield mode, "__enter__", enter
+    yield mode, "__exit__", leave
+    yield torch, "is_inference_mode_enabled", enabled
 
 
 def _class_of(x: Any) -> type:

@@ -8,10 +8,7 @@ besides, to a list or a logger, an export would lose.
 from __future__ import annotations
 
 import itertools
-import sys
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,9 +16,8 @@ from torch.jit import ScriptModule
 from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _device, _python_dispatch
-from torch.utils.checkpoint import CheckpointFunction
 
-from onward.capture.walk import Walk
+from onward.capture.object_graph import Walk
 from onward.config import CaptureError
 
 # packages whose forward hooks are pure: they may be traced
@@ -38,16 +34,8 @@ _GLOBAL |= {"_global_" + attribute.lstrip("_"): kind for attribute, kind in BACK
 
 _CORE: Any = torch._C
 _packing = _CORE._autograd._top_saved_tensors_default_hooks  # the innermost ones, or None
-_NO_HOOKS = "hooks do not run inside a graph; fix: remove it"
-_IN_BACKWARD: dict[tuple[Any, str], str] = {
-    (torch.Tensor, "register_hook"): _NO_HOOKS,
-    (torch.Tensor, "register_post_accumulate_grad_hook"): _NO_HOOKS,
-    (torch.autograd.graph, "get_gradient_edge"): _NO_HOOKS,
-    (modules, "BackwardHook"): _NO_HOOKS,  # what a module's backward hooks make
-    # which Tensor.backward calls
-    (torch.autograd, "backward"): "a step's gradients are its loss's alone; fix: call it outside",
-}
-_FETCH = f"{_NO_HOOKS}, or use fetch= for an output of the model"
+NO_HOOKS = "hooks do not run inside a graph; fix: remove it"
+_FETCH = f"{NO_HOOKS}, or use fetch= for an output of the model"
 
 
 def refuse_model(model: torch.nn.Module, loss_fn: Any = None, trains: bool = True) -> None:
@@ -86,13 +74,13 @@ def _surroundings() -> Iterator[str]:
             continue  # of torch.set_default_device
         yield f"{type(mode).__name__} is active, which a graph does not pass through; fix: leave it"
     packing = _packing(True)
-    if packing and not _keeps_numbers(packing[0]):
+    if packing and not keeps_numbers(packing[0]):
         yield "saved_tensors_hooks are active, which a graph does not call; fix: leave the block"
     for attribute, kind in _GLOBAL.items():
         yield from _hooks(getattr(modules, attribute, {}), f"global {kind}", "every module", _FETCH)
 
 
-def _keeps_numbers(pack: Any) -> bool:
+def keeps_numbers(pack: Any) -> bool:
     """Whether it is of save_on_cpu or of checkpoint, which give back what they were given."""
     return getattr(pack, "__module__", "") in ("torch.autograd.graph", "torch.utils.checkpoint")
 
@@ -113,7 +101,7 @@ def _module_hooks(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[
         for attribute, kind in FORWARD_HOOKS.items():
             yield from _hooks(getattr(module, attribute, {}), kind, where, _FETCH)
         for attribute, kind in BACKWARD_HOOKS.items() if trains else ():
-            yield from _hooks(getattr(module, attribute, {}), kind, where, _NO_HOOKS, ())
+            yield from _hooks(getattr(module, attribute, {}), kind, where, NO_HOOKS, ())
 
 
 def _hooks(
@@ -156,7 +144,7 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
         if pointer and other != name and (trained or written):
             yield f"{name} and {other} are different views of one storage; fix: clone one"
         for attribute, kind in TENSOR_HOOKS.items() if trains else ():
-            yield from _hooks(getattr(tensor, attribute, None), kind, name, _NO_HOOKS, ())
+            yield from _hooks(getattr(tensor, attribute, None), kind, name, NO_HOOKS, ())
 
 
 def refuse_unlisted(
@@ -172,66 +160,6 @@ def refuse_unlisted(
                 "among the model's; fix: register it (an attribute of a module, a ModuleList), or "
                 "requires_grad_(False)"
             )
-
-
-@contextmanager
-def refusing_gradient_code(trains: bool) -> Iterator[None]:
-    """Within it, a forward that says what happens in backward raises CaptureError.
-
-    Other threads go on as if nothing were patched.
-    """
-    here = threading.get_ident()
-    functions = torch.autograd.function
-    defined = functions._is_setup_context_defined
-    packing: Any = torch.autograd.graph.saved_tensors_hooks
-    pack = packing.__enter__
-    plain = {place: getattr(*place) for place in _IN_BACKWARD} if trains else {}
-
-    def refuse_custom(setup_context: Any) -> bool:
-        """`Function.apply` asks this first, also where it was bound long ago (`f = F.apply`)."""
-        cls = sys._getframe(1).f_locals["cls"]
-        if threading.get_ident() != here:
-            return defined(setup_context)
-        if cls is CheckpointFunction:
-            raise CaptureError(
-                "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward a "
-                "capture would drop; fix: use_reentrant=False"
-            )
-        if cls.__module__.partition(".")[0] == "torch":  # which its tracing knows
-            return defined(setup_context)
-        raise CaptureError(
-            f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a "
-            "capture would drop; fix: write it with differentiable torch ops"
-        )
-
-    def refuse_pack(context: Any) -> None:
-        if threading.get_ident() == here and not _keeps_numbers(context.pack_hook):
-            raise CaptureError(
-                "the forward uses saved_tensors_hooks, which do not run inside a graph; fix: leave "
-                "them out"
-            )
-        return pack(context)
-
-    def refuse_call(place: tuple[Any, str]) -> Callable[..., Any]:
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != here:
-                return plain[place](*args, **kwargs)
-            raise CaptureError(f"the forward calls {place[1]}; {_IN_BACKWARD[place]}")
-
-        return refuse
-
-    functions._is_setup_context_defined = refuse_custom
-    try:
-        if trains:
-            packing.__enter__ = refuse_pack
-        for place in plain:
-            setattr(*place, refuse_call(place))
-        yield
-    finally:
-        functions._is_setup_context_defined = defined
-        packing.__enter__ = pack
-        for place, function in plain.items():
-            setattr(*place, function)
 
 
 def refuse_constant(tensor: torch.Tensor, owned: Mapping[str, torch.Tensor]) -> None:
@@ -259,11 +187,12 @@ def refuse_constant(tensor: torch.Tensor, owned: Mapping[str, torch.Tensor]) -> 
 __all__ = [
     "BACKWARD_HOOKS",
     "FORWARD_HOOKS",
+    "NO_HOOKS",
     "TENSOR_HOOKS",
+    "keeps_numbers",
     "own_class",
     "refuse_constant",
     "refuse_model",
     "refuse_surroundings",
     "refuse_unlisted",
-    "refusing_gradient_code",
 ]

@@ -1,4 +1,4 @@
-"""The walk over an exported program: ATen calls become ONNX nodes through `aten.py`'s table."""
+"""The walk over an exported program: ATen calls become ONNX nodes through the table of `aten/`."""
 
 from __future__ import annotations
 
@@ -9,23 +9,14 @@ from typing import Any
 import sympy
 import torch
 
-from onward.capture import composites as composites  # registers its rows in the table
-from onward.capture import inplace
+from onward.capture import functionalize
 from onward.capture.aten import TABLE, Call, stop_gradient
+from onward.capture.dtypes import dtype_of
 from onward.capture.sizes import forced
 from onward.config import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
-from onward.graph.types import DType, Size, Type, divide, product, symbol
-
-DTYPES: dict[torch.dtype, DType] = {
-    torch.float32: DType.FLOAT,
-    torch.float64: DType.DOUBLE,
-    torch.int64: DType.INT64,
-    torch.int32: DType.INT32,
-    torch.uint8: DType.UINT8,
-    torch.bool: DType.BOOL,
-}
+from onward.graph.types import Size, Type, divide, product, symbol
 
 _SILENT = (  # assertions that export writes; the guards hold the same facts
     "_assert_tensor_metadata",
@@ -42,28 +33,6 @@ _SYMBOLIC = {
     operator.sub: lambda a, b: a - b,
     operator.mul: lambda a, b: a * b,
 }
-
-
-def dtype_of(dtype: torch.dtype, what: str) -> DType:
-    """Raises CaptureError for a dtype that no graph has, naming `what` is of it."""
-    if dtype in (torch.float16, torch.bfloat16):
-        raise CaptureError(
-            f"{what} is of {dtype}: training in half or mixed precision is not there yet; fix: "
-            "model.float(), and batches of torch.float32"
-        )
-    if dtype not in DTYPES:
-        raise CaptureError(f"{what} is of {dtype}, which is not supported; fix: {_other(dtype)}")
-    return DTYPES[dtype]
-
-
-def _other(dtype: torch.dtype) -> str:
-    whole = not (dtype.is_floating_point or dtype.is_complex)
-    return "convert it to torch.int64" if whole else "convert it to torch.float32"
-
-
-def to_type(tensor: torch.Tensor) -> Type:
-    """The type of a concrete tensor."""
-    return Type(dtype_of(tensor.dtype, "a tensor of the model"), tuple(tensor.shape))
 
 
 class Translator:
@@ -210,8 +179,8 @@ class Translator:
         if isinstance(val, torch.SymBool):
             return
         self.builder = Builder(self.graph, module=module_path(node))
-        written = inplace.writes(node.target)
-        if written and not inplace.may_write(node, self.order):
+        written = functionalize.writes(node.target)
+        if written and not functionalize.may_write(node, self.order):
             raise CaptureError(
                 f"{_op_name(node.target)} at {module_path(node)} writes into memory that another "
                 "tensor shares; fix: use the op that returns a new tensor"
@@ -223,7 +192,7 @@ class Translator:
             self.env[node] = TABLE[name](call, *args, **kwargs)
             _require_type(self.env[node], val)
             if written:
-                inplace.settle(node, self.env[node], call)
+                functionalize.settle(node, self.env[node], call)
         except (CaptureError, ValueError, AssertionError, TypeError, LookupError) as error:
             raise CaptureError(f"{name} at {module_path(node)}: {error}") from error
         except ZeroDivisionError as error:  # a dim modulo the number of dims

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
@@ -86,7 +86,7 @@ class Plan:
     workspace: int
     joint: bool
     commit: int
-    signature: Signature
+    signature: Signature = field(default_factory=Signature)
 
     def serves(self, dims: Mapping[str, int]) -> bool:
         """Whether a batch of these sizes can run on this plan."""

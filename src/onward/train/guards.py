@@ -4,15 +4,15 @@ Seen, wherever the model, its loss function and what they hold lead:
   - parameters and buffers: which they are, dtype, shape, strides, `requires_grad`, ties, hooks;
   - submodules: which they are, their order and names, training flags, classes, hooks;
   - plain attributes: numbers, strings, flags, enums, containers, config objects, functions,
-    partials, tensors and arrays; also those of plain objects, up to `walk.DEPTH` levels of objects;
+    partials, tensors and arrays; also those of plain objects, `facts.DEPTH` levels of objects deep;
   - code: a `forward` or another function replaced on an instance or a class, a function's own code,
     and for code outside of installed packages its defaults, its closure and the globals it names;
   - tensors that were baked in: also where they were written in place, however they are reached;
   - the default dtype and the default device.
 
 Not seen:
-  - the elements of a container of more than `walk.ELEMENTS`: only its length;
-  - arrays of more than `walk.BYTES` bytes edited in place; baked tensors as large, written past
+  - the elements of a container of more than `facts.ELEMENTS`: only its length;
+  - arrays of more than `facts.BYTES` bytes edited in place; baked tensors as large, written past
     autograd's version counter (`.data`, `.numpy()`);
   - objects of extension types, of torch and of the standard library: only which object it is;
   - globals read by installed packages, files, environment variables, the clock.
@@ -34,8 +34,8 @@ from typing import Any
 
 import torch
 
-from onward.capture import Captured, refuse_surroundings, walk
-from onward.capture.walk import Sweep, Walk
+from onward.capture import Captured, refuse_surroundings
+from onward.capture.object_graph import Sweep, Walk, facts
 from onward.config import CaptureError
 
 OFTEN = 5  # changes of one attribute until a warning says what they cost
@@ -149,10 +149,10 @@ class Guards:
         assert self._sweep is not None
         # a parameter of another model is baked as an alias that has a version counter of its own
         owners = {t.data_ptr(): t for t in self._sweep.tensors if t.numel()}
-        found = [owners.get(t.data_ptr(), t) for t in captured.constants]
+        found: list[torch.Tensor] = [owners.get(t.data_ptr(), t) for t in captured.constants]
         self._baked = list({id(t): t for t in (*self._baked, *found)}.values())
         self._marks = list(map(_version, self._baked))
-        small = [t for t in self._baked if t.layout is torch.strided and t.nbytes <= walk.BYTES]
+        small = [t for t in self._baked if t.layout is torch.strided and t.nbytes <= facts.BYTES]
         copies = [(t, t.detach().clone()) for t in small]
         self._copies = [(t, copy) for t, copy in copies if torch.equal(t, copy)]  # NaN is not equal
         return bool(paths)

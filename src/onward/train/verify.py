@@ -431,7 +431,7 @@ class _Check:
             if loss_fn is not None:
                 loss = loss_fn(outputs, *target)
             else:
-                from onward.capture.export import name_outputs
+                from onward.capture.flat_call import name_outputs
 
                 named = name_outputs(outputs)
                 loss = named.get("loss", next(iter(named.values())))

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from onward.capture.walk import Same, Walk
+from onward.capture.object_graph.facts import Same
+from onward.capture.object_graph.walk import Walk
+from onward.capture.patches import ABSENT
 
-ABSENT = object()
 
-
-class Held(Walk):
+class Snapshot(Walk):
     """What a model and its loss function lead to, and copies to put it back from.
 
     Within an export a tensor's numbers and sizes may not be asked for: it is which one it is.
@@ -56,7 +56,7 @@ class Held(Walk):
         super()._module(m, path)
         self.facts[f"{path}.training"] = (bool, m.training)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Undoes what was done since."""
         for held, before in self._copies:
             _refill(held, before)
@@ -108,4 +108,4 @@ def _refill(held: Any, before: Any) -> None:
         held.extend(before)
 
 
-__all__ = ["ABSENT", "Held", "traces_names"]
+__all__ = ["Snapshot", "traces_names"]

@@ -1,7 +1,8 @@
-"""What ops that write in place mean: whoever reads the same memory later sees what was written.
+"""Functionalization: ops that write in place become ops that return new values.
 
-A graph's values never change, so the tensors that name the memory get new values. Where an op
-wrote a window of a tensor (`x[:, 1:] = y`), the tensor is written anew around it.
+Whoever reads the same memory later sees what was written. A graph's values never change, so the
+tensors that name the memory get new values. Where an op wrote a window of a tensor
+(`x[:, 1:] = y`), the tensor is written anew around it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from onward.capture.aten import Call, aten
+from onward.capture.aten import Call
 from onward.graph.graph import Value, type_of
 from onward.graph.ops.shape import clamp_slice
 
@@ -99,8 +100,3 @@ def _written(c: Call, whole: Value, window: Any, value: Value) -> Value:
     if last != size:
         parts.append(c.b.slice(whole, dim, last, size))
     return c.b.Concat(*parts, axis=dim) if len(parts) > 1 else value
-
-
-@aten("copy_.default", "fill_.Tensor", "fill_.Scalar")
-def _assign(c: Call, x: Value, y: Any, *_: Any) -> Value:
-    return c.b.expand(c.value(y, type_of(x).dtype), type_of(x).shape)

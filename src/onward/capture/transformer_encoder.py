@@ -8,13 +8,13 @@ one. An export traces the other path, whose hidden tokens come out as some numbe
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from onward.capture.patches import patched
 from onward.config import CaptureError
 
 
@@ -22,10 +22,10 @@ from onward.config import CaptureError
 def padded_with_zeros(trains: bool) -> Iterator[None]:
     """Within it, an encoder's hidden tokens come out as in eager PyTorch.
 
-    trains: whether gradients are asked for. Other threads go on as if nothing were patched.
+    trains: whether gradients are asked for.
     """
     encoder = torch.nn.TransformerEncoder
-    plain, here = encoder.forward, threading.get_ident()
+    plain = encoder.forward
 
     def forward(
         self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None,
@@ -33,7 +33,7 @@ def padded_with_zeros(trains: bool) -> Iterator[None]:
     ) -> Any:  # fmt: skip
         y = plain(self, src, mask, src_key_padding_mask, is_causal)
         hidden = src_key_padding_mask
-        if threading.get_ident() != here or hidden is None or mask is not None:
+        if hidden is None or mask is not None:
             return y
         if not _nests(self, src, trains):
             return y
@@ -48,11 +48,8 @@ def padded_with_zeros(trains: bool) -> Iterator[None]:
         empty = empty if self.norm is None else self.norm(empty)
         return torch.where((hidden & last)[..., None], empty, y)
 
-    encoder.forward = forward  # type: ignore[method-assign]
-    try:
+    with patched([(encoder, "forward", forward)]):
         yield
-    finally:
-        encoder.forward = plain  # type: ignore[method-assign]
 
 
 def _nests(encoder: Any, src: torch.Tensor, trains: bool) -> bool:

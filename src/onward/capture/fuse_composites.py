@@ -1,4 +1,4 @@
-"""Composites that models write out by hand, raised to one canonical node at the end of capture."""
+"""Composites that models write out by hand, fused to one canonical node at the end of capture."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, array_of, type_of
 
 
-def raise_composites(graph: Graph) -> int:
-    """Raises every known spelling; returns how many were found."""
+def fuse_composites(graph: Graph) -> int:
+    """Fuses every known spelling; returns how many were found."""
     found = 0
     for node in list(graph):
         if node.op_type == "Tanh":

@@ -1,0 +1,85 @@
+"""Attention, kept whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from onward.capture.aten.call import Call, table
+from onward.capture.aten.random import random_site
+from onward.graph.build import is_zero
+from onward.graph.graph import Value, type_of
+from onward.graph.types import DType, Size, divide
+
+
+def _attention(
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None, ratio: float, causal: bool,
+    scale: float | None,
+) -> Value:  # fmt: skip
+    size = type_of(q).shape[-1]
+    assert isinstance(size, int)
+    attrs: dict[str, Any] = {
+        "scale": float(scale) if scale is not None else 1.0 / math.sqrt(size),
+        "is_causal": int(causal),
+    }
+    if ratio == 0.0:
+        return (
+            c.b.Attention(q, k, v, mask, **attrs)
+            if mask is not None
+            else c.b.Attention(q, k, v, **attrs)
+        )
+    shape = (*type_of(q).shape[:-1], type_of(k).shape[-2])
+    like = Value(name="probabilities")
+    like.meta["type"] = type_of(q).with_shape(shape)
+    r = random_site(c, like)
+    attrs |= {"ratio": float(ratio), "site": r["site"], "sample_dim": r["sample_dim"]}
+    return c.b.Attention(q, k, v, mask, r["seed"], r["offset"], **attrs)
+
+
+def _onward_attention(
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None, padding: Value | None,
+    bias: Value | None, causal: bool, scale: float, ratio: float, _: bool,
+) -> Value:  # fmt: skip
+    if mask is None:
+        mask = padding if bias is None or is_zero(bias) else _biased(c, bias, padding)
+    return _attention(c, q, k, v, mask, ratio, causal, scale)
+
+
+def _biased(c: Call, bias: Value, mask: Value | None) -> Value:
+    """`bias + mask`: one sum, so that what is trained and what the batch says stay apart."""
+    if mask is None:
+        return bias
+    if type_of(mask).dtype == DType.BOOL:
+        dtype = type_of(bias).dtype
+        least = c.b.const(np.array(np.finfo(dtype.numpy()).min, dtype=dtype.numpy()))
+        mask = c.b.Where(mask, c.b.scalar(0.0, dtype), least)
+    return c.b.Add(bias, mask)
+
+
+def _each_for_its_group(c: Call, x: Value, heads: Size) -> Value:
+    """x f[*,G,S,K] -> f[*,heads,S,K]: each head of keys or values serves `heads / G` queries."""
+    shape = type_of(x).shape
+    groups = divide(heads, shape[-3])
+    assert groups is not None, f"{heads} heads over {shape[-3]} of keys"
+    wide = (*shape[:-2], groups, *shape[-2:])
+    whole = (*shape[:-3], heads, *shape[-2:])
+    return c.b.reshape(c.b.expand(c.b.unsqueeze(x, [len(shape) - 2]), wide), whole)
+
+
+def _sdpa(
+    c: Call, q: Value, k: Value, v: Value, mask: Value | None = None, ratio: float = 0.0,
+    causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
+) -> Value:  # fmt: skip
+    if enable_gqa:
+        k, v = (_each_for_its_group(c, x, type_of(q).shape[-3]) for x in (k, v))
+    return _attention(c, q, k, v, mask, ratio, causal, scale)
+
+
+TABLE = table(
+    {
+        _onward_attention: "onward.attention.default",
+        _sdpa: "scaled_dot_product_attention.default",
+    }
+)

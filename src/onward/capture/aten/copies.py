@@ -1,0 +1,45 @@
+"""Copies, casts, detached tensors, and writes of a whole tensor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onward.capture.aten.call import Call, table
+from onward.graph.build import Builder
+from onward.graph.graph import Value, type_of
+
+
+def _same(c: Call, x: Value, **_: Any) -> Value:
+    return x
+
+
+def _detach(c: Call, x: Value) -> Value:
+    return stop_gradient(c.b, x)
+
+
+def stop_gradient(b: Builder, x: Value) -> Value:
+    """The same numbers, through which no gradient passes."""
+    y: Value = b.Identity(x)
+    node = y.producer()
+    assert node is not None
+    node.meta["stop_gradient"] = True
+    return y
+
+
+def _to(c: Call, x: Value, *_: Any, **__: Any) -> Value:
+    return c.b.cast(x, c.type.dtype)
+
+
+def _assign(c: Call, x: Value, y: Any, *_: Any) -> Value:
+    return c.b.expand(c.value(y, type_of(x).dtype), type_of(x).shape)
+
+
+TABLE = table(
+    {
+        _same: "contiguous.default clone.default alias.default lift_fresh_copy.default "
+        "lift_fresh.default",
+        _detach: "detach.default detach_.default",
+        _to: "to.dtype to.dtype_layout _to_copy.default type_as.default to.device",
+        _assign: "copy_.default fill_.Tensor fill_.Scalar",
+    }
+)

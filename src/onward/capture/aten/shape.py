@@ -1,0 +1,122 @@
+"""The same elements in another shape or order, joined, taken apart or padded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from onward.capture.aten.call import Call, table
+from onward.config import CaptureError
+from onward.graph.graph import Value, type_of
+from onward.graph.types import Size, Type, broadcast
+
+
+def _view(c: Call, x: Value, *_: Any) -> Value:
+    if "expand_as" in str(c.node.target):
+        return c.b.expand(x, c.type.shape)
+    return c.b.reshape(x, c.type.shape)
+
+
+def _expand(c: Call, x: Value, *_: Any, **__: Any) -> Value:
+    return c.b.expand(x, c.type.shape)
+
+
+def _repeat(c: Call, x: Value, times: list[Any]) -> Value:
+    """Every dim `d` becomes `[times, d]`, expanded from `[1, d]`; new dims come first."""
+    new = len(times) - type_of(x).rank
+    apart: list[Size] = []
+    wide: list[Size] = []
+    for i, count in enumerate(times):
+        size = type_of(x).shape[i - new] if i >= new else 1
+        apart += [1, size]
+        wide += [count, size]
+    return c.b.reshape(c.b.expand(c.b.reshape(x, tuple(apart)), tuple(wide)), c.type.shape)
+
+
+def _repeat_interleave(c: Call, x: Value, times: Any, dim: int | None = None, **_: Any) -> Value:
+    if dim is None:
+        raise CaptureError("repeat_interleave without a dim")
+    shape, dim = type_of(x).shape, dim % type_of(x).rank
+    wide = (*shape[: dim + 1], times, *shape[dim + 1 :])
+    return c.b.reshape(c.b.expand(c.b.unsqueeze(x, [dim + 1]), wide), c.type.shape)
+
+
+def _broadcast_tensors(c: Call, xs: Sequence[Value]) -> list[Value]:
+    shape = broadcast(*[type_of(x).shape for x in xs])
+    return [c.b.expand(x, shape) for x in xs]
+
+
+def _transpose(c: Call, x: Value, *dims: Any) -> Value:
+    rank = type_of(x).rank
+    perm = list(range(rank))
+    name = c.node.target._schema.name.split("::")[1]
+    if name == "transpose":
+        i, j = (d % rank for d in dims)
+        perm[i], perm[j] = perm[j], perm[i]
+    elif name == "permute":
+        perm = [d % rank for d in dims[0]]
+    else:
+        perm.reverse()
+    return c.b.transpose(x, perm)
+
+
+def _resize(c: Call, x: Value, *_: Any) -> Value:
+    return c.b.reshape(x, c.type.shape)
+
+
+def _split(c: Call, x: Value, *args: Any) -> list[Value]:
+    name = c.node.target._schema.name.split("::")[1]
+    rest = args if name == "unbind" else args[1:]
+    dim = (rest[0] if rest else 0) % type_of(x).rank
+    parts = [
+        Type(type_of(x).dtype, tuple(c.t.size_of(s) for s in v.shape)) for v in c.node.meta["val"]
+    ]
+    sizes: list[Size] = [1 if name == "unbind" else p.shape[dim] for p in parts]
+    pieces = [x] if len(sizes) == 1 else list(c.b.Split(x, c.b.sizes(sizes), axis=dim))
+    return [c.b.squeeze(p, [dim]) for p in pieces] if name == "unbind" else pieces
+
+
+def _cat(c: Call, xs: Sequence[Value], dim: int = 0) -> Value:
+    rank = c.type.rank
+    parts = [x for x in xs if rank == 1 or type_of(x).shape != (0,)]  # as torch: f[0] is nothing
+    return c.b.Concat(*[c.value(x, c.type.dtype) for x in parts], axis=dim % rank)
+
+
+def _stack(c: Call, xs: Sequence[Value], dim: int = 0) -> Value:
+    dim = dim % (type_of(xs[0]).rank + 1)
+    return c.b.Concat(*[c.b.unsqueeze(x, [dim]) for x in xs], axis=dim)
+
+
+def _pad(c: Call, x: Value, pads: list[int], *args: Any) -> Value:
+    mode, fill = ("constant", None)
+    for a in args:
+        mode, fill = (a, fill) if isinstance(a, str) else (mode, a)
+    if mode != "constant":
+        raise CaptureError(f"padding mode {mode}")
+    rank = type_of(x).rank
+    begin, end = [0] * rank, [0] * rank
+    for i in range(len(pads) // 2):  # torch lists the last dim first
+        begin[rank - 1 - i], end[rank - 1 - i] = pads[2 * i], pads[2 * i + 1]
+    for d, size in enumerate(type_of(x).shape):  # what is below 0 is cut off
+        if min(begin[d], end[d]) < 0:
+            x = c.b.slice(x, d, max(0, -begin[d]), size + min(0, end[d]))
+    begin, end = [max(0, n) for n in begin], [max(0, n) for n in end]
+    return c.b.Pad(x, c.b.ints(begin + end), c.value(fill or 0, type_of(x).dtype))
+
+
+TABLE = table(
+    {
+        _view: "view.default reshape.default _unsafe_view.default flatten.using_ints "
+        "unflatten.int expand_as.default view_as.default reshape_as.default",
+        _expand: "expand.default broadcast_to.default",
+        _repeat: "repeat.default",
+        _repeat_interleave: "repeat_interleave.self_int",
+        _broadcast_tensors: "broadcast_tensors.default",
+        _transpose: "transpose.int permute.default t.default numpy_T.default",
+        _resize: "unsqueeze.default squeeze.dim squeeze.dims squeeze.default",
+        _split: "split.Tensor split_with_sizes.default chunk.default unbind.int",
+        _cat: "cat.default concat.default",
+        _stack: "stack.default",
+        _pad: "pad.default constant_pad_nd.default",
+    }
+)

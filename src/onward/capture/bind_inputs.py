@@ -1,0 +1,86 @@
+"""A graph's inputs: the user's own parameters by identity, buffers, then the batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.export.graph_signature import InputKind
+
+from onward.capture.captured_module import CapturedModule
+from onward.capture.dtypes import to_type
+from onward.capture.flat_call import FlatCall, model_path, named_tensors
+from onward.capture.refusals import refuse_constant
+from onward.capture.translate import Translator
+from onward.config import CaptureError
+from onward.graph.graph import Role, Value, type_of
+from onward.graph.names import BATCH, BUFFER, PARAM
+
+
+def bind_inputs(
+    result: CapturedModule,
+    translator: Translator,
+    program: Any,
+    flat: FlatCall,
+    tensors: list[torch.Tensor],
+    names: list[str],
+) -> None:
+    """Makes the graph's inputs, and notes in `result` what each stands for.
+
+    tensors, names: of the batch's leaves. Raises CaptureError for what no graph can hold.
+    """
+    graph = translator.graph
+    by_id: dict[int, Value] = {}
+    live = dict(named_tensors(flat))
+    first = {id(t): n for n, t in reversed(live.items())}  # of tied ones, the name torch lists
+    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    batch = [
+        placeholders[s.arg.name]
+        for s in program.graph_signature.input_specs
+        if s.kind is InputKind.USER_INPUT
+    ]
+    for node, tensor in zip(batch, tensors, strict=True):
+        translator.name_sizes(node, tensor)
+    translator.settle_sizes(batch)
+    users = 0
+    for spec in program.graph_signature.input_specs:
+        node = placeholders[spec.arg.name]
+        if spec.kind is InputKind.USER_INPUT:
+            value = graph.input(BATCH + names[users], translator.type_of_fx(node), Role.BATCH)
+            for dim, size in enumerate(type_of(value).shape):
+                result._sizes.append((users, dim, size))
+            result.leaves[users] = value.name or ""
+            users += 1
+        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            tensor = live.get(spec.target)
+            if tensor is None:
+                tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
+            assert tensor is not None, f"{spec.target} is not in the model"
+            if id(tensor) in by_id:
+                value = by_id[id(tensor)]
+            else:
+                trained = isinstance(tensor, torch.nn.Parameter)
+                name = (PARAM if trained else BUFFER) + model_path(
+                    first.get(id(tensor), spec.target)
+                )
+                value = graph.input(name, to_type(tensor), Role.PARAM if trained else Role.BUFFER)
+                by_id[id(tensor)] = value
+                if isinstance(tensor, torch.nn.Parameter):
+                    result.parameters[name] = tensor
+                else:
+                    result.buffers[name] = tensor
+        elif spec.kind is InputKind.CONSTANT_TENSOR:
+            tensor = program.constants[spec.target]
+            refuse_constant(tensor, {model_path(n): t for n, t in live.items()})
+            result.constants.append(tensor)
+            value = graph.constant(tensor.detach().numpy().copy())
+        else:
+            raise CaptureError(
+                f"the forward reads {spec.target}, which is no tensor that a graph can hold (a "
+                "torch.Generator, for one); fix: draw outside, and make it an input of the batch"
+            )
+        translator.env[node] = value
+    translator.find_batch_size()
+
+
+__all__ = ["bind_inputs"]

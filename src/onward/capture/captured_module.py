@@ -1,0 +1,90 @@
+"""CapturedModule: what a capture knows of a module, and of the batches that it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward.capture.attention_forms import Shown
+from onward.graph.graph import Graph
+from onward.graph.types import Size
+
+
+@dataclass
+class CapturedModule:
+    """A forward graph and what ties it to the user's module (`protocol.Captured`).
+
+    parameters, buffers: graph input name -> the user's tensor (tied ones appear once).
+    leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
+    constants: the user's tensors that are baked in, since no module registers them.
+    reached: parameters that autograd would give a gradient, if only of zeros.
+    """
+
+    graph: Graph
+    parameters: dict[str, torch.nn.Parameter]
+    buffers: dict[str, torch.Tensor]
+    leaves: dict[int, str]
+    notes: list[str] = field(default_factory=list)
+    constants: list[torch.Tensor] = field(default_factory=list)
+    reached: set[str] = field(default_factory=set)
+    _guards: list[CodeType] = field(default_factory=list)
+    _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
+    _shown: list[Shown] = field(default_factory=list)
+    _layouts: list[Any] | None = None  # of a batch, where the forward asks
+
+    @property
+    def owned(self) -> dict[str, torch.Tensor]:
+        """Parameters and buffers by graph input name."""
+        return {**self.parameters, **self.buffers}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The same as numpy arrays; on the CPU they share the tensors' memory."""
+        return {name: t.detach().cpu().numpy() for name, t in self.owned.items()}
+
+    def suits(self, tensors: list[torch.Tensor]) -> bool:
+        """Whether what the capture presumed of a batch besides its sizes holds: of its numbers, and
+        how they lie in memory."""
+        if self._layouts not in (None, list(map(layout, tensors))):
+            return False
+        return all(shown.holds(tensors) for shown in self._shown)
+
+    def dims(self, tensors: list[torch.Tensor]) -> dict[str, int] | None:
+        """Symbol -> size for a batch's tensors (in leaf order); None where they do not fit."""
+        dims: dict[str, int] = {}
+        for leaf, dim, size in self._sizes:
+            have = tensors[leaf].shape[dim]
+            if isinstance(size, int):
+                if have != size:
+                    return None
+            elif have < 2 or dims.setdefault(str(size), have) != have:
+                return None  # sizes 0 and 1 behave differently (broadcasting): own capture
+        scope = {"L": {"leaves": tensors}}
+        if not all(eval(guard, scope) for guard in self._guards):
+            return None
+        return dims if self.suits(tensors) else None  # asked last: it may lean on the sizes
+
+    def smaller(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The first part of a batch: of each size that may vary, one less."""
+        dims = {symbol: max(n - 1, 1) for symbol, n in (self.dims(tensors) or {}).items()}
+        cut = list(tensors)
+        for leaf, dim, size in self._sizes:
+            if not isinstance(size, int) and size.symbols <= dims.keys():
+                cut[leaf] = cut[leaf].narrow(dim, 0, size.number(dims))
+        return cut
+
+    def guard(self, texts: Iterable[str]) -> None:
+        """Takes conditions on a batch's sizes, as Python code over `L["leaves"]`."""
+        self._guards += [compile(text, "<shape guard>", "eval") for text in texts]
+
+
+def layout(x: torch.Tensor) -> Any:
+    """How a tensor lies in memory, as far as a forward may ask."""
+    return x.is_contiguous() or x.stride(), x.storage_offset()
+
+
+__all__ = ["CapturedModule", "layout"]

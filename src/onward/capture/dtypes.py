@@ -1,0 +1,42 @@
+"""torch's element types as a graph's, and which are refused."""
+
+from __future__ import annotations
+
+import torch
+
+from onward.config import CaptureError
+from onward.graph.types import DType, Type
+
+_DTYPES: dict[torch.dtype, DType] = {
+    torch.float32: DType.FLOAT,
+    torch.float64: DType.DOUBLE,
+    torch.int64: DType.INT64,
+    torch.int32: DType.INT32,
+    torch.uint8: DType.UINT8,
+    torch.bool: DType.BOOL,
+}
+
+
+def dtype_of(dtype: torch.dtype, what: str) -> DType:
+    """Raises CaptureError for a dtype that no graph has, naming `what` is of it."""
+    if dtype in (torch.float16, torch.bfloat16):
+        raise CaptureError(
+            f"{what} is of {dtype}: training in half or mixed precision is not there yet; fix: "
+            "model.float(), and batches of torch.float32"
+        )
+    if dtype not in _DTYPES:
+        raise CaptureError(f"{what} is of {dtype}, which is not supported; fix: {_other(dtype)}")
+    return _DTYPES[dtype]
+
+
+def _other(dtype: torch.dtype) -> str:
+    whole = not (dtype.is_floating_point or dtype.is_complex)
+    return "convert it to torch.int64" if whole else "convert it to torch.float32"
+
+
+def to_type(tensor: torch.Tensor) -> Type:
+    """The type of a concrete tensor."""
+    return Type(dtype_of(tensor.dtype, "a tensor of the model"), tuple(tensor.shape))
+
+
+__all__ = ["dtype_of", "to_type"]

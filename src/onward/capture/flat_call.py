@@ -1,0 +1,137 @@
+"""The call that is exported, model then loss, as `forward(*leaves)` over the batch's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from onward.capture.as_eager import answering_as_eager
+from onward.capture.effects import Effects, undoing
+from onward.capture.object_graph import traces_names
+from onward.config import CaptureError
+from onward.graph.names import distinct
+
+LossFunction = Callable[..., torch.Tensor]
+TENSOR = object()  # stands in a batch's leaves where a tensor does
+
+
+class _Noted:
+    """What the wrapper notes in a run: an export restores a module's own attributes.
+
+    names: of its outputs. lies: whether the forward asks how tensors lie in memory.
+    """
+
+    names: tuple[str, ...] | list[str] = ()
+    lies = False
+
+    def layout(self) -> None:
+        self.lies = True
+
+
+class FlatCall(torch.nn.Module):
+    """`forward(*leaves)`: rebuilds the call, runs model and loss, returns loss and outputs."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        spec: pytree.TreeSpec,
+        fixed: list[Any],
+        loss_fn: LossFunction | None,
+        want_loss: bool,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
+        self.want_loss = want_loss
+        self.noted = _Noted()
+        self.effects = Effects()
+        self.extra: dict[str, Any] = {}
+        self.attributes = {
+            name: vars(tensor) for name, tensor in named_tensors(self) if vars(tensor)
+        }
+
+    def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        for name, tensor in named_tensors(self):  # those of the trace, which have the names alone
+            _give(tensor, self.attributes.get(name, {}), name)
+        trained = [t for _, t in named_tensors(self)] if self.model.training else []
+        with (
+            undoing(self.effects, self.model, self.loss_fn) as seen,
+            answering_as_eager(seen, trained, self.noted.layout),
+        ):
+            return self.run(*leaves)
+
+    def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rest = iter(leaves)
+        full = [next(rest) if f is TENSOR else f for f in self.fixed]
+        args, kwargs, target = pytree.tree_unflatten(full, self.spec)
+        outputs = self.model(*args, **kwargs, **self.extra)
+        named = name_outputs(outputs)
+        if not self.want_loss:
+            self.noted.names = list(named)
+            return tuple(named.values())
+        if self.loss_fn is not None:
+            loss = self.loss_fn(outputs, *target)
+        elif "loss" in named:
+            loss = named.pop("loss")
+        elif len(named) == 1:
+            loss = named.pop(next(iter(named)))  # a model that returns its loss alone
+        else:
+            raise CaptureError(
+                f"the model returns {', '.join(named) or 'nothing'} but no loss; fix: pass labels, "
+                "or a loss_fn"
+            )
+        if loss.dim() != 0:
+            raise CaptureError(
+                f"the loss has shape {tuple(loss.shape)}; fix: reduce it to a scalar"
+            )
+        self.noted.names = ["loss", *named]
+        return (loss, *named.values())
+
+
+def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _give(tensor: torch.Tensor, attributes: dict[str, Any], name: str) -> None:
+    """Sets what the user has set on the tensor that this one stands for."""
+    for key in attributes.keys() & traces_names():
+        raise CaptureError(
+            f"{model_path(name)} has the attribute {key}, a name that tensors within torch.export "
+            "use themselves; fix: another name"
+        )
+    vars(tensor).update(attributes)
+
+
+def name_outputs(outputs: Any) -> dict[str, torch.Tensor]:
+    """A model's outputs by name: its own keys, else `output` or `output_0`, `output_1`, ..."""
+    if isinstance(outputs, torch.Tensor):
+        return {"output": outputs}
+    if hasattr(outputs, "items"):
+        pairs = list(outputs.items())
+    else:
+        pairs = [(f"output_{i}", v) for i, v in enumerate(outputs)]
+    named: dict[str, torch.Tensor] = {}
+    for name, value in pairs:
+        leaves = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
+        if isinstance(value, torch.Tensor):
+            named[distinct(str(name), named)] = value
+        else:
+            for i, leaf in enumerate(leaves):
+                named[distinct(f"{name}_{i}", named)] = leaf
+    return named
+
+
+def model_path(target: str | None) -> str:
+    """The model's own path of what the wrapper holds; the loss function's stands apart.
+
+    An empty first part is no module's name, so that no path of the model begins so.
+    """
+    assert target is not None
+    return target.removeprefix("model.") if target.startswith("model.") else f".{target}"
+
+
+__all__ = ["TENSOR", "FlatCall", "LossFunction", "model_path", "name_outputs", "named_tensors"]

@@ -1,0 +1,86 @@
+"""What a forward says of its backward, which an export would drop without a word, is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+from torch.utils.checkpoint import CheckpointFunction
+
+from onward.capture.patches import Patch, caller, patched
+from onward.capture.refusals import NO_HOOKS, keeps_numbers
+from onward.config import CaptureError
+
+_IN_BACKWARD: dict[tuple[Any, str], str] = {
+    (torch.Tensor, "register_hook"): NO_HOOKS,
+    (torch.Tensor, "register_post_accumulate_grad_hook"): NO_HOOKS,
+    (torch.autograd.graph, "get_gradient_edge"): NO_HOOKS,
+    (modules, "BackwardHook"): NO_HOOKS,  # what a module's backward hooks make
+    # which Tensor.backward calls
+    (torch.autograd, "backward"): "a step's gradients are its loss's alone; fix: call it outside",
+}
+
+
+@contextmanager
+def refusing_gradient_code(trains: bool) -> Iterator[None]:
+    """Within it, a forward that says what happens in backward raises CaptureError.
+
+    trains: whether gradients are asked for; without them hooks have nothing to run on.
+    """
+    functions, packing = torch.autograd.function, torch.autograd.graph.saved_tensors_hooks
+    places: list[Patch] = [
+        (
+            functions,
+            "_is_setup_context_defined",
+            _refuse_custom(functions._is_setup_context_defined),
+        )
+    ]
+    if trains:
+        places.append((packing, "__enter__", _refuse_pack(packing.__enter__)))
+        places += [(*place, _refuse_call(place[1], why)) for place, why in _IN_BACKWARD.items()]
+    with patched(places):
+        yield
+
+
+def _refuse_custom(defined: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def refuse(setup_context: Any) -> bool:
+        """`Function.apply` asks this first, also where it was bound long ago (`f = F.apply`)."""
+        cls = caller().f_locals["cls"]
+        if cls is CheckpointFunction:
+            raise CaptureError(
+                "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward a "
+                "capture would drop; fix: use_reentrant=False"
+            )
+        if cls.__module__.partition(".")[0] == "torch":  # which its tracing knows
+            return defined(setup_context)
+        raise CaptureError(
+            f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a "
+            "capture would drop; fix: write it with differentiable torch ops"
+        )
+
+    return refuse
+
+
+def _refuse_pack(pack: Callable[[Any], None]) -> Callable[[Any], None]:
+    def refuse(context: Any) -> None:
+        if not keeps_numbers(context.pack_hook):
+            raise CaptureError(
+                "the forward uses saved_tensors_hooks, which do not run inside a graph; fix: leave "
+                "them out"
+            )
+        return pack(context)
+
+    return refuse
+
+
+def _refuse_call(name: str, why: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CaptureError(f"the forward calls {name}; {why}")
+
+    return refuse
+
+
+__all__ = ["refusing_gradient_code"]

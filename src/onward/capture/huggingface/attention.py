@@ -1,0 +1,203 @@
+"""Transformers' attention functions: a plain one becomes one `onward::attention`.
+
+Where a mask that Transformers made reaches torch's sdpa or a plain `eager_attention_forward`, the
+graph gets one Attention node with the mask's compact form, and nobody reads the dense one. An
+attention function of another kind is traced as it is written.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from onward.capture import attention_op as attention_op  # registers onward::attention
+from onward.capture.huggingface.masks import Masks, require_kind
+from onward.capture.huggingface.plain_attention import plain_functions
+from onward.capture.huggingface.settings import configs_with_sdpa
+from onward.capture.patches import Patch, patched
+from onward.config import CaptureError
+
+Function = Callable[..., Any]
+_USUAL = {
+    "module", "query", "key", "value", "attention_mask", "scaling", "dropout", "position_bias",
+    "kwargs",
+}  # fmt: skip
+
+
+class _Attentions:
+    """The functions that stand in for transformers' own while a capture runs."""
+
+    def __init__(self, plain: dict[Function, set[str]], masks: Masks) -> None:
+        self._plain, self._masks = plain, masks
+
+    def sdpa(self, original: Function) -> Function:
+        """In place of transformers' `sdpa_attention_forward`."""
+
+        def forward(
+            module: torch.nn.Module,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            attention_mask: torch.Tensor | None,
+            dropout: float = 0.0,
+            scaling: float | None = None,
+            is_causal: bool | None = None,
+            position_bias: torch.Tensor | None = None,
+            **kwargs: Any,
+        ) -> tuple[torch.Tensor, None]:
+            strange = sorted(k for k in ("softcap", "cache", "s_aux") if kwargs.get(k) is not None)
+            if strange:
+                raise CaptureError(
+                    f"attention with {', '.join(strange)} at {type(module).__name__} has no "
+                    "translation"
+                )
+            made = self._masks.find(attention_mask)
+            if attention_mask is not None and made is None:
+                require_kind(attention_mask)
+                return original(
+                    module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
+                    is_causal=is_causal, position_bias=position_bias, **kwargs,
+                )  # fmt: skip
+            own = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
+            single = isinstance(query.shape[2], int) and query.shape[2] == 1  # else it is a symbol
+            own = own and not single
+            if made is not None and made.optional and made.causal != own:
+                raise CaptureError(
+                    f"{type(module).__name__} is {'' if own else 'not '}causal on a batch that "
+                    f"hides no token, and {'' if made.causal else 'not '}causal on any other; fix: "
+                    "set its is_causal to what its mask says"
+                )
+            exact = None
+            if made is not None and made.padding is not None and position_bias is not None:
+                least = torch.finfo(key.dtype).min
+                exact = torch.where(made.dense, position_bias, least)
+            out = _call(
+                module, query, key, value, exact, made.padding if made else None, position_bias,
+                made.causal if made else own, scaling, dropout, compact_only=True,
+            )  # fmt: skip
+            return out, None
+
+        return forward
+
+    def eager(self, original: Function) -> Function:
+        """In place of an `eager_attention_forward`; itself where it is not a plain one."""
+        forms = self._plain.get(original)
+        if not forms:
+            return original
+        further = set(inspect.signature(original).parameters) - _USUAL
+
+        def forward(
+            module: torch.nn.Module,
+            query: torch.Tensor,
+            key: torch.Tensor,
+            value: torch.Tensor,
+            attention_mask: torch.Tensor | None,
+            scaling: float | None = None,
+            dropout: float = 0.0,
+            position_bias: torch.Tensor | None = None,
+            **kwargs: Any,
+        ) -> tuple[torch.Tensor, torch.Tensor | None]:
+            # some modules ask for the probabilities
+            asked = kwargs.get("output_attentions") or getattr(
+                getattr(module, "config", None), "output_attentions", False
+            )
+            made = self._masks.find(attention_mask)
+            mask = attention_mask
+            if (
+                asked
+                or any(kwargs.get(name) is not None for name in further)
+                or (scaling is None and "no scale" not in forms)
+                or (position_bias is not None and "bias" not in forms)
+                or (getattr(module, "num_key_value_groups", 1) != 1 and "groups" not in forms)
+                or (mask is not None and not (mask.dim() == 4 and mask.is_floating_point()))
+            ):
+                if position_bias is not None:
+                    kwargs["position_bias"] = position_bias
+                return original(
+                    module, query, key, value, mask, scaling=scaling, dropout=dropout, **kwargs
+                )
+            causal, padding, exact, bias = False, None, mask, position_bias
+            if made is not None:
+                causal, padding = made.causal, made.padding
+                exact = None if padding is None else mask
+            if bias is not None and exact is not None:
+                exact = bias + exact
+                bias = bias if made is not None else None
+            ratio = dropout if module.training else 0.0
+            out = _call(module, query, key, value, exact, padding, bias, causal, scaling, ratio)
+            return out, None
+
+        return forward
+
+
+def _call(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    padding: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    causal: bool,
+    scaling: float | None,
+    ratio: float,
+    compact_only: bool = False,
+) -> torch.Tensor:
+    """The attention of a capture: `f[B,H,T,K]` in, `f[B,T,H,K]` out."""
+    groups = getattr(module, "num_key_value_groups", 1)
+    if groups != 1:
+        key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
+    out = torch.ops.onward.attention(
+        query, key, value, mask, padding, bias, causal, float(scale), float(ratio), compact_only
+    )
+    return out.transpose(1, 2)
+
+
+@contextmanager
+def attention_kept_whole(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
+    """Within it, the Hugging Face modules of `model` attend through `onward::attention`.
+
+    `own_positions`: the batch brings position ids, which may mark packed documents. Where it does
+    not, the model counts positions itself and the search for packed documents is left out.
+    """
+    if not configs_with_sdpa(model):
+        yield
+        return
+    from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+
+    masks = Masks()
+    attentions = _Attentions(plain_functions(model), masks)
+    places: list[Patch] = []
+    if hasattr(masking_utils, "find_packed_sequence_indices") and not own_positions:
+        places.append((masking_utils, "find_packed_sequence_indices", lambda position_ids: None))
+    functions = AttentionInterface._global_mapping
+    if _is_own(functions.get("sdpa")):
+        places.append((functions, "sdpa", attentions.sdpa(functions["sdpa"])))
+    makers = AttentionMaskInterface._global_mapping
+    for name in ("sdpa", "eager"):
+        if _is_own(makers.get(name)):
+            replacement = masks.remembering(makers[name], added=name == "eager")
+            places.append((makers, name, replacement))
+    interface = AttentionInterface.__dict__.get("get_interface")
+    if interface is not None:
+
+        def chosen(self: Any, attn_implementation: str, default: Function) -> Function:
+            function = interface(self, attn_implementation, default)
+            return attentions.eager(function) if function is default else function
+
+        places.append((AttentionInterface, "get_interface", chosen))
+    with patched(places):
+        yield
+
+
+def _is_own(function: Any) -> bool:
+    """Whether it is transformers' own, not one that a user registered under its name."""
+    return getattr(function, "__module__", "").startswith("transformers.")
+
+
+__all__ = ["attention_kept_whole"]

@@ -1,0 +1,84 @@
+"""Whose code a class or a function is, and the names that it reads."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import sys
+import sysconfig
+import types
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+_STANDARD = sysconfig.get_paths()["stdlib"]
+ASIDE = {  # packages whose objects are no part of a model: they count, log or hold data
+    "accelerate", "comet_ml", "datasets", "lightning", "mlflow", "pandas", "pytorch_lightning",
+    "rich", "tensorboard", "tensorboardX", "tokenizers", "torchmetrics", "tqdm", "wandb",
+}  # fmt: skip
+_OPAQUE = {"torch", "onward", *ASIDE}
+
+
+@functools.lru_cache(maxsize=4096)
+def origin(module: str | None) -> str:
+    """Whose code a module is: the user's "own", a "package"'s, or "opaque": not looked into."""
+    if module is None or module.partition(".")[0] in _OPAQUE:
+        return "opaque"
+    file = getattr(sys.modules.get(module), "__file__", None)
+    if file is None:
+        return "own" if module == "__main__" else "opaque"
+    return _place(file)
+
+
+def _place(file: str) -> str:
+    if "site-packages" in file or "dist-packages" in file:
+        return "package"
+    return "opaque" if file.startswith((_STANDARD, "<frozen")) else "own"
+
+
+def is_own(x: types.FunctionType) -> bool:
+    top = (x.__module__ or "").partition(".")[0]
+    return top not in _OPAQUE and _place(x.__code__.co_filename) == "own"
+
+
+def underlying(x: Any) -> types.FunctionType | None:
+    """The function of a method, class method, property and the like."""
+    if isinstance(x, (staticmethod, classmethod)):
+        x = x.__func__
+    elif isinstance(x, property):
+        x = x.fget
+    elif isinstance(x, functools.cached_property):
+        x = x.func
+    return x if isinstance(x, types.FunctionType) else None
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A code and those of the functions written in it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+@functools.lru_cache(maxsize=4096)
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    return tuple(
+        {
+            i.argval: None
+            for part in _codes(code)
+            for i in dis.get_instructions(part)
+            if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        }
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def attribute_names(code: types.CodeType) -> tuple[str, ...]:
+    return tuple({name: None for part in _codes(code) for name in part.co_names})
+
+
+@functools.lru_cache(maxsize=4096)
+def slot_names(cls: type) -> tuple[str, ...]:
+    held = [vars(c).get("__slots__", ()) for c in cls.__mro__ if origin(c.__module__) != "opaque"]
+    names = chain.from_iterable((h,) if isinstance(h, str) else h for h in held)
+    return tuple(n for n in names if n not in ("__dict__", "__weakref__"))

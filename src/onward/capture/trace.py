@@ -1,0 +1,74 @@
+"""Drives `torch.export`, with what it needs patched for that time."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from onward.capture.flat_call import FlatCall
+from onward.capture.gradient_code import refusing_gradient_code
+from onward.capture.huggingface import attention_kept_whole
+from onward.capture.patches import patched
+from onward.capture.transformer_encoder import padded_with_zeros
+from onward.config import CaptureError
+
+ONE_AT_A_TIME = threading.RLock()  # a capture patches what all threads share
+
+
+def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str]) -> Any:
+    """The call as an exported program, sizes above 1 symbolic. names: of the batch's leaves.
+
+    Raises CaptureError with the reason where it cannot be traced.
+    """
+    auto = torch.export.Dim.AUTO
+    # sizes 0 and 1 are specialised by every export: say so
+    shapes = {
+        "leaves": tuple({d: auto for d, n in enumerate(t.shape) if n > 1} or None for t in tensors)
+    }
+    try:
+        # as in eager: with its cache on, a model takes no notice of packed documents
+        with ONE_AT_A_TIME, _capturing(flat.model, "position_ids" in names and not flat.extra):
+            return torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
+    except CaptureError:
+        raise
+    except Exception as error:
+        cause = next((e for e in _chain(error) if isinstance(e, CaptureError)), None)
+        if cause is not None:
+            raise cause from None
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CaptureError(f"torch.export could not trace the model: {first}") from error
+
+
+@contextmanager
+def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
+    """The patches an export needs, undone afterwards; other threads see nothing of them."""
+    transformer = torch.nn.modules.transformer
+
+    def causal_as_said(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
+        """The original inspects data, which an export has not."""
+        return bool(is_causal)
+
+    with (
+        patched([(transformer, "_detect_is_causal_mask", causal_as_said)]),
+        torch.set_grad_enabled(model.training),  # on, what stops gradients leaves a trace
+        attention_kept_whole(model, own_positions),
+        refusing_gradient_code(model.training),
+        padded_with_zeros(model.training),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+__all__ = ["ONE_AT_A_TIME", "export"]
