@@ -169,6 +169,23 @@ FAULTS: tuple[Fault, ...] = (
         "if sorted(dims) != list(range(count)):", (*KERNELS, *PLAN),
     ),
     Fault(
+        "native call: a tensor of any dtype is taken", "kernels/native/signatures.py",
+        "if given.dtype == dtype and given.device.type", "if given.device.type", KERNELS,
+    ),
+    Fault(
+        "native call: a tensor with gaps counts as whole", "kernels/native/signatures.py",
+        "argument.numel() if argument.is_contiguous() else 1", "argument.numel()", KERNELS,
+    ),
+    Fault(
+        "native call: fewer numbers than the call reads", "kernels/native/signatures.py",
+        "if argument is not None and _numbers_behind(argument) < least:",
+        "if argument is not None and _numbers_behind(argument) + 1 < least:", KERNELS,
+    ),
+    Fault(
+        "native call: negative sizes", "kernels/native/signatures.py",
+        "            if given[name] < 0:\n", "            if given[name] < -(2**62):\n", KERNELS,
+    ),
+    Fault(
         "kernel: the upper triangle's diagonal", "kernels/aten/elementwise.py",
         "return partial(function, use.x(0), diagonal=k, out=use.y)",
         "return partial(function, use.x(0), diagonal=0, out=use.y)", KERNELS,
