@@ -43,7 +43,7 @@ class BuildExt(build_ext):
 
     user_options: ClassVar = [
         *build_ext.user_options,
-        ("sanitize", None, "with sanitizers, at -O1"),
+        ("sanitize", None, "with sanitizers, -O1"),
     ]
     boolean_options: ClassVar = [*build_ext.boolean_options, "sanitize"]
 

@@ -18,21 +18,21 @@ ROOT = Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "sanitize"
 FOLDER = BUILD / "lib" / "onward" / "kernels" / "native"
 
-# A call past the checks of signatures.py: `count` numbers in rows of 4, of a tensor with 8.
+# Calls past the checks of signatures.py, without torch, whose OpenMP the compiler's stands for:
+# `count` numbers of arrays of 8, and blocks of `block` numbers.
 PROBE = """
-import ctypes, sys, torch
-from onward.kernels.native import library
-count, block = int(sys.argv[2]), int(sys.argv[3])
-c = ctypes.CDLL(str(library.files()[sys.argv[1]]))
-x, y, partial = torch.ones(64), torch.zeros(8), torch.zeros(64, dtype=torch.float64)
-p, n = ctypes.c_void_p, ctypes.c_int64
-c.onward_activation(p(x.data_ptr()), p(y.data_ptr()), n(count), n(2))
-c.onward_norm(p(x.data_ptr()), p(y.data_ptr()), p(partial.data_ptr()), n(8), n(block))
-print("not reported")
+import ctypes, sys
+path, openmp, count, block = sys.argv[1:]
+ctypes.CDLL(openmp, ctypes.RTLD_GLOBAL)
+c = ctypes.CDLL(path)
+x, y, partial = (ctypes.c_float * 64)(), (ctypes.c_float * 8)(), (ctypes.c_double * 64)()
+n = ctypes.c_int64
+c.onward_activation(x, y, n(int(count)), n(2))
+c.onward_norm(x, y, partial, n(8), n(int(block)))
 """
 # What is planted -> the arguments `count` and `block`, and the words of the report
 FAULTS = {
-    "a write behind a tensor": ("9", "8", "AddressSanitizer: heap-buffer-overflow"),
+    "a write behind an array": ("9", "8", "AddressSanitizer: heap-buffer-overflow"),
     "a division by zero": ("8", "0", "runtime error: division by zero"),
     "nothing": ("8", "8", ""),
 }
@@ -40,6 +40,7 @@ FAULTS = {
 
 def main() -> None:
     preloaded = [_runtime(name) for name in ("libasan.so", "libubsan.so", "libstdc++.so")]
+    openmp = _runtime("libgomp.so")
     build = [sys.executable, "setup.py", "-q", "build_ext", "--sanitize",
              "--build-lib", str(BUILD / "lib"), "--build-temp", str(BUILD / "objects")]  # fmt: skip
     if subprocess.run(build, cwd=ROOT).returncode:
@@ -58,7 +59,8 @@ def main() -> None:
         sys.exit(f"sanitize: Python does not run under the sanitizers:\n{levels.stderr}")
     for level in levels.stdout.split():
         for planted, (count, block, words) in FAULTS.items():
-            made = _output(PROBE, watched, level, count, block)
+            (path,) = map(str, FOLDER.glob(f"{level}.*.so"))
+            made = _output(PROBE, watched, path, openmp, count, block)
             failed = made.returncode != 0
             if failed != bool(words) or words not in made.stderr:
                 sys.exit(f"sanitize: {planted} in {level}, and the report is:\n{made.stderr}")

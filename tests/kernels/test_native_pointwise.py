@@ -92,7 +92,7 @@ def ulps(y: torch.Tensor, exact: torch.Tensor) -> float:
 
 def values(build: Library, which: int, x: torch.Tensor) -> torch.Tensor:
     y = torch.empty_like(x)
-    build.launch("onward_math", x, y, x.numel(), which)()
+    build.launch("onward_math", x=x, y=y, n=x.numel(), which=which)()
     return y
 
 
