@@ -12,12 +12,13 @@ FINETUNE_ARGS ?=
 FUZZ_ARGS ?= --count 5000 --seed 0
 BENCH_ARGS ?=
 MUTATION_ARGS ?=
+SANITIZE_ARGS ?=
 
 # pyright asks the package index for a newer version of itself at every start without this.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-whole fuzz mutation false-alarms lint format clean
+.PHONY: help finetune test test-whole fuzz mutation sanitize false-alarms lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -50,6 +51,9 @@ test-whole: $(VENV)/.installed-test ## run every case of the tests that `make te
 
 mutation: $(VENV)/.installed-test ## plant faults in the sources, and see that the tests find each (an hour; MUTATION_ARGS="-k plan")
 	$(BIN)/python tests/mutation/run.py --jobs $(TEST_WORKERS) $(MUTATION_ARGS)
+
+sanitize: $(VENV)/.installed-test ## run the kernels' tests under AddressSanitizer and UBSan (SANITIZE_ARGS="--thin 5")
+	$(BIN)/python tests/kernels/sanitize.py $(SANITIZE_ARGS)
 
 false-alarms: $(VENV)/.installed-test ## verify right models 500 times: no alarm may be raised (half an hour)
 	$(BIN)/python tests/faults/false_alarms.py

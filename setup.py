@@ -9,6 +9,7 @@ import hashlib
 import os
 import platform
 from pathlib import Path
+from typing import ClassVar
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -17,6 +18,9 @@ FOLDER = Path("src/onward/kernels/native")
 # Never -ffast-math: linked into a process it changes every library's denormals, and NaN checks go.
 # Errno and trap handlers alone keep loops with sqrtf and comparisons from vectorising.
 COMMON = ["-std=c++17", "-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-Wall"]
+# For tests/kernels/sanitize.py. -fno-wrapv: Python's own flags define signed overflow.
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
+SANITIZE = [*SANITIZERS, "-O1", "-fno-omit-frame-pointer", "-fno-wrapv"]
 LEVELS = {"plain": []}
 if platform.machine() in ("x86_64", "AMD64"):
     LEVELS["avx2"] = ["-march=x86-64-v3"]
@@ -33,7 +37,26 @@ class BuildExt(build_ext):
 
     The levels compile the same sources at the same time. In one folder each would write over
     the others' objects, and a library would hold code of another level, or half an object.
+
+    With `--sanitize` AddressSanitizer and UBSan watch the kernels, and every level has to compile.
     """
+
+    user_options: ClassVar = [
+        *build_ext.user_options,
+        ("sanitize", None, "with sanitizers, -O1"),
+    ]
+    boolean_options: ClassVar = [*build_ext.boolean_options, "sanitize"]
+
+    def initialize_options(self):
+        super().initialize_options()
+        self.sanitize = False
+
+    def finalize_options(self):
+        super().finalize_options()
+        for ext in self.extensions if self.sanitize else []:
+            ext.extra_compile_args += SANITIZE
+            ext.extra_link_args += SANITIZERS
+            ext.optional = False
 
     def build_extension(self, ext):
         own = copy.copy(self)  # this method runs on several threads

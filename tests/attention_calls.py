@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,20 +12,16 @@ import torch
 from onward.graph.types import DType, Type
 from onward.kernels import KERNELS, Need, Use
 from onward.kernels.native import attention
-from onward.kernels.native.library import FOLDER, Library
+from onward.kernels.native.library import Library, files, usable
 
-LEVELS = sorted(FOLDER.glob("*.so"))
 CANARY = 12345.0
 SEED = torch.tensor([2**32 - 1, 987654321])
 
 
-@pytest.fixture(params=LEVELS, ids=lambda path: path.name.partition(".")[0], autouse=True)
+@pytest.fixture(params=usable(), autouse=True)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    """Every test runs on both builds."""
-    path: Path = request.param
-    if "avx2" in path.name and torch.backends.cpu.get_cpu_capability() == "DEFAULT":
-        pytest.skip("the processor lacks AVX2")
-    loaded = Library(path)
+    """Every test runs on each build that this processor can run."""
+    loaded = Library(files()[request.param])
     monkeypatch.setattr(attention, "library", lambda: loaded)
     return loaded
 

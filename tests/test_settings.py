@@ -231,6 +231,7 @@ VALUES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # refused, taken
     "ONWARD_NATIVE": (("bogus", "1", "AVX2", "sse"), ("", "0", "plain")),
     "ONWARD_BLAS": (("bogus", "MKL", "accelerate", "1"), ("", "torch")),
     "ONWARD_CACHE": (("FILE",), ("", "FOLDER", "NEW")),
+    "ONWARD_NATIVE_FOLDER": (("FILE", "NEW"), ("",)),
 }
 
 

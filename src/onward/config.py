@@ -236,6 +236,8 @@ class Environment:
         that are read are computed runs once more, changing nothing, with NaN in the others; where
         NaN then arrives in the loss or a gradient, OnwardError names what read them. 0 does not.
     ONWARD_NATIVE: 0 leaves the native CPU kernels out; plain, avx2 or avx512 takes that build.
+    ONWARD_NATIVE_FOLDER: folder of other builds of the native kernels, such as one with sanitizers;
+        default: those that the installation compiled.
     ONWARD_BLAS: torch, openblas or mkl takes that engine for every matrix product.
     ONWARD_CACHE: folder for what is measured once per machine; default: onward in the user's cache.
     """
@@ -244,6 +246,7 @@ class Environment:
     disable: tuple[str, ...] = field(default=())
     check: bool = False
     native: str = ""
+    native_folder: Path | None = None
     blas: str = ""
     cache: Path = Path(".cache")
 
@@ -254,7 +257,7 @@ VALUES = {
     "ONWARD_NATIVE": ("0", "plain", "avx2", "avx512"),
     "ONWARD_BLAS": ("torch", "openblas", "mkl"),
 }
-FOLDERS = ("ONWARD_DUMP", "ONWARD_CACHE")
+FOLDERS = ("ONWARD_DUMP", "ONWARD_CACHE", "ONWARD_NATIVE_FOLDER")
 VARIABLES = (*FOLDERS, "ONWARD_DISABLE", *VALUES)
 
 
@@ -277,12 +280,16 @@ def _meant(values: tuple[str, ...]) -> Environment:
     for name in FOLDERS:
         if given[name] and Path(given[name]).exists() and not Path(given[name]).is_dir():
             raise OnwardError(f"{name}={given[name]} is a file; fix: name a folder")
+    builds = given["ONWARD_NATIVE_FOLDER"]
+    if builds and not Path(builds).exists():
+        raise OnwardError(f"ONWARD_NATIVE_FOLDER={builds} is not there; fix: a folder of builds")
     shared = Path(given["XDG_CACHE_HOME"] or Path.home() / ".cache") / "onward"
     return Environment(
         dump=Path(given["ONWARD_DUMP"]) if given["ONWARD_DUMP"] else None,
         disable=read_names("ONWARD_DISABLE", given["ONWARD_DISABLE"], commas=True),
         check=given["ONWARD_CHECK"] == "1",
         native=given["ONWARD_NATIVE"],
+        native_folder=Path(builds) if builds else None,
         blas=given["ONWARD_BLAS"],
         cache=Path(given["ONWARD_CACHE"]) if given["ONWARD_CACHE"] else shared,
     )

@@ -19,6 +19,7 @@ from fuzz.shrink import shrink
 from fuzz.source import definitions, script
 
 from onward.differentiate import rules
+from onward.graph.signature import Signature
 from onward.rewrite import FORWARD, STEP
 from onward.train.packed_step import PackedStep
 from onward.train.updates import Updates
@@ -138,8 +139,9 @@ def test_a_row_that_is_not_counted_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_wrong_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Updates.inputs
 
-    def wrong(self: Updates) -> dict[str, Any]:
-        return {k: v * 1.01 if k.startswith("lr.") else v for k, v in right(self).items()}
+    def wrong(self: Updates, signature: Signature) -> dict[str, Any]:
+        rates = {name for h, name in signature.hyperparameters.items() if h.name == "lr"}
+        return {k: v * 1.01 if k in rates else v for k, v in right(self, signature).items()}
 
     monkeypatch.setattr(Updates, "inputs", wrong)
     assert found("F.linear")[1].kind == "difference"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from onward.config import OnwardError
 from onward.kernels.native import library as native
 
 built = pytest.mark.skipif(not native.library(), reason="no native library on this machine")
@@ -19,6 +21,7 @@ def test_a_library_of_other_sources_is_left_alone(
     caplog: pytest.LogCaptureFixture,
     build: Callable[[str], None],
 ) -> None:
+    monkeypatch.delenv("ONWARD_NATIVE_FOLDER", raising=False)
     build("")
     assert native.library() is not None
     monkeypatch.setattr(native, "sources_digest", lambda: "0" * 64)
@@ -26,6 +29,24 @@ def test_a_library_of_other_sources_is_left_alone(
     with caplog.at_level(logging.WARNING, "onward"):
         assert native.library() is None
     assert "built of other sources; fix: install" in caplog.text
+
+
+@built
+def test_builds_of_another_folder_are_taken_where_they_are_named(
+    monkeypatch: pytest.MonkeyPatch, build: Callable[[str], None], tmp_path: Path
+) -> None:
+    (plain,) = (native.files()[level] for level in native.usable() if level == "plain")
+    shutil.copy(plain, tmp_path / plain.name)
+    monkeypatch.setenv("ONWARD_NATIVE_FOLDER", str(tmp_path))
+    build("")
+    found = native.library()
+    assert found is not None and found.path == tmp_path / plain.name
+    assert native.built() == native.usable() == ["plain"]
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    (tmp_path / plain.name).unlink()
+    build("")
+    with pytest.raises(OnwardError, match=r"ONWARD_NATIVE_FOLDER=.* cannot be taken .*fix: "):
+        native.library()
 
 
 def test_the_digest_follows_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

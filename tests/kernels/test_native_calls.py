@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import itertools
 import re
 from typing import Any
 
@@ -19,7 +20,7 @@ from test_kernels import REFUSED, bound, need_of, rubbish
 
 from onward.kernels import KERNELS, Use
 from onward.kernels.native import library
-from onward.kernels.native.library import FOLDER, Library, declared
+from onward.kernels.native.library import FOLDER, Library, declared, files, usable
 from onward.kernels.native.signatures import Parameter, signatures
 
 HEADER = (FOLDER / "src" / "functions.h").read_text()
@@ -63,11 +64,9 @@ def test_every_function_is_declared_and_called() -> None:
     assert set(declared()) == defined == set(calls())
 
 
-@pytest.mark.parametrize(
-    "path", sorted(FOLDER.glob("*.so")), ids=lambda p: p.name.partition(".")[0]
-)
-def test_every_declared_function_is_in_every_build(path: Any) -> None:
-    symbols = ctypes.CDLL(str(path))
+@pytest.mark.parametrize("level", usable())
+def test_every_declared_function_is_in_every_build(level: str) -> None:
+    symbols = ctypes.CDLL(str(files()[level]))
     assert [name for name in declared() if not hasattr(symbols, name)] == []
 
 
@@ -140,6 +139,19 @@ def test_too_few_numbers_are_refused(function: str) -> None:
             gaps = torch.stack([given.flatten()] * 2, -1)[:, 0]
             with pytest.raises(ValueError, match=f"{p.name} has 1 numbers in a row"):
                 signature.converted(arguments | {p.name: gaps})
+
+
+@pytest.mark.parametrize("function", declared())
+def test_negative_sizes_are_refused(function: str) -> None:
+    """Each that counts numbers, alone and with another one, so that their product is right."""
+    signature, arguments = declared()[function], calls()[function]
+    counted = " ".join(p.count for p in signature.parameters)
+    numbers = [p.name for p in signature.parameters if p.type == "int64_t" and not p.pointer]
+    sizes = [name for name in numbers if re.search(rf"\b{name}\b", counted)]
+    for name, other in itertools.product(sizes, repeat=2):
+        wrong = {n: -abs(arguments[n]) or -1 for n in (name, other)}
+        with pytest.raises(ValueError, match=rf"^{function}: ({name}|{other}) is -\d+, and count"):
+            signature.converted(arguments | wrong)
 
 
 def test_more_of_a_size_than_there_is_memory_is_refused() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from onward.graph.types import DType, Type
 from onward.kernels import NATIVE, Kernel, Need, Use
 from onward.kernels.native import norm, random
-from onward.kernels.native.library import FOLDER, Library, library
+from onward.kernels.native.library import Library, files, library, usable
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library here")
 
@@ -23,18 +22,10 @@ SIZES = [(1, 1), (3, 3), (2, 31), (5, 33), (17, 64), (33, 200), (40, 257), (513,
 EACH_SIZE = pytest.mark.parametrize("size", SIZES, ids=str)
 
 
-def _runs(path: Path) -> bool:
-    capable = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    return capable or not path.name.startswith("avx2")
-
-
-BUILDS = [p for p in sorted(FOLDER.glob("*.so")) if _runs(p)]
-
-
-@pytest.fixture(params=BUILDS, ids=lambda p: p.name.partition(".")[0])
+@pytest.fixture(params=usable())
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each compiled library in turn."""
-    loaded = Library(request.param)
+    loaded = Library(files()[request.param])
     for module in (norm, random):
         monkeypatch.setattr(module, "library", lambda: loaded)
     return loaded.level

@@ -20,6 +20,7 @@ class Fault:
 
 
 RULES = ("differentiate/test_walk.py", "differentiate/test_rules.py")
+CALLS = ("kernels/test_native_calls.py",)
 KERNELS = ("kernels/test_kernels.py", "kernels/test_vectorised.py", "kernels/test_norm.py")
 PLAN = ("plan",)
 ROWS = ("rewrite/test_rows.py", "rewrite/test_rows_sets.py", "models/test_row_programs.py")
@@ -168,6 +169,23 @@ FAULTS: tuple[Fault, ...] = (
         "kernel: strided rows are summed as if they lay together", "kernels/native/reduce.py",
         "if sorted(dims) != list(range(count)) or not x.is_contiguous():",
         "if sorted(dims) != list(range(count)):", (*KERNELS, *PLAN),
+    ),
+    Fault(
+        "native call: a tensor of any dtype is taken", "kernels/native/signatures.py",
+        "if given.dtype == dtype and given.device.type", "if given.device.type", CALLS,
+    ),
+    Fault(
+        "native call: a tensor with gaps counts as whole", "kernels/native/signatures.py",
+        "argument.numel() if argument.is_contiguous() else 1", "argument.numel()", CALLS,
+    ),
+    Fault(
+        "native call: fewer numbers than the call reads", "kernels/native/signatures.py",
+        "if argument is not None and _numbers_behind(argument) < least:",
+        "if argument is not None and _numbers_behind(argument) + 1 < least:", CALLS,
+    ),
+    Fault(
+        "native call: negative sizes", "kernels/native/signatures.py",
+        "            if given[name] < 0:\n", "            if given[name] < -(2**62):\n", CALLS,
     ),
     Fault(
         "kernel: the upper triangle's diagonal", "kernels/aten/elementwise.py",

@@ -92,6 +92,11 @@ def library() -> Library | None:
             f"ONWARD_NATIVE={wanted} cannot be had ({reason}); fix: one of "
             f"{', '.join(['0', *usable()])}, or unset it"
         )
+    if found is None and environment().native_folder:
+        raise OnwardError(
+            f"ONWARD_NATIVE_FOLDER={environment().native_folder} cannot be taken ({reason}); "
+            "fix: a folder of builds of these sources, or unset it"
+        )
     if found is None:
         log.warning("no native CPU kernels (%s): running on PyTorch's operators", reason)
     return found
@@ -107,9 +112,16 @@ def about() -> str:
     return f"none: {_load('')[1]}"
 
 
+def files() -> dict[str, Path]:
+    """The compiled library of each instruction level, best first."""
+    folder = environment().native_folder or FOLDER
+    found = ((level, sorted(folder.glob(f"{level}.*.so"))) for level in _LEVELS)
+    return {level: paths[0] for level, paths in found if paths}
+
+
 def built() -> list[str]:
     """The instruction levels that the installation compiled, best first."""
-    return [level for level in _LEVELS if any(FOLDER.glob(f"{level}.*.so"))]
+    return list(files())
 
 
 def usable() -> list[str]:
@@ -121,27 +133,23 @@ def usable() -> list[str]:
 def _load(wanted: str) -> tuple[Library | None, str]:
     if wanted and wanted in built() and wanted not in usable():
         return None, f"this processor has {torch.backends.cpu.get_cpu_capability()}"
-    for level in usable():
-        if wanted and level != wanted:
-            continue
-        for path in sorted(FOLDER.glob(f"{level}.*.so")):
-            try:
-                # No OpenMP of its own: its symbols come from the runtime that torch has loaded.
-                loaded = Library(path)
-            except OSError as error:
-                return None, str(error)
-            if not loaded.is_current:
-                return (
-                    None,
-                    f"{path.name} was built of other sources; fix: install the package again",
-                )
-            runtimes = openmp_runtimes()
-            if len(runtimes) != 1:
-                return None, f"{len(runtimes)} OpenMP runtimes loaded: {', '.join(runtimes)}"
-            return loaded, ""
-    if wanted and built():
-        return None, f"built are: {', '.join(built())}"
-    return None, "not built: the package was installed without a C++ compiler"
+    level = next((level for level in usable() if wanted in ("", level)), None)
+    if level is None:
+        if wanted and built():
+            return None, f"built are: {', '.join(built())}"
+        return None, "not built: the package was installed without a C++ compiler"
+    path = files()[level]
+    try:
+        # No OpenMP of its own: its symbols come from the runtime that torch has loaded.
+        loaded = Library(path)
+    except OSError as error:
+        return None, str(error)
+    if not loaded.is_current:
+        return None, f"{path.name} was built of other sources; fix: install the package again"
+    runtimes = openmp_runtimes()
+    if len(runtimes) != 1:
+        return None, f"{len(runtimes)} OpenMP runtimes loaded: {', '.join(runtimes)}"
+    return loaded, ""
 
 
 def sources_digest() -> str:

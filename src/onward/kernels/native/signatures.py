@@ -28,6 +28,7 @@ _NULL = ctypes.c_void_p(None)
 _COMMENT = re.compile(r"//[^\n]*")
 _INNER = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"  # parentheses in parentheses, and no deeper
 _FUNCTION = re.compile(rf"\bvoid\s+(onward_\w+)\s*\(({_INNER})\)\s*;")
+_WORD = re.compile(r"[a-z]\w*")
 _COMMA = re.compile(rf",(?={_INNER}$)")  # between parameters, not within parentheses
 _PARAMETER = re.compile(
     r"(?P<const>const )?(?P<type>\w+)(?P<pointer>\*)? ?(?P<optional>OPTIONAL )?"
@@ -65,14 +66,20 @@ class Signature:
         self._counts: tuple[tuple[Parameter, CodeType], ...] = tuple(
             (p, compile(p.count, name, "eval")) for p in parameters if p.count
         )
+        numbers = [p.name for p in parameters if not p.pointer]
+        named = {word for p in parameters for word in _WORD.findall(p.count)}
+        self._sizes = tuple(n for n in numbers if n in named)
 
     def converted(self, given: Mapping[str, Any]) -> list[Any]:
         """The arguments as ctypes takes them, in order. Raises TypeError where a name is missing
         or not the function's, or an argument is of another kind or dtype, and ValueError where
-        too few numbers lie behind it."""
+        too few numbers lie behind it, or a size is negative."""
         if given.keys() != {name for name, _ in self._converters}:
             self._refuse_names(given)
         arguments = [convert(given[name]) for name, convert in self._converters]
+        for name in self._sizes:  # the product of two negative ones would be as good as right
+            if given[name] < 0:
+                raise ValueError(f"{self.name}: {name} is {given[name]}, and counts numbers")
         for parameter, count in self._counts:
             argument, least = given[parameter.name], eval(count, _NO_NAMES, given)
             if argument is not None and _numbers_behind(argument) < least:

@@ -17,148 +17,12 @@
 
 #include "math.h"
 #include "random.h"
+#include "segments.h"
 #include "tile.h"
 
 using namespace onward;
 
 namespace {
-
-// Rows of a block: of queries, of keys in the forward and in the backward. native/attention.py
-// knows these numbers too.
-constexpr int64_t QUERIES = 64, SEEN = 1024, KEYS = 256;
-
-struct Sizes {
-    int64_t batch, heads, queries, keys, width, values, causal;
-};
-
-// A tensor [B,H,rows,cols] in place, read or written through its strides.
-template <class T> struct Strided {
-    T* data;
-    const int64_t* strides;
-
-    T* at(int64_t b, int64_t h, int64_t row) const {
-        return data + b * strides[0] + h * strides[1] + row * strides[2];
-    }
-    int64_t row() const { return strides[2]; }
-    int64_t col() const { return strides[3]; }
-};
-
-// Rows that attend to one another.
-struct Segment {
-    int64_t b;                // the sample; 0 where rows are packed
-    int64_t sequence;         // as dropout counts it
-    int64_t q0, queries, k0, keys;
-    const int64_t* q_at;      // coordinates of the queries; null: their positions count from 0
-    int64_t first;            // position of the first key
-    const int32_t* places;    // positions of the keys; null: they count on from the first
-    const uint8_t* visible;   // null: no key is hidden
-
-    int64_t position(int64_t q) const { return q_at ? q_at[2 * q + 1] : q; }
-
-    // How many keys lie at or before query q.
-    int64_t reach(int64_t q) const {
-        const int64_t at = position(q);
-        if (!places) return std::clamp(at - first + 1, int64_t(0), keys);
-        return std::upper_bound(places, places + keys, at) - places;
-    }
-};
-
-// The segments of a launch, in scratch; and its tasks, in the order of the segments.
-struct Table {
-    enum Kind : int32_t { COUNTED, LISTED, HIDDEN };  // the keys' positions; some hidden as well
-    struct Entry {
-        int32_t q0, k0, k1, kind, task;  // the first of its tasks
-    };
-
-    const Sizes& n;
-    const int64_t *q_at, *k_at;  // coordinates of packed rows; null: a batch
-    Entry* entries;              // behind the last one two more, of no rows
-    int32_t* places;
-    uint8_t* visible;
-    int64_t count = 0;
-
-    Table(const Sizes& n_, const int64_t* q_at_, const int64_t* k_at_, int32_t* scratch)
-        : n(n_), q_at(q_at_), k_at(k_at_), entries((Entry*)scratch),
-          places((int32_t*)(entries + (q_at ? n.queries : n.batch) + 2)),
-          visible((uint8_t*)(places + n.keys + 16))  // whole vectors of places are read
-    {
-        if (q_at) find();
-        else
-            for (; count < n.batch; ++count) entries[count] = {0, 0, int32_t(n.keys), COUNTED, 0};
-        const int32_t queries = int32_t(n.queries), keys = int32_t(n.keys);
-        entries[count] = entries[count + 1] = {queries, keys, keys, COUNTED, 0};
-    }
-
-    // Sequences ascend along the rows. A segment's keys go from its first to its last one; rows of
-    // other sequences, and hidden ones (-1) before and behind, are no segment's.
-    void find() {
-        int64_t k = 0;
-        for (int64_t q = 0; q < n.queries; ++count) {
-            const int64_t sequence = q_at[2 * q];
-            Entry& e = entries[count];
-            e.q0 = int32_t(q);
-            while (q < n.queries && q_at[2 * q] == sequence) ++q;
-            while (k < n.keys && k_at[2 * k] < sequence) ++k;
-            int64_t end = k;
-            bool hidden = false;
-            e.kind = COUNTED;
-            for (int64_t j = k; j < n.keys; ++j) {
-                visible[j] = k_at[2 * j] == sequence;
-                if (visible[j]) {
-                    places[j] = int32_t(k_at[2 * j + 1]);
-                    if (hidden) e.kind = HIDDEN;
-                    else if (j > k && places[j] != places[j - 1] + 1) e.kind = LISTED;
-                    end = j + 1;
-                } else if (k_at[2 * j] < 0) {
-                    places[j] = places[j - 1];  // the row before, so that they ascend
-                    hidden = true;
-                } else {
-                    break;
-                }
-            }
-            e.k0 = int32_t(k);
-            e.k1 = int32_t(end);
-            k = end;
-        }
-    }
-
-    Segment segment(int64_t i) const {
-        if (!q_at) return {i, i, 0, n.queries, 0, n.keys, nullptr, 0, nullptr, nullptr};
-        const Entry& e = entries[i];
-        const int64_t queries = entries[i + 1].q0 - e.q0, keys = e.k1 - e.k0;
-        return {0, queries ? q_at[2 * e.q0] : 0, e.q0, queries, e.k0, keys, q_at + 2 * e.q0,
-                keys ? places[e.k0] : 0, e.kind == COUNTED ? nullptr : places + e.k0,
-                e.kind == HIDDEN ? visible + e.k0 : nullptr};
-    }
-
-    // Plans one task for each head of a segment, or several where there are few: then blocks of
-    // queries are shared out too, and each part packs keys and values anew. Returns their number.
-    int64_t share(int64_t threads) {
-        const auto work = [&](int64_t i) {
-            const Segment s = segment(i);
-            return double(s.queries) * double(s.keys);
-        };
-        double all = 0.0;
-        for (int64_t i = 0; i < count; ++i) all += work(i);
-        const double task = all * double(n.heads) / double(2 * threads);
-        int64_t tasks = 0;
-        for (int64_t i = 0; i < count; ++i) {
-            entries[i].task = int32_t(tasks);
-            const int64_t blocks = (segment(i).queries + QUERIES - 1) / QUERIES;
-            const double parts = task > 0.0 ? std::ceil(work(i) / task) : 1.0;
-            const bool whole = threads == 1 || parts <= 1.0;
-            tasks += n.heads * (whole ? 1 : std::min(blocks, int64_t(parts)));
-        }
-        entries[count].task = int32_t(tasks);
-        return tasks;
-    }
-
-    // The segment of a task as shared out.
-    int64_t of(int64_t task) const {
-        const auto later = [](int64_t t, const Entry& e) { return t < e.task; };
-        return std::upper_bound(entries, entries + count, task, later) - entries - 1;
-    }
-};
 
 // What restricts and thins the scores: at most one of the masks is given.
 struct Filter {
@@ -240,17 +104,50 @@ inline float highest(const float* s, int64_t n) {
     return most;
 }
 
+// Sums along rows. The order is written out: where a compiler chose it, a build that does not
+// vectorise (-O1, sanitizers) added one number after the other, and was several times as far from
+// the exact sum of a long row.
+#if defined(__AVX512F__)
+constexpr int64_t WIDE = 16;
+#else
+constexpr int64_t WIDE = LANES;
+#endif
+typedef float Wide __attribute__((vector_size(WIDE * 4), aligned(4), may_alias));
+typedef int32_t WideBits __attribute__((vector_size(WIDE * 4)));
+
+inline Wide absolute(Wide x) { return (Wide)((WideBits)x & 0x7fffffff); }
+
+struct Sum {
+    Wide parts[4] = {};
+
+    float total() const {
+        const Wide lanes = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+        float all = 0.0f;
+        for (int64_t l = 0; l < WIDE / 2; ++l) all += lanes[l] + lanes[l + WIDE / 2];
+        return all;
+    }
+};
+
+// Calls add(j, part) for each WIDE of n numbers; n is a multiple of WIDE.
+template <class Add> inline void each_part(int64_t n, const Add& add) {
+    int64_t j = 0;
+    for (; j + 4 * WIDE <= n; j += 4 * WIDE) {
+        add(j, 0);
+        add(j + WIDE, 1);
+        add(j + 2 * WIDE, 2);
+        add(j + 3 * WIDE, 3);
+    }
+    for (; j < n; j += WIDE) add(j, 0);
+}
+
 // s := exp(s - peak), 0 where dropped (the rest not scaled); the sum before dropping. n is a
 // multiple of COLS. Counters of 32 bits, as the generator's words.
 OUTLINED float exponentials(float* s, int32_t n, float peak) {
-    float sum = 0.0f;
-    #pragma omp simd reduction(+ : sum)
-    for (int32_t j = 0; j < n; ++j) {
-        const float e = math::exp(s[j] - peak);
-        sum += e;
-        s[j] = e;
-    }
-    return sum;
+    #pragma omp simd
+    for (int32_t j = 0; j < n; ++j) s[j] = math::exp(s[j] - peak);
+    Sum sum;
+    each_part(n, [&](int64_t j, int part) { sum.parts[part] += *(const Wide*)(s + j); });
+    return sum.total();
 }
 
 // With dropout; LISTED: the features are the keys' positions in `places`, else they are counted.
@@ -258,14 +155,18 @@ template <bool LISTED>
 OUTLINED float exponentials(float* s, int32_t n, float peak, RowKey key, const int32_t* places,
                             uint32_t threshold)
 {
-    float sum = 0.0f;
-    #pragma omp simd reduction(+ : sum)
+    #pragma omp simd
     for (int32_t j = 0; j < n; ++j) {
         const float e = math::exp(s[j] - peak);
-        sum += e;
-        s[j] = key.word(uint32_t(LISTED ? places[j] : j)) >= threshold ? e : 0.0f;
+        s[j] = key.word(uint32_t(LISTED ? places[j] : j)) >= threshold ? e : -e;
     }
-    return sum;
+    Sum sum;
+    each_part(n, [&](int64_t j, int part) {
+        const Wide e = *(const Wide*)(s + j);
+        *(Wide*)(s + j) = e > 0.0f ? e : Wide{};
+        sum.parts[part] += absolute(e);
+    });
+    return sum.total();
 }
 
 // From scores s and t = dy v^T: s := the probabilities as dropped, t := the scores' gradient.
@@ -292,20 +193,27 @@ OUTLINED void probabilities(float* s, float* t, int32_t n, float peak, float inv
     }
 }
 
+// The mean of t weighted by s, or by |s|. The sum of the weights is 1 but for rounding.
+template <bool SIGNED> inline float mean(const float* s, const float* t, int64_t n) {
+    Sum products, weights;
+    each_part(n, [&](int64_t j, int part) {
+        Wide p = *(const Wide*)(s + j);
+        if (SIGNED) p = absolute(p);
+        weights.parts[part] += p;
+        products.parts[part] += p * *(const Wide*)(t + j);
+    });
+    const float sum = products.total(), mass = weights.total();
+    return mass > 0.0f ? sum / mass : sum;
+}
+
 // The same where the row is whole: delta is the sum of p * t itself, as in softmax's own gradient.
 // Then the rounding of a few keys' t cancels as it does there, which that of dy * y would not; and
 // divided by the sum of p, which is 1 but for rounding, so that the result sums to 0.
 OUTLINED void whole_row(float* s, float* t, int32_t n, float peak, float inverse)
 {
-    float sum = 0.0f, mass = 0.0f;
-    #pragma omp simd reduction(+ : sum, mass)
-    for (int32_t j = 0; j < n; ++j) {
-        const float p = math::exp(s[j] - peak) * inverse;
-        s[j] = p;
-        sum += p * t[j];
-        mass += p;
-    }
-    const float delta = mass > 0.0f ? sum / mass : sum;
+    #pragma omp simd
+    for (int32_t j = 0; j < n; ++j) s[j] = math::exp(s[j] - peak) * inverse;
+    const float delta = mean<false>(s, t, n);
     #pragma omp simd
     for (int32_t j = 0; j < n; ++j) t[j] = s[j] * (t[j] - delta);
 }
@@ -314,17 +222,14 @@ template <bool LISTED>
 OUTLINED void whole_row(float* s, float* t, int32_t n, float peak, float inverse, RowKey key,
                         const int32_t* places, uint32_t threshold, float scale)
 {
-    float sum = 0.0f, mass = 0.0f;
-    #pragma omp simd reduction(+ : sum, mass)
+    #pragma omp simd
     for (int32_t j = 0; j < n; ++j) {
         const bool kept = key.word(uint32_t(LISTED ? places[j] : j)) >= threshold;
-        const float p = math::exp(s[j] - peak) * inverse, g = kept ? t[j] * scale : 0.0f;
+        const float p = math::exp(s[j] - peak) * inverse;
         s[j] = kept ? p : -p;  // the sign says it until the second loop
-        t[j] = g;
-        sum += p * g;
-        mass += p;
+        t[j] = kept ? t[j] * scale : 0.0f;
     }
-    const float delta = mass > 0.0f ? sum / mass : sum;
+    const float delta = mean<true>(s, t, n);
     #pragma omp simd
     for (int32_t j = 0; j < n; ++j) {
         const float p = s[j];
@@ -333,15 +238,13 @@ OUTLINED void whole_row(float* s, float* t, int32_t n, float peak, float inverse
     }
 }
 
-inline float dot(const float* x, int64_t xs, const float* y, int64_t ys, int64_t n) {
-    float sum = 0.0f;
-    if (xs == 1 && ys == 1) {
-        #pragma omp simd reduction(+ : sum)
-        for (int64_t j = 0; j < n; ++j) sum += x[j] * y[j];
-    } else {
-        for (int64_t j = 0; j < n; ++j) sum += x[j * xs] * y[j * ys];
-    }
-    return sum;
+inline float dot(const float* x, const float* y, int64_t ys, int64_t n) {
+    Sum sum;
+    int64_t j = 0;
+    for (; ys == 1 && j + WIDE <= n; j += WIDE)
+        sum.parts[0] += *(const Wide*)(x + j) * *(const Wide*)(y + j);
+    for (; j < n; ++j) sum.parts[1][j % WIDE] += x[j] * y[j * ys];
+    return sum.total();
 }
 
 inline void fill(float* x, int64_t first, int64_t end, float number) {
@@ -548,8 +451,8 @@ extern "C" void onward_attention_grad(
                 pack_rows(gb, DY.row(), DY.col(), m, n.values, 1.0f, dy_rows);
                 pack_panels(dy_rows, n.values, 1, m, n.values, dy_panels);
                 for (int64_t i = 0; i < m && !one_block && k0 == 0; ++i)
-                    delta[q0 + i] = dot(dy_rows + i * n.values, 1, Y.at(g.b, h, g.q0 + q0 + i),
-                                        Y.col(), n.values);
+                    delta[q0 + i] = dot(dy_rows + i * n.values, Y.at(g.b, h, g.q0 + q0 + i), Y.col(),
+                                        n.values);
                 product_below(m, below.cols, n.width, q_rows, n.width, k_turned, s, lds,
                               below.diagonal);
                 product_below(m, below.cols, n.values, dy_rows, n.values, v_turned, t, lds,

@@ -47,8 +47,9 @@ void onward_attention(
     const float* OPTIONAL added, const int64_t* OF(4) mask_strides,
     const int64_t* OPTIONAL OF(2) seed, const int64_t* OPTIONAL OF(1) offset, int64_t site,
     int64_t threshold, int64_t sample_dim, float keep_scale, float scale,
-    const int64_t* OPTIONAL q_at, const int64_t* OPTIONAL k_at, float* y,
-    const int64_t* OF(4) y_strides, float* peaks, float* totals, const int64_t* OF(7) sizes,
+    const int64_t* OPTIONAL OF(2 * sizes[2]) q_at, const int64_t* OPTIONAL OF(2 * sizes[3]) k_at,
+    float* y, const int64_t* OF(4) y_strides, float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
+    float* OF(sizes[0] * sizes[1] * sizes[2]) totals, const int64_t* OF(7) sizes,
     float* OF(threads * room) scratch, int64_t threads, int64_t room, int32_t* segments);
 
 void onward_attention_grad(
@@ -57,8 +58,10 @@ void onward_attention_grad(
     const int64_t* OF(4) v_strides, const uint8_t* OPTIONAL allowed, const float* OPTIONAL added,
     const int64_t* OF(4) mask_strides, const int64_t* OPTIONAL OF(2) seed,
     const int64_t* OPTIONAL OF(1) offset, int64_t site, int64_t threshold, int64_t sample_dim,
-    float keep_scale, float scale, const int64_t* OPTIONAL q_at, const int64_t* OPTIONAL k_at,
-    const float* y, const int64_t* OF(4) y_strides, const float* peaks, const float* totals,
+    float keep_scale, float scale, const int64_t* OPTIONAL OF(2 * sizes[2]) q_at,
+    const int64_t* OPTIONAL OF(2 * sizes[3]) k_at, const float* y, const int64_t* OF(4) y_strides,
+    const float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
+    const float* OF(sizes[0] * sizes[1] * sizes[2]) totals,
     float* dq, const int64_t* OF(4) dq_strides, float* dk, const int64_t* OF(4) dk_strides,
     float* dv, const int64_t* OF(4) dv_strides, const int64_t* OF(7) sizes,
     float* OF(threads * room) scratch, int64_t threads, int64_t room, int32_t* segments);
