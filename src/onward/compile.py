@@ -26,9 +26,9 @@ from onward.graph.check import check
 from onward.graph.file import save
 from onward.graph.graph import Graph
 from onward.graph.text import graph_text
-from onward.kernels import serves
-from onward.plan import Plan, Search, between, bind, make_plan
-from onward.rewrite import FORWARD, STEP, Pass, Report, prune, recompute, row_demand, run
+from onward.kernels import host
+from onward.plan import Fusible, Plan, Search, between, bind, make_plan
+from onward.rewrite import FORWARD, STEP, Context, Report, prune, recompute, row_demand, run
 
 log = logging.getLogger("onward")
 SWITCHES = tuple(dict.fromkeys([*(p.name for p in (*FORWARD, *STEP)), "row_demand"]))
@@ -61,7 +61,8 @@ class Compiled:
         self.reports: list[Report] = []
         self.disable = switched_off(disable)
         self._dumped = 0
-        self.device = next((p.device.type for p in model.parameters()), "cpu")
+        self.target = host(next((p.device.type for p in model.parameters()), "cpu"))
+        self._fusible = Fusible(self.target)
         with self._timed("capture"):
             self.captured: Captured = capture(model, args, kwargs, target, loss_fn)
         self._note("capture", self.captured.graph)
@@ -80,9 +81,11 @@ class Compiled:
             return None
         with self._timed("rewrite rows"):
             graph, start = self.forward.clone(), time.perf_counter()
-            edits = row_demand(graph, outputs, self._packed_ops)
+            context = Context("row_demand", self._fusible)
+            edits = row_demand(graph, outputs, context)
             seconds = time.perf_counter() - start
-        self.reports.append(Report("row_demand", edits, seconds, len(graph)))
+        misses = tuple(context.misses)
+        self.reports.append(Report("row_demand", edits, seconds, len(graph), misses))
         if not edits:
             return None
         self._note("forward-row_demand", graph)
@@ -92,12 +95,8 @@ class Compiled:
         """The narrow forward with NaN for rows that it leaves out, and what its further outputs
         show where NaN arrives (`rewrite.row_demand`)."""
         graph, reads = self.forward.clone(), {}
-        row_demand(graph, outputs, self._packed_ops, reads)
+        row_demand(graph, outputs, Context("row_demand", self._fusible), reads)
         return graph, reads
-
-    @property
-    def _packed_ops(self) -> list[str]:
-        return [op for op in ("FlashAttention",) if serves(op, self.device)]
 
     def step(
         self,
@@ -133,7 +132,7 @@ class Compiled:
             bound = bind(prune(graph, outputs), dims, open)
         self._note(f"{label}bind", bound)
         with self._timed("plan"):
-            plan = make_plan(bound, dict(dims), device=self.device)
+            plan = make_plan(bound, dict(dims), target=self.target)
         if memory_budget is not None:
             with self._timed("recompute"):
                 plan = self._fit(bound, plan, memory_budget)
@@ -157,13 +156,13 @@ class Compiled:
         if isinstance(limit, float):
             if limit == 1.0 or not any(launch.backward for launch in plan.launches):
                 return plan  # nothing to spare, or nothing kept: evaluation has no backward
-            tried = self._recomputed(Search(bound, 0, plan, self.device))
+            tried = self._recomputed(Search(bound, 0, plan, self.target))
             found = min(tried, key=lambda t: t[0].peak, default=None)
             limit = between(plan.peak if found is None else found[0].peak, plan.peak, limit)
         assert isinstance(limit, int)
         if plan.peak <= limit:
             return plan
-        search = Search(bound, limit, plan, self.device)
+        search = Search(bound, limit, plan, self.target)
         found = next((t for t in self._recomputed(search) if t[0].peak <= limit), found)
         if found is None:
             raise search.error()
@@ -178,7 +177,7 @@ class Compiled:
             start, graph = time.perf_counter(), search.graph.clone()
             edits = recompute(graph, values)
             report = Report("recompute", edits, time.perf_counter() - start, len(graph))
-            plan = make_plan(graph, search.unconstrained.dims, device=self.device)
+            plan = make_plan(graph, search.unconstrained.dims, target=self.target)
             search.judge(plan)
             yield plan, graph, report
 
@@ -194,16 +193,13 @@ class Compiled:
         graph, reports = run(
             graph,
             passes,
-            self.disable | {p.name for p in passes if not self._served(p)},
+            self.disable,
             after=lambda g, name: self._note(f"{stage}-{name}", g),
             verify=environment().check,
+            refuse=self._fusible,
         )
         self.reports += reports
         return graph
-
-    def _served(self, item: Pass) -> bool:
-        """Whether the ops that a pass writes have kernels here; their bodies would be slower."""
-        return all(serves(op, self.device) for op in item.needs)
 
     def _note(self, stage: str, graph: Graph) -> None:
         if environment().check:

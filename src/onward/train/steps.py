@@ -199,7 +199,7 @@ class Narrow:
     ) -> Executable:
         """A plan for a graph that only looks at a batch, and is no stage of a step."""
         bound = bind(prune(graph, outputs), dims, list(dims) if open else [])
-        plan = make_plan(bound, dict(dims), device=self.step.compiled.device)
+        plan = make_plan(bound, dict(dims), target=self.step.compiled.target)
         return self.step.bound(graph, plan)
 
     @property

@@ -26,6 +26,7 @@ from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, Role
 from onward.graph.names import cotangent_name, output_name
 from onward.plan import Plan
+from onward.rewrite import summary
 from onward.train.arguments import check_arguments, check_inputs, checked_options, names_to_fetch
 from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
@@ -294,7 +295,8 @@ class Trainer:
         compiled = steps[-1].compiled
         return Report(
             compile_seconds=dict(compiled.seconds),
-            passes=[dict(vars(r)) for r in compiled.reports],
+            passes=[r.numbers for r in compiled.reports],
+            near_misses=summary(m for r in compiled.reports for m in r.misses),
             predicted_peak_bytes=plan.peak,
             launches=len(plan.launches),
             rows=copy.deepcopy(self._last_rows),

@@ -13,7 +13,7 @@ from onward.differentiate import vjp
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.graph.names import cotangent_name, gradient_name
-from onward.rewrite import STEP, cut, lookups, run
+from onward.rewrite import STEP, Pass, cut, lookups, run
 
 PlanOf: TypeAlias = Callable[[Graph, list[str], Mapping[str, int], bool], Executable]
 
@@ -82,7 +82,7 @@ class Unread:
         if gradients:
             parameters = self._compiled.captured.parameters
             trained = [n for n, p in parameters.items() if p.requires_grad]
-            graph, _ = run(vjp(graph, ["loss"], trained), [p for p in STEP if not p.needs])
+            graph, _ = run(vjp(graph, ["loss"], trained), [p for p in STEP if isinstance(p, Pass)])
             wanted += [g for n in trained if (g := gradient_name(n)) in graph.outputs]
         _, graph = cut(graph)
         executable = self._plan(graph, wanted, dims, False)
