@@ -40,9 +40,9 @@ from onward.graph.build import Builder, inline
 from onward.graph.graph import ONWARD, Graph, Role, Value, type_of
 from onward.graph.ops import OPS, OWN
 from onward.graph.types import Shape, Type, parse_type, value
-from onward.kernels import ATEN, KERNELS, Kernel, Need, Use, torch_dtype
+from onward.kernels import ATEN, KERNELS, Kernel, Need, Use, host, torch_dtype
 from onward.plan import Layout, make_plan
-from onward.rewrite import FORWARD, STEP
+from onward.rewrite import FORWARD, STEP, FusionPass
 from report import command, heading, machine, markdown, one_line, write
 from workloads import Case, make_batches, make_model
 
@@ -52,7 +52,10 @@ _KEPT = 4096  # elements: tensors up to this size keep the contents they have in
 _RESTORED = 8  # repetitions after which what a kernel overwrites in place is written anew
 _VARIANTS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("step", {}),
-    ("step, nothing fused", {"disable": tuple(p.name for p in (*FORWARD, *STEP) if p.needs)}),
+    (
+        "step, nothing fused",
+        {"disable": tuple(p.name for p in (*FORWARD, *STEP) if isinstance(p, FusionPass))},
+    ),
     ("step, clipped", {"max_grad_norm": 1.0}),
 )
 # Calls that neither workload makes, of ops whose operands are all real numbers.
@@ -352,7 +355,7 @@ def measure_call(call: Call, seconds: float) -> None:
         for kernel in sorted(
             KERNELS.get(call.need.op, ()), key=lambda kernel: kernel.name != call.kernel
         )
-        if kernel.where("cpu") is None and kernel.why_not(call.need) is None
+        if kernel.where(host()) is None and kernel.why_not(call.need) is None
     ]
     if call.need.op in OWN:
         ways.append(("body", lambda: run_body(call, seconds)))

@@ -26,6 +26,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"capture", "differentiate", "distribute", "rewrite", "kernels"}),
     frozenset({"plan"}),
     frozenset({"execute"}),
+    frozenset({"journal"}),
     frozenset({"compile"}),
     frozenset({"train"}),
     frozenset({"onward"}),

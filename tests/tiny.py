@@ -24,6 +24,7 @@ from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Node, attributes
 from onward.graph.names import BATCH, user_name
 from onward.journal import Journal
+from onward.kernels import host
 from onward.rewrite import cut
 
 VOCABULARY = 97
@@ -149,7 +150,7 @@ class Compiled:
         keep_stages: bool = False,
     ) -> None:
         self.journal = Journal(keep_stages)
-        self.compiler = Compiler("cpu", disable, self.journal)
+        self.compiler = Compiler(host("cpu"), disable, self.journal)
         self.captured = self.compiler.capture(model, args, kwargs, target, loss_fn)
         self.graphs = self.compiler.graphs(self.captured)
         self.forward, self.packed = self.graphs.forward, self.graphs.packed

@@ -26,9 +26,19 @@ from onward.differentiate import Recipe, add_updates, vjp
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph
 from onward.journal import Journal
-from onward.kernels import serves
-from onward.plan import Plan, Search, between, bind, make_plan
-from onward.rewrite import FORWARD, STEP, Pass, Report, prune, recompute, row_demand, run
+from onward.kernels import Target
+from onward.plan import Fusible, Plan, Search, between, bind, make_plan
+from onward.rewrite import (
+    FORWARD,
+    STEP,
+    AnyPass,
+    Context,
+    Report,
+    prune,
+    recompute,
+    row_demand,
+    run,
+)  # fmt: skip
 
 SWITCHES = tuple(dict.fromkeys([*(p.name for p in (*FORWARD, *STEP)), "row_demand"]))
 
@@ -43,12 +53,13 @@ def switched_off(disable: Iterable[str]) -> set[str]:
 
 
 class Compiler:
-    """The stages, for one kind of device and without some passes."""
+    """The stages, for one target and without some passes."""
 
     def __init__(
-        self, device: str, disable: Iterable[str] = (), journal: Journal | None = None
+        self, target: Target, disable: Iterable[str] = (), journal: Journal | None = None
     ) -> None:
-        self.device, self.disable = device, switched_off(disable)
+        self.target, self.disable = target, switched_off(disable)
+        self._fusible = Fusible(target)
         self.journal = Journal() if journal is None else journal
 
     def capture(self, *args: Any, **kwargs: Any) -> CapturedModule:
@@ -64,7 +75,7 @@ class Compiler:
 
     def quiet(self) -> Compiler:
         """The same for graphs that only look at a batch, and are no stage of a step."""
-        return Compiler(self.device, self.disable, Journal(quiet=True))
+        return Compiler(self.target, self.disable, Journal(quiet=True))
 
     def forward(self, captured: Captured) -> Graph:
         """The captured graph, rewritten."""
@@ -78,12 +89,12 @@ class Compiler:
         see `rewrite.row_demand`."""
         if "row_demand" in self.disable:
             return None
-        served = [op for op in ("FlashAttention",) if serves(op, self.device)]
         with self.journal.timed("rewrite rows"):
             graph, start = forward.clone(), time.perf_counter()
-            edits = row_demand(graph, outputs, served, reads)
-            report = Report("row_demand", edits, time.perf_counter() - start, len(graph))
-        self.journal.reports.append(report)
+            context = Context("row_demand", self._fusible)
+            edits = row_demand(graph, outputs, context, reads)
+            seconds, misses = time.perf_counter() - start, tuple(context.misses)
+        self.journal.reports.append(Report("row_demand", edits, seconds, len(graph), misses))
         if not edits:
             return None
         self.journal.note("forward-row_demand", graph)
@@ -119,7 +130,7 @@ class Compiler:
             bound = bind(prune(graph, outputs), dims, open)
         self.journal.note(f"{label}bind", bound)
         with self.journal.timed("plan"):
-            plan = make_plan(bound, dict(dims), device=self.device)
+            plan = make_plan(bound, dict(dims), target=self.target)
         if budget is not None:
             with self.journal.timed("recompute"):
                 plan = self._fit(bound, plan, budget)
@@ -140,20 +151,17 @@ class Compiler:
         self.journal.note("differentiate", graph)
         return graph
 
-    def _rewrite(self, graph: Graph, passes: Sequence[Pass], stage: str) -> Graph:
+    def _rewrite(self, graph: Graph, passes: Sequence[AnyPass], stage: str) -> Graph:
         graph, reports = run(
             graph,
             passes,
-            self.disable | {p.name for p in passes if not self._served(p)},
+            self.disable,
             after=lambda g, name: self.journal.note(f"{stage}-{name}", g),
             verify=environment().check,
+            refuse=self._fusible,
         )
         self.journal.reports += reports
         return graph
-
-    def _served(self, item: Pass) -> bool:
-        """Whether the ops that a pass writes have kernels here; their bodies would be slower."""
-        return all(serves(op, self.device) for op in item.needs)
 
     # ---- the one feedback: a plan proposes what to compute again, and is made once more
 
@@ -163,13 +171,13 @@ class Compiler:
         if isinstance(limit, float):
             if limit == 1.0 or not any(launch.backward for launch in plan.launches):
                 return plan  # nothing to spare, or nothing kept: evaluation has no backward
-            tried = self._recomputed(Search(bound, 0, plan, self.device))
+            tried = self._recomputed(Search(bound, 0, plan, self.target))
             found = min(tried, key=lambda t: t[0].peak, default=None)
             limit = between(plan.peak if found is None else found[0].peak, plan.peak, limit)
         assert isinstance(limit, int)
         if plan.peak <= limit:
             return plan
-        search = Search(bound, limit, plan, self.device)
+        search = Search(bound, limit, plan, self.target)
         found = next((t for t in self._recomputed(search) if t[0].peak <= limit), found)
         if found is None:
             raise search.error()
@@ -184,7 +192,7 @@ class Compiler:
             start, graph = time.perf_counter(), search.graph.clone()
             edits = recompute(graph, values)
             report = Report("recompute", edits, time.perf_counter() - start, len(graph))
-            plan = make_plan(graph, search.unconstrained.dims, device=self.device)
+            plan = make_plan(graph, search.unconstrained.dims, target=self.target)
             search.judge(plan)
             yield plan, graph, report
 

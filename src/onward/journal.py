@@ -35,7 +35,7 @@ class Journal:
         self.seconds: dict[str, float] = {}
         self.reports: list[Report] = []
         self.stages: list[tuple[str, Graph]] | None = [] if keep_stages else None
-        self._quiet = quiet
+        self.quiet = quiet
         self._dumped = 0
 
     def note(self, stage: str, graph: Graph) -> None:
@@ -59,7 +59,7 @@ class Journal:
             self._dumped += 1
 
     def _folder(self) -> Path | None:
-        folder = None if self._quiet else environment().dump
+        folder = None if self.quiet else environment().dump
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -67,7 +67,7 @@ class Journal:
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Within it, a stage is at work. Its errors name it."""
-        if not self._quiet:
+        if not self.quiet:
             log.debug("%s ...", stage, extra={"stage": stage})
         start = time.perf_counter()
         try:
@@ -79,7 +79,7 @@ class Journal:
             raise CaptureError(f"the model cannot be compiled, at '{stage}': {error}") from error
         seconds = time.perf_counter() - start
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-        if not self._quiet:
+        if not self.quiet:
             log.info("%s: %.3f s", stage, seconds, extra={"stage": stage, "seconds": seconds})
 
 

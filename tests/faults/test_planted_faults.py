@@ -97,8 +97,8 @@ def after(name: str, edit: Callable[[Graph], None], where: str = "FORWARD") -> C
 
     def plant(patch: Patch) -> None:
         def wrong(item: Any) -> Any:
-            def apply(graph: Graph) -> int:
-                edits = item.apply(graph)
+            def apply(graph: Graph, *context: Any) -> int:
+                edits = item.apply(graph, *context)
                 edit(graph)
                 return edits
 

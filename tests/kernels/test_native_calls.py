@@ -18,7 +18,7 @@ import torch
 from op_cases import CASES, ONWARD_CASES
 from test_kernels import REFUSED, bound, need_of, rubbish
 
-from onward.kernels import KERNELS, Use
+from onward.kernels import KERNELS, Use, host
 from onward.kernels.native import library
 from onward.kernels.native.library import FOLDER, Library, declared, files, usable
 from onward.kernels.native.signatures import Parameter, signatures
@@ -44,7 +44,7 @@ def calls() -> dict[str, Arguments]:
         library.library()
         for case in CASES + ONWARD_CASES:
             for kernel in KERNELS.get(case.op, ()):
-                if case.label in REFUSED or kernel.where("cpu") or kernel.why_not(need_of(case)):
+                if case.label in REFUSED or kernel.where(host()) or kernel.why_not(need_of(case)):
                     continue
                 if not kernel.name.startswith("aten"):
                     call = bound(case)

@@ -15,13 +15,13 @@ import torch
 from test_parity import SEEDS, Law, assert_within, law_of
 from tiny import Tensors, batch, bert, gpt2, gradients, gradients_of
 
-from onward.rewrite import FORWARD, STEP
+from onward.rewrite import FORWARD, STEP, FusionPass
 
 pytestmark = pytest.mark.usefixtures("captures_kept")  # a capture depends on no pass
 
 MAKERS = {"gpt2": gpt2, "bert": bert}
 NAMES = sorted({p.name for p in (*FORWARD, *STEP)})
-FUSIONS = tuple(p.name for p in (*FORWARD, *STEP) if p.needs)
+FUSIONS = tuple(p.name for p in (*FORWARD, *STEP) if isinstance(p, FusionPass))
 
 
 @pytest.fixture(scope="module", params=list(MAKERS))

@@ -44,6 +44,7 @@ AS_EAGER = ("capture/test_as_eager.py",)
 PATCHES = ("capture/test_patches.py",)
 HOOKS = ("train/test_refused_hooks.py",)
 STEPS = ("train/test_whole_steps.py",)
+TARGET = ("kernels/test_target.py",)
 
 FAULTS: tuple[Fault, ...] = (
     # gradient rules
@@ -526,7 +527,7 @@ FAULTS: tuple[Fault, ...] = (
         ("train/test_unlisted.py",),
     ),
     Fault(
-        "capture: numbers before sizes", "capture/export.py",
+        "capture: numbers before sizes", "capture/captured_module.py",
         "        dims: dict[str, int] = {}\n        for leaf, dim, size in self._sizes:",
         "        if not self.suits(tensors):\n            return None\n"
         "        dims: dict[str, int] = {}\n        for leaf, dim, size in self._sizes:",
@@ -541,6 +542,44 @@ FAULTS: tuple[Fault, ...] = (
         "    noop(bound)  # which may ask for sizes itself\n"
         "    if open:\n        name_sizes(bound)\n",
         "    if open:\n        name_sizes(bound)\n    noop(bound)\n", PLAN,
+    ),
+    # fusions, where kernels take them
+    Fault(
+        "fusion: nobody asks about the gradient", "plan/fusible.py",
+        "if reason is None and fusion.gradient:", "if False:", TARGET,
+    ),
+    Fault(
+        "fusion: the whole gradient's graph is asked", "plan/fusible.py",
+        'if n.domain == ONWARD and n.meta.get("backward")]', "if n.domain == ONWARD]", TARGET,
+    ),
+    Fault(
+        "fusion: what is refused is written", "rewrite/context.py",
+        "return reason is None or self.missed(place, op, reason)",
+        "return reason is None or not self.missed(place, op, reason)", TARGET,
+    ),
+    Fault(
+        "fusion: a trained mask loses its gradient's place", "rewrite/flash_attention.py",
+        "type_of(mask).dtype != DType.BOOL and mask in trained", "False",
+        ("rewrite/test_passes.py",),
+    ),
+    Fault(
+        "fusion: a product that others read", "rewrite/bias_activation.py",
+        "if u in outputs or any(user not in readers for user in u.consumers()):", "if False:",
+        ("rewrite/test_bias_activation.py",),
+    ),
+    Fault(
+        "kernel_for: measured sizes are asked for before they are known", "kernels/__init__.py",
+        "kernel.faster(need) if need.is_static else None", "kernel.faster(need)", TARGET,
+    ),
+    Fault(
+        "kernel_for: the target is not asked", "kernels/__init__.py",
+        "reason = kernel.where(target) or kernel.why_not(need)", "reason = kernel.why_not(need)",
+        TARGET,
+    ),
+    Fault(
+        "rows: a kernel that refuses packed rows gets them", "rewrite/rows/rules/attention.py",
+        "if not p.context.takes(node, node.op_type, _packed(q, k, v, draw), attributes(node)):",
+        "if False:", TARGET,
     ),
     # a step's commit
     Fault(

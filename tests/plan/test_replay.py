@@ -360,11 +360,11 @@ def test_training_steps(disable: tuple[str, ...], monkeypatch: pytest.MonkeyPatc
     """The steps that a Trainer plans, with clipping and accumulation, on every plan it makes."""
     seen: list[Plan] = []
 
-    def recorded(graph: Graph, dims: Any, joint: bool = True, device: str = "cpu") -> Plan:
+    def recorded(graph: Graph, dims: Any, joint: bool = True, target: Any = None) -> Plan:
         graph = graph.clone()
         if graph.symbols:  # sizes that stay open have no numbers to replay at
-            return make_plan(graph, dims, joint, device)
-        kernels = select(graph, device)
+            return make_plan(graph, dims, joint, target)
+        kernels = select(graph, target)
         planner = Recorded(graph, dims, kernels, order(graph), joint)
         plan = planner.plan()
         Replay(planner, plan).run()

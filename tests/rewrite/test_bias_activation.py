@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import tiny
 import torch
+from fusing import fused as fuse
+from fusing import reasons
 from op_cases import stopped
 from torch import nn
 from torch.nn import functional as F
@@ -18,7 +20,7 @@ from onward.differentiate import vjp
 from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, Value, attributes
-from onward.graph.types import DType, parse_type
+from onward.graph.types import parse_type
 from onward.rewrite.bias_activation import bias_activation
 from onward.rewrite.dead import dead
 
@@ -75,7 +77,7 @@ def test_an_activation_takes_the_bias_of_its_product(name: str) -> None:
     graph = graph_of(write)
     want = evaluate(graph, FEEDS)["y"]
     gemm = attributes(next(n for n in graph if n.op_type == "Gemm"))
-    assert bias_activation(graph) == 1
+    assert fuse(bias_activation, graph) == 1
     assert dead(graph) == 0, "it leaves nothing to sweep"
     left = [op for op in ops(graph) if op != "Reshape"]
     assert left == ["Gemm", "BiasActivation"]
@@ -86,7 +88,7 @@ def test_an_activation_takes_the_bias_of_its_product(name: str) -> None:
     have = evaluate(graph, FEEDS)["y"]
     assert have.shape == want.shape
     np.testing.assert_allclose(have, want, rtol=1e-6, atol=1e-6)
-    assert bias_activation(graph) == 0
+    assert fuse(bias_activation, graph) == 0
 
 
 def read_twice(b: Builder, v: dict[str, Value]) -> Value:
@@ -105,30 +107,34 @@ def gate_read_twice(b: Builder, v: dict[str, Value]) -> Value:
     return b.Add(b.Mul(u, gate), gate)
 
 
-LEFT: dict[str, Write] = {
-    "no bias": lambda b, v: b.Relu(b.Gemm(v["x"], v["w"])),
-    "a scaled bias": lambda b, v: b.Relu(b.Gemm(v["x"], v["w"], v["bias"], beta=0.5)),
-    "an addend a row": lambda b, v: b.Relu(b.Gemm(v["x"], v["w"], v["column"])),
-    "an addend an element": lambda b, v: b.Relu(b.Gemm(v["x"], v["w"], v["other"])),
-    "the product is read twice": read_twice,
-    "the reshape is read twice": reshape_read_twice,
-    "the product is an output": lambda b, v: b.Gelu(product(b, v)),
-    "the gate is read twice": gate_read_twice,
-    "a gate of something else": lambda b, v: b.Mul(product(b, v), b.Sigmoid(v["other"])),
-    "a stopped gradient between": lambda b, v: b.Relu(stopped(b, product(b, v))),
-    "another activation": lambda b, v: b.Tanh(product(b, v)),
-    "a transpose between": lambda b, v: b.Relu(b.transpose(product(b, v), [1, 0])),
-    "fp64": lambda b, v: b.Relu(b.Gemm(*[b.cast(v[n], DType.DOUBLE) for n in ("x", "w", "bias")])),
+OTHERS = "the product with its bias is read by others too"
+NO_BIAS = "the product's addend is no bias: one number a column, added as it is"
+
+# what is left, and why where it is a near miss
+LEFT: dict[str, tuple[Write, str | None]] = {
+    "no bias": (lambda b, v: b.Relu(b.Gemm(v["x"], v["w"])), None),
+    "a scaled bias": (lambda b, v: b.Relu(b.Gemm(v["x"], v["w"], v["bias"], beta=0.5)), NO_BIAS),
+    "an addend a row": (lambda b, v: b.Relu(b.Gemm(v["x"], v["w"], v["column"])), NO_BIAS),
+    "an addend an element": (lambda b, v: b.Relu(b.Gemm(v["x"], v["w"], v["other"])), NO_BIAS),
+    "the product is read twice": (read_twice, OTHERS),
+    "the reshape is read twice": (reshape_read_twice, OTHERS),
+    "the product is an output": (lambda b, v: b.Gelu(product(b, v)), OTHERS),
+    "the gate is read twice": (gate_read_twice, None),
+    "a gate of something else": (lambda b, v: b.Mul(product(b, v), b.Sigmoid(v["other"])), None),
+    "a stopped gradient between": (lambda b, v: b.Relu(stopped(b, product(b, v))), None),
+    "another activation": (lambda b, v: b.Tanh(product(b, v)), None),
+    "a transpose between": (lambda b, v: b.Relu(b.transpose(product(b, v), [1, 0])), None),
 }
 
 
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_almost_the_pattern_is_left(name: str) -> None:
-    graph = graph_of(LEFT[name])
+    write, reason = LEFT[name]
+    graph = graph_of(write)
     if name == "the product is an output":
         graph.outputs["u"] = next(n for n in graph if n.op_type == "Gemm").outputs[0]
     before = ops(graph)
-    assert bias_activation(graph) == 0
+    assert reasons(bias_activation, graph) == ([] if reason is None else [reason])
     assert ops(graph) == before
 
 
@@ -140,7 +146,7 @@ def test_sizes_may_be_symbols() -> None:
     graph = graph_of(write, {"x": "f32[B,3,4]"})
     feeds = FEEDS | {"x": FEEDS["x"].reshape(2, 3, 4)}
     want = evaluate(graph, feeds)["y"]
-    assert bias_activation(graph) == 1
+    assert fuse(bias_activation, graph) == 1
     np.testing.assert_allclose(evaluate(graph, feeds)["y"], want, rtol=1e-6, atol=1e-6)
 
 
@@ -155,7 +161,7 @@ def test_gradients_are_those_of_the_graph_before(kind: str) -> None:
     for fused in (False, True):
         graph = graph_of(write)
         graph.outputs = {"loss": graph.outputs["y"]}
-        assert bias_activation(graph) == 1 if fused else True
+        assert fuse(bias_activation, graph) == 1 if fused else True
         step = vjp(graph, ["loss"], ["x", "w", "bias"])
         assert ("BiasActivationGrad" in ops(step)) == fused
         results.append(evaluate(step, FEEDS | {"cotangent.loss": np.array(1.0, np.float32)}))
@@ -192,7 +198,7 @@ def test_relu_keeps_one_tensor_for_backward_and_the_others_two() -> None:
 
         graph = graph_of(write)
         graph.outputs = {"loss": graph.outputs["y"]}
-        assert bias_activation(graph) == 1
+        assert fuse(bias_activation, graph) == 1
         plan = make_plan(bind(vjp(graph, ["loss"], ["x", "w", "wt", "bias"]), {}), {})
         (fused,) = [launch for launch in plan.launches if launch.op == "BiasActivation"]
         held[kind] = fused.outputs[0].buffer == fused.inputs[0].buffer  # type: ignore[union-attr]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fusing import fused, reasons
 
 from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Node, Role, Value, array_of, attributes
 from onward.graph.types import DType, parse_type, product, symbol
+from onward.kernels import Target
+from onward.plan import Fusible
 from onward.rewrite import FORWARD, STEP, Pass, prune, run
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
@@ -391,12 +394,12 @@ def test_attention_becomes_the_op_whose_gradient_keeps_no_scores() -> None:
     graph = m.out(*[m.attend(mask) for mask in masks], m.attend(m.bits, is_causal=1))
     before = [n for n in graph if n.op_type == "Attention"]
     kept = [(list(n.inputs), attributes(n)) for n in before]
-    assert flash_attention(graph) == len(masks) + 1
+    assert fused(flash_attention, graph) == len(masks) + 1
     after = [n for n in graph if n.op_type == "FlashAttention"]
     assert [(list(n.inputs), attributes(n)) for n in after] == kept
     assert [producer(v) for v in graph.outputs.values()] == after
     assert "Attention" not in ops(graph)
-    assert flash_attention(graph) == 0
+    assert fused(flash_attention, graph) == 0
 
 
 def test_attention_that_the_kernel_does_not_cover_stays() -> None:
@@ -412,7 +415,13 @@ def test_attention_that_the_kernel_does_not_cover_stays() -> None:
         b.Attention(flat, flat, flat, scale=1.0, is_causal=0),  # three dims
     )
     before = ops(graph)
-    assert flash_attention(graph) == 0
+    why = reasons(flash_attention, graph, Fusible(Target(instructions="plain")))
+    trained = "its mask may be trained, whose gradient is as large as the scores"
+    kernel = "FlashAttention: native.attention: "
+    assert why == [
+        trained, trained, f"{kernel}an added mask and a causal one",
+        "heads or sequences share keys", f"{kernel}3 dims",
+    ]  # fmt: skip
     assert ops(graph) == before
 
 

@@ -52,6 +52,27 @@ def test_report_is_a_dict_that_json_knows_and_prints_as_a_table(trained: onward.
     assert all(f"note: {note}" in lines for note in report["notes"]) and report["notes"]
 
 
+def test_what_was_not_fused_is_told_with_its_reason(build: Callable[[str], None]) -> None:
+    """Without native kernels the residual sums of both layers stay apart from their norms."""
+    build("0")
+    trainer = onward.Trainer(gpt2(), onward.optim.AdamW(lr=1e-3))
+    trainer.train_step(batch(4, 12, "right"))
+    report = trainer.report()
+    assert json.loads(json.dumps(report)) == report
+    [norm] = [m for m in report["near_misses"] if m["op"] == "AddLayerNormalization"]
+    assert norm["pass"] == "add_layer_norm"
+    assert norm["modules"] == [
+        "transformer.h.0.ln_2", "transformer.h.1.ln_1", "transformer.h.1.ln_2", "transformer.ln_f",
+    ]  # fmt: skip
+    assert "no native library" in norm["reason"]
+    line = "not fused: AddLayerNormalization at transformer.h.0.ln_2 and 3 more: " + norm["reason"]
+    assert line in str(report).splitlines()
+    build("plain")
+    trainer = onward.Trainer(gpt2(), onward.optim.AdamW(lr=1e-3))
+    trainer.train_step(batch(4, 12, "right"))
+    assert not trainer.report()["near_misses"]
+
+
 def test_a_report_is_the_callers_own(trained: onward.Trainer) -> None:
     report = trained.report()
     report["rows"]["counts"].clear()
@@ -181,14 +202,14 @@ def test_a_profile_runs_on_the_last_training_batch_though_others_ran_since() -> 
     assert trainer.report()["rows"] == rows
     after = everything(trainer)
     assert [n for n in before if not torch.equal(before[n], after[n])] == []
-    assert torch.equal(trainer._last.output("loss"), twin.train_step(data).loss)
+    assert torch.equal(trainer._last.batch.output("loss"), twin.train_step(data).loss)
 
 
 def test_a_profile_that_fails_puts_back_what_it_wrote() -> None:
     trainer = onward.Trainer(mlp(), onward.optim.SGD(lr=0.5), loss_fn)
     trainer.train_step(X, Y)
     before = everything(trainer)
-    launches = trainer._last._launches
+    launches = trainer._last.batch.executable._launches
 
     def fails() -> None:
         raise RuntimeError("the last launch")

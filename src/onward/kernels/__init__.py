@@ -1,10 +1,18 @@
-"""Op -> code that writes into given buffers. One table; tests and benchmarks enumerate it."""
+"""Op -> code that writes into given buffers. One table; tests and benchmarks enumerate it.
+
+`kernel_for` is the one question about it: the kernel of a call on a target, or every reason why
+there is none.
+"""
+
+from dataclasses import dataclass
 
 from onward.kernels.aten import TABLE as ATEN
 from onward.kernels.blas import TABLE as BLAS
 from onward.kernels.blas.choice import forced as forced_engine
+from onward.kernels.host import host
 from onward.kernels.kernel import Kernel, Need, Use, torch_dtype
 from onward.kernels.native import TABLE as NATIVE
+from onward.kernels.target import Rates, Target
 
 # The first that applies is taken: measured engines, then native, then aten.
 KERNELS: dict[str, tuple[Kernel, ...]] = {
@@ -13,9 +21,32 @@ KERNELS: dict[str, tuple[Kernel, ...]] = {
 }
 
 
-def serves(op: str, device: str) -> bool:
-    """Whether some kernel of `op` runs on this kind of device ("cpu", "cuda")."""
-    return any(kernel.where(device) is None for kernel in KERNELS.get(op, ()))
+@dataclass(frozen=True)
+class Refusal:
+    """Why no kernel takes a call: a reason for each kernel of its op, the kernel's name before."""
+
+    reasons: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "; ".join(self.reasons)
+
+
+def kernel_for(need: Need, target: Target) -> Kernel | Refusal:
+    """The first kernel that applies to a call on a target.
+
+    Before sizes are bound the types of `need` may hold named ones. What was measured per size is
+    then not asked: it decides between kernels, never whether there is one.
+    """
+    reasons: list[str] = []
+    for kernel in KERNELS.get(need.op, ()):
+        reason = kernel.where(target) or kernel.why_not(need)
+        if reason is None:
+            faster = kernel.faster(need) if need.is_static else None
+            if faster is None:
+                return kernel
+            reason = f"{faster} was measured faster"
+        reasons.append(f"{kernel.name}: {reason}")
+    return Refusal(tuple(reasons) or ("not in the kernel table",))
 
 
 __all__ = [
@@ -24,8 +55,12 @@ __all__ = [
     "NATIVE",
     "Kernel",
     "Need",
+    "Rates",
+    "Refusal",
+    "Target",
     "Use",
     "forced_engine",
-    "serves",
+    "host",
+    "kernel_for",
     "torch_dtype",
 ]

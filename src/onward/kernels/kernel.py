@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from onward.graph.types import DType, Type
+from onward.kernels.target import Target
 
 Launch: TypeAlias = Callable[[], Any]
 
@@ -37,6 +38,11 @@ class Need:
     attrs: dict[str, Any]
     inputs: tuple[Type | None, ...]
     outputs: tuple[Type, ...]
+
+    @property
+    def is_static(self) -> bool:
+        """Whether all sizes are numbers."""
+        return all(t is None or t.is_static for t in (*self.inputs, *self.outputs))
 
     def mapped(self, function: Callable[[Type], Type]) -> Need:
         """With other types, such as those with numbers for open sizes."""
@@ -77,7 +83,7 @@ def no_bytes(need: Need) -> int:
     return 0
 
 
-def anywhere(device: str) -> str | None:
+def anywhere(target: Target) -> str | None:
     return None
 
 
@@ -90,8 +96,9 @@ class Kernel:
     """One implementation.
 
     bind: makes the launch: a call without arguments that writes the outputs.
-    where: None where its code can run at all on a kind of device ("cpu"), else the reason.
-    why_not: None where the kernel applies to a call, else the reason.
+    where: None where its code can run at all on a target, else the reason.
+    why_not: None where the kernel applies to a call, else the reason. Sizes may be names: such a
+        size is above 0, and equal to another where the two are written alike.
     faster: the kernel that was measured faster for a call on this machine; None where it is this.
     inplace: pairs (output, input): the output may lie in that input's memory.
     contiguous: inputs that must be contiguous; the plan copies others first. None means all.
@@ -108,5 +115,5 @@ class Kernel:
     strided: tuple[int, ...] = ()
     scratch: Callable[[Need], list[Type]] = nothing
     workspace: Callable[[Need], int] = no_bytes
-    where: Callable[[str], str | None] = anywhere
+    where: Callable[[Target], str | None] = anywhere
     faster: Callable[[Need], str | None] = nothing_faster

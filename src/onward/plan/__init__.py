@@ -1,6 +1,7 @@
 """Bound graph -> Plan: kernels, order, lifetimes, in-place rights, offsets, predicted peak."""
 
 from onward.plan.bind import bind
+from onward.plan.fusible import Fusible
 from onward.plan.make import make_plan
 from onward.plan.plan import Buffer, Launch, Plan, Region
 from onward.plan.recompute import Search, between
@@ -8,6 +9,7 @@ from onward.plan.views import Layout
 
 __all__ = [
     "Buffer",
+    "Fusible",
     "Launch",
     "Layout",
     "Plan",

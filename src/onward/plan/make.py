@@ -18,7 +18,7 @@ from onward.graph.graph import (
 )
 from onward.graph.text import node_text
 from onward.graph.types import Size, Type
-from onward.kernels import KERNELS, Kernel, Need
+from onward.kernels import KERNELS, Kernel, Need, Target
 from onward.plan.arena import aligned, max_live, place
 from onward.plan.order import order
 from onward.plan.plan import Buffer, Launch, Plan, Region
@@ -49,13 +49,15 @@ _PURPOSE = {
 _COPY = Need("Contiguous", {}, (), ())
 
 
-def make_plan(graph: Graph, dims: dict[str, int], joint: bool = True, device: str = "cpu") -> Plan:
+def make_plan(
+    graph: Graph, dims: dict[str, int], joint: bool = True, target: Target | None = None
+) -> Plan:
     """Plans a bound graph. `joint`: residual and scratch share one arena, which is right where no
-    second forward can be outstanding (Trainer). `device` is a kind ("cpu", "cuda").
+    second forward can be outstanding (Trainer). `target`: this machine's CPU where left out.
     Raises OnwardError where an op has no kernel.
     """
     graph = graph.clone()
-    kernels = select(graph, device)
+    kernels = select(graph, target)
     return _Planner(graph, dims, kernels, order(graph), joint).plan()
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from onward.config import OnwardError
 from onward.graph.graph import Graph, Node, where
+from onward.kernels import Target
 from onward.plan.cost import seconds
 from onward.plan.order import sort
 from onward.plan.plan import Plan, Region
@@ -40,14 +41,14 @@ class Search:
     graph: the bound graph as the planner lowers it; the names in a proposal are its values'.
     """
 
-    def __init__(self, graph: Graph, limit: int, unconstrained: Plan, device: str = "cpu") -> None:
+    def __init__(self, graph: Graph, limit: int, unconstrained: Plan, target: Target) -> None:
         self.graph = graph.clone()
         self.limit = limit
-        self.unconstrained, self._device = unconstrained, device
-        kernels = select(self.graph, device)
+        self.unconstrained, self._machine = unconstrained, target
+        kernels = select(self.graph, target)
         sort(self.graph)  # so that "just before its first reader" means the reader's launch
         self._sketch = sketch = Sketch(self.graph, kernels)
-        self._seconds = [seconds(node) for node in sketch.nodes]
+        self._seconds = [seconds(node, target) for node in sketch.nodes]
         self._again: set[int] = set()
         self._now = sketch.estimate(self._again)
         self._unseen = unconstrained.peak - self._now.nbytes  # what the sketch does not see
@@ -65,7 +66,7 @@ class Search:
         """
         yield from self._towards_limit()
         if self.limit > 0:
-            yield from Search(self.graph, 0, self.unconstrained, self._device)._towards_limit()
+            yield from Search(self.graph, 0, self.unconstrained, self._machine)._towards_limit()
 
     def _towards_limit(self) -> Iterator[set[str]]:
         for _ in range(ROUNDS):

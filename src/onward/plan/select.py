@@ -5,7 +5,7 @@ from __future__ import annotations
 from onward.config import OnwardError
 from onward.graph.build import inline
 from onward.graph.graph import ONWARD, Graph, Node, attributes, content_of, type_of, where
-from onward.kernels import KERNELS, Kernel, Need
+from onward.kernels import Kernel, Need, Target, host, kernel_for
 from onward.plan.bind import name_sizes
 from onward.plan.views import VIEWS
 
@@ -28,50 +28,39 @@ def open_need(node: Node) -> Need:
     )
 
 
-def select(graph: Graph, device: str = "cpu") -> dict[Node, Kernel]:
+def select(graph: Graph, target: Target | None = None) -> dict[Node, Kernel]:
     """A kernel for every node that is not always a view; inlines bodies where none applies.
+
+    target: this machine's CPU where left out.
 
     Raises OnwardError listing every node left without a kernel, with each kernel's reason.
     """
+    target = target or host()
     chosen: dict[Node, Kernel] = {}
     refused: list[str] = []
-    if _inline_bodies(graph, device) and graph.symbols:
+    if _inline_bodies(graph, target) and graph.symbols:
         name_sizes(graph)  # a body may ask for open sizes
     for node in graph:
-        kernel, reasons = _first(node, device)
-        if kernel is not None:
-            chosen[node] = kernel
+        found = kernel_for(need_of(node), target)
+        if isinstance(found, Kernel):
+            chosen[node] = found
         elif node.op_type not in VIEWS:
-            refused.append(f"{node.op_type} at {where(node) or '(top)'}: {'; '.join(reasons)}")
+            refused.append(f"{node.op_type} at {where(node) or '(top)'}: {found}")
     if refused:
         raise OnwardError("no kernel for: " + " | ".join(refused))
     return chosen
 
 
-def _inline_bodies(graph: Graph, device: str) -> bool:
+def _inline_bodies(graph: Graph, target: Target) -> bool:
     """Puts bodies in the place of onward ops that have no kernel here; whether there were any."""
     found = False
     pending = [node for node in graph if node.domain == ONWARD]
     while pending:
         node = pending.pop()
-        if _first(node, device)[0] is not None:
+        if isinstance(kernel_for(need_of(node), target), Kernel):
             continue
         before = set(graph)
         inline(graph, node)
         pending += [n for n in graph if n.domain == ONWARD and n not in before]
         found = True
     return found
-
-
-def _first(node: Node, device: str) -> tuple[Kernel | None, list[str]]:
-    need = need_of(node)
-    reasons: list[str] = []
-    for kernel in KERNELS.get(node.op_type, ()):
-        reason = kernel.where(device) or kernel.why_not(need)
-        if reason is None:
-            other = kernel.faster(need)
-            if other is None:
-                return kernel, reasons
-            reason = f"{other} was measured faster"
-        reasons.append(f"{kernel.name}: {reason}")
-    return None, reasons or ["not in the kernel table"]

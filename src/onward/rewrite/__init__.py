@@ -1,13 +1,16 @@
 """Graph -> graph of the same meaning. The two ordered lists of passes, each line with its reason.
 
 A pass is `f(graph) -> int`: it edits in place and returns how many edits it made. Its name is its
-function's; that name switches it off (`disable=`), and appears in reports and dumps.
+function's; that name switches it off (`disable=`), and appears in reports and dumps. A pass that
+writes own ops is `f(graph, context) -> int`: at each place it asks the context whether kernels take
+what it would write, and notes what it leaves (`context.py`).
 """
 
 from __future__ import annotations
 
 from onward.rewrite.add_layer_norm import add_layer_norm
 from onward.rewrite.bias_activation import bias_activation
+from onward.rewrite.context import Context, Fusion, NearMiss, Refuse, everything_taken, summary
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
 from onward.rewrite.flash_attention import flash_attention
@@ -18,12 +21,12 @@ from onward.rewrite.noop import noop
 from onward.rewrite.recompute import recompute
 from onward.rewrite.reshape_through_transpose import reshape_through_transpose
 from onward.rewrite.rows import Account, Work, account, cut, lookups, row_demand
-from onward.rewrite.run import Pass, Report, prune, run
+from onward.rewrite.run import AnyPass, FusionPass, Pass, Report, prune, run
 from onward.rewrite.scatter_into import scatter_into
 from onward.rewrite.slices_to_split import slices_to_split
 from onward.rewrite.split_first import split_first
 
-FORWARD: tuple[Pass, ...] = (
+FORWARD: tuple[AnyPass, ...] = (
     Pass(fold),  # constants first: everything after sees literals
     Pass(noop),  # identities hide equal expressions from cse
     Pass(cse),  # before differentiation, so that a gradient is derived once
@@ -31,22 +34,22 @@ FORWARD: tuple[Pass, ...] = (
     Pass(split_first),  # a packed projection is split as its product wrote it
     Pass(reshape_through_transpose),  # after the Splits moved: heads become strides on products
     # sums a row in blocks; before differentiation, which would take attention apart
-    Pass(flash_attention, exact=False, needs=("FlashAttention", "FlashAttentionGrad")),
+    FusionPass(flash_attention, exact=False),
     # before differentiation, as every fusion: the gradient then never reads whole logits
-    Pass(linear_cross_entropy, exact=False, needs=("LinearCrossEntropy", "LinearCrossEntropyGrad")),
+    FusionPass(linear_cross_entropy, exact=False),
     # the sum, its dropout and its norm in one pass over memory, here and in the backward
-    Pass(add_layer_norm, needs=("AddLayerNormalization", "AddLayerNormalizationGrad")),
+    FusionPass(add_layer_norm),
     Pass(dead),  # sweeps what the others and capture left
     # after dead, whose nodes would count as readers; it leaves nothing to sweep
-    Pass(bias_activation, exact=False, needs=("BiasActivation", "BiasActivationGrad")),
+    FusionPass(bias_activation, exact=False),
 )
 
-STEP: tuple[Pass, ...] = (
+STEP: tuple[AnyPass, ...] = (
     Pass(fold),
     Pass(noop),  # reshapes of reshapes that rules wrote
     Pass(cse),  # masks and shape reads that forward and backward share
     # before scatter_into: the head's dW gets its producer
-    Pass(linear_cross_entropy_step, needs=("LinearCrossEntropyStep",)),
+    FusionPass(linear_cross_entropy_step),
     Pass(gemm_add, exact=False),  # after cse: sums of gradients have their final form
     Pass(scatter_into, exact=False),  # after cse: sums an embedding's rows into the head's gradient
     Pass(dead),
@@ -56,14 +59,22 @@ __all__ = [
     "FORWARD",
     "STEP",
     "Account",
+    "AnyPass",
+    "Context",
+    "Fusion",
+    "FusionPass",
+    "NearMiss",
     "Pass",
+    "Refuse",
     "Report",
     "Work",
     "account",
     "cut",
+    "everything_taken",
     "lookups",
     "prune",
     "recompute",
     "row_demand",
     "run",
+    "summary",
 ]

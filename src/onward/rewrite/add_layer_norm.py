@@ -9,25 +9,31 @@ from typing import Any
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, attributes, type_of, where
+from onward.rewrite.context import Context
 
 
-def add_layer_norm(graph: Graph) -> int:
+def add_layer_norm(graph: Graph, context: Context) -> int:
     edits = 0
     outputs = graph.output_values()
     for norm in list(graph):
         add = _normalised_sum(norm)
         if add is None:
             continue
+        reason = _obstacle(norm, add)
+        if reason is not None:
+            context.missed(norm, "AddLayerNormalization", reason)
+            continue
         x, residual, dropout = _terms(add, outputs)
         draw: dict[str, Any] = {} if dropout is None else attributes(dropout)
         seeds = dropout.inputs[1:] if dropout is not None else []  # offset, coordinates
         scale, bias = [*norm.inputs[1:], None][:2]
+        inputs = [x, residual, scale, bias, *seeds]
+        attrs = {"epsilon": attributes(norm).get("epsilon", 1e-5), **draw}
+        if not context.takes(norm, "AddLayerNormalization", inputs, attrs):
+            continue
         b = Builder.at(graph, add)  # the sum may have readers before the norm
         b.module = where(norm)
-        y, mean, invstd, r = b.AddLayerNormalization(
-            x, residual, scale, bias, *seeds,
-            epsilon=attributes(norm).get("epsilon", 1e-5), **draw,
-        )  # fmt: skip
+        y, mean, invstd, r = b.AddLayerNormalization(*inputs, **attrs)
         pairs = zip([*norm.outputs, add.outputs[0]], [y, mean, invstd, r], strict=True)
         for old, new in pairs:
             graph.replace(old, new)
@@ -37,26 +43,28 @@ def add_layer_norm(graph: Graph) -> int:
 
 
 def _normalised_sum(norm: Node) -> Node | None:
-    """The Add that a LayerNormalization over the last dim reads, if the two can become one."""
-    if norm.op_type != "LayerNormalization" or norm.meta.get("stop_gradient"):
-        return None
-    r, attrs = norm.inputs[0], attributes(norm)
+    """The Add of two tensors of one type that a LayerNormalization reads."""
+    r = norm.inputs[0] if norm.op_type == "LayerNormalization" else None
     add = r.producer() if r is not None else None
-    if add is None or add.op_type != "Add" or add.meta.get("stop_gradient"):
+    if add is None or add.op_type != "Add":
         return None
-    type = type_of(r)
+    return add if all(type_of(x) == type_of(r) for x in add.inputs) else None  # none broadcast
+
+
+def _obstacle(norm: Node, add: Node) -> str | None:
+    """Why a norm and the sum before it cannot become one, if so."""
+    type, attrs = type_of(norm.inputs[0]), attributes(norm)
+    if norm.meta.get("stop_gradient") or add.meta.get("stop_gradient"):
+        return "it stops gradients"
     if type.rank == 0 or attrs.get("axis", -1) % type.rank != type.rank - 1:
-        return None
+        return "it normalises more than the last dim"
     if attrs.get("stash_type", 1) != 1 or len(norm.outputs) != 3:
-        return None
-    if any(type_of(x) != type for x in add.inputs):  # a broadcast sum
-        return None
-    # the fused op stands where the sum stood: what it reads must be made before
+        return "its statistics are not those of the fused op"
     weights = [v for v in norm.inputs[1:] if v is not None]
-    fitting = all(
-        v.producer() is None and type_of(v) == type.with_shape(type.shape[-1:]) for v in weights
-    )
-    return add if fitting else None
+    if any(type_of(v) != type.with_shape(type.shape[-1:]) for v in weights):
+        return "its weights are not one number a feature, of its input's dtype"
+    # the fused op stands where the sum stood: what it reads must be made before
+    return "its weights are computed" if any(v.producer() for v in weights) else None
 
 
 def _terms(add: Node, outputs: set[Value]) -> tuple[Value, Value, Node | None]:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, attributes, type_of, where
-from onward.graph.types import DType
+from onward.rewrite.context import Context
 
 
-def bias_activation(graph: Graph) -> int:
+def bias_activation(graph: Graph, context: Context) -> int:
     edits = 0
     outputs = graph.output_values()
     for node in list(graph):
@@ -19,8 +19,15 @@ def bias_activation(graph: Graph) -> int:
         if found is None:
             continue
         name, u, readers = found
-        gemm = _product_before(u, readers, outputs)
+        gemm = _product_before(u)
         if gemm is None:
+            continue
+        reason = _obstacle(u, readers, gemm, outputs)
+        if reason is not None:
+            context.missed(node, "BiasActivation", reason)
+            continue
+        call = [gemm.outputs[0], gemm.inputs[2]]
+        if not context.takes(node, "BiasActivation", call, {"activation": name}):
             continue
         attrs = {k: v for k, v in attributes(gemm).items() if k != "beta"}
         product = Builder.at(graph, gemm).Gemm(*gemm.inputs[:2], **attrs)
@@ -58,26 +65,27 @@ def _activation(node: Node, outputs: set[Value]) -> tuple[str, Value, list[Node]
             return None
 
 
-def _product_before(u: Value, readers: list[Node], outputs: set[Value]) -> Node | None:
-    """The Gemm with a bias that u is, reshaped or not, where nobody else reads what is between."""
+def _product_before(u: Value) -> Node | None:
+    """The Gemm with an addend that u is, reshaped or not."""
+    node = u.producer()
+    while node is not None and node.op_type == "Reshape" and node.inputs[0] is not None:
+        node = node.inputs[0].producer()
+    if node is None or node.op_type != "Gemm":
+        return None
+    return node if len(node.inputs) > 2 and node.inputs[2] is not None else None
+
+
+def _obstacle(u: Value, readers: list[Node], gemm: Node, outputs: set[Value]) -> str | None:
+    """Why the product and the activation of u cannot become one, if so. readers: of u."""
+    bias, y = gemm.inputs[2], type_of(gemm.outputs[0])
+    if type_of(bias).shape != y.shape[-1:] or attributes(gemm).get("beta", 1.0) != 1.0:
+        return "the product's addend is no bias: one number a column, added as it is"
     while True:
         node = u.producer()
-        if node is None or u in outputs or any(user not in readers for user in u.consumers()):
+        assert node is not None
+        if u in outputs or any(user not in readers for user in u.consumers()):
+            return "the product with its bias is read by others too"
+        if node is gemm:
             return None
-        if node.op_type == "Gemm":
-            return node if _has_bias(node) else None
-        if node.op_type != "Reshape" or node.inputs[0] is None:
-            return None
+        assert node.inputs[0] is not None
         u, readers = node.inputs[0], [node]
-
-
-def _has_bias(gemm: Node) -> bool:
-    """One number a column, added as it is; in f32, which the kernels are for."""
-    bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
-    y = type_of(gemm.outputs[0])
-    return (
-        bias is not None
-        and type_of(bias).shape == y.shape[-1:]
-        and y.dtype == DType.FLOAT
-        and attributes(gemm).get("beta", 1.0) == 1.0
-    )

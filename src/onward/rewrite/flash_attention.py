@@ -5,14 +5,15 @@ from __future__ import annotations
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Role, Value, attributes, type_of
 from onward.graph.types import DType
+from onward.rewrite.context import Context
 
 
-def flash_attention(graph: Graph) -> int:
-    """Left as it is: an added mask that may be trained, and what the kernel does not cover."""
+def flash_attention(graph: Graph, context: Context) -> int:
+    """Left as it is: an added mask that may be trained, and what no kernel takes."""
     edits = 0
     trained = _reached_from_parameters(graph)
     for node in list(graph):
-        if node.op_type != "Attention" or not _fits(node, trained):
+        if node.op_type != "Attention" or not _fits(node, trained, context):
             continue
         b = Builder.at(graph, node)
         y, _, _ = b.FlashAttention(*node.inputs, **attributes(node))
@@ -22,14 +23,15 @@ def flash_attention(graph: Graph) -> int:
     return edits
 
 
-def _fits(node: Node, trained: set[Value]) -> bool:
+def _fits(node: Node, trained: set[Value], context: Context) -> bool:
     q, k, v, mask = [*node.inputs, None][:4]
     leading = [type_of(x).shape[:-2] for x in (q, k, v)]
-    if type_of(q).rank != 4 or any(dims != leading[0] for dims in leading):
-        return False
-    if mask is None or type_of(mask).dtype == DType.BOOL:
-        return True
-    return not attributes(node).get("is_causal") and mask not in trained
+    if any(dims != leading[0] for dims in leading):
+        return context.missed(node, "FlashAttention", "heads or sequences share keys")
+    if mask is not None and type_of(mask).dtype != DType.BOOL and mask in trained:
+        reason = "its mask may be trained, whose gradient is as large as the scores"
+        return context.missed(node, "FlashAttention", reason)
+    return context.takes(node, "FlashAttention", node.inputs, attributes(node))
 
 
 def _reached_from_parameters(graph: Graph) -> set[Value]:

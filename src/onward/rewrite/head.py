@@ -7,44 +7,45 @@ gradient of the loss is known without the loss, as in a whole training step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from onward.graph.build import Builder
 from onward.graph.graph import ONWARD, Graph, Node, Value, attributes, type_of
+from onward.rewrite.context import Context
 
 _LOSSES = ("SoftmaxCrossEntropyLoss", "CrossEntropyLoss")
 _OPS = {"ignore_index": -100, "reduction": "mean", "label_smoothing": 0.0}
 
 
-def linear_cross_entropy(graph: Graph) -> int:
+def linear_cross_entropy(graph: Graph, context: Context) -> int:
     edits = 0
     outputs = graph.output_values()
     for node in list(graph):
-        if node.op_type not in _LOSSES or not _only_the_loss(node, outputs):
+        head = _head(node.inputs[0]) if node.op_type in _LOSSES else None
+        if head is None:
             continue
         attrs = {**_OPS, **attributes(node)}
-        head = _linear(node.inputs[0])
-        if head is None or attrs["reduction"] not in ("mean", "sum"):
+        reason = _obstacle(node, head, attrs, outputs)
+        if reason is not None:
+            context.missed(node, "LinearCrossEntropy", reason)
             continue
         x, w, bias = [*head.inputs, None][:3]
         labels, weight = [*node.inputs[1:], None][:2]
-        b = Builder.at(graph, node)
         if not attrs["label_smoothing"]:
             del attrs["label_smoothing"]
-        loss = b.one("LinearCrossEntropy", [x, w, bias, labels, weight], attrs)
+        inputs = [x, w, bias, labels, weight]
+        if not context.takes(node, "LinearCrossEntropy", inputs, attrs):
+            continue
+        loss = Builder.at(graph, node).one("LinearCrossEntropy", inputs, attrs)
         graph.replace(node.outputs[0], loss)
         graph.remove([node])
         edits += 1
     return edits
 
 
-def _only_the_loss(node: Node, outputs: set[Value]) -> bool:
-    """Whether nobody reads the log-probabilities."""
-    return all(not v.uses() and v not in outputs for v in node.outputs[1:])
-
-
-def _linear(value: Value | None) -> Node | None:
-    """The Gemm `x w^T + bias` that makes f[N,V] logits, through reshapes that change no row."""
+def _head(value: Value | None) -> Node | None:
+    """The Gemm that makes f[N,V] logits, through reshapes that change no row."""
     if value is None or type_of(value).rank != 2:
         return None
     node, wide = value.producer(), type_of(value).shape
@@ -55,17 +56,26 @@ def _linear(value: Value | None) -> Node | None:
         node = node.inputs[0].producer()
     if node is None or node.op_type != "Gemm" or type_of(node.outputs[0]).shape != wide:
         return None
-    attrs = attributes(node)
-    plain = attrs.get("alpha", 1.0) == 1.0 and attrs.get("beta", 1.0) == 1.0
-    if not plain or attrs.get("transA") or not attrs.get("transB"):
-        return None
-    bias = node.inputs[2] if len(node.inputs) > 2 else None
-    if bias is not None and type_of(bias).shape != wide[1:]:
-        return None
     return node
 
 
-def linear_cross_entropy_step(graph: Graph) -> int:
+def _obstacle(loss: Node, head: Node, attrs: Mapping[str, Any], outputs: set[Value]) -> str | None:
+    """Why a head and its loss cannot become one, if so. attrs: the loss's."""
+    if any(v.uses() or v in outputs for v in loss.outputs[1:]):
+        return "the log-probabilities are read"
+    if attrs["reduction"] not in ("mean", "sum"):
+        return f"reduction {attrs['reduction']}"
+    product = attributes(head)
+    plain = product.get("alpha", 1.0) == 1.0 and product.get("beta", 1.0) == 1.0
+    if not plain or product.get("transA") or not product.get("transB"):
+        return "the logits are not x w^T"
+    bias = head.inputs[2] if len(head.inputs) > 2 else None
+    if bias is not None and type_of(bias).shape != type_of(head.outputs[0]).shape[1:]:
+        return "the logits' addend is no bias: one number a class"
+    return None
+
+
+def linear_cross_entropy_step(graph: Graph, context: Context) -> int:
     edits = 0
     for loss in list(graph):
         if loss.op_type != "LinearCrossEntropy" or loss.domain != ONWARD:
@@ -73,8 +83,15 @@ def linear_cross_entropy_step(graph: Graph) -> int:
         grad = _gradient(loss)
         if grad is None:
             continue
+        if loss.outputs[0].uses():
+            # the loss moves to its gradient's place, so no reader may stand between them
+            context.missed(loss, "LinearCrossEntropyStep", "its gradient may depend on the loss")
+            continue
+        call = (list(grad.inputs), attributes(grad))
+        if not context.takes(loss, "LinearCrossEntropyStep", *call, gradient=False):
+            continue
         b = Builder.at(graph, grad)
-        made: Any = b.node("LinearCrossEntropyStep", list(grad.inputs), attributes(grad))
+        made: Any = b.node("LinearCrossEntropyStep", *call)
         graph.replace(loss.outputs[0], made[0])
         for old, new in zip(grad.outputs, made[1:], strict=True):
             graph.replace(old, new)
@@ -84,7 +101,7 @@ def linear_cross_entropy_step(graph: Graph) -> int:
 
 
 def _gradient(loss: Node) -> Node | None:
-    """The gradient node of this loss, if there is one and nothing before it reads the loss."""
+    """The gradient node of this loss, if there is one."""
     x = loss.inputs[0]
     assert x is not None
     for user in x.consumers():
@@ -92,6 +109,5 @@ def _gradient(loss: Node) -> Node | None:
             loss.inputs
         )
         if same and attributes(user) == attributes(loss):
-            # the loss moves to its gradient's place, so no reader may stand between them
-            return user if not loss.outputs[0].uses() else None
+            return user
     return None

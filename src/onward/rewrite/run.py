@@ -5,55 +5,83 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 from onward.graph.check import check
 from onward.graph.graph import Graph
+from onward.rewrite.context import Context, NearMiss, Refuse, everything_taken
 from onward.rewrite.dead import dead
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite. `exact` passes change no bit of any result.
-
-    needs: the onward ops it writes; it is left out on a device where one of them has no kernel.
-    """
+    """One rewrite. `exact` passes change no bit of any result."""
 
     apply: Callable[[Graph], int]
     exact: bool = True
-    needs: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return self.apply.__name__
 
+    def run(self, graph: Graph, context: Context) -> int:
+        return self.apply(graph)
+
+
+@dataclass(frozen=True)
+class FusionPass:
+    """A rewrite that writes own ops, where kernels take them: it asks the context at each place."""
+
+    apply: Callable[[Graph, Context], int]
+    exact: bool = True
+
+    @property
+    def name(self) -> str:
+        return self.apply.__name__
+
+    def run(self, graph: Graph, context: Context) -> int:
+        return self.apply(graph, context)
+
+
+AnyPass: TypeAlias = Pass | FusionPass
+
 
 @dataclass(frozen=True)
 class Report:
-    """What one pass did: edits made, seconds taken, nodes left."""
+    """What one pass did: edits made, seconds taken, nodes left, and what it left unfused."""
 
     name: str
     edits: int
     seconds: float
     nodes: int
+    misses: tuple[NearMiss, ...] = ()
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """Name, edits, seconds and nodes as a dict."""
+        return {k: v for k, v in vars(self).items() if k != "misses"}
 
 
 def run(
     graph: Graph,
-    passes: Sequence[Pass],
+    passes: Sequence[AnyPass],
     disable: Iterable[str] = (),
     after: Callable[[Graph, str], None] | None = None,
     verify: bool = False,
+    refuse: Refuse = everything_taken,
 ) -> tuple[Graph, list[Report]]:
-    """A rewritten copy of the graph. `after(graph, name)` sees it after each pass."""
+    """A rewritten copy of the graph. `after(graph, name)` sees it after each pass; `refuse` says
+    what no kernel takes, which fusions then leave."""
     off = set(disable)
     graph = graph.clone()
     reports: list[Report] = []
     for item in passes:
         if item.name in off:
             continue
-        start = time.perf_counter()
-        edits = item.apply(graph)
-        reports.append(Report(item.name, edits, time.perf_counter() - start, len(graph)))
+        context, start = Context(item.name, refuse), time.perf_counter()
+        edits = item.run(graph, context)
+        seconds = time.perf_counter() - start
+        reports.append(Report(item.name, edits, seconds, len(graph), tuple(context.misses)))
         if verify:
             check(graph)
         if after is not None:

@@ -17,7 +17,7 @@ from onward.config import OnwardError
 from onward.graph.file import save
 from onward.graph.graph import Graph, Role
 from onward.graph.names import distinct, user_name
-from onward.rewrite import FORWARD, run
+from onward.rewrite import FORWARD, Pass, run
 from onward.train.call import Call
 
 TRIED = 64  # sets of inputs in which a size of 1 is taken to be one of many
@@ -34,7 +34,7 @@ def export_onnx(model: torch.nn.Module, call: Call, path: Path) -> Path:
     kwargs = {k: v for k, v in call.kwargs.items() if k not in _LABELS}
     args, kwargs = without_ones(model, call.args, kwargs)
     captured = capture(model, args, kwargs, want_loss=False)
-    graph, _ = run(captured.graph, FORWARD, disable=[p.name for p in FORWARD if p.needs])
+    graph, _ = run(captured.graph, [p for p in FORWARD if isinstance(p, Pass)])
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = Path(folder) / path.name
         save(graph, made, _plain_names(graph, captured.arrays()))

@@ -15,6 +15,7 @@ class Report(dict[str, Any]):
     """What `Trainer.report()` returns: print it as a table, or read it as the dict that it is.
 
     compile_seconds: by stage. passes: of each rewrite pass its name, edits, seconds, nodes left.
+    near_misses: places that a pass left unfused: its `pass`, the `op`, the `reason`, the `modules`.
     predicted_peak_bytes: beyond the user's parameters. launches: of the last step's plan.
     rows: of the last training step, `arithmetic_done` (a share) and the `counts` of rows.
     notes: what capture did that a user may want to know.
@@ -55,6 +56,10 @@ class Report(dict[str, Any]):
                 f"last batch      {rows.get('arithmetic_done', 1.0):.1%} of the arithmetic done"
                 + (f"; rows: {counts}" if counts else "; on every row")
             )
+        for miss in self.get("near_misses", ()):
+            first, *more = miss["modules"]
+            places = f"{first} and {len(more)} more" if more else first
+            lines.append(f"not fused: {miss['op']} at {places}: {miss['reason']}")
         lines += [f"note: {note}" for note in self.get("notes", ())]
         return "\n".join(lines)
 

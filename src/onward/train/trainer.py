@@ -23,7 +23,9 @@ from onward.config import OnwardError, TrainerOptions, read_names
 from onward.differentiate import Recipe
 from onward.execute import Memory
 from onward.journal import Journal
+from onward.kernels import host
 from onward.plan import Plan
+from onward.rewrite import summary
 from onward.train.arguments import check_arguments, check_inputs, checked_options, names_to_fetch
 from onward.train.call import Call, bind_call
 from onward.train.description import check_batch
@@ -243,7 +245,8 @@ class Trainer:
         last = self._last_run()
         return Report(
             compile_seconds=dict(last.journal.seconds),
-            passes=[dict(vars(r)) for r in last.journal.reports],
+            passes=[r.numbers for r in last.journal.reports],
+            near_misses=summary(m for r in last.journal.reports for m in r.misses),
             predicted_peak_bytes=last.plan.peak,
             launches=len(last.plan.launches),
             rows=last.batch.rows,
@@ -352,7 +355,7 @@ class Trainer:
         return PreparedStep(call.kind, compiler.graphs(captured), self._session)
 
     def _compiler(self) -> Compiler:
-        return Compiler(self.device.type, self.options.disable)
+        return Compiler(host(self.device.type), self.options.disable)
 
     def _refresh(self, training: bool) -> None:
         """Drops graphs that no longer say what the model says."""

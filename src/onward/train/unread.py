@@ -11,7 +11,7 @@ from onward.config import OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.journal import Journal
-from onward.rewrite import STEP, cut, lookups
+from onward.rewrite import STEP, FusionPass, cut, lookups
 from onward.train.prepared_batch import scalars
 from onward.train.session import Session
 
@@ -50,9 +50,9 @@ class Unread:
     def __init__(self, graphs: Graphs, forward: Graph, session: Session) -> None:
         self._graphs, self._forward, self._session = graphs, forward, session
         # without fused ops, whose kernels need not pass NaN on
-        fused = [p.name for p in STEP if p.needs]
+        fused = [p.name for p in STEP if isinstance(p, FusionPass)]
         before = graphs.compiler
-        self._compiler = Compiler(before.device, [*before.disable, *fused], Journal(quiet=True))
+        self._compiler = Compiler(before.target, [*before.disable, *fused], Journal(quiet=True))
 
     def check(
         self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int], gradients: bool

@@ -37,6 +37,7 @@ from onward.graph.graph import Graph, Node, make_attributes, type_of
 from onward.graph.names import user_name
 from onward.graph.text import node_text
 from onward.journal import Journal
+from onward.kernels import host
 from onward.rewrite import cut
 from onward.train.call import Call
 from onward.train.prepared_batch import scalars
@@ -164,7 +165,7 @@ def verify_step(
     with _undisturbed():
         call = _owned(call)
         device = next((p.device.type for p in model.parameters()), "cpu")
-        compiler = Compiler(device, disable, Journal(keep_stages=bisect))
+        compiler = Compiler(host(device), disable, Journal(keep_stages=bisect))
         captured = compiler.capture(model, *call.given, loss_fn)
         graphs = compiler.graphs(captured)
         names = [n for n, p in captured.parameters.items() if id(p) in trained]

@@ -1,13 +1,25 @@
-"""Head and cross-entropy in row blocks on PyTorch's operators: any device, any floating dtype.
+"""Linear cross-entropy in row blocks on PyTorch's operators: any device, any floating dtype.
 
-The reference of the kernel in `kernels/blas/head.py`, and what runs where that one does not.
+The reference of the kernel in `kernels/blas/head.py`, and what runs where that one does not. With
+N rows of D features, V classes, labels y, class weights c (1 where there are none), smoothing s:
+
+    z = x w^T + bias                                 f[N,V]  logits
+    t = c_v ((1 - s) [v = y] + s / V)                f[N,V]  target, a row of zeros where ignored
+    loss = -sum(t log softmax(z)) / divisor          f[]     divisor: sum of c_y, or 1
+    dz = (softmax(z) sum_v(t) - t) dloss / divisor   f[N,V]
+    dx, dw, dbias = dz w, dz^T x, sum of dz's rows   f[N,D], f[V,D], f[V]
+
+z and dz exist for R rows at a time, in one buffer.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from onward.graph.types import DType, Type
 from onward.kernels.kernel import Kernel, Launch, Need, Use
@@ -25,7 +37,7 @@ def _sizes(need: Need) -> tuple[Type, int, int]:
 
 
 def _scratch(need: Need) -> list[Type]:
-    """A block's logits and their exponentials, the rows' shares, labels, log-sum-exps."""
+    """`block`, `label`, `ignored`, `share` and `nll` of a call."""
     x, rows, classes = _sizes(need)
     n = x.shape[0]
     return [
@@ -49,78 +61,146 @@ def _known(need: Need) -> str | None:
     return None if reduction in ("mean", "sum") else f"reduction {reduction}"
 
 
-def _bind(use: Use) -> Launch:
+@dataclass(frozen=True)
+class _Call:
+    """What a launch reads, writes and keeps for its own time."""
+
+    x: Tensor  # f[N,D]
+    w: Tensor  # f[V,D]
+    bias: Tensor | None  # f[V]
+    labels: Tensor  # i64[N]
+    weight: Tensor | None  # f[V], of each class
+    dloss: Tensor | None  # f[], where gradients are asked for
+    loss: Tensor | None  # f[], where it is asked for
+    dx: Tensor | None  # f[N,D]
+    dw: Tensor | None  # f[V,D]
+    dbias: Tensor | None  # f[V]
+    block: Tensor  # f[R,V]
+    label: Tensor  # i64[N]: the labels, 0 where ignored
+    ignored: Tensor  # b[N]
+    share: Tensor  # f[N]: the label's class weight, 0 where ignored
+    nll: Tensor  # f[N]: a row's part of the loss
+    ignore_index: int
+    mean: bool
+    smoothing: float
+
+    @property
+    def classes(self) -> int:
+        return self.w.shape[0]
+
+    @property
+    def even(self) -> float:
+        """What smoothing gives to every class."""
+        return self.smoothing / self.classes
+
+    def blocks(self) -> Iterator[slice]:
+        """The rows in as few blocks as fit, all of one size."""
+        n = self.x.shape[0]
+        count = math.ceil(n / max(1, self.block.shape[0]))
+        step = math.ceil(n / max(1, count))
+        return (slice(i, min(i + step, n)) for i in range(0, n, max(1, step)))
+
+
+def _call(use: Use) -> _Call:
     inputs, outputs = [*use.inputs, None, None], list(use.outputs)
-    forward = len(outputs[0].shape) == 0
-    dloss = inputs.pop(0) if len(use.outputs) > 1 else None
-    loss = outputs.pop(0) if forward else None
+    with_loss = outputs[0].dim() == 0  # the loss is the first output, where it is one
+    dloss = inputs.pop(0) if len(outputs) > 1 else None
+    loss = outputs.pop(0) if with_loss else None
     x, w, bias, labels, weight = inputs[:5]
     assert x is not None and w is not None and labels is not None
-    dx, dw, dbias = [*outputs, None, None, None][:3]
-    logits, label, ignored, share, nll = use.scratch
-    ignore, mean = int(use.attrs["ignore_index"]), use.attrs["reduction"] == "mean"
-    smoothing = float(use.attrs.get("label_smoothing", 0.0))
-    classes, blocks = w.shape[0], math.ceil(x.shape[0] / max(1, logits.shape[0]))
-    step = math.ceil(x.shape[0] / max(1, blocks))  # blocks of one size
-    even = smoothing / classes
+    return _Call(
+        x, w, bias, labels, weight, dloss, loss, *[*outputs, None, None, None][:3], *use.scratch,
+        ignore_index=int(use.attrs["ignore_index"]), mean=use.attrs["reduction"] == "mean",
+        smoothing=float(use.attrs.get("label_smoothing", 0.0)),
+    )  # fmt: skip
 
-    def prepare() -> torch.Tensor:
-        """Each row's class weight, 0 where ignored; returns what the sum is divided by."""
-        torch.eq(labels, ignore, out=ignored)
-        label.copy_(labels)
-        label.masked_fill_(ignored, 0)
-        if label.device.type == "cpu" and label.numel():  # elsewhere the check would synchronise
-            low, high = int(label.min()), int(label.max())
-            if low < 0 or high >= classes:
-                bad = low if low < 0 else high
-                raise IndexError(f"label {bad} is not one of {classes} classes")
-        if weight is None:
-            share.fill_(1.0)
-        else:
-            torch.index_select(weight, 0, label, out=share)
-        share.masked_fill_(ignored, 0.0)
-        return share.sum() if mean else share.new_ones(())
+
+def _divisor(c: _Call) -> Tensor:
+    """Fills `ignored`, `label` and `share`; returns f[], what the sum is divided by."""
+    torch.eq(c.labels, c.ignore_index, out=c.ignored)
+    c.label.copy_(c.labels)
+    c.label.masked_fill_(c.ignored, 0)
+    if c.label.device.type == "cpu" and c.label.numel():  # elsewhere the check would synchronise
+        low, high = int(c.label.min()), int(c.label.max())
+        if low < 0 or high >= c.classes:
+            bad = low if low < 0 else high
+            raise IndexError(f"label {bad} is not one of {c.classes} classes")
+    if c.weight is None:
+        c.share.fill_(1.0)
+    else:
+        torch.index_select(c.weight, 0, c.label, out=c.share)
+    c.share.masked_fill_(c.ignored, 0.0)
+    return c.share.sum() if c.mean else c.share.new_ones(())
+
+
+def _log_softmax(c: _Call, rows: slice) -> Tensor:
+    """f[R,V]"""
+    x = c.x[rows]  # f[R,D]
+    block = c.block[: x.shape[0]]  # f[R,V]
+    if c.bias is None:
+        torch.mm(x, c.w.t(), out=block)
+    else:
+        torch.addmm(c.bias, x, c.w.t(), out=block)
+    torch.ops.aten._log_softmax.out(block, 1, False, out=block)
+    return block
+
+
+def _losses(c: _Call, rows: slice, log_p: Tensor) -> Tensor:
+    """-sum(t log p) of each row, f[R]; log_p: f[R,V]."""
+    label, share = c.label[rows, None], c.share[rows, None]  # i64[R,1], f[R,1]
+    ignored = c.ignored[rows, None]  # b[R,1]
+    total = log_p.gather(1, label).mul_(share).mul_(c.smoothing - 1.0)  # f[R,1]
+    if c.smoothing:
+        every = log_p.sum(1) if c.weight is None else log_p @ c.weight  # f[R]
+        total.sub_(every[:, None].mul_(c.even).masked_fill_(ignored, 0.0))
+    return total.masked_fill_(ignored, 0.0)[:, 0]
+
+
+def _logit_gradients(
+    c: _Call, rows: slice, log_p: Tensor, unit: Tensor, mass: Tensor | float
+) -> Tensor:
+    """dz f[R,V], written over log_p; unit f[]: dloss / divisor; mass f[]: sum of class weights."""
+    label, share = c.label[rows, None], c.share[rows, None]  # i64[R,1], f[R,1]
+    target = share * (1.0 - c.smoothing) + c.even * mass  # f[R,1], sum_v(t)
+    dz = log_p.exp_().mul_(target)  # f[R,V]
+    if c.smoothing:
+        dz.sub_(c.even if c.weight is None else c.weight * c.even)
+    dz.scatter_add_(1, label, share * (c.smoothing - 1.0))
+    return dz.mul_(unit).masked_fill_(c.ignored[rows, None], 0.0)
+
+
+def _add_gradients(c: _Call, rows: slice, dz: Tensor) -> None:
+    """dx of these rows, and their part of dw and dbias; the first rows write them. dz: f[R,V]."""
+    assert c.dx is not None and c.dw is not None
+    first, x = rows.start == 0, c.x[rows]  # f[R,D]
+    torch.mm(dz, c.w, out=c.dx[rows])
+    if first:
+        torch.mm(dz.t(), x, out=c.dw)
+    else:
+        c.dw.addmm_(dz.t(), x)
+    if c.dbias is not None:
+        c.dbias.copy_(dz.sum(0)) if first else c.dbias.add_(dz.sum(0))
+
+
+def _bind(use: Use) -> Launch:
+    c = _call(use)
 
     def launch() -> None:
-        divisor = prepare()
-        mass = float(classes) if weight is None else weight.sum()
-        if not blocks:  # no rows, of which the first would write them
-            for gradient in (dw, dbias):
+        divisor = _divisor(c)  # f[]
+        mass = float(c.classes) if c.weight is None else c.weight.sum()  # f[]
+        unit = None if c.dloss is None else c.dloss / divisor  # f[]
+        if not c.x.shape[0]:  # no first rows
+            for gradient in (c.dw, c.dbias):
                 if gradient is not None:
                     gradient.zero_()
-        for i in range(0, x.shape[0], max(1, step)):
-            rows = x[i : i + step]
-            block, y = logits[: rows.shape[0]], label[i : i + step, None]
-            out, own = ignored[i : i + step, None], share[i : i + step, None]
-            if bias is None:
-                torch.mm(rows, w.t(), out=block)
-            else:
-                torch.addmm(bias, rows, w.t(), out=block)
-            torch.ops.aten._log_softmax.out(block, 1, False, out=block)  # log p
-            if loss is not None:
-                total = block.gather(1, y).mul_(own).mul_(smoothing - 1.0)
-                if smoothing:
-                    every = block.sum(1) if weight is None else block @ weight
-                    total.sub_(every[:, None].mul_(even).masked_fill_(out, 0.0))
-                nll[i : i + step] = total.masked_fill_(out, 0.0)[:, 0]
-            if dx is None or dw is None or dloss is None:
-                continue
-            unit = dloss / divisor
-            factor = own * (1.0 - smoothing) + even * mass
-            block.exp_().mul_(factor)
-            if smoothing:
-                block.sub_(even if weight is None else weight * even)
-            block.scatter_add_(1, y, own * (smoothing - 1.0))
-            block.mul_(unit).masked_fill_(out, 0.0)
-            torch.mm(block, w, out=dx[i : i + step])
-            if i == 0:
-                torch.mm(block.t(), rows, out=dw)
-            else:
-                dw.addmm_(block.t(), rows)
-            if dbias is not None:
-                dbias.copy_(block.sum(0)) if i == 0 else dbias.add_(block.sum(0))
-        if loss is not None:
-            torch.div(nll.sum(), divisor, out=loss)
+        for rows in c.blocks():
+            log_p = _log_softmax(c, rows)  # f[R,V]
+            if c.loss is not None:
+                c.nll[rows] = _losses(c, rows, log_p)
+            if unit is not None:
+                _add_gradients(c, rows, _logit_gradients(c, rows, log_p, unit, mass))
+        if c.loss is not None:
+            torch.div(c.nll.sum(), divisor, out=c.loss)
 
     return launch
 

@@ -19,6 +19,7 @@ from onward.kernels.blas.choice import TORCH, Shape, choose_called, forced
 from onward.kernels.blas.engines import engines
 from onward.kernels.kernel import Kernel, Launch, Need, Use
 from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.target import Target
 
 ROWS = 512  # of a block
 
@@ -109,8 +110,8 @@ def _known(need: Need) -> str | None:
     return only_f32(need)
 
 
-def _where(device: str) -> str | None:
-    return where(device) or (None if engines() else "no BLAS to call")
+def _where(target: Target) -> str | None:
+    return where(target) or (None if engines() else "no BLAS to call")
 
 
 def _kernel(op: str) -> Kernel:

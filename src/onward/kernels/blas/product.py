@@ -15,6 +15,7 @@ from onward.kernels.blas.choice import Shape, choose
 from onward.kernels.blas.engines import engines
 from onward.kernels.kernel import Kernel, Launch, Need, Use
 from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.target import Target
 
 
 def _stored(x: torch.Tensor) -> tuple[bool, int] | None:
@@ -69,8 +70,8 @@ def _faster(engine: str, need: Need) -> str | None:
     return None if best == engine else best
 
 
-def _where(engine: str, device: str) -> str | None:
-    reason = where(device)
+def _where(engine: str, target: Target) -> str | None:
+    reason = where(target)
     if reason is None and engine not in engines():
         return f"{engine} was not found"
     return reason

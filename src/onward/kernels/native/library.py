@@ -22,6 +22,7 @@ from onward.config import OnwardError, environment
 from onward.graph.types import DType
 from onward.kernels.kernel import Launch, Need
 from onward.kernels.native.signatures import Signature, signatures
+from onward.kernels.target import Target
 
 log = logging.getLogger("onward")
 FOLDER = Path(__file__).parent
@@ -166,11 +167,11 @@ def openmp_runtimes() -> list[str]:
     return sorted(set(_RUNTIMES.findall(text)))
 
 
-def where(device: str) -> str | None:
+def where(target: Target) -> str | None:
     """`Kernel.where` of every native kernel."""
-    if device != "cpu":
-        return f"not on {device}"
-    return None if library() is not None else "no native library"
+    if target.device != "cpu":
+        return f"not on {target.device}"
+    return None if target.has_library else "no native library"
 
 
 def only_f32(need: Need) -> str | None:

@@ -12,9 +12,10 @@ work.py     the arithmetic before and after
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from onward.graph.graph import Graph
+from onward.rewrite.context import Context
 from onward.rewrite.cse import cse
 from onward.rewrite.dead import dead
 from onward.rewrite.noop import noop
@@ -30,17 +31,17 @@ from onward.rewrite.rows.work import Work
 def row_demand(
     graph: Graph,
     outputs: Sequence[str],
-    packed_ops: Collection[str] = (),
+    context: Context,
     reads: dict[str, str] | None = None,
 ) -> int:
     """Writes a forward graph for the rows that these outputs need; the others are dropped.
 
-    packed_ops: attention ops that have a kernel for packed rows; others get their rows back in
-    place. reads: for a graph that finds out whether dropped rows are read: they are NaN, and its
+    context: asked about attention of packed rows; what is refused gets its rows back in place.
+    reads: for a graph that finds out whether dropped rows are read: they are NaN, and its
     outputs by these names show where NaN arrives, as the text says. Returns the number of nodes
     written anew; with 0 the graph does what it did.
     """
-    edits = pack(graph, outputs, packed_ops, reads)
+    edits = pack(graph, outputs, context, reads)
     for tidy in (noop, cse, noop, dead):
         tidy(graph)
     return edits

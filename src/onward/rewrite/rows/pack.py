@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from onward.graph.graph import Graph
+from onward.rewrite.context import Context
 from onward.rewrite.rows.demand import demands
 from onward.rewrite.rows.packer import Packer
 
@@ -12,20 +13,19 @@ from onward.rewrite.rows.packer import Packer
 def pack(
     graph: Graph,
     outputs: Sequence[str],
-    packed_ops: Collection[str],
+    context: Context,
     reads: dict[str, str] | None = None,
 ) -> int:
     """Rewrites `graph` in place for these outputs; the number of nodes written anew.
 
-    packed_ops: attention ops that may be written for packed rows; others get their whole inputs.
-    reads: see Packer.
+    context, reads: see Packer.
     """
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in outputs}
     graph.signature = graph.signature.within({v.name or "" for v in graph.inputs}, graph.outputs)
     asked = demands(graph, outputs)
     if not any(demand.rows is not None for demand in asked.values()):
         return 0
-    return Packer(graph, asked, packed_ops, reads).run()
+    return Packer(graph, asked, context, reads).run()
 
 
 __all__ = ["pack"]

@@ -7,7 +7,7 @@ inputs back as wholes, with zeros in place of the rows that nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ import numpy as np
 from onward.graph.build import Builder, ToValue
 from onward.graph.graph import Graph, Node, Value, attributes, role_of, type_of, where
 from onward.graph.types import DType, Shape, Size, Type, product, symbol
+from onward.rewrite.context import Context
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import DEMAND, Demand, Question, all_of, spread, united
 from onward.rewrite.rows.known import batch_first, batch_values
@@ -56,6 +57,7 @@ class Packed:
 class Packer:
     """The state of one rewriting: what is packed already, and the sets of rows in use.
 
+    context: asked whether kernels take an attention of packed rows.
     reads: asks for a graph that finds out whether what it leaves out is read. Rows that are left
     out become NaN instead of zeros for readers that should not touch them; what such a node makes
     is an output then, and `reads` says by its name which node reads what.
@@ -65,10 +67,10 @@ class Packer:
         self,
         graph: Graph,
         asked: dict[Value, Demand],
-        packed_ops: Collection[str],
+        context: Context,
         reads: dict[str, str] | None = None,
     ) -> None:
-        self.graph, self.asked, self.packed_ops = graph, asked, packed_ops
+        self.graph, self.asked, self.context = graph, asked, context
         self.reads = reads
         self.reader: Node | None = None  # the node that is written
         self._holed: Value | None = None  # what it read with NaN in it

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from onward.graph.graph import Node, Value, array_of, type_of, where
-from onward.graph.types import DType, Shape, product
+from onward.graph.graph import Node, Value, array_of, attributes, type_of, where
+from onward.graph.types import DType, Shape, Type, product, symbol
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import (
     DEMAND,
@@ -106,11 +106,7 @@ def _pack(p: Packer, node: Node) -> bool:
     assert q is not None and k is not None and v is not None
     question = Question(node, asked, p.known)
     answer = DEMAND[node.op_type](question)
-    if (
-        node.op_type not in p.packed_ops
-        or answer[1] is None
-        or any(d is not None for d in asked[1:])
-    ):
+    if answer[1] is None or any(d is not None for d in asked[1:]):
         return False
     shape, keys = type_of(q).shape, type_of(k).shape
     demand = answer[0]
@@ -120,6 +116,9 @@ def _pack(p: Packer, node: Node) -> bool:
         return False  # nothing is packed
     known = batch_masks(question)
     if mask is not None and (known != [mask] or not key_mask(mask, (keys[0], keys[2]))):
+        return False
+    draw = [*node.inputs[4:6], None, None][:2]
+    if not p.context.takes(node, node.op_type, _packed(q, k, v, draw), attributes(node)):
         return False
     queries, places = (shape[0], shape[2]), (keys[0], keys[2])
     if demand.rows is None:
@@ -144,7 +143,6 @@ def _pack(p: Packer, node: Node) -> bool:
     new = [p.take(q, (0, 2), (0, 2), queries, q_rows) if not q_rows.every else _joined(p, q)]
     for x in (k, v):
         new.append(p.take(x, (0, 2), (0, 2), places, k_rows) if not k_rows.every else _joined(p, x))
-    draw = [*node.inputs[4:6], None, None][:2]
     at = [p.coordinates(q_rows, queries), p.coordinates(k_rows, places, shown)]
     made = p.emit(node, [*new, None, *draw, *at])
     maker = made[0].producer()
@@ -152,6 +150,17 @@ def _pack(p: Packer, node: Node) -> bool:
     maker.meta["sequences"] = queries[0]
     p.note(node.outputs[0], made[0], (0, 2), q_rows)
     return True
+
+
+def _packed(q: Value, k: Value, v: Value, draw: list[Value | None]) -> list[Type | Value | None]:
+    """What the op reads when its rows are packed, their numbers still unknown."""
+
+    def rows(x: Value, size: str) -> Type:
+        _, heads, _, width = type_of(x).shape
+        return type_of(x).with_shape((1, heads, symbol(size), width))
+
+    at = [Type(DType.INT64, (symbol(size), 2)) for size in ("queries", "keys")]
+    return [rows(q, "queries"), rows(k, "keys"), rows(v, "keys"), None, *draw, *at]
 
 
 def _joined(p: Packer, x: Value) -> Value:

@@ -1,0 +1,43 @@
+"""Target: what kernels are chosen for, and what a cost is estimated from. Plain data, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NO_LIBRARY = "none"
+
+
+@dataclass(frozen=True)
+class Rates:
+    """How fast a machine is, roughly: enough to rank what is cheap to compute again.
+
+    Only ratios matter. The defaults were read off benchmark steps on two AVX2 cores of an AMD EPYC
+    (2026-11-21, `docs/log.md`): matrix products reach 140-170 GFLOP/s, elementwise loops and copies
+    about 20 GB/s once their operands do not fit a cache.
+    """
+
+    flops_per_second: float = 150e9
+    bytes_per_second: float = 20e9
+    launch_seconds: float = 2e-6
+
+
+@dataclass(frozen=True)
+class Target:
+    """A machine's device as kernels and costs see it.
+
+    device: its kind, "cpu" or "cuda". instructions: of the native library, "avx512", "avx2" or
+    "plain"; "none" without one, as on devices it is not for. dtype: what products are computed in.
+    """
+
+    device: str = "cpu"
+    instructions: str = NO_LIBRARY
+    dtype: str = "float32"
+    rates: Rates = Rates()
+
+    @property
+    def has_library(self) -> bool:
+        """Whether the native kernels can run."""
+        return self.instructions != NO_LIBRARY
+
+
+__all__ = ["NO_LIBRARY", "Rates", "Target"]
