@@ -202,14 +202,14 @@ def test_a_profile_runs_on_the_last_training_batch_though_others_ran_since() -> 
     assert trainer.report()["rows"] == rows
     after = everything(trainer)
     assert [n for n in before if not torch.equal(before[n], after[n])] == []
-    assert torch.equal(trainer._last.batch.output("loss"), twin.train_step(data).loss)
+    assert torch.equal(trainer._last_run().batch.output("loss"), twin.train_step(data).loss)
 
 
 def test_a_profile_that_fails_puts_back_what_it_wrote() -> None:
     trainer = onward.Trainer(mlp(), onward.optim.SGD(lr=0.5), loss_fn)
     trainer.train_step(X, Y)
     before = everything(trainer)
-    launches = trainer._last.batch.executable._launches
+    launches = trainer._last_run().batch.executable._launches
 
     def fails() -> None:
         raise RuntimeError("the last launch")

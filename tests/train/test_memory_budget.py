@@ -93,7 +93,7 @@ def test_the_same_bits_within_the_budget(
 def test_bytes_held_are_those_predicted_and_within_the_budget(kind: str) -> None:
     trainer = trainer_of(kind, 0.6)
     trainer.train_step(BATCHES[0])
-    executable = trainer._last.batch.executable
+    executable = trainer._last_run().batch.executable
     assert isinstance(executable, Executable)
     assert executable.nbytes() == trainer.plan.sizes
 

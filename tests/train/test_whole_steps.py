@@ -116,7 +116,7 @@ def launch_acts(at: int, act: Callable[[], None]) -> Iterator[None]:
 
 def points(trainer: onward.Trainer) -> list[int]:
     """Launches of the last plan: the first, those about the first write, and the last."""
-    commit, count = trainer._last.plan.commit, len(trainer._last.plan.launches)
+    commit, count = trainer._last_run().plan.commit, len(trainer._last_run().plan.launches)
     assert 1 < commit < count
     return sorted({0, commit - 1, commit, min(commit + 1, count - 1), count - 1})
 
@@ -135,7 +135,7 @@ def test_a_launch_that_fails_leaves_the_state_or_says_so(mode: str) -> None:
     trainer.train_step(**data())
     told = 0
     for at in points(trainer):
-        commit = trainer._last.plan.commit
+        commit = trainer._last_run().plan.commit
         trainer.load_state_dict(saved)
         torch.set_rng_state(rng)
         before = frozen_copy(trainer)
@@ -213,7 +213,7 @@ def test_an_exception_sent_from_another_thread_is_noticed() -> None:
             ctypes.c_ulong(threading.get_ident()), ctypes.py_object(Stop)
         )
 
-    at = len(trainer._last.plan.launches) - 2
+    at = len(trainer._last_run().plan.launches) - 2
     with launch_acts(at, send), pytest.raises(Stop):
         trainer.train_step(**data())
     with pytest.raises(OnwardError, match=r"broken off"):
