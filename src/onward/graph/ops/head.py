@@ -119,7 +119,7 @@ _FORWARD = (
 _BACKWARD = tuple((attrs, ("f32[]", *types)) for attrs, types in _FORWARD)
 
 
-def _logits(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
+def _one_product(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
     x, w = inputs[:2]
     assert x is not None and w is not None
     return product(x.shape) * w.shape[0] * 2
@@ -127,13 +127,13 @@ def _logits(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
 
 def _three_products(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
     """The logits (again), dx and dw."""
-    return _logits(inputs[1:], outputs, attrs) * 3
+    return _one_product(inputs[1:], outputs, attrs) * 3
 
 
 OPS = (
     Op(
         name="LinearCrossEntropy",
-        flops=_logits,
+        flops=_one_product,
         infer=_infer_loss,
         body=_loss,
         doc="loss f[] from x f[N,D], w f[V,D], bias f[V], labels i64[N], class_weight f[V].",
