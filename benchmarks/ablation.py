@@ -34,8 +34,6 @@ def main() -> int:
     asked = options.parts or (QUICK if options.quick else "")
     parts = line.names("part", asked, variants())
     chosen = cases.chosen(cases.CPU, options.cases, options.quick)
-    if options.quick:
-        del chosen[1:]
     clock = Clock(options.budget)
     effort = settings(parts, options.rounds, options.group, options.threads, options.quick)
     report, path = run(chosen, effort, clock, writer(options, "ablation"))

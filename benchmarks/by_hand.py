@@ -1,7 +1,7 @@
 """Whether the peers that spare rows by hand give the model's own loss and gradients.
 
     python benchmarks/by_hand.py
-    python benchmarks/by_hand.py --quick   # tiny models
+    python benchmarks/by_hand.py --quick   # a tiny model
 
 The peers of row_demand.py (suite/by_hand.py) hold the modules of the model that they are given.
 Without dropout their loss is the model's to 1e-5, and each gradient to 1e-4 of the largest one.

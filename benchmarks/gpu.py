@@ -1,7 +1,7 @@
 """Time training steps of seven model and precision pairs on one GPU, in under nine minutes.
 
     python benchmarks/gpu.py
-    python benchmarks/gpu.py --device cpu --quick   # tiny models: does the script work?
+    python benchmarks/gpu.py --device cpu --quick   # a tiny model: does the script work?
 
 Engines: eager PyTorch with fused AdamW, torch.compile with fused AdamW, Onward. No case starts
 after `--budget` seconds; an engine that is still compiling when the time is over is stopped and
@@ -47,7 +47,8 @@ def main() -> int:
         # The CPU benchmark compares step by step; here time is short.
         tolerance=Tolerance(level=0.05),
     )
-    chosen = cases.chosen(cases.GPU, options.cases, options.quick)
+    part = options.cases or ("tutorial" if options.quick else "")
+    chosen = cases.chosen(cases.GPU, part, options.quick)
     name = "gpu" if options.device == "cuda" else "gpu-script-on-cpu"
     clock = Clock(options.budget)
     report, path = run_gpu(chosen, engines, effort, options.device, clock, writer(options, name))

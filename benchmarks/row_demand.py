@@ -1,7 +1,7 @@
 """What padded and sparsely labelled training costs on this CPU, with and without `row_demand`.
 
     python benchmarks/row_demand.py           # some 40 minutes on two cores
-    python benchmarks/row_demand.py --quick   # tiny models, without torch.compile and the grid
+    python benchmarks/row_demand.py --quick   # a tiny BERT, without torch.compile and the grid
 
 Two workloads, both with real varying lengths: a BERT whose batches are 46 % real tokens, 15 % of
 those labelled; and two BERT towers with 45 % real tokens. Parts:

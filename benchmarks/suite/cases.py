@@ -69,5 +69,8 @@ STEPS: Mapping[str, int] = {
 
 
 def chosen(cases: Sequence[Case], part: str = "", quick: bool = False) -> list[Case]:
-    """The cases whose name contains `part`; `quick`: their tiny forms."""
-    return [case.tiny() if quick else case for case in cases if part in case.name]
+    """The cases whose name contains `part`; `quick`: their tiny forms, one where none is named."""
+    found = [case for case in cases if part in case.name]
+    if not quick:
+        return found
+    return [case.tiny() for case in (found if part else found[:1])]

@@ -31,7 +31,7 @@ class CommandLine(argparse.ArgumentParser):
         budget: float | None = None,
         cases: bool = False,
         threads: bool = False,
-        quick: str = "tiny models, to try the script",
+        quick: str = "a tiny model, to try the script",
     ) -> None:
         super().__init__(description=(about or "").partition("\n")[0])
         self.add_argument("--quick", action="store_true", help=quick)

@@ -17,6 +17,7 @@ from onward.plan import make_plan
 from suite.arithmetic import causal_share, op_bytes, op_flops
 from suite.kernel_calls import Call
 from suite.kernel_table import Kernel, Use, applicable, torch_dtype, watched
+from suite.losses import worst
 from suite.timing import Timed, timed
 
 # ---- what a call costs in bytes and in arithmetic
@@ -107,14 +108,14 @@ def _zeros(type: Type) -> torch.Tensor:
 
 def difference(have: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
     """The largest difference of any output, relative to that output's largest element."""
-    worst = 0.0
+    found = [0.0]
     for y, z in zip(have, want, strict=True):
         if y.is_floating_point() and y.numel():
             size = float(z.abs().max()) or 1.0
-            worst = max(worst, float((y - z).abs().max()) / size)
+            found.append(float((y - z).abs().max()) / size)
         elif not torch.equal(y, z):
-            worst = math.inf
-    return worst
+            found.append(math.inf)
+    return worst(found)
 
 
 def measure_call(call: Call, seconds: float) -> None:

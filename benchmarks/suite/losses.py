@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -44,13 +45,19 @@ def checked(
                 abs(a - b) / (abs(b) if tolerance.relative else 1.0)
                 for a, b in zip(losses, exact["eager"], strict=True)
             ]
-            steps[name] = max(differences)
+            steps[name] = worst(differences)
     checks["level_difference"], checks["exact_difference"] = level, steps
     # A NaN is not below any tolerance, so that it fails here.
     checks["passed"] = all(value <= tolerance.level for value in level.values()) and all(
         value <= tolerance.exact for value in steps.values()
     )
     return checks
+
+
+def worst(differences: Iterable[float]) -> float:
+    """The largest; NaN where one is NaN, which `max` would pass over."""
+    found = list(differences)
+    return math.nan if any(math.isnan(d) for d in found) else max(found)
 
 
 def ratio(entry: Mapping[str, Any], key: str, peer: Mapping[str, Any] | None) -> float | None:
@@ -70,7 +77,7 @@ def compare(entry: dict[str, Any], base: Mapping[str, Any]) -> None:
         strict=False,
     )
     differences = [abs(a - b) / abs(b) for a, b in pairs if a is not None and b is not None]
-    entry["loss_difference"] = max(differences, default=None)
+    entry["loss_difference"] = worst(differences) if differences else None
 
 
 def wrong(entry: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from suite.batches import Batch
 from suite.cases import Case
+from suite.losses import worst
 from suite.report import heading, markdown
 from suite.row_engines import engines
 from suite.workloads import make_batches, make_model
@@ -31,7 +32,7 @@ def differences(case: Case) -> list[dict[str, Any]]:
         if engine.change is None or (name == "eager-labels" and "labels" not in batch):
             continue
         have, made = _pass(engine.change(model), model, batch)
-        apart = max(float((a - b).abs().max()) for a, b in zip(made, gradients, strict=True))
+        apart = worst(float((a - b).abs().max()) for a, b in zip(made, gradients, strict=True))
         rows.append(
             {"case": case.name, "peer": name, "loss": abs(have - loss) / abs(loss),
              "gradient": apart / largest}

@@ -155,7 +155,7 @@ def varying(run: Run) -> None:
         if case.model != "bert_padded":
             continue
         case = replace(case, name=case.name.replace("padded", "cut to the longest"), fit=True)
-        count = 20 if run.quick else 100
+        count = 10 if run.quick else 100
         found: dict[str, Any] = {"case": described(case), "engines": {}}
         batches = make_batches(case, count)
         found["rows"] = shares(batches)

@@ -21,13 +21,7 @@ def table(report: Mapping[str, Any]) -> str:
     for found in report["cases"]:
         lines += ["", *case_lines(found)]
     for found in report["paired"]:
-        lines += [
-            "",
-            f"{found['case']}, with and without {ROW_DEMAND} in one process, "
-            f"{found['steps']} steps in turn: {found['with_s'] * 1e3:.1f} and "
-            f"{found['without_s'] * 1e3:.1f} ms; ratio {found['median']:.4f} (quartiles {found['quartile_low']:.4f}-"
-            f"{found['quartile_high']:.4f}).",
-        ]
+        lines += ["", _paired_line(found)]
     if report["full"]:
         lines += ["", *_full_lines(report["full"])]
     if report["grid"]:
@@ -37,6 +31,15 @@ def table(report: Mapping[str, Any]) -> str:
     if report["skipped"]:
         lines += ["", f"Not run: {'; '.join(report['skipped'])}."]
     return "\n".join(lines) + "\n"
+
+
+def _paired_line(found: Mapping[str, Any]) -> str:
+    low, high = found["quartile_low"], found["quartile_high"]
+    return (
+        f"{found['case']}, with and without {ROW_DEMAND} in one process, {found['steps']} steps "
+        f"in turn: {found['with_s'] * 1e3:.1f} and {found['without_s'] * 1e3:.1f} ms; ratio "
+        f"{found['median']:.4f} (quartiles {low:.4f}-{high:.4f})."
+    )
 
 
 def notes(found: Mapping[str, Any]) -> list[str]:
