@@ -34,7 +34,7 @@ class Size:
 
 # Most of its memory is what forward keeps for backward.
 FULL = Size(8, 256, 4, vocabulary=1000, batch=8, tokens=256)
-QUICK = Size(2, 64, 2, vocabulary=100, batch=2, tokens=64)
+QUICK = Size(4, 64, 2, vocabulary=100, batch=8, tokens=64)
 FRACTIONS = (0.8, 0.6, 0.5, 0.4, 0.3)
 
 

@@ -78,7 +78,7 @@ def test_a_failed_engine_fails_the_run() -> None:
 def test_flops_are_those_that_pytorch_counts(shape: tuple[int, int, int, int]) -> None:
     batch, m, k, n = shape
     with FlopCounterMode(display=False) as counter:
-        torch.randn(batch, m, k) @ torch.randn(batch, k, n)
+        torch.matmul(torch.randn(batch, m, k), torch.randn(batch, k, n))
     product = products.Product(batch, m, k, n, transposed_a=False, transposed_b=False)
     assert arithmetic.product_flops(product) == counter.get_total_flops()
 
