@@ -1,4 +1,4 @@
-"""The results of row_demand.py as Markdown."""
+"""The results of the padded benchmark as Markdown."""
 
 from __future__ import annotations
 
@@ -6,20 +6,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ablation import wrong
-from report import (
-    MIB,
-    about_case,
-    case_lines,
-    checks_line,
-    heading,
-    markdown,
-    one_line,
-    ratio,
-)
-
-PASS = "row_demand"
-WITHOUT = "onward-without"
+from suite.losses import ratio, wrong
+from suite.passes import ROW_DEMAND
+from suite.report import MIB, heading, markdown, one_line
+from suite.row_engines import WITHOUT
+from suite.step_report import about_case, case_lines, checks_line
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -30,13 +21,7 @@ def table(report: Mapping[str, Any]) -> str:
     for found in report["cases"]:
         lines += ["", *case_lines(found)]
     for found in report["paired"]:
-        lines += [
-            "",
-            f"{found['case']}, with and without {PASS} in one process, {found['steps']} steps in "
-            f"turn: {found['with_s'] * 1e3:.1f} and {found['without_s'] * 1e3:.1f} ms; ratio "
-            f"{found['median']:.4f} (quartiles {found['quartile_low']:.4f}-"
-            f"{found['quartile_high']:.4f}).",
-        ]
+        lines += ["", _paired_line(found)]
     if report["full"]:
         lines += ["", *_full_lines(report["full"])]
     if report["grid"]:
@@ -46,6 +31,15 @@ def table(report: Mapping[str, Any]) -> str:
     if report["skipped"]:
         lines += ["", f"Not run: {'; '.join(report['skipped'])}."]
     return "\n".join(lines) + "\n"
+
+
+def _paired_line(found: Mapping[str, Any]) -> str:
+    low, high = found["quartile_low"], found["quartile_high"]
+    return (
+        f"{found['case']}, with and without {ROW_DEMAND} in one process, {found['steps']} steps "
+        f"in turn: {found['with_s'] * 1e3:.1f} and {found['without_s'] * 1e3:.1f} ms; ratio "
+        f"{found['median']:.4f} (quartiles {low:.4f}-{high:.4f})."
+    )
 
 
 def notes(found: Mapping[str, Any]) -> list[str]:
@@ -61,7 +55,7 @@ def notes(found: Mapping[str, Any]) -> list[str]:
     if share is not None:
         entry = entries["onward"]
         notes.append(
-            f"{PASS}: {1 / share:.2f}x as fast as without it, "
+            f"{ROW_DEMAND}: {1 / share:.2f}x as fast as without it, "
             f"{_times(entry.get('peak_step_bytes_ratio'))} of the step memory; losses with the "
             f"same dropout differ by {_difference(entry)}."
         )
@@ -116,15 +110,15 @@ def _full_lines(full_cases: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"{over['quartile_low']:.4f}-{over['quartile_high']:.4f}",
                 f"{over['least']:.4f}-{over['most']:.4f}",
                 f"{over['rounds']}",
-                f"{entry.get('pass_edits', {}).get(PASS, 0)}",
+                f"{entry.get('pass_edits', {}).get(ROW_DEMAND, 0)}",
                 _difference(entry),
             ]
         )
     return [
         "## Every row real and labelled, or read",
         "",
-        f"Onward with and without {PASS}, in turn, the order of the two changing from round to "
-        "round. Ratios are of the rounds' medians; above 1 the pass costs time.",
+        f"Onward with and without {ROW_DEMAND}, in turn, the order of the two changing from round "
+        "to round. Ratios are of the rounds' medians; above 1 the pass costs time.",
         "",
         *markdown(head, rows),
     ]

@@ -1,0 +1,76 @@
+"""The cases: which model, batch and precision each benchmark times, and their tiny forms."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to time. `precision`: fp32, tf32 (products of fp32 tensors), bf16 (autocast).
+
+    real, labelled, fit: read by the padded workloads only. The share of tokens that are no
+    padding; the share of those that have a label; whether a batch is cut to its longest sequence.
+    """
+
+    name: str
+    model: str  # a key of workloads.MODELS
+    batch: int  # sequences per step
+    tokens: int  # per sequence; the longer side of a two-tower model
+    precision: str = "fp32"
+    dropout: float = 0.1
+    size: str = "full"  # or "tiny", to try the scripts
+    real: float = 1.0
+    labelled: float = 1.0
+    fit: bool = False
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Input positions per step, padding included."""
+        short = self.tokens // 4 if self.model.startswith("two_tower") else 0
+        return self.batch * (self.tokens + short)
+
+    def tiny(self) -> Case:
+        """The same on a model that steps in milliseconds."""
+        # Few pairs make a loss that jumps, few sequences a share of padding that does.
+        batch = 16 if "two_tower" in self.model else 4 if "padded" in self.model else 2
+        return replace(self, size="tiny", batch=batch, tokens=32)
+
+
+CPU = (
+    Case("GPT-2, 4 layers", "gpt2_small", batch=4, tokens=256),
+    Case("tutorial transformer", "tutorial", batch=20, tokens=35, dropout=0.2),
+)
+
+PADDED = (
+    Case("BERT MLM, padded", "bert_padded", batch=16, tokens=128, real=0.46, labelled=0.15),
+    Case("two towers, padded", "two_tower_padded", batch=64, tokens=64, real=0.45),
+)
+
+# In order of worth: what a slow machine has no time for is at the end.
+GPU = (
+    Case("GPT-2 medium, bf16", "gpt2_medium", batch=8, tokens=1024, precision="bf16"),
+    Case("BERT-large 128, bf16", "bert_large", batch=64, tokens=128, precision="bf16"),
+    Case("BERT-large 512, bf16", "bert_large", batch=16, tokens=512, precision="bf16"),
+    Case("tutorial transformer, fp32", "tutorial", batch=20, tokens=35, dropout=0.2),
+    Case("two towers, tf32", "two_tower", batch=64, tokens=64, precision="tf32"),
+    Case("GPT-2 medium, tf32", "gpt2_medium", batch=8, tokens=1024, precision="tf32"),
+    Case("GPT-2 medium, fp32", "gpt2_medium", batch=8, tokens=1024, precision="fp32"),
+)
+
+# Timed steps per round, so that a round of any of these models takes about as long.
+STEPS: Mapping[str, int] = {
+    "gpt2_small": 3,
+    "tutorial": 12,
+    "bert_padded": 3,
+    "two_tower_padded": 5,
+}
+
+
+def chosen(cases: Sequence[Case], part: str = "", quick: bool = False) -> list[Case]:
+    """The cases whose name contains `part`; `quick`: their tiny forms, one where none is named."""
+    found = [case for case in cases if part in case.name]
+    if not quick:
+        return found
+    return [case.tiny() for case in (found if part else found[:1])]

@@ -1,0 +1,81 @@
+"""The one command line that the scripts share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from suite.progress import Clock, say
+from suite.report import Writer
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+# A quick run's numbers say nothing, so that they stay out of the committed results.
+QUICK_RESULTS = Path(tempfile.gettempdir()) / "onward-benchmarks"
+
+
+class CommandLine(argparse.ArgumentParser):
+    """A script's options: the shared ones here, its own by `add_argument`.
+
+    about: the script's docstring, whose first line is shown by --help. budget: seconds after which
+    nothing new starts, by default; None where a script takes no budget. cases: whether it has
+    cases to choose from. threads: whether the number of torch's threads can be chosen.
+    """
+
+    def __init__(
+        self,
+        about: str | None,
+        *,
+        budget: float | None = None,
+        cases: bool = False,
+        threads: bool = False,
+        quick: str = "a tiny model, to try the script",
+    ) -> None:
+        super().__init__(description=(about or "").partition("\n")[0])
+        self.add_argument("--quick", action="store_true", help=quick)
+        self.add_argument(
+            "--out", type=Path, help="folder to write to; default: benchmarks/results, and with "
+            "--quick a temporary one",
+        )  # fmt: skip
+        if budget is not None:
+            self.add_argument(
+                "--budget", type=float, default=budget,
+                help="seconds; then nothing starts; default: %(default)s",
+            )  # fmt: skip
+        if cases:
+            self.add_argument("--cases", default="", help="only cases whose name contains this")
+        if threads:
+            self.add_argument(
+                "--threads", type=int, default=0, help="torch threads; default: torch's"
+            )
+
+    def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """The options, with `out` filled in. Exits with status 2 for what cannot be meant."""
+        options = self.parse_args(arguments)
+        options.out = options.out or (QUICK_RESULTS if options.quick else RESULTS)
+        return options
+
+    def names(self, kind: str, given: str, there: Collection[str]) -> list[str]:
+        """Comma-separated names, all where none is given; exits for one that is not there."""
+        asked = given.split(",") if given else list(there)
+        if unknown := sorted(set(asked) - set(there)):
+            self.error(f"no such {kind}: {', '.join(unknown)}; there are {', '.join(there)}")
+        return asked
+
+
+def writer(options: argparse.Namespace, name: str) -> Writer:
+    """Where a script's results go."""
+    return Writer(options.out, name, options.quick)
+
+
+def finished(text: str, path: Path, clock: Clock) -> None:
+    """The table, where it was written, and how long that took."""
+    say(f"\n{text}\nwritten: {path}, {clock.spent():.0f} s")
+
+
+def refused(why: str) -> int:
+    """Exit status 2, with one line for a machine that cannot run this."""
+    print(why, file=sys.stderr)
+    return 2

@@ -1,0 +1,108 @@
+"""Training steps engine by engine: the benchmarks of the CPU and of one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from suite.cases import Case
+from suite.engines import Engine
+from suite.largest import search
+from suite.limit import arithmetic_limit, limit_line
+from suite.measurement import Effort, measure
+from suite.progress import Clock, say
+from suite.remote import Remote, processes
+from suite.report import Writer, started
+from suite.step_report import table
+
+SEARCHED = ("eager", "onward")  # engines whose largest batch is looked for
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What the CPU's benchmark measures beside steps.
+
+    limit_seconds: for timing a case's matrix products. search_seconds: for each search for a
+    largest batch, at most; 0 leaves it out. search_bytes: the limit of that batch.
+    """
+
+    limit_seconds: float
+    search_seconds: float
+    search_bytes: int
+
+
+def run_cpu(
+    cases: Sequence[tuple[Case, Effort]],
+    engines: Mapping[str, Engine],
+    extras: Extras,
+    threads: int,
+    clock: Clock,
+    write: Writer,
+) -> tuple[dict[str, Any], Path]:
+    """The report, written after every part. Each case has its own processes."""
+    report = started("Training steps on the CPU", threads=threads)
+    report |= {"cases": [], "skipped": []}
+    path = write.folder
+    measured: list[tuple[Case, dict[str, Any]]] = []
+    for case, effort in cases:
+        if clock.over():
+            report["skipped"].append(case.name)
+            continue
+        say(f"{case.name}: matrix products")
+        limit = arithmetic_limit(case, report["machine"]["threads"], extras.limit_seconds)
+        say(limit_line(limit))
+        with processes(engines, "cpu", threads) as remotes:
+            found = measure(case, remotes, effort, clock.left)
+        found["limit"] = limit
+        found["settings"] = {
+            "steps": effort.steps, "rounds": found["rounds"], "warmup": effort.warmup,
+        }  # fmt: skip
+        for entry in found["engines"].values():
+            if "step_s" in entry:
+                entry["limit_share"] = limit["limit_s"] / entry["step_s"]
+        report["cases"].append(found)
+        measured.append((case, found))
+        path = write(report, table(report))
+    for case, found in measured:
+        for name in SEARCHED if extras.search_seconds else ():
+            if name in engines:
+                seconds = min(extras.search_seconds, clock.left())
+                answer = search(case, name, threads, seconds, extras.search_bytes)
+                found.setdefault("largest_batch", {})[name] = answer
+                path = write(report, table(report))
+    return report, path
+
+
+def run_gpu(
+    cases: Sequence[Case],
+    engines: Mapping[str, Engine],
+    effort: Effort,
+    device: str,
+    clock: Clock,
+    write: Writer,
+) -> tuple[dict[str, Any], Path]:
+    """The report, written after every case. Processes go on from case to case, as time is short."""
+    report = started("Training steps on one GPU", device) | {
+        "settings": {"steps": effort.steps, "rounds": effort.rounds, "warmup": effort.warmup},
+        "cases": [], "skipped": [],
+    }  # fmt: skip
+    remotes: dict[str, Remote] = {}
+    path = write.folder
+    try:
+        for case in cases:
+            if clock.over():
+                report["skipped"].append(case.name)
+            else:
+                for name, engine in engines.items():  # also again after a crash or a timeout
+                    if name not in remotes or not remotes[name].alive:
+                        remotes[name] = Remote(engine, device)
+                # What has started may take this much longer.
+                found = measure(case, remotes, effort, lambda: clock.left() + 30.0)
+                report["cases"].append(found)
+            path = write(report, table(report))
+    finally:
+        for remote in remotes.values():
+            remote.close()
+    return report, path

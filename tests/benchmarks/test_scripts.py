@@ -1,0 +1,334 @@
+"""Each script as it is run by hand, with `--quick`, into a folder of the test's."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
+
+HEAD = {"title": str, "command": str, "machine": dict}
+MACHINE = {
+    "date": str, "cpu": str, "capability": str, "cores": int, "threads": int, "memory_bytes": int,
+    "load_before": float, "system": str, "python": str, "versions": dict, "commit": str,
+}  # fmt: skip
+MEASURED = {
+    "about": str, "seconds": list, "losses": list, "first_step_s": float, "first_loss": float,
+    "first_step_peak_bytes": int, "step_s": float, "round_s_min": float, "round_s_max": float,
+    "tokens_per_s": float, "peak_step_bytes": int,
+}  # fmt: skip
+OF_ONWARD = {
+    "compile_seconds": dict, "predicted_peak_bytes": int, "launches": int, "pass_edits": dict,
+    "native": str, "arena_bytes": int,
+}  # fmt: skip
+CASE = {"name": str, "model": str, "batch": int, "tokens": int, "about": str, "size": str}
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    def report(self, stem: str) -> dict[str, Any]:
+        """The JSON of this name, its head checked, with the text beside it."""
+        assert self.code == 0, self.out[-2000:] + self.err[-2000:]
+        (path,) = self.folder.glob(f"{stem}-quick-????-??-??.json")
+        found = json.loads(path.read_text(encoding="utf-8"))
+        check(found, HEAD)
+        check(found["machine"], MACHINE)
+        assert found["command"].startswith("python benchmarks/")
+        assert str(self.folder.parent) not in json.dumps(found), "a path of this machine"
+        assert path.with_suffix(".md").read_text(encoding="utf-8") in self.out + "\n"
+        return found
+
+
+def check(found: dict[str, Any], schema: dict[str, type]) -> None:
+    """Each key is there, of its type; numbers are finite."""
+    for key, kind in schema.items():
+        assert isinstance(found[key], (kind, int) if kind is float else kind), key
+        if kind in (int, float):
+            assert math.isfinite(found[key]) and found[key] >= 0, key
+
+
+def run(folder: Path, script: str, *arguments: str) -> Done:
+    found = subprocess.run(
+        [sys.executable, str(BENCHMARKS / f"{script}.py"), *arguments, "--out", str(folder)],
+        # A thread of each pool is enough here, and what is measured per machine is kept apart.
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, timeout=900.0, check=False,
+    )  # fmt: skip
+    return Done(found.returncode, found.stdout, found.stderr, folder)
+
+
+@pytest.fixture(autouse=True)
+def committed_results() -> Iterator[None]:
+    """No script of these tests touches what is committed."""
+    before = {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").iterdir()}
+    yield
+    assert before == {path: path.stat().st_mtime_ns for path in (BENCHMARKS / "results").iterdir()}
+
+
+def check_case(found: dict[str, Any], engines: set[str], steps: int) -> None:
+    """Every engine ran all its steps, and the losses agree with eager's."""
+    check(found["case"], CASE)
+    assert set(found["engines"]) == engines
+    for name, entry in found["engines"].items():
+        assert "error" not in entry, f"{name}: {entry.get('error')}"
+        check(entry, MEASURED)
+        assert len(entry["losses"]) == steps == sum(map(len, entry["seconds"]))
+        assert min(entry["losses"]) > 0
+        assert entry["round_s_min"] <= entry["step_s"] <= entry["round_s_max"]
+        if name.startswith("onward"):
+            check(entry, OF_ONWARD)
+            assert entry["launches"] > 50 < entry["predicted_peak_bytes"]
+            assert entry["arena_bytes"] > 0
+    assert found["checks"]["passed"]
+
+
+def check_levels(found: dict[str, Any], engines: set[str]) -> None:
+    assert set(found["checks"]["level_difference"]) == engines
+    assert set(found["checks"]["exact_difference"]) == engines
+    assert found["checks"]["exact_difference"]["onward"] <= found["checks"]["exact_tolerance"]
+
+
+# ---- whole steps
+
+
+def check_cpu(done: Done, engines: set[str]) -> None:
+    report = done.report("cpu")
+    assert report["skipped"] == []
+    (found,) = report["cases"]
+    assert found["case"]["model"] == "tutorial"
+    check_case(found, engines, steps=2 * 12)
+    check_levels(found, engines)
+    limit = found["limit"]
+    assert limit["flops"] > 0 and limit["limit_s"] == pytest.approx(
+        limit["flops"] / limit["best_gflops"] / 1e9
+    )
+    assert set(limit["gflops"]) == {"torch.mm", "openblas", "openblas, rows split"}
+    for entry in found["engines"].values():
+        assert 0 < entry["limit_share"] == pytest.approx(limit["limit_s"] / entry["step_s"])
+
+
+def test_cpu(tmp_path: Path) -> None:
+    arguments = ["--cases", "tutorial", "--engines", "eager,onward", "--no-largest-batch"]
+    check_cpu(run(tmp_path, "cpu", "--quick", *arguments), {"eager", "onward"})
+
+
+@pytest.mark.slow
+def test_cpu_with_every_engine(tmp_path: Path) -> None:
+    done = run(tmp_path, "cpu", "--quick", "--cases", "tutorial")
+    check_cpu(done, {"eager", "eager-tuned", "compile", "compile-tuned", "onward"})
+    (found,) = done.report("cpu")["cases"]
+    assert set(found["largest_batch"]) == {"eager", "onward"}
+    for searched in found["largest_batch"].values():
+        check(searched, {"limit_bytes": int, "batch": int, "complete": bool, "peaks": dict})
+        assert all(peak > 0 for peak in searched["peaks"].values())
+
+
+@pytest.mark.slow
+def test_gpu_on_the_cpu(tmp_path: Path) -> None:
+    arguments = ["--device", "cpu", "--engines", "eager,onward"]
+    done = run(tmp_path, "gpu", "--quick", "--rounds", "2", "--steps", "4", *arguments)
+    report = done.report("gpu-script-on-cpu")
+    (found,) = report["cases"]
+    check_case(found, {"eager", "onward"}, steps=2 * 4)
+    assert set(found["checks"]["level_difference"]) == {"eager", "onward"}
+
+
+@pytest.mark.slow
+def test_ablation(tmp_path: Path) -> None:
+    (found,) = run(tmp_path, "ablation", "--quick").report("ablation")["cases"]
+    assert found["skipped"] == found["unknown"] == []
+    parts = {"flash_attention", "native kernels", "own BLAS"} - set(found["no_edit"])
+    assert set(found["variants"]) == {"everything on", *parts}
+    for entry in found["variants"].values():
+        check(entry, MEASURED | OF_ONWARD)
+        assert entry["loss_difference"] <= 1e-4
+    assert found["variants"]["native kernels"]["native"] == "none"
+
+
+@pytest.mark.slow
+def test_row_demand(tmp_path: Path) -> None:
+    done = run(tmp_path, "row_demand", "--quick")
+    report = done.report("row_demand")
+    (headline,), (full,) = report["cases"], report["full"]
+    engines = {"eager", "eager-tuned", "eager-labels", "eager-unpad", "onward", "onward-without"}
+    check_case(headline, engines, steps=2 * 3)
+    check_levels(headline, engines)
+    assert headline["engines"]["onward"]["loss_difference"] <= 1e-4
+    assert 0.3 < min(headline["rows"]["real"]) < max(headline["rows"]["real"]) < 0.7
+    check_case(full, {"onward", "onward-without"}, steps=4 * 3)
+    assert full["overhead"]["rounds"] == 4
+    assert [found["steps"] for found in report["paired"]] == [2 * 4 * 5]
+    (varying,) = report["varying"]
+    for entry in varying["engines"].values():
+        assert entry["summary"]["steps"] == len(entry["steps"]) == 10
+        assert entry["summary"]["sizes"] > 1
+    assert (done.folder / "row_demand-bert_padded.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.slow
+def test_convergence(tmp_path: Path) -> None:
+    report = run(tmp_path, "convergence", "--quick").report("convergence")
+    assert set(report["runs"]) == {"eager", "onward", "eager, other masks"}
+    for runs in report["runs"].values():
+        (made,) = runs
+        assert len(made["train_losses"]) == report["size"]["steps"]
+        assert made["eval_loss"] < made["before"]
+    assert abs(report["compared"]["onward"]["mean_difference"]) <= 0.005
+    assert set(report["exact"]) == {"eager", "onward"}
+    assert max(report["exact"]["onward"]) < 1e-4
+
+
+# ---- single questions
+
+
+@pytest.mark.slow
+def test_kernels(tmp_path: Path) -> None:
+    report = run(tmp_path, "kernels", "--quick").report("kernels")
+    assert [found["name"] for found in report["cases"]] == ["GPT-2, 4 layers", "other calls"]
+    calls = report["cases"][0]["calls"]
+    assert {"step", "evaluation", "step, nothing fused", "step, clipped"} == {
+        call["origin"] for call in calls
+    }
+    assert {"Gemm", "FlashAttention", "LinearCrossEntropyStep"} <= {call["op"] for call in calls}
+    for call in calls:
+        assert call["results"], call["op"]
+        for result in call["results"]:
+            assert "error" not in result, (call["op"], result)
+            assert 0 < result["best"] <= result["median"]
+            assert result["difference"] < 1e-3, (call["op"], call["operands"], result)
+            assert result["bytes"] > 0 < result["of_ceiling"]
+    assert min(report["copy_bytes_per_s"].values()) > 0 < report["product_gflops"]
+
+
+@pytest.mark.slow
+def test_limit(tmp_path: Path) -> None:
+    limit = run(tmp_path, "limit", "tutorial", "--quick").report("limit")["limit"]
+    head = [p for p in limit["products"] if "1000" in p["product"]]
+    # forward, and the gradients of both operands: 2 sequences of 32 tokens, 32 wide, 1000 words
+    assert sum(p["count"] for p in head) == 3
+    assert {p["flops"] for p in head} == {2 * 64 * 32 * 1000}
+
+
+@pytest.mark.slow
+def test_largest_batch(tmp_path: Path) -> None:
+    arguments = ["--model", "tutorial", "--engine", "eager", "--limit", "1e12", "--seconds", "25"]
+    report = run(tmp_path, "largest_batch", "--quick", *arguments).report("largest_batch")
+    found = report["found"]
+    assert not found["complete"], "no batch passes 1 TB"
+    assert found["batch"] == max(map(int, found["peaks"])) >= 2
+    peaks = [peak for _, peak in sorted((int(n), peak) for n, peak in found["peaks"].items())]
+    assert all(2e7 < peak < 1e12 for peak in peaks)
+
+
+def test_recompute(tmp_path: Path) -> None:
+    report = run(tmp_path, "recompute", "0.8", "0.01", "--quick").report("recompute")
+    whole, less, least = report["rows"]
+    assert (whole["budget"], less["budget"], least["budget"]) == (1.0, 0.8, 0.01)
+    assert less["peak_bytes"] <= 0.8 * whole["peak_bytes"]
+    assert less["launches"] > whole["launches"]
+    assert less["first_loss"] == pytest.approx(whole["first_loss"], rel=1e-6)
+    assert "memory_budget" in least["error"] and "step_s" not in least
+
+
+def test_pools(tmp_path: Path) -> None:
+    rows = run(tmp_path, "pools", "--quick").report("pools")["rows"]
+    assert {"torch.mm", "numpy's own threads"} <= {row["caller"] for row in rows}
+    for row in rows:
+        assert row["alone_s"] > 0 and row["difference"] < 1e-5
+
+
+def test_by_hand(tmp_path: Path) -> None:
+    rows = run(tmp_path, "by_hand", "--quick", "--cases", "padded").report("by_hand")["rows"]
+    assert [(row["case"], row["peer"]) for row in rows] == [
+        ("BERT MLM, padded", "eager-labels"), ("BERT MLM, padded", "eager-unpad"),
+        ("two towers, padded", "eager-unpad"),
+    ]  # fmt: skip
+    assert all(row["loss"] <= 1e-5 and row["gradient"] <= 1e-4 for row in rows)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
+def test_chart(tmp_path: Path) -> None:
+    """The newest committed reports can be drawn: one label per engine and case."""
+    done = run(tmp_path, "chart", "--quick")
+    assert done.code == 0, done.err
+    source = json.loads(max((BENCHMARKS / "results").glob("cpu-2*.json")).read_text())
+    drawn = (tmp_path / "cpu.svg").read_text(encoding="utf-8")
+    for found in source["cases"]:
+        assert f"<!-- {found['case']['name']} -->" in drawn
+        for name, entry in found["engines"].items():
+            assert f"<!-- {name} -->" in drawn
+            assert re.search(rf"<!-- {1e3 * entry['step_s']:.0f} \(", drawn)
+    assert "speed to torch.compile" in (tmp_path / "row_demand.svg").read_text(encoding="utf-8")
+
+
+# ---- what is refused
+
+
+def test_gpu_without_one(tmp_path: Path) -> None:
+    done = run(tmp_path, "gpu", "--quick")
+    assert done.code == 2
+    assert done.err.splitlines() == [
+        "gpu.py: no CUDA device here; fix: run it on a GPU, or --device cpu --quick"
+    ]
+    assert not done.out and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "says"),
+    [
+        ("cpu", ["--engines", "eager,warp"], "no such engine: warp; there are eager, eager-tuned,"),
+        ("gpu", ["--engines", "warp"], "no such engine: warp; there are eager, compile, onward"),
+        pytest.param(
+            "ablation", ["--parts", "luck"], "no such part: luck; there are fold,",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "row_demand", ["--parts", "luck"], "no such part: luck; there are picture,",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "limit", ["warp"], "no such model: warp; there are gpt2_small, tutorial",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "recompute", ["1.5"], "no fraction between 0 and 1: 1.5", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "convergence", ["--text", "missing.txt"], "missing.txt", marks=pytest.mark.slow
+        ),
+        pytest.param("chart", ["one.json"], "a source and a target", marks=pytest.mark.slow),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant(tmp_path: Path, script: str, arguments: list[str], says: str) -> None:
+    done = run(tmp_path, script, *arguments)
+    assert done.code == 2
+    assert says in done.err.splitlines()[-1]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_every_script_has_quick_and_out(tmp_path: Path, script: str) -> None:
+    done = run(tmp_path, script, "--help")
+    assert done.code == 0
+    assert "--quick" in done.out and "--out" in done.out
+
+
+def test_every_script_is_run_here() -> None:
+    text = Path(__file__).read_text(encoding="utf-8")
+    assert sorted(set(re.findall(r'run\(\s*tmp_path, "(\w+)"', text))) == SCRIPTS
