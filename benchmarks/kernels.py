@@ -140,7 +140,7 @@ def _calls(executable: Executable, origin: str) -> Iterator[tuple[Any, Call]]:
     """Runs the step's launches once more, looking at operands before each."""
     plan = executable.plan
     with torch.no_grad():
-        for launch, described in zip(executable._launches, plan.launches, strict=True):
+        for launch, described in zip(executable.launches, plan.launches, strict=True):
             shares = tuple(
                 (o, i)
                 for o, y in enumerate(described.outputs)
@@ -163,7 +163,7 @@ def _calls(executable: Executable, origin: str) -> Iterator[tuple[Any, Call]]:
                     if x is not None and x.buffer in plan.constants
                 ),
                 [
-                    None if x is None else _kept(executable._tensor(x))
+                    None if x is None else _kept(executable.tensor(x))
                     for x in described.inputs
                 ],
                 origin,
@@ -309,7 +309,7 @@ def run_body(call: Call, seconds: float) -> tuple[Timed, list[torch.Tensor]]:
     executable.bind()
 
     def launch() -> None:
-        for item in executable._launches:
+        for item in executable.launches:
             item()
 
     with torch.no_grad():

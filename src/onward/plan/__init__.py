@@ -1,8 +1,8 @@
 """Bound graph -> Plan: kernels, order, lifetimes, in-place rights, offsets, predicted peak."""
 
 from onward.plan.bind import bind
-from onward.plan.make import make_plan
 from onward.plan.plan import Buffer, Launch, Plan, Region
+from onward.plan.planner import make_plan
 from onward.plan.recompute import Search, between
 from onward.plan.views import Layout
 
