@@ -36,7 +36,8 @@ class MemoryEstimate:
     nodes, makes, reads, backward: of each access, in order. nbytes, maker: of each storage; the
     maker is None for inputs and constants. fixed: storages that no recomputing can free (inputs,
     constants, outputs, what several launches write). late: storages of the forward half that the
-    backward half reads. repeatable: forward launches all of whose storages are their own.
+    backward half reads. repeatable: forward launches all of whose storages are their own
+    and that no output shows through a window of the backward half.
     """
 
     def __init__(self, graph: Graph, kernels: dict[Node, Kernel]) -> None:
@@ -50,10 +51,15 @@ class MemoryEstimate:
         self.nbytes, self.maker = found.nbytes, found.maker
         self.fixed = found.kept | found.shared
         self.fixed |= {i for i, maker in enumerate(self.maker) if maker is None}
+        outputs = [(v, v.producer()) for v in graph.outputs.values()]
+        shown_late = {
+            found.layouts[v].buffer for v, maker in outputs if maker and maker.meta.get("backward")
+        }  # which of a launch and its repetition an output shows would depend on what is chosen
+        singular = shown_late | found.shared
         self.repeatable = [
             not access.is_backward
             and len(access.makes) == len(access.node.outputs)
-            and not found.shared.intersection(access.makes)
+            and singular.isdisjoint(access.makes)
             for access in found.accesses
         ]
         self.late = {
