@@ -21,7 +21,7 @@ from onward.differentiate import reverse
 from onward.differentiate.rules import RULES
 from onward.graph.graph import Graph, attributes, make_attributes, type_of
 from onward.kernels import KERNELS
-from onward.plan.make import _Planner
+from onward.plan import liveness
 from onward.train import verify
 
 Patch = pytest.MonkeyPatch
@@ -208,23 +208,6 @@ def grown(output: int, factor: float = 1.001) -> Callable[[Any], Any]:
     return lambda use: use.outputs[output].mul_(factor)
 
 
-def method(name: str, change: Callable[[Any], Any]) -> Callable[[Patch], None]:
-    """Plan: a decision of the planner."""
-    return lambda patch: patch.setattr(_Planner, name, change(getattr(_Planner, name)))
-
-
-def takes_what_lives(plain: Any) -> Any:
-    """An output is put over an input that others still read."""
-
-    def wrong(self: Any, node: Any, x: Any, value: Any, position: int, rights: Any) -> bool:
-        layout = self.layouts[x]
-        own = self.buffers[layout.buffer].region.name in ("SCRATCH", "RESIDUAL")
-        whole = layout.is_contiguous and layout.size == self.buffers[layout.buffer].size
-        return own and whole and type_of(x) == type_of(value)
-
-    return wrong
-
-
 def narrow_broadcast(b: Any, dx: Any, shape: Any) -> Any:
     """A broadcast is undone by taking its first part instead of summing."""
     have = type_of(dx).shape
@@ -367,8 +350,10 @@ FAULTS: dict[str, Fault] = {
         kernel("ReduceSum", lambda use: use.y.view(-1)[:1].mul_(1.001)), "capture", "ReduceSum("
     ),
     # plan
-    "memory taken too early": Fault(
-        method("_dies_here", takes_what_lives), "capture", "first node: "
+    "memory taken too early": Fault(  # an output is put over an input that others still read
+        lambda patch: patch.setattr(liveness, "dies", lambda last, place: True),
+        "capture",
+        "first node: ",
     ),
 }  # fmt: skip
 

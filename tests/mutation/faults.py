@@ -199,70 +199,74 @@ FAULTS: tuple[Fault, ...] = (
         "(first <= last[i]) & (last >= first[i])", "(first < last[i]) & (last > first[i])", PLAN,
     ),
     Fault(
-        "plan: a last read one launch early", "plan/make.py",
-        "                until = position\n", "                until = position - 1\n", PLAN,
+        "plan: a last read one launch early", "plan/liveness.py",
+        "np.maximum.at(last, target, at[self._reader])",
+        "np.maximum.at(last, target, at[self._reader] - 1)", PLAN,
     ),
     Fault(
-        "plan: a window's readers do not count", "plan/make.py",
-        "                if node in self.views and i == 0:\n", "                if False:\n", PLAN,
+        "plan: a window's readers do not count", "plan/storages.py",
+        "for v in read if v is not None)",
+        "for v in read if v is not None and v.producer() not in self.views)", PLAN,
     ),
     Fault(
-        "plan: an output over an input that is read later", "plan/make.py",
-        "            and buffer.last <= position\n", "", PLAN,
+        "plan: an output over an input that is read later", "plan/liveness.py",
+        "    return last <= place\n", "    return True\n", PLAN,
     ),
     Fault(
-        "plan: an output over memory that another input shows too", "plan/make.py",
-        "self.layouts[v].buffer != buffer or (v is x and i in rights)",
+        "plan: an output dies with its last reader", "plan/liveness.py",
+        "        last[self._kept] = end\n", "", PLAN,
+    ),
+    Fault(
+        "plan: an output over memory that another input shows too", "plan/storages.py",
+        "self.layouts[v].buffer != storage or (v is x and i in rights)",
         "True", PLAN,
     ),
     Fault(
-        "plan: an addend that is an operand too", "plan/make.py",
+        "plan: an addend that is an operand too", "plan/storages.py",
         "(v is x and i in rights)", "v is x", PLAN,
     ),
     Fault(
-        "plan: an update whose gradient shows the parameter", "plan/make.py",
-        "if self.last_read[source] <= position and self._alone(node, source, rights):",
-        "if self.last_read[source] <= position:", PLAN,
+        "plan: an update whose gradient shows the parameter", "plan/storages.py",
+        "for j in rights] and self._alone(node, source, rights):", "for j in rights]:", PLAN,
     ),
     Fault(
-        "plan: an output that shows a parameter after the update", "plan/make.py",
-        "        if shown not in self.graph.state.values():\n", "        if True:\n", PLAN,
+        "plan: an output that shows a parameter after the update", "plan/placement.py",
+        "        if name not in graph.state and _shown(value, storages.views) in "
+        "graph.state.values():\n",
+        "        if False:\n", PLAN,
     ),
     Fault(
-        "plan: two outputs over one input", "plan/make.py",
-        "                o in self.layouts and self.layouts[o].buffer == layout.buffer "
-        "for o in node.outputs",
-        "                False for o in node.outputs", PLAN,
+        "plan: two outputs over one input", "plan/liveness.py",
+        "if dies(until[x], place) and x not in taken:", "if dies(until[x], place):", PLAN,
     ),
     Fault(
-        "plan: what is taken over dies with its first owner", "plan/make.py",
-        "                buffer.last = max(position, self.last_read.get(value, position))\n"
-        "                buffer.name",
-        "                buffer.name", PLAN,
+        "plan: what is taken over dies with its first owner", "plan/placement.py",
+        "            buffer.last = last\n", "", PLAN,
     ),
     Fault(
-        "plan: state is replaced while it is still read", "plan/make.py",
-        "if self.last_read[source] <= position and self._alone(node, source, rights):",
-        "if self._alone(node, source, rights):", PLAN,
+        "plan: state is replaced while it is still read", "plan/storages.py",
+        "if last[source] <= maker and source not in self.kept:",
+        "if source not in self.kept:", PLAN,
     ),
     Fault(
-        "plan: a shared window dies with its first writer", "plan/make.py",
-        "        buffer.last = max(buffer.last, self.last_read.get(value, position))\n"
-        "        self._settle_region(buffer, node)\n        return replace",
-        "        self._settle_region(buffer, node)\n        return replace", PLAN,
+        "plan: what a Concat copies dies before it", "plan/storages.py",
+        "        reads = self._at(node.inputs)\n", "        reads = self._at(node.outputs)\n", PLAN,
     ),
     Fault(
-        "plan: state is not written back", "plan/make.py",
-        "            if here == there:\n                continue\n            self.launches",
-        "            continue\n            self.launches", PLAN,
+        "plan: an output over an input has strides of its own", "plan/placement.py",
+        "            self._layouts[value] = self._replaced(access.node, before)\n", "", PLAN,
+    ),
+    Fault(
+        "plan: state is not written back", "plan/planner.py",
+        "            if here != there:\n", "            if False:\n", PLAN,
     ),
     Fault(
         "plan: an update before a reader", "plan/order.py",
         "            before |= set(source.consumers())\n", "            pass\n", PLAN,
     ),
     Fault(
-        "plan: a Concat's part with several readers", "plan/wishes.py",
-        "if wish is not None and not (others and steps):", "if wish is not None:", PLAN,
+        "plan: a Concat's part with several readers", "plan/output_layout.py",
+        "if assigned is not None and not (others and steps):", "if assigned is not None:", PLAN,
     ),
     Fault(
         "plan: a slice of a window starts at the owner", "plan/views.py",
@@ -591,9 +595,9 @@ FAULTS: tuple[Fault, ...] = (
         "            with signals_wait():\n", "            if True:\n", STEPS,
     ),
     Fault(
-        "step: a strided parameter without a place", "execute/executable.py",
-        "            if tensor.is_contiguous():\n                return tensor\n",
-        "            return tensor\n", ("train/test_storage.py",),
+        "step: a strided parameter without a place", "execute/tensors.py",
+        "                if tensor.is_contiguous():\n                    return tensor\n",
+        "                return tensor\n", ("train/test_storage.py",),
     ),
     Fault(
         "names: a batch's leaf without its word", "graph/names.py",

@@ -181,6 +181,64 @@ def test_apart_regions_do_not_share_bytes() -> None:
         assert max(ends) <= apart.sizes[region]
 
 
+@pytest.mark.parametrize("joint", [True, False], ids=["one arena", "two arenas"])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_halves_keep_their_residuals_apart(
+    kind: str, joint: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By brute force over the launches themselves, whatever lifetimes the plan says: of two buffers
+    of one region, one is dead before the other is written, or they share no byte. And the step
+    that runs so is the same."""
+    plans: list[Plan] = []
+
+    def planned(graph: Graph, dims: dict[str, int], device: str) -> Plan:
+        plans.append(make_plan(graph, dims, joint, device))
+        return plans[-1]
+
+    def steps() -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        torch.manual_seed(3)
+        model = MAKERS[kind]()
+        options = onward.TrainerOptions(max_grad_norm=1.0, seed=1)
+        trainer = onward.Trainer(model, torch.optim.AdamW(model.parameters()), options=options)
+        losses = [trainer.train_step(batch(3, 10, "right", seed=s)).loss for s in (1, 2)]
+        return losses, [p.detach().clone() for p in model.parameters()]
+
+    expected = steps()
+    monkeypatch.setattr(onward.compile, "make_plan", planned)
+    found = steps()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert len(plans) >= 1
+    assert any(p.sizes[Region.RESIDUAL] > 0 for p in plans) is not joint
+    for p in plans:
+        no_two_live_buffers_meet(p)
+
+
+def no_two_live_buffers_meet(plan: Plan) -> None:
+    end = len(plan.launches)
+    first: dict[int, int] = {x.buffer: -1 for x in plan.inputs.values()}
+    last: dict[int, int] = {x.buffer: end for x in (*plan.outputs.values(), *plan.inputs.values())}
+    for i, launch in enumerate(plan.launches):
+        for x in launch.operands:
+            first.setdefault(x.buffer, i)
+            last[x.buffer] = max(last.get(x.buffer, i), i)
+    pools: dict[Region, list[tuple[int, int, int, int]]] = {}
+    for b in plan.buffers:
+        if b.index in first and b.region in (Region.RESIDUAL, Region.SCRATCH):
+            pool = Region.SCRATCH if plan.joint else b.region
+            assert b.offset + b.nbytes <= plan.sizes[pool]
+            life = (first[b.index], last[b.index], b.offset, b.offset + b.nbytes)
+            pools.setdefault(pool, []).append(life)
+    pairs = 0
+    for pool in pools.values():
+        for i, (a, b, low, high) in enumerate(pool):
+            for c, d, start, stop in pool[i + 1 :]:
+                if a <= d and c <= b:
+                    pairs += 1
+                    assert high <= start or stop <= low
+    assert pairs > 0
+
+
 def test_missing_size_is_named() -> None:
     made = compiled(gpt2(layers=1), batch())
     with pytest.raises(onward.OnwardError, match="no size given for T"):

@@ -23,33 +23,26 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Role, Value, attributes, content_of, type_of
 from onward.graph.types import DType, Type
 from onward.plan import Region, bind, make_plan
-from onward.plan.make import _Planner
 from onward.plan.order import order
 from onward.plan.plan import Launch, Plan
+from onward.plan.planner import Planner
 from onward.plan.select import select
+from onward.plan.storages import Access
 from onward.plan.views import Layout
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class Recorded(_Planner):
+class Recorded(Planner):
     """The planner, and which launches it made for which node."""
 
-    made: dict[Node, list[Launch]]
+    def __init__(self, *arguments: Any) -> None:
+        self.made: dict[Node, list[Launch]] = {}
+        super().__init__(*arguments)
 
-    def plan(self) -> Plan:
-        self.made = {}
-        return super().plan()
-
-    def _launch(self, node: Node, position: int) -> None:
-        start = len(self.launches)
-        super()._launch(node, position)
-        self.made[node] = self.launches[start:]
-
-    def _concat(self, node: Node, position: int) -> None:
-        start = len(self.launches)
-        super()._concat(node, position)
-        self.made[node] = self.launches[start:]
+    def launches(self, access: Access) -> list[Launch]:
+        found = self.made[access.node] = super().launches(access)
+        return found
 
 
 class Replay:
@@ -62,18 +55,18 @@ class Replay:
         self.fresh = count()
 
     def run(self) -> None:
-        graph = self.planner.graph
+        graph, storages = self.planner.graph, self.planner.storages
         given = [*graph.inputs, *graph.ir.initializers.values()]
         for value in given:
             self.values[value] = self.new(value)
-            self.write(self.planner.layouts[value], self.values[value])
+            self.write(self.planner.buffers.layout(value), self.values[value])
         known = {id(launch) for made in self.planner.made.values() for launch in made}
         place = [i for i, launch in enumerate(self.result.launches) if id(launch) in known]
         for launch in self.result.launches[: place[0]]:  # outputs that show state
             self.copy(launch)
         for node in self.planner.nodes:
             launches = self.planner.made.get(node, [])
-            if node in self.planner.views or node in self.planner.wishes.placed:
+            if node in storages.views or node in storages.assigned.placed:
                 for launch in launches:
                     self.copy(launch)
                 for value, numbers in zip(node.outputs, self.moved(node), strict=True):
@@ -87,7 +80,9 @@ class Replay:
             self.copy(launch)
         for name, value in graph.outputs.items():
             source = graph.state.get(name)
-            layout = self.result.outputs[name] if source is None else self.planner.layouts[source]
+            layout = (
+                self.result.outputs[name] if source is None else self.planner.buffers.layout(source)
+            )
             self.expect(layout, self.values[value], f"output {name}")
 
     # ---- numbers
@@ -330,7 +325,7 @@ def test_random_graphs(joint: bool) -> None:
     taken = 0
     for seed in range(60):
         planner = replay(bind(Random(seed).draw(24), {}), joint)
-        taken += sum(" > " in b.name for b in planner.buffers)
+        taken += sum(" > " in b.name for b in planner.buffers.all)
     assert taken > 60, "hardly anything was written in place"
 
 

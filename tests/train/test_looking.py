@@ -209,7 +209,7 @@ def test_a_profile_that_fails_puts_back_what_it_wrote() -> None:
     trainer = onward.Trainer(mlp(), onward.optim.SGD(lr=0.5), loss_fn)
     trainer.train_step(X, Y)
     before = everything(trainer)
-    launches = trainer._last_run().batch.executable._launches
+    launches = trainer._last_run().batch.executable.launches
 
     def fails() -> None:
         raise RuntimeError("the last launch")

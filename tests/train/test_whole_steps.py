@@ -99,14 +99,14 @@ def launch_acts(at: int, act: Callable[[], None]) -> Iterator[None]:
     def patched(self: Executable, inputs: Any, dims: Any = None, done: Any = None) -> bool:
         if self.plan.commit < len(self.plan.launches):
             self.bind(dims)
-            launch = self._launches[at]
+            launch = self.launches[at]
 
             def first() -> None:
-                self._launches[at] = launch
+                self.launches[at] = launch
                 act()
                 launch()
 
-            self._launches[at] = first
+            self.launches[at] = first
         return run(self, inputs, dims, done)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -2,8 +2,8 @@
 
 from onward.plan.bind import bind
 from onward.plan.fusible import Fusible
-from onward.plan.make import make_plan
 from onward.plan.plan import Buffer, Launch, Plan, Region
+from onward.plan.planner import make_plan
 from onward.plan.recompute import Search, between
 from onward.plan.views import Layout
 

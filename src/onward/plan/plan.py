@@ -60,6 +60,17 @@ class Launch:
     text: str
     need: Need
 
+    @property
+    def operands(self) -> list[Layout]:
+        """Every place that it reads or writes."""
+        return [x for x in (*self.inputs, *self.outputs, *self.scratch) if x is not None]
+
+    @property
+    def is_static(self) -> bool:
+        """Whether no open size shows in its operands."""
+        types = [t for t in (*self.need.inputs, *self.need.outputs) if t is not None]
+        return all(x.is_static for x in self.operands) and all(t.is_static for t in types)
+
 
 @dataclass(repr=False)
 class Plan:
@@ -94,6 +105,11 @@ class Plan:
             n in dims and (dims[n] == most or (n in self.open and 0 < dims[n] <= most))
             for n, most in self.dims.items()
         )
+
+    def layouts(self) -> list[Layout]:
+        """Every layout that the plan holds."""
+        inner = [x for launch in self.launches for x in launch.operands]
+        return [*inner, *self.inputs.values(), *self.outputs.values()]
 
     @property
     def arena_bytes(self) -> int:

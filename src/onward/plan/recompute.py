@@ -8,7 +8,8 @@ lower the peak is taken back. Where that road ends, layers are checkpointed: onl
 layer to layer is kept, and the search goes on from there. Last, launches that turned out needless
 are taken out again, the slowest first.
 
-The search asks a sketch of the plan (`plan/sketch.py`); a real plan judges each proposal.
+The search asks an estimate of the plan's memory (`plan/estimate.py`); a real plan judges each
+proposal.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from onward.config import OnwardError
 from onward.graph.graph import Graph, Node, where
 from onward.kernels import Target
 from onward.plan.cost import seconds
+from onward.plan.estimate import MemoryEstimate
 from onward.plan.order import sort
 from onward.plan.plan import Plan, Region
 from onward.plan.select import select
-from onward.plan.sketch import Sketch
 
 ROUNDS = 6  # proposals before giving up
 SMALLEST = 1 / 2000  # of the peak: a storage below that frees too little to be worth a look
@@ -47,11 +48,11 @@ class Search:
         self.unconstrained, self._machine = unconstrained, target
         kernels = select(self.graph, target)
         sort(self.graph)  # so that "just before its first reader" means the reader's launch
-        self._sketch = sketch = Sketch(self.graph, kernels)
-        self._seconds = [seconds(node, target) for node in sketch.nodes]
+        self._memory = memory = MemoryEstimate(self.graph, kernels)
+        self._seconds = [seconds(node, target) for node in memory.nodes]
         self._again: set[int] = set()
-        self._now = sketch.estimate(self._again)
-        self._unseen = unconstrained.peak - self._now.nbytes  # what the sketch does not see
+        self._now = memory.estimate(self._again)
+        self._unseen = unconstrained.peak - self._now.nbytes  # what the estimate does not see
         self._smallest = unconstrained.peak
         self._useless: set[int] = set()  # storages tried in vain since the last gain
         self._layers_tried = False
@@ -69,13 +70,14 @@ class Search:
             yield from Search(self.graph, 0, self.unconstrained, self._machine)._towards_limit()
 
     def _towards_limit(self) -> Iterator[set[str]]:
+        proposed = [self._again]
         for _ in range(ROUNDS):
-            before = set(self._again)
             self._shrink()
             self._prune()
-            if self._again == before:
+            if self._again in proposed:
                 return
-            yield self._sketch.values(self._again)
+            proposed.append(self._again)
+            yield self._memory.values(self._again)
 
     def judge(self, plan: Plan) -> None:
         """What the real plan of the last proposal says."""
@@ -100,7 +102,7 @@ class Search:
         return self.limit - self._unseen
 
     def _shrink(self) -> None:
-        """Does more and more again until the sketch fits or nothing lowers its peak."""
+        """Does more and more again until the estimate fits or nothing lowers its peak."""
         while self._now.nbytes > self._target:
             step = self._best_step()
             if step is not None:
@@ -119,8 +121,8 @@ class Search:
                 return
 
     def _move(self, again: set[int]) -> bool:
-        """Takes `again` unless it raises the sketch's peak: of two equal ones it may lower one."""
-        then = self._sketch.estimate(again)
+        """Takes `again` unless it raises the peak estimated: of two equal ones it may lower one."""
+        then = self._memory.estimate(again)
         if then.nbytes > self._now.nbytes:
             return False
         self._again, self._now = again, then
@@ -128,18 +130,18 @@ class Search:
 
     def _best_step(self) -> tuple[int, set[int]] | None:
         """The idle storage that frees most bytes for a second, and the launches that make it."""
-        sketch, kept = self._sketch, self._kept()
+        memory, kept = self._memory, self._kept()
         idle = {
             s
             for s in self._now.movable
-            if sketch.nbytes[s] >= SMALLEST * self._now.nbytes and s not in self._useless
+            if memory.nbytes[s] >= SMALLEST * self._now.nbytes and s not in self._useless
         }
         best, best_rate = None, 0.0
         for s in sorted(idle):
             chain = self._chain(s, kept)
             if chain is None:
                 continue
-            freed = sum(sketch.nbytes[y] for n in chain for y in sketch.makes[n] if y in idle)
+            freed = sum(memory.nbytes[y] for n in chain for y in memory.makes[n] if y in idle)
             rate = freed / sum(self._seconds[n] for n in chain)
             if rate > best_rate:  # of equals the first made: its backward comes last
                 best, best_rate = (s, chain), rate
@@ -147,38 +149,38 @@ class Search:
 
     def _kept(self) -> set[int]:
         """Storages that outlive the forward half: what is not made again but read late."""
-        sketch = self._sketch
-        read = {s for n in self._again for s in sketch.reads[n]} | sketch.late
-        return {s for s in read if sketch.maker[s] not in self._again} | sketch.fixed
+        memory = self._memory
+        read = {s for n in self._again for s in memory.reads[n]} | memory.late
+        return {s for s in read if memory.maker[s] not in self._again} | memory.fixed
 
     def _chain(self, storage: int, kept: set[int]) -> set[int] | None:
         """The launches that make a storage from what is kept or made again anyway."""
-        sketch = self._sketch
+        memory = self._memory
         chain: set[int] = set()
         stack = [storage]
         while stack:
-            maker = sketch.maker[stack.pop()]
+            maker = memory.maker[stack.pop()]
             if maker is None or maker in chain or maker in self._again:
                 continue
-            if not sketch.repeatable[maker]:
+            if not memory.repeatable[maker]:
                 return None
             chain.add(maker)
-            stack += [s for s in sketch.reads[maker] if s not in kept]
+            stack += [s for s in memory.reads[maker] if s not in kept]
         return chain
 
     def _inside_layers(self) -> set[int]:
         """The forward launches of layers, without those whose results leave their layer."""
-        sketch = self._sketch
-        layers = [layer(node) for node in sketch.nodes]
+        memory = self._memory
+        layers = [layer(node) for node in memory.nodes]
         leaving = {
             maker
-            for n, reads in enumerate(sketch.reads)
-            if not sketch.backward[n]
+            for n, reads in enumerate(memory.reads)
+            if not memory.backward[n]
             for s in reads
-            if (maker := sketch.maker[s]) is not None and layers[maker] != layers[n]
+            if (maker := memory.maker[s]) is not None and layers[maker] != layers[n]
         }
         return {
-            n for n, name in enumerate(layers) if name and sketch.repeatable[n] and n not in leaving
+            n for n, name in enumerate(layers) if name and memory.repeatable[n] and n not in leaving
         }
 
     def _prune(self) -> None:
@@ -188,7 +190,7 @@ class Search:
         for n in sorted(self._again, key=lambda n: -self._seconds[n]):
             if self._seconds[n] < floor:
                 return
-            then = self._sketch.estimate(self._again - {n})
+            then = self._memory.estimate(self._again - {n})
             if then.nbytes <= allowed:
                 self._again, self._now = self._again - {n}, then
 

@@ -1,4 +1,4 @@
-"""Where a value is best written: straight into the memory of what is made of it by moving alone.
+"""Output layout assignment: a value is written straight into the memory of what moving makes of it.
 
 `Reshape(Transpose(y))` is a copy when y is contiguous, and none when the kernel writes y with the
 strides that make the result contiguous. `Concat(a, b, c)` is none when a, b and c are written into
@@ -20,7 +20,7 @@ _RESHAPES = named("reshapes")
 
 
 @dataclass(frozen=True)
-class Wish:
+class AssignedLayout:
     """A window of `owner`'s memory, which is contiguous as a whole; the layout's buffer is -1."""
 
     owner: Value
@@ -28,51 +28,53 @@ class Wish:
 
 
 @dataclass
-class Wishes:
+class OutputLayouts:
     """`of`: by value; `placed`: which inputs of a Concat are written in place."""
 
-    of: dict[Value, Wish] = field(default_factory=dict)
+    of: dict[Value, AssignedLayout] = field(default_factory=dict)
     placed: dict[Node, set[int]] = field(default_factory=dict)
 
 
-def wishes(nodes: Sequence[Node], kernels: Mapping[Node, Kernel], outputs: set[Value]) -> Wishes:
+def assign_output_layouts(
+    nodes: Sequence[Node], kernels: Mapping[Node, Kernel], outputs: set[Value]
+) -> OutputLayouts:
     """The windows for all outputs that kernels may write with strides."""
-    found = Wishes()
+    found = OutputLayouts()
     for node in nodes:
         for i in kernels[node].strided if node in kernels else ():
             value = node.outputs[i]
             path: list[tuple[Node, int]] = []
-            wish = _wanted(value, outputs, path, kernels)
-            if wish is None or _ordinary(wish):
+            assigned = _assigned(value, outputs, path, kernels)
+            if assigned is None or _ordinary(assigned):
                 continue
-            strides = wish.layout.strides
-            if type_of(value).rank and strides[-1] != 1 and wish.layout.shape[-1] != 1:
+            strides = assigned.layout.strides
+            if type_of(value).rank and strides[-1] != 1 and assigned.layout.shape[-1] != 1:
                 continue
-            found.of[value] = wish
+            found.of[value] = assigned
             for concat, index in path:
                 found.placed.setdefault(concat, set()).add(index)
-                whole = _wanted(concat.outputs[0], outputs, [], kernels)
+                whole = _assigned(concat.outputs[0], outputs, [], kernels)
                 found.of[concat.outputs[0]] = whole or _itself(concat.outputs[0])
     return found
 
 
-def _itself(value: Value) -> Wish:
-    return Wish(value, contiguous(-1, type_of(value)))
+def _itself(value: Value) -> AssignedLayout:
+    return AssignedLayout(value, contiguous(-1, type_of(value)))
 
 
-def _ordinary(wish: Wish) -> bool:
+def _ordinary(assigned: AssignedLayout) -> bool:
     """Whether the window is the owner's whole memory in order, as it would be anyway."""
-    whole = contiguous(-1, type_of(wish.owner))
-    return wish.layout.is_contiguous and wish.layout.size == whole.size
+    whole = contiguous(-1, type_of(assigned.owner))
+    return assigned.layout.is_contiguous and assigned.layout.size == whole.size
 
 
-def _wanted(
+def _assigned(
     value: Value,
     outputs: set[Value],
     path: list[tuple[Node, int]],
     kernels: Mapping[Node, Kernel],
-) -> Wish | None:
-    """The window that one reader, and what follows it, would like; others read it as it lies."""
+) -> AssignedLayout | None:
+    """The window that one reader, and what follows it, wants; others read it as it lies."""
     if value in outputs:
         return None
     uses = list(value.uses())
@@ -80,10 +82,10 @@ def _wanted(
         others = [other for other in uses if other is not use]
         if all(_reads_strides(other.node, other.idx, kernels) for other in others):
             steps: list[tuple[Node, int]] = []
-            wish = _wanted_by(use.node, use.idx, value, outputs, steps, kernels)
-            if wish is not None and not (others and steps):  # a part of a Concat has one reader
+            assigned = _assigned_by(use.node, use.idx, value, outputs, steps, kernels)
+            if assigned is not None and not (others and steps):  # a part of a Concat has one reader
                 path += steps
-                return wish
+                return assigned
     return None
 
 
@@ -92,20 +94,20 @@ def _reads_strides(node: Node, index: int, kernels: Mapping[Node, Kernel]) -> bo
     return kernel is not None and kernel.contiguous is not None and index not in kernel.contiguous
 
 
-def _wanted_by(
+def _assigned_by(
     node: Node,
     index: int,
     value: Value,
     outputs: set[Value],
     path: list[tuple[Node, int]],
     kernels: Mapping[Node, Kernel],
-) -> Wish | None:
+) -> AssignedLayout | None:
     made = node.outputs[0]
     moves = index == 0 and node.op_type in ("Transpose", *_RESHAPES)
     if made in outputs or not (moves or node.op_type == "Concat"):
         return None  # asked first: what follows other ops is no window, and costs its own search
     shape = contiguous(-1, type_of(value)).shape
-    after = _wanted(made, outputs, path, kernels)
+    after = _assigned(made, outputs, path, kernels)
     if node.op_type == "Concat":
         whole = after or _itself(made)
         dim = attributes(node)["axis"] % len(shape)
@@ -115,18 +117,19 @@ def _wanted_by(
             start = start + type_of(x).shape[dim]
         offset = whole.layout.offset + start * whole.layout.strides[dim]
         path.append((node, index))
-        return Wish(whole.owner, _window(whole.layout, shape, whole.layout.strides, offset))
+        return _window(whole, shape, whole.layout.strides, offset)
     if node.op_type == "Transpose" and after is not None:
         perm = attributes(node).get("perm") or list(reversed(range(len(shape))))
         strides = tuple(after.layout.strides[perm.index(i)] for i in range(len(shape)))
-        return Wish(after.owner, _window(after.layout, shape, strides, after.layout.offset))
+        return _window(after, shape, strides, after.layout.offset)
     if node.op_type in _RESHAPES:
         after = after or _itself(made)
         back = reshape_strides(after.layout.shape, after.layout.strides, shape)
         if back is not None:
-            return Wish(after.owner, _window(after.layout, shape, back, after.layout.offset))
+            return _window(after, shape, back, after.layout.offset)
     return None
 
 
-def _window(layout: Layout, shape: Shape, strides: Shape, offset: Size) -> Layout:
-    return Layout(-1, layout.dtype, shape, strides, offset)
+def _window(within: AssignedLayout, shape: Shape, strides: Shape, offset: Size) -> AssignedLayout:
+    """A window of the memory that `within` is one of."""
+    return AssignedLayout(within.owner, Layout(-1, within.layout.dtype, shape, strides, offset))

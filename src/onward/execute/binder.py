@@ -1,0 +1,138 @@
+"""Binder: a plan's launches bound to memory, and bound anew where memory or sizes have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from onward.execute.memory import Memory
+from onward.execute.owned import check_owned
+from onward.execute.tensors import Tensors
+from onward.graph.types import Type, value
+from onward.kernels import Use
+from onward.kernels.kernel import Launch
+from onward.plan import Layout, Plan, Region
+from onward.plan.plan import Launch as Planned
+
+
+class Binder:
+    """The bound launches of a plan; making one binds nothing.
+
+    `owned` gives the tensors that belong to the user or the session by graph input name:
+    parameters, module buffers, optimizer state. Everything else is placed in `memory`.
+
+    dims: of the batch that the launches are bound for. launches, inputs, outputs: after `bind`, in
+    the plan's order and by the plan's names. written: owned tensors that launches write.
+    """
+
+    def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
+        self.plan, self.memory, self.owned = plan, memory, owned
+        self.dims = dict(plan.dims)
+        self.launches: list[Launch] = []
+        self.inputs: dict[str, torch.Tensor] = {}
+        self.outputs: dict[str, torch.Tensor] = {}
+        changed = {y.buffer for launch in plan.launches for y in launch.outputs}
+        self.written = [
+            owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in changed
+        ]
+        self._tensors = Tensors(plan, memory, owned)
+        self._bound_at: tuple[Any, ...] | None = None
+        self._bound_dims: dict[str, int] = {}
+        memory.join(self)
+
+    @property
+    def places(self) -> Mapping[str, torch.Tensor]:
+        """By name, where owned tensors with gaps, or out of order, are copied to."""
+        return self._tensors.places
+
+    def tensor(self, layout: Layout) -> torch.Tensor:
+        """Where a layout of the plan lies, at the sizes bound."""
+        return self._tensors.window(layout)
+
+    def nbytes(self) -> dict[Region, int]:
+        """Bytes allocated for this plan, by region, to compare with its prediction."""
+        return self._tensors.nbytes()
+
+    def bind(self, dims: Mapping[str, int] | None = None) -> None:
+        """Binds launches to memory: all of them where an arena or a user's tensor has moved, those
+        with open sizes where these are others. Raises OnwardError for tensors that are no longer
+        what the step was made for."""
+        if dims is not None:
+            self.dims = {name: dims[name] for name in self.plan.dims}
+        self.memory.reserve(self.plan.sizes)
+        owned = self.owned.values()
+        pointers = (self.memory.version, *[(t.data_ptr(), t.stride()) for t in owned])
+        if pointers != self._bound_at:
+            check_owned(self.plan, self.owned, self.written)
+            self._tensors.find()
+            launches = range(len(self.plan.launches))
+            self.launches = [_unbound] * len(launches)
+        elif self.dims != self._bound_dims:
+            launches = self._changing
+        else:
+            return
+        self._tensors.resize(self.dims)
+        self.inputs = {n: self.tensor(x) for n, x in self.plan.inputs.items()}
+        self.outputs = {n: self.tensor(x) for n, x in self.plan.outputs.items()}
+        for i in launches:
+            self.launches[i] = self._bound(i)
+        self._bound_at, self._bound_dims = pointers, self.dims
+
+    def release(self) -> None:
+        """Lets go of the arenas; the next run binds all launches anew."""
+        self._tensors.release()
+        self.inputs, self.outputs, self.launches = {}, {}, []
+        self._bound_at = None
+
+    def _bound(self, i: int) -> Launch:
+        launch, tensor = self.plan.launches[i], self.tensor
+        inputs = [None if x is None else tensor(x) for x in launch.inputs]
+        outputs = [tensor(y) for y in launch.outputs]
+        scratch = self._scratch(launch) if i in self._roomy else [tensor(x) for x in launch.scratch]
+        return launch.kernel.bind(Use(launch.attrs, inputs, outputs, scratch))
+
+    # ---- open sizes
+
+    @cached_property
+    def _changing(self) -> list[int]:
+        """The launches that open sizes concern."""
+        return [i for i, launch in enumerate(self.plan.launches) if not launch.is_static]
+
+    @cached_property
+    def _roomy(self) -> set[int]:
+        """Launches whose temporaries are smaller for smaller batches."""
+        return {i for i in self._changing if self._varies(self.plan.launches[i])}
+
+    def _varies(self, launch: Planned) -> bool:
+        """Whether a launch's temporaries follow open sizes. They grow with every size, so that
+        what the smallest and the largest batch have alike all have."""
+        if not launch.scratch:
+            return False
+        least = {n: 1 if n in self.plan.open else size for n, size in self.plan.dims.items()}
+        small, large = (
+            launch.kernel.scratch(launch.need.mapped(lambda t, d=d: t.bind(d)))
+            for d in (least, self.plan.dims)
+        )
+        return small != large
+
+    def _scratch(self, launch: Planned) -> list[torch.Tensor]:
+        """Temporaries as the kernel asks for them at these sizes, in the places planned."""
+        size = self._tensors.size
+
+        def at(type: Type) -> Type:
+            return type if type.is_static else type.with_shape([size(n) for n in type.shape])
+
+        need = launch.need.mapped(at)
+        made: list[torch.Tensor] = []
+        for type, place in zip(launch.kernel.scratch(need), launch.scratch, strict=True):
+            assert type.nbytes <= place.nbytes, f"{launch.kernel.name} asks for more than planned"
+            typed = self._tensors.typed(place)
+            made.append(typed[: type.numel].view([value(n) for n in type.shape]))
+        return made
+
+
+def _unbound() -> None:
+    raise AssertionError("a launch runs before it is bound")

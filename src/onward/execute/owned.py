@@ -1,0 +1,51 @@
+"""Checks of the tensors that a step reads and writes where their owner keeps them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from onward.config import OnwardError
+from onward.execute.memory import overlapping
+from onward.graph.names import user_name
+from onward.graph.types import Size
+from onward.kernels import torch_dtype
+from onward.plan import Plan
+
+
+def check_owned(
+    plan: Plan, owned: Mapping[str, torch.Tensor], written: Sequence[torch.Tensor]
+) -> None:
+    """Raises OnwardError for tensors that are no longer what the step was made for, and for
+    written ones that share memory with others. owned: by graph input name; written: some of them.
+    """
+    ids = {id(t) for t in written}
+    for name, tensor in owned.items():
+        layout = plan.inputs.get(name)
+        if layout is None:
+            continue
+        have = (tuple(tensor.shape), tensor.dtype)
+        want = (layout.shape, torch_dtype(layout.dtype))
+        if have != want:
+            raise OnwardError(
+                f"'{user_name(name)}' is {_kind(*have)} now, and was {_kind(*want)} when its "
+                "training began; fix: make a new optimizer and Trainer after such a change"
+            )
+        if tensor.is_inference() and id(tensor) in ids:
+            raise OnwardError(
+                f"'{user_name(name)}' was made under torch.inference_mode and cannot be "
+                "trained; fix: make the model outside of it"
+            )
+    pair = overlapping(owned, ids)
+    if pair is not None:
+        first, second = map(user_name, pair)
+        other = "itself (an expanded tensor)" if first == second else f"'{second}'"
+        raise OnwardError(
+            f"'{first}' shares memory with {other}, and a step writes there; fix: give each "
+            "its own memory (p.data = p.data.clone()), or tie them by making them one Parameter"
+        )
+
+
+def _kind(shape: tuple[Size, ...], dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(shape)}"

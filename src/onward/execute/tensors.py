@@ -1,0 +1,140 @@
+"""Tensors for a plan's layouts: the memory of each buffer, and windows on it at present sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from onward.execute.memory import Memory
+from onward.graph.types import DType, Size, Type
+from onward.kernels import torch_dtype
+from onward.plan import Layout, Plan, Region
+from onward.plan.arena import aligned
+
+
+class Tensors:
+    """The tensors of one plan. `owned` gives those of the user or the session by graph input name.
+
+    bases: of each buffer, once they are found. places: by name, where an owned tensor is copied to
+    whose elements do not lie one after the other, for kernels read and write whole rows of memory.
+    dims: the sizes that windows are made for.
+    """
+
+    def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
+        self._plan, self._memory, self._owned = plan, memory, owned
+        self.dims = dict(plan.dims)
+        self.bases: dict[int, torch.Tensor] = {}
+        self.places: dict[str, torch.Tensor] = {}
+        self._sizes: dict[int, int] = {}  # of a size by its id, at these dims
+        self._windows: dict[int, torch.Tensor] = {}  # of a layout by its id, at these dims
+        self._typed: dict[tuple[int, DType], torch.Tensor] = {}
+
+    def find(self) -> None:
+        """The memory of every buffer, where arenas and owned tensors lie now."""
+        self.forget()
+        self.places.clear()
+        names = {layout.buffer: name for name, layout in self._plan.inputs.items()}
+        for buffer in self._plan.buffers:
+            if buffer.index not in self._plan.constants or buffer.index not in self.bases:
+                self.bases[buffer.index] = self._base(buffer.index, names.get(buffer.index))
+
+    def resize(self, dims: Mapping[str, int]) -> None:
+        """Windows at other sizes; those that these do not concern are kept."""
+        self.dims = dict(dims)
+        self._sizes.clear()
+        for layout in self._open:
+            self._windows.pop(id(layout), None)
+        for index, content in self._plan.constants.items():
+            if isinstance(content, tuple):
+                for i, size in enumerate(content):
+                    self.bases[index].view(-1)[i] = self.size(size)
+
+    @cached_property
+    def _open(self) -> list[Layout]:
+        """Layouts in which an open size shows."""
+        return [layout for layout in self._plan.layouts() if not layout.is_static]
+
+    def release(self) -> None:
+        """Lets go of all memory but the constants."""
+        self.forget()
+        self.bases = {i: t for i, t in self.bases.items() if i in self._plan.constants}
+
+    def forget(self) -> None:
+        """Drops the windows."""
+        self._sizes.clear()
+        self._windows.clear()
+        self._typed.clear()
+
+    def size(self, size: Size) -> int:
+        """The size at the present dims."""
+        if isinstance(size, int):
+            return size
+        found = self._sizes.get(id(size))
+        if found is None:
+            found = self._sizes[id(size)] = size.number(self.dims)
+        return found
+
+    def window(self, layout: Layout) -> torch.Tensor:
+        """The tensor of a layout; made once for all launches that use it, at the present sizes."""
+        found = self._windows.get(id(layout))
+        if found is None:
+            typed = self.typed(layout)
+            if layout.is_static and typed.shape == layout.shape and layout.is_contiguous:
+                found = typed
+            else:
+                size = self.size
+                found = typed.as_strided(
+                    [size(n) for n in layout.shape],
+                    [size(n) for n in layout.strides],
+                    typed.storage_offset() + size(layout.offset),
+                )
+            self._windows[id(layout)] = found
+        return found
+
+    def typed(self, layout: Layout) -> torch.Tensor:
+        """The layout's whole buffer as a tensor of its element type."""
+        key = (layout.buffer, layout.dtype)
+        found = self._typed.get(key)
+        if found is None:
+            base, dtype = self.bases[layout.buffer], torch_dtype(layout.dtype)
+            found = self._typed[key] = base if base.dtype == dtype else base.view(dtype)
+        return found
+
+    def nbytes(self) -> dict[Region, int]:
+        """Bytes allocated for this plan, by region, to compare with its prediction."""
+        held: dict[Region, int] = {r: 0 for r in Region if r is not Region.USER}
+        seen: set[int] = set()
+        for buffer in self._plan.buffers:
+            base = self.bases[buffer.index]
+            if buffer.region is Region.PERSISTENT and base.data_ptr() not in seen:
+                seen.add(base.data_ptr())
+                held[Region.PERSISTENT] += aligned(base.nbytes)
+        for region in (Region.RESIDUAL, Region.SCRATCH):
+            held[region] = self._memory.arena_bytes(region)
+        return held
+
+    def _base(self, index: int, name: str | None) -> torch.Tensor:
+        """The memory of a buffer: the owner's tensor, a named persistent one, or arena bytes."""
+        buffer, memory = self._plan.buffers[index], self._memory
+        if index in self._plan.constants:
+            array = self._plan.constants[index]
+            if isinstance(array, tuple):
+                return torch.zeros(len(array), dtype=torch.int64, device=memory.device)
+            assert isinstance(array, np.ndarray)
+            return torch.from_numpy(array.copy()).to(memory.device)
+        if name is not None:
+            layout = self._plan.inputs[name]
+            type = Type(layout.dtype, layout.shape)
+            if name in self._owned:
+                tensor = self._owned[name].detach()
+                if tensor.is_contiguous():
+                    return tensor
+                self.places[name] = memory.named(f"place of {name}", type)
+                return self.places[name]
+            if buffer.region is Region.PERSISTENT:
+                return memory.named(name, type)
+        region = Region.SCRATCH if self._plan.joint else buffer.region
+        return memory.window(region, buffer.offset, buffer.nbytes)

@@ -1,0 +1,106 @@
+"""A fast estimate of the bytes that a plan would hold: lifetimes and in-place rights, no offsets.
+
+The search for what to recompute asks it hundreds of times, where the planner would be asked once.
+Both see the same lives (`plan/liveness.py`). What it leaves out is the caller's to correct from a
+real plan: bytes lost between buffers, and launches that the planner would put in another order once
+the backward half reads other values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from onward.graph.graph import Graph, Node
+from onward.kernels import Kernel
+from onward.plan.liveness import Liveness, Simulator
+from onward.plan.order import order
+from onward.plan.placement import arena_bytes_throughout
+from onward.plan.storages import Storages
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """nbytes: the most bytes alive at one launch. movable: storages alive there that the launch
+    does not touch, made by the forward half and read only later by the backward half."""
+
+    nbytes: int
+    movable: tuple[int, ...]
+
+
+class MemoryEstimate:
+    """The memory of a graph that `select` has lowered, with any of its forward half done again.
+
+    nodes, makes, reads, backward: of each access, in order. nbytes, maker: of each storage; the
+    maker is None for inputs and constants. fixed: storages that no recomputing can free (inputs,
+    constants, outputs, what several launches write). late: storages of the forward half that the
+    backward half reads. repeatable: forward launches all of whose storages are their own
+    and that no output shows through a window of the backward half.
+    """
+
+    def __init__(self, graph: Graph, kernels: dict[Node, Kernel]) -> None:
+        self._storages = found = Storages(graph, kernels, order(graph))
+        self._simulator = Simulator(found)
+        self._throughout = arena_bytes_throughout(found)
+        self.nodes = [access.node for access in found.accesses]
+        self.makes = [access.makes for access in found.accesses]
+        self.reads = [access.reads for access in found.accesses]
+        self.backward = [access.is_backward for access in found.accesses]
+        self.nbytes, self.maker = found.nbytes, found.maker
+        self.fixed = found.kept | found.shared
+        self.fixed |= {i for i, maker in enumerate(self.maker) if maker is None}
+        outputs = [(v, v.producer()) for v in graph.outputs.values()]
+        shown_late = {
+            found.layouts[v].buffer for v, maker in outputs if maker and maker.meta.get("backward")
+        }  # which of a launch and its repetition an output shows would depend on what is chosen
+        singular = shown_late | found.shared
+        self.repeatable = [
+            not access.is_backward
+            and len(access.makes) == len(access.node.outputs)
+            and singular.isdisjoint(access.makes)
+            for access in found.accesses
+        ]
+        self.late = {
+            s
+            for access in found.accesses
+            if access.is_backward
+            for s in access.reads
+            if (maker := self.maker[s]) is not None and not self.backward[maker]
+        }
+
+    def estimate(self, again: Collection[int]) -> Estimate:
+        """With the forward launches `again` done once more, each before its first late reader."""
+        lives = self._simulator.run(again)
+        if not lives.end:
+            return Estimate(self._throughout, ())
+        place = int(lives.nbytes.argmax())
+        return Estimate(self._throughout + int(lives.nbytes[place]), self._movable(lives, place))
+
+    def _movable(self, lives: Liveness, place: int) -> tuple[int, ...]:
+        """The storages that wait at `place` for the backward half."""
+        size = len(self.nbytes)
+        first, late = lives.first[:size], lives.late[:size]
+        waiting = np.flatnonzero((first < place) & (place < late) & (late < lives.end))
+        busy = {s for i in np.flatnonzero(lives.at == place) for s in self.reads[i]}
+        busy |= {s for m, at in lives.again.items() if at == place for s in self.reads[m]}
+        return tuple(s for s in waiting.tolist() if s not in busy and s not in self.fixed)
+
+    def sequence(self, again: Collection[int]) -> list[tuple[Node, bool]]:
+        """The nodes in the order supposed, and whether each is done again there."""
+        lives = self._simulator.run(again)
+        places = [(int(at), self.nodes[i], False) for i, at in enumerate(lives.at)]
+        places += [(at, self.nodes[m], True) for m, at in lives.again.items()]
+        return [(node, is_again) for _, node, is_again in sorted(places, key=lambda p: p[0])]
+
+    def values(self, again: Collection[int]) -> set[str]:
+        """Names of the values that these launches make, and of the forward views on them."""
+        names: set[str] = set()
+        for i in again:
+            names.update(v.name or "" for v in self.nodes[i].outputs)
+            for s in self.makes[i]:
+                for window in self._storages.windows[s]:
+                    if not window.meta.get("backward"):
+                        names.update(v.name or "" for v in window.outputs)
+        return names

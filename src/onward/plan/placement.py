@@ -1,0 +1,194 @@
+"""Placement: buffers for storages, in the regions that own them, and an offset for each buffer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from onward.graph.graph import Node, Role, Value, array_of, content_of, role_of, type_of
+from onward.graph.types import Type
+from onward.plan.arena import aligned, max_live, place
+from onward.plan.liveness import Liveness
+from onward.plan.plan import Buffer, Region
+from onward.plan.storages import Access, Storages
+from onward.plan.views import Layout, contiguous, view
+
+_INPUT_REGION = {
+    Role.PARAM: Region.USER,
+    Role.BUFFER: Region.USER,
+    Role.STATE: Region.PERSISTENT,
+    Role.BATCH: Region.SCRATCH,  # staged anew for each call, so a new shape allocates nothing
+    Role.RANDOM: Region.PERSISTENT,
+    Role.HYPER: Region.PERSISTENT,
+    Role.COTANGENT: Region.PERSISTENT,
+    Role.SIZE: Region.PERSISTENT,
+}
+_PURPOSE = {
+    Role.PARAM: "parameter",
+    Role.BUFFER: "module buffer",
+    Role.STATE: "optimizer state",
+    Role.BATCH: "staged batch",
+    Role.RANDOM: "seed",
+    Role.HYPER: "hyperparameter",
+    Role.COTANGENT: "hyperparameter",
+    Role.SIZE: "sizes",
+}
+_ARENAS = (Region.RESIDUAL, Region.SCRATCH)
+_LONGEST_NAME = 24  # characters of a buffer's name to which a further owner's is still added
+
+
+class Buffers:
+    """The buffers of a plan, in the order in which they are first written.
+
+    lives: of the storages, nothing done again. all: by index. constants: content by index.
+    """
+
+    def __init__(self, storages: Storages, lives: Liveness, end: int) -> None:
+        self.all: list[Buffer] = []
+        self.constants: dict[int, object] = {}
+        self._storages, self._lives, self._end = storages, lives, end
+        self._of: dict[int, int] = {}  # storage -> its buffer
+        self._layouts: dict[Value, Layout] = {}
+        self._known: dict[Layout, Layout] = {}  # what is bound once for all that use it
+        self._backward = {a.position for a in storages.accesses if a.is_backward}
+        for value in storages.graph.inputs:
+            role = role_of(value)
+            assert role is not None
+            index = self._given(value, _region(value), _PURPOSE[role])
+            if role is Role.SIZE:
+                self.constants[index] = content_of(value)
+        for value in storages.graph.ir.initializers.values():
+            index = self._given(value, Region.PERSISTENT, "constant")
+            self.constants[index] = array_of(value)
+
+    def new(
+        self, name: str, type: Type, region: Region, first: int, last: int, purpose: str
+    ) -> Layout:
+        """A contiguous buffer of its own. first, last: positions of nodes, both included."""
+        index = len(self.all)
+        layout = contiguous(index, type)
+        self.all.append(Buffer(index, name, layout.size, region, first, last, purpose))
+        return layout
+
+    def temporary(self, name: str, type: Type, access: Access, purpose: str) -> Layout:
+        """A buffer for the time of one launch."""
+        return self.new(name, type, Region.SCRATCH, access.position, access.position, purpose)
+
+    def layout(self, value: Value) -> Layout:
+        """Where a value lies; equal layouts are one object."""
+        found = self._layouts.get(value)
+        if found is None:
+            maker = value.producer()
+            if maker in self._storages.views and maker.inputs[0] is not None:
+                windows = view(maker, self.layout(maker.inputs[0]))
+                assert windows is not None
+                self._layouts.update(zip(maker.outputs, map(self._one, windows), strict=True))
+                return self._layouts[value]
+            window = self._storages.layouts[value]
+            found = self._layouts[value] = self._one(
+                replace(window, buffer=self._of[window.buffer])
+            )
+        return found
+
+    def _one(self, layout: Layout) -> Layout:
+        return self._known.setdefault(layout, layout)
+
+    def _given(self, value: Value, region: Region, purpose: str) -> int:
+        layout = self.new(value.name or "", type_of(value), region, 0, self._end, purpose)
+        self._of[self._storages.layouts[value].buffer] = layout.buffer
+        return layout.buffer
+
+    def write(self, access: Access, value: Value) -> Layout:
+        """Where a launch writes an output: the state that it replaces, memory that it takes over, a
+        window of a buffer that others write too, or a buffer of its own."""
+        storages = self._storages
+        storage = storages.layouts[value].buffer
+        if storage in storages.state:
+            self._of[storage] = self._of[storages.state[storage]]
+            return self.layout(value)
+        last = self._last(storage)
+        if storage in self._lives.over:
+            before = self._lives.over[storage]
+            index = self._of[storage] = self._of[before]
+            self._layouts[value] = self._replaced(access.node, before)
+            buffer = self.all[index]
+            buffer.last = last
+            if len(buffer.name) < _LONGEST_NAME:
+                buffer.name = f"{buffer.name} > {value.name}"
+        elif storage not in self._of:
+            owner, op = storages.of[storage], access.node.op_type
+            made = self.new(
+                owner.name or "", type_of(owner), Region.SCRATCH, access.position, last, op
+            )
+            self._of[storage] = made.buffer
+        self._settle_region(self.all[self._of[storage]], access.node)
+        return self.layout(value)
+
+    def _replaced(self, node: Node, storage: int) -> Layout:
+        """Where the input lies that is this storage. The output has its very strides, also those
+        of dims of size 1: torch refuses to write over an input whose strides are others."""
+        layouts = self._storages.layouts
+        read = (x for x in node.inputs if x is not None and layouts[x].buffer == storage)
+        return self.layout(next(read))
+
+    def _last(self, storage: int) -> int:
+        """The position at which a storage is last read."""
+        place = int(self._lives.last[storage])
+        return self._end if place == self._lives.end else self._storages.accesses[place].position
+
+    def _settle_region(self, buffer: Buffer, node: Node) -> None:
+        """Residual: written before the backward half begins, read in it."""
+        if not node.meta.get("backward") and buffer.last in self._backward:
+            buffer.region = Region.RESIDUAL
+            buffer.purpose = f"{node.op_type}, kept for backward"
+
+
+def place_buffers(buffers: list[Buffer], joint: bool) -> tuple[dict[Region, int], int]:
+    """Gives each buffer its offset. Bytes of each region, and the most of residual and scratch
+    alive at one launch. joint: these two share one arena, which is scratch's."""
+    sizes: dict[Region, int] = {r: 0 for r in Region if r is not Region.USER}
+    for buffer in buffers:
+        if buffer.region is Region.PERSISTENT:
+            buffer.offset = sizes[Region.PERSISTENT]
+            sizes[Region.PERSISTENT] += aligned(buffer.nbytes)
+    both = [b for b in buffers if b.region in _ARENAS]
+    groups = {Region.SCRATCH: both}
+    if not joint:
+        groups = {region: [b for b in both if b.region is region] for region in _ARENAS}
+    for region, group in groups.items():
+        offsets, sizes[region] = place(
+            [b.nbytes for b in group], [(b.first, b.last) for b in group]
+        )
+        for buffer, offset in zip(group, offsets, strict=True):
+            buffer.offset = offset
+    return sizes, max_live([b.nbytes for b in both], [(b.first, b.last) for b in both])
+
+
+def shown_state(storages: Storages) -> dict[str, Value]:
+    """Outputs that show state, by name: the value is overwritten before the output is read."""
+    graph, found = storages.graph, dict[str, Value]()
+    for name, value in graph.outputs.items():
+        if name not in graph.state and _shown(value, storages.views) in graph.state.values():
+            found[name] = value
+    return found
+
+
+def _shown(value: Value, views: set[Node]) -> Value:
+    """The value whose memory a view shows."""
+    maker = value.producer()
+    while maker in views and maker.inputs[0] is not None:
+        value = maker.inputs[0]
+        maker = value.producer()
+    return value
+
+
+def arena_bytes_throughout(storages: Storages) -> int:
+    """Bytes of the arenas that are taken from a step's first launch to its last: the staged batch,
+    and outputs that show state, copied before it changes."""
+    staged = [v for v in storages.graph.inputs if _region(v) in _ARENAS]
+    return sum(aligned(type_of(v).nbytes) for v in [*staged, *shown_state(storages).values()])
+
+
+def _region(value: Value) -> Region:
+    role = role_of(value)
+    assert role is not None
+    return _INPUT_REGION[role]

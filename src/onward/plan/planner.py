@@ -1,0 +1,111 @@
+"""Bound graph -> Plan: select, order, storages, liveness, buffers and launches, places."""
+
+from __future__ import annotations
+
+from onward.graph.graph import Graph, Node, Role, role_of, type_of
+from onward.kernels import Kernel, Target
+from onward.plan.launches import copy, launches_of
+from onward.plan.liveness import Simulator
+from onward.plan.order import order
+from onward.plan.placement import Buffers, place_buffers, shown_state
+from onward.plan.plan import Launch, Plan, Region
+from onward.plan.select import select
+from onward.plan.storages import Access, Storages
+from onward.plan.views import Layout
+
+
+def make_plan(
+    graph: Graph, dims: dict[str, int], joint: bool = True, target: Target | None = None
+) -> Plan:
+    """Plans a bound graph. `joint`: residual and scratch share one arena, which is right where no
+    second forward can be outstanding (Trainer). `target`: this machine's CPU where left out.
+    Raises OnwardError where an op has no kernel.
+    """
+    graph = graph.clone()
+    kernels = select(graph, target)
+    return Planner(graph, dims, kernels, order(graph), joint).plan()
+
+
+class Planner:
+    """One plan in the making, for nodes that run in this order on these kernels."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        dims: dict[str, int],
+        kernels: dict[Node, Kernel],
+        nodes: list[Node],
+        joint: bool,
+    ) -> None:
+        self.graph, self.dims, self.nodes, self.joint = graph, dims, nodes, joint
+        self.storages = Storages(graph, kernels, nodes)
+        self.buffers = Buffers(self.storages, Simulator(self.storages).run(), len(nodes))
+
+    def plan(self) -> Plan:
+        """Writes the launches in order, then places the buffers that they use."""
+        launches = [x for access in self.storages.accesses for x in self.launches(access)]
+        shown = self._shown_state()
+        launches = [*(launch for launch, _ in shown.values()), *launches, *self._written_back()]
+        outputs = {
+            name: shown[name][1] if name in shown else self.buffers.layout(value)
+            for name, value in self.graph.outputs.items()
+            if name not in self.graph.state
+        }
+        sizes, bound = place_buffers(self.buffers.all, self.joint)
+        names = set(self.graph.symbols)
+        given = {
+            v.name or "": self.buffers.layout(v)
+            for v in self.graph.inputs
+            if role_of(v) is not Role.SIZE
+        }
+        return Plan(
+            self.dims,
+            frozenset(n for n in self.dims if n in names),
+            launches,
+            self.buffers.all,
+            given,
+            outputs,
+            self.buffers.constants,
+            sizes,
+            bound,
+            max((launch.workspace for launch in launches), default=0),
+            self.joint,
+            self._commit(launches),
+            self.graph.signature.within(given, self.graph.outputs),
+        )
+
+    def launches(self, access: Access) -> list[Launch]:
+        """What runs for one node."""
+        return launches_of(access, self.storages, self.buffers)
+
+    def _shown_state(self) -> dict[str, tuple[Launch, Layout]]:
+        """Copies of outputs that show state, first of all, last named first run."""
+        found: dict[str, tuple[Launch, Layout]] = {}
+        for name, value in shown_state(self.storages).items():
+            kept = self.buffers.new(
+                name,
+                type_of(value),
+                Region.SCRATCH,
+                0,
+                len(self.nodes),
+                "output, before the update",
+            )
+            source, text = self.buffers.layout(value), f"{name} before the update"
+            found[name] = copy(source, kept, text, "", False), kept
+        return dict(reversed(found.items()))
+
+    def _written_back(self) -> list[Launch]:
+        """State outputs that no kernel wrote in place are copied to their inputs at the end."""
+        made: list[Launch] = []
+        for name, source in self.graph.state.items():
+            here = self.buffers.layout(self.graph.outputs[name])
+            there = self.buffers.layout(source)
+            if here != there:
+                made.append(copy(here, there, f"write back {name}", "optimizer", True))
+        return made
+
+    def _commit(self, launches: list[Launch]) -> int:
+        """The first launch that writes to memory which outlives the step."""
+        kept = {self.buffers.layout(source).buffer for source in self.graph.state.values()}
+        writes = (i for i, x in enumerate(launches) if any(y.buffer in kept for y in x.outputs))
+        return next(writes, len(launches))

@@ -1,0 +1,215 @@
+"""Storages: the memory that values lie in, and what each launch reads, makes and may take over.
+
+A storage is the memory of one value and of all windows on it: views, and values whose assigned
+layout lies there. Nothing here depends on when a launch runs or on where a storage is placed: the
+lifetimes are `plan/liveness.py`'s, the bytes' offsets `plan/placement.py`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from onward.graph.graph import Graph, Node, Value, type_of
+from onward.graph.types import Size, Type, value
+from onward.kernels import Kernel, Need
+from onward.plan.arena import aligned
+from onward.plan.output_layout import assign_output_layouts
+from onward.plan.select import need_of
+from onward.plan.views import VIEWS, Layout, contiguous, view
+
+
+@dataclass(frozen=True)
+class Access:
+    """What one node does to storages, each by its number.
+
+    position: of the node in the order, views counted. reads: each once. makes: those that it is
+    the first to write. over: for each of `makes`, storages of inputs in whose place it may lie
+    where this node is the last to read them, best first. copies: inputs that the kernel wants
+    contiguous and that are not. scratch: the kernel's temporaries. transient: bytes of both.
+    need: None where the node is no launch of its own: a Concat whose parts lie in their places.
+    """
+
+    node: Node
+    position: int
+    reads: tuple[int, ...]
+    makes: tuple[int, ...] = ()
+    over: tuple[tuple[int, ...], ...] = ()
+    copies: tuple[int, ...] = ()
+    scratch: tuple[Type, ...] = ()
+    transient: int = 0
+    need: Need | None = None
+
+    @property
+    def is_backward(self) -> bool:
+        return bool(self.node.meta.get("backward"))
+
+
+class Storages:
+    """The storages of a graph whose nodes run in this order, and each node's access to them.
+
+    kernels: of the nodes that need a launch. layouts: of each value, the buffer being its
+    storage's number. of, sizes, nbytes, maker: of each storage, the value whose whole memory it
+    is, its bytes (open sizes by name), these at the sizes planned for and aligned, and the access
+    that makes it (None: an input or constant). kept: those of the graph's outputs, which live to
+    the end. shared: those that several launches write. state: storage -> the state's storage that
+    it is, where an update writes in place. windows: of each storage, the nodes that only show it.
+    accesses: in order; views have none.
+    """
+
+    def __init__(self, graph: Graph, kernels: Mapping[Node, Kernel], nodes: Sequence[Node]) -> None:
+        self.graph, self.kernels = graph, kernels
+        self.layouts: dict[Value, Layout] = {}
+        self.of: list[Value] = []
+        self.sizes: list[Size] = []
+        self.nbytes: list[int] = []
+        self.maker: list[int | None] = []
+        self.windows: list[list[Node]] = []
+        self.accesses: list[Access] = []
+        self.shared: set[int] = set()
+        self.state: dict[int, int] = {}
+        self.views: set[Node] = set()
+        self._outputs = graph.output_values()
+        self.assigned = assign_output_layouts(nodes, kernels, self._outputs)
+        self._owners: dict[Value, int] = {}  # owner of assigned layouts -> its storage
+        self._sources = {graph.outputs[name]: source for name, source in graph.state.items()}
+        self._updates: dict[int, int] = {}  # storage -> the state's that its kernel can overwrite
+        for given in [*graph.inputs, *graph.ir.initializers.values()]:
+            self._whole(given, None)
+        for position, node in enumerate(nodes):
+            if not self._view(node, position):
+                if node in self.assigned.placed:
+                    self._concat(node, position)
+                else:
+                    self._launch(node, position)
+        self.kept = {self.layouts[v].buffer for v in graph.outputs.values()}
+        self._write_state_in_place()
+
+    def _storage(self, owner: Value, maker: int | None) -> int:
+        size = contiguous(-1, type_of(owner)).size
+        self.of.append(owner)
+        self.sizes.append(size)
+        self.nbytes.append(aligned(value(size)))
+        self.maker.append(maker)
+        self.windows.append([])
+        return len(self.of) - 1
+
+    def _whole(self, owner: Value, maker: int | None) -> int:
+        """A storage of its own for a value."""
+        made = self._storage(owner, maker)
+        self.layouts[owner] = contiguous(made, type_of(owner))
+        return made
+
+    def _at(self, read: Sequence[Value | None]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self.layouts[v].buffer for v in read if v is not None))
+
+    # ---- what each node does
+
+    def _view(self, node: Node, position: int) -> bool:
+        """Whether the node shows its first input. It then reads nothing itself, but for what tells
+        it which part to show; one that is shown to nobody counts as a reader."""
+        x = node.inputs[0] if node.inputs else None
+        made = view(node, self.layouts[x]) if node.op_type in VIEWS and x is not None else None
+        if made is None:
+            return False
+        self.views.add(node)
+        self.layouts.update(zip(node.outputs, made, strict=True))
+        self.windows[made[0].buffer].append(node)
+        dead = not any(y in self._outputs or y.uses() for y in node.outputs)
+        reads = self._at(node.inputs if dead else node.inputs[1:])
+        if any(self.maker[s] is not None for s in reads):
+            self.accesses.append(Access(node, position, reads))
+        return True
+
+    def _window(self, shown: Value, made: list[int]) -> Layout:
+        """The layout assigned to a value; its owner's memory is made by the first that writes."""
+        assigned = self.assigned.of[shown]
+        if assigned.owner not in self._owners:
+            self._owners[assigned.owner] = self._storage(assigned.owner, len(self.accesses))
+            made.append(self._owners[assigned.owner])
+        return replace(assigned.layout, buffer=self._owners[assigned.owner])
+
+    def _concat(self, node: Node, position: int) -> None:
+        """A Concat of which some inputs lie in their place already; the others are copied there."""
+        made: list[int] = []
+        whole = self.layouts[node.outputs[0]] = self._window(node.outputs[0], made)
+        self.shared.add(whole.buffer)
+        self.windows[whole.buffer].append(node)
+        reads = self._at(node.inputs)
+        self.accesses.append(Access(node, position, reads, tuple(made), tuple(() for _ in made)))
+
+    def _launch(self, node: Node, position: int) -> None:
+        kernel, need = self.kernels[node], need_of(node)
+        copies = tuple(
+            i
+            for i, x in enumerate(node.inputs)
+            if x is not None
+            and not self.layouts[x].is_contiguous
+            and (kernel.contiguous is None or i in kernel.contiguous)
+        )
+        copied = [type_of(x) for i in copies if (x := node.inputs[i]) is not None]
+        scratch = tuple(kernel.scratch(need))
+        made: list[int] = []
+        over: list[tuple[int, ...]] = []
+        for out, result in enumerate(node.outputs):
+            rights = [j for o, j in kernel.inplace if o == out and j < len(node.inputs)]
+            if result in self.assigned.of:
+                self.layouts[result] = self._window(result, made)
+                over += [()] * (len(made) - len(over))
+                continue
+            candidates = tuple(
+                self.layouts[x].buffer
+                for j in rights
+                if (x := node.inputs[j]) is not None and self._replaceable(node, x, result, rights)
+            )
+            made.append(self._whole(result, len(self.accesses)))
+            over.append(candidates)
+            source = self._sources.get(result, result)
+            if source in [node.inputs[j] for j in rights] and self._alone(node, source, rights):
+                self._updates[made[-1]] = self.layouts[source].buffer
+        self.accesses.append(
+            Access(
+                node, position, self._at(node.inputs), tuple(made), tuple(over), copies, scratch,
+                sum(aligned(t.nbytes) for t in (*copied, *scratch)), need,
+            )
+        )  # fmt: skip
+
+    # ---- what may be overwritten
+
+    def _replaceable(self, node: Node, x: Value, result: Value, rights: Sequence[int]) -> bool:
+        """Whether `result` may lie where x does, if the node is the last to read it: x is the whole
+        of a storage that a launch made. rights: inputs that the kernel may overwrite."""
+        layout = self.layouts[x]
+        written = (self.layouts[y].buffer for y in node.outputs if y in self.layouts)
+        return (
+            self.maker[layout.buffer] is not None
+            and type_of(x) == type_of(result)
+            and layout.is_contiguous
+            and layout.size == self.sizes[layout.buffer]
+            and self._alone(node, x, rights)
+            and layout.buffer not in written
+        )
+
+    def _alone(self, node: Node, x: Value, rights: Sequence[int]) -> bool:
+        """Whether the node reads x's memory only where its kernel may overwrite what it reads: not
+        where a product's addend is its operand too, or an update's gradient shows the parameter."""
+        storage = self.layouts[x].buffer
+        return all(
+            v is None or self.layouts[v].buffer != storage or (v is x and i in rights)
+            for i, v in enumerate(node.inputs)
+        )
+
+    def _write_state_in_place(self) -> None:
+        """An update writes the state itself where nothing else reads that any more."""
+        last = {s: i for i, access in enumerate(self.accesses) for s in access.reads}
+        for made, source in self._updates.items():
+            maker = self.maker[made]
+            assert maker is not None
+            if last[source] <= maker and source not in self.kept:
+                self.state[made] = source
+                self.nbytes[made] = 0
+                access = self.accesses[maker]
+                pairs = [p for p in zip(access.makes, access.over, strict=True) if p[0] != made]
+                self.accesses[maker] = replace(
+                    access, makes=tuple(s for s, _ in pairs), over=tuple(o for _, o in pairs)
+                )
