@@ -15,6 +15,7 @@ import onward
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, type_of
 from onward.graph.types import parse_type
+from onward.kernels import Target
 from onward.plan import Plan, Region, make_plan
 from onward.plan.arena import ALIGNMENT, aligned
 from onward.plan.bind import bind
@@ -191,8 +192,8 @@ def test_halves_keep_their_residuals_apart(
     that runs so is the same."""
     plans: list[Plan] = []
 
-    def planned(graph: Graph, dims: dict[str, int], device: str) -> Plan:
-        plans.append(make_plan(graph, dims, joint, device))
+    def planned(graph: Graph, dims: dict[str, int], target: Target) -> Plan:
+        plans.append(make_plan(graph, dims, joint, target))
         return plans[-1]
 
     def steps() -> tuple[list[torch.Tensor], list[torch.Tensor]]:

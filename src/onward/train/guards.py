@@ -149,7 +149,8 @@ class Guards:
         assert self._sweep is not None
         # a parameter of another model is baked as an alias that has a version counter of its own
         owners = {t.data_ptr(): t for t in self._sweep.tensors if t.numel()}
-        found: list[torch.Tensor] = [owners.get(t.data_ptr(), t) for t in captured.constants]
+        baked: list[torch.Tensor] = list(captured.constants)
+        found = [owners.get(t.data_ptr(), t) for t in baked]
         self._baked = list({id(t): t for t in (*self._baked, *found)}.values())
         self._marks = list(map(_version, self._baked))
         small = [t for t in self._baked if t.layout is torch.strided and t.nbytes <= facts.BYTES]
