@@ -141,7 +141,11 @@ def test_any_attribute_is_put_back_as_the_object_that_it_was(name: str, value: A
     assert Owner().slot == "slot"
 
 
-@pytest.mark.parametrize("owner", [Owner, MODULE, vars(MODULE), REGISTRY], ids=str)
+@pytest.mark.parametrize(
+    "owner",
+    [Owner, MODULE, vars(MODULE), REGISTRY],
+    ids=["class", "module", "names", "mapping"],
+)
 def test_what_was_absent_is_absent_again(owner: Any) -> None:
     with patched([(owner, "fresh", no), (owner, "number_of", 3)]):
         assert look(owner, "number_of") == 3
