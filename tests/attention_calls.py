@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels import KERNELS, Need, Use
+from onward.kernels import KERNELS, KernelArguments, KernelSpec
 from onward.kernels.native import attention
 from onward.kernels.native.library import Library, files, usable
 
@@ -101,8 +101,8 @@ def run(
     """One launch; outputs are rubbish before, and nothing is written outside the scratch."""
     (kernel,) = KERNELS[op]
     types = tuple(type_of(x) for x in inputs)
-    need = Need(op, attrs, types, tuple(t for y in outputs if (t := type_of(y)) is not None))
-    assert kernel.why_not(need) is None
+    need = KernelSpec(op, attrs, types, tuple(t for y in outputs if (t := type_of(y)) is not None))
+    assert kernel.unsupported(need) is None
     rooms, scratch = [], []
     for t in kernel.scratch(need):
         shape = [int(n) for n in t.shape]  # type: ignore[arg-type]
@@ -115,6 +115,6 @@ def run(
         scratch.append(room[64:-64].view(shape))
     for y in outputs:
         y.fill_(torch.nan)
-    kernel.bind(Use(attrs, inputs, outputs, scratch))()
+    kernel.bind(KernelArguments(attrs, inputs, outputs, scratch))()
     for room, rubbish in rooms:
         assert (room[:64] == rubbish).all() and (room[-64:] == rubbish).all(), "out of the scratch"

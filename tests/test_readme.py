@@ -23,7 +23,7 @@ from onward.cli import VERBS
 from onward.config import VARIABLES
 from onward.recipes.options import VerifyConfig
 from onward.recipes.switches import RENAMED, SWITCHES
-from onward.train.call import bind_call
+from onward.train.batch import bind_batch
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -277,7 +277,7 @@ def test_the_readmes_budget_can_be_had_on_the_readmes_model() -> None:
     model = model.to_empty(device="cpu")
     trainer = onward.Trainer(model, onward.optim.AdamW())
     ids = torch.zeros(4, 256, dtype=torch.int64)
-    call = bind_call((), {"input_ids": ids, "labels": ids}, False)
+    call = bind_batch((), {"input_ids": ids, "labels": ids}, False)
     step = trainer._train_step(call)
     dims = step.captured.dims(call.tensors)
     assert dims is not None and dims == {"B": 4, "T": 256}

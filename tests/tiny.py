@@ -25,7 +25,7 @@ from onward.graph.graph import Graph, Node, attributes
 from onward.graph.names import BATCH, user_name
 from onward.journal import Journal
 from onward.kernels import host
-from onward.rewrite import cut
+from onward.rewrite import split_counting
 
 VOCABULARY = 97
 Tensors = dict[str, torch.Tensor]
@@ -201,7 +201,7 @@ def execute_narrow(
 ) -> tuple[Tensors, dict[str, int]]:
     """The same of a graph that counts rows, and its counts. Its plan has room for more than the
     batch: what runs is what a batch smaller than an earlier one gets."""
-    conditions, step = cut(graph)
+    conditions, step = split_counting(graph)
     dims = made.captured.dims(list(data.values()))
     assert dims is not None, "the capture does not fit the batch"
     found = execute(made, conditions, data)

@@ -53,16 +53,16 @@ def run(
         entries: list[dict[str, Any]] = []
         report["cases"].append({"name": name, "calls": entries})
         for call in calls():
-            seen.add(call.need.op)
-            if settings.ops and call.need.op not in settings.ops:
+            seen.add(call.spec.op)
+            if settings.ops and call.spec.op not in settings.ops:
                 continue
             if clock.over():
-                report["skipped"].append(f"{name}: {call.need.op} {call}")
+                report["skipped"].append(f"{name}: {call.spec.op} {call}")
                 continue
             measure_call(call, settings.seconds)
             _add_ceilings(call, copies, product)
             entries.append(_entry(call))
-            say(f"{name}: {call.need.op} {call}: {_said(call)}")
+            say(f"{name}: {call.spec.op} {call}: {_said(call)}")
         entries.sort(key=_weight)
         report["no_case"] = sorted(NATIVE_OPS - seen)
         path = write(report, table(report))
@@ -91,7 +91,7 @@ def _add_ceilings(call: Call, copies: dict[int, float], product: float) -> None:
 
 def _entry(call: Call) -> dict[str, Any]:
     return {
-        "op": call.need.op, "operands": str(call), "attrs": repr(call.need.attrs),
+        "op": call.spec.op, "operands": str(call), "attrs": repr(call.spec.attrs),
         "in_place": call.shares, "origin": call.origin, "count": call.count,
         "results": call.results,
     }  # fmt: skip

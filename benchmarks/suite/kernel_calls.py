@@ -18,7 +18,7 @@ from onward.graph.types import Type, parse_type, value
 from suite import passes
 from suite.cases import Case
 from suite.engines import LEARNING_RATE
-from suite.kernel_table import Bound, Need, preferred, torch_dtype, type_of, watched
+from suite.kernel_table import Bound, KernelSpec, preferred, torch_dtype, type_of, watched
 from suite.progress import say
 from suite.workloads import make_batches, make_model
 
@@ -54,7 +54,7 @@ class Call:
     only.
     """
 
-    need: Need
+    spec: KernelSpec
     kernel: str
     inputs: tuple[Operand | None, ...]
     outputs: tuple[Operand, ...]
@@ -137,19 +137,19 @@ def _recorded(origin: str) -> Iterator[list[tuple[Any, Call]]]:
 
 def _seen(launch: Bound, origin: str) -> tuple[Any, Call]:
     """A launch about to be made, as a call with the key of those that are equal to it."""
-    use, need = launch.use, launch.need
+    args, spec = launch.args, launch.spec
     shares = tuple(
         (o, i)
-        for o, y in enumerate(use.outputs)
-        for i, x in enumerate(use.inputs)
+        for o, y in enumerate(args.outputs)
+        for i, x in enumerate(args.inputs)
         if x is not None and _same_place(x, y)
     )
-    inputs = tuple(None if x is None else Operand.of(x) for x in use.inputs)
-    outputs = tuple(Operand.of(y) for y in use.outputs)
-    attrs = {name: a for name, a in need.attrs.items() if name != "site"}  # one per dropout
-    contents = [None if x is None else _content(x) for x in use.inputs]
-    key = (need.op, repr(attrs), inputs, outputs, shares)
-    return key, Call(need, launch.kernel, inputs, outputs, shares, contents, origin)
+    inputs = tuple(None if x is None else Operand.of(x) for x in args.inputs)
+    outputs = tuple(Operand.of(y) for y in args.outputs)
+    attrs = {name: a for name, a in spec.attrs.items() if name != "site"}  # one per dropout
+    contents = [None if x is None else _content(x) for x in args.inputs]
+    key = (spec.op, repr(attrs), inputs, outputs, shares)
+    return key, Call(spec, launch.kernel, inputs, outputs, shares, contents, origin)
 
 
 def _same_place(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -173,11 +173,11 @@ def extra() -> list[Call]:
     calls: list[Call] = []
     for op, attrs, texts, output in _EXTRA:
         types, result = tuple(parse_type(text) for text in texts), parse_type(output)
-        need = Need(op, attrs, types, (result,))
+        spec = KernelSpec(op, attrs, types, (result,))
         inputs, (y,) = [_contiguous(t) for t in types], (_contiguous(result),)
         nothing: list[torch.Tensor | None] = [None] * len(inputs)
         calls.append(
-            Call(need, preferred(need), tuple(inputs), (y,), (), nothing, "not in either step")
+            Call(spec, preferred(spec), tuple(inputs), (y,), (), nothing, "not in either step")
         )
     return calls
 

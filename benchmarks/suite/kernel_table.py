@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels import ATEN, KERNELS, Kernel, Need, Use, host, torch_dtype
+from onward.kernels import ATEN, KERNELS, Kernel, KernelArguments, KernelSpec, host, torch_dtype
 from onward.kernels.blas.engines import engines
 from onward.kernels.native.library import library
 
@@ -36,15 +36,15 @@ class Bound:
 
     op: str
     kernel: str
-    use: Use
+    args: KernelArguments
     launch: Launch
 
     @property
-    def need(self) -> Need:
+    def spec(self) -> KernelSpec:
         """The call without its memory, at the sizes of the operands."""
-        use = self.use
-        inputs = tuple(None if x is None else type_of(x) for x in use.inputs)
-        return Need(self.op, use.attrs, inputs, tuple(type_of(y) for y in use.outputs))
+        args = self.args
+        inputs = tuple(None if x is None else type_of(x) for x in args.inputs)
+        return KernelSpec(self.op, args.attrs, inputs, tuple(type_of(y) for y in args.outputs))
 
 
 def type_of(x: torch.Tensor) -> Type:
@@ -61,8 +61,8 @@ def watched(before: Callable[[Bound], None] | None = None) -> Iterator[list[Boun
     bound: list[Bound] = []
 
     def seen(op: str, kernel: Kernel) -> Kernel:
-        def bind(use: Use) -> Launch:
-            item = Bound(op, kernel.name, use, kernel.bind(use))
+        def bind(args: KernelArguments) -> Launch:
+            item = Bound(op, kernel.name, args, kernel.bind(args))
             bound.append(item)
             return item.launch if before is None else partial(_told, before, item)
 
@@ -81,26 +81,26 @@ def _told(before: Callable[[Bound], None], item: Bound) -> None:
     item.launch()
 
 
-def applicable(need: Need, first: str = "") -> list[Kernel]:
+def applicable(spec: KernelSpec, first: str = "") -> list[Kernel]:
     """The kernels that take the call on the CPU, in the table's order but for the `first`."""
     target = host()
     found = [
         kernel
-        for kernel in KERNELS.get(need.op, ())
-        if kernel.where(target) is None and kernel.why_not(need) is None
+        for kernel in KERNELS.get(spec.op, ())
+        if kernel.where(target) is None and kernel.unsupported(spec) is None
     ]
     return sorted(found, key=lambda kernel: kernel.name != first)
 
 
-def preferred(need: Need) -> str:
+def preferred(spec: KernelSpec) -> str:
     """The name of the kernel that a plan takes."""
-    return next(kernel.name for kernel in applicable(need) if kernel.faster(need) is None)
+    return next(kernel.name for kernel in applicable(spec) if kernel.faster(spec) is None)
 
 
 def products(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> dict[str, Launch]:
     """`y = a @ b` by each engine that Onward calls from PyTorch's threads, by kernel."""
     return {
-        kernel.name: kernel.bind(Use({}, [a, b], [y], []))
+        kernel.name: kernel.bind(KernelArguments({}, [a, b], [y], []))
         for kernel in KERNELS["Gemm"]
         if kernel.name.partition(".")[0] in engines()
     }
@@ -116,9 +116,9 @@ __all__ = [
     "NATIVE_OPS",
     "Bound",
     "Kernel",
+    "KernelArguments",
+    "KernelSpec",
     "Launch",
-    "Need",
-    "Use",
     "applicable",
     "native_level",
     "preferred",

@@ -16,7 +16,7 @@ from onward.graph.types import Type, value
 from onward.plan import make_plan
 from suite.arithmetic import causal_share, op_bytes, op_flops
 from suite.kernel_calls import Call
-from suite.kernel_table import Kernel, Use, applicable, torch_dtype, watched
+from suite.kernel_table import Kernel, KernelArguments, applicable, torch_dtype, watched
 from suite.losses import worst
 from suite.timing import Timed, timed
 
@@ -24,16 +24,16 @@ from suite.timing import Timed, timed
 
 
 def _bytes(call: Call) -> int:
-    need = call.need
-    return op_bytes(need.op, need.inputs, need.outputs, need.attrs)
+    spec = call.spec
+    return op_bytes(spec.op, spec.inputs, spec.outputs, spec.attrs)
 
 
 def needed_flops(call: Call) -> float:
     """Of the op's matrix products; of causal attention the part that is needed."""
-    need = call.need
-    total = op_flops(need.op, need.inputs, need.outputs, need.attrs)
-    scores = need.inputs[0]
-    if need.attrs.get("is_causal") and scores is not None and scores.rank > 1:
+    spec = call.spec
+    total = op_flops(spec.op, spec.inputs, spec.outputs, spec.attrs)
+    scores = spec.inputs[0]
+    if spec.attrs.get("is_causal") and scores is not None and scores.rank > 1:
         return total * causal_share(value(scores.shape[-2]))
     return float(total)
 
@@ -50,7 +50,7 @@ def run_kernel(call: Call, kernel: Kernel, seconds: float) -> tuple[Timed, list[
     ]  # fmt: skip
     rights = {o: i for o, i in call.shares if (o, i) in kernel.inplace}
     outputs: list[torch.Tensor] = []
-    for o, type in enumerate(call.need.outputs):
+    for o, type in enumerate(call.spec.outputs):
         shared = inputs[rights[o]] if o in rights else None
         place = call.outputs[o].empty().zero_() if o in kernel.strided else _zeros(type)
         outputs.append(place if shared is None else shared)
@@ -60,9 +60,9 @@ def run_kernel(call: Call, kernel: Kernel, seconds: float) -> tuple[Timed, list[
         for x, kept in saved:
             x.copy_(kept)
 
-    scratch = [_zeros(t) for t in kernel.scratch(call.need)]
+    scratch = [_zeros(t) for t in kernel.scratch(call.spec)]
     with torch.no_grad():
-        launch = kernel.bind(Use(call.need.attrs, inputs, outputs, scratch))
+        launch = kernel.bind(KernelArguments(call.spec.attrs, inputs, outputs, scratch))
         launch()
         results = [y.clone() for y in outputs]
         return timed(launch, restore if saved else None, seconds), results
@@ -91,12 +91,12 @@ def run_body(call: Call, seconds: float) -> tuple[Timed, list[torch.Tensor]]:
 
 def _single(call: Call) -> Graph:
     """A graph of this one call, inputs `x0`, `x1`, ..."""
-    graph = Graph(call.need.op)
+    graph = Graph(call.spec.op)
     values: list[Value | None] = [
         None if type is None else graph.input(f"x{i}", type, Role.BATCH)
-        for i, type in enumerate(call.need.inputs)
+        for i, type in enumerate(call.spec.inputs)
     ]
-    made = Builder(graph).node(call.need.op, values, call.need.attrs)
+    made = Builder(graph).node(call.spec.op, values, call.spec.attrs)
     outputs = list(made) if isinstance(made, tuple) else [made]
     graph.outputs = {f"y{i}": y for i, y in enumerate(outputs)}
     return graph
@@ -124,9 +124,9 @@ def measure_call(call: Call, seconds: float) -> None:
     first: list[torch.Tensor] | None = None
     ways: list[tuple[str, Callable[[], tuple[Timed, list[torch.Tensor]]]]] = [
         (kernel.name, lambda kernel=kernel: run_kernel(call, kernel, seconds))
-        for kernel in applicable(call.need, first=call.kernel)
+        for kernel in applicable(call.spec, first=call.kernel)
     ]
-    if call.need.op in OWN:
+    if call.spec.op in OWN:
         ways.append(("body", lambda: run_body(call, seconds)))
     for name, way in ways:
         try:

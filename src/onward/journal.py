@@ -17,7 +17,7 @@ from onward.config import CaptureError, OnwardError, environment
 from onward.graph.check import check
 from onward.graph.file import save
 from onward.graph.graph import Graph
-from onward.graph.text import graph_text
+from onward.graph.printer import graph_text
 from onward.rewrite import Report
 
 log = logging.getLogger("onward")

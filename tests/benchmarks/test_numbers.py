@@ -154,9 +154,11 @@ def test_watching_leaves_the_table_as_it_was() -> None:
 def test_a_watched_launch_is_told_before_it_writes() -> None:
     x, y, seen = torch.ones(4), torch.zeros(4), []
     with kernel_table.watched(lambda item: seen.append(item.use.y.clone())) as bound:
-        need = kernel_table.Need("Neg", {}, (kernel_table.type_of(x),), (kernel_table.type_of(y),))
+        need = kernel_table.KernelSpec(
+            "Neg", {}, (kernel_table.type_of(x),), (kernel_table.type_of(y),)
+        )
         kernel = kernel_table.applicable(need)[0]
-        launch = kernel.bind(kernel_table.Use({}, [x], [y], []))
+        launch = kernel.bind(kernel_table.KernelArguments({}, [x], [y], []))
     assert [(item.op, item.kernel) for item in bound] == [("Neg", kernel.name)]
     assert bound[0].need == need
     launch()

@@ -298,7 +298,9 @@ FAULTS: dict[str, Fault] = {
         after("bias_activation", attribute("BiasActivation", "activation", "gelu_tanh")),
         "forward-bias_activation",
     ),
-    "a residual swept away": Fault(after("dead", bypass("Add", 0, 3)), "forward-dead"),
+    "a residual swept away": Fault(
+        after("dead_code_elimination", bypass("Add", 0, 3)), "forward-dead_code_elimination"
+    ),
     "a residual's gradient swept away": Fault(
         after("gemm_add", drop_addend, "STEP"), "gradients-gemm_add"
     ),

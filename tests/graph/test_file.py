@@ -15,7 +15,7 @@ from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.file import save, to_proto, variant
 from onward.graph.graph import Graph, Role
-from onward.graph.text import graph_text
+from onward.graph.printer import graph_text
 from onward.graph.types import parse_type
 
 

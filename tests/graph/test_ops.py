@@ -16,7 +16,7 @@ from onward.graph.file import to_proto
 from onward.graph.graph import ONWARD, Graph, Role, attributes, type_of
 from onward.graph.ops import OWN, flops
 from onward.graph.types import DType, parse_type
-from onward.rewrite.cse import cse
+from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
 
 EACH = pytest.mark.parametrize("case", ONWARD_CASES, ids=str)
 
@@ -255,7 +255,7 @@ def products(graph: Graph) -> int:
     while fused := [n for n in graph if n.domain == ONWARD]:
         for node in fused:
             inline(graph, node)
-    cse(graph)
+    common_subexpression_elimination(graph)
     total = 0
     for node in graph:
         if node.op_type in ("Gemm", "MatMul"):

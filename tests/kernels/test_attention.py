@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from onward.graph.evaluate import evaluate
 from onward.graph.types import parse_type
-from onward.kernels import KERNELS, Need
+from onward.kernels import KERNELS, KernelSpec
 from onward.kernels.native.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library")
@@ -248,32 +248,32 @@ def test_the_mask_is_that_of_dropout_to_the_bit(sample_dim: int) -> None:
 # ---- what is refused, and the exponential
 
 
-def need(q: str, k: str, v: str, mask: str | None = None, **attrs: Any) -> Need:
+def spec(q: str, k: str, v: str, mask: str | None = None, **attrs: Any) -> KernelSpec:
     types = [parse_type(t) for t in (q, k, v)] + [None if mask is None else parse_type(mask)]
-    return Need("FlashAttention", {"scale": 1.0, "is_causal": 0, **attrs}, tuple(types), ())
+    return KernelSpec("FlashAttention", {"scale": 1.0, "is_causal": 0, **attrs}, tuple(types), ())
 
 
 @pytest.mark.parametrize(
     ("call", "reason"),
     [
-        (need("f32[3,5,4]", "f32[3,5,4]", "f32[3,5,4]"), "3 dims"),
-        (need("f32[2,4,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]"), "shared"),
-        (need("f32[2,1,5,4]", "f32[2,1,0,4]", "f32[2,1,0,4]"), "no elements"),
-        (need("f32[2,1,5,0]", "f32[2,1,5,0]", "f32[2,1,5,4]"), "no elements"),
-        (need("f64[2,1,5,4]", "f64[2,1,5,4]", "f64[2,1,5,4]"), "double"),
-        (need("f32[2,1,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]", "f32[5,5]", is_causal=1), "causal"),
-        (need("f32[2,1,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]", ratio=1.0), "dropped"),
+        (spec("f32[3,5,4]", "f32[3,5,4]", "f32[3,5,4]"), "3 dims"),
+        (spec("f32[2,4,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]"), "shared"),
+        (spec("f32[2,1,5,4]", "f32[2,1,0,4]", "f32[2,1,0,4]"), "no elements"),
+        (spec("f32[2,1,5,0]", "f32[2,1,5,0]", "f32[2,1,5,4]"), "no elements"),
+        (spec("f64[2,1,5,4]", "f64[2,1,5,4]", "f64[2,1,5,4]"), "double"),
+        (spec("f32[2,1,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]", "f32[5,5]", is_causal=1), "causal"),
+        (spec("f32[2,1,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]", ratio=1.0), "dropped"),
     ],
     ids=lambda x: x if isinstance(x, str) else "",
 )
-def test_the_kernels_say_what_they_do_not_cover(call: Need, reason: str) -> None:
+def test_the_kernels_say_what_they_do_not_cover(call: KernelSpec, reason: str) -> None:
     (kernel,) = KERNELS["FlashAttention"]
-    assert reason in (kernel.why_not(call) or "")
+    assert reason in (kernel.unsupported(call) or "")
 
 
 def test_coordinates_that_are_absent_are_no_packed_rows() -> None:
     (kernel,) = KERNELS["FlashAttention"]
-    call = need("f32[2,1,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]")
+    call = spec("f32[2,1,5,4]", "f32[2,1,5,4]", "f32[2,1,5,4]")
     absent = replace(call, inputs=(*call.inputs, None, None, None, None))
-    assert kernel.why_not(absent) is None
+    assert kernel.unsupported(absent) is None
     assert kernel.scratch(absent) == kernel.scratch(call)

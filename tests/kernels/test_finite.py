@@ -12,7 +12,7 @@ from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role
 from onward.graph.types import DType, Type
-from onward.kernels import KERNELS, Need, Use
+from onward.kernels import KERNELS, KernelArguments, KernelSpec
 from onward.kernels.kernel import Kernel
 
 F32 = np.finfo(np.float32)
@@ -27,7 +27,7 @@ def run(kernel: Kernel, norm: float | None, arrays: list[np.ndarray]) -> bool:
     y = torch.zeros((), dtype=torch.bool)
     given = [torch.from_numpy(np.array(a)) for a in arrays]
     first = None if norm is None else torch.tensor(norm)
-    kernel.bind(Use({}, [first, *given], [y], []))()
+    kernel.bind(KernelArguments({}, [first, *given], [y], []))()
     return bool(y)
 
 
@@ -71,5 +71,5 @@ def test_the_body_says_the_same(
 
 
 def test_other_types_are_left_to_aten() -> None:
-    need = Need("AllFinite", {}, (None, Type(DType.DOUBLE, (3,))), (Type(DType.BOOL, ()),))
-    assert [k.name for k in FINITE if k.why_not(need) is None] == ["aten.all_finite"]
+    spec = KernelSpec("AllFinite", {}, (None, Type(DType.DOUBLE, (3,))), (Type(DType.BOOL, ()),))
+    assert [k.name for k in FINITE if k.unsupported(spec) is None] == ["aten.all_finite"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels import KERNELS, Kernel, Need, Use
+from onward.kernels import KERNELS, Kernel, KernelArguments, KernelSpec
 
 OPS = ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyStep")
 EACH = pytest.mark.parametrize(
@@ -57,14 +57,14 @@ class Head:
         if op != "LinearCrossEntropyGrad":
             like.insert(0, self.dloss)
         outputs = [torch.full_like(t, torch.nan) for t in like]
-        need = Need(
+        spec = KernelSpec(
             op, attrs, tuple(None if t is None else _type(t) for t in inputs),
             tuple(_type(t) for t in outputs),
         )  # fmt: skip
-        assert kernel.why_not(need) is None
-        scratch = [(room or _rubbish)(t) for t in kernel.scratch(need)]
+        assert kernel.unsupported(spec) is None
+        scratch = [(room or _rubbish)(t) for t in kernel.scratch(spec)]
         with torch.no_grad():
-            kernel.bind(Use(attrs, inputs, outputs, scratch))()
+            kernel.bind(KernelArguments(attrs, inputs, outputs, scratch))()
         return outputs
 
     def truth(

@@ -18,7 +18,7 @@ from onward.graph.evaluate import evaluate
 from onward.graph.graph import array_of, attributes, type_of
 from onward.graph.ops import OWN
 from onward.graph.types import DType, Type
-from onward.kernels import KERNELS, Kernel, Need, Use, torch_dtype
+from onward.kernels import KERNELS, Kernel, KernelArguments, KernelSpec, torch_dtype
 
 # Calls that no kernel takes, with the reason each kernel gives.
 REFUSED = {
@@ -48,14 +48,14 @@ TOLERANCE = {"rtol": 2e-6, "atol": 2e-6}
 class Bound:
     """A call as a kernel sees it: what it needs, and its inputs as tensors."""
 
-    need: Need
+    spec: KernelSpec
     inputs: list[torch.Tensor | None]
     want: list[np.ndarray]
 
 
-def need_of(case: OpCase, dtype: DType = DType.FLOAT) -> Need:
+def spec_of(case: OpCase, dtype: DType = DType.FLOAT) -> KernelSpec:
     node = next(iter(case.graph(dtype)))
-    return Need(
+    return KernelSpec(
         node.op_type, attributes(node),
         tuple(None if v is None else type_of(v) for v in node.inputs),
         tuple(type_of(v) for v in node.outputs),
@@ -70,8 +70,8 @@ def bound(case: OpCase, dtype: DType = DType.FLOAT) -> Bound:
     for i, value in enumerate(node.inputs):
         array = None if value is None else feeds.get(f"x{i}", array_of(value))
         inputs.append(None if array is None else torch.tensor(array))
-    need = need_of(case, dtype)
-    return Bound(need, inputs, [np.asarray(y) for y in evaluate(graph, feeds).values()])
+    spec = spec_of(case, dtype)
+    return Bound(spec, inputs, [np.asarray(y) for y in evaluate(graph, feeds).values()])
 
 
 def rubbish(type: Type) -> torch.Tensor:
@@ -87,13 +87,13 @@ def rubbish(type: Type) -> torch.Tensor:
 def launch(
     kernel: Kernel, call: Bound, inputs: list[torch.Tensor | None], outputs: list[torch.Tensor]
 ) -> None:
-    scratch = [rubbish(t) for t in kernel.scratch(call.need)]
+    scratch = [rubbish(t) for t in kernel.scratch(call.spec)]
     with torch.no_grad():
-        kernel.bind(Use(call.need.attrs, inputs, outputs, scratch))()
+        kernel.bind(KernelArguments(call.spec.attrs, inputs, outputs, scratch))()
 
 
 def run(kernel: Kernel, call: Bound, inputs: list[torch.Tensor | None]) -> list[torch.Tensor]:
-    outputs = [rubbish(t) for t in call.need.outputs]
+    outputs = [rubbish(t) for t in call.spec.outputs]
     launch(kernel, call, inputs, outputs)
     return outputs
 
@@ -123,7 +123,7 @@ CALLS = [
     for case in CASES + ONWARD_CASES
     if case.label not in REFUSED
     for kernel in KERNELS.get(case.op, ())
-    if kernel.name not in PARTIAL or kernel.why_not(need_of(case)) is None
+    if kernel.name not in PARTIAL or kernel.unsupported(spec_of(case)) is None
 ]
 EACH_CALL = pytest.mark.parametrize(
     ("case", "kernel"), CALLS, ids=[f"{case}-{kernel.name}" for case, kernel in CALLS]
@@ -133,7 +133,7 @@ EACH_CALL = pytest.mark.parametrize(
 @EACH_CALL
 def test_kernels_compute_what_the_op_means(case: OpCase, kernel: Kernel) -> None:
     call = bound(case)
-    assert kernel.why_not(call.need) is None
+    assert kernel.unsupported(call.spec) is None
     before = [None if x is None else x.clone() for x in call.inputs]
     assert_equal(run(kernel, call, call.inputs), call.want, **TOLERANCE)
     for x, kept in zip(call.inputs, before, strict=True):
@@ -148,7 +148,7 @@ FP64 = [(c, k) for c, k in CALLS if c.op not in ("Erf", "Gelu", "GeluGrad")]
 @pytest.mark.parametrize(("case", "kernel"), FP64, ids=[f"{c}-{k.name}" for c, k in FP64])
 def test_kernels_compute_in_fp64_what_they_are_given(case: OpCase, kernel: Kernel) -> None:
     call = bound(case, DType.DOUBLE)
-    if kernel.why_not(call.need) == "double tensors":
+    if kernel.unsupported(call.spec) == "double tensors":
         assert not kernel.name.startswith("aten.")
         return
     loose = {"rtol": 1e-7, "atol": 1e-9} if "Update" in case.op else {"rtol": 1e-12, "atol": 1e-12}
@@ -158,10 +158,10 @@ def test_kernels_compute_in_fp64_what_they_are_given(case: OpCase, kernel: Kerne
 @EACH_CALL
 def test_a_launch_may_be_repeated(case: OpCase, kernel: Kernel) -> None:
     call = bound(case)
-    outputs = [rubbish(t) for t in call.need.outputs]
-    scratch = [rubbish(t) for t in kernel.scratch(call.need)]
+    outputs = [rubbish(t) for t in call.spec.outputs]
+    scratch = [rubbish(t) for t in kernel.scratch(call.spec)]
     with torch.no_grad():
-        again = kernel.bind(Use(call.need.attrs, call.inputs, outputs, scratch))
+        again = kernel.bind(KernelArguments(call.spec.attrs, call.inputs, outputs, scratch))
         again()
         first = [y.clone() for y in outputs]
         for y in outputs:
@@ -215,7 +215,7 @@ def test_an_output_may_lie_in_the_input_it_has_a_right_to(
     want = run(kernel, call, call.inputs)
     out, source = pair
     inputs = [None if x is None else x.clone() for x in call.inputs]
-    outputs = [rubbish(t) for t in call.need.outputs]
+    outputs = [rubbish(t) for t in call.spec.outputs]
     shared = inputs[source]
     assert shared is not None
     outputs[out] = shared
@@ -237,9 +237,9 @@ def test_every_in_place_right_has_a_call() -> None:
 
 @pytest.mark.parametrize("case", CASES + ONWARD_CASES, ids=str)
 def test_what_a_kernel_does_not_cover_it_refuses(case: OpCase) -> None:
-    need = need_of(case)
+    spec = spec_of(case)
     for kernel in KERNELS.get(case.op, ()):
-        reason = kernel.why_not(need)
+        reason = kernel.unsupported(spec)
         if case.label in REFUSED:
             assert reason is not None and REFUSED[case.label] in reason
         elif reason is not None:
@@ -260,7 +260,7 @@ def test_a_contiguous_copy_is_a_copy() -> None:
     x = strided(torch.randn(3, 5, 2))
     type = Type(DType.FLOAT, (3, 5, 2))
     (kernel,) = KERNELS["Contiguous"]
-    call = Bound(Need("Contiguous", {}, (type,), (type,)), [x], [x.numpy()])
+    call = Bound(KernelSpec("Contiguous", {}, (type,), (type,)), [x], [x.numpy()])
     assert_equal(run(kernel, call, [x]), call.want)
 
 
@@ -271,7 +271,7 @@ def test_a_contiguous_copy_is_a_copy() -> None:
 @pytest.mark.parametrize("case", cases_of("Dropout"), ids=str)
 def test_dropout_equals_its_body_to_the_bit(case: OpCase, dtype: DType) -> None:
     call = bound(case, dtype)
-    fitting = [k for k in KERNELS["Dropout"] if k.why_not(call.need) is None]
+    fitting = [k for k in KERNELS["Dropout"] if k.unsupported(call.spec) is None]
     assert len(fitting) == (2 if dtype == DType.FLOAT else 1)
     for kernel in fitting:
         assert_equal(run(kernel, call, call.inputs), call.want)
@@ -303,8 +303,8 @@ def _dropout(shape: tuple[int, ...], seed: np.ndarray, offset: int) -> OpCase:
 def test_softmax_of_many_rows_may_lie_in_its_input(op: str) -> None:
     x = torch.randn(301, 1037)
     type = Type(DType.FLOAT, (301, 1037))
-    need = Need(op, {"axis": -1}, (type,), (type,))
-    call = Bound(need, [x], [])
+    spec = KernelSpec(op, {"axis": -1}, (type,), (type,))
+    call = Bound(spec, [x], [])
     for kernel in KERNELS[op]:
         (want,) = run(kernel, call, [x.clone()])
         shared = x.clone()
@@ -322,7 +322,7 @@ def test_the_gradient_of_the_loss_is_computed_in_blocks_of_rows() -> None:
     (want,) = torch.autograd.grad(loss, logits)
     log_prob = torch.log_softmax(logits.detach(), 1)
     f64 = DType.DOUBLE
-    need = Need(
+    spec = KernelSpec(
         "SoftmaxCrossEntropyLossGrad", {"reduction": "mean", "ignore_index": -100},
         (Type(f64, ()), Type(f64, (700, 999)), Type(DType.INT64, (700,)), Type(f64, (999,))),
         (Type(f64, (700, 999)),),
@@ -333,8 +333,8 @@ def test_the_gradient_of_the_loss_is_computed_in_blocks_of_rows() -> None:
         labels,
         weight,
     ]
-    for kernel in KERNELS[need.op]:
-        (have,) = run(kernel, Bound(need, inputs, []), inputs)
+    for kernel in KERNELS[spec.op]:
+        (have,) = run(kernel, Bound(spec, inputs, []), inputs)
         np.testing.assert_allclose(have.numpy(), want.numpy(), rtol=1e-12, atol=1e-15)
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 from op_cases import CASES, ONWARD_CASES
-from test_kernels import REFUSED, bound, need_of, rubbish
+from test_kernels import REFUSED, bound, rubbish, spec_of
 
-from onward.kernels import KERNELS, Use, host
+from onward.kernels import KERNELS, KernelArguments, host
 from onward.kernels.native import library
 from onward.kernels.native.library import FOLDER, Library, declared, files, usable
 from onward.kernels.native.signatures import Parameter, signatures
@@ -44,14 +44,18 @@ def calls() -> dict[str, Arguments]:
         library.library()
         for case in CASES + ONWARD_CASES:
             for kernel in KERNELS.get(case.op, ()):
-                if case.label in REFUSED or kernel.where(host()) or kernel.why_not(need_of(case)):
+                if (
+                    case.label in REFUSED
+                    or kernel.where(host())
+                    or kernel.unsupported(spec_of(case))
+                ):
                     continue
                 if not kernel.name.startswith("aten"):
                     call = bound(case)
-                    outputs = [rubbish(t) for t in call.need.outputs]
-                    scratch = [rubbish(t) for t in kernel.scratch(call.need)]
+                    outputs = [rubbish(t) for t in call.spec.outputs]
+                    scratch = [rubbish(t) for t in kernel.scratch(call.spec)]
                     patched.setattr(Library, "launch", record)
-                    kernel.bind(Use(call.need.attrs, call.inputs, outputs, scratch))
+                    kernel.bind(KernelArguments(call.spec.attrs, call.inputs, outputs, scratch))
                     patched.undo()
     x = torch.ones(3)
     return found | {"onward_math": {"x": x, "y": x.clone(), "n": 3, "which": 0}}

@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional as F
 
 from onward.graph.types import DType, Type
-from onward.kernels import NATIVE, Kernel, Need, Use
+from onward.kernels import NATIVE, Kernel, KernelArguments, KernelSpec
 from onward.kernels.native import activation, embedding, library, reduce, update
 from onward.kernels.native.library import Library, files, usable
 
@@ -54,20 +54,20 @@ def type_of(x: torch.Tensor) -> Type:
 
 def bound(op: str, inputs: list[Any], outputs: Tensors, **attrs: Any) -> Callable[[], Any]:
     """The native kernel's launch, which keeps its memory alive; its temporaries hold rubbish."""
-    need = Need(
+    spec = KernelSpec(
         op, attrs, tuple(None if x is None else type_of(x) for x in inputs),
         tuple(type_of(y) for y in outputs),
     )  # fmt: skip
     (kernel,) = NATIVE[op]
-    assert kernel.why_not(need) is None
-    use = Use(attrs, inputs, outputs, _rubbish(kernel, need))
-    launch = kernel.bind(use)
-    return lambda: (launch(), use)
+    assert kernel.unsupported(spec) is None
+    args = KernelArguments(attrs, inputs, outputs, _rubbish(kernel, spec))
+    launch = kernel.bind(args)
+    return lambda: (launch(), args)
 
 
-def _rubbish(kernel: Kernel, need: Need) -> Tensors:
+def _rubbish(kernel: Kernel, spec: KernelSpec) -> Tensors:
     made: Tensors = []
-    for type in kernel.scratch(need):
+    for type in kernel.scratch(spec):
         shape = [int(n) for n in type.shape]  # type: ignore[arg-type]
         whole = type.dtype == DType.INT64
         dtype = torch.float64 if type.dtype == DType.DOUBLE else torch.float32

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels import NATIVE, Kernel, Need, Use
+from onward.kernels import NATIVE, Kernel, KernelArguments, KernelSpec
 from onward.kernels.native import norm, random
 from onward.kernels.native.library import Library, files, library, usable
 
@@ -59,10 +59,10 @@ def call(
         "AddLayerNormalizationGrad": [x.shape, row, row, x.shape][:outputs],
     }[op]
     results = [torch.full([int(n) for n in s], torch.nan) for s in shapes]
-    need = Need(op, attrs, tuple(_type(v) for v in inputs), tuple(_typed(y) for y in results))
-    assert kernel.why_not(need) is None
-    scratch = [torch.full([int(n) for n in t.shape], torch.nan) for t in kernel.scratch(need)]  # type: ignore[arg-type]
-    kernel.bind(Use(attrs, inputs, results, scratch))()
+    spec = KernelSpec(op, attrs, tuple(_type(v) for v in inputs), tuple(_typed(y) for y in results))
+    assert kernel.unsupported(spec) is None
+    scratch = [torch.full([int(n) for n in t.shape], torch.nan) for t in kernel.scratch(spec)]  # type: ignore[arg-type]
+    kernel.bind(KernelArguments(attrs, inputs, results, scratch))()
     return results
 
 
@@ -76,7 +76,7 @@ def _type(x: torch.Tensor | None) -> Type | None:
 
 def dropout(x: torch.Tensor, seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
     y = torch.full_like(x, torch.nan)
-    kernel_of("Dropout").bind(Use(DROP, [x, seed, offset], [y], []))()
+    kernel_of("Dropout").bind(KernelArguments(DROP, [x, seed, offset], [y], []))()
     return y
 
 
@@ -194,7 +194,9 @@ def test_masks_follow_every_logical_index(build: str) -> None:
     inputs = [numbers.x, numbers.residual, numbers.scale, None, numbers.seed, numbers.offset]
     r = call("AddLayerNormalization", attrs, [*inputs], 4)[3]
     x = torch.empty_like(numbers.x)
-    kernel_of("Dropout").bind(Use(attrs, [numbers.x, numbers.seed, numbers.offset], [x], []))()
+    kernel_of("Dropout").bind(
+        KernelArguments(attrs, [numbers.x, numbers.seed, numbers.offset], [x], [])
+    )()
     assert torch.equal(r, numbers.residual + x)
 
 
@@ -219,8 +221,8 @@ def test_what_is_not_a_number_stays_in_its_row(build: str) -> None:
 def test_dropout_of_everything_is_left_to_the_body() -> None:
     x = Type(DType.FLOAT, (2, 3))
     for op in ("AddLayerNormalization", "AddLayerNormalizationGrad"):
-        need = Need(op, {**DROP, "ratio": 1.0}, (x, x, x), (x,))
-        assert kernel_of(op).why_not(need) == "ratio 1"
+        spec = KernelSpec(op, {**DROP, "ratio": 1.0}, (x, x, x), (x,))
+        assert kernel_of(op).unsupported(spec) == "ratio 1"
 
 
 def test_results_do_not_depend_on_where_rows_lie(build: str) -> None:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from onward.graph.evaluate import evaluate
 from onward.graph.types import DType, parse_type
-from onward.kernels import KERNELS, Need, Use, torch_dtype
+from onward.kernels import KERNELS, KernelArguments, KernelSpec, torch_dtype
 from onward.kernels.native.library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library")
@@ -259,9 +259,9 @@ def test_a_launch_reads_the_coordinates_anew() -> None:
     types = tuple(type_of(x) for x in inputs)
     scratch = [
         torch.empty([int(n) for n in t.shape], dtype=torch_dtype(t.dtype))  # type: ignore[arg-type]
-        for t in kernel.scratch(Need("FlashAttention", rows.attrs, types, ()))
+        for t in kernel.scratch(KernelSpec("FlashAttention", rows.attrs, types, ()))
     ]
-    launch = kernel.bind(Use(rows.attrs, inputs, [y, *numbers], scratch))
+    launch = kernel.bind(KernelArguments(rows.attrs, inputs, [y, *numbers], scratch))
     launch()
     assert torch.equal(y, ours_packed(rows)["y"])
     other = whole(65, 200)
@@ -285,8 +285,8 @@ def test_the_scratch_grows_with_the_rows(op: str) -> None:
             kinds = [f"f32[1,2,{n},18]", *kinds, f"f32[1,2,{n},18]", row, row]
         kinds += [f"i64[{n},2]", f"i64[{m},2]"]
         types = tuple(None if t is None else parse_type(t) for t in kinds)
-        call = Need(op, {"scale": 1.0, "is_causal": 0}, types, ())
-        assert kernel.why_not(call) is None
+        call = KernelSpec(op, {"scale": 1.0, "is_causal": 0}, types, ())
+        assert kernel.unsupported(call) is None
         return [t.nbytes for t in kernel.scratch(call)]
 
     rows = (0, 1, 15, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025, 5000)

@@ -18,10 +18,10 @@ from onward.graph.check import check
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import ONWARD, Graph, Node, Role, Value, array_of, type_of
 from onward.graph.types import DType, Type, parse_type, symbol
-from onward.kernels import KERNELS, Kernel, Need, Rates, Refusal, Target, host, kernel_for
+from onward.kernels import KERNELS, Kernel, KernelSpec, Rates, Refusal, Target, host, kernel_for
 from onward.plan import Fusible, make_plan
 from onward.plan.cost import seconds
-from onward.plan.select import need_of, open_need, select
+from onward.plan.select import open_spec, select, spec_of
 from onward.rewrite import FORWARD, STEP, Context, Fusion, FusionPass, NearMiss, run, summary
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
@@ -48,10 +48,10 @@ def node_of(case: OpCase, dtype: DType = DType.FLOAT) -> Node:
 @pytest.mark.parametrize("target", [NATIVE, BARE, Target("cuda")], ids=called)
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_first_kernel_that_applies_or_every_reason(case: OpCase, target: Target) -> None:
-    need = need_of(node_of(case))
-    found = kernel_for(need, target)
+    spec = spec_of(node_of(case))
+    found = kernel_for(spec, target)
     kernels = KERNELS.get(case.op, ())
-    fitting = [k for k in kernels if not (k.where(target) or k.why_not(need) or k.faster(need))]
+    fitting = [k for k in kernels if not (k.where(target) or k.unsupported(spec) or k.faster(spec))]
     if fitting:
         assert found is fitting[0]
     else:
@@ -64,17 +64,17 @@ def test_the_first_kernel_that_applies_or_every_reason(case: OpCase, target: Tar
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_sizes_that_are_names_change_no_answer(case: OpCase) -> None:
     """What fits at one size fits at all sizes above 0: passes ask before sizes are known."""
-    need = need_of(node_of(case))
-    if any(0 in t.shape for t in (*need.inputs, *need.outputs) if t is not None):
+    spec = spec_of(node_of(case))
+    if any(0 in t.shape for t in (*spec.inputs, *spec.outputs) if t is not None):
         pytest.skip("a size of 0 is a case of its own")
 
     def named(t: Type) -> Type:
         return t.with_shape(symbol(f"N{n}") if isinstance(n, int) and n > 1 else n for n in t.shape)
 
     for kernel in KERNELS.get(case.op, ()):
-        assert kernel.why_not(need.mapped(named)) == kernel.why_not(need), kernel.name
-    assert isinstance(kernel_for(need.mapped(named), NATIVE), Kernel) == isinstance(
-        kernel_for(need, NATIVE), Kernel
+        assert kernel.unsupported(spec.mapped(named)) == kernel.unsupported(spec), kernel.name
+    assert isinstance(kernel_for(spec.mapped(named), NATIVE), Kernel) == isinstance(
+        kernel_for(spec, NATIVE), Kernel
     )
 
 
@@ -82,11 +82,11 @@ def test_what_was_measured_is_asked_only_where_sizes_are_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first, *rest = KERNELS["Gelu"]
-    slow = replace(first, faster=lambda need: "another")
+    slow = replace(first, faster=lambda spec: "another")
     monkeypatch.setitem(KERNELS, "Gelu", (slow, *rest))
 
-    def gelu(text: str) -> Need:
-        return Need("Gelu", {}, (parse_type(text),), (parse_type(text),))
+    def gelu(text: str) -> KernelSpec:
+        return KernelSpec("Gelu", {}, (parse_type(text),), (parse_type(text),))
 
     assert kernel_for(gelu("f32[B,4]"), NATIVE) is slow
     assert kernel_for(gelu("f32[2,4]"), NATIVE) is not slow
@@ -96,7 +96,9 @@ def test_what_was_measured_is_asked_only_where_sizes_are_known(
 
 
 def test_an_op_that_no_kernel_has() -> None:
-    assert kernel_for(Need("Never", {}, (), ()), NATIVE) == Refusal(("not in the kernel table",))
+    assert kernel_for(KernelSpec("Never", {}, (), ()), NATIVE) == Refusal(
+        ("not in the kernel table",)
+    )
 
 
 @pytest.mark.parametrize("level", ["0", "plain"])
@@ -252,9 +254,9 @@ def test_layers_that_are_alike_are_asked_about_once(monkeypatch: pytest.MonkeyPa
     asked: Counter[str] = Counter()
     import onward.plan.fusible as module
 
-    def counted(need: Need, target: Target) -> Any:
-        asked[need.op] += 1
-        return kernel_for(need, target)
+    def counted(spec: KernelSpec, target: Target) -> Any:
+        asked[spec.op] += 1
+        return kernel_for(spec, target)
 
     monkeypatch.setattr(module, "kernel_for", counted)
     fusible = Fusible(NATIVE)
@@ -307,7 +309,7 @@ def test_an_fp64_model_keeps_its_ops_and_is_told_why(kind: str) -> None:
     step, _ = run(vjp(forward, ["loss"], tiny.trained(made)), STEP, refuse=Fusible(NATIVE))
     for node in step:
         if node.domain == ONWARD:
-            found = kernel_for(open_need(node), NATIVE)
+            found = kernel_for(open_spec(node), NATIVE)
             assert isinstance(found, Kernel), f"{node.op_type}: {found}"
 
 
@@ -327,7 +329,7 @@ def test_the_reference_engine_runs_what_passes_write_where_nobody_is_asked() -> 
         sizes = {"B": 3, "T": 5}
         feeds: dict[str, Any] = {"labels": np.array([1, 0, 3])}
         for name in TYPES:
-            shape = type_of(graph.find_input(name)).bind(sizes).settled.shape
+            shape = type_of(graph.find_input(name)).bind(sizes).concrete.shape
             feeds[name] = rng.standard_normal([int(str(n)) for n in shape]).astype(np.float32)
         fused, _ = run(graph, list(FUSIONS.values()))
         assert op in [n.op_type for n in fused]

@@ -23,7 +23,7 @@ from tiny import (
 )
 
 from onward.differentiate import vjp
-from onward.graph.text import graph_text
+from onward.graph.printer import graph_text
 from onward.rewrite import FORWARD, STEP
 
 pytestmark = pytest.mark.usefixtures("captures_kept")

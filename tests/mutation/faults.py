@@ -143,8 +143,8 @@ FAULTS: tuple[Fault, ...] = (
     # kernels
     Fault(
         "kernel: integer division rounds down", "kernels/aten/elementwise.py",
-        'mode = None if use.y.is_floating_point() else "trunc"',
-        'mode = None if use.y.is_floating_point() else "floor"', KERNELS,
+        'mode = None if args.y.is_floating_point() else "trunc"',
+        'mode = None if args.y.is_floating_point() else "floor"', KERNELS,
     ),
     Fault(
         "kernel: where may be written over its condition's side", "kernels/aten/elementwise.py",
@@ -190,8 +190,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "kernel: the upper triangle's diagonal", "kernels/aten/elementwise.py",
-        "return partial(function, use.x(0), diagonal=k, out=use.y)",
-        "return partial(function, use.x(0), diagonal=0, out=use.y)", KERNELS,
+        "return partial(function, args.x(0), diagonal=k, out=args.y)",
+        "return partial(function, args.x(0), diagonal=0, out=args.y)", KERNELS,
     ),
     # plan
     Fault(
@@ -573,11 +573,11 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "kernel_for: measured sizes are asked for before they are known", "kernels/__init__.py",
-        "kernel.faster(need) if need.is_static else None", "kernel.faster(need)", TARGET,
+        "kernel.faster(spec) if spec.is_static else None", "kernel.faster(spec)", TARGET,
     ),
     Fault(
         "kernel_for: the target is not asked", "kernels/__init__.py",
-        "reason = kernel.where(target) or kernel.why_not(need)", "reason = kernel.why_not(need)",
+        "reason = kernel.where(target) or kernel.unsupported(spec)", "reason = kernel.unsupported(spec)",
         TARGET,
     ),
     Fault(

@@ -349,7 +349,17 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "disable", [(), ("noop", "cse", "add_layer_norm", "bias_activation", "gemm_add")]
+    "disable",
+    [
+        (),
+        (
+            "noop",
+            "common_subexpression_elimination",
+            "add_layer_norm",
+            "bias_activation",
+            "gemm_add",
+        ),
+    ],
 )
 def test_training_steps(disable: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """The steps that a Trainer plans, with clipping and accumulation, on every plan it makes."""

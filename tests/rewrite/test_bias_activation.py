@@ -22,7 +22,7 @@ from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, Value, attributes
 from onward.graph.types import parse_type
 from onward.rewrite.bias_activation import bias_activation
-from onward.rewrite.dead import dead
+from onward.rewrite.dead_code_elimination import dead_code_elimination
 
 Write = Callable[[Builder, dict[str, Value]], Value]
 RNG = np.random.default_rng(0)
@@ -78,7 +78,7 @@ def test_an_activation_takes_the_bias_of_its_product(name: str) -> None:
     want = evaluate(graph, FEEDS)["y"]
     gemm = attributes(next(n for n in graph if n.op_type == "Gemm"))
     assert fuse(bias_activation, graph) == 1
-    assert dead(graph) == 0, "it leaves nothing to sweep"
+    assert dead_code_elimination(graph) == 0, "it leaves nothing to sweep"
     left = [op for op in ops(graph) if op != "Reshape"]
     assert left == ["Gemm", "BiasActivation"]
     product, fused = (next(n for n in graph if n.op_type == op) for op in left)

@@ -180,8 +180,8 @@ def test_the_graph_before_any_pass_has_something_to_do(model: Model) -> None:
     assert not model.made.journal.reports
     _, reports = run(model.graph, STEP)
     edits = {r.name: r.edits for r in reports}
-    assert edits["cse"] > 0
-    assert edits["dead"] > 0
+    assert edits["common_subexpression_elimination"] > 0
+    assert edits["dead_code_elimination"] > 0
 
 
 @pytest.mark.parametrize("item", PASSES, ids=[p.name for p in PASSES])

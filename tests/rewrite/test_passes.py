@@ -13,10 +13,10 @@ from onward.graph.types import DType, parse_type, product, symbol
 from onward.kernels import Target
 from onward.plan import Fusible
 from onward.rewrite import FORWARD, STEP, Pass, prune, run
-from onward.rewrite.cse import cse
-from onward.rewrite.dead import dead
+from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
+from onward.rewrite.constant_folding import LIMIT, constant_folding
+from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.flash_attention import flash_attention
-from onward.rewrite.fold import LIMIT, fold
 from onward.rewrite.noop import noop
 from onward.rewrite.scatter_into import scatter_into
 
@@ -62,7 +62,7 @@ def test_fold_evaluates_what_only_constants_enter() -> None:
     wide = b.Mul(b.Add(table, 1.0), table)
     left, right = b.Split(b.transpose(table, [1, 0]), b.ints([1, 2]), axis=0)
     graph = m.out(b.Add(m.x, wide), left, right)
-    assert fold(graph) == 4
+    assert constant_folding(graph) == 4
     assert ops(graph) == ["Add"]
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     (folded,) = [v for v in producer(graph.outputs["o0"]).inputs if v is not m.x]
@@ -75,11 +75,11 @@ def test_fold_writes_known_sizes_as_numbers_and_leaves_unknown_ones() -> None:
     m = Made("f32[B,3]")
     sizes, first = m.b.Shape(m.x), m.b.Shape(m.x, start=1)
     graph = m.out(sizes, first, m.b.Mul(first, m.b.ints([2])))
-    assert fold(graph) == 2
+    assert constant_folding(graph) == 2
     assert ops(graph) == ["Shape"]
     assert [array_of(graph.outputs[o]) for o in ("o1", "o2")] == [[3], [6]]
     bound = graph.clone({"B": 5})
-    assert fold(bound) == 1
+    assert constant_folding(bound) == 1
     np.testing.assert_array_equal(array_of(bound.outputs["o0"]), [5, 3])
 
 
@@ -92,7 +92,7 @@ def test_fold_keeps_element_types() -> None:
         if dtype != DType.INT64:
             results += [b.Sqrt(c), b.Pow(c, 2.0), b.ReduceMean(c, keepdims=0)]
         graph = m.out(*results)
-        assert fold(graph) == len(results)
+        assert constant_folding(graph) == len(results)
         for value in graph.outputs.values():
             array = array_of(value)
             assert array is not None and array.dtype == dtype.numpy()
@@ -104,7 +104,7 @@ def test_fold_leaves_large_and_random_results_to_run() -> None:
     small, large = m.b.expand(one, (LIMIT,)), m.b.expand(one, (LIMIT + 1,))
     drop = m.b.Dropout(small, m.b.ints([1, 2]), None, ratio=0.5, site=0, sample_dim=-1)
     graph = m.out(small, large, drop)
-    assert fold(graph) == 1
+    assert constant_folding(graph) == 1
     assert ops(graph) == ["Expand", "Dropout"]
 
 
@@ -170,7 +170,7 @@ def test_noop_joins_reshapes_and_transposes() -> None:
     feeds["y"] = feeds["x"]
     want = evaluate(graph, feeds)
     assert noop(graph) == 4
-    dead(graph)
+    dead_code_elimination(graph)
     assert ops(graph) == ["Reshape", "Transpose"]
     assert graph.outputs["o1"] is m.x
     assert graph.outputs["o2"] is m.x
@@ -185,7 +185,7 @@ def test_noop_joins_transposes_that_leave_their_order_to_the_standard() -> None:
     feeds["y"] = feeds["x"]
     want = evaluate(graph, feeds)
     assert noop(graph) == 2
-    dead(graph)
+    dead_code_elimination(graph)
     assert ops(graph) == ["Transpose"]
     for name, y in evaluate(graph, feeds).items():
         np.testing.assert_array_equal(y, want[name])
@@ -215,7 +215,7 @@ def test_cse_merges_equal_nodes_and_what_becomes_equal() -> None:
     b = m.b
     first, second = b.Add(m.x, m.y), b.Add(m.x, m.y)
     graph = m.out(b.Exp(first), b.Exp(second), b.Sub(first, second))
-    assert cse(graph) == 2
+    assert common_subexpression_elimination(graph) == 2
     assert ops(graph) == ["Add", "Exp", "Sub"]
     assert graph.outputs["o0"] is graph.outputs["o1"]
 
@@ -229,14 +229,14 @@ def test_cse_tells_apart_inputs_attributes_and_ops() -> None:
         b.Add(m.x, 1.0), b.Add(m.x, 2.0), b.Split(m.x, b.ints([1, 2]), axis=0)[0],
         b.Split(m.x, b.ints([2, 1]), axis=0)[0],
     )  # fmt: skip
-    assert cse(graph) == 0
+    assert common_subexpression_elimination(graph) == 0
 
 
 def test_cse_merges_all_outputs_of_a_node() -> None:
     m = Made()
     parts = [m.b.Split(m.x, m.b.ints([1, 2]), axis=1) for _ in range(2)]
     graph = m.out(*parts[0], *parts[1])
-    assert cse(graph) == 1
+    assert common_subexpression_elimination(graph) == 1
     assert graph.outputs["o0"] is graph.outputs["o2"]
     assert graph.outputs["o1"] is graph.outputs["o3"]
 
@@ -248,7 +248,7 @@ def test_cse_merges_draws_of_one_site_and_never_of_two() -> None:
         return m.b.Dropout(m.x, m.seed, None, ratio=ratio, site=site, sample_dim=-1)
 
     graph = m.out(drop(0), drop(1), drop(0), drop(1), drop(0, 0.25))
-    assert cse(graph) == 2
+    assert common_subexpression_elimination(graph) == 2
     assert graph.outputs["o0"] is graph.outputs["o2"]
     assert graph.outputs["o1"] is graph.outputs["o3"]
     assert len(set(graph.outputs.values())) == 3
@@ -257,7 +257,7 @@ def test_cse_merges_draws_of_one_site_and_never_of_two() -> None:
 def test_cse_does_not_merge_what_stops_a_gradient_with_what_does_not() -> None:
     m = Made()
     graph = m.out(m.b.Identity(m.x), stopped(m.b, m.x), stopped(m.b, m.x))
-    assert cse(graph) == 1
+    assert common_subexpression_elimination(graph) == 1
     assert graph.outputs["o0"] is not graph.outputs["o1"]
 
 
@@ -272,7 +272,7 @@ def test_dead_removes_what_nobody_reads_and_keeps_outputs_and_inputs() -> None:
     left, _ = b.Split(m.x, b.ints([1, 2]), axis=1)  # one of two results is read
     number = b.const(np.array(7.0))
     graph = m.out(kept, left, number, m.y)
-    assert dead(graph) == 2
+    assert dead_code_elimination(graph) == 2
     assert sorted(ops(graph)) == ["Exp", "Split"]
     assert len(graph.ir.initializers) == 2
     assert graph.outputs["o2"] is number
@@ -323,7 +323,7 @@ def test_a_scatter_on_zeros_is_added_into_the_other_term(swapped: bool) -> None:
     graph = m.out(m.b.Add(rows, base) if swapped else m.b.Add(base, rows))
     want = evaluate(graph, m.feeds())["o0"]
     assert scatter_into(graph) == 1
-    dead(graph)
+    dead_code_elimination(graph)
     assert ops(graph) == ["Exp", "ScatterND"]
     np.testing.assert_allclose(evaluate(graph, m.feeds())["o0"], want, rtol=1e-6)
 
@@ -448,7 +448,13 @@ def test_a_pass_is_switched_off_by_its_name(name: str) -> None:
     graph = m.out(b.Add(b.Mul(rest, 1.0), m.on(m.zeros)), folded)
     _, every = run(graph, STEP, verify=True)
     edited = {report.name for report in every if report.edits}
-    assert edited == {"fold", "noop", "cse", "scatter_into", "dead"}  # fusions have their own tests
+    assert edited == {
+        "constant_folding",
+        "noop",
+        "common_subexpression_elimination",
+        "scatter_into",
+        "dead_code_elimination",
+    }  # fusions have their own tests
     _, fewer = run(graph, STEP, disable=[name], verify=True)
     assert [r.name for r in fewer] == [r.name for r in every if r.name != name]
     assert len(graph) == len(m.graph), "run works on a copy"

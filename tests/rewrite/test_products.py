@@ -13,9 +13,9 @@ from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import parse_type
-from onward.rewrite.dead import dead
+from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.gemm_add import gemm_add
-from onward.rewrite.head import linear_cross_entropy, linear_cross_entropy_step
+from onward.rewrite.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_step
 
 Run = Callable[[Graph, dict[str, np.ndarray]], dict[str, np.ndarray]]
 
@@ -126,7 +126,7 @@ def test_the_loss_no_longer_reads_the_logits(bias: bool, reduction: str) -> None
     graph = m.out(loss, logits)
     m.same(graph, alone(linear_cross_entropy), 1)
     del graph.outputs["y1"]
-    dead(graph)
+    dead_code_elimination(graph)
     assert ops(graph) == ["LinearCrossEntropy"]
 
 
@@ -173,7 +173,7 @@ def trained(m: Layer) -> Graph:
     _, loss = head(m)
     m.graph.outputs = {"loss": loss}
     assert fused(linear_cross_entropy, m.graph) == 1
-    dead(m.graph)
+    dead_code_elimination(m.graph)
     graph = vjp(m.graph, ["loss"], ["x", "w", "bias"])
     m.feeds["cotangent.loss"] = np.array(0.5, np.float32)
     return graph

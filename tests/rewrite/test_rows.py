@@ -22,7 +22,7 @@ from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.ops import named
 from onward.graph.types import DType, parse_type, product
 from onward.rewrite import Context
-from onward.rewrite.rows import Demand, cut, demands, row_demand
+from onward.rewrite.rows import Demand, demands, row_demand, split_counting
 from onward.rewrite.rows.demand import DEMAND
 from onward.rewrite.rows.packer import PACK
 
@@ -375,7 +375,7 @@ def test_every_rule_is_used_by_a_construct() -> None:
 def test_counting_is_apart_from_the_step() -> None:
     graph, data = graph_of(CONSTRUCTS["layers"]), feeds(4)
     row_demand(graph, ["loss"], packing())
-    conditions, step = cut(graph)
+    conditions, step = split_counting(graph)
     assert all(n.op_type != "Rows" for n in [*conditions, *step])
     found = evaluate(conditions, data)
     labelled, real = data["labels"].reshape(-1) != -100, data["mask"].reshape(-1) != 0

@@ -14,8 +14,8 @@ from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, Value, attributes, type_of
 from onward.graph.types import parse_type, product, symbol
 from onward.plan.views import contiguous, view
-from onward.rewrite.cse import cse
-from onward.rewrite.dead import dead
+from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
+from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.reshape_through_transpose import refined, reshape_through_transpose
 from onward.rewrite.slices_to_split import slices_to_split
 from onward.rewrite.split_first import split_first
@@ -45,7 +45,7 @@ class Made:
         """Edits of each pass; results and types must not have changed."""
         want, types = self.results(), [type_of(v) for v in self.graph.outputs.values()]
         edits = [p(self.graph) for p in passes]  # type: ignore[operator]
-        dead(self.graph)
+        dead_code_elimination(self.graph)
         check(self.graph)
         assert [type_of(v) for v in self.graph.outputs.values()] == types
         for name, y in self.results().items():
@@ -275,5 +275,5 @@ def test_gradients_do_not_depend_on_the_order_of_views(off: str, batch_first: bo
 def test_equal_slices_are_one_after_cse() -> None:
     m = Made("f32[B,4]")
     m.out(*(m.b.slice(m.x, 1, i, i + 2) for i in (0, 2, 0, 2)))
-    assert m.rewritten(cse, slices_to_split) == [2, 2]
+    assert m.rewritten(common_subexpression_elimination, slices_to_split) == [2, 2]
     assert m.ops == ["Split"]

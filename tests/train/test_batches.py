@@ -15,7 +15,7 @@ from torch import nn
 
 import onward
 from onward import OnwardError
-from onward.train.call import bind_call
+from onward.train.batch import bind_batch
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -83,7 +83,7 @@ def test_spellings_of_a_batch_are_one() -> None:
 
 
 def leaves(value: Any) -> Any:
-    return bind_call((), {"x": value, "y": X}, False).kwargs["x"]
+    return bind_batch((), {"x": value, "y": X}, False).kwargs["x"]
 
 
 @pytest.mark.parametrize(
@@ -203,15 +203,15 @@ def test_parameters_may_have_attributes() -> None:
 
 def test_keys_are_names() -> None:
     with pytest.raises(OnwardError, match="key 3, which names no argument"):
-        bind_call(({3: X},), {}, False)
+        bind_batch(({3: X},), {}, False)
 
 
 def test_values_that_only_look_alike_are_other_programs() -> None:
     """1, 1.0 and True are equal to Python, and so are 0.0 and -0.0; NaN is not equal to itself."""
     values = [1, 1.0, True, 0, 0.0, -0.0, False, float("nan"), None]
-    kinds = [bind_call((), {"x": v, "y": X}, False).kind for v in values]
+    kinds = [bind_batch((), {"x": v, "y": X}, False).kind for v in values]
     assert len(set(kinds)) == len(values)
-    assert kinds[7] == bind_call((), {"x": float("nan"), "y": X}, False).kind
+    assert kinds[7] == bind_batch((), {"x": float("nan"), "y": X}, False).kind
 
 
 def test_integers_and_floats_of_one_value_compute_their_own() -> None:

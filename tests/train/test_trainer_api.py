@@ -257,11 +257,14 @@ def test_report_counts_passes_and_profile_times_ops() -> None:
 
 
 def test_disabled_passes_do_not_run() -> None:
-    options = TrainerOptions(disable=("cse", "scatter_into"))
+    options = TrainerOptions(disable=("common_subexpression_elimination", "scatter_into"))
     trainer = onward.Trainer(gpt2(), onward.optim.AdamW(), options=options)
     trainer.train_step(batch())
     run = {p["name"] for p in trainer.report()["passes"]}
-    assert run == {p.name for p in (*FORWARD, *STEP)} - {"cse", "scatter_into"} | {"row_demand"}
+    assert run == {p.name for p in (*FORWARD, *STEP)} - {
+        "common_subexpression_elimination",
+        "scatter_into",
+    } | {"row_demand"}
 
 
 # ---- export

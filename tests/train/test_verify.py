@@ -235,8 +235,11 @@ def test_dump_writes_every_stage_as_text_and_valid_onnx(
 
 
 def test_environment_switches_passes_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ONWARD_DISABLE", "cse,noop")
+    monkeypatch.setenv("ONWARD_DISABLE", "common_subexpression_elimination,noop")
     trainer = onward.Trainer(gpt2(layers=1), onward.optim.AdamW())
     trainer.train_step(batch())
     run = {p["name"] for p in trainer.report()["passes"]}
-    assert run == {p.name for p in (*FORWARD, *STEP)} - {"cse", "noop"} | {"row_demand"}
+    assert run == {p.name for p in (*FORWARD, *STEP)} - {
+        "common_subexpression_elimination",
+        "noop",
+    } | {"row_demand"}

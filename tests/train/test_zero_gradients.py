@@ -11,7 +11,7 @@ from torch import nn
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
-Use = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+KernelArguments = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def overwritten(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -35,7 +35,7 @@ def within_no_grad(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return x * w
 
 
-USES: dict[str, Use] = {
+USES: dict[str, KernelArguments] = {
     "overwritten": overwritten,
     "filled": filled,
     "written into": written_into,
@@ -54,7 +54,7 @@ USES: dict[str, Use] = {
 
 
 class Using(nn.Module):
-    def __init__(self, use: Use) -> None:
+    def __init__(self, use: KernelArguments) -> None:
         super().__init__()
         self.use = use
         self.w, self.other = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))

@@ -12,7 +12,7 @@ from onward.execute.memory import Memory
 from onward.execute.owned import check_owned
 from onward.execute.tensors import Tensors
 from onward.graph.types import Type, value
-from onward.kernels import Use
+from onward.kernels import KernelArguments
 from onward.kernels.kernel import Launch
 from onward.plan import Layout, Plan, Region
 from onward.plan.plan import Launch as Planned
@@ -92,7 +92,7 @@ class Binder:
         inputs = [None if x is None else tensor(x) for x in launch.inputs]
         outputs = [tensor(y) for y in launch.outputs]
         scratch = self._scratch(launch) if i in self._roomy else [tensor(x) for x in launch.scratch]
-        return launch.kernel.bind(Use(launch.attrs, inputs, outputs, scratch))
+        return launch.kernel.bind(KernelArguments(launch.attrs, inputs, outputs, scratch))
 
     # ---- open sizes
 
@@ -113,7 +113,7 @@ class Binder:
             return False
         least = {n: 1 if n in self.plan.open else size for n, size in self.plan.dims.items()}
         small, large = (
-            launch.kernel.scratch(launch.need.mapped(lambda t, d=d: t.bind(d)))
+            launch.kernel.scratch(launch.spec.mapped(lambda t, d=d: t.bind(d)))
             for d in (least, self.plan.dims)
         )
         return small != large
@@ -125,9 +125,9 @@ class Binder:
         def at(type: Type) -> Type:
             return type if type.is_static else type.with_shape([size(n) for n in type.shape])
 
-        need = launch.need.mapped(at)
+        spec = launch.spec.mapped(at)
         made: list[torch.Tensor] = []
-        for type, place in zip(launch.kernel.scratch(need), launch.scratch, strict=True):
+        for type, place in zip(launch.kernel.scratch(spec), launch.scratch, strict=True):
             assert type.nbytes <= place.nbytes, f"{launch.kernel.name} asks for more than planned"
             typed = self._tensors.typed(place)
             made.append(typed[: type.numel].view([value(n) for n in type.shape]))

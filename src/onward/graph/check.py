@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from onward.graph.graph import ONWARD, Graph, Value, role_of, type_of
 from onward.graph.ops import OWN
-from onward.graph.text import node_text
+from onward.graph.printer import node_text
 
 
 def check(graph: Graph) -> None:

@@ -203,7 +203,7 @@ class Type:
         return self.with_shape(substitute(d, dims) for d in self.shape)
 
     @property
-    def settled(self) -> Type:
+    def concrete(self) -> Type:
         """With numbers for all dims. Raises ValueError where one is not settled."""
         try:
             return self if self.is_static else self.with_shape(value(d) for d in self.shape)
@@ -213,7 +213,7 @@ class Type:
     @property
     def numel(self) -> int:
         """Number of elements; raises ValueError where a dim is not settled."""
-        return math.prod(self.settled.shape)  # type: ignore[arg-type]
+        return math.prod(self.concrete.shape)  # type: ignore[arg-type]
 
     @property
     def nbytes(self) -> int:

@@ -10,7 +10,7 @@ from onward.kernels.aten import TABLE as ATEN
 from onward.kernels.blas import TABLE as BLAS
 from onward.kernels.blas.choice import forced as forced_engine
 from onward.kernels.host import host
-from onward.kernels.kernel import Kernel, Need, Use, torch_dtype
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, torch_dtype
 from onward.kernels.native import TABLE as NATIVE
 from onward.kernels.target import Rates, Target
 
@@ -31,17 +31,17 @@ class Refusal:
         return "; ".join(self.reasons)
 
 
-def kernel_for(need: Need, target: Target) -> Kernel | Refusal:
+def kernel_for(spec: KernelSpec, target: Target) -> Kernel | Refusal:
     """The first kernel that applies to a call on a target.
 
-    Before sizes are bound the types of `need` may hold named ones. What was measured per size is
+    Before sizes are bound the types of `spec` may hold named ones. What was measured per size is
     then not asked: it decides between kernels, never whether there is one.
     """
     reasons: list[str] = []
-    for kernel in KERNELS.get(need.op, ()):
-        reason = kernel.where(target) or kernel.why_not(need)
+    for kernel in KERNELS.get(spec.op, ()):
+        reason = kernel.where(target) or kernel.unsupported(spec)
         if reason is None:
-            faster = kernel.faster(need) if need.is_static else None
+            faster = kernel.faster(spec) if spec.is_static else None
             if faster is None:
                 return kernel
             reason = f"{faster} was measured faster"
@@ -54,11 +54,11 @@ __all__ = [
     "KERNELS",
     "NATIVE",
     "Kernel",
-    "Need",
+    "KernelArguments",
+    "KernelSpec",
     "Rates",
     "Refusal",
     "Target",
-    "Use",
     "forced_engine",
     "host",
     "kernel_for",

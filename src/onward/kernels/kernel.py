@@ -31,7 +31,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class Need:
+class KernelSpec:
     """What a node asks of a kernel, before any memory exists."""
 
     op: str
@@ -44,7 +44,7 @@ class Need:
         """Whether all sizes are numbers."""
         return all(t is None or t.is_static for t in (*self.inputs, *self.outputs))
 
-    def mapped(self, function: Callable[[Type], Type]) -> Need:
+    def mapped(self, function: Callable[[Type], Type]) -> KernelSpec:
         """With other types, such as those with numbers for open sizes."""
         return replace(
             self,
@@ -54,7 +54,7 @@ class Need:
 
 
 @dataclass(frozen=True)
-class Use:
+class KernelArguments:
     """The same with memory: tensors to read, tensors to write, temporaries.
 
     An absent optional input is None; an output nobody reads is still given memory.
@@ -75,11 +75,11 @@ class Use:
         return self.outputs[0]
 
 
-def nothing(need: Need) -> list[Type]:
+def nothing(spec: KernelSpec) -> list[Type]:
     return []
 
 
-def no_bytes(need: Need) -> int:
+def no_bytes(spec: KernelSpec) -> int:
     return 0
 
 
@@ -87,7 +87,7 @@ def anywhere(target: Target) -> str | None:
     return None
 
 
-def nothing_faster(need: Need) -> str | None:
+def nothing_faster(spec: KernelSpec) -> str | None:
     return None
 
 
@@ -97,8 +97,8 @@ class Kernel:
 
     bind: makes the launch: a call without arguments that writes the outputs.
     where: None where its code can run at all on a target, else the reason.
-    why_not: None where the kernel applies to a call, else the reason. Sizes may be names: such a
-        size is above 0, and equal to another where the two are written alike.
+    unsupported: None where the kernel applies to a call, else the reason. Sizes may be names: such
+        a size is above 0, and equal to another where the two are written alike.
     faster: the kernel that was measured faster for a call on this machine; None where it is this.
     inplace: pairs (output, input): the output may lie in that input's memory.
     contiguous: inputs that must be contiguous; the plan copies others first. None means all.
@@ -108,12 +108,12 @@ class Kernel:
     """
 
     name: str
-    bind: Callable[[Use], Launch]
-    why_not: Callable[[Need], str | None] = lambda need: None
+    bind: Callable[[KernelArguments], Launch]
+    unsupported: Callable[[KernelSpec], str | None] = lambda spec: None
     inplace: tuple[tuple[int, int], ...] = ()
     contiguous: tuple[int, ...] | None = ()
     strided: tuple[int, ...] = ()
-    scratch: Callable[[Need], list[Type]] = nothing
-    workspace: Callable[[Need], int] = no_bytes
+    scratch: Callable[[KernelSpec], list[Type]] = nothing
+    workspace: Callable[[KernelSpec], int] = no_bytes
     where: Callable[[Target], str | None] = anywhere
-    faster: Callable[[Need], str | None] = nothing_faster
+    faster: Callable[[KernelSpec], str | None] = nothing_faster

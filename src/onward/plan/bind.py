@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 from onward.config import OnwardError
 from onward.graph.graph import Graph, Role, Value, content_of, type_of
 from onward.graph.types import DType, Size, symbol
-from onward.rewrite.dead import dead
-from onward.rewrite.fold import fold
+from onward.rewrite.constant_folding import constant_folding
+from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.noop import noop
 
 
@@ -26,11 +26,11 @@ def bind(graph: Graph, dims: Mapping[str, int], open: Collection[str] = ()) -> G
         raise OnwardError(f"no size given for {', '.join(missing)}; fix: pass every named size")
     sizes: dict[str, Size] = {n: symbol(n, at=s) if n in open else s for n, s in dims.items()}
     bound = graph.clone(sizes)
-    fold(bound)
+    constant_folding(bound)
     noop(bound)  # which may ask for sizes itself
     if open:
         name_sizes(bound)
-    dead(bound)
+    dead_code_elimination(bound)
     for node in bound:
         for value in node.outputs:
             left = [d for d in type_of(value).shape if not isinstance(d, int) and d.at is None]

@@ -6,7 +6,7 @@ from onward.differentiate import vjp
 from onward.graph.build import Builder
 from onward.graph.graph import ONWARD, Graph, Node, Role, Value
 from onward.kernels import Kernel, Target, kernel_for
-from onward.plan.select import open_need
+from onward.plan.select import open_spec
 from onward.rewrite import Fusion
 
 
@@ -33,7 +33,7 @@ class Fusible:
         return reason
 
     def _refused(self, node: Node) -> str | None:
-        found = kernel_for(open_need(node), self._target)
+        found = kernel_for(open_spec(node), self._target)
         return None if isinstance(found, Kernel) else f"{node.op_type}: {found}"
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onward.graph.graph import Node, attributes, type_of, where
-from onward.graph.text import node_text
+from onward.graph.printer import node_text
 from onward.graph.types import Size
-from onward.kernels import KERNELS, Need
+from onward.kernels import KERNELS, KernelSpec
 from onward.plan.placement import Buffers
 from onward.plan.plan import Launch
-from onward.plan.select import open_need
+from onward.plan.select import open_spec
 from onward.plan.storages import Access, Storages
 from onward.plan.views import Layout
 
-_COPY = Need("Contiguous", {}, (), ())
+_COPY = KernelSpec("Contiguous", {}, (), ())
 
 
 def copy(source: Layout, target: Layout, text: str, module: str, backward: bool) -> Launch:
@@ -29,12 +29,12 @@ def launches_of(access: Access, storages: Storages, buffers: Buffers) -> list[La
     """What runs for a node, in order; its operands get their buffers."""
     if access.node in storages.views:
         return []
-    if access.need is None:
+    if access.spec is None:
         return _concat(access, storages, buffers)
-    return _kernel(access, access.need, storages, buffers)
+    return _kernel(access, access.spec, storages, buffers)
 
 
-def _kernel(access: Access, need: Need, storages: Storages, buffers: Buffers) -> list[Launch]:
+def _kernel(access: Access, spec: KernelSpec, storages: Storages, buffers: Buffers) -> list[Launch]:
     """The kernel's launch, behind copies of inputs that it wants contiguous."""
     node, kernel = access.node, storages.kernels[access.node]
     made: list[Launch] = []
@@ -57,8 +57,8 @@ def _kernel(access: Access, need: Need, storages: Storages, buffers: Buffers) ->
     )
     made.append(
         Launch(
-            kernel, node.op_type, where(node), need.attrs, tuple(inputs), outputs, scratch,
-            kernel.workspace(need), access.is_backward, node_text(node), open_need(node),
+            kernel, node.op_type, where(node), spec.attrs, tuple(inputs), outputs, scratch,
+            kernel.workspace(spec), access.is_backward, node_text(node), open_spec(node),
         )
     )  # fmt: skip
     return made

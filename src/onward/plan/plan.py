@@ -10,7 +10,7 @@ from typing import Any
 
 from onward.graph.signature import Signature
 from onward.graph.types import Size, value
-from onward.kernels import Kernel, Need
+from onward.kernels import Kernel, KernelSpec
 from onward.plan.views import Layout
 
 
@@ -58,7 +58,7 @@ class Launch:
     workspace: int
     backward: bool
     text: str
-    need: Need
+    spec: KernelSpec
 
     @property
     def operands(self) -> list[Layout]:
@@ -68,7 +68,7 @@ class Launch:
     @property
     def is_static(self) -> bool:
         """Whether no open size shows in its operands."""
-        types = [t for t in (*self.need.inputs, *self.need.outputs) if t is not None]
+        types = [t for t in (*self.spec.inputs, *self.spec.outputs) if t is not None]
         return all(x.is_static for x in self.operands) and all(t.is_static for t in types)
 
 

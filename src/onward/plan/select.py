@@ -5,22 +5,22 @@ from __future__ import annotations
 from onward.config import OnwardError
 from onward.graph.build import inline
 from onward.graph.graph import ONWARD, Graph, Node, attributes, content_of, type_of, where
-from onward.kernels import Kernel, Need, Target, host, kernel_for
+from onward.kernels import Kernel, KernelSpec, Target, host, kernel_for
 from onward.plan.bind import name_sizes
 from onward.plan.views import VIEWS
 
 
-def need_of(node: Node) -> Need:
+def spec_of(node: Node) -> KernelSpec:
     """What the node asks of a kernel, at the sizes that the plan is made for."""
-    return open_need(node).mapped(lambda t: t.settled)
+    return open_spec(node).mapped(lambda t: t.concrete)
 
 
-def open_need(node: Node) -> Need:
+def open_spec(node: Node) -> KernelSpec:
     """The same with open sizes as names."""
     attrs = attributes(node)
     if node.op_type.startswith("Reduce") and len(node.inputs) > 1:
         attrs["axes"] = content_of(node.inputs[1])  # types may fit several where sizes are equal
-    return Need(
+    return KernelSpec(
         node.op_type,
         attrs,
         tuple(None if v is None else type_of(v) for v in node.inputs),
@@ -41,7 +41,7 @@ def select(graph: Graph, target: Target | None = None) -> dict[Node, Kernel]:
     if _inline_bodies(graph, target) and graph.symbols:
         name_sizes(graph)  # a body may ask for open sizes
     for node in graph:
-        found = kernel_for(need_of(node), target)
+        found = kernel_for(spec_of(node), target)
         if isinstance(found, Kernel):
             chosen[node] = found
         elif node.op_type not in VIEWS:
@@ -57,7 +57,7 @@ def _inline_bodies(graph: Graph, target: Target) -> bool:
     pending = [node for node in graph if node.domain == ONWARD]
     while pending:
         node = pending.pop()
-        if isinstance(kernel_for(need_of(node), target), Kernel):
+        if isinstance(kernel_for(spec_of(node), target), Kernel):
             continue
         before = set(graph)
         inline(graph, node)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 
 from onward.graph.graph import Graph, Node, Value, type_of
 from onward.graph.types import Size, Type, value
-from onward.kernels import Kernel, Need
+from onward.kernels import Kernel, KernelSpec
 from onward.plan.arena import aligned
 from onward.plan.output_layout import assign_output_layouts
-from onward.plan.select import need_of
+from onward.plan.select import spec_of
 from onward.plan.views import VIEWS, Layout, contiguous, view
 
 
@@ -38,7 +38,7 @@ class Access:
     copies: tuple[int, ...] = ()
     scratch: tuple[Type, ...] = ()
     transient: int = 0
-    need: Need | None = None
+    spec: KernelSpec | None = None
 
     @property
     def is_backward(self) -> bool:
@@ -139,7 +139,7 @@ class Storages:
         self.accesses.append(Access(node, position, reads, tuple(made), tuple(() for _ in made)))
 
     def _launch(self, node: Node, position: int) -> None:
-        kernel, need = self.kernels[node], need_of(node)
+        kernel, spec = self.kernels[node], spec_of(node)
         copies = tuple(
             i
             for i, x in enumerate(node.inputs)
@@ -148,7 +148,7 @@ class Storages:
             and (kernel.contiguous is None or i in kernel.contiguous)
         )
         copied = [type_of(x) for i in copies if (x := node.inputs[i]) is not None]
-        scratch = tuple(kernel.scratch(need))
+        scratch = tuple(kernel.scratch(spec))
         made: list[int] = []
         over: list[tuple[int, ...]] = []
         for out, result in enumerate(node.outputs):
@@ -170,7 +170,7 @@ class Storages:
         self.accesses.append(
             Access(
                 node, position, self._at(node.inputs), tuple(made), tuple(over), copies, scratch,
-                sum(aligned(t.nbytes) for t in (*copied, *scratch)), need,
+                sum(aligned(t.nbytes) for t in (*copied, *scratch)), spec,
             )
         )  # fmt: skip
 

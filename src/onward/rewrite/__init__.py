@@ -10,27 +10,35 @@ from __future__ import annotations
 
 from onward.rewrite.add_layer_norm import add_layer_norm
 from onward.rewrite.bias_activation import bias_activation
+from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
+from onward.rewrite.constant_folding import constant_folding
 from onward.rewrite.context import Context, Fusion, NearMiss, Refuse, everything_taken, summary
-from onward.rewrite.cse import cse
-from onward.rewrite.dead import dead
+from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.flash_attention import flash_attention
-from onward.rewrite.fold import fold
 from onward.rewrite.gemm_add import gemm_add
-from onward.rewrite.head import linear_cross_entropy, linear_cross_entropy_step
+from onward.rewrite.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_step
 from onward.rewrite.noop import noop
 from onward.rewrite.recompute import recompute
 from onward.rewrite.reshape_through_transpose import reshape_through_transpose
-from onward.rewrite.rows import Account, Work, account, cut, lookups, row_demand
+from onward.rewrite.rows import (
+    Attribution,
+    FlopCount,
+    attribute,
+    lookups,
+    row_demand,
+    split_counting,
+)
 from onward.rewrite.run import AnyPass, FusionPass, Pass, Report, prune, run
 from onward.rewrite.scatter_into import scatter_into
 from onward.rewrite.slices_to_split import slices_to_split
 from onward.rewrite.split_first import split_first
 
 FORWARD: tuple[AnyPass, ...] = (
-    Pass(fold),  # constants first: everything after sees literals
-    Pass(noop),  # identities hide equal expressions from cse
-    Pass(cse),  # before differentiation, so that a gradient is derived once
-    Pass(slices_to_split),  # after cse: equal slices are one; a Split's gradient is one Concat
+    Pass(constant_folding),  # constants first: everything after sees literals
+    Pass(noop),  # identities hide equal expressions from the next
+    # before differentiation, so that a gradient is derived once
+    Pass(common_subexpression_elimination),
+    Pass(slices_to_split),  # equal slices are one; a Split's gradient is one Concat
     Pass(split_first),  # a packed projection is split as its product wrote it
     Pass(reshape_through_transpose),  # after the Splits moved: heads become strides on products
     # sums a row in blocks; before differentiation, which would take attention apart
@@ -39,42 +47,42 @@ FORWARD: tuple[AnyPass, ...] = (
     FusionPass(linear_cross_entropy, exact=False),
     # the sum, its dropout and its norm in one pass over memory, here and in the backward
     FusionPass(add_layer_norm),
-    Pass(dead),  # sweeps what the others and capture left
-    # after dead, whose nodes would count as readers; it leaves nothing to sweep
+    Pass(dead_code_elimination),  # sweeps what the others and capture left
+    # dead nodes would count as readers; it leaves none
     FusionPass(bias_activation, exact=False),
 )
 
 STEP: tuple[AnyPass, ...] = (
-    Pass(fold),
+    Pass(constant_folding),
     Pass(noop),  # reshapes of reshapes that rules wrote
-    Pass(cse),  # masks and shape reads that forward and backward share
+    Pass(common_subexpression_elimination),  # masks and shape reads that forward and backward share
     # before scatter_into: the head's dW gets its producer
     FusionPass(linear_cross_entropy_step),
-    Pass(gemm_add, exact=False),  # after cse: sums of gradients have their final form
-    Pass(scatter_into, exact=False),  # after cse: sums an embedding's rows into the head's gradient
-    Pass(dead),
+    Pass(gemm_add, exact=False),  # sums of gradients have their final form now
+    Pass(scatter_into, exact=False),  # likewise: sums an embedding's rows into the head's gradient
+    Pass(dead_code_elimination),
 )
 
 __all__ = [
     "FORWARD",
     "STEP",
-    "Account",
     "AnyPass",
+    "Attribution",
     "Context",
+    "FlopCount",
     "Fusion",
     "FusionPass",
     "NearMiss",
     "Pass",
     "Refuse",
     "Report",
-    "Work",
-    "account",
-    "cut",
+    "attribute",
     "everything_taken",
     "lookups",
     "prune",
     "recompute",
     "row_demand",
     "run",
+    "split_counting",
     "summary",
 ]

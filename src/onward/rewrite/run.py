@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from onward.graph.check import check
 from onward.graph.graph import Graph
 from onward.rewrite.context import Context, NearMiss, Refuse, everything_taken
-from onward.rewrite.dead import dead
+from onward.rewrite.dead_code_elimination import dead_code_elimination
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def prune(graph: Graph, outputs: Iterable[str]) -> Graph:
     kept = set(outputs)
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in kept}
     graph.state = {name: v for name, v in graph.state.items() if name in kept}
-    dead(graph)
+    dead_code_elimination(graph)
     inputs = {v.name or "" for v in graph.inputs}
     graph.signature = graph.signature.within(inputs, graph.outputs)
     return graph

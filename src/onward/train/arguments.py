@@ -17,7 +17,7 @@ from onward.config import (
     read_names,
 )
 from onward.kernels import forced_engine
-from onward.train.call import Call
+from onward.train.batch import Batch
 
 _DESCRIBED = ("inputs", "outputs")
 
@@ -68,7 +68,7 @@ def _is_entry(entry: Any) -> bool:
     return isinstance(entry, list | tuple) and len(entry) in (2, 3)
 
 
-def check_inputs(call: Call) -> None:
+def check_inputs(call: Batch) -> None:
     """Raises OnwardError for a batch into which eager code would pass gradients back."""
     if not any(x.requires_grad for x in call.tensors):
         return

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from onward.graph.graph import Graph
-from onward.rewrite import Account
+from onward.rewrite import Attribution
 
 Conditions = Callable[[Graph], "dict[str, torch.Tensor]"]  # a graph's b[rows] for the batch
 SHOWN = 16  # sequences of a batch in the text, at most
@@ -101,7 +101,7 @@ class Explanation:
 
 
 def explain(
-    make: Callable[[tuple[str, ...]], Account],
+    make: Callable[[tuple[str, ...]], Attribution],
     conditions: Conditions,
     dims: Mapping[str, int],
     narrow: bool,

@@ -18,13 +18,13 @@ from onward.graph.file import save
 from onward.graph.graph import Graph, Role
 from onward.graph.names import distinct, user_name
 from onward.rewrite import FORWARD, Pass, run
-from onward.train.call import Call
+from onward.train.batch import Batch
 
 TRIED = 64  # sets of inputs in which a size of 1 is taken to be one of many
 _LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 
 
-def export_onnx(model: torch.nn.Module, call: Call, path: Path) -> Path:
+def export_onnx(model: torch.nn.Module, call: Batch, path: Path) -> Path:
     """Writes the forward of `model` (as it stands: evaluation mode) with symbolic sizes.
 
     The file appears whole or not at all. Raises OnwardError where the folder does not exist.

@@ -10,7 +10,7 @@ import torch
 from onward.compile import Graphs
 from onward.config import environment
 from onward.graph.graph import Graph
-from onward.rewrite import Work, cut, prune
+from onward.rewrite import FlopCount, prune, split_counting
 from onward.train.prepared_batch import OutputRequest, PreparedBatch
 from onward.train.session import PlanCache, Session
 from onward.train.unread import Ids, Unread
@@ -25,8 +25,8 @@ class PackedStep:
         self._graphs, self._session, self._forward = graphs, session, forward
         compiler = graphs.compiler
         padded = prune(graphs.forward, graphs.forward.signature.requested(results, None))
-        self._conditions, _ = cut(forward)
-        self._work = Work(forward), Work(padded)
+        self._conditions, _ = split_counting(forward)
+        self._work = FlopCount(forward), FlopCount(padded)
         self._running = False
         self._counting = PlanCache(session, compiler, graphs, label="rows-")
         self._plans: dict[OutputRequest, PlanCache] = {}
@@ -36,7 +36,7 @@ class PackedStep:
     @cached_property
     def graph(self) -> Graph:
         """The whole step, with the rows' numbers as inputs."""
-        _, step = cut(self._graphs.completed(self._forward))
+        _, step = split_counting(self._graphs.completed(self._forward))
         return step
 
     def prepare(

@@ -15,8 +15,8 @@ from onward.compile import Graphs
 from onward.config import CaptureError, OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
-from onward.rewrite import account
-from onward.train.call import Call
+from onward.rewrite import attribute
+from onward.train.batch import Batch
 from onward.train.explain import Explanation, explain
 from onward.train.packed_step import PackedStep
 from onward.train.prepared_batch import OutputRequest, PreparedBatch
@@ -35,7 +35,7 @@ class PreparedStep:
         self._dims: dict[Any, dict[str, int]] = {}  # of the signatures seen
         self._packed: dict[tuple[str, ...], PackedStep | None] = {}
 
-    def fits(self, call: Call) -> bool:
+    def fits(self, call: Batch) -> bool:
         """Whether the graph was captured from a call like this one."""
         if call.signature in self._dims:
             return self.captured.suits(call.tensors)
@@ -46,7 +46,7 @@ class PreparedStep:
             self._dims[call.signature] = dims
         return dims is not None
 
-    def prepare(self, call: Call, request: OutputRequest) -> PreparedBatch:
+    def prepare(self, call: Batch, request: OutputRequest) -> PreparedBatch:
         """What runs this batch. Raises OnwardError for a result that the model lacks."""
         dims, staged = self._sizes(call), self._staged(call)
         packed = self.packed(request.results)
@@ -77,7 +77,7 @@ class PreparedStep:
             )
         return self._packed[results]
 
-    def explain(self, call: Call, results: tuple[str, ...]) -> Explanation:
+    def explain(self, call: Batch, results: tuple[str, ...]) -> Explanation:
         """What row demand does with this batch."""
         dims, staged = self._sizes(call), self._staged(call)
         packed, quiet = self.packed(results), self.graphs.compiler.quiet()
@@ -95,14 +95,14 @@ class PreparedStep:
             pays = packed.pays(dims | {size: len(numbers) for size, numbers in rows.items()})
         forward = self.graphs.forward
         outputs = forward.signature.requested(results, None)
-        return explain(lambda without: account(forward, outputs, without), conditions, dims, pays)
+        return explain(lambda without: attribute(forward, outputs, without), conditions, dims, pays)
 
-    def _sizes(self, call: Call) -> dict[str, int]:
+    def _sizes(self, call: Batch) -> dict[str, int]:
         if not self.fits(call):
             raise CaptureError("the captured graph does not fit the batch it was captured from")
         return self._dims[call.signature]
 
-    def _staged(self, call: Call) -> dict[str, torch.Tensor]:
+    def _staged(self, call: Batch) -> dict[str, torch.Tensor]:
         """The call's tensors by graph input."""
         leaves = self.captured.leaves
         return {leaves[i]: t for i, t in enumerate(call.tensors)}

@@ -27,11 +27,11 @@ from onward.kernels import host
 from onward.plan import Plan
 from onward.rewrite import summary
 from onward.train.arguments import check_arguments, check_inputs, checked_options, names_to_fetch
-from onward.train.call import Call, bind_call
-from onward.train.description import check_batch
+from onward.train.batch import Batch, bind_batch
 from onward.train.explain import Explanation
 from onward.train.export import export_onnx
 from onward.train.guards import Guards, refuse_optimizer_hooks
+from onward.train.input_spec import check_batch
 from onward.train.optim import Optimizer, to_torch
 from onward.train.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.train.prepared_step import PreparedStep
@@ -99,7 +99,7 @@ class Trainer:
         self._train: list[PreparedStep] = []
         self._eval: list[PreparedStep] = []
         self._guards = Guards()
-        self._example: Call | None = None
+        self._example: Batch | None = None
         self._last: _Run | None = None
         self._verified = not (verify or self.options.verify)
         self._updates = Updates(model, self.optimizer, self._train.clear)
@@ -135,7 +135,7 @@ class Trainer:
         `train_step(*args, **kwargs)`.
         """
         self._check_whole()
-        call = bind_call(args, kwargs, self.loss_fn is not None)
+        call = bind_batch(args, kwargs, self.loss_fn is not None)
         check_batch(self.model_desc, call.named())
         check_inputs(call)
         self._updates.sync()
@@ -182,7 +182,7 @@ class Trainer:
     @_alone
     def eval_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
         """The loss (and the outputs named by `fetch`) in evaluation mode: no dropout, no update."""
-        call = bind_call(args, kwargs, self.loss_fn is not None)
+        call = bind_batch(args, kwargs, self.loss_fn is not None)
         check_batch(self.model_desc, call.named())
         fetch = read_names("fetch", fetch)
         _, batch = self._prepared(self._eval, call, OutputRequest(fetch), self._eval_step)
@@ -228,10 +228,10 @@ class Trainer:
     @_alone
     def verify(self, *args: Any, bisect: bool = False, **kwargs: Any) -> Verification:
         """Compares loss and gradients with eager PyTorch and stock onnxruntime; changes nothing."""
-        if len(args) == 1 and isinstance(args[0], Call):
+        if len(args) == 1 and isinstance(args[0], Batch):
             call = args[0]
         else:
-            call = bind_call(args, kwargs, self.loss_fn is not None)
+            call = bind_batch(args, kwargs, self.loss_fn is not None)
         with _mode(self.model, training=True):
             return verify_step(
                 self.model, call, self.loss_fn, self._trained, bisect, tuple(self.options.disable)
@@ -260,7 +260,7 @@ class Trainer:
 
         fetch: outputs that the step returns besides those of `options.fetch`.
         """
-        call = bind_call(args, kwargs, self.loss_fn is not None)
+        call = bind_batch(args, kwargs, self.loss_fn is not None)
         names = names_to_fetch(self.options, fetch)
         self._refresh(training=True)
         return self._fitting(self._train, call, self._train_step).explain(call, names)
@@ -290,7 +290,7 @@ class Trainer:
         The batch (default: the last one seen) only says which inputs there are.
         """
         call = (
-            bind_call((batch,), {}, self.loss_fn is not None)
+            bind_batch((batch,), {}, self.loss_fn is not None)
             if batch is not None
             else self._example
         )
@@ -301,7 +301,7 @@ class Trainer:
         with _mode(self.model, training=False):
             return export_onnx(self.model, call, Path(path))
 
-    def _remember(self, call: Call) -> None:
+    def _remember(self, call: Batch) -> None:
         """Keeps an example batch for exports: the first, or the first without a size of 1."""
         plain = all(n > 1 for t in call.tensors for n in t.shape)
         if self._example is None or (
@@ -314,9 +314,9 @@ class Trainer:
     def _prepared(
         self,
         steps: list[PreparedStep],
-        call: Call,
+        call: Batch,
         request: OutputRequest,
-        make: Callable[[Call], PreparedStep],
+        make: Callable[[Batch], PreparedStep],
     ) -> tuple[PreparedStep, PreparedBatch]:
         """The step captured from a call like this one, or a new one, and what runs the batch."""
         self._refresh(training=steps is self._train)
@@ -324,7 +324,7 @@ class Trainer:
         return step, step.prepare(call, request)
 
     def _fitting(
-        self, steps: list[PreparedStep], call: Call, make: Callable[[Call], PreparedStep]
+        self, steps: list[PreparedStep], call: Batch, make: Callable[[Batch], PreparedStep]
     ) -> PreparedStep:
         step = next((s for s in steps if s.fits(call)), None)
         if step is None:
@@ -335,7 +335,7 @@ class Trainer:
             steps.append(step)
         return step
 
-    def _train_step(self, call: Call) -> PreparedStep:
+    def _train_step(self, call: Batch) -> PreparedStep:
         compiler = self._compiler()
         with _mode(self.model, training=True):
             captured = compiler.capture(self.model, *call.given, self.loss_fn)
@@ -348,7 +348,7 @@ class Trainer:
         )
         return PreparedStep(call.kind, compiler.graphs(captured, recipe), self._session)
 
-    def _eval_step(self, call: Call) -> PreparedStep:
+    def _eval_step(self, call: Batch) -> PreparedStep:
         compiler = self._compiler()
         with _mode(self.model, training=False):
             captured = compiler.capture(self.model, *call.given, self.loss_fn)

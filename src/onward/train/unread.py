@@ -11,7 +11,7 @@ from onward.config import OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.journal import Journal
-from onward.rewrite import STEP, FusionPass, cut, lookups
+from onward.rewrite import STEP, FusionPass, lookups, split_counting
 from onward.train.prepared_batch import scalars
 from onward.train.session import Session
 
@@ -87,7 +87,7 @@ class Unread:
         if gradients:
             graph = self._compiler.gradients(graph, sorted(self._graphs.captured.reached), ())
             wanted += graph.signature.gradients.values()
-        _, graph = cut(graph)
+        _, graph = split_counting(graph)
         executable = self._session.executable(self._compiler, self._graphs, graph, wanted, dims)
         seed = torch.zeros(2, dtype=torch.int64)
         executable.run({**inputs, **scalars(graph.signature, seed, offset=0, weight=1.0)})

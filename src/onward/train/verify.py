@@ -35,11 +35,11 @@ from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Node, make_attributes, type_of
 from onward.graph.names import user_name
-from onward.graph.text import node_text
+from onward.graph.printer import node_text
 from onward.journal import Journal
 from onward.kernels import host
-from onward.rewrite import cut
-from onward.train.call import Call
+from onward.rewrite import split_counting
+from onward.train.batch import Batch
 from onward.train.prepared_batch import scalars
 
 LossFunction = Callable[..., torch.Tensor]
@@ -155,7 +155,7 @@ def _doubled(x: Any) -> Any:
 
 def verify_step(
     model: torch.nn.Module,
-    call: Call,
+    call: Batch,
     loss_fn: LossFunction | None,
     trained: set[int],
     bisect: bool,
@@ -199,7 +199,7 @@ def _undisturbed() -> Iterator[None]:
         np.random.set_state(numpy)
 
 
-def _owned(call: Call) -> Call:
+def _owned(call: Batch) -> Batch:
     """The call on copies: what was made in inference mode cannot be differentiated, and a model
     may write into its batch."""
     copies = {id(t): t.detach().clone() for t in call.tensors}
@@ -314,7 +314,7 @@ class _Check:
         self,
         compiler: Compiler,
         captured: CapturedModule,
-        call: Call,
+        call: Batch,
         model: torch.nn.Module,
         loss_fn: LossFunction | None,
         names: list[str],
@@ -354,7 +354,7 @@ class _Check:
         wanted = {n: made for n, made in found.items() if made is not None}
         dims, inputs = dict(self.dims), self.given(graph)
         if graph.counts:
-            conditions, graph = cut(graph)
+            conditions, graph = split_counting(graph)
             counted = self.run(conditions, list(conditions.outputs), weights)
             for size, rows in counted.items():
                 numbers = rows.nonzero().view(-1)

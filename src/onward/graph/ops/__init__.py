@@ -15,8 +15,8 @@ from onward.graph.ops import (
     embedding,
     finite,
     flash,
-    head,
     indexing,
+    linear_cross_entropy,
     loss,
     norm,
     optimizers,
@@ -31,7 +31,7 @@ from onward.graph.types import Size, Type
 
 FAMILIES = (
     elementwise, shape, indexing, reduce, product, norm, loss, random, rows, attention, flash,
-    embedding, activation, head, finite,
+    embedding, activation, linear_cross_entropy, finite,
 )  # fmt: skip
 OPS: dict[str, Op] = {op.name: op for family in FAMILIES for op in family.OPS}
 OPS.update(optimizers.UPDATES)

@@ -8,38 +8,38 @@ from functools import partial
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 
-def _bind_reshape(use: Use) -> Launch:
+def _bind_reshape(args: KernelArguments) -> Launch:
     """A reshape that is not a view: rows of the source, in order."""
-    x, y = use.x(), use.y
+    x, y = args.x(), args.y
     return partial(y.view(x.shape).copy_, x)
 
 
-def _bind_copy(use: Use) -> Launch:
-    return partial(use.y.copy_, use.x())
+def _bind_copy(args: KernelArguments) -> Launch:
+    return partial(args.y.copy_, args.x())
 
 
-def _bind_expand(use: Use) -> Launch:
-    return partial(use.y.copy_, use.x().expand(use.y.shape))
+def _bind_expand(args: KernelArguments) -> Launch:
+    return partial(args.y.copy_, args.x().expand(args.y.shape))
 
 
-def _bind_transpose(use: Use) -> Launch:
-    x = use.x()
-    perm = use.attrs.get("perm") or list(reversed(range(x.dim())))
-    return partial(use.y.copy_, x.permute(perm))
+def _bind_transpose(args: KernelArguments) -> Launch:
+    x = args.x()
+    perm = args.attrs.get("perm") or list(reversed(range(x.dim())))
+    return partial(args.y.copy_, x.permute(perm))
 
 
-def _bind_concat(use: Use) -> Launch:
-    parts = [t for t in use.inputs if t is not None]
-    return partial(torch.cat, parts, dim=use.attrs["axis"], out=use.y)
+def _bind_concat(args: KernelArguments) -> Launch:
+    parts = [t for t in args.inputs if t is not None]
+    return partial(torch.cat, parts, dim=args.attrs["axis"], out=args.y)
 
 
-def _bind_pad(use: Use) -> Launch:
-    x, y = use.x(), use.y
-    pads = [int(n) for n in use.x(1)]
-    fill = use.inputs[2] if len(use.inputs) > 2 else None
+def _bind_pad(args: KernelArguments) -> Launch:
+    x, y = args.x(), args.y
+    pads = [int(n) for n in args.x(1)]
+    fill = args.inputs[2] if len(args.inputs) > 2 else None
     number = 0.0 if fill is None else fill.item()
     inner = y
     for dim, size in enumerate(x.shape):
@@ -52,20 +52,20 @@ def _bind_pad(use: Use) -> Launch:
     return launch
 
 
-def _bind_range(use: Use) -> Launch:
-    start, end, step = (t.item() for t in use.inputs if t is not None)
-    return partial(torch.arange, start, end, step, out=use.y)
+def _bind_range(args: KernelArguments) -> Launch:
+    start, end, step = (t.item() for t in args.inputs if t is not None)
+    return partial(torch.arange, start, end, step, out=args.y)
 
 
-def _bind_gather(use: Use) -> Launch:
-    x, ids, y = use.x(0), use.x(1), use.y
-    dim = use.attrs.get("axis", 0) % x.dim()
+def _bind_gather(args: KernelArguments) -> Launch:
+    x, ids, y = args.x(0), args.x(1), args.y
+    dim = args.attrs.get("axis", 0) % x.dim()
     flat = y.view(*x.shape[:dim], ids.numel(), *x.shape[dim + 1 :])
     return partial(torch.index_select, x, dim, ids.reshape(-1), out=flat)
 
 
-def _bind_gather_elements(use: Use) -> Launch:
-    return partial(torch.gather, use.x(0), use.attrs.get("axis", 0), use.x(1), out=use.y)
+def _bind_gather_elements(args: KernelArguments) -> Launch:
+    return partial(torch.gather, args.x(0), args.attrs.get("axis", 0), args.x(1), out=args.y)
 
 
 def _flat_index(x_shape: list[int], index: torch.Tensor) -> torch.Tensor:
@@ -84,22 +84,22 @@ def _flat_index(x_shape: list[int], index: torch.Tensor) -> torch.Tensor:
     return torch.where(rows < 0, rows + size, rows).mul_(scale).sum(-1)  # -1 is the last
 
 
-def _bind_gather_nd(use: Use) -> Launch:
-    x, index, y = use.x(0), use.x(1), use.y
+def _bind_gather_nd(args: KernelArguments) -> Launch:
+    x, index, y = args.x(0), args.x(1), args.y
     k = index.shape[-1]
     rows = x.reshape(-1, *x.shape[k:])
     flat = y.view(-1, *x.shape[k:])
     return lambda: torch.index_select(rows, 0, _flat_index(list(x.shape), index), out=flat)
 
 
-def _bind_scatter_nd(use: Use) -> Launch:
+def _bind_scatter_nd(args: KernelArguments) -> Launch:
     """y = data, then rows are added (or set) at the index."""
-    data, index, rows, y = use.x(0), use.x(1), use.x(2), use.y
+    data, index, rows, y = args.x(0), args.x(1), args.x(2), args.y
     k = index.shape[-1]
     flat = y.view(-1, *y.shape[k:])
     updates = rows.reshape(-1, *y.shape[k:])
     copied = data.data_ptr() == y.data_ptr()
-    add = use.attrs.get("reduction", "none") == "add"
+    add = args.attrs.get("reduction", "none") == "add"
     single = index.reshape(-1) if k == 1 else None
 
     def launch() -> None:
@@ -114,10 +114,10 @@ def _bind_scatter_nd(use: Use) -> Launch:
     return launch
 
 
-def _bind_scatter_elements(use: Use) -> Launch:
-    data, index, updates, y = use.x(0), use.x(1), use.x(2), use.y
-    dim, copied = use.attrs.get("axis", 0), data.data_ptr() == y.data_ptr()
-    add = use.attrs.get("reduction", "none") == "add"
+def _bind_scatter_elements(args: KernelArguments) -> Launch:
+    data, index, updates, y = args.x(0), args.x(1), args.x(2), args.y
+    dim, copied = args.attrs.get("axis", 0), data.data_ptr() == y.data_ptr()
+    add = args.attrs.get("reduction", "none") == "add"
 
     def launch() -> None:
         if not copied:
@@ -130,38 +130,38 @@ def _bind_scatter_elements(use: Use) -> Launch:
     return launch
 
 
-def _known_reduction(need: Need) -> str | None:
-    kind = need.attrs.get("reduction", "none")
+def _known_reduction(spec: KernelSpec) -> str | None:
+    kind = spec.attrs.get("reduction", "none")
     return None if kind in ("add", "none") else f"reduction {kind}"
 
 
-def _no_batch_dims(need: Need) -> str | None:
-    return "batch_dims" if need.attrs.get("batch_dims", 0) else None
+def _no_batch_dims(spec: KernelSpec) -> str | None:
+    return "batch_dims" if spec.attrs.get("batch_dims", 0) else None
 
 
-def _index_bytes(need: Need) -> int:
-    index = need.inputs[1]
+def _index_bytes(spec: KernelSpec) -> int:
+    index = spec.inputs[1]
     assert index is not None
     if index.shape and index.shape[-1] == 1:
         return 0
     return 3 * Type(DType.INT64, index.shape).nbytes + 64
 
 
-def _bind_cumsum(use: Use) -> Launch:
-    x, y, dim = use.x(0), use.y, int(use.x(1))
-    if use.attrs.get("exclusive", 0):
-        raise AssertionError("exclusive CumSum is refused by why_not")
-    if not use.attrs.get("reverse", 0):
+def _bind_cumsum(args: KernelArguments) -> Launch:
+    x, y, dim = args.x(0), args.y, int(args.x(1))
+    if args.attrs.get("exclusive", 0):
+        raise AssertionError("exclusive CumSum is refused by unsupported")
+    if not args.attrs.get("reverse", 0):
         return partial(torch.cumsum, x, dim, out=y)
     return lambda: y.copy_(x.flip(dim).cumsum(dim).flip(dim))
 
 
-def _no_exclusive(need: Need) -> str | None:
-    return "exclusive CumSum" if need.attrs.get("exclusive", 0) else None
+def _no_exclusive(spec: KernelSpec) -> str | None:
+    return "exclusive CumSum" if spec.attrs.get("exclusive", 0) else None
 
 
-def _cumsum_bytes(need: Need) -> int:
-    return 3 * need.outputs[0].nbytes if need.attrs.get("reverse", 0) else 0
+def _cumsum_bytes(spec: KernelSpec) -> int:
+    return 3 * spec.outputs[0].nbytes if spec.attrs.get("reverse", 0) else 0
 
 
 KERNELS: dict[str, Kernel] = {
@@ -178,15 +178,17 @@ KERNELS: dict[str, Kernel] = {
     "Embedding": Kernel("aten.index_select", _bind_gather, contiguous=(1,)),
     "GatherElements": Kernel("aten.gather", _bind_gather_elements),
     "GatherND": Kernel(
-        "aten.index_select", _bind_gather_nd, why_not=_no_batch_dims, contiguous=(0, 1),
+        "aten.index_select", _bind_gather_nd, unsupported=_no_batch_dims, contiguous=(0, 1),
         workspace=_index_bytes,
     ),
     "ScatterND": Kernel(
-        "aten.index_add", _bind_scatter_nd, why_not=_known_reduction, inplace=((0, 0),),
+        "aten.index_add", _bind_scatter_nd, unsupported=_known_reduction, inplace=((0, 0),),
         contiguous=(1, 2), workspace=_index_bytes,
     ),
     "ScatterElements": Kernel(
-        "aten.scatter_add", _bind_scatter_elements, why_not=_known_reduction, inplace=((0, 0),)
+        "aten.scatter_add", _bind_scatter_elements, unsupported=_known_reduction, inplace=((0, 0),)
     ),
-    "CumSum": Kernel("aten.cumsum", _bind_cumsum, why_not=_no_exclusive, workspace=_cumsum_bytes),
+    "CumSum": Kernel(
+        "aten.cumsum", _bind_cumsum, unsupported=_no_exclusive, workspace=_cumsum_bytes
+    ),
 }  # fmt: skip

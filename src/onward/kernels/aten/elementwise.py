@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 KERNELS: dict[str, Kernel] = {}
 
 
-def _out(function: Callable[..., Any], arity: int) -> Callable[[Use], Launch]:
-    def bind(use: Use) -> Launch:
-        return partial(function, *[use.x(i) for i in range(arity)], out=use.y)
+def _out(function: Callable[..., Any], arity: int) -> Callable[[KernelArguments], Launch]:
+    def bind(args: KernelArguments) -> Launch:
+        return partial(function, *[args.x(i) for i in range(arity)], out=args.y)
 
     return bind
 
@@ -38,24 +38,24 @@ for _op, _function in {
     KERNELS[_op] = Kernel(f"aten.{_op}", _out(_function, 2), inplace=((0, 0), (0, 1)))
 
 
-def _bind_div(use: Use) -> Launch:
+def _bind_div(args: KernelArguments) -> Launch:
     """ONNX divides integers towards zero."""
-    mode = None if use.y.is_floating_point() else "trunc"
-    return partial(torch.div, use.x(0), use.x(1), rounding_mode=mode, out=use.y)
+    mode = None if args.y.is_floating_point() else "trunc"
+    return partial(torch.div, args.x(0), args.x(1), rounding_mode=mode, out=args.y)
 
 
-def _bind_mod(use: Use) -> Launch:
+def _bind_mod(args: KernelArguments) -> Launch:
     """The result has the divisor's sign; with `fmod` the dividend's."""
-    function = torch.fmod if use.attrs.get("fmod", 0) else torch.remainder
-    return partial(function, use.x(0), use.x(1), out=use.y)
+    function = torch.fmod if args.attrs.get("fmod", 0) else torch.remainder
+    return partial(function, args.x(0), args.x(1), out=args.y)
 
 
-def _bind_is_nan(use: Use) -> Launch:
-    return partial(torch.ne, use.x(), use.x(), out=use.y)
+def _bind_is_nan(args: KernelArguments) -> Launch:
+    return partial(torch.ne, args.x(), args.x(), out=args.y)
 
 
-def _bind_is_inf(use: Use) -> Launch:
-    x, y, (negative,) = use.x(), use.y, use.scratch
+def _bind_is_inf(args: KernelArguments) -> Launch:
+    x, y, (negative,) = args.x(), args.y, args.scratch
 
     def launch() -> None:
         torch.isposinf(x, out=y)
@@ -65,46 +65,46 @@ def _bind_is_inf(use: Use) -> Launch:
     return launch
 
 
-def _both_signs(need: Need) -> str | None:
-    signs = (need.attrs.get("detect_negative", 1), need.attrs.get("detect_positive", 1))
+def _both_signs(spec: KernelSpec) -> str | None:
+    signs = (spec.attrs.get("detect_negative", 1), spec.attrs.get("detect_positive", 1))
     return None if all(signs) else "IsInf of one sign"
 
 
-def _bind_where(use: Use) -> Launch:
-    return partial(torch.where, use.x(0), use.x(1), use.x(2), out=use.y)
+def _bind_where(args: KernelArguments) -> Launch:
+    return partial(torch.where, args.x(0), args.x(1), args.x(2), out=args.y)
 
 
-def _bind_copy(use: Use) -> Launch:
-    return partial(use.y.copy_, use.x())
+def _bind_copy(args: KernelArguments) -> Launch:
+    return partial(args.y.copy_, args.x())
 
 
-def _bind_gelu(use: Use) -> Launch:
-    kind = use.attrs.get("approximate", "none")
-    return partial(torch.ops.aten.gelu.out, use.x(), approximate=kind, out=use.y)
+def _bind_gelu(args: KernelArguments) -> Launch:
+    kind = args.attrs.get("approximate", "none")
+    return partial(torch.ops.aten.gelu.out, args.x(), approximate=kind, out=args.y)
 
 
-def _bind_gelu_grad(use: Use) -> Launch:
+def _bind_gelu_grad(args: KernelArguments) -> Launch:
     return partial(
         torch.ops.aten.gelu_backward.grad_input,
-        use.x(0),
-        use.x(1),
-        approximate=use.attrs.get("approximate", "none"),
-        grad_input=use.y,
+        args.x(0),
+        args.x(1),
+        approximate=args.attrs.get("approximate", "none"),
+        grad_input=args.y,
     )
 
 
-def _bind_relu(use: Use) -> Launch:
-    return partial(torch.clamp, use.x(), min=0.0, out=use.y)
+def _bind_relu(args: KernelArguments) -> Launch:
+    return partial(torch.clamp, args.x(), min=0.0, out=args.y)
 
 
-def _bind_trilu(use: Use) -> Launch:
-    function = torch.triu if use.attrs.get("upper", 1) else torch.tril
-    k = int(use.x(1)) if len(use.inputs) > 1 and use.inputs[1] is not None else 0
-    return partial(function, use.x(0), diagonal=k, out=use.y)
+def _bind_trilu(args: KernelArguments) -> Launch:
+    function = torch.triu if args.attrs.get("upper", 1) else torch.tril
+    k = int(args.x(1)) if len(args.inputs) > 1 and args.inputs[1] is not None else 0
+    return partial(function, args.x(0), diagonal=k, out=args.y)
 
 
-def _two_inputs(need: Need) -> str | None:
-    return None if len(need.inputs) == 2 else f"{need.op} of {len(need.inputs)} inputs"
+def _two_inputs(spec: KernelSpec) -> str | None:
+    return None if len(spec.inputs) == 2 else f"{spec.op} of {len(spec.inputs)} inputs"
 
 
 KERNELS |= {
@@ -114,8 +114,8 @@ KERNELS |= {
     "IsInf": Kernel(
         "aten.isposinf+isneginf",
         _bind_is_inf,
-        why_not=_both_signs,
-        scratch=lambda need: list(need.outputs),
+        unsupported=_both_signs,
+        scratch=lambda spec: list(spec.outputs),
     ),
     "Where": Kernel("aten.where", _bind_where, inplace=((0, 1), (0, 2))),
     "Cast": Kernel("aten.copy", _bind_copy),
@@ -129,5 +129,5 @@ KERNELS |= {
 }
 for _op in ("Max", "Min"):
     KERNELS[_op] = Kernel(
-        KERNELS[_op].name, KERNELS[_op].bind, why_not=_two_inputs, inplace=((0, 0), (0, 1))
+        KERNELS[_op].name, KERNELS[_op].bind, unsupported=_two_inputs, inplace=((0, 0), (0, 1))
     )

@@ -7,32 +7,32 @@ from functools import partial
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 aten = torch.ops.aten
 _REDUCTION = {"none": 0, "mean": 1, "sum": 2}
 _BLOCK_BYTES = 1 << 20  # rows of a block stay in the second-level cache between its passes
 
 
-def _two_dims(need: Need) -> str | None:
-    x = need.inputs[1 if need.op == "SoftmaxCrossEntropyLossGrad" else 0]
+def _two_dims(spec: KernelSpec) -> str | None:
+    x = spec.inputs[1 if spec.op == "SoftmaxCrossEntropyLossGrad" else 0]
     assert x is not None
     return None if x.rank == 2 else "logits of more than two dims"
 
 
-def _total(need: Need) -> list[Type]:
-    return [Type(need.outputs[0].dtype, ())]
+def _total(spec: KernelSpec) -> list[Type]:
+    return [Type(spec.outputs[0].dtype, ())]
 
 
-def _bind_loss(use: Use) -> Launch:
-    logits, labels = use.x(0), use.x(1)
-    weight = use.inputs[2] if len(use.inputs) > 2 else None
-    loss, log_prob = use.outputs
+def _bind_loss(args: KernelArguments) -> Launch:
+    logits, labels = args.x(0), args.x(1)
+    weight = args.inputs[2] if len(args.inputs) > 2 else None
+    loss, log_prob = args.outputs
     log_softmax = partial(aten._log_softmax.out, logits, 1, False, out=log_prob)
     nll = partial(
         aten.nll_loss_forward.output, log_prob, labels, weight,
-        _REDUCTION[use.attrs.get("reduction", "mean")], int(use.attrs.get("ignore_index", -100)),
-        output=loss, total_weight=use.scratch[0],
+        _REDUCTION[args.attrs.get("reduction", "mean")], int(args.attrs.get("ignore_index", -100)),
+        output=loss, total_weight=args.scratch[0],
     )  # fmt: skip
 
     def launch() -> None:
@@ -42,8 +42,8 @@ def _bind_loss(use: Use) -> Launch:
     return launch
 
 
-def _smoothed_scratch(need: Need) -> list[Type]:
-    labels, dtype = need.inputs[1], need.outputs[0].dtype
+def _smoothed_scratch(spec: KernelSpec) -> list[Type]:
+    labels, dtype = spec.inputs[1], spec.outputs[0].dtype
     assert labels is not None
     return [
         Type(dtype, ()),  # the weight of all labels that count
@@ -53,16 +53,16 @@ def _smoothed_scratch(need: Need) -> list[Type]:
     ]
 
 
-def _bind_smoothed(use: Use) -> Launch:
+def _bind_smoothed(args: KernelArguments) -> Launch:
     """`(1 - e) nll - e mean_c(weight_c log_prob_c)`."""
-    labels = use.x(1)
-    weight = use.inputs[2] if len(use.inputs) > 2 else None
-    loss, log_prob = use.outputs
-    total, ignored, rows, added = use.scratch
-    ignore, smoothing = int(use.attrs.get("ignore_index", -100)), use.attrs["label_smoothing"]
-    reduction = use.attrs.get("reduction", "mean")
+    labels = args.x(1)
+    weight = args.inputs[2] if len(args.inputs) > 2 else None
+    loss, log_prob = args.outputs
+    total, ignored, rows, added = args.scratch
+    ignore, smoothing = int(args.attrs.get("ignore_index", -100)), args.attrs["label_smoothing"]
+    reduction = args.attrs.get("reduction", "mean")
     smooth = rows if reduction == "none" else added
-    plain = _bind_loss(use)
+    plain = _bind_loss(args)
 
     def launch() -> None:
         plain()
@@ -83,11 +83,11 @@ def _bind_smoothed(use: Use) -> Launch:
     return launch
 
 
-def _grad_scratch(need: Need) -> list[Type]:
-    labels = need.inputs[2]
+def _grad_scratch(spec: KernelSpec) -> list[Type]:
+    labels = spec.inputs[2]
     assert labels is not None
-    dtype = need.outputs[0].dtype
-    smooth = [Type(dtype, labels.shape)] if need.attrs.get("label_smoothing", 0.0) else []
+    dtype = spec.outputs[0].dtype
+    smooth = [Type(dtype, labels.shape)] if spec.attrs.get("label_smoothing", 0.0) else []
     return [
         labels,  # the label, 0 where ignored
         Type(DType.BOOL, labels.shape),  # ignored
@@ -98,15 +98,15 @@ def _grad_scratch(need: Need) -> list[Type]:
     ]
 
 
-def _bind_grad(use: Use) -> Launch:
+def _bind_grad(args: KernelArguments) -> Launch:
     """`dlogits = (exp(log_prob) - onehot) * share`, a few rows at a time."""
-    dloss, log_prob, labels, dx = use.x(0), use.x(1), use.x(2), use.y
-    weight = use.inputs[3] if len(use.inputs) > 3 else None
-    label, ignored, share, negative, total = use.scratch[:5]
-    even = use.scratch[5] if len(use.scratch) > 5 else share
-    smoothing = float(use.attrs.get("label_smoothing", 0.0))
-    ignore = int(use.attrs.get("ignore_index", -100))
-    mean = use.attrs.get("reduction", "mean") == "mean"
+    dloss, log_prob, labels, dx = args.x(0), args.x(1), args.x(2), args.y
+    weight = args.inputs[3] if len(args.inputs) > 3 else None
+    label, ignored, share, negative, total = args.scratch[:5]
+    even = args.scratch[5] if len(args.scratch) > 5 else share
+    smoothing = float(args.attrs.get("label_smoothing", 0.0))
+    ignore = int(args.attrs.get("ignore_index", -100))
+    mean = args.attrs.get("reduction", "mean") == "mean"
     rows = max(1, _BLOCK_BYTES // (dx.shape[1] * dx.element_size()))
     blocks = [
         (
@@ -171,15 +171,15 @@ def _bind_grad(use: Use) -> Launch:
 
 KERNELS: dict[str, Kernel] = {
     "SoftmaxCrossEntropyLoss": Kernel(
-        "aten.log_softmax+nll_loss", _bind_loss, why_not=_two_dims, inplace=((1, 0),),
+        "aten.log_softmax+nll_loss", _bind_loss, unsupported=_two_dims, inplace=((1, 0),),
         contiguous=(0, 1), scratch=_total,
     ),
     "CrossEntropyLoss": Kernel(
-        "aten.log_softmax+nll_loss+mean", _bind_smoothed, why_not=_two_dims, inplace=((1, 0),),
+        "aten.log_softmax+nll_loss+mean", _bind_smoothed, unsupported=_two_dims, inplace=((1, 0),),
         contiguous=(0, 1), scratch=_smoothed_scratch,
     ),
     "SoftmaxCrossEntropyLossGrad": Kernel(
-        "aten.exp+scatter_add", _bind_grad, why_not=_two_dims, inplace=((0, 1),),
+        "aten.exp+scatter_add", _bind_grad, unsupported=_two_dims, inplace=((0, 1),),
         contiguous=(1, 2), scratch=_grad_scratch,
     ),
 }  # fmt: skip

@@ -7,25 +7,25 @@ from functools import partial
 
 import torch
 
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 
-def gemm_operands(use: Use) -> tuple[torch.Tensor, torch.Tensor]:
+def gemm_operands(args: KernelArguments) -> tuple[torch.Tensor, torch.Tensor]:
     """`f[M,K]` and `f[K,N]`: the transposes are strides."""
-    a = use.x(0).t() if use.attrs.get("transA") else use.x(0)
-    b = use.x(1).t() if use.attrs.get("transB") else use.x(1)
+    a = args.x(0).t() if args.attrs.get("transA") else args.x(0)
+    b = args.x(1).t() if args.attrs.get("transB") else args.x(1)
     return a, b
 
 
-def bind_gemm(use: Use) -> Launch:
-    a, b = gemm_operands(use)
-    if len(use.inputs) > 2 and use.inputs[2] is not None:
-        return partial(torch.addmm, use.x(2), a, b, out=use.y)
-    return partial(torch.mm, a, b, out=use.y)
+def bind_gemm(args: KernelArguments) -> Launch:
+    a, b = gemm_operands(args)
+    if len(args.inputs) > 2 and args.inputs[2] is not None:
+        return partial(torch.addmm, args.x(2), a, b, out=args.y)
+    return partial(torch.mm, a, b, out=args.y)
 
 
-def unscaled(need: Need) -> str | None:
-    scaled = any(need.attrs.get(k, 1.0) != 1.0 for k in ("alpha", "beta"))
+def unscaled(spec: KernelSpec) -> str | None:
+    scaled = any(spec.attrs.get(k, 1.0) != 1.0 for k in ("alpha", "beta"))
     return "Gemm with alpha or beta" if scaled else None
 
 
@@ -37,13 +37,13 @@ def _merged(x: torch.Tensor) -> torch.Tensor | None:
         return None
 
 
-def _bind_matmul(use: Use) -> Launch:
+def _bind_matmul(args: KernelArguments) -> Launch:
     """`f[*S,M,K] @ f[*S,K,N]` as few batched products."""
-    y = use.y
+    y = args.y
     if y.dim() == 2:
-        return partial(torch.mm, use.x(0), use.x(1), out=y)
-    a = use.x(0).expand(*y.shape[:-2], *use.x(0).shape[-2:])
-    b = use.x(1).expand(*y.shape[:-2], *use.x(1).shape[-2:])
+        return partial(torch.mm, args.x(0), args.x(1), out=y)
+    a = args.x(0).expand(*y.shape[:-2], *args.x(0).shape[-2:])
+    b = args.x(1).expand(*y.shape[:-2], *args.x(1).shape[-2:])
     calls = _batched(a, b, y)
     if len(calls) == 1:
         return calls[0]
@@ -63,6 +63,6 @@ def _batched(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> list[Launch]:
 
 
 KERNELS: dict[str, Kernel] = {
-    "Gemm": Kernel("aten.addmm", bind_gemm, why_not=unscaled, inplace=((0, 2),), strided=(0,)),
+    "Gemm": Kernel("aten.addmm", bind_gemm, unsupported=unscaled, inplace=((0, 2),), strided=(0,)),
     "MatMul": Kernel("aten.bmm", _bind_matmul),
 }

@@ -10,7 +10,7 @@ import torch
 
 from onward.graph.ops.random import M1, M2, SITE_A, SITE_B, SPREAD, WORD, threshold
 from onward.graph.types import DType, Type, product
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 _CHUNK = 1 << 16  # elements: two i32 chunks are 512 KB
 _SIGN = -(1 << 31)
@@ -20,8 +20,8 @@ def _chunk_rows(rows: int, features: int) -> int:
     return max(1, min(rows, _CHUNK // max(features, 1)))
 
 
-def _scratch(need: Need) -> list[Type]:
-    shape = need.outputs[0].shape
+def _scratch(spec: KernelSpec) -> list[Type]:
+    shape = spec.outputs[0].shape
     features = shape[-1]
     rows = product(shape[:-1])
     assert isinstance(rows, int) and isinstance(features, int)
@@ -29,8 +29,8 @@ def _scratch(need: Need) -> list[Type]:
     return [Type(DType.INT32, chunk), Type(DType.INT32, chunk), Type(DType.BOOL, chunk)]
 
 
-def _key_bytes(need: Need) -> int:
-    rows = product(need.outputs[0].shape[:-1])
+def _key_bytes(spec: KernelSpec) -> int:
+    rows = product(spec.outputs[0].shape[:-1])
     assert isinstance(rows, int)
     return 12 * 8 * rows + 8 * 1024
 
@@ -47,10 +47,14 @@ def _signed(x: torch.Tensor) -> torch.Tensor:
     return ((x ^ (1 << 31)) - (1 << 31)).to(torch.int32)
 
 
-def _bind_dropout(use: Use) -> Launch:
-    x, y = use.x(0), use.y
-    seed, (offset, coordinates) = use.x(1), [*use.inputs[2:], None, None][:2]
-    ratio, site, sample_dim = float(use.attrs["ratio"]), use.attrs["site"], use.attrs["sample_dim"]
+def _bind_dropout(args: KernelArguments) -> Launch:
+    x, y = args.x(0), args.y
+    seed, (offset, coordinates) = args.x(1), [*args.inputs[2:], None, None][:2]
+    ratio, site, sample_dim = (
+        float(args.attrs["ratio"]),
+        args.attrs["site"],
+        args.attrs["sample_dim"],
+    )
     if ratio >= 1.0:
         return y.zero_
     features = y.shape[-1]
@@ -68,7 +72,7 @@ def _bind_dropout(use: Use) -> Launch:
     scale = torch.tensor(1.0 / (1.0 - ratio), dtype=y.dtype).item()  # rounded as in the body
     rows = y.numel() // max(features, 1)
     xs, ys = x.reshape(rows, features), y.view(rows, features)
-    step = use.scratch[0].shape[0]
+    step = args.scratch[0].shape[0]
     starts = range(0, rows, step)
     chunks = [(xs[i : i + step], ys[i : i + step]) for i in starts]
 
@@ -84,7 +88,7 @@ def _bind_dropout(use: Use) -> Launch:
         first, second = keys(0, SITE_A), keys(1, SITE_B)
         for i, (source, target) in zip(starts, chunks, strict=True):
             n = source.shape[0]
-            h, t, drop = (s[:n] for s in use.scratch)
+            h, t, drop = (s[:n] for s in args.scratch)
             torch.add(spread32, first[i : i + n], out=h)
             torch.bitwise_right_shift(h, 16, out=t)
             h.bitwise_xor_(t.bitwise_and_(0xFFFF)).mul_(M1).bitwise_xor_(second[i : i + n])

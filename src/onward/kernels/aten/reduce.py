@@ -8,49 +8,49 @@ from typing import Any
 
 import torch
 
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 
-def _dims(use: Use) -> list[int]:
-    if len(use.inputs) > 1 and use.inputs[1] is not None:
-        return [int(d) for d in use.inputs[1]]
-    return list(range(use.x().dim()))
+def _dims(args: KernelArguments) -> list[int]:
+    if len(args.inputs) > 1 and args.inputs[1] is not None:
+        return [int(d) for d in args.inputs[1]]
+    return list(range(args.x().dim()))
 
 
-def _over(function: Callable[..., Any]) -> Callable[[Use], Launch]:
-    def bind(use: Use) -> Launch:
-        keep = bool(use.attrs.get("keepdims", 1))
-        return partial(function, use.x(), _dims(use), keepdim=keep, out=use.y)
+def _over(function: Callable[..., Any]) -> Callable[[KernelArguments], Launch]:
+    def bind(args: KernelArguments) -> Launch:
+        keep = bool(args.attrs.get("keepdims", 1))
+        return partial(function, args.x(), _dims(args), keepdim=keep, out=args.y)
 
     return bind
 
 
-def _bind_l2(use: Use) -> Launch:
-    keep = bool(use.attrs.get("keepdims", 1))
-    return partial(torch.linalg.vector_norm, use.x(), 2, _dims(use), keepdim=keep, out=use.y)
+def _bind_l2(args: KernelArguments) -> Launch:
+    keep = bool(args.attrs.get("keepdims", 1))
+    return partial(torch.linalg.vector_norm, args.x(), 2, _dims(args), keepdim=keep, out=args.y)
 
 
-def _bind_argmax(use: Use) -> Launch:
-    keep = bool(use.attrs.get("keepdims", 1))
-    return partial(torch.argmax, use.x(), dim=use.attrs.get("axis", 0), keepdim=keep, out=use.y)
+def _bind_argmax(args: KernelArguments) -> Launch:
+    keep = bool(args.attrs.get("keepdims", 1))
+    return partial(torch.argmax, args.x(), dim=args.attrs.get("axis", 0), keepdim=keep, out=args.y)
 
 
-def _finite_workspace(need: Need) -> int:
+def _finite_workspace(spec: KernelSpec) -> int:
     """The largest magnitudes, one by one, as doubles, stacked, and what is asked of them."""
-    return 64 * (4 * len(need.inputs) + 4)
+    return 64 * (4 * len(spec.inputs) + 4)
 
 
-def _bind_all_finite(use: Use) -> Launch:
+def _bind_all_finite(args: KernelArguments) -> Launch:
     """The largest magnitudes, which carry NaN on, in place of a boolean for each number."""
-    norm, *gradients = use.inputs
+    norm, *gradients = args.inputs
     given = [g for g in gradients if g is not None and g.numel()]
 
     def launch() -> None:
         if not given or (norm is not None and bool(norm.isfinite())):
-            use.y.fill_(True)
+            args.y.fill_(True)
             return
         largest = [torch.linalg.vector_norm(g, torch.inf).double() for g in given]
-        use.y.copy_(torch.stack(largest).isfinite().all())
+        args.y.copy_(torch.stack(largest).isfinite().all())
 
     return launch
 

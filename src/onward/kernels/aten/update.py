@@ -7,56 +7,58 @@ from functools import partial
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 
-def _scaled_scratch(need: Need, scale: int) -> list[Type]:
+def _scaled_scratch(spec: KernelSpec, scale: int) -> list[Type]:
     """Room for the gradient times the scale at input `scale`, where there is one."""
-    g = need.inputs[1]
+    g = spec.inputs[1]
     assert g is not None
-    return [g] if scale < len(need.inputs) and need.inputs[scale] is not None else []
+    return [g] if scale < len(spec.inputs) and spec.inputs[scale] is not None else []
 
 
-def _adam_scratch(need: Need) -> list[Type]:
-    return [Type(DType.FLOAT, ()), *_scaled_scratch(need, 10)]
+def _adam_scratch(spec: KernelSpec) -> list[Type]:
+    return [Type(DType.FLOAT, ()), *_scaled_scratch(spec, 10)]
 
 
-def _sgd_scratch(need: Need) -> list[Type]:
-    return _scaled_scratch(need, 8)
+def _sgd_scratch(spec: KernelSpec) -> list[Type]:
+    return _scaled_scratch(spec, 8)
 
 
 def _in_place(
-    use: Use, pairs: tuple[tuple[int, int], ...]
+    args: KernelArguments, pairs: tuple[tuple[int, int], ...]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Outputs that lie elsewhere than their input, with that input: copied before the update."""
     return [
-        (use.outputs[o], use.x(i))
+        (args.outputs[o], args.x(i))
         for o, i in pairs
-        if use.outputs[o].data_ptr() != use.x(i).data_ptr()
+        if args.outputs[o].data_ptr() != args.x(i).data_ptr()
     ]
 
 
-def _scaled(use: Use, scale: int, scratch: list[torch.Tensor]) -> tuple[torch.Tensor, Launch]:
+def _scaled(
+    args: KernelArguments, scale: int, scratch: list[torch.Tensor]
+) -> tuple[torch.Tensor, Launch]:
     """The gradient to update with, and the call that computes it.
 
     torch's own `grad_scale` divides, and writes the gradient that it is given.
     """
     if not scratch:
-        return use.x(1), lambda: None
-    return scratch[0], partial(torch.mul, use.x(1), use.x(scale), out=scratch[0])
+        return args.x(1), lambda: None
+    return scratch[0], partial(torch.mul, args.x(1), args.x(scale), out=scratch[0])
 
 
 aten = torch.ops.aten
 _ADAM_PAIRS = ((0, 0), (1, 2), (2, 3))
 
 
-def _bind_adam(use: Use) -> Launch:
-    p, m, v = use.outputs
-    hyper, step = [use.x(i) for i in range(4, 9)], use.x(9)
-    copies = _in_place(use, _ADAM_PAIRS)
-    count = use.scratch[0]
-    g, scaled = _scaled(use, 10, use.scratch[1:])
-    update = aten._fused_adamw_ if use.attrs["decoupled"] else aten._fused_adam_
+def _bind_adam(args: KernelArguments) -> Launch:
+    p, m, v = args.outputs
+    hyper, step = [args.x(i) for i in range(4, 9)], args.x(9)
+    copies = _in_place(args, _ADAM_PAIRS)
+    count = args.scratch[0]
+    g, scaled = _scaled(args, 10, args.scratch[1:])
+    update = aten._fused_adamw_ if args.attrs["decoupled"] else aten._fused_adam_
 
     def launch() -> None:
         for target, source in copies:
@@ -72,13 +74,13 @@ def _bind_adam(use: Use) -> Launch:
     return launch
 
 
-def _bind_sgd(use: Use) -> Launch:
-    p, hyper, step = use.outputs[0], [use.x(i) for i in range(3, 7)], use.x(7)
-    g, scaled = _scaled(use, 8, use.scratch)
-    velocity = use.outputs[1] if len(use.outputs) > 1 else None
+def _bind_sgd(args: KernelArguments) -> Launch:
+    p, hyper, step = args.outputs[0], [args.x(i) for i in range(3, 7)], args.x(7)
+    g, scaled = _scaled(args, 8, args.scratch)
+    velocity = args.outputs[1] if len(args.outputs) > 1 else None
     pairs = ((0, 0),) if velocity is None else ((0, 0), (1, 2))
-    copies = _in_place(use, pairs)
-    nesterov = velocity is not None and bool(use.attrs["nesterov"])
+    copies = _in_place(args, pairs)
+    nesterov = velocity is not None and bool(args.attrs["nesterov"])
 
     def launch() -> None:
         for target, source in copies:

@@ -13,7 +13,7 @@ import torch
 from onward.kernels.aten.product import bind_gemm, gemm_operands, unscaled
 from onward.kernels.blas.choice import Shape, choose
 from onward.kernels.blas.engines import engines
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, only_f32, where
 from onward.kernels.target import Target
 
@@ -31,17 +31,17 @@ def _stored(x: torch.Tensor) -> tuple[bool, int] | None:
     return None
 
 
-def bind(engine: str, use: Use) -> Launch:
+def bind(engine: str, args: KernelArguments) -> Launch:
     """The launch of `y = a b (+ c)` on an engine; torch's own where the strides fit no BLAS."""
-    a, b = gemm_operands(use)
-    y = use.y
-    c = use.inputs[2] if len(use.inputs) > 2 else None
+    a, b = gemm_operands(args)
+    y = args.y
+    c = args.inputs[2] if len(args.inputs) > 2 else None
     left, right, out = _stored(a), _stored(b), _stored(y)
     if left is None or right is None or out is None or out[0] or a.shape[1] == 0:
-        return bind_gemm(use)
+        return bind_gemm(args)
     row = None if c is None else c.expand(y.shape)
     if row is not None and row.stride(1) != 1 and y.shape[1] > 1:
-        return bind_gemm(use)
+        return bind_gemm(args)
     native = library()
     assert native is not None
     return native.launch(
@@ -51,22 +51,22 @@ def bind(engine: str, use: Use) -> Launch:
     )  # fmt: skip
 
 
-def shape_of(need: Need) -> Shape:
+def shape_of(spec: KernelSpec) -> Shape:
     """The product that a Gemm asks for."""
-    a, y = need.inputs[0], need.outputs[0]
+    a, y = spec.inputs[0], spec.outputs[0]
     assert a is not None
-    ta, tb = bool(need.attrs.get("transA")), bool(need.attrs.get("transB"))
+    ta, tb = bool(spec.attrs.get("transA")), bool(spec.attrs.get("transB"))
     m, n, k = y.shape[0], y.shape[1], a.shape[0 if ta else 1]
     assert isinstance(m, int) and isinstance(n, int) and isinstance(k, int)
     return Shape(m, n, k, ta, tb)
 
 
-def _why_not(need: Need) -> str | None:
-    return only_f32(need) or unscaled(need)
+def _unsupported(spec: KernelSpec) -> str | None:
+    return only_f32(spec) or unscaled(spec)
 
 
-def _faster(engine: str, need: Need) -> str | None:
-    best = choose(shape_of(need))
+def _faster(engine: str, spec: KernelSpec) -> str | None:
+    best = choose(shape_of(spec))
     return None if best == engine else best
 
 
@@ -83,7 +83,7 @@ KERNELS: dict[str, tuple[Kernel, ...]] = {
             f"{engine}.sgemm",
             partial(bind, engine),
             where=partial(_where, engine),
-            why_not=_why_not,
+            unsupported=_unsupported,
             faster=partial(_faster, engine),
             inplace=((0, 2),),
             strided=(0,),

@@ -11,44 +11,44 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from onward.graph.types import DType, Type
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, only_f32, where
 
 _NUMBER = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}  # as in src/activation.cpp
 
 
-def _gelu(use: Use) -> str:
-    return "gelu_tanh" if use.attrs.get("approximate", "none") == "tanh" else "gelu"
+def _gelu(args: KernelArguments) -> str:
+    return "gelu_tanh" if args.attrs.get("approximate", "none") == "tanh" else "gelu"
 
 
-def _plain(activation: Callable[[Use], str]) -> Callable[[Use], Launch]:
-    def bind(use: Use) -> Launch:
+def _plain(activation: Callable[[KernelArguments], str]) -> Callable[[KernelArguments], Launch]:
+    def bind(args: KernelArguments) -> Launch:
         c = library()
         assert c is not None
         return c.launch(
-            "onward_activation", x=use.x(), y=use.y, n=use.y.numel(),
-            kind=_NUMBER[activation(use)],
+            "onward_activation", x=args.x(), y=args.y, n=args.y.numel(),
+            kind=_NUMBER[activation(args)],
         )  # fmt: skip
 
     return bind
 
 
-def _bind_gelu_grad(use: Use) -> Launch:
+def _bind_gelu_grad(args: KernelArguments) -> Launch:
     c = library()
     assert c is not None
-    dy, x, dx = use.x(0), use.x(1), use.y
+    dy, x, dx = args.x(0), args.x(1), args.y
     return c.launch(
-        "onward_activation_grad", dy=dy, x=x, dx=dx, n=dx.numel(), kind=_NUMBER[_gelu(use)]
+        "onward_activation_grad", dy=dy, x=x, dx=dx, n=dx.numel(), kind=_NUMBER[_gelu(args)]
     )
 
 
-def _bind_biased(use: Use) -> Launch:
+def _bind_biased(args: KernelArguments) -> Launch:
     c = library()
     assert c is not None
-    x, bias = use.x(0), use.x(1)
-    kind = _NUMBER[use.attrs["activation"]]
+    x, bias = args.x(0), args.x(1)
+    kind = _NUMBER[args.attrs["activation"]]
     return c.launch(
-        "onward_bias_activation", x=x, bias=bias, y=use.y,
+        "onward_bias_activation", x=x, bias=bias, y=args.y,
         rows=x.numel() // max(bias.numel(), 1), features=bias.numel(), kind=kind,
     )  # fmt: skip
 
@@ -58,8 +58,8 @@ def row_parts(rows: int) -> int:
     return max(1, min(64, rows // 16))
 
 
-def _partial_sums(need: Need) -> list[Type]:
-    rows, features = _rows(need.inputs[1])
+def _partial_sums(spec: KernelSpec) -> list[Type]:
+    rows, features = _rows(spec.inputs[1])
     return [Type(DType.FLOAT, (row_parts(rows), features))]
 
 
@@ -73,38 +73,38 @@ def _rows(type: Type | None) -> tuple[int, int]:
     return rows, features
 
 
-def _bind_biased_grad(use: Use) -> Launch:
+def _bind_biased_grad(args: KernelArguments) -> Launch:
     c = library()
     assert c is not None
-    dy, x, (dx, dbias), (partial,) = use.x(0), use.x(1), use.outputs, use.scratch
-    bias = use.inputs[2] if len(use.inputs) > 2 else None
+    dy, x, (dx, dbias), (partial,) = args.x(0), args.x(1), args.outputs, args.scratch
+    bias = args.inputs[2] if len(args.inputs) > 2 else None
     features = dbias.numel()
     return c.launch(
         "onward_bias_activation_grad", dy=dy, x=x, bias=bias, dx=dx, dbias=dbias, partial=partial,
         rows=x.numel() // max(features, 1), features=features, parts=partial.shape[0],
-        kind=_NUMBER[use.attrs["activation"]],
+        kind=_NUMBER[args.attrs["activation"]],
     )  # fmt: skip
 
 
 KERNELS: dict[str, Kernel] = {
     "Gelu": Kernel(
-        "native.gelu", _plain(_gelu), why_not=only_f32, where=where, inplace=((0, 0),),
+        "native.gelu", _plain(_gelu), unsupported=only_f32, where=where, inplace=((0, 0),),
         contiguous=None,
     ),
     "GeluGrad": Kernel(
-        "native.gelu_grad", _bind_gelu_grad, why_not=only_f32, where=where,
+        "native.gelu_grad", _bind_gelu_grad, unsupported=only_f32, where=where,
         inplace=((0, 0), (0, 1)), contiguous=None,
     ),
     "Relu": Kernel(
-        "native.relu", _plain(lambda use: "relu"), why_not=only_f32, where=where,
+        "native.relu", _plain(lambda args: "relu"), unsupported=only_f32, where=where,
         inplace=((0, 0),), contiguous=None,
     ),
     "BiasActivation": Kernel(
-        "native.bias_activation", _bind_biased, why_not=only_f32, where=where, inplace=((0, 0),),
-        contiguous=None,
+        "native.bias_activation", _bind_biased, unsupported=only_f32, where=where,
+        inplace=((0, 0),), contiguous=None,
     ),
     "BiasActivationGrad": Kernel(
-        "native.bias_activation_grad", _bind_biased_grad, why_not=only_f32, where=where,
+        "native.bias_activation_grad", _bind_biased_grad, unsupported=only_f32, where=where,
         inplace=((0, 0), (0, 1)), contiguous=None, scratch=_partial_sums,
     ),
 }  # fmt: skip

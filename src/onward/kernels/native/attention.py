@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, only_f32, where
 from onward.kernels.native.random import mask_arguments
 
@@ -39,29 +39,29 @@ def _sizes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> tuple[int, i
     return q[2], k[2], q[3], v[3]
 
 
-def _packed(need: Need) -> bool:
-    at = 6 if need.op == "FlashAttention" else 10
-    return any(t is not None for t in need.inputs[at:])
+def _packed(spec: KernelSpec) -> bool:
+    at = 6 if spec.op == "FlashAttention" else 10
+    return any(t is not None for t in spec.inputs[at:])
 
 
-def _why_not(need: Need) -> str | None:
+def _unsupported(spec: KernelSpec) -> str | None:
     """Both ops: q, k, v and mask are inputs `first` and on."""
-    first = 0 if need.op == "FlashAttention" else 1
-    q, k, v, mask = (*need.inputs, None)[first : first + 4]
+    first = 0 if spec.op == "FlashAttention" else 1
+    q, k, v, mask = (*spec.inputs, None)[first : first + 4]
     assert q is not None and k is not None and v is not None
     if q.rank != 4:
         return f"{q.rank} dims"
     if not q.shape[:2] == k.shape[:2] == v.shape[:2]:
         return "heads that are shared"
     if 0 in (*q.shape[:2], q.shape[3], v.shape[3]) or (
-        0 in (q.shape[2], k.shape[2]) and not _packed(need)
+        0 in (q.shape[2], k.shape[2]) and not _packed(spec)
     ):
         return "no elements"
-    if mask is not None and mask.dtype != DType.BOOL and need.attrs.get("is_causal"):
+    if mask is not None and mask.dtype != DType.BOOL and spec.attrs.get("is_causal"):
         return "an added mask and a causal one"
-    if need.attrs.get("ratio", 0.0) >= 1.0:
+    if spec.attrs.get("ratio", 0.0) >= 1.0:
         return "everything dropped"
-    return only_f32(need)
+    return only_f32(spec)
 
 
 def _room(*sizes: int) -> Type:
@@ -70,10 +70,10 @@ def _room(*sizes: int) -> Type:
     return Type(DType.FLOAT, (torch.get_num_threads(), floats))
 
 
-def _table(need: Need, batch: int, queries: int, keys: int) -> Type:
+def _table(spec: KernelSpec, batch: int, queries: int, keys: int) -> Type:
     """Where the segments lie, at most one for each query; and each packed key's position."""
-    segments = queries if _packed(need) else batch
-    listed = keys + COLUMNS + math.ceil(keys / 4) if _packed(need) else 0
+    segments = queries if _packed(spec) else batch
+    listed = keys + COLUMNS + math.ceil(keys / 4) if _packed(spec) else 0
     return Type(DType.INT32, (5 * (segments + 2) + listed,))
 
 
@@ -81,19 +81,19 @@ def _padded(n: int) -> int:
     return math.ceil(n / COLUMNS) * COLUMNS
 
 
-def _scratch(need: Need) -> list[Type]:
-    q, k, v = (_shape(t) for t in need.inputs[:3])
+def _scratch(spec: KernelSpec) -> list[Type]:
+    q, k, v = (_shape(t) for t in spec.inputs[:3])
     queries, keys, width, values = _sizes(q, k, v)
     rows, block = min(QUERIES, queries), min(SEEN, keys)
     room = _room(
         width * _padded(block), block * _padded(values), rows * width,
         rows * _padded(block), rows * _padded(values),
     )  # fmt: skip
-    return [room, _table(need, q[0], queries, keys)]
+    return [room, _table(spec, q[0], queries, keys)]
 
 
-def _scratch_grad(need: Need) -> list[Type]:
-    q, k, v = (_shape(t) for t in need.inputs[1:4])
+def _scratch_grad(spec: KernelSpec) -> list[Type]:
+    q, k, v = (_shape(t) for t in spec.inputs[1:4])
     queries, keys, width, values = _sizes(q, k, v)
     rows, block = min(QUERIES, queries), min(KEYS, keys)
     q_row, v_row, k_row = _padded(width), _padded(values), _padded(block)
@@ -102,7 +102,7 @@ def _scratch_grad(need: Need) -> list[Type]:
         rows * width, rows * q_row, rows * values, rows * v_row,
         2 * rows * k_row, block * q_row, block * v_row, rows * q_row, queries,
     )  # fmt: skip
-    return [room, _table(need, q[0], queries, keys)]
+    return [room, _table(spec, q[0], queries, keys)]
 
 
 def _shape(type: Type | None) -> tuple[int, ...]:
@@ -115,69 +115,69 @@ def _layouts(**tensors: torch.Tensor) -> dict[str, Any]:
     return {**tensors, **{f"{name}_strides": x.stride() for name, x in tensors.items()}}
 
 
-def _filter(use: Use, first: int, shape: tuple[int, ...]) -> dict[str, Any]:
+def _filter(args: KernelArguments, first: int, shape: tuple[int, ...]) -> dict[str, Any]:
     """Mask, dropout and scale, as both C functions take them; they are inputs `first` and on."""
-    mask, seed, offset = (*use.inputs, None, None, None)[first : first + 3]
+    mask, seed, offset = (*args.inputs, None, None, None)[first : first + 3]
     allowed = mask if mask is not None and mask.dtype == torch.bool else None
     added = mask if allowed is None else None
     strides = mask.expand(shape).stride() if mask is not None else (0, 0, 0, 0)
-    ratio = float(use.attrs.get("ratio", 0.0))
-    site, bound, keep = mask_arguments(use, ratio) if ratio > 0.0 else (0, 0, 1.0)
+    ratio = float(args.attrs.get("ratio", 0.0))
+    site, bound, keep = mask_arguments(args, ratio) if ratio > 0.0 else (0, 0, 1.0)
     return {
         "allowed": allowed, "added": added, "mask_strides": strides,
         "seed": seed if ratio > 0.0 else None, "offset": offset, "site": site, "threshold": bound,
-        "sample_dim": int(use.attrs.get("sample_dim", -1)), "keep_scale": keep,
-        "scale": float(use.attrs["scale"]),
+        "sample_dim": int(args.attrs.get("sample_dim", -1)), "keep_scale": keep,
+        "scale": float(args.attrs["scale"]),
     }  # fmt: skip
 
 
-def _coordinates(use: Use, at: int) -> dict[str, torch.Tensor | None]:
+def _coordinates(args: KernelArguments, at: int) -> dict[str, torch.Tensor | None]:
     """Of queries and keys, where rows are packed: inputs `at` and behind it."""
-    q_at, k_at = [*use.inputs, *[None] * (at + 2)][at : at + 2]
+    q_at, k_at = [*args.inputs, *[None] * (at + 2)][at : at + 2]
     return {"q_at": q_at, "k_at": k_at}
 
 
-def _room_of(use: Use) -> dict[str, Any]:
+def _room_of(args: KernelArguments) -> dict[str, Any]:
     """What the plan provides for the time of the launch."""
-    scratch, table = use.scratch
+    scratch, table = args.scratch
     threads, room = scratch.shape
     return {"scratch": scratch, "threads": threads, "room": room, "segments": table}
 
 
-def _bind(use: Use) -> Launch:
-    q, k, v = use.x(0), use.x(1), use.x(2)
-    y, peaks, totals = use.outputs
+def _bind(args: KernelArguments) -> Launch:
+    q, k, v = args.x(0), args.x(1), args.x(2)
+    y, peaks, totals = args.outputs
     c = library()
     assert c is not None
-    sizes = (*q.shape[:2], *_sizes(q.shape, k.shape, v.shape), int(bool(use.attrs["is_causal"])))
+    sizes = (*q.shape[:2], *_sizes(q.shape, k.shape, v.shape), int(bool(args.attrs["is_causal"])))
     return c.launch(
         "onward_attention", **_layouts(q=q, k=k, v=v, y=y), peaks=peaks, totals=totals,
-        **_filter(use, 3, (*q.shape[:3], k.shape[2])), **_coordinates(use, 6), sizes=sizes,
-        **_room_of(use),
+        **_filter(args, 3, (*q.shape[:3], k.shape[2])), **_coordinates(args, 6), sizes=sizes,
+        **_room_of(args),
     )  # fmt: skip
 
 
-def _bind_grad(use: Use) -> Launch:
-    dy, q, k, v = use.x(0), use.x(1), use.x(2), use.x(3)
-    y, peaks, totals = use.x(7), use.x(8), use.x(9)
-    dq, dk, dv = use.outputs
+def _bind_grad(args: KernelArguments) -> Launch:
+    dy, q, k, v = args.x(0), args.x(1), args.x(2), args.x(3)
+    y, peaks, totals = args.x(7), args.x(8), args.x(9)
+    dq, dk, dv = args.outputs
     c = library()
     assert c is not None
-    sizes = (*q.shape[:2], *_sizes(q.shape, k.shape, v.shape), int(bool(use.attrs["is_causal"])))
+    sizes = (*q.shape[:2], *_sizes(q.shape, k.shape, v.shape), int(bool(args.attrs["is_causal"])))
     return c.launch(
         "onward_attention_grad", **_layouts(dy=dy, q=q, k=k, v=v, y=y, dq=dq, dk=dk, dv=dv),
-        peaks=peaks, totals=totals, **_filter(use, 4, (*q.shape[:3], k.shape[2])),
-        **_coordinates(use, 10), sizes=sizes, **_room_of(use),
+        peaks=peaks, totals=totals, **_filter(args, 4, (*q.shape[:3], k.shape[2])),
+        **_coordinates(args, 10), sizes=sizes, **_room_of(args),
     )  # fmt: skip
 
 
 KERNELS: dict[str, Kernel] = {
     "FlashAttention": Kernel(
-        "native.attention", _bind, why_not=_why_not, where=where, contiguous=(4, 6, 7),
+        "native.attention", _bind, unsupported=_unsupported, where=where, contiguous=(4, 6, 7),
         strided=(0,), scratch=_scratch,
     ),
     "FlashAttentionGrad": Kernel(
-        "native.attention_grad", _bind_grad, why_not=_why_not, where=where,
+        "native.attention_grad", _bind_grad, unsupported=_unsupported, where=where,
         contiguous=(5, 8, 9, 10, 11), strided=(0, 1, 2), scratch=_scratch_grad,
     ),
 }  # fmt: skip

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 
 from onward.graph.types import DType, Type
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, only_f32, where
 
 
@@ -26,20 +26,20 @@ def _checked(op: str, call: Launch, bad: torch.Tensor, rows: int) -> Launch:
     return launch
 
 
-def _bad_scratch(need: Need) -> list[Type]:
+def _bad_scratch(spec: KernelSpec) -> list[Type]:
     return [Type(DType.INT64, (2,))]
 
 
-def _not_rows(need: Need) -> str | None:
-    x, ids = need.inputs[0], need.inputs[1]
+def _not_rows(spec: KernelSpec) -> str | None:
+    x, ids = spec.inputs[0], spec.inputs[1]
     assert x is not None and ids is not None
     if x.dtype != DType.FLOAT or ids.dtype != DType.INT64:
         return f"{x.dtype.name.lower()} tensors"
-    return None if need.attrs.get("axis", 0) % x.rank == 0 else "not rows: axis is not 0"
+    return None if spec.attrs.get("axis", 0) % x.rank == 0 else "not rows: axis is not 0"
 
 
-def _bind_gather(use: Use) -> Launch:
-    table, ids, y, (bad,) = use.x(0), use.x(1), use.y, use.scratch
+def _bind_gather(args: KernelArguments) -> Launch:
+    table, ids, y, (bad,) = args.x(0), args.x(1), args.y, args.scratch
     c = library()
     assert c is not None
     rows = table.shape[0]
@@ -51,19 +51,19 @@ def _bind_gather(use: Use) -> Launch:
     return _checked("Gather", call, bad, rows)
 
 
-def _not_added_rows(need: Need) -> str | None:
-    index = need.inputs[1]
+def _not_added_rows(spec: KernelSpec) -> str | None:
+    index = spec.inputs[1]
     assert index is not None
-    reason = only_f32(need)
+    reason = only_f32(spec)
     if reason is None and index.shape[-1:] != (1,):
         reason = "not rows: an index of several dims"
-    if reason is None and need.attrs.get("reduction", "none") != "add":
+    if reason is None and spec.attrs.get("reduction", "none") != "add":
         reason = "not rows added"
     return reason
 
 
-def _bind_scatter(use: Use) -> Launch:
-    data, ids, updates, y, (bad,) = use.x(0), use.x(1), use.x(2), use.y, use.scratch
+def _bind_scatter(args: KernelArguments) -> Launch:
+    data, ids, updates, y, (bad,) = args.x(0), args.x(1), args.x(2), args.y, args.scratch
     c = library()
     assert c is not None
     lies_there = data.data_ptr() == y.data_ptr()
@@ -80,7 +80,7 @@ def _bind_scatter(use: Use) -> Launch:
 
 
 _GATHER = Kernel(
-    "native.gather_rows", _bind_gather, why_not=_not_rows, where=where, contiguous=None,
+    "native.gather_rows", _bind_gather, unsupported=_not_rows, where=where, contiguous=None,
     scratch=_bad_scratch,
 )  # fmt: skip
 
@@ -88,7 +88,7 @@ KERNELS: dict[str, Kernel] = {
     "Gather": _GATHER,
     "Embedding": _GATHER,
     "ScatterND": Kernel(
-        "native.add_rows", _bind_scatter, why_not=_not_added_rows, where=where,
+        "native.add_rows", _bind_scatter, unsupported=_not_added_rows, where=where,
         inplace=((0, 0),), contiguous=(1, 2), scratch=_bad_scratch,
     ),
 }  # fmt: skip

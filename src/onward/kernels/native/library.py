@@ -20,7 +20,7 @@ import torch
 
 from onward.config import OnwardError, environment
 from onward.graph.types import DType
-from onward.kernels.kernel import Launch, Need
+from onward.kernels.kernel import KernelSpec, Launch
 from onward.kernels.native.signatures import Signature, signatures
 from onward.kernels.target import Target
 
@@ -174,17 +174,17 @@ def where(target: Target) -> str | None:
     return None if target.has_library else "no native library"
 
 
-def only_f32(need: Need) -> str | None:
-    """`Kernel.why_not`: the first operand, the result and every floating operand are f32. Further
-    ones may be numbers of rows, masks, seeds."""
-    for t in (*need.inputs[:1], *need.outputs[:1]):
+def only_f32(spec: KernelSpec) -> str | None:
+    """`Kernel.unsupported`: the first operand, the result and every floating operand are f32.
+    Further ones may be numbers of rows, masks, seeds."""
+    for t in (*spec.inputs[:1], *spec.outputs[:1]):
         if t is not None and not t.is_floating:
             return f"{t.dtype.name.lower()} tensors"
-    return floats_are_f32(need)
+    return floats_are_f32(spec)
 
 
-def floats_are_f32(need: Need) -> str | None:
-    """`Kernel.why_not`: every floating operand is f32."""
-    tensors = [t for t in (*need.inputs, *need.outputs) if t is not None and t.is_floating]
+def floats_are_f32(spec: KernelSpec) -> str | None:
+    """`Kernel.unsupported`: every floating operand is f32."""
+    tensors = [t for t in (*spec.inputs, *spec.outputs) if t is not None and t.is_floating]
     strange = next((t for t in tensors if t.dtype != DType.FLOAT), None)
     return None if strange is None else f"{strange.dtype.name.lower()} tensors"

@@ -12,44 +12,51 @@ import numpy as np
 import torch
 
 from onward.graph.ops.random import threshold
-from onward.kernels.kernel import Kernel, Launch, Use
+from onward.kernels.kernel import Kernel, KernelArguments, Launch
 from onward.kernels.native.library import library, only_f32, where
 
 
-def mask_arguments(use: Use, ratio: float) -> tuple[int, int, float]:
+def mask_arguments(args: KernelArguments, ratio: float) -> tuple[int, int, float]:
     """Site, threshold and scale as the C functions take them."""
-    return int(use.attrs["site"]), threshold(ratio), float(np.float32(1.0 / (1.0 - ratio)))
+    return int(args.attrs["site"]), threshold(ratio), float(np.float32(1.0 / (1.0 - ratio)))
 
 
-def row_arguments(use: Use, outer: list[int], inputs: list[torch.Tensor | None]) -> dict[str, Any]:
+def row_arguments(
+    args: KernelArguments, outer: list[int], inputs: list[torch.Tensor | None]
+) -> dict[str, Any]:
     """Which rows the mask is drawn for, as the C functions take it; `inputs`: the offset of the
     samples and the coordinates of packed rows, where the op has them."""
     offset, coordinates = [*inputs, None, None][:2]
     return {
         "offset": offset, "sizes": outer, "rank": len(outer),
-        "sample_dim": int(use.attrs["sample_dim"]), "coordinates": coordinates,
+        "sample_dim": int(args.attrs["sample_dim"]), "coordinates": coordinates,
         "width": 0 if coordinates is None else coordinates.shape[1],
     }  # fmt: skip
 
 
-def _bind(use: Use) -> Launch:
-    x, y = use.x(0), use.y
-    ratio = float(use.attrs["ratio"])
+def _bind(args: KernelArguments) -> Launch:
+    x, y = args.x(0), args.y
+    ratio = float(args.attrs["ratio"])
     if ratio >= 1.0:
         return y.zero_
     c = library()
     assert c is not None
     *outer, features = y.shape
     rows = y.numel() // max(features, 1)
-    site, bound, scale = mask_arguments(use, ratio)
+    site, bound, scale = mask_arguments(args, ratio)
     return c.launch(
-        "onward_dropout", x=x, y=y, rows=rows, features=features, seed=use.x(1), site=site,
-        threshold=bound, scale=scale, **row_arguments(use, outer, use.inputs[2:]),
+        "onward_dropout", x=x, y=y, rows=rows, features=features, seed=args.x(1), site=site,
+        threshold=bound, scale=scale, **row_arguments(args, outer, args.inputs[2:]),
     )  # fmt: skip
 
 
 KERNELS: dict[str, Kernel] = {
     "Dropout": Kernel(
-        "native.dropout", _bind, why_not=only_f32, where=where, inplace=((0, 0),), contiguous=None
+        "native.dropout",
+        _bind,
+        unsupported=only_f32,
+        where=where,
+        inplace=((0, 0),),
+        contiguous=None,
     ),
 }

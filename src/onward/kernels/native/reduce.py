@@ -11,50 +11,50 @@ import math
 
 from onward.graph.types import DType, Type, product
 from onward.kernels.aten import TABLE as ATEN
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.activation import row_parts
 from onward.kernels.native.library import library, only_f32, where
 
 BLOCK = 16384  # elements whose squares are summed before their sum is kept
 
 
-def _reduced(need: Need) -> int:
+def _reduced(spec: KernelSpec) -> int:
     """How many dims are leading in a sum over leading dims; 0 where it is over others.
 
     Without `axes` from the types alone, which do not tell where two dims are equal:
     `_bind_sum_rows` looks at the numbers of the dims.
     """
-    x, y = need.inputs[0], need.outputs[0]
+    x, y = spec.inputs[0], spec.outputs[0]
     assert x is not None
-    axes = need.attrs.get("axes")
+    axes = spec.attrs.get("axes")
     if axes is not None:
         dims = sorted(int(a) % x.rank for a in axes)
         return len(dims) if len(dims) < x.rank and dims == list(range(len(dims))) else 0
     for count in range(1, x.rank):
         kept = x.shape[count:]
-        if y.shape == (*([1] * count if need.attrs.get("keepdims", 1) else []), *kept):
+        if y.shape == (*([1] * count if spec.attrs.get("keepdims", 1) else []), *kept):
             return count
     return 0
 
 
-def _not_leading(need: Need) -> str | None:
-    return only_f32(need) or (None if _reduced(need) else "a sum over other dims than leading ones")
+def _not_leading(spec: KernelSpec) -> str | None:
+    return only_f32(spec) or (None if _reduced(spec) else "a sum over other dims than leading ones")
 
 
-def _sum_scratch(need: Need) -> list[Type]:
-    x, count = need.inputs[0], _reduced(need)
+def _sum_scratch(spec: KernelSpec) -> list[Type]:
+    x, count = spec.inputs[0], _reduced(spec)
     assert x is not None
     rows = product(x.shape[:count])
     assert isinstance(rows, int)
     return [Type(DType.FLOAT, (row_parts(rows), *x.shape[count:]))]
 
 
-def _bind_sum_rows(use: Use) -> Launch:
-    x, y, (partial,) = use.x(), use.y, use.scratch
+def _bind_sum_rows(args: KernelArguments) -> Launch:
+    x, y, (partial,) = args.x(), args.y, args.scratch
     count = x.dim() - (partial.dim() - 1)
-    dims = [d % x.dim() for d in use.x(1).tolist()] if len(use.inputs) > 1 else []
+    dims = [d % x.dim() for d in args.x(1).tolist()] if len(args.inputs) > 1 else []
     if sorted(dims) != list(range(count)) or not x.is_contiguous():
-        return ATEN["ReduceSum"][0].bind(use)
+        return ATEN["ReduceSum"][0].bind(args)
     c = library()
     assert c is not None
     rows = math.prod(x.shape[:count])
@@ -64,33 +64,37 @@ def _bind_sum_rows(use: Use) -> Launch:
     )  # fmt: skip
 
 
-def _part_of_dims(need: Need) -> str | None:
-    y = need.outputs[0]
-    return only_f32(need) or (None if all(n == 1 for n in y.shape) else "a norm over some dims")
+def _part_of_dims(spec: KernelSpec) -> str | None:
+    y = spec.outputs[0]
+    return only_f32(spec) or (None if all(n == 1 for n in y.shape) else "a norm over some dims")
 
 
-def _norm_scratch(need: Need) -> list[Type]:
-    x = need.inputs[0]
+def _norm_scratch(spec: KernelSpec) -> list[Type]:
+    x = spec.inputs[0]
     assert x is not None
     n = product(x.shape)
     assert isinstance(n, int)
     return [Type(DType.DOUBLE, (max(1, -(-n // BLOCK)),))]
 
 
-def _bind_norm(use: Use) -> Launch:
-    x = use.x()
-    if not x.is_contiguous() or use.y.numel() != 1:
-        return ATEN["ReduceL2"][0].bind(use)
+def _bind_norm(args: KernelArguments) -> Launch:
+    x = args.x()
+    if not x.is_contiguous() or args.y.numel() != 1:
+        return ATEN["ReduceL2"][0].bind(args)
     c = library()
     assert c is not None
-    return c.launch("onward_norm", x=x, y=use.y, partial=use.scratch[0], n=x.numel(), block=BLOCK)
+    return c.launch("onward_norm", x=x, y=args.y, partial=args.scratch[0], n=x.numel(), block=BLOCK)
 
 
 KERNELS: dict[str, Kernel] = {
     "ReduceSum": Kernel(
-        "native.sum_rows", _bind_sum_rows, why_not=_not_leading, where=where, scratch=_sum_scratch
+        "native.sum_rows",
+        _bind_sum_rows,
+        unsupported=_not_leading,
+        where=where,
+        scratch=_sum_scratch,
     ),
     "ReduceL2": Kernel(
-        "native.norm", _bind_norm, why_not=_part_of_dims, where=where, scratch=_norm_scratch
+        "native.norm", _bind_norm, unsupported=_part_of_dims, where=where, scratch=_norm_scratch
     ),
 }

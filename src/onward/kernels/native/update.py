@@ -7,34 +7,36 @@ ms, 57 GB/s (torch's fused kernel 12.8), clipped 12.5 (12.8); 512 x 2048, in cac
 from __future__ import annotations
 
 from onward.graph.types import DType
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, only_f32, where
 
 _HYPER = slice(4, 9)  # f64[], read at each launch:
 _HYPER_NAMES = ("lr", "first", "second", "epsilon", "weight_decay")
 
 
-def _why_not(need: Need) -> str | None:
-    if any(t is None or t.dtype != DType.DOUBLE for t in need.inputs[_HYPER]):
+def _unsupported(spec: KernelSpec) -> str | None:
+    if any(t is None or t.dtype != DType.DOUBLE for t in spec.inputs[_HYPER]):
         return "hyperparameters that are not doubles"
-    return only_f32(Need(need.op, need.attrs, need.inputs[:4] + need.inputs[9:], need.outputs))
+    return only_f32(
+        KernelSpec(spec.op, spec.attrs, spec.inputs[:4] + spec.inputs[9:], spec.outputs)
+    )
 
 
-def _bind_adam(use: Use) -> Launch:
+def _bind_adam(args: KernelArguments) -> Launch:
     c = library()
     assert c is not None
-    p, g, m, v = (use.x(i) for i in range(4))
-    scale = use.inputs[10] if len(use.inputs) > 10 else None
-    (new_p, new_m, new_v), hyper = use.outputs, zip(_HYPER_NAMES, use.inputs[_HYPER], strict=True)
+    p, g, m, v = (args.x(i) for i in range(4))
+    scale = args.inputs[10] if len(args.inputs) > 10 else None
+    (new_p, new_m, new_v), hyper = args.outputs, zip(_HYPER_NAMES, args.inputs[_HYPER], strict=True)
     return c.launch(
         "onward_adam", p=p, g=g, m=m, v=v, new_p=new_p, new_m=new_m, new_v=new_v, n=p.numel(),
-        **dict(hyper), step=use.x(9), scale=scale, decoupled=int(use.attrs["decoupled"]),
+        **dict(hyper), step=args.x(9), scale=scale, decoupled=int(args.attrs["decoupled"]),
     )  # fmt: skip
 
 
 KERNELS: dict[str, Kernel] = {
     "AdamUpdate": Kernel(
-        "native.adam", _bind_adam, why_not=_why_not, where=where,
+        "native.adam", _bind_adam, unsupported=_unsupported, where=where,
         inplace=((0, 0), (1, 2), (2, 3)), contiguous=None,
     ),
 }  # fmt: skip

@@ -15,17 +15,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from onward.graph.graph import Graph
+from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
 from onward.rewrite.context import Context
-from onward.rewrite.cse import cse
-from onward.rewrite.dead import dead
+from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.noop import noop
-from onward.rewrite.rows.account import Account, account
-from onward.rewrite.rows.cut import cut
+from onward.rewrite.rows.attribution import Attribution, attribute
 from onward.rewrite.rows.demand import Demand, demands
+from onward.rewrite.rows.flops import FlopCount
 from onward.rewrite.rows.lookups import lookups
 from onward.rewrite.rows.pack import pack
 from onward.rewrite.rows.rules import FAMILIES  # whose import fills the tables
-from onward.rewrite.rows.work import Work
+from onward.rewrite.rows.split_counting import split_counting
 
 
 def row_demand(
@@ -42,11 +42,19 @@ def row_demand(
     written anew; with 0 the graph does what it did.
     """
     edits = pack(graph, outputs, context, reads)
-    for tidy in (noop, cse, noop, dead):
+    for tidy in (noop, common_subexpression_elimination, noop, dead_code_elimination):
         tidy(graph)
     return edits
 
 
 __all__ = [
-    "FAMILIES", "Account", "Demand", "Work", "account", "cut", "demands", "lookups", "row_demand",
+    "FAMILIES",
+    "Attribution",
+    "Demand",
+    "FlopCount",
+    "attribute",
+    "demands",
+    "lookups",
+    "row_demand",
+    "split_counting",
 ]  # fmt: skip

@@ -6,7 +6,7 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, array_of, role_of, type_of
 from onward.graph.signature import Signature
 from onward.graph.types import product
-from onward.rewrite.dead import dead
+from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.rows.known import batch_first, batch_values
 
 
@@ -36,5 +36,5 @@ def lookups(graph: Graph) -> tuple[Graph, dict[str, int]]:
         ends = [b.ReduceMin(flat, first, keepdims=1), b.ReduceMax(flat, first, keepdims=1)]
         name = f"ids.{len(tables)}"
         graph.outputs[name], tables[name] = b.Concat(*ends, axis=0), rows
-    dead(graph)
+    dead_code_elimination(graph)
     return graph, tables

@@ -29,7 +29,7 @@ _VALUES = (
 
 
 @dataclass
-class Call:
+class Batch:
     """`model(*args, **kwargs)`, then `loss_fn(outputs, *target)` where there is one.
 
     tensors: the tensor leaves in order; kind: structure, non-tensor values, dtypes and ranks;
@@ -59,7 +59,7 @@ class Call:
         return out | ({"labels": self.target[0]} if self.target else {})
 
 
-def bind_call(args: tuple[Any, ...], kwargs: dict[str, Any], has_loss: bool) -> Call:
+def bind_batch(args: tuple[Any, ...], kwargs: dict[str, Any], has_loss: bool) -> Batch:
     """Raises OnwardError where the batch is empty, lacks the target a loss function needs, or holds
     what is neither a tensor nor a plain value."""
     if len(args) == 1 and not kwargs:
@@ -88,7 +88,7 @@ def bind_call(args: tuple[Any, ...], kwargs: dict[str, Any], has_loss: bool) -> 
     if not tensors:
         raise OnwardError("the batch has no tensor; fix: pass the model's inputs")
     kind = (spec, tuple(map(_kind, leaves)))
-    return Call(args, kwargs, target, tensors, kind, (kind, tuple(t.shape for t in tensors)))
+    return Batch(args, kwargs, target, tensors, kind, (kind, tuple(t.shape for t in tensors)))
 
 
 def _kind(leaf: Any) -> tuple[Any, ...]:

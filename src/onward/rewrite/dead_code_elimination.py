@@ -5,7 +5,7 @@ from __future__ import annotations
 from onward.graph.graph import Graph
 
 
-def dead(graph: Graph) -> int:
+def dead_code_elimination(graph: Graph) -> int:
     """Removes nodes nobody reads, and constants left without a reader."""
     kept = graph.output_values()
     edits = 0

@@ -11,7 +11,7 @@ from onward.graph.types import DType, product
 LIMIT = 1 << 16  # elements; larger results are cheaper to compute than to keep
 
 
-def fold(graph: Graph) -> int:
+def constant_folding(graph: Graph) -> int:
     """Evaluates nodes whose inputs are all constant, on the reference evaluator."""
     edits = 0
     for node in list(graph):

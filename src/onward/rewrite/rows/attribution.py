@@ -10,12 +10,12 @@ from onward.graph.graph import Graph, type_of, where
 from onward.graph.ops import flops
 from onward.graph.signature import Signature
 from onward.graph.types import Shape, Size, product
-from onward.rewrite.dead import dead
+from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.rows.demand import Demand, demands
+from onward.rewrite.rows.flops import number
 from onward.rewrite.rows.known import batch_first, batch_values
 from onward.rewrite.rows.rules.attention import ATTENTION
 from onward.rewrite.rows.sets import Conditions, set_value
-from onward.rewrite.rows.work import number
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Account:
+class Attribution:
     """entries: products in order, those that nobody needs left out. conditions: a graph from the
     batch to `b[rows]` by name of set. sizes: what a set's rows are numbered by, such as `[B,T]`."""
 
@@ -50,7 +50,7 @@ class Account:
         return sum(number(e.flops, dims) * e.share(present) for e in self.entries)
 
 
-def account(graph: Graph, outputs: Sequence[str], without: Collection[str] = ()) -> Account:
+def attribute(graph: Graph, outputs: Sequence[str], without: Collection[str] = ()) -> Attribution:
     """For these outputs; `without`: as `demands`."""
     graph = graph.clone()
     asked = demands(graph, outputs, without)
@@ -86,5 +86,5 @@ def account(graph: Graph, outputs: Sequence[str], without: Collection[str] = ())
     b = Builder(graph)
     graph.state, graph.signature = {}, Signature()
     graph.outputs = {called: set_value(b, c, count) for (c, count), called in sets.items()}
-    dead(graph)
-    return Account(entries, graph, sizes)
+    dead_code_elimination(graph)
+    return Attribution(entries, graph, sizes)

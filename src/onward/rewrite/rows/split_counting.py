@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from onward.graph.graph import Graph, Role, type_of
 from onward.graph.signature import Signature
-from onward.rewrite.dead import dead
+from onward.rewrite.dead_code_elimination import dead_code_elimination
 
 
-def cut(graph: Graph) -> tuple[Graph, Graph]:
+def split_counting(graph: Graph) -> tuple[Graph, Graph]:
     """`(conditions, step)`.
 
     conditions: from the batch to `b[N]` for every set of rows, an output each, called by its size.
@@ -19,7 +19,7 @@ def cut(graph: Graph) -> tuple[Graph, Graph]:
     for node in conditions:
         if node.op_type == "Rows" and node.inputs[0] is not None:
             conditions.outputs[str(type_of(node.outputs[0]).shape[0])] = node.inputs[0]
-    dead(conditions)
+    dead_code_elimination(conditions)
     for node in list(step):
         if node.op_type == "Rows":
             type = type_of(node.outputs[0])

@@ -9,7 +9,7 @@ from onward.graph.ops import flops
 from onward.graph.types import Dim, Size
 
 
-class Work:
+class FlopCount:
     """Multiply-adds (twice: FLOPs) of a graph's products and attentions."""
 
     def __init__(self, graph: Graph) -> None:

@@ -14,7 +14,7 @@ def _key(node: Node) -> tuple[Any, ...]:
     return (node.domain, node.op_type, inputs, attrs, bool(node.meta.get("stop_gradient")))
 
 
-def cse(graph: Graph) -> int:
+def common_subexpression_elimination(graph: Graph) -> int:
     """Common subexpressions: the first of equal nodes serves all."""
     first: dict[tuple[Any, ...], Node] = {}
     edits = 0

@@ -17,7 +17,7 @@ import torch
 from onward.graph.types import DType, Type
 from onward.kernels.blas.choice import TORCH, Shape, choose_called, forced
 from onward.kernels.blas.engines import engines
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, only_f32, where
 from onward.kernels.target import Target
 
@@ -42,19 +42,19 @@ def _panels(classes: int, features: int, threads: int) -> tuple[int, int]:
     return width, count
 
 
-def _sizes(need: Need) -> tuple[int, int, int]:
+def _sizes(spec: KernelSpec) -> tuple[int, int, int]:
     """Rows, features, classes."""
-    x, w = need.inputs[:2] if need.op == "LinearCrossEntropy" else need.inputs[1:3]
+    x, w = spec.inputs[:2] if spec.op == "LinearCrossEntropy" else spec.inputs[1:3]
     assert x is not None and w is not None
     n, d, v = x.shape[0], x.shape[1], w.shape[0]
     assert isinstance(n, int) and isinstance(d, int) and isinstance(v, int)
     return n, d, v
 
 
-def _scratch(need: Need) -> list[Type]:
-    n, d, v = _sizes(need)
+def _scratch(spec: KernelSpec) -> list[Type]:
+    n, d, v = _sizes(spec)
     threads = torch.get_num_threads()
-    rows = min(n, int(need.attrs.get("rows", ROWS)))  # of a block at most; grows with n
+    rows = min(n, int(spec.attrs.get("rows", ROWS)))  # of a block at most; grows with n
     width, count = _panels(v, d, threads)
     panels = count * rows * width
     room = panels + 3 * count * rows + 4 * rows + threads * rows * d
@@ -62,18 +62,18 @@ def _scratch(need: Need) -> list[Type]:
     return [Type(DType.FLOAT, (room,)), Type(DType.INT64, (threads,))]
 
 
-def bind(op: str, use: Use) -> Launch:
+def bind(op: str, args: KernelArguments) -> Launch:
     native = library()
     assert native is not None
-    inputs = [*use.inputs, None, None]
+    inputs = [*args.inputs, None, None]
     dloss = inputs.pop(0) if op != "LinearCrossEntropy" else None
     x, w, bias, labels, weight = inputs[:5]
     assert x is not None and w is not None and labels is not None
-    outputs: list[torch.Tensor | None] = list(use.outputs)
+    outputs: list[torch.Tensor | None] = list(args.outputs)
     loss = outputs.pop(0) if op != "LinearCrossEntropyGrad" else None
     dx, dw, dbias = [*outputs, None, None, None][:3]
     (n, d), v = x.shape, w.shape[0]
-    rows, threads = block_rows(n, int(use.attrs.get("rows", ROWS))), use.scratch[1].numel()
+    rows, threads = block_rows(n, int(args.attrs.get("rows", ROWS))), args.scratch[1].numel()
     width, count = _panels(v, d, threads)
     bad = (ctypes.c_int64 * 1)()
     engine = engines()[
@@ -86,9 +86,9 @@ def bind(op: str, use: Use) -> Launch:
     call = native.launch(
         "onward_head", blas=engine.layout, x=x, w=w, bias=bias, labels=labels, weight=weight,
         dloss=dloss, loss=loss, dx=dx, dw=dw, dbias=dbias, n=n, d=d, v=v,
-        ignore=int(use.attrs["ignore_index"]), mean=int(use.attrs["reduction"] == "mean"),
-        smoothing=float(use.attrs.get("label_smoothing", 0.0)), rows=rows, chunk=width,
-        chunks=count, threads=threads, scratch=use.scratch[0], bad=bad,
+        ignore=int(args.attrs["ignore_index"]), mean=int(args.attrs["reduction"] == "mean"),
+        smoothing=float(args.attrs.get("label_smoothing", 0.0)), rows=rows, chunk=width,
+        chunks=count, threads=threads, scratch=args.scratch[0], bad=bad,
     )  # fmt: skip
 
     def launch() -> None:
@@ -100,14 +100,14 @@ def bind(op: str, use: Use) -> Launch:
     return launch
 
 
-def _faster(need: Need) -> str | None:
+def _faster(spec: KernelSpec) -> str | None:
     return TORCH if forced() == TORCH else None
 
 
-def _known(need: Need) -> str | None:
-    if need.attrs["reduction"] not in ("mean", "sum"):
-        return f"reduction {need.attrs['reduction']}"
-    return only_f32(need)
+def _known(spec: KernelSpec) -> str | None:
+    if spec.attrs["reduction"] not in ("mean", "sum"):
+        return f"reduction {spec.attrs['reduction']}"
+    return only_f32(spec)
 
 
 def _where(target: Target) -> str | None:
@@ -117,9 +117,9 @@ def _where(target: Target) -> str | None:
 def _kernel(op: str) -> Kernel:
     return Kernel(
         "blas.linear_cross_entropy",
-        lambda use: bind(op, use),
+        lambda args: bind(op, args),
         where=_where,
-        why_not=_known,
+        unsupported=_known,
         faster=_faster,
         contiguous=None,
         scratch=_scratch,

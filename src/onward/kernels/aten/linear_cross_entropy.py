@@ -1,7 +1,7 @@
 """Linear cross-entropy in row blocks on PyTorch's operators: any device, any floating dtype.
 
-The reference of the kernel in `kernels/blas/head.py`, and what runs where that one does not. With
-N rows of D features, V classes, labels y, class weights c (1 where there are none), smoothing s:
+The reference of the kernel in `kernels/blas/linear_cross_entropy.py`, and what runs where that one
+does not. With N rows of D features, V classes, labels y, class weights c (1 where there are none), smoothing s:
 
     z = x w^T + bias                                 f[N,V]  logits
     t = c_v ((1 - s) [v = y] + s / V)                f[N,V]  target, a row of zeros where ignored
@@ -22,23 +22,23 @@ import torch
 from torch import Tensor
 
 from onward.graph.types import DType, Type
-from onward.kernels.kernel import Kernel, Launch, Need, Use
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 ROWS = 512  # of a block
 
 
-def _sizes(need: Need) -> tuple[Type, int, int]:
+def _sizes(spec: KernelSpec) -> tuple[Type, int, int]:
     """The type of x, rows of a block at most, classes. They grow with x, as scratch has to."""
-    x, w = need.inputs[:2] if need.op == "LinearCrossEntropy" else need.inputs[1:3]
+    x, w = spec.inputs[:2] if spec.op == "LinearCrossEntropy" else spec.inputs[1:3]
     assert x is not None and w is not None
     rows, classes = x.shape[0], w.shape[0]
     assert isinstance(rows, int) and isinstance(classes, int)
-    return x, min(rows, int(need.attrs.get("rows", ROWS))), classes
+    return x, min(rows, int(spec.attrs.get("rows", ROWS))), classes
 
 
-def _scratch(need: Need) -> list[Type]:
+def _scratch(spec: KernelSpec) -> list[Type]:
     """`block`, `label`, `ignored`, `share` and `nll` of a call."""
-    x, rows, classes = _sizes(need)
+    x, rows, classes = _sizes(spec)
     n = x.shape[0]
     return [
         Type(x.dtype, (rows, classes)),
@@ -49,15 +49,15 @@ def _scratch(need: Need) -> list[Type]:
     ]
 
 
-def _small_bytes(need: Need) -> int:
+def _small_bytes(spec: KernelSpec) -> int:
     """Temporaries of a block's rows, a few of each size that is no scratch."""
-    x, rows, classes = _sizes(need)
+    x, rows, classes = _sizes(spec)
     size = int(x.dtype.itemsize)
     return size * (16 * rows + 4 * classes + 64) + size * rows * classes
 
 
-def _known(need: Need) -> str | None:
-    reduction = need.attrs["reduction"]
+def _known(spec: KernelSpec) -> str | None:
+    reduction = spec.attrs["reduction"]
     return None if reduction in ("mean", "sum") else f"reduction {reduction}"
 
 
@@ -101,17 +101,17 @@ class _Call:
         return (slice(i, min(i + step, n)) for i in range(0, n, max(1, step)))
 
 
-def _call(use: Use) -> _Call:
-    inputs, outputs = [*use.inputs, None, None], list(use.outputs)
+def _call(args: KernelArguments) -> _Call:
+    inputs, outputs = [*args.inputs, None, None], list(args.outputs)
     with_loss = outputs[0].dim() == 0  # the loss is the first output, where it is one
     dloss = inputs.pop(0) if len(outputs) > 1 else None
     loss = outputs.pop(0) if with_loss else None
     x, w, bias, labels, weight = inputs[:5]
     assert x is not None and w is not None and labels is not None
     return _Call(
-        x, w, bias, labels, weight, dloss, loss, *[*outputs, None, None, None][:3], *use.scratch,
-        ignore_index=int(use.attrs["ignore_index"]), mean=use.attrs["reduction"] == "mean",
-        smoothing=float(use.attrs.get("label_smoothing", 0.0)),
+        x, w, bias, labels, weight, dloss, loss, *[*outputs, None, None, None][:3], *args.scratch,
+        ignore_index=int(args.attrs["ignore_index"]), mean=args.attrs["reduction"] == "mean",
+        smoothing=float(args.attrs.get("label_smoothing", 0.0)),
     )  # fmt: skip
 
 
@@ -182,8 +182,8 @@ def _add_gradients(c: _Call, rows: slice, dz: Tensor) -> None:
         c.dbias.copy_(dz.sum(0)) if first else c.dbias.add_(dz.sum(0))
 
 
-def _bind(use: Use) -> Launch:
-    c = _call(use)
+def _bind(args: KernelArguments) -> Launch:
+    c = _call(args)
 
     def launch() -> None:
         divisor = _divisor(c)  # f[]
@@ -207,7 +207,7 @@ def _bind(use: Use) -> Launch:
 
 KERNELS: dict[str, Kernel] = {
     op: Kernel(
-        "aten.linear_cross_entropy", _bind, why_not=_known, contiguous=None, scratch=_scratch,
+        "aten.linear_cross_entropy", _bind, unsupported=_known, contiguous=None, scratch=_scratch,
         workspace=_small_bytes,
     )
     for op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyStep")
