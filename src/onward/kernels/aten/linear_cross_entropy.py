@@ -1,7 +1,8 @@
 """Linear cross-entropy in row blocks on PyTorch's operators: any device, any floating dtype.
 
 The reference of the kernel in `kernels/blas/linear_cross_entropy.py`, and what runs where that one
-does not. With N rows of D features, V classes, labels y, class weights c (1 where there are none), smoothing s:
+does not. With N rows of D features, V classes, labels y, class weights c (1 where there are none),
+smoothing s:
 
     z = x w^T + bias                                 f[N,V]  logits
     t = c_v ((1 - s) [v = y] + s / V)                f[N,V]  target, a row of zeros where ignored

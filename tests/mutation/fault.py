@@ -1,0 +1,47 @@
+"""Fault: one to plant in the sources, and the tests that must find it.
+
+A fault replaces a text that occurs exactly once in its file (below `src/onward`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """In `file`, `old` becomes `new`; `tests`, paths below `tests`, must fail then."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+RULES = ("differentiate/test_walk.py", "differentiate/test_rules.py")
+CALLS = ("kernels/test_native_calls.py",)
+KERNELS = ("kernels/test_kernels.py", "kernels/test_vectorised.py", "kernels/test_norm.py")
+PLAN = ("plan",)
+ROWS = ("rewrite/test_rows.py", "rewrite/test_rows_sets.py", "models/test_row_programs.py")
+CAPTURE = (
+    "capture/test_capture_ops.py",
+    "capture/test_capture_numbers.py",
+    "capture",
+)  # the likeliest first
+STATE = (
+    "train/test_trainer_state.py",
+    "train/test_trainer_api.py",
+    "train/test_late_parameters.py",
+    "train/test_optimizer_state.py",
+    "train/test_saved_state.py",
+    "train/test_come_and_go.py",
+)
+
+GUARDS = ("train/test_stale_graphs.py", "train/test_trainer_guards.py")
+EFFECTS = ("capture/test_effects.py",)
+AS_EAGER = ("capture/test_as_eager.py",)
+PATCHES = ("capture/test_patches.py",)
+HOOKS = ("train/test_refused_hooks.py",)
+STEPS = ("train/test_whole_steps.py",)
+TARGET = ("kernels/test_target.py",)

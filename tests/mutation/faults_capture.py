@@ -1,0 +1,227 @@
+"""Faults of captures, and what a forward does beside its result."""
+
+from __future__ import annotations
+
+from fault import AS_EAGER, CAPTURE, EFFECTS, GUARDS, HOOKS, PATCHES, PLAN, STATE, Fault
+
+CAPTURE_FAULTS: tuple[Fault, ...] = (
+    # capture
+    Fault(
+        "capture: a clamp's bounds are exchanged", "capture/aten/elementwise.py",
+        "        low, high = None, low\n", "        pass\n", CAPTURE,
+    ),
+    Fault(
+        "capture: bits of whole numbers", "capture/aten/elementwise.py",
+        "c.b.Not(x) if dtype == DType.BOOL else c.b.Sub(c.value(-1, dtype), x)",
+        "c.b.Not(c.value(x, DType.BOOL))", CAPTURE,
+    ),
+    Fault(
+        "capture: a reversed difference", "capture/aten/elementwise.py",
+        'return _binary("Sub")(c, b, a if alpha == 1 else c.b.Mul(a, alpha))',
+        'return _binary("Sub")(c, b, a)', CAPTURE,
+    ),
+    Fault(
+        "capture: a negative index", "capture/aten/indexing.py",
+        "        index = size + index\n", "        index = size + index - 1\n", CAPTURE,
+    ),
+    Fault(
+        "capture: padding starts with the first dim", "capture/aten/shape.py",
+        "begin[rank - 1 - i], end[rank - 1 - i] = pads[2 * i], pads[2 * i + 1]",
+        "begin[i], end[i] = pads[2 * i], pads[2 * i + 1]", CAPTURE,
+    ),
+    Fault(
+        "capture: a softmax moves its dim and leaves it", "capture/aten/norm.py",
+        "    return c.b.transpose(y, back)\n", "    return c.b.transpose(y, swap)\n", CAPTURE,
+    ),
+    # what a forward does beside its result
+    Fault(
+        "effects: what is left is not compared", "capture/rehearsal.py",
+        "if not (_equal(given, again[0]) and _alike(left, again[1])):",
+        "if not _equal(given, again[0]):", EFFECTS,
+    ),
+    Fault(
+        "effects: what is given is not compared", "capture/rehearsal.py",
+        "if not (_equal(given, again[0]) and _alike(left, again[1])):",
+        "if not _alike(left, again[1]):", EFFECTS,
+    ),
+    Fault(
+        "effects: tensors stay set", "capture/rehearsal.py",
+        "effects.left = steady or all(_told(fact) == fact for fact in kept)",
+        "effects.left = True", EFFECTS,
+    ),
+    Fault(
+        "effects: tables do not stay", "capture/rehearsal.py",
+        "effects.left = steady or all(", "effects.left = all(", EFFECTS,
+    ),
+    Fault(
+        "effects: tables that stay are not watched", "capture/export.py",
+        "        result.constants += flat.effects.tensors", "        pass", EFFECTS,
+    ),
+    Fault(
+        "effects: no other batch in between", "capture/rehearsal.py",
+        "self._give([_another(t, all_differ) for t in self._batch])", "pass", EFFECTS,
+    ),
+    Fault(
+        "effects: no smaller batch in between", "capture/rehearsal.py",
+        "            self._give(self._smaller())", "            pass", EFFECTS,
+    ),
+    Fault(
+        "effects: no other parameters in between", "capture/rehearsal.py",
+        "changed = _another(t.detach(), t.is_floating_point())", "changed = t.detach()", EFFECTS,
+    ),
+    Fault(
+        "effects: what is set on parameters is not seen", "capture/object_graph/snapshot.py",
+        'self.visit(value, f"{path}.{name}")', "pass", EFFECTS,
+    ),
+    Fault(
+        "guard: what is set on a tensor", "capture/object_graph/walk.py",
+        "        self._attributes(x, path, self.depth)\n        try:", "        try:", GUARDS,
+    ),
+    Fault(
+        "guard: the class of a tensor", "capture/object_graph/sweep.py",
+        'attrgetter("__class__", "requires_grad"', 'attrgetter("requires_grad"',
+        ("train/test_batches.py",),
+    ),
+    Fault(
+        "effects: the other mode is not looked at", "capture/rehearsal.py",
+        "if not effects.left and not self._other_mode_is_blind():", "if False:", EFFECTS,
+    ),
+    Fault(
+        "effects: names of a module are not put back", "capture/object_graph/snapshot.py",
+        "                scope[name] = value", "                pass", EFFECTS,
+    ),
+    Fault(
+        "effects: graphs outlive what another capture sets", "train/trainer.py",
+        "                self._train.clear()\n                self._eval.clear()\n",
+        "                pass\n", EFFECTS,
+    ),
+    Fault(
+        "effects: an iterator's place is not seen", "capture/object_graph/facts.py",
+        "    if left >= 0 or not depth:\n        return left",
+        "    if left >= 0 or not depth:\n        return None", EFFECTS,
+    ),
+    Fault(
+        "encoder: hidden tokens before visible ones", "capture/transformer_encoder.py",
+        "torch.where((hidden & last)[..., None], empty, y)",
+        "torch.where(hidden[..., None], empty, y)", ("capture/test_transformer_encoder.py",),
+    ),
+    Fault(
+        "capture: a size that the trace fixes stays open", "capture/sizes.py",
+        "                found |= {size: first[size] for size in sizes}", "                pass",
+        ("capture/test_sizes.py",),
+    ),
+    Fault(
+        "capture: a relation of two sizes fixes them", "capture/sizes.py",
+        "len(factors) == 1 and _solved(factor)", "False",
+        ("capture/test_sizes.py",),
+    ),
+    Fault(
+        "capture: sizes that two dims have in common stay open", "capture/sizes.py",
+        "len(factors) == 1 and _solved(factor)", "_solved(factor)",
+        ("capture/test_sizes.py",),
+    ),
+    Fault(
+        "capture: tensors of a class of their own pass", "capture/refusals.py",
+        "return None if plain else", "return None if True else",
+        ("train/test_batches.py",),
+    ),
+    Fault(
+        "capture: inference_mode stops no gradient", "capture/as_eager.py",
+        "torch.set_grad_enabled(not context.mode)", "torch.set_grad_enabled(True)", AS_EAGER,
+    ),
+    Fault(
+        "capture: a trace says that it compiles", "capture/as_eager.py",
+        "return not asked() and plain()", "return plain()", AS_EAGER,
+    ),
+    Fault(
+        "capture: a name for is_compiling is not seen", "capture/as_eager.py",
+        "x.__name__ in _COMPILERS.get(x.__module__, ())", "False", AS_EAGER,
+    ),
+    Fault(
+        "capture: a trace's tensors are of a class of their own", "capture/as_eager.py",
+        "if type(x) is FakeTensor:", "if False:", AS_EAGER,
+    ),
+    Fault(
+        "capture: a size is no int", "capture/as_eager.py",
+        "if type(x) in _NUMBERS else isinstance", "if False else isinstance", AS_EAGER,
+    ),
+    Fault(
+        "capture: a written size stays open", "capture/as_eager.py",
+        "*spec) if asked() else", "*spec) if False else", AS_EAGER,
+    ),
+    Fault(
+        "capture: layouts that were asked for are not watched", "capture/export.py",
+        "if flat.noted.lies:", "if False:", AS_EAGER,
+    ),
+    Fault(
+        "capture: a question through the class is not seen", "capture/as_eager.py",
+        "yield torch.Tensor, name, of_layout", "yield FakeTensor, name, of_layout", AS_EAGER,
+    ),
+    Fault(
+        "capture: a name for a question is not seen", "capture/as_eager.py",
+        "if id(x) in known_as]", "if False]", AS_EAGER,
+    ),
+    Fault(
+        "patches: all threads see them", "capture/patches.py",
+        "replacement if threading.get_ident() == here else plain", "replacement", PATCHES,
+    ),
+    Fault(
+        "patches: what is put back last is lost to an interrupt", "capture/patches.py",
+        "                _put(*before[-1])\n                before.pop()\n",
+        "                _put(*before.pop())\n", PATCHES,
+    ),
+    Fault(
+        "patches: the first place is put back first", "capture/patches.py",
+        "                _put(*before[-1])\n                before.pop()\n",
+        "                _put(*before[0])\n                before.pop(0)\n", PATCHES,
+    ),
+    Fault(
+        "patches: an interrupt comes before a place is noted", "capture/patches.py",
+        "            before.append((owner, name, own))  # before it is set: an interrupt may come\n"
+        "            _put(owner, name, visible)\n",
+        "            _put(owner, name, visible)\n            before.append((owner, name, own))\n",
+        PATCHES,
+    ),
+    Fault(
+        "patches: what was absent stays", "capture/patches.py",
+        "        delattr(owner, name)", "        pass", PATCHES,
+    ),
+    Fault(
+        "capture: hooks on nodes pass", "capture/as_eager.py",
+        "if name in _NODE_HOOKS:", "if False:", HOOKS,
+    ),
+    Fault(
+        "capture: parameters may be frozen in a forward", "capture/as_eager.py",
+        "if id(x) in changed:", "if False:", HOOKS,
+    ),
+    Fault(
+        "capture: saved tensors hooks pass", "capture/gradient_code.py",
+        "if not keeps_numbers(context.pack_hook):", "if False:", HOOKS,
+    ),
+    Fault(
+        "capture: saved tensors hooks around a step pass", "capture/refusals.py",
+        "if packing and not", "if False and not", HOOKS,
+    ),
+    Fault(
+        "capture: parameters that no one lists are constants", "capture/export.py",
+        "            refuse_unlisted(read, model, loss_fn)", "            pass",
+        ("train/test_unlisted.py",),
+    ),
+    Fault(
+        "capture: numbers before sizes", "capture/captured_module.py",
+        "        dims: dict[str, int] = {}\n        for leaf, dim, size in self._sizes:",
+        "        if not self.suits(tensors):\n            return None\n"
+        "        dims: dict[str, int] = {}\n        for leaf, dim, size in self._sizes:",
+        ("kernels/test_hidden_rows.py",),
+    ),
+    Fault(
+        "updates: counts of what is gone", "train/updates.py",
+        "        if gone:\n", "        if False:\n", STATE,
+    ),
+    Fault(
+        "bind: sizes asked for late", "plan/bind.py",
+        "    noop(bound)  # which may ask for sizes itself\n"
+        "    if open:\n        name_sizes(bound)\n",
+        "    if open:\n        name_sizes(bound)\n    noop(bound)\n", PLAN,
+    ),
+)  # fmt: skip

@@ -1,0 +1,101 @@
+"""Faults of gradient rules, row demand."""
+
+from __future__ import annotations
+
+from fault import ROWS, RULES, Fault
+
+GRAPH_FAULTS: tuple[Fault, ...] = (
+    # gradient rules
+    Fault(
+        "rule: softmax without its sum", "differentiate/rules.py",
+        "return [b.Mul(b.Sub(dy, inner), y)]", "return [b.Mul(dy, y)]", RULES,
+    ),
+    Fault(
+        "rule: abs at zero", "differentiate/rules.py",
+        'unary("Abs", lambda b, dy, y, x: b.Mul(dy, b.Sign(x)))',
+        'unary("Abs", lambda b, dy, y, x: b.Where(b.Less(x, 0.0), b.Neg(dy), dy))', RULES,
+    ),
+    Fault(
+        "rule: relu passes at zero", "differentiate/rules.py",
+        "b.Where(b.Greater(y, 0.0), dy, b.scalar(0.0, type_of(x).dtype))",
+        "b.Where(b.GreaterOrEqual(y, 0.0), dy, b.scalar(0.0, type_of(x).dtype))", RULES,
+    ),
+    Fault(
+        "rule: a maximum's ties go to one side", "differentiate/rules.py",
+        "da = b.Where(tie, half, b.Where(a_wins, dy, zero))",
+        "da = b.Where(a_wins, dy, zero)", RULES,
+    ),
+    Fault(
+        "rule: ties of a reduced maximum count twice", "differentiate/rules.py",
+        "share = b.Div(dy, b.reduce_sum(hit, dims, keepdims=True))", "share = dy", RULES,
+    ),
+    Fault(
+        "rule: power with exponent zero", "differentiate/rules.py",
+        "        if e == 0:\n            return (None, None)  # not 0 * x^-1, which is NaN at 0\n",
+        "", RULES,
+    ),
+    Fault(
+        "rule: the padding row learns", "differentiate/rules.py",
+        "    return [_rows_added(b, weight, ids, dy), None]\n\n\n@rule(\"GatherElements\")",
+        "    return [_rows_added(b, weight, ids, _only(dys)), None]\n\n\n@rule(\"GatherElements\")",
+        RULES,
+    ),
+    Fault(
+        "rule: a cumulative sum keeps its direction", "differentiate/rules.py",
+        'reverse = 1 - attrs.get("reverse", 0)', 'reverse = attrs.get("reverse", 0)', RULES,
+    ),
+    Fault(
+        "rule: a product's alpha reaches its addend", "differentiate/rules.py",
+        "    return [dx, dw, dc]\n", "    return [dx, dw, dc if alpha == 1.0 else dy]\n", RULES,
+    ),
+    Fault(
+        "rule: an added row's gradient", "differentiate/rules.py",
+        "return [_only(dys), None, b.GatherND(_only(dys), xs[1])]",
+        "return [_only(dys), None, None]", RULES,
+    ),
+    Fault(
+        "walk: broadcast dims kept", "differentiate/reverse.py",
+        "if s == 1 and have[extra + i] != 1]", "if s == 1 and have[extra + i] == 1]", RULES,
+    ),
+    Fault(
+        "walk: the second reader's gradient replaces the first's", "differentiate/reverse.py",
+        "gradients[x] = dx if held is None else b.Add(held, dx)", "gradients[x] = dx", RULES,
+    ),
+    Fault(
+        "walk: a stopped gradient passes", "differentiate/reverse.py",
+        '        if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):\n'
+        "            continue\n        if any(x in reached for x in node.inputs):",
+        "        if node.op_type in NO_GRADIENT:\n            continue\n"
+        "        if any(x in reached for x in node.inputs):", RULES,
+    ),
+    # rows
+    Fault(
+        "rows: causal is forgotten in what is reached", "rewrite/rows/sets.py",
+        "return same and covers(b.members, a.members) and (a.causal or not b.causal)",
+        "return same and covers(b.members, a.members)", ROWS,
+    ),
+    Fault(
+        "rows: keys before the query are not reached", "rewrite/rows/sets.py",
+        "behind = b.CumSum(number, b.const(np.array(1, np.int64)), reverse=1)",
+        "behind = b.CumSum(number, b.const(np.array(1, np.int64)), reverse=0)", ROWS,
+    ),
+    Fault(
+        "rows: a query whose keys are all hidden", "rewrite/rows/sets.py",
+        "shown = b.Max(clear, none)", "shown = clear", ROWS,
+    ),
+    Fault(
+        "rows: negative indices", "rewrite/rows/sets.py",
+        "place = b.Where(b.Less(place, np.zeros((), np.int64)), wrapped, place)",
+        "place = place", ROWS,
+    ),
+    Fault(
+        "rows: one side of both is enough", "rewrite/rows/sets.py",
+        "return b.And(condition_value(b, left, count), condition_value(b, right, count))",
+        "return condition_value(b, left, count)", ROWS,
+    ),
+    Fault(
+        "rows: a union keeps what is narrower", "rewrite/rows/sets.py",
+        "kept = [other for other in kept if not implies(other, condition)]",
+        "kept = [other for other in kept if not implies(condition, other)]", ROWS,
+    ),
+)  # fmt: skip

@@ -1,0 +1,99 @@
+"""Faults of kernels, and the question which of them takes a call."""
+
+from __future__ import annotations
+
+from fault import CALLS, KERNELS, PLAN, TARGET, Fault
+
+KERNELS_FAULTS: tuple[Fault, ...] = (
+    # kernels
+    Fault(
+        "kernel: integer division rounds down", "kernels/aten/elementwise.py",
+        'mode = None if args.y.is_floating_point() else "trunc"',
+        'mode = None if args.y.is_floating_point() else "floor"', KERNELS,
+    ),
+    Fault(
+        "kernel: where may be written over its condition's side", "kernels/aten/elementwise.py",
+        '"Where": Kernel("aten.where", _bind_where, inplace=((0, 1), (0, 2))),',
+        '"Where": Kernel("aten.where", _bind_where, inplace=((0, 0), (0, 2))),', (*KERNELS, *PLAN),
+    ),
+    Fault(
+        "kernel: no label counts", "kernels/aten/loss.py",
+        "        share.masked_fill_(ignored, 0.0)  # 0/0 where nothing counts\n", "",
+        ("kernels", "capture/test_capture_losses.py"),
+    ),
+    Fault(
+        "kernel: smoothing ignores the labels that count for nothing", "kernels/aten/loss.py",
+        "        rows.masked_fill_(ignored, 0.0)\n        if reduction",
+        "        if reduction", ("kernels", "capture/test_capture_losses.py"),
+    ),
+    Fault(
+        "kernel: rows are summed though other dims are asked for", "kernels/native/reduce.py",
+        "if sorted(dims) != list(range(count)) or not x.is_contiguous():",
+        "if not x.is_contiguous():", KERNELS,
+    ),
+    Fault(
+        "kernel: strided rows are summed as if they lay together", "kernels/native/reduce.py",
+        "if sorted(dims) != list(range(count)) or not x.is_contiguous():",
+        "if sorted(dims) != list(range(count)):", (*KERNELS, *PLAN),
+    ),
+    Fault(
+        "native call: a tensor of any dtype is taken", "kernels/native/signatures.py",
+        "if given.dtype == dtype and given.device.type", "if given.device.type", CALLS,
+    ),
+    Fault(
+        "native call: a tensor with gaps counts as whole", "kernels/native/signatures.py",
+        "argument.numel() if argument.is_contiguous() else 1", "argument.numel()", CALLS,
+    ),
+    Fault(
+        "native call: fewer numbers than the call reads", "kernels/native/signatures.py",
+        "if argument is not None and _numbers_behind(argument) < least:",
+        "if argument is not None and _numbers_behind(argument) + 1 < least:", CALLS,
+    ),
+    Fault(
+        "native call: negative sizes", "kernels/native/signatures.py",
+        "            if given[name] < 0:\n", "            if given[name] < -(2**62):\n", CALLS,
+    ),
+    Fault(
+        "kernel: the upper triangle's diagonal", "kernels/aten/elementwise.py",
+        "return partial(function, args.x(0), diagonal=k, out=args.y)",
+        "return partial(function, args.x(0), diagonal=0, out=args.y)", KERNELS,
+    ),
+    # fusions, where kernels take them
+    Fault(
+        "fusion: nobody asks about the gradient", "plan/fusible.py",
+        "if reason is None and fusion.gradient:", "if False:", TARGET,
+    ),
+    Fault(
+        "fusion: the whole gradient's graph is asked", "plan/fusible.py",
+        'if n.domain == ONWARD and n.meta.get("backward")]', "if n.domain == ONWARD]", TARGET,
+    ),
+    Fault(
+        "fusion: what is refused is written", "rewrite/context.py",
+        "return reason is None or self.missed(place, op, reason)",
+        "return reason is None or not self.missed(place, op, reason)", TARGET,
+    ),
+    Fault(
+        "fusion: a trained mask loses its gradient's place", "rewrite/flash_attention.py",
+        "type_of(mask).dtype != DType.BOOL and mask in trained", "False",
+        ("rewrite/test_passes.py",),
+    ),
+    Fault(
+        "fusion: a product that others read", "rewrite/bias_activation.py",
+        "if u in outputs or any(user not in readers for user in u.consumers()):", "if False:",
+        ("rewrite/test_bias_activation.py",),
+    ),
+    Fault(
+        "kernel_for: measured sizes are asked for before they are known", "kernels/__init__.py",
+        "kernel.faster(spec) if spec.is_static else None", "kernel.faster(spec)", TARGET,
+    ),
+    Fault(
+        "kernel_for: the target is not asked", "kernels/__init__.py",
+        "reason = kernel.where(target) or kernel.unsupported(spec)",
+        "reason = kernel.unsupported(spec)", TARGET,
+    ),
+    Fault(
+        "rows: a kernel that refuses packed rows gets them", "rewrite/rows/rules/attention.py",
+        "if not p.context.takes(node, node.op_type, _packed(q, k, v, draw), attributes(node)):",
+        "if False:", TARGET,
+    ),
+)  # fmt: skip
