@@ -65,6 +65,18 @@ def test_what_cannot_be_written_there_is_copied_there(execute: Run) -> None:
     check(graph, m.feeds, execute)
 
 
+def test_what_is_copied_into_its_place_lives_until_then(execute: Run) -> None:
+    """Nothing else reads it, and launches of its size in between are in need of memory."""
+    m = Products()
+    kept = m.b.Tanh(m.x)
+    other = m.b.Neg(m.x)
+    for _ in range(3):
+        other = m.b.Mul(m.b.Tanh(other), m.b.Sigmoid(other))
+    graph = m.read(m.b.Concat(kept, m.gemm(4), axis=1), other)
+    assert launches(graph).count("Contiguous") == 1
+    check(graph, m.feeds, execute)
+
+
 def test_heads_are_written_side_by_side(execute: Run) -> None:
     """`f[2,3,2,4]` transposed to `f[2,2,3,4]` and flattened again: what attention does."""
     m = Products()

@@ -189,7 +189,8 @@ def test_a_fraction_is_one_of_what_can_be_spared(kind: str) -> None:
     for fraction in (1.0, 0.75, 0.5, 0.25, 1e-6):
         peaks.append(plan_within(free, fraction).peak)
         assert peaks[-1] <= least + fraction * (most - least)
-    assert peaks[0] == most and peaks[-1] == least
+    # a search for exactly that may end with fewer bytes lost between buffers
+    assert peaks[0] == most and peaks[-1] <= least
     assert peaks == sorted(peaks, reverse=True) and len(set(peaks)) == len(peaks)
 
 
