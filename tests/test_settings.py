@@ -18,11 +18,10 @@ from torch import nn
 
 import onward
 from onward import OnwardError, TrainerOptions
-from onward.compile import SWITCHES, switched_off
 from onward.config import VARIABLES, Environment
 from onward.kernels.blas.choice import forced
 from onward.kernels.native import library as native
-from onward.rewrite import FORWARD, STEP, row_demand
+from onward.rewrite import FORWARD, STEP, row_demand, switched_off, switches
 
 loss_fn = nn.functional.cross_entropy
 X, Y = torch.randn(6, 8), torch.arange(6) % 5
@@ -64,6 +63,8 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     ),
     "fetch": (("logits", ("logits",)), (["a", "b", "a"], ("a", "b")), ((), ())),
 }  # fmt: skip
+
+SWITCHES = switches()
 
 
 def trainer_with(**options: Any) -> onward.Trainer:

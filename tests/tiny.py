@@ -26,6 +26,7 @@ from onward.graph.names import BATCH, user_name
 from onward.journal import Journal
 from onward.kernels import host
 from onward.rewrite import split_counting
+from onward.train.graphs import Graphs
 
 VOCABULARY = 97
 Tensors = dict[str, torch.Tensor]
@@ -152,7 +153,7 @@ class Compiled:
         self.journal = Journal(keep_stages)
         self.compiler = Compiler(host("cpu"), disable, self.journal)
         self.captured = self.compiler.capture(model, args, kwargs, target, loss_fn)
-        self.graphs = self.compiler.graphs(self.captured)
+        self.graphs = Graphs(self.compiler, self.captured)
         self.forward, self.packed = self.graphs.forward, self.graphs.packed
         self.plan, self.executable = self.compiler.plan, self.compiler.bind
 

@@ -2,54 +2,30 @@
 
     capture -> rewrite(forward) -> row demand -> differentiate -> update -> rewrite(step)
             -> bind(dims) -> plan -> execute
-
 A stage receives a value and returns one, by one verb of `Compiler`:
-
     captured   = compiler.capture(model, args, kwargs)     Captured
-    graphs     = compiler.graphs(captured, recipe)         Graph: forward, packed, step; made on ask
-    plan       = compiler.plan(graph, outputs, dims)       Plan
+    forward    = compiler.forward(captured)                Graph; packed: compiler.pack(forward, ..)
+    step       = compiler.step(forward, recipe)            Graph
+    plan       = compiler.plan(step, outputs, dims)        Plan
     executable = compiler.bind(plan, memory, owned)        Executable
-
 What happened on the way stands in the compiler's journal.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+from onward import rewrite
 from onward.capture import Captured, CapturedModule, capture
-from onward.config import check_names, environment, memory_amount
+from onward.config import environment
 from onward.differentiate import Recipe, add_updates, vjp
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph
 from onward.journal import Journal
 from onward.kernels import Target
-from onward.plan import Fusible, Plan, Search, between, bind, make_plan
-from onward.rewrite import (
-    FORWARD,
-    STEP,
-    AnyPass,
-    Context,
-    Report,
-    prune,
-    recompute,
-    row_demand,
-    run,
-)  # fmt: skip
-
-SWITCHES = tuple(dict.fromkeys([*(p.name for p in (*FORWARD, *STEP)), "row_demand"]))
-
-
-def switched_off(disable: Iterable[str]) -> set[str]:
-    """The passes to leave out, by option and by environment. Raises OnwardError for a name that
-    none has."""
-    names = environment().disable
-    check_names("disable", "pass", disable, SWITCHES)
-    check_names("ONWARD_DISABLE", "pass", names, SWITCHES)
-    return {*disable, *names}
+from onward.plan import Budget, Fusible, Plan, bind, make_plan
 
 
 class Compiler:
@@ -58,7 +34,7 @@ class Compiler:
     def __init__(
         self, target: Target, disable: Iterable[str] = (), journal: Journal | None = None
     ) -> None:
-        self.target, self.disable = target, switched_off(disable)
+        self.target, self.disable = target, rewrite.switched_off(disable)
         self._fusible = Fusible(target)
         self.journal = Journal() if journal is None else journal
 
@@ -69,10 +45,6 @@ class Compiler:
         self.journal.note("capture", captured.graph)
         return captured
 
-    def graphs(self, captured: Captured, recipe: Recipe | None = None) -> Graphs:
-        """Its programs; a recipe makes them those of a training step."""
-        return Graphs(self, captured, recipe)
-
     def quiet(self) -> Compiler:
         """The same for graphs that only look at a batch, and are no stage of a step."""
         return Compiler(self.target, self.disable, Journal(quiet=True))
@@ -80,7 +52,7 @@ class Compiler:
     def forward(self, captured: Captured) -> Graph:
         """The captured graph, rewritten."""
         with self.journal.timed("rewrite forward"):
-            return self._rewrite(captured.graph, FORWARD, "forward")
+            return self._rewrite(captured.graph, rewrite.FORWARD, "forward")
 
     def pack(
         self, forward: Graph, outputs: Sequence[str], reads: dict[str, str] | None = None
@@ -90,12 +62,11 @@ class Compiler:
         if "row_demand" in self.disable:
             return None
         with self.journal.timed("rewrite rows"):
-            graph, start = forward.clone(), time.perf_counter()
-            context = Context("row_demand", self._fusible)
-            edits = row_demand(graph, outputs, context, reads)
-            seconds, misses = time.perf_counter() - start, tuple(context.misses)
-        self.journal.reports.append(Report("row_demand", edits, seconds, len(graph), misses))
-        if not edits:
+            graph = forward.clone()
+            edit = partial(rewrite.row_demand, graph, outputs, reads=reads)
+            report = rewrite.measured("row_demand", graph, edit, self._fusible)
+        self.journal.reports.append(report)
+        if not report.edits:
             return None
         self.journal.note("forward-row_demand", graph)
         return graph
@@ -104,7 +75,7 @@ class Compiler:
         """Forward and gradients, rewritten; the graph that other engines are compared on."""
         graph = self._differentiate(forward, wrt, zeros)
         with self.journal.timed("rewrite step"):
-            return self._rewrite(graph, STEP, "gradients")
+            return self._rewrite(graph, rewrite.STEP, "gradients")
 
     def step(self, forward: Graph, recipe: Recipe) -> Graph:
         """The whole training step as one graph."""
@@ -113,7 +84,7 @@ class Compiler:
             graph = add_updates(graph, recipe)
         self.journal.note("updates", graph)
         with self.journal.timed("rewrite step"):
-            return self._rewrite(graph, STEP, "step")
+            return self._rewrite(graph, rewrite.STEP, "step")
 
     def plan(
         self,
@@ -127,7 +98,7 @@ class Compiler:
         """The plan that computes these outputs of `graph` at these sizes, within the budget of
         memory. open: sizes that may be smaller when it runs. label: before the names of dumps."""
         with self.journal.timed("bind"):
-            bound = bind(prune(graph, outputs), dims, open)
+            bound = bind(rewrite.prune(graph, outputs), dims, open)
         self.journal.note(f"{label}bind", bound)
         with self.journal.timed("plan"):
             plan = make_plan(bound, dict(dims), target=self.target)
@@ -151,8 +122,8 @@ class Compiler:
         self.journal.note("differentiate", graph)
         return graph
 
-    def _rewrite(self, graph: Graph, passes: Sequence[AnyPass], stage: str) -> Graph:
-        graph, reports = run(
+    def _rewrite(self, graph: Graph, passes: Sequence[rewrite.AnyPass], stage: str) -> Graph:
+        graph, reports = rewrite.run(
             graph,
             passes,
             self.disable,
@@ -165,62 +136,15 @@ class Compiler:
 
     # ---- the one feedback: a plan proposes what to compute again, and is made once more
 
-    def _fit(self, bound: Graph, plan: Plan, budget: int | float | str) -> Plan:
+    def _fit(self, bound: Graph, plan: Plan, amount: int | float | str) -> Plan:
         """Plans again with ever more values recomputed, until the peak is within the budget."""
-        limit, found = memory_amount(budget), None
-        if isinstance(limit, float):
-            if limit == 1.0 or not any(launch.backward for launch in plan.launches):
-                return plan  # nothing to spare, or nothing kept: evaluation has no backward
-            tried = self._recomputed(Search(bound, 0, plan, self.target))
-            found = min(tried, key=lambda t: t[0].peak, default=None)
-            limit = between(plan.peak if found is None else found[0].peak, plan.peak, limit)
-        assert isinstance(limit, int)
-        if plan.peak <= limit:
+        budget = Budget(bound, plan, amount, self.target)
+        for graph, values in budget.proposals():
+            again = partial(rewrite.recompute, graph, values)
+            report = rewrite.measured("recompute", graph, lambda _, again=again: again())
+            budget.judge(make_plan(graph, plan.dims, target=self.target), graph, report)
+        if budget.chosen is None:
             return plan
-        search = Search(bound, limit, plan, self.target)
-        found = next((t for t in self._recomputed(search) if t[0].peak <= limit), found)
-        if found is None:
-            raise search.error()
-        plan, graph, report = found
-        self.journal.reports.append(report)
-        self.journal.note("recompute", graph)
-        return plan
-
-    def _recomputed(self, search: Search) -> Iterator[tuple[Plan, Graph, Report]]:
-        """The plan of each proposal, its graph, and what the pass did."""
-        for values in search.proposals():
-            start, graph = time.perf_counter(), search.graph.clone()
-            edits = recompute(graph, values)
-            report = Report("recompute", edits, time.perf_counter() - start, len(graph))
-            plan = make_plan(graph, search.unconstrained.dims, target=self.target)
-            search.judge(plan)
-            yield plan, graph, report
-
-
-class Graphs:
-    """The programs of one captured call, each made when it is first asked for."""
-
-    def __init__(self, compiler: Compiler, captured: Captured, recipe: Recipe | None) -> None:
-        self.compiler, self.captured, self.recipe = compiler, captured, recipe
-        self._packed: dict[tuple[str, ...], Graph | None] = {}
-
-    @cached_property
-    def forward(self) -> Graph:
-        """On every row."""
-        return self.compiler.forward(self.captured)
-
-    def packed(self, outputs: Sequence[str]) -> Graph | None:
-        """The forward on the rows that these outputs read; None where that is every row."""
-        key = tuple(outputs)
-        if key not in self._packed:
-            self._packed[key] = self.compiler.pack(self.forward, key)
-        return self._packed[key]
-
-    @cached_property
-    def step(self) -> Graph:
-        """What a batch runs, on every row: forward, gradients and updates as the recipe says."""
-        return self.completed(self.forward)
-
-    def completed(self, forward: Graph) -> Graph:
-        """The same of another form of the forward."""
-        return forward if self.recipe is None else self.compiler.step(forward, self.recipe)
+        self.journal.reports.append(budget.chosen.what)
+        self.journal.note("recompute", budget.chosen.graph)
+        return budget.chosen.plan

@@ -12,6 +12,7 @@ import torch
 from onward.execute import Executable, Memory
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role
+from onward.graph.signature import Signature
 from onward.graph.types import parse_type
 from onward.kernels import KERNELS
 from onward.plan import Plan, Region, bind, make_plan
@@ -25,6 +26,7 @@ def step() -> Plan:
     x = graph.input("x", parse_type("f32[3,4]"), Role.BATCH)
     g = b.Tanh(b.Mul(x, x))
     graph.outputs = {"finite": b.AllFinite(None, g), "next.w": b.Sub(w, g)}
+    graph.signature = Signature(finite="finite")
     graph.state["next.w"] = w
     return make_plan(bind(graph, {}), {})
 

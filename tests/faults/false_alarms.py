@@ -28,10 +28,10 @@ from torch.utils import _pytree
 
 import onward
 from onward.capture import Captured, CapturedModule
-from onward.compile import Compiler, Graphs
-from onward.differentiate import Recipe
+from onward.compile import Compiler
 from onward.graph.graph import Graph
 from onward.train import verify
+from onward.train.graphs import Graphs
 
 Make = Callable[[], nn.Module]
 Batch = Callable[[int], Any]
@@ -150,9 +150,6 @@ class _Once(Compiler):
         sizes = tuple(tuple(t.shape) for t in tensors)
         return _remember((model, shape, sizes), super().capture, *args, **kwargs)
 
-    def graphs(self, captured: Captured, recipe: Recipe | None = None) -> Graphs:
-        return _remember((id(captured), "graphs"), super().graphs, captured, recipe)
-
     def gradients(self, forward: Graph, wrt: Sequence[str], zeros: Collection[str]) -> Graph:
         key = (forward, "gradients", tuple(wrt))
         return _remember(key, super().gradients, forward, wrt, zeros)
@@ -167,22 +164,27 @@ def _remember(key: Any, make: Callable[..., Any], *args: Any, **kwargs: Any) -> 
     return _seen[key]
 
 
+def _graphs_once(compiler: Compiler, captured: Captured) -> Graphs:
+    return _remember((id(captured), "graphs"), Graphs, compiler, captured)
+
+
 @contextmanager
 def compiled_once() -> Iterator[None]:
     """Within it, verifications of one trainer share captures, graphs and sessions."""
     import onnxruntime as ort
 
-    plain, session = verify.Compiler, ort.InferenceSession
+    plain, session = (verify.Compiler, verify.Graphs), ort.InferenceSession
 
     def opened(content: bytes, *rest: Any, **more: Any) -> Any:
         key = hashlib.sha256(content).hexdigest()
         return _remember(key, session, content, *rest, **more)
 
-    verify.Compiler, ort.InferenceSession = _Once, opened  # type: ignore[assignment,misc]
+    verify.Compiler, verify.Graphs = _Once, _graphs_once  # type: ignore[assignment,misc]
+    ort.InferenceSession = opened
     try:
         yield
     finally:
-        verify.Compiler, ort.InferenceSession = plain, session
+        (verify.Compiler, verify.Graphs), ort.InferenceSession = plain, session
         _seen.clear()
 
 

@@ -1,6 +1,7 @@
 """Bound graph -> Plan: kernels, order, lifetimes, in-place rights, offsets, predicted peak."""
 
 from onward.plan.bind import bind
+from onward.plan.budget import Budget
 from onward.plan.fusible import Fusible
 from onward.plan.plan import Buffer, Launch, Plan, Region
 from onward.plan.planner import make_plan
@@ -8,6 +9,7 @@ from onward.plan.recompute import Search, between
 from onward.plan.views import Layout
 
 __all__ = [
+    "Budget",
     "Buffer",
     "Fusible",
     "Launch",

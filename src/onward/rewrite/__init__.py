@@ -1,4 +1,4 @@
-"""Graph -> graph of the same meaning. The two ordered lists of passes, each line with its reason.
+"""Graph -> graph of the same meaning; `lists.py` has the two ordered lists of passes.
 
 A pass is `f(graph) -> int`: it edits in place and returns how many edits it made. Its name is its
 function's; that name switches it off (`disable=`), and appears in reports and dumps. A pass that
@@ -8,18 +8,9 @@ what it would write, and notes what it leaves (`context.py`).
 
 from __future__ import annotations
 
-from onward.rewrite.add_layer_norm import add_layer_norm
-from onward.rewrite.bias_activation import bias_activation
-from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
-from onward.rewrite.constant_folding import constant_folding
 from onward.rewrite.context import Context, Fusion, NearMiss, Refuse, everything_taken, summary
-from onward.rewrite.dead_code_elimination import dead_code_elimination
-from onward.rewrite.flash_attention import flash_attention
-from onward.rewrite.gemm_add import gemm_add
-from onward.rewrite.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_step
-from onward.rewrite.noop import noop
+from onward.rewrite.lists import FORWARD, STEP, switched_off, switches
 from onward.rewrite.recompute import recompute
-from onward.rewrite.reshape_through_transpose import reshape_through_transpose
 from onward.rewrite.rows import (
     Attribution,
     FlopCount,
@@ -28,40 +19,7 @@ from onward.rewrite.rows import (
     row_demand,
     split_counting,
 )
-from onward.rewrite.run import AnyPass, FusionPass, Pass, Report, prune, run
-from onward.rewrite.scatter_into import scatter_into
-from onward.rewrite.slices_to_split import slices_to_split
-from onward.rewrite.split_first import split_first
-
-FORWARD: tuple[AnyPass, ...] = (
-    Pass(constant_folding),  # constants first: everything after sees literals
-    Pass(noop),  # identities hide equal expressions from the next
-    # before differentiation, so that a gradient is derived once
-    Pass(common_subexpression_elimination),
-    Pass(slices_to_split),  # equal slices are one; a Split's gradient is one Concat
-    Pass(split_first),  # a packed projection is split as its product wrote it
-    Pass(reshape_through_transpose),  # after the Splits moved: heads become strides on products
-    # sums a row in blocks; before differentiation, which would take attention apart
-    FusionPass(flash_attention, exact=False),
-    # before differentiation, as every fusion: the gradient then never reads whole logits
-    FusionPass(linear_cross_entropy, exact=False),
-    # the sum, its dropout and its norm in one pass over memory, here and in the backward
-    FusionPass(add_layer_norm),
-    Pass(dead_code_elimination),  # sweeps what the others and capture left
-    # dead nodes would count as readers; it leaves none
-    FusionPass(bias_activation, exact=False),
-)
-
-STEP: tuple[AnyPass, ...] = (
-    Pass(constant_folding),
-    Pass(noop),  # reshapes of reshapes that rules wrote
-    Pass(common_subexpression_elimination),  # masks and shape reads that forward and backward share
-    # before scatter_into: the head's dW gets its producer
-    FusionPass(linear_cross_entropy_step),
-    Pass(gemm_add, exact=False),  # sums of gradients have their final form now
-    Pass(scatter_into, exact=False),  # likewise: sums an embedding's rows into the head's gradient
-    Pass(dead_code_elimination),
-)
+from onward.rewrite.run import AnyPass, FusionPass, Pass, Report, measured, prune, run
 
 __all__ = [
     "FORWARD",
@@ -79,10 +37,13 @@ __all__ = [
     "attribute",
     "everything_taken",
     "lookups",
+    "measured",
     "prune",
     "recompute",
     "row_demand",
     "run",
     "split_counting",
     "summary",
+    "switched_off",
+    "switches",
 ]

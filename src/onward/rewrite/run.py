@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 from onward.graph.check import check
@@ -62,6 +63,16 @@ class Report:
         return {k: v for k, v in vars(self).items() if k != "misses"}
 
 
+def measured(
+    name: str, graph: Graph, edit: Callable[[Context], int], refuse: Refuse = everything_taken
+) -> Report:
+    """What an edit of `graph` did, in whose context it wrote."""
+    context, start = Context(name, refuse), time.perf_counter()
+    edits = edit(context)
+    seconds = time.perf_counter() - start
+    return Report(name, edits, seconds, len(graph), tuple(context.misses))
+
+
 def run(
     graph: Graph,
     passes: Sequence[AnyPass],
@@ -78,10 +89,7 @@ def run(
     for item in passes:
         if item.name in off:
             continue
-        context, start = Context(item.name, refuse), time.perf_counter()
-        edits = item.run(graph, context)
-        seconds = time.perf_counter() - start
-        reports.append(Report(item.name, edits, seconds, len(graph), tuple(context.misses)))
+        reports.append(measured(item.name, graph, partial(item.run, graph), refuse))
         if verify:
             check(graph)
         if after is not None:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.compile import switched_off
 from onward.config import (
     OnwardError,
     TrainerOptions,
@@ -17,6 +16,7 @@ from onward.config import (
     read_names,
 )
 from onward.kernels import forced_engine
+from onward.rewrite import switched_off
 from onward.train.batch import Batch
 
 _DESCRIBED = ("inputs", "outputs")

@@ -7,10 +7,10 @@ from functools import cached_property
 
 import torch
 
-from onward.compile import Graphs
 from onward.config import environment
 from onward.graph.graph import Graph
 from onward.rewrite import FlopCount, prune, split_counting
+from onward.train.graphs import Graphs
 from onward.train.prepared_batch import OutputRequest, PreparedBatch
 from onward.train.session import PlanCache, Session
 from onward.train.unread import Ids, Unread

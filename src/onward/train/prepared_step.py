@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
-from onward.compile import Graphs
 from onward.config import CaptureError, OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.rewrite import attribute
 from onward.train.batch import Batch
 from onward.train.explain import Explanation, explain
+from onward.train.graphs import Graphs
 from onward.train.packed_step import PackedStep
 from onward.train.prepared_batch import OutputRequest, PreparedBatch
 from onward.train.session import Session

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from onward.compile import Compiler, Graphs
+from onward.compile import Compiler
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph
+from onward.train.graphs import Graphs
 from onward.train.updates import Updates
 
 ROOM = 16  # a plan for counted rows has room for one in ROOM more

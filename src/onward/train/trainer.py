@@ -30,6 +30,7 @@ from onward.train.arguments import check_arguments, check_inputs, checked_option
 from onward.train.batch import Batch, bind_batch
 from onward.train.explain import Explanation
 from onward.train.export import export_onnx
+from onward.train.graphs import Graphs
 from onward.train.guards import Guards, refuse_optimizer_hooks
 from onward.train.input_spec import check_batch
 from onward.train.optim import Optimizer, to_torch
@@ -346,13 +347,13 @@ class Trainer:
             self.options.gradient_accumulation_steps > 1,
             self.options.skip_nonfinite,
         )
-        return PreparedStep(call.kind, compiler.graphs(captured, recipe), self._session)
+        return PreparedStep(call.kind, Graphs(compiler, captured, recipe), self._session)
 
     def _eval_step(self, call: Batch) -> PreparedStep:
         compiler = self._compiler()
         with _mode(self.model, training=False):
             captured = compiler.capture(self.model, *call.given, self.loss_fn)
-        return PreparedStep(call.kind, compiler.graphs(captured), self._session)
+        return PreparedStep(call.kind, Graphs(compiler, captured), self._session)
 
     def _compiler(self) -> Compiler:
         return Compiler(host(self.device.type), self.options.disable)

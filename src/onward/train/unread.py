@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 import torch
 
-from onward.compile import Compiler, Graphs
+from onward.compile import Compiler
 from onward.config import OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.journal import Journal
 from onward.rewrite import STEP, FusionPass, lookups, split_counting
+from onward.train.graphs import Graphs
 from onward.train.prepared_batch import scalars
 from onward.train.session import Session
 

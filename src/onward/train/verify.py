@@ -40,6 +40,7 @@ from onward.journal import Journal
 from onward.kernels import host
 from onward.rewrite import split_counting
 from onward.train.batch import Batch
+from onward.train.graphs import Graphs
 from onward.train.prepared_batch import scalars
 
 LossFunction = Callable[..., torch.Tensor]
@@ -167,7 +168,7 @@ def verify_step(
         device = next((p.device.type for p in model.parameters()), "cpu")
         compiler = Compiler(host(device), disable, Journal(keep_stages=bisect))
         captured = compiler.capture(model, *call.given, loss_fn)
-        graphs = compiler.graphs(captured)
+        graphs = Graphs(compiler, captured)
         names = [n for n, p in captured.parameters.items() if id(p) in trained]
         check = _Check(compiler, captured, call, model, loss_fn, names)
         result = Verification()

@@ -1,0 +1,81 @@
+"""Budget: the plan of a step within so many bytes, by proposals of what to compute again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from onward.config import memory_amount
+from onward.graph.graph import Graph
+from onward.kernels import Target
+from onward.plan.plan import Plan
+from onward.plan.recompute import Search, between
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A proposal that was applied and planned. what: the caller's, who applied it."""
+
+    plan: Plan
+    graph: Graph
+    what: Any
+
+
+class Budget:
+    """Of one bound graph, whose plan without recomputing is known.
+
+    amount: bytes that the peak may have, or a fraction of what recomputing can spare (0.0: the
+    least peak, 1.0: none is spared). chosen: what fits, None where the plan does as it is.
+    """
+
+    def __init__(self, graph: Graph, plan: Plan, amount: int | float | str, target: Target) -> None:
+        self.chosen: Judged | None = None
+        self._graph, self._plan, self._target = graph, plan, target
+        known = memory_amount(amount)
+        assert known is not None, f"no budget: {amount}"
+        self._amount: int | float = known
+        self._search: Search | None = None
+        self._judged: Judged | None = None
+
+    def proposals(self) -> Iterator[tuple[Graph, set[str]]]:
+        """A graph and the values to compute again in it; whoever takes one applies it, plans the
+        graph and says so by `judge` before the next. Raises OnwardError where no plan fits."""
+        if isinstance(self._amount, int):
+            limit, least = self._amount, None
+        else:
+            if self._amount == 1.0 or not any(x.backward for x in self._plan.launches):
+                return  # nothing to spare, or nothing kept: evaluation has no backward
+            tried: list[Judged] = []
+            for proposal in self._searched(0):
+                yield proposal
+                tried.append(self._last())
+            least = min(tried, key=lambda judged: judged.plan.peak, default=None)
+            smallest = self._plan.peak if least is None else least.plan.peak
+            limit = between(smallest, self._plan.peak, self._amount)
+        if self._plan.peak <= limit:
+            return
+        for proposal in self._searched(limit):
+            yield proposal
+            if self._last().plan.peak <= limit:
+                self.chosen = self._last()
+                return
+        if least is None:
+            assert self._search is not None
+            raise self._search.error()
+        self.chosen = least
+
+    def judge(self, plan: Plan, graph: Graph, what: Any) -> None:
+        """The plan of the last proposal, applied to its graph."""
+        assert self._search is not None
+        self._search.judge(plan)
+        self._judged = Judged(plan, graph, what)
+
+    def _searched(self, limit: int) -> Iterator[tuple[Graph, set[str]]]:
+        self._search = Search(self._graph, limit, self._plan, self._target)
+        for values in self._search.proposals():
+            yield self._search.graph.clone(), values
+
+    def _last(self) -> Judged:
+        assert self._judged is not None, "a proposal was not judged"
+        return self._judged

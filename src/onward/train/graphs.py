@@ -1,0 +1,42 @@
+"""Graphs: the programs of one captured call, each made when it is first asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from onward.capture import Captured
+from onward.compile import Compiler
+from onward.differentiate import Recipe
+from onward.graph.graph import Graph
+
+
+class Graphs:
+    """Of a training step, where there is a recipe; without one, of an evaluation."""
+
+    def __init__(
+        self, compiler: Compiler, captured: Captured, recipe: Recipe | None = None
+    ) -> None:
+        self.compiler, self.captured, self.recipe = compiler, captured, recipe
+        self._packed: dict[tuple[str, ...], Graph | None] = {}
+
+    @cached_property
+    def forward(self) -> Graph:
+        """On every row."""
+        return self.compiler.forward(self.captured)
+
+    def packed(self, outputs: Sequence[str]) -> Graph | None:
+        """The forward on the rows that these outputs read; None where that is every row."""
+        key = tuple(outputs)
+        if key not in self._packed:
+            self._packed[key] = self.compiler.pack(self.forward, key)
+        return self._packed[key]
+
+    @cached_property
+    def step(self) -> Graph:
+        """What a batch runs, on every row: forward, gradients and updates as the recipe says."""
+        return self.completed(self.forward)
+
+    def completed(self, forward: Graph) -> Graph:
+        """The same of another form of the forward."""
+        return forward if self.recipe is None else self.compiler.step(forward, self.recipe)
