@@ -20,7 +20,6 @@ EXTRAS = {
         "onnx",
         "onnx-ir",
         "numpy",
-        "safetensors",
         "tqdm",
         "psutil",
         "jsonargparse",
