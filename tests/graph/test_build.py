@@ -176,3 +176,13 @@ def test_calls_that_do_not_fit_are_refused(
     with pytest.raises(ValueError, match=message):
         Builder(graph).node(op, inputs, attrs)
     assert len(graph) == 0
+
+
+def test_no_name_of_an_input_or_output_is_given_twice() -> None:
+    graph = Graph("names")
+    inputs = [graph.input("lr.0", parse_type("f32[2]"), Role.BATCH) for _ in range(3)]
+    names = [graph.output("finite", x) for x in inputs]
+    assert len({x.name for x in inputs}) == len(set(names)) == 3
+    assert [graph.outputs[name] for name in names] == inputs
+    again = graph.clone().input("lr.0", parse_type("f32[2]"), Role.BATCH)
+    assert again.name not in {x.name for x in inputs}

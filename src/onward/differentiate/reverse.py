@@ -60,8 +60,7 @@ def vjp(
         if dx is None and name in zeros:
             dx = Builder(graph, backward=True).full(0, type_of(value))
         if dx is not None:
-            made[name] = f"grad.{name}"
-            graph.outputs[made[name]] = dx
+            made[name] = graph.output(f"grad.{name}", dx)
     graph.signature = graph.signature.but(cotangents=cotangents, gradients=made)
     return graph
 

@@ -145,6 +145,15 @@ class Graph:
         self.ir.inputs.append(value)
         return value
 
+    def output(self, name: str, value: Value, source: Value | None = None) -> str:
+        """Adds an output, the next value of the input `source` where there is one. Where the name
+        is taken it gets another, which is returned."""
+        name = distinct(name, self.outputs)
+        self.outputs[name] = value
+        if source is not None:
+            self.state[name] = source
+        return name
+
     def inputs_with(self, *roles: Role) -> list[Value]:
         return [v for v in self.ir.inputs if role_of(v) in roles]
 

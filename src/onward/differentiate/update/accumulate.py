@@ -19,5 +19,5 @@ def accumulate(gradients: Gradients, recipe: Recipe) -> None:
         held = graph.input(f"accumulator.{name}", type_of(g), Role.STATE)
         total = gradients.of[name] = gradients.builder.Add(held, g)
         sources[name] = held.name or ""
-        totals[name] = gradients.output(f"accumulated.{name}", total, held)
+        totals[name] = graph.output(f"accumulated.{name}", total, held)
     graph.signature = graph.signature.but(accumulators=sources, accumulated=totals)

@@ -43,7 +43,7 @@ def apply(gradients: Gradients, recipe: Recipe) -> None:
             made = _update(gradients, group, [p, g, *state, *scalars])
             for value, source in zip(made, [p, *kept.values()], strict=True):
                 held = source.name or ""
-                updated[held] = gradients.output(f"next.{held}", value, source)
+                updated[held] = graph.output(f"next.{held}", value, source)
             slots |= {Slot(name, slot): value.name or "" for slot, value in kept.items()}
     graph.signature = graph.signature.but(
         clocks={clock: value.name or "" for clock, value in clocks.items()},

@@ -16,6 +16,6 @@ def clip(gradients: Gradients, recipe: Recipe) -> None:
     # the norm of the norms, as in torch
     norms = [b.reshape(b.ReduceL2(g, keepdims=0), (1,)) for g in gradients.of.values()]
     norm = b.ReduceL2(b.Concat(*norms, axis=0) if len(norms) > 1 else norms[0], keepdims=0)
-    graph.signature = graph.signature.but(grad_norm=gradients.output("grad_norm", norm))
+    graph.signature = graph.signature.but(grad_norm=graph.output("grad_norm", norm))
     gradients.norm = norm
     gradients.scale = b.Min(b.Div(recipe.max_grad_norm, b.Add(norm, EPSILON)), 1.0)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Value
-from onward.graph.signature import Signature
 
 
 @dataclass
@@ -31,14 +30,3 @@ class Gradients:
             {v.name or "" for v in graph.inputs}, graph.outputs
         )
         return cls(graph, Builder(graph, module="optimizer", backward=True), of)
-
-    def output(self, name: str, value: Value, source: Value | None = None) -> str:
-        """Makes `value` an output; of `source`, an input, it is the next value."""
-        self.graph.outputs[name] = value
-        if source is not None:
-            self.graph.state[name] = source
-        return name
-
-    @property
-    def signature(self) -> Signature:
-        return self.graph.signature

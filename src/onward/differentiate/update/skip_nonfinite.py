@@ -12,4 +12,4 @@ def skip_nonfinite(gradients: Gradients, recipe: Recipe) -> None:
         return
     graph = gradients.graph
     finite = gradients.builder.AllFinite(gradients.norm, *gradients.of.values())
-    graph.signature = graph.signature.but(finite=gradients.output("finite", finite))
+    graph.signature = graph.signature.but(finite=graph.output("finite", finite))
