@@ -127,11 +127,11 @@ def test_a_question_is_answered_in_a_process_of_its_own() -> None:
 def test_kernels_are_timed_on_calls_of_their_own() -> None:
     """Those of GELU: all kernels agree, and the body with PyTorch's own gradient."""
     calls = kernel_calls.extra()
-    assert [call.need.op for call in calls] == ["Gelu", "GeluGrad"]
+    assert [call.spec.op for call in calls] == ["Gelu", "GeluGrad"]
     for call in calls:
         kernel_timing.measure_call(call, 0.0)
         assert call.results[0]["kernel"] == call.kernel
-        assert (call.results[-1]["kernel"] == "body") == (call.need.op in OWN)
+        assert (call.results[-1]["kernel"] == "body") == (call.spec.op in OWN)
         for result in call.results:
             assert "error" not in result
             assert result["difference"] < 1e-5
@@ -153,13 +153,13 @@ def test_watching_leaves_the_table_as_it_was() -> None:
 
 def test_a_watched_launch_is_told_before_it_writes() -> None:
     x, y, seen = torch.ones(4), torch.zeros(4), []
-    with kernel_table.watched(lambda item: seen.append(item.use.y.clone())) as bound:
-        need = kernel_table.KernelSpec(
+    with kernel_table.watched(lambda item: seen.append(item.args.y.clone())) as bound:
+        spec = kernel_table.KernelSpec(
             "Neg", {}, (kernel_table.type_of(x),), (kernel_table.type_of(y),)
         )
-        kernel = kernel_table.applicable(need)[0]
+        kernel = kernel_table.applicable(spec)[0]
         launch = kernel.bind(kernel_table.KernelArguments({}, [x], [y], []))
     assert [(item.op, item.kernel) for item in bound] == [("Neg", kernel.name)]
-    assert bound[0].need == need
+    assert bound[0].spec == spec
     launch()
     assert torch.equal(seen[0], torch.zeros(4)) and torch.equal(y, -x)
