@@ -1,4 +1,4 @@
-"""The road, on one page. The only module that knows every stage.
+"""The flow, on one page. The only module that puts every stage in order.
 
     capture -> rewrite(forward) -> row demand -> differentiate -> update -> rewrite(step)
             -> bind(dims) -> plan -> execute
@@ -8,7 +8,7 @@ A stage receives a value and returns one, by one verb of `Compiler`:
     step       = compiler.step(forward, recipe)            Graph
     plan       = compiler.plan(step, outputs, dims)        Plan
     executable = compiler.bind(plan, memory, owned)        Executable
-What happened on the way stands in the compiler's journal.
+Seconds, reports and dumps stand in the compiler's journal.
 """
 
 from __future__ import annotations

@@ -227,8 +227,8 @@ def memory_amount(value: object) -> int | float | None:
 
 @dataclass(frozen=True)
 class Environment:
-    """What the environment asks for. These are all the variables that Onward reads; a value that
-    cannot be meant raises OnwardError.
+    """The environment variables' values. These are all the variables that Onward reads; a value
+    that cannot be meant raises OnwardError.
 
     ONWARD_DUMP: folder for the numbered graph after each stage and pass (`.onnx` and text).
     ONWARD_DISABLE: comma-separated names of rewrite passes to leave out.

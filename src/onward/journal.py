@@ -1,4 +1,4 @@
-"""Journal: what happened on the road, and where it can be looked at.
+"""Journal: seconds, reports and dumps of one compilation.
 
 Each stage is timed and its graph noted: checked where `ONWARD_CHECK` asks for it, written to the
 folder that `ONWARD_DUMP` names, kept where a bisection will want it.

@@ -1,4 +1,4 @@
-"""What a forward asks within an export is answered as in eager mode.
+"""Answers the questions of a forward within an export as eager mode would.
 
 A trace shows the forward tensors and sizes that are none: `type(x)` is no `torch.Tensor`, a size
 no `int`, `torch.compiler.is_compiling()` is true. A forward that asks would go another way than in

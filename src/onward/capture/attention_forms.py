@@ -1,4 +1,4 @@
-"""Which of an attention's two forms the graph gets, and what the compact one presumes of a batch.
+"""The choice between an attention's two forms; the compact one presumes something of a batch.
 
 A compact mask gives 0 in a row of queries that sees no key. So does torch's sdpa under a mask of
 bools, and then there is no choice. Elsewhere eager PyTorch adds the least float to every score of

@@ -1,4 +1,4 @@
-"""Which parameters autograd would reach from the loss, whatever becomes of them on the way.
+"""The parameters that autograd would reach from the loss, whatever becomes of them on the way.
 
 A parameter that is overwritten before anything reads it, or multiplied by a constant zero, has a
 gradient of zeros in PyTorch, and its optimizer moves it (weight decay, momentum, counts); one that

@@ -1,4 +1,4 @@
-"""What a forward leaves behind: values that it sets, random numbers that it draws.
+"""Effects of a forward: values that it sets, random numbers that it draws.
 
 A graph holds what one run of the forward computed, and runs no Python. What an export has set is
 put back; whether that changes anything for a later run is tried out (rehearsal.py). Torch's random

@@ -1,4 +1,4 @@
-"""What a forward says of its backward, which an export would drop without a word, is refused."""
+"""Refuses code of a forward about its backward, which an export would drop without a word."""
 
 from __future__ import annotations
 

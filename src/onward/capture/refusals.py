@@ -1,4 +1,4 @@
-"""What a graph would lose or get wrong without a word, refused with its place and a way out.
+"""Refusals of models that a graph would get wrong without a word, each with its place and a fix.
 
 Hooks do not run inside a graph. Those of torch.nn (weight norm, pruning), Transformers and PEFT
 only compute what the module's output is made of: an export traces them. What any other does

@@ -1,6 +1,6 @@
 """The three regions of a session, and who holds their bytes.
 
-Persistent memory belongs to a name (an optimizer state tensor, a staged input) and outlives any
+Persistent memory belongs to a name (an optimizer state tensor, a staged scalar) and outlives any
 plan. The residual and scratch arenas are one block each, as large as the largest plan seen, and
 are shared by all plans of the session.
 """

@@ -1,1 +1,1 @@
-"""What a program is: values with types, nodes, ops, building, printing, checking, evaluating."""
+"""Programs: values with types, nodes, ops, building, printing, checking, evaluating."""

@@ -1,4 +1,4 @@
-"""Signature: which of a graph's inputs and outputs means what to the stages that follow.
+"""Signature: the meaning of a graph's inputs and outputs to the stages that follow.
 
 A name exists so that a graph can be saved, printed and read; it says nothing to a program. What an
 input is for, and which output is the next value of which input, stands here, by typed keys, and no
@@ -32,11 +32,12 @@ class Slot:
 class Signature:
     """Inputs and outputs of a graph by what they mean; every value is a name in the graph.
 
-    Inputs. seed: u64 words of the step's generator. sample_offset: i64[], the first sample's number
-    in the accumulation window. rows: the numbers `i64[R]` of the rows that are read, by the name of
-    R. cotangents: what weighs an output in the gradients, by output. hyperparameters: f64[].
-    clocks: i64[], the number of the update, by clock (parameters that have always moved together
-    share one). slots: optimizer state. accumulators: sums of gradients, by parameter.
+    Inputs. seed: i64[2], two words of 32 bits, of the step's generator. sample_offset: i64[], the
+    first sample's number in the accumulation window. rows: the numbers `i64[R]` of the rows that
+    are read, by the name of R. cotangents: the weight of an output in the gradients, by output.
+    hyperparameters: f64[]. clocks: i64[], the number of the update, by clock (parameters that have
+    always moved together share one). slots: optimizer state. accumulators: sums of gradients, by
+    parameter.
 
     Outputs. loss: f[]. results: the model's own, by the user's name. gradients: by input.
     grad_norm: f[], of all gradients before clipping. finite: b[], whether all gradients are; where

@@ -32,7 +32,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """What a node asks of a kernel, before any memory exists."""
+    """A call that a kernel is asked about, before any memory exists."""
 
     op: str
     attrs: dict[str, Any]
@@ -55,7 +55,7 @@ class KernelSpec:
 
 @dataclass(frozen=True)
 class KernelArguments:
-    """The same with memory: tensors to read, tensors to write, temporaries.
+    """The call with memory: tensors to read, tensors to write, temporaries.
 
     An absent optional input is None; an output nobody reads is still given memory.
     """

@@ -1,4 +1,4 @@
-"""Target: what kernels are chosen for, and what a cost is estimated from. Plain data, no torch."""
+"""Target: a device, for choosing kernels and estimating costs. Plain data, no torch."""
 
 from __future__ import annotations
 

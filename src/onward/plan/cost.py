@@ -1,4 +1,4 @@
-"""How long a launch takes, roughly, by its op's arithmetic and bytes and the target's rates."""
+"""Estimated time of a launch, by its op's arithmetic and bytes and the target's rates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the call that a fusion would write has kernels, and what its gradient is written with."""
+"""Fusible: whether the call that a fusion would write, and its gradient, have kernels."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Region(enum.Enum):
     """Who owns a buffer's memory, and for how long."""
 
     USER = "user"  # the user's parameters and buffers, never copied
-    PERSISTENT = "persistent"  # optimizer state, accumulators, constants, staged inputs
+    PERSISTENT = "persistent"  # optimizer state, accumulators, constants, staged scalars
     RESIDUAL = "residual"  # made by the forward half, read by the backward half
     SCRATCH = "scratch"  # everything that lives within one call
 

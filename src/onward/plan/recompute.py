@@ -1,4 +1,4 @@
-"""What not to keep for backward, so that a step fits a memory budget: the plan's proposal.
+"""The search for values to compute again, so that a step fits a memory budget.
 
 A proposal is a set of forward launches that the backward half does again (`rewrite/recompute.py`
 applies it). It grows greedily: of the storages that lie idle at the fullest launch, the one that

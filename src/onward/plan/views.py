@@ -1,4 +1,4 @@
-"""Which values are windows on another value's memory, and through which strides.
+"""Views: values that are windows on another value's memory, and their strides.
 
 Reshape, Transpose, Slice, Split, Squeeze, Unsqueeze and Expand need no launch where strides can
 say the same; a matrix product reads a transposed operand as it lies.

@@ -1,4 +1,4 @@
-"""What a fusion is given beside the graph: the question whether kernels take what it would write.
+"""Context: by it a fusion asks whether kernels take the call that it would write.
 
 A fusion that no kernel takes would run as its body, slower than what stood there before. So it
 asks at each place, leaves the place alone where it is refused, and says so: a near miss.

@@ -49,7 +49,7 @@ AnyPass: TypeAlias = Pass | FusionPass
 
 @dataclass(frozen=True)
 class Report:
-    """What one pass did: edits made, seconds taken, nodes left, and what it left unfused."""
+    """Of one pass: edits made, seconds taken, nodes left, and places left unfused."""
 
     name: str
     edits: int
@@ -66,7 +66,7 @@ class Report:
 def measured(
     name: str, graph: Graph, edit: Callable[[Context], int], refuse: Refuse = everything_taken
 ) -> Report:
-    """What an edit of `graph` did, in whose context it wrote."""
+    """The report of an edit of `graph`, which writes in a context of its own."""
     context, start = Context(name, refuse), time.perf_counter()
     edits = edit(context)
     seconds = time.perf_counter() - start

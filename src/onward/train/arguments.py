@@ -1,4 +1,4 @@
-"""What a Trainer is given, looked at before anything is made of it: one clear line for each."""
+"""Checks of a Trainer's arguments, before anything is made of them: one clear line for each."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which rows of which layer a batch needs, what that saves, and what keeps the rest: as text, and
-as a picture.
+"""Explanation: the rows of each layer that a batch needs, the arithmetic that this spares, and the
+reasons for the others; as text, and as a picture.
 
 A cell of the picture is a token; a grid is a set of rows, with the modules that compute it.
 """

@@ -1,4 +1,4 @@
-"""What a Trainer says of itself: a report that prints as a table, and short forms for notebooks."""
+"""Report: of the last training step, printed as a table; and short forms for notebooks."""
 
 from __future__ import annotations
 

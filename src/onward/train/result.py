@@ -1,4 +1,4 @@
-"""StepResult: what one step gives back."""
+"""StepResult: the loss and the outputs of one step."""
 
 from __future__ import annotations
 

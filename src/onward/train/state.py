@@ -1,4 +1,4 @@
-"""What `Trainer.state_dict` holds of model and optimizer, and whether another one fits.
+"""`Trainer.state_dict` of model and optimizer: saved, checked, restored.
 
 Everything is checked before the first write, so that a state that does not fit changes nothing.
 """

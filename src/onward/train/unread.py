@@ -1,4 +1,4 @@
-"""What a step leaves out as unread: its ids are checked, and that it is unread can be."""
+"""Checks of rows that a step leaves out as unread: of their ids, and that nothing reads them."""
 
 from __future__ import annotations
 

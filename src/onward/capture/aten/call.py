@@ -1,4 +1,4 @@
-"""What a translation is given, and the form of a table of translations.
+"""Call: an ATen call under translation; and the form of a table of translations.
 
 A translation takes a `Call` and the ATen arguments already translated: Values, Sizes, Python
 numbers, lists of them, or None.

@@ -1,4 +1,4 @@
-"""What Hugging Face models need while they are captured: attention whole, masks in compact form."""
+"""Capture of Hugging Face models: attention whole, masks in compact form, settings."""
 
 from onward.capture.huggingface.attention import attention_kept_whole
 from onward.capture.huggingface.settings import forward_defaults, require_mask

@@ -1,4 +1,4 @@
-"""What the settings of a Hugging Face model mean to a capture."""
+"""Settings of a Hugging Face model that a capture reads."""
 
 from __future__ import annotations
 

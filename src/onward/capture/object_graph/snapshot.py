@@ -1,4 +1,4 @@
-"""What a model and its loss function hold at one moment, and the way back to it."""
+"""Snapshot: the values that a model and its loss function hold, and the way back to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the passes from gradients to updates hand on to each other."""
+"""Gradients: handed from pass to pass, until the update."""
 
 from __future__ import annotations
 

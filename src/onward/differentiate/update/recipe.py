@@ -1,4 +1,4 @@
-"""What a training step is to do with the gradients: a value, handed down from the trainer."""
+"""Recipe: how a step gets from gradients to updates; a value, handed down from the trainer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which engine for which shape: measured once per machine, kept as data.
+"""The choice of an engine for a shape: measured once per machine, kept as data.
 
 A handful of sample products, one per class of shape that training meets, is timed on every engine
 (half a second). A product's time on an engine is estimated from the samples whose operands are

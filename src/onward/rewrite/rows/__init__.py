@@ -1,13 +1,15 @@
 """Row demand: no arithmetic for rows that nobody reads (`docs/notes/0006-row-demand.md`).
 
-demand.py   which rows of every value are read: the walk
-packer.py   the graph written for these rows alone: what is packed, and the sets in use
-rules/      a file per family of ops: what it reads, and how it is written packed
-sets.py     sets of rows, as conditions on the batch
-pack.py     both together
-cut.py      what counts the rows of a batch, apart from the step that uses them
-lookups.py  the ids of a batch, those at rows that nobody reads too
-work.py     the arithmetic before and after
+demand.py          the rows of every value that are read: the walk
+packer.py          the graph written for these rows alone: packed values, and the sets in use
+rules/             a file per family of ops: the rows that it reads, and how it is written packed
+sets.py            sets of rows, as conditions on the batch
+known.py           values that follow from the batch alone
+pack.py            demand and packing together
+split_counting.py  the graph that counts a batch's rows, apart from the step that uses them
+lookups.py         the ids of a batch, those at rows that nobody reads too
+flops.py           the arithmetic of a graph, as a function of its sizes
+attribution.py     the arithmetic node by node, and why some of it is kept
 """
 
 from __future__ import annotations

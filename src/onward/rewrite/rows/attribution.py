@@ -1,4 +1,4 @@
-"""What a forward graph would compute, node by node, and why some of it is kept whole."""
+"""Attribution: the arithmetic of a forward graph, node by node, and why some of it is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows of which value somebody needs: one walk from the outputs back to the inputs.
+"""Demand: the rows of each value that are read, by one walk from the outputs to the inputs.
 
 A rule per op says which rows of an input the asked rows of its outputs read. What no rule proves
 is asked for as a whole, and remembers why.

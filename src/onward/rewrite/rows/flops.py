@@ -1,4 +1,4 @@
-"""How much arithmetic a forward graph is, as a function of its sizes."""
+"""FLOPs of a forward graph, as a function of its sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a graph follows from the batch alone, before any parameter is read."""
+"""Values that follow from the batch alone, before any parameter is read."""
 
 from __future__ import annotations
 

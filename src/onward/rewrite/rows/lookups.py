@@ -1,4 +1,4 @@
-"""Which ids a graph looks up, so that ids at rows that nobody reads are refused as any others."""
+"""The ids that a graph looks up, so that those at rows that nobody reads are refused too."""
 
 from __future__ import annotations
 

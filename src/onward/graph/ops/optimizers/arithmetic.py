@@ -1,4 +1,4 @@
-"""What the bodies of updates share: scalars are f64[], and meet a tensor in its own precision."""
+"""Arithmetic of update bodies: scalars are f64[], and meet a tensor in its own precision."""
 
 from __future__ import annotations
 
