@@ -27,6 +27,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"plan"}),
     frozenset({"execute"}),
     frozenset({"journal"}),
+    frozenset({"extend"}),
     frozenset({"compile"}),
     frozenset({"train"}),
     frozenset({"onward"}),

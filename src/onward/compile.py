@@ -22,6 +22,7 @@ from onward.capture import Captured, CapturedModule, capture
 from onward.config import environment
 from onward.differentiate import Recipe, add_updates, vjp
 from onward.execute import Executable, Memory
+from onward.extend import load_plugins
 from onward.graph.graph import Graph
 from onward.journal import Journal
 from onward.kernels import Target
@@ -34,6 +35,7 @@ class Compiler:
     def __init__(
         self, target: Target, disable: Iterable[str] = (), journal: Journal | None = None
     ) -> None:
+        load_plugins()
         self.target, self.disable = target, rewrite.switched_off(disable)
         self._fusible = Fusible(target)
         self.journal = Journal() if journal is None else journal
@@ -134,10 +136,8 @@ class Compiler:
         self.journal.reports += reports
         return graph
 
-    # ---- the one feedback: a plan proposes what to compute again, and is made once more
-
     def _fit(self, bound: Graph, plan: Plan, amount: int | float | str) -> Plan:
-        """Plans again with ever more values recomputed, until the peak is within the budget."""
+        """Plans again with ever more values recomputed until it fits: the one feedback."""
         budget = Budget(bound, plan, amount, self.target)
         for graph, values in budget.proposals():
             again = partial(rewrite.recompute, graph, values)

@@ -16,9 +16,11 @@ import numpy as np
 
 from onward.graph.build import Builder
 from onward.graph.graph import Value, array_of, content_of, type_of
+from onward.graph.ops import OPS
 from onward.graph.ops.flash import mask_gradient
 from onward.graph.ops.reduce import reduced_dims
 from onward.graph.ops.shape import clamp_slice
+from onward.graph.registry import enter
 from onward.graph.types import Size, product
 
 Gradients: TypeAlias = Sequence[Value | None]
@@ -37,14 +39,25 @@ NO_GRADIENT = frozenset(
 )  # fmt: skip
 
 
+def register(op_type: str, rule: Rule) -> None:
+    """Enters the rule of an op. Raises ValueError where the op has one, or none on purpose, and
+    where no op has this name."""
+    if op_type not in OPS:
+        raise ValueError(f"no op is called {op_type}; fix: register the op first")
+    if op_type in NO_GRADIENT:
+        raise ValueError(f"the op {op_type} has no gradient, on purpose; fix: an op of your own")
+    enter(RULES, "gradient rule of", op_type, rule)
+
+
 def rule(*op_types: str) -> Callable[[Rule], Rule]:
     """A rule of the full form, for ops with several outputs or with attributes."""
 
-    def register(function: Rule) -> Rule:
-        RULES.update(dict.fromkeys(op_types, function))
+    def decorate(function: Rule) -> Rule:
+        for op_type in op_types:
+            register(op_type, function)
         return function
 
-    return register
+    return decorate
 
 
 def unary(op_type: str, function: Callable[[Builder, Value, Value, Value], Value]) -> None:
@@ -60,7 +73,7 @@ def unary(op_type: str, function: Callable[[Builder, Value, Value, Value], Value
         assert dys[0] is not None and xs[0] is not None
         return [function(b, dys[0], ys[0], xs[0])]
 
-    RULES[op_type] = full
+    register(op_type, full)
 
 
 def binary(
@@ -80,7 +93,7 @@ def binary(
         assert dys[0] is not None and xs[0] is not None and xs[1] is not None
         return function(b, dys[0], ys[0], xs[0], xs[1])
 
-    RULES[op_type] = full
+    register(op_type, full)
 
 
 def _only(dys: list[Value | None]) -> Value:
@@ -440,4 +453,4 @@ def _linear_cross_entropy(
     return [dx, dw, *(dbias or [None]), None, None]
 
 
-__all__ = ["NO_GRADIENT", "RULES"]
+__all__ = ["NO_GRADIENT", "RULES", "Gradients", "Rule", "register"]

@@ -6,6 +6,7 @@ there is none.
 
 from dataclasses import dataclass
 
+from onward.graph.registry import meeting
 from onward.kernels.aten import TABLE as ATEN
 from onward.kernels.blas import TABLE as BLAS
 from onward.kernels.blas.choice import forced as forced_engine
@@ -14,11 +15,26 @@ from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, torch_dty
 from onward.kernels.native import TABLE as NATIVE
 from onward.kernels.target import Rates, Target
 
-# The first that applies is taken: measured engines, then native, then aten.
-KERNELS: dict[str, tuple[Kernel, ...]] = {
-    op: (*BLAS.get(op, ()), *NATIVE.get(op, ()), *ATEN.get(op, ()))
-    for op in sorted({*BLAS, *NATIVE, *ATEN})
-}
+# The first that applies is taken: the one that was registered last.
+KERNELS: dict[str, tuple[Kernel, ...]] = {}
+
+
+def register(op: str, kernel: Kernel) -> None:
+    """Puts a kernel before those that its op has; the very same again changes nothing. Raises
+    ValueError, with both places, where one of them has its name."""
+    held = KERNELS.get(op, ())
+    if any(k is kernel for k in held):
+        return
+    for other in held:
+        if other.name == kernel.name:
+            raise meeting(f"the kernel {kernel.name} of {op}", other.bind, kernel.bind)
+    KERNELS[op] = (kernel, *held)
+
+
+# measured engines before native kernels, and these before aten's
+for _op in sorted({*BLAS, *NATIVE, *ATEN}):
+    for _kernel in reversed((*BLAS.get(_op, ()), *NATIVE.get(_op, ()), *ATEN.get(_op, ()))):
+        register(_op, _kernel)
 
 
 @dataclass(frozen=True)
@@ -62,5 +78,6 @@ __all__ = [
     "forced_engine",
     "host",
     "kernel_for",
+    "register",
     "torch_dtype",
 ]

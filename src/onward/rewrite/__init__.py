@@ -9,7 +9,7 @@ what it would write, and notes what it leaves (`context.py`).
 from __future__ import annotations
 
 from onward.rewrite.context import Context, Fusion, NearMiss, Refuse, everything_taken, summary
-from onward.rewrite.lists import FORWARD, STEP, switched_off, switches
+from onward.rewrite.lists import FORWARD, STEP, register, switched_off, switches
 from onward.rewrite.recompute import recompute
 from onward.rewrite.rows import (
     Attribution,
@@ -40,6 +40,7 @@ __all__ = [
     "measured",
     "prune",
     "recompute",
+    "register",
     "row_demand",
     "run",
     "split_counting",

@@ -5,9 +5,10 @@ A pass is in one file, and in one line here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from onward.config import check_names, environment
+from onward.graph.registry import meeting
 from onward.rewrite.add_layer_norm import add_layer_norm
 from onward.rewrite.bias_activation import bias_activation
 from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
@@ -23,7 +24,7 @@ from onward.rewrite.scatter_into import scatter_into
 from onward.rewrite.slices_to_split import slices_to_split
 from onward.rewrite.split_first import split_first
 
-FORWARD: list[AnyPass] = [
+_FORWARD: Sequence[AnyPass] = (
     Pass(constant_folding),  # constants first: everything after sees literals
     Pass(noop),  # identities hide equal expressions from the next
     # before differentiation, so that a gradient is derived once
@@ -40,9 +41,9 @@ FORWARD: list[AnyPass] = [
     Pass(dead_code_elimination),  # sweeps what the others and capture left
     # dead nodes would count as readers; it leaves none
     FusionPass(bias_activation, exact=False),
-]
+)
 
-STEP: list[AnyPass] = [
+_STEP: Sequence[AnyPass] = (
     Pass(constant_folding),
     Pass(noop),  # reshapes of reshapes that rules wrote
     Pass(common_subexpression_elimination),  # masks and shape reads that forward and backward share
@@ -51,9 +52,46 @@ STEP: list[AnyPass] = [
     Pass(gemm_add, exact=False),  # sums of gradients have their final form now
     Pass(scatter_into, exact=False),  # likewise: sums an embedding's rows into the head's gradient
     Pass(dead_code_elimination),
-]
+)
 
+FORWARD: list[AnyPass] = []
+STEP: list[AnyPass] = []
+_LISTS = {"forward": FORWARD, "step": STEP}
 ROW_DEMAND = "row_demand"  # in neither list, but switched off like one that is
+
+
+def register(item: AnyPass, stage: str, before: str = "", after: str = "") -> None:
+    """Puts a pass into the list of a stage: before or after another by name, else at the end.
+
+    The very same again changes nothing. Raises ValueError for a stage or a neighbour that is not
+    there, and where the name is another pass's, with both places.
+    """
+    passes = _LISTS.get(stage)
+    if passes is None:
+        raise ValueError(f"no list of passes is called {stage!r}; fix: {' or '.join(_LISTS)}")
+    if any(held is item for held in passes):
+        return
+    others = [held for held in (*FORWARD, *STEP) if held.name == item.name]
+    for held in others:
+        if held.apply is not item.apply:
+            raise meeting(f"the pass {item.name}", held.apply, item.apply)
+    if item.name == ROW_DEMAND:
+        raise ValueError(f"{ROW_DEMAND} is row demand's own name; fix: another name for the pass")
+    names = [held.name for held in passes]
+    if not before and not after:
+        passes.append(item)
+        return
+    if (before and after) or (before or after) not in names:
+        raise ValueError(
+            f"the pass {item.name} stands before or after one of the {stage} list; fix: one of "
+            f"{', '.join(names)}"
+        )
+    passes.insert(names.index(before) if before else names.index(after) + 1, item)
+
+
+for _stage, _items in (("forward", _FORWARD), ("step", _STEP)):
+    for _item in _items:
+        register(_item, _stage)
 
 
 def switches() -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def run(
     off = set(disable)
     graph = graph.clone()
     reports: list[Report] = []
-    for item in passes:
+    for item in tuple(passes):  # a list may grow meanwhile, on another thread
         if item.name in off:
             continue
         reports.append(measured(item.name, graph, partial(item.run, graph), refuse))

@@ -60,7 +60,7 @@ def refuse_optimizer_hooks(optimizer: torch.optim.Optimizer) -> None:
     """Raises CaptureError for hooks around `optimizer.step()`, which may read gradients, and where
     another function has taken its place."""
     for step in (optimizer.step, type(optimizer).step):
-        if not _is_a_librarys(step):
+        if not _is_its_own(step, type(optimizer)):
             raise CaptureError(
                 f"optimizer.step has been replaced by {_name_of(step)}, which train_step does not "
                 "call; fix: leave it as it was, and do the rest around train_step"
@@ -81,11 +81,17 @@ def _name_of(function: Any) -> str:
     return getattr(function, "__qualname__", type(function).__qualname__)
 
 
-def _is_a_librarys(step: Any) -> bool:
-    """Whether it is torch's step, or Onward's, with none but a scheduler's count around it."""
+def _is_its_own(step: Any, kind: type) -> bool:
+    """Whether it is torch's step, or Onward's, or the one that a plugin's class is written with;
+    with none but a scheduler's count around it."""
+    files = {c: getattr(sys.modules.get(c.__module__), "__file__", None) for c in kind.__mro__}
+    written = {(file, f"{c.__qualname__}.step") for c, file in files.items()}
     while step is not None:
         code = getattr(getattr(step, "__func__", step), "__code__", None)
-        if code is None or not code.co_filename.startswith(_LIBRARIES):
+        if code is None:
+            return False
+        ours = code.co_filename.startswith(_LIBRARIES)
+        if not ours and (code.co_filename, code.co_qualname) not in written:
             return False
         step = getattr(step, "__wrapped__", None)
     return True

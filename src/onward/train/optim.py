@@ -17,6 +17,7 @@ import torch
 
 from onward.config import OnwardError
 from onward.differentiate import UpdateGroup
+from onward.extend import load_plugins
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.graph.ops.optimizers.adam import Adam, AdamW
@@ -27,6 +28,8 @@ Optimizer: TypeAlias = "torch.optim.Optimizer | object"  # or a description: Ada
 
 def __getattr__(name: str) -> Any:
     """The description of a further optimizer, as of a plugin."""
+    if name not in OPTIMIZERS and not name.startswith("_"):
+        load_plugins()
     if name in OPTIMIZERS:
         return OPTIMIZERS[name].description
     raise AttributeError(f"onward.optim has no optimizer {name}")

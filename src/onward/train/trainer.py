@@ -22,6 +22,7 @@ from onward.compile import Compiler
 from onward.config import OnwardError, TrainerOptions, read_names
 from onward.differentiate import Recipe
 from onward.execute import Memory
+from onward.extend import load_plugins
 from onward.journal import Journal
 from onward.kernels import host
 from onward.plan import Plan
@@ -84,6 +85,7 @@ class Trainer:
         options: TrainerOptions | Mapping[str, Any] | None = None,
         verify: bool = False,
     ) -> None:
+        load_plugins()
         check_arguments(model, loss_fn, model_desc, verify)
         self.model = model
         self.loss_fn = loss_fn

@@ -16,13 +16,30 @@ from onward.capture.aten import (
     reduce,
     shape,
 )
-from onward.capture.aten.call import Call, Translation, joined
+from onward.capture.aten.call import Call, Translation
 from onward.capture.aten.copies import stop_gradient
+from onward.graph.registry import enter
 
 _FAMILIES = (
     attention, copies, creation, elementwise, indexing, loss, norm, product, random, reduce, shape,
 )  # fmt: skip
 
-TABLE: dict[str, Translation] = joined(family.TABLE for family in _FAMILIES)
+TABLE: dict[str, Translation] = {}
 
-__all__ = ["TABLE", "Call", "stop_gradient"]
+
+def register(overload: str, translation: Translation) -> None:
+    """Enters the translation of an ATen overload, `gelu.default`, or of another library's,
+    `library.op.default`. Raises ValueError, with both places, where it has another."""
+    if overload.count(".") not in (1, 2):
+        raise ValueError(
+            f"{overload!r} is no overload; fix: `gelu.default`, or `library.op.default` of another "
+            "library"
+        )
+    enter(TABLE, "translation of", overload, translation)
+
+
+for _family in _FAMILIES:
+    for _overload, _translation in _family.TABLE.items():
+        register(_overload, _translation)
+
+__all__ = ["TABLE", "Call", "Translation", "register", "stop_gradient"]

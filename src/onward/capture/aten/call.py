@@ -6,37 +6,25 @@ numbers, lists of them, or None.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from onward.graph.build import Builder
 from onward.graph.graph import Value
+from onward.graph.registry import enter
 from onward.graph.types import DType, Type
 
 Translation = Callable[..., Any]
 
 
 def table(rows: Mapping[Translation, str]) -> dict[str, Translation]:
-    """ATen overload -> translation. rows: a translation and its overloads, parted by blanks."""
-    return joined({name: function} for function, names in rows.items() for name in names.split())
-
-
-def joined(tables: Iterable[Mapping[str, Translation]]) -> dict[str, Translation]:
-    """All tables as one. Raises ValueError for an ATen overload that is translated twice."""
+    """ATen overload -> translation. rows: a translation and its overloads, parted by blanks.
+    Raises ValueError for an overload that is translated twice."""
     whole: dict[str, Translation] = {}
-    for part in tables:
-        for name, function in part.items():
-            if name in whole:
-                raise ValueError(
-                    f"the ATen overload {name} is translated by {_place(whole[name])} and by "
-                    f"{_place(function)}; fix: leave one"
-                )
-            whole[name] = function
+    for function, names in rows.items():
+        for name in names.split():
+            enter(whole, "translation of", name, function)
     return whole
-
-
-def _place(function: Translation) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
 
 
 class Call:

@@ -1,42 +1,25 @@
-"""Every op that a graph may hold, one `Op` record each, one family per file.
+"""Every op that a graph may hold, one `Op` record each; a family of ops is a file with `OPS`.
 
 Ops of the ONNX standard and of the `onward` domain stand side by side. The `body` of an own op
 writes it in standard ops and is at once its meaning, the oracle of its tests, its portable form in
-exported files, and the fallback where no kernel applies.
+exported files, and the fallback where no kernel applies. A new file is found by itself.
 """
 
 from __future__ import annotations
 
+import pkgutil
+from importlib import import_module
+
 from onward.graph.graph import Node, attributes, type_of
-from onward.graph.ops import (
-    activation,
-    attention,
-    elementwise,
-    embedding,
-    finite,
-    flash,
-    indexing,
-    linear_cross_entropy,
-    loss,
-    norm,
-    optimizers,
-    product,
-    random,
-    reduce,
-    rows,
-    shape,
-)
+from onward.graph.ops import table
 from onward.graph.ops.record import Op
+from onward.graph.ops.table import OPS, OWN, STANDARD, named, register
 from onward.graph.types import Size, Type
 
-FAMILIES = (
-    elementwise, shape, indexing, reduce, product, norm, loss, random, rows, attention, flash,
-    embedding, activation, linear_cross_entropy, finite,
-)  # fmt: skip
-OPS: dict[str, Op] = {op.name: op for family in FAMILIES for op in family.OPS}
-OPS.update(optimizers.UPDATES)
-STANDARD = {name: op for name, op in OPS.items() if op.body is None}
-OWN = {name: op for name, op in OPS.items() if op.body is not None}
+for _file in pkgutil.iter_modules(__path__):
+    _module = import_module(f"{__name__}.{_file.name}")
+    for _op in () if _module is table else getattr(_module, "OPS", ()):
+        register(_op)
 
 
 def op_of(node: Node) -> Op:
@@ -60,9 +43,4 @@ def _types(node: Node) -> tuple[list[Type | None], list[Type]]:
     return inputs, [type_of(y) for y in node.outputs]
 
 
-def named(trait: str) -> frozenset[str]:
-    """The ops whose record has the trait."""
-    return frozenset(name for name, op in OPS.items() if getattr(op, trait))
-
-
-__all__ = ["OPS", "OWN", "STANDARD", "Op", "flops", "moved", "named", "op_of"]
+__all__ = ["OPS", "OWN", "STANDARD", "Op", "flops", "moved", "named", "op_of", "register"]

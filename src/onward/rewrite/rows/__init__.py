@@ -15,12 +15,14 @@ attribution.py     the arithmetic node by node, and why some of it is kept
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from onward.graph.graph import Graph
 from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
 from onward.rewrite.context import Context
 from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.noop import noop
+from onward.rewrite.rows import demand, packer
 from onward.rewrite.rows.attribution import Attribution, attribute
 from onward.rewrite.rows.demand import Demand, demands
 from onward.rewrite.rows.flops import FlopCount
@@ -28,6 +30,26 @@ from onward.rewrite.rows.lookups import lookups
 from onward.rewrite.rows.pack import pack
 from onward.rewrite.rows.rules import FAMILIES  # whose import fills the tables
 from onward.rewrite.rows.split_counting import split_counting
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """How row demand goes through an op.
+
+    reads: from a `Question`, the rows of each input that the asked rows of the outputs read. pack:
+    writes the node for the rows that are asked for and notes what it made, or answers False and is
+    given wholes; None: always wholes.
+    """
+
+    reads: demand.Rule
+    pack: packer.Rule | None = None
+
+
+def register(op: str, rule: RowRule) -> None:
+    """Enters the rule of an op. Raises ValueError, with both places, where it has another."""
+    demand.demand_rule(op)(rule.reads)
+    if rule.pack is not None:
+        packer.pack_rule(op)(rule.pack)
 
 
 def row_demand(
@@ -54,9 +76,11 @@ __all__ = [
     "Attribution",
     "Demand",
     "FlopCount",
+    "RowRule",
     "attribute",
     "demands",
     "lookups",
+    "register",
     "row_demand",
     "split_counting",
 ]  # fmt: skip

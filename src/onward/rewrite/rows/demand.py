@@ -25,6 +25,7 @@ from onward.graph.names import user_name
 from onward.graph.types import Shape, product
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.known import batch_values
+from onward.rewrite.rows.rule_table import RuleTable
 from onward.rewrite.rows.sets import Condition, Conditions, both, union
 
 
@@ -104,15 +105,8 @@ class Question:
 
 Answer: TypeAlias = "list[Demand | None]"
 Rule: TypeAlias = Callable[[Question], Answer]
-DEMAND: dict[str, Rule] = {}  # filled by `rules/`
-
-
-def demand_rule(*ops: str) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        DEMAND.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
+DEMAND: RuleTable[Rule] = RuleTable("demand rule")  # filled by `rules/`
+demand_rule = DEMAND.register
 
 
 # ---- the walk

@@ -20,6 +20,7 @@ from onward.rewrite.context import Context
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import DEMAND, Demand, Question, all_of, spread, united
 from onward.rewrite.rows.known import batch_first, batch_values
+from onward.rewrite.rows.rule_table import RuleTable
 from onward.rewrite.rows.sets import Conditions, set_value
 
 
@@ -466,12 +467,5 @@ def _neighbours(dims: Sequence[int]) -> bool:
 
 
 Rule: TypeAlias = Callable[[Packer, Node], bool]  # whether the node could be written packed
-PACK: dict[str, Rule] = {}  # filled by `rules/`
-
-
-def pack_rule(*ops: str) -> Callable[[Rule], Rule]:
-    def register(function: Rule) -> Rule:
-        PACK.update(dict.fromkeys(ops, function))
-        return function
-
-    return register
+PACK: RuleTable[Rule] = RuleTable("pack rule")  # filled by `rules/`
+pack_rule = PACK.register

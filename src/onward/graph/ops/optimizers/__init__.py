@@ -1,6 +1,6 @@
 """Every optimizer, one `Optimizer` record each, one family per file; a new file is found by itself.
 
-`OPTIMIZERS` holds them by name, and `UPDATES` the records of their ops.
+`OPTIMIZERS` holds them by name; the records of their ops stand among all others.
 """
 
 from __future__ import annotations
@@ -8,20 +8,26 @@ from __future__ import annotations
 import pkgutil
 from importlib import import_module
 
+from onward.graph.ops import table
 from onward.graph.ops.optimizers.record import Optimizer
-from onward.graph.ops.record import Op
+from onward.graph.registry import enter, meeting
 
 OPTIMIZERS: dict[str, Optimizer] = {}
-UPDATES: dict[str, Op] = {}
 
 
 def register(optimizer: Optimizer) -> None:
-    """Enters a record. Raises ValueError where its name, or that of its op, is another's."""
-    known = UPDATES.get(optimizer.update.name, optimizer.update)
-    if optimizer.name in OPTIMIZERS or known is not optimizer.update:
-        raise ValueError(f"an optimizer '{optimizer.name}', or its op, is there already")
-    OPTIMIZERS[optimizer.name] = optimizer
-    UPDATES[optimizer.update.name] = optimizer.update
+    """Enters a record and that of its op. Raises ValueError, with both places, where its name, its
+    torch class or the op's name is another's."""
+    for held in OPTIMIZERS.values():
+        if held.torch == optimizer.torch and held is not optimizer:
+            what = f"an optimizer for {optimizer.torch}"
+            raise meeting(what, held.description, optimizer.description)
+    enter(OPTIMIZERS, "optimizer", optimizer.name, optimizer, lambda x: x.description)
+    try:
+        table.register(optimizer.update)
+    except ValueError:
+        del OPTIMIZERS[optimizer.name]
+        raise
 
 
 for _file in pkgutil.iter_modules(__path__):
@@ -29,4 +35,4 @@ for _file in pkgutil.iter_modules(__path__):
     for _optimizer in getattr(_module, "OPTIMIZERS", ()):
         register(_optimizer)
 
-__all__ = ["OPTIMIZERS", "UPDATES", "Optimizer", "register"]
+__all__ = ["OPTIMIZERS", "Optimizer", "register"]

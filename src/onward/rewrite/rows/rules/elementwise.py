@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onward.graph.graph import Node, Value, array_of, attributes, type_of
-from onward.graph.ops import named, op_of
+from onward.graph.ops import op_of
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import (
     Answer,
@@ -17,10 +17,8 @@ from onward.rewrite.rows.demand import (
 from onward.rewrite.rows.packer import Packer, Rows, pack_rule
 from onward.rewrite.rows.rules.along_rows import shape_of
 
-ELEMENTWISE = named("elementwise")
 
-
-@demand_rule(*ELEMENTWISE)
+@demand_rule(trait="elementwise")
 def _reads(q: Question) -> Answer:
     special = {"Mul": _masked_product, "Where": _where}.get(q.node.op_type)
     if special is not None and (answer := special(q)) is not None:
@@ -66,7 +64,7 @@ def _dropout(q: Question) -> Answer:
     return others_whole(q, {0: q.demand})
 
 
-@pack_rule(*ELEMENTWISE, "AddLayerNormalization", "Dropout")
+@pack_rule("AddLayerNormalization", "Dropout", trait="elementwise")
 def _pack(p: Packer, node: Node) -> bool:
     demand = p.demand(node)
     if demand.rows is None:

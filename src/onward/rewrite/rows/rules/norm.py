@@ -9,7 +9,7 @@ from onward.rewrite.rows.rules.along_rows import packed_along_rows
 
 
 @demand_rule("LayerNormalization", "AddLayerNormalization", "Softmax", "LogSoftmax")
-def _along_a_dim(q: Question) -> Answer:
+def along_a_dim(q: Question) -> Answer:
     """A row is normalised by itself, unless the rows are what is normalised."""
     demand = united(q.y, q.asked)
     if set(demand.dims) & set(op_of(q.node).axes(q.node) or ()):

@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onward.graph.graph import Node, type_of
-from onward.graph.ops import named
 from onward.graph.ops.reduce import reduced_dims
 from onward.rewrite.rows.demand import DEMAND, Answer, Question, demand_rule, others_whole
 from onward.rewrite.rows.packer import Packer, pack_rule
 from onward.rewrite.rows.rules.along_rows import proved, shape_of
 
-REDUCTIONS = named("reduces")
 
-
-@demand_rule(*REDUCTIONS)
+@demand_rule(trait="reduces")
 def _reduce(q: Question) -> Answer:
     demand, shape = q.demand, q.shape()
     axes = q.node.inputs[1] if len(q.node.inputs) > 1 else None
@@ -29,7 +26,7 @@ def _reduce(q: Question) -> Answer:
     return others_whole(q, {0: replace(demand, dims=dims)})
 
 
-@pack_rule(*REDUCTIONS)
+@pack_rule(trait="reduces")
 def _reduction(p: Packer, node: Node) -> bool:
     demand = p.demand(node)
     if demand.rows is None or not proved(p, node):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onward.graph.graph import Node, attributes, type_of
-from onward.graph.ops import named
 from onward.graph.types import Size
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import (
@@ -20,10 +19,8 @@ from onward.rewrite.rows.demand import (
 from onward.rewrite.rows.packer import Packer, pack_rule
 from onward.rewrite.rows.rules.along_rows import packed_along_rows, shape_of
 
-RESHAPES = named("reshapes")
 
-
-@demand_rule(*RESHAPES)
+@demand_rule(trait="reshapes")
 def _reshape(q: Question) -> Answer:
     demand = q.demand
     if demand.rows is None:
@@ -46,7 +43,7 @@ def _transpose(q: Question) -> Answer:
     return others_whole(q, {0: replace(demand, dims=dims)})
 
 
-@pack_rule(*RESHAPES, "Transpose")
+@pack_rule("Transpose", trait="reshapes")
 def _moved(p: Packer, node: Node) -> bool:
     demand, x = p.demand(node), node.inputs[0]
     assert x is not None

@@ -1,0 +1,266 @@
+"""The door for others: ops, gradient rules, kernels, translations, optimizers and passes of another
+package. The library's own tables are filled by the same calls, each stage's `register`.
+
+    from onward import extend
+
+    def plugin() -> None:
+        extend.op(SQUARED_RELU, gradient=squared_relu_gradient)
+        extend.kernel("SquaredRelu", KERNEL)
+
+Called by hand, or by an entry point of the group `onward.plugins`: a callable without arguments,
+called once, before the first Trainer is made. What is registered after a Trainer has compiled a
+batch is for what it compiles later: graphs that are made stay as they are. The same record again
+changes nothing; another of the same name is refused with an OnwardError that names both places.
+A plugin needs no other module of Onward: what its records are written with is here too.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Literal
+
+from onward import rewrite
+from onward.capture import aten
+from onward.capture.aten import Call as AtenCall
+from onward.capture.aten import Translation
+from onward.config import OnwardError
+from onward.differentiate import rules
+from onward.differentiate.rules import Gradients
+from onward.differentiate.rules import Rule as GradientRule
+from onward.graph import ops
+from onward.graph.build import Builder
+from onward.graph.graph import (
+    Graph,
+    Node,
+    Value,
+    array_of,
+    attributes,
+    content_of,
+    type_of,
+    where,
+)
+from onward.graph.ops import OPS, Op, optimizers
+from onward.graph.ops.call import Call
+from onward.graph.ops.optimizers import OPTIMIZERS, Optimizer
+from onward.graph.ops.optimizers.arithmetic import correction, one_less, scaled
+from onward.graph.ops.optimizers.record import Group, setting, updated_types
+from onward.graph.ops.record import axis_attribute, no_axes
+from onward.graph.registry import place_of
+from onward.graph.types import DType, Shape, Size, Type, parse_type, product
+from onward.kernels import KERNELS, Kernel, KernelArguments, KernelSpec, Target
+from onward.kernels import register as register_kernel
+from onward.kernels.kernel import Launch
+from onward.rewrite import AnyPass, Context, FusionPass, Pass
+from onward.rewrite.rows import RowRule
+from onward.rewrite.rows import register as register_rows
+from onward.rewrite.rows.demand import Answer, Demand, Question, aligned, others_whole
+from onward.rewrite.rows.packer import Packer
+from onward.rewrite.rows.rules.along_rows import packed_along_rows
+from onward.rewrite.rows.rules.norm import along_a_dim
+
+GROUP = "onward.plugins"
+log = logging.getLogger("onward")
+
+# Row rule of an op of `f[*S,D]` that treats each row by itself: it works along `Op.axes` of its
+# first input, and of the others reads all.
+ALONG_ROWS = RowRule(along_a_dim, packed_along_rows)
+
+
+# ---- what is registered
+
+
+def op(record: Op, gradient: GradientRule | None = None, rows: RowRule | None = None) -> None:
+    """An op: its record, with a body in standard ops unless ONNX has the op.
+
+    gradient: its rule; None: an own op is differentiated through its body. rows: how row demand
+    goes through it; None: as its traits say (elementwise), else it reads all rows. Without a
+    kernel an own op runs as its body.
+    """
+    _expect("op", record, Op)
+    with _refused():
+        ops.register(record)
+        if gradient is not None:
+            rules.register(record.name, gradient)
+        if rows is not None:
+            register_rows(record.name, rows)
+
+
+def gradient(op_name: str, rule: GradientRule) -> None:
+    """The gradient rule `(b, dys, ys, xs, attrs) -> [dx...]` of an op that has none."""
+    with _refused():
+        rules.register(op_name, rule)
+
+
+def kernel(op_name: str, kernel: Kernel) -> None:
+    """A kernel of an op, asked before those that the op has; they run where it does not apply."""
+    _expect("kernel", kernel, Kernel)
+    if op_name not in OPS:
+        raise OnwardError(f"no op is called {op_name}; fix: register the op before its kernel")
+    with _refused():
+        register_kernel(op_name, kernel)
+
+
+def translation(overload: str, function: Translation) -> None:
+    """The translation of an ATen overload, `softplus.default`, or of an op of another library,
+    `library.op.default`: `(call, *args, **kwargs) -> Value` in the builder's language."""
+    with _refused():
+        aten.register(overload, function)
+
+
+def optimizer(record: Optimizer) -> None:
+    """An optimizer with its update op; its description is `onward.optim.<name>` from then on."""
+    _expect("optimizer", record, Optimizer)
+    with _refused():
+        optimizers.register(record)
+
+
+def rewrite_pass(
+    item: AnyPass,
+    stage: Literal["forward", "step"] = "forward",
+    *,
+    before: str = "",
+    after: str = "",
+    reason: str,
+) -> None:
+    """A pass, directly before or after one of the list of the stage, and the reason for its place.
+
+    Its function's name switches it off (`TrainerOptions(disable=...)`) and stands in reports.
+    """
+    _expect("pass", item, (Pass, FusionPass))
+    if not reason or bool(before) == bool(after):
+        raise OnwardError(
+            f"the pass {item.name} has no place, or no reason for it; fix: before= or after= with "
+            "a pass of the list, and reason="
+        )
+    with _refused():
+        rewrite.register(item, stage, before, after)
+    neighbour = f"before {before}" if before else f"after {after}"
+    log.info("pass %s (%s) %s: %s", item.name, place_of(item.apply), neighbour, reason)
+
+
+def _expect(what: str, given: Any, kind: type | tuple[type, ...]) -> None:
+    if not isinstance(given, kind):
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        raise OnwardError(
+            f"{given!r} is no {what}; fix: an onward.extend."
+            f"{' or onward.extend.'.join(k.__name__ for k in kinds)}"
+        )
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Within it, what a stage's table refuses is the user's error."""
+    try:
+        yield
+    except OnwardError:
+        raise
+    except ValueError as error:
+        raise OnwardError(str(error)) from error
+
+
+# ---- installed plugins
+
+
+class Plugins:
+    """The installed plugins, loaded once."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a plugin may make a Trainer itself
+        self._begun = False
+        self._failed = ""
+
+    def load(self) -> None:
+        """Calls each, in the order of their names; from the second time on nothing. Raises
+        OnwardError, each time, where one failed, naming it."""
+        with self._lock:
+            if self._failed:
+                raise OnwardError(self._failed)
+            if self._begun:
+                return
+            self._begun = True
+            try:
+                for entry in sorted(entry_points(group=GROUP), key=lambda e: (e.name, e.value)):
+                    self._call(entry)
+            except KeyboardInterrupt:
+                self._begun = False
+                raise
+
+    def _call(self, entry: EntryPoint) -> None:
+        try:
+            entry.load()()
+        except Exception as error:  # whatever another's code raises
+            package = entry.dist.name if entry.dist is not None else "its package"
+            self._failed = (
+                f"the plugin '{entry.name}' ({entry.value}) failed: {type(error).__name__}: "
+                f"{' '.join(str(error).split())}; fix: repair or uninstall {package}"
+            )
+            raise OnwardError(self._failed) from error
+        log.info("plugin '%s' (%s)", entry.name, entry.value)
+
+
+load_plugins = Plugins().load
+
+__all__ = [
+    "ALONG_ROWS",
+    "KERNELS",
+    "OPS",
+    "OPTIMIZERS",
+    "Answer",
+    "AtenCall",
+    "Builder",
+    "Call",
+    "Context",
+    "DType",
+    "Demand",
+    "FusionPass",
+    "GradientRule",
+    "Gradients",
+    "Graph",
+    "Group",
+    "Kernel",
+    "KernelArguments",
+    "KernelSpec",
+    "Launch",
+    "Node",
+    "OnwardError",
+    "Op",
+    "Optimizer",
+    "Packer",
+    "Pass",
+    "Question",
+    "RowRule",
+    "Shape",
+    "Size",
+    "Target",
+    "Translation",
+    "Type",
+    "Value",
+    "aligned",
+    "array_of",
+    "attributes",
+    "axis_attribute",
+    "content_of",
+    "correction",
+    "gradient",
+    "kernel",
+    "load_plugins",
+    "no_axes",
+    "one_less",
+    "op",
+    "optimizer",
+    "others_whole",
+    "packed_along_rows",
+    "parse_type",
+    "product",
+    "rewrite_pass",
+    "scaled",
+    "setting",
+    "translation",
+    "type_of",
+    "updated_types",
+    "where",
+]

@@ -1,0 +1,53 @@
+"""The table of ops, and what is derived from it; every record enters by `register`.
+
+What is derived are the very same dicts and sets for good: who holds one sees later records too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Set
+from typing import Any
+
+import onnx
+
+from onward.graph.ops.record import Op
+from onward.graph.registry import enter
+
+OPS: dict[str, Op] = {}
+STANDARD: dict[str, Op] = {}
+OWN: dict[str, Op] = {}
+_NAMED: dict[str, set[str]] = {
+    trait: set() for trait in ("elementwise", "view", "reshapes", "reduces", "random")
+}
+
+
+def register(op: Op) -> None:
+    """Enters a record. Raises ValueError where the name is another record's or no name of an op,
+    and where an op is neither ONNX's nor written in its ops."""
+    if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", op.name):
+        raise ValueError(f"no op can be called {op.name!r}; fix: a name such as SquaredRelu")
+    if op.body is None and not onnx.defs.has(op.name):
+        raise ValueError(f"ONNX has no op {op.name}; fix: give its record a body in standard ops")
+    if op.body is not None and op.view:
+        raise ValueError(
+            f"the op {op.name} cannot be a view: strides are known of ONNX's ops alone; fix: leave "
+            "that trait off"
+        )
+    enter(OPS, "op", op.name, op, _written_in)
+    (STANDARD if op.body is None else OWN)[op.name] = op
+    for trait, names in _NAMED.items():
+        if getattr(op, trait):
+            names.add(op.name)
+
+
+def _written_in(op: Op) -> Any:
+    return op.infer if op.body is None else op.body
+
+
+def named(trait: str) -> Set[str]:
+    """The ops whose record has the trait, those of later records too."""
+    return _NAMED[trait]
+
+
+__all__ = ["OPS", "OWN", "STANDARD", "named", "register"]

@@ -1,0 +1,42 @@
+"""How a record enters a table: under a name that nothing else in it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+def place_of(function: Any) -> str:
+    """Module and name of a function or class, for messages about what it was registered for."""
+    while isinstance(function, partial):
+        function = function.func
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def meeting(what: str, held: Any, new: Any) -> ValueError:
+    """The error of two functions or classes registered for the same thing."""
+    return ValueError(
+        f"{what} is registered by {place_of(held)} and by {place_of(new)}; fix: leave one, or give "
+        "one another name"
+    )
+
+
+def enter(
+    table: dict[str, T], kind: str, name: str, new: T, written_in: Callable[[T], Any] = lambda x: x
+) -> None:
+    """Puts `new` into the table; the very same again changes nothing.
+
+    written_in: the function or class that a record stands for, by which messages name its place.
+    Raises ValueError, with both places, where the name has another record.
+    """
+    held = table.get(name)
+    if held is not None and held is not new:
+        raise meeting(f"the {kind} {name}", written_in(held), written_in(new))
+    table[name] = new
+
+
+__all__ = ["enter", "meeting", "place_of"]
