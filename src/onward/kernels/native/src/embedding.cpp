@@ -1,5 +1,5 @@
 // Rows of a table by number, and their gradient.
-#include "functions.h"
+#include "annotations.h"
 
 #include <cstdint>
 #include <cstring>
@@ -23,8 +23,8 @@ bool all_within(const int64_t* ids, int64_t count, int64_t least, int64_t rows, 
 // y[count, width] = table[ids]. A negative id is out of range, as in PyTorch's embedding: -100 in
 // the place of a token is a mistake, not the hundredth row from the end. Writes nothing where an id is out of range: `bad` is then (1, id).
 extern "C" void onward_gather_rows(
-    const float* table, int64_t rows, int64_t width, const int64_t* ids, int64_t count, float* y,
-    int64_t* bad)
+    const float* OF(rows * width) table, int64_t rows, int64_t width, const int64_t* OF(count) ids,
+    int64_t count, float* OF(count * width) y, int64_t* OF(2) bad)
 {
     if (!all_within(ids, count, 0, rows, bad)) return;
     #pragma omp parallel for schedule(static) if (count * width > 8192)
@@ -35,8 +35,9 @@ extern "C" void onward_gather_rows(
 // y[rows, width] = data, then y[ids[i]] += updates[i]. data: null where it already lies in y;
 // `uniform` where it is one number. An id counts from the end where negative. Each thread owns columns, and adds in the order of the ids.
 extern "C" void onward_add_rows(
-    const float* data, int64_t uniform, float* y, int64_t rows, int64_t width,
-    const int64_t* ids, const float* updates, int64_t count, int64_t* bad)
+    const float* OPTIONAL data, int64_t uniform, float* OF(rows * width) y, int64_t rows,
+    int64_t width, const int64_t* OF(count) ids, const float* OF(count * width) updates,
+    int64_t count, int64_t* OF(2) bad)
 {
     if (!all_within(ids, count, -rows, rows, bad)) return;
     if (data) {
