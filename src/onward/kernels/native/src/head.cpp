@@ -35,7 +35,7 @@ struct Loss {
 // What is null of loss, dx, dw, dbias is not computed (dx and dw together); `dloss` is null where
 // no gradient is.
 // scratch f32: panels chunks*rows*chunk, statistics 3*chunks*rows, rows 4*rows, dx threads*rows*d
-// bad[0]: set to the row (from 1) of a label out of range, and nothing is written; else 0
+// flag: where a label is out of range (its row from 1, the label), and nothing else is written
 extern "C" void onward_head(
     const Blas* blas, const float* OF(n * d) x, const float* OF(v * d) w,
     const float* OPTIONAL OF(v) bias, const int64_t* OF(n) labels,
@@ -43,14 +43,17 @@ extern "C" void onward_head(
     float* OPTIONAL OF(1) loss, float* OPTIONAL OF(n * d) dx, float* OPTIONAL OF(v * d) dw,
     float* OPTIONAL OF(v) dbias, int64_t n, int64_t d, int64_t v, int64_t ignore, int64_t mean,
     float smoothing, int64_t rows, int64_t chunk, int64_t chunks, int64_t threads, float* scratch,
-    int64_t* OF(1) bad)
+    int64_t* OF(2) flag)
 {
-    bad[0] = 0;
     Loss l{labels, weight, v, ignore, smoothing, double(v)};
     double divisor = 0.0;
     for (int64_t i = 0; i < n; ++i) {
         if (!l.counts(i)) continue;
-        if (labels[i] < 0 || labels[i] >= v) { bad[0] = i + 1; return; }
+        if (labels[i] < 0 || labels[i] >= v) {
+            flag[0] = i + 1;
+            flag[1] = labels[i];
+            return;
+        }
         divisor += l.of(labels[i]);
     }
     if (weight) {
