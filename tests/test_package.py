@@ -26,7 +26,7 @@ else:
 """
 
 
-def test_a_typed_package_is_marked_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_are_not_python_are_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asks setuptools what it would copy."""
     dist = pytest.importorskip("setuptools.dist")
     monkeypatch.chdir(ROOT)
@@ -40,6 +40,20 @@ def test_a_typed_package_is_marked_where_it_is_installed(monkeypatch: pytest.Mon
         command.data_files
     )}  # fmt: skip
     assert copied["onward"] == {"py.typed"}
+    sources = {path.name for path in ROOT.glob("src/onward/kernels/native/src/*")}
+    assert copied["onward.kernels.native.src"] == sources
+
+
+def test_a_source_distribution_has_what_is_read_at_run_time(tmp_path: Path) -> None:
+    """The native kernels' sources: built of, read by signatures.py, compared by their digest."""
+    pytest.importorskip("setuptools")
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)],
+        cwd=ROOT, check=True,
+    )  # fmt: skip
+    listed = set((tmp_path / "onward.egg-info" / "SOURCES.txt").read_text().splitlines())
+    sources = ROOT.glob("src/onward/kernels/native/src/*")
+    assert {str(path.relative_to(ROOT)) for path in sources} <= listed
 
 
 def test_levels_that_compile_side_by_side_do_not_share_an_object(tmp_path: Path) -> None:

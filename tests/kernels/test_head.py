@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_kernels import raise_input_error
 
 from onward.graph.types import DType, Type
 from onward.kernels import KERNELS, Kernel, KernelArguments, KernelSpec
@@ -64,7 +65,9 @@ class Head:
         assert kernel.unsupported(spec) is None
         scratch = [(room or _rubbish)(t) for t in kernel.scratch(spec)]
         with torch.no_grad():
-            kernel.bind(KernelArguments(attrs, inputs, outputs, scratch))()
+            args = KernelArguments(attrs, inputs, outputs, scratch)
+            kernel.bind(args)()
+        raise_input_error(kernel, args)
         return outputs
 
     def truth(

@@ -84,6 +84,15 @@ def rubbish(type: Type) -> torch.Tensor:
     )
 
 
+def raise_input_error(kernel: Kernel, args: KernelArguments) -> None:
+    """What the flag of a launch says, as an executable raises it at the end of a step."""
+    assert kernel.input_error is not None or not args.flag.any()
+    if kernel.input_error is not None and args.flag.any():
+        error = kernel.input_error(args, args.flag.tolist())
+        if error is not None:
+            raise error
+
+
 def launch(
     kernel: Kernel, call: Bound, inputs: list[torch.Tensor | None], outputs: list[torch.Tensor]
 ) -> None:

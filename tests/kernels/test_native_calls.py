@@ -1,4 +1,4 @@
-"""Calls of the C functions are checked by the header that declares them, before they are made.
+"""Calls of the C functions are checked by the sources that define them, before they are made.
 
 The calls are those that the kernels make for their op's sample calls; each is then made wrong in
 every way in which one parameter of it can be.
@@ -11,6 +11,9 @@ import ctypes
 import functools
 import itertools
 import re
+import shutil
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +26,6 @@ from onward.kernels.native import library
 from onward.kernels.native.library import FOLDER, Library, declared, files, usable
 from onward.kernels.native.signatures import Parameter, signatures
 
-HEADER = (FOLDER / "src" / "functions.h").read_text()
 UNCALLED = {"onward_math"}  # of the tests alone
 Arguments = dict[str, Any]
 
@@ -61,11 +63,21 @@ def calls() -> dict[str, Arguments]:
     return found | {"onward_math": {"x": x, "y": x.clone(), "n": 3, "which": 0}}
 
 
-def test_every_function_is_declared_and_called() -> None:
+def test_every_function_is_read_and_called() -> None:
     defined: set[str] = set()
     for path in FOLDER.glob("src/*.cpp"):
         defined |= set(re.findall(r'^extern "C" void (\w+)\(', path.read_text(), re.MULTILINE))
     assert set(declared()) == defined == set(calls())
+
+
+@pytest.mark.skipif(not shutil.which("nm"), reason="no nm on this machine")
+@pytest.mark.parametrize("level", usable())
+def test_every_function_of_a_build_is_read(level: str) -> None:
+    """Whatever a build exports by a C name: none can be called unchecked."""
+    command = ["nm", "--dynamic", "--defined-only", "--format=just-symbols", str(files()[level])]
+    listed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+    exported = {name for name in listed if name.startswith("onward_")}
+    assert exported == {*declared(), "onward_sources"}
 
 
 @pytest.mark.parametrize("level", usable())
@@ -74,10 +86,12 @@ def test_every_declared_function_is_in_every_build(level: str) -> None:
     assert [name for name in declared() if not hasattr(symbols, name)] == []
 
 
-def test_every_source_is_compiled_with_the_declarations() -> None:
-    """So that a definition that differs does not compile."""
-    for path in FOLDER.glob("src/*.cpp"):
-        assert '#include "functions.h"' in path.read_text(), path.name
+def test_what_is_read_is_what_is_compiled() -> None:
+    """No declaration beside a definition, which could say something else."""
+    for path in FOLDER.glob("src/*"):
+        names = re.findall(r"\b(onward_\w+)\(", path.read_text())
+        assert len(names) == len(set(names)), path.name
+        assert path.suffix == ".cpp" or not names, path.name
 
 
 @pytest.mark.parametrize("function", declared())
@@ -166,10 +180,31 @@ def test_more_of_a_size_than_there_is_memory_is_refused() -> None:
             declared()["onward_layer_norm"].converted(found | change)
 
 
-def test_header_that_is_not_understood_is_refused() -> None:
-    with pytest.raises(ValueError, match="is no parameter that"):
-        signatures("void onward_f(const float** x);")
-    (f,) = signatures("// c\nvoid onward_f(const float* OPTIONAL OF(n * (m + 1)) x, int64_t n,\n"
-                      "  int64_t m, float* y);").values()  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ('extern "C" void onward_f(const float** x) {}', r"a.cpp: 'const float\*\* x' is no param"),
+        ('extern "C" void onward_f(const float* x);', r"a.cpp: '.*onward_f.*' defines no function"),
+        ('extern "C" int64_t onward_f(int64_t n) { return n; }', "defines no function"),
+        ('extern "C" {\nvoid onward_f(int64_t n) {}\n}', "defines no function"),
+        ('extern "C" void f(int64_t n) {}', "defines no function"),
+        ('extern "C" void onward_f(int64_t n) {}\nextern "C" void onward_f(int64_t m) {}',
+         "onward_f is defined in another"),
+    ],
+)  # fmt: skip
+def test_source_that_is_not_understood_is_refused(source: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.cpp"
+    path.write_text(source)
+    with pytest.raises(ValueError, match=words):
+        signatures([path])
+
+
+def test_source_that_is_understood(tmp_path: Path) -> None:
+    path = tmp_path / "a.cpp"
+    path.write_text('// c\nextern "C" void onward_f(\n'
+                    "    const float* OPTIONAL OF(n * (m + 1)) x, int64_t n,\n"
+                    "    int64_t m, float* y)\n{\n    y[0] = g(n);\n}\n"
+                    'extern "C" const char* onward_g() { return ""; }\n')  # fmt: skip
+    (f,) = signatures([path]).values()
     assert [p.name for p in f.parameters] == ["x", "n", "m", "y"]
     assert f.parameters[0] == Parameter("x", "float", True, True, True, "n * (m + 1)")

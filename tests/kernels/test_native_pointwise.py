@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_kernels import raise_input_error
 from torch.nn import functional as F
 
 from onward.graph.types import DType, Type
@@ -62,7 +63,7 @@ def bound(op: str, inputs: list[Any], outputs: Tensors, **attrs: Any) -> Callabl
     assert kernel.unsupported(spec) is None
     args = KernelArguments(attrs, inputs, outputs, _rubbish(kernel, spec))
     launch = kernel.bind(args)
-    return lambda: (launch(), args)
+    return lambda: (launch(), raise_input_error(kernel, args))
 
 
 def _rubbish(kernel: Kernel, spec: KernelSpec) -> Tensors:

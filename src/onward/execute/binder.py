@@ -25,7 +25,8 @@ class Binder:
     parameters, module buffers, optimizer state. Everything else is placed in `memory`.
 
     dims: of the batch that the launches are bound for. launches, inputs, outputs: after `bind`, in
-    the plan's order and by the plan's names. written: owned tensors that launches write.
+    the plan's order and by the plan's names. flags: i64[n,2] after `bind`, those of launches that
+    find bad input; None where none does. written: owned tensors that launches write.
     """
 
     def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
@@ -34,6 +35,8 @@ class Binder:
         self.launches: list[Launch] = []
         self.inputs: dict[str, torch.Tensor] = {}
         self.outputs: dict[str, torch.Tensor] = {}
+        self.flags: torch.Tensor | None = None
+        self._flagged: dict[int, KernelArguments] = {}  # by launch, in order
         changed = {y.buffer for launch in plan.launches for y in launch.outputs}
         self.written = [
             owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in changed
@@ -77,6 +80,7 @@ class Binder:
         self._tensors.resize(self.dims)
         self.inputs = {n: self.tensor(x) for n, x in self.plan.inputs.items()}
         self.outputs = {n: self.tensor(x) for n, x in self.plan.outputs.items()}
+        self.flags = None if self.plan.flags is None else self.tensor(self.plan.flags)
         for i in launches:
             self.launches[i] = self._bound(i)
         self._bound_at, self._bound_dims = pointers, self.dims
@@ -85,14 +89,34 @@ class Binder:
         """Lets go of the arenas; the next run binds all launches anew."""
         self._tensors.release()
         self.inputs, self.outputs, self.launches = {}, {}, []
+        self.flags, self._flagged = None, {}
         self._bound_at = None
+
+    def raise_input_errors(self, launches: range) -> None:
+        """Raises what the first of these launches found bad in its input. The host reads the flags
+        of all of them at once, and waits for what a device has queued."""
+        flagged = [i for i in self._flagged if i in launches]
+        if not flagged or self.flags is None:
+            return
+        content = self.flags.tolist()
+        for i, flag in zip(self._flagged, content, strict=True):
+            tell = self.plan.launches[i].kernel.input_error
+            if i in launches and any(flag) and tell is not None:
+                error = tell(self._flagged[i], flag)
+                if error is not None:
+                    raise error
 
     def _bound(self, i: int) -> Launch:
         launch, tensor = self.plan.launches[i], self.tensor
         inputs = [None if x is None else tensor(x) for x in launch.inputs]
         outputs = [tensor(y) for y in launch.outputs]
         scratch = self._scratch(launch) if i in self._roomy else [tensor(x) for x in launch.scratch]
-        return launch.kernel.bind(KernelArguments(launch.attrs, inputs, outputs, scratch))
+        if launch.flag is None:
+            return launch.kernel.bind(KernelArguments(launch.attrs, inputs, outputs, scratch))
+        flag = tensor(launch.flag)
+        arguments = KernelArguments(launch.attrs, inputs, outputs, scratch, flag)
+        self._flagged[i] = arguments
+        return launch.kernel.bind(arguments)
 
     # ---- open sizes
 

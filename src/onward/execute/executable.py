@@ -37,7 +37,8 @@ class Executable:
     the other is copied to a place of the session's before a run, and back where it was written.
 
     The host reads nothing that launches have written until all of the step but its commit is
-    queued: one flag, `finite`, decides whether the commit runs.
+    queued: then the flags of kernels that found bad input, at once, and `finite`, which decides
+    whether the commit runs.
     """
 
     def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
@@ -76,13 +77,12 @@ class Executable:
         Returns whether what outlives the step was written: not where the signature has an output
         `finite` that is false. Until the first such launch a run may fail or be interrupted and
         leaves parameters and state as they were; from there on signals wait, also for `done`, which
-        is told the same.
+        is told the same. Raises what a kernel says of bad input, such as IndexError.
         """
         with torch.no_grad():
             self._stage(inputs, dims)
             launches = self._binder.launches
-            for launch in launches[: self.plan.commit]:
-                launch()
+            self._launch(range(self.plan.commit))
             finite = self.plan.signature.finite
             wrote = finite is None or bool(self._binder.outputs[finite])
             with signals_wait():
@@ -107,10 +107,22 @@ class Executable:
                 target.fill_(content)
         for name, place in self._binder.places.items():
             place.copy_(self.owned[name])
+        if self._binder.flags is not None:
+            self._binder.flags.zero_()
+
+    def _launch(self, numbers: range) -> None:
+        """These launches, and what the first that found bad input says. A later one that fails on
+        what it left is not heard."""
+        try:
+            for launch in self._binder.launches[numbers.start : numbers.stop]:
+                launch()
+        except Exception:
+            self._binder.raise_input_errors(numbers)
+            raise
+        self._binder.raise_input_errors(numbers)
 
     def _commit(self) -> None:
-        for launch in self._binder.launches[self.plan.commit :]:
-            launch()
+        self._launch(range(self.plan.commit, len(self._binder.launches)))
         written = self._binder.written
         for name, place in self._binder.places.items():
             if any(self.owned[name] is t for t in written):
@@ -167,6 +179,7 @@ class Executable:
                     times.append(
                         KernelTime(described.kernel.name, described.op, described.module, seconds)
                     )
+                self._binder.raise_input_errors(range(len(times)))
             finally:
                 for tensor, copy in zip(written, before, strict=True):
                     tensor.copy_(copy)

@@ -45,14 +45,15 @@ class Memory:
         """From now on `tenant` is told when an arena moves."""
         self._tenants.add(tenant)
 
-    def named(self, name: str, type: Type, zero: bool = True) -> torch.Tensor:
-        """The persistent tensor called `name`; made (zeroed) at first use."""
-        key = f"{name}: {type}"
+    def named(self, name: str, type: Type, on_host: bool = False) -> torch.Tensor:
+        """The persistent tensor called `name`; made, zeroed, at first use. on_host: in the memory
+        that the host reads, whatever the device."""
+        device = torch.device("cpu") if on_host else self.device
+        key = f"{name}: {type} on {device}"
         tensor = self._named.get(key)
         if tensor is None:
             shape = [int(s) for s in type.shape]  # type: ignore[arg-type]
-            make = torch.zeros if zero else torch.empty
-            tensor = make(shape, dtype=torch_dtype(type.dtype), device=self.device)
+            tensor = torch.zeros(shape, dtype=torch_dtype(type.dtype), device=device)
             self._named[key] = tensor
         return tensor
 

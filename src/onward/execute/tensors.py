@@ -31,6 +31,12 @@ class Tensors:
         self._sizes: dict[int, int] = {}  # of a size by its id, at these dims
         self._windows: dict[int, torch.Tensor] = {}  # of a layout by its id, at these dims
         self._typed: dict[tuple[int, DType], torch.Tensor] = {}
+        self._on_host = {
+            x.buffer
+            for launch in plan.launches
+            for i in launch.kernel.host
+            if i < len(launch.inputs) and (x := launch.inputs[i]) is not None
+        }
 
     def find(self) -> None:
         """The memory of every buffer, where arenas and owned tensors lie now."""
@@ -124,7 +130,8 @@ class Tensors:
             if isinstance(array, tuple):
                 return torch.zeros(len(array), dtype=torch.int64, device=memory.device)
             assert isinstance(array, np.ndarray)
-            return torch.from_numpy(array.copy()).to(memory.device)
+            content = torch.from_numpy(array.copy())
+            return content if index in self._on_host else content.to(memory.device)
         if name is not None:
             layout = self._plan.inputs[name]
             type = Type(layout.dtype, layout.shape)
@@ -135,6 +142,9 @@ class Tensors:
                 self.places[name] = memory.named(f"place of {name}", type)
                 return self.places[name]
             if buffer.region is Region.PERSISTENT:
-                return memory.named(name, type)
+                return memory.named(name, type, on_host=index in self._on_host)
+        flags = self._plan.flags
+        if flags is not None and index == flags.buffer:
+            return memory.named(buffer.name, Type(flags.dtype, flags.shape))
         region = Region.SCRATCH if self._plan.joint else buffer.region
         return memory.window(region, buffer.offset, buffer.nbytes)

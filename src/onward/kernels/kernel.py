@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -12,6 +12,7 @@ from onward.graph.types import DType, Type
 from onward.kernels.target import Target
 
 Launch: TypeAlias = Callable[[], Any]
+FLAG = Type(DType.INT64, (2,))
 
 _TORCH: dict[DType, torch.dtype] = {
     DType.FLOAT: torch.float32,
@@ -53,17 +54,23 @@ class KernelSpec:
         )
 
 
+def new_flag() -> torch.Tensor:
+    return torch.zeros(2, dtype=torch.int64)
+
+
 @dataclass(frozen=True)
 class KernelArguments:
     """The call with memory: tensors to read, tensors to write, temporaries.
 
-    An absent optional input is None; an output nobody reads is still given memory.
+    An absent optional input is None; an output nobody reads is still given memory. flag: i64[2],
+    zeros before a run, for a kernel with an `input_error`; its own where nobody reads it.
     """
 
     attrs: dict[str, Any]
     inputs: list[torch.Tensor | None]
     outputs: list[torch.Tensor]
     scratch: list[torch.Tensor]
+    flag: torch.Tensor = field(default_factory=new_flag)
 
     def x(self, i: int = 0) -> torch.Tensor:
         tensor = self.inputs[i]
@@ -95,7 +102,8 @@ def nothing_faster(spec: KernelSpec) -> str | None:
 class Kernel:
     """One implementation.
 
-    bind: makes the launch: a call without arguments that writes the outputs.
+    bind: makes the launch: a call without arguments that writes the outputs. It reads no tensor's
+        content on the host, which would wait there for all that a device has queued.
     where: None where its code can run at all on a target, else the reason.
     unsupported: None where the kernel applies to a call, else the reason. Sizes may be names: such
         a size is above 0, and equal to another where the two are written alike.
@@ -105,6 +113,11 @@ class Kernel:
     strided: outputs that may be written with any strides (last dim contiguous).
     scratch: temporaries the plan provides for the time of the launch; larger for larger operands.
     workspace: bytes that the call allocates inside by itself (upper bound), counted by the plan.
+    input_error: what to raise for the flag that a launch has written (None: nothing), from its
+        arguments and the flag's two numbers, not both 0. A launch with bad input touches no memory
+        that is not its own, and what it leaves in its outputs is nobody's: the flags of a step are
+        read at its end, before anything that outlives it is written.
+    host: inputs whose content the launch reads on the host, which so lie in host memory.
     """
 
     name: str
@@ -117,3 +130,5 @@ class Kernel:
     workspace: Callable[[KernelSpec], int] = no_bytes
     where: Callable[[Target], str | None] = anywhere
     faster: Callable[[KernelSpec], str | None] = nothing_faster
+    input_error: Callable[[KernelArguments, Sequence[int]], Exception | None] | None = None
+    host: tuple[int, ...] = ()

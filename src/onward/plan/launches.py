@@ -59,6 +59,7 @@ def _kernel(access: Access, spec: KernelSpec, storages: Storages, buffers: Buffe
         Launch(
             kernel, node.op_type, where(node), spec.attrs, tuple(inputs), outputs, scratch,
             kernel.workspace(spec), access.is_backward, node_text(node), open_spec(node),
+            None if kernel.input_error is None else buffers.flag(),
         )
     )  # fmt: skip
     return made

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from onward.graph.graph import Node, Role, Value, array_of, content_of, role_of, type_of
 from onward.graph.types import Type
+from onward.kernels.kernel import FLAG
 from onward.plan.arena import aligned, max_live, place
 from onward.plan.liveness import Liveness
 from onward.plan.plan import Buffer, Region
@@ -39,7 +40,8 @@ _LONGEST_NAME = 24  # characters of a buffer's name to which a further owner's i
 class Buffers:
     """The buffers of a plan, in the order in which they are first written.
 
-    lives: of the storages, nothing done again. all: by index. constants: content by index.
+    lives: of the storages, nothing done again. all: by index. constants: content by index. flags:
+    i64[n,2], for the launches whose kernels find bad input; None where none does.
     """
 
     def __init__(self, storages: Storages, lives: Liveness, end: int) -> None:
@@ -59,6 +61,24 @@ class Buffers:
         for value in storages.graph.ir.initializers.values():
             index = self._given(value, Region.PERSISTENT, "constant")
             self.constants[index] = array_of(value)
+        self.flags = self._flags()
+        self._flagged = 0  # launches that have theirs
+
+    def _flags(self) -> Layout | None:
+        """One buffer for all, so that the host reads them at once."""
+        kernels = (self._storages.kernels[a.node] for a in self._storages.accesses if a.spec)
+        count = sum(kernel.input_error is not None for kernel in kernels)
+        if not count:
+            return None
+        type = FLAG.with_shape((count, *FLAG.shape))
+        return self.new("error flags", type, Region.PERSISTENT, 0, self._end, "error flags")
+
+    def flag(self) -> Layout:
+        """That of the next launch."""
+        assert self.flags is not None
+        flag = replace(contiguous(self.flags.buffer, FLAG), offset=self._flagged * FLAG.numel)
+        self._flagged += 1
+        return flag
 
     def new(
         self, name: str, type: Type, region: Region, first: int, last: int, purpose: str

@@ -46,7 +46,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel call with its operands' places. `scratch`: buffers for its temporaries."""
+    """One kernel call with its operands' places. scratch: buffers for its temporaries. flag: i64[2]
+    where the kernel says that its input is bad; None where it finds none bad."""
 
     kernel: Kernel
     op: str
@@ -59,11 +60,13 @@ class Launch:
     backward: bool
     text: str
     spec: KernelSpec
+    flag: Layout | None = None
 
     @property
     def operands(self) -> list[Layout]:
         """Every place that it reads or writes."""
-        return [x for x in (*self.inputs, *self.outputs, *self.scratch) if x is not None]
+        places = (*self.inputs, *self.outputs, *self.scratch, self.flag)
+        return [x for x in places if x is not None]
 
     @property
     def is_static(self) -> bool:
@@ -80,7 +83,8 @@ class Plan:
     workspace, that is, what a step holds beyond the user's own parameters. lower_bound: the most
     bytes of residual and scratch buffers alive at one launch. open: sizes that may be smaller than
     those of `dims` when the plan runs. commit: the first launch that writes what outlives the step
-    (parameters, optimizer state). constants: arrays by buffer, or sizes to be filled in. signature:
+    (parameters, optimizer state). flags: i64[n,2], those of the launches that have one, in order;
+    None where none has. constants: arrays by buffer, or sizes to be filled in. signature:
     what the inputs and outputs mean; where it has an output `finite`, launches from the commit on
     run only where that is true.
     """
@@ -97,6 +101,7 @@ class Plan:
     workspace: int
     joint: bool
     commit: int
+    flags: Layout | None = None
     signature: Signature = field(default_factory=Signature)
 
     def serves(self, dims: Mapping[str, int]) -> bool:

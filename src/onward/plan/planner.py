@@ -71,6 +71,7 @@ class Planner:
             max((launch.workspace for launch in launches), default=0),
             self.joint,
             self._commit(launches),
+            self.buffers.flags,
             self.graph.signature.within(given, self.graph.outputs),
         )
 

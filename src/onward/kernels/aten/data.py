@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -68,20 +69,29 @@ def _bind_gather_elements(args: KernelArguments) -> Launch:
     return partial(torch.gather, args.x(0), args.attrs.get("axis", 0), args.x(1), out=args.y)
 
 
-def _flat_index(x_shape: list[int], index: torch.Tensor) -> torch.Tensor:
-    """Rows of `index i64[...,k]` as positions in the first k dims of x, flattened. Raises
-    IndexError for a number out of its dim's range: flattened, it would be another row's."""
+def _flat_index(
+    x_shape: Sequence[int], index: torch.Tensor, flag: torch.Tensor
+) -> Callable[[], torch.Tensor]:
+    """A call for the rows of `index i64[...,k]` as positions in the first k dims of x, flattened.
+    It sets the flag where a number is out of its dim's range: flattened, it would be another
+    row's, and is a number within."""
     sizes = x_shape[: index.shape[-1]]
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     size = torch.tensor(sizes, dtype=torch.int64, device=index.device)
     scale = torch.tensor(strides, dtype=torch.int64, device=index.device)
-    rows = index.reshape(-1, len(sizes))
-    within = ((rows >= -size) & (rows < size)).all()
-    if rows.device.type != "cpu":
-        torch.ops.aten._assert_async.msg(within, "GatherND: an index is out of range")
-    elif not within:
-        raise IndexError(f"an index is out of range for dims of {sizes}")
-    return torch.where(rows < 0, rows + size, rows).mul_(scale).sum(-1)  # -1 is the last
+    rows, least, most, outside = index.reshape(-1, len(sizes)), -size, size - 1, flag[0]
+
+    def flat() -> torch.Tensor:
+        within = rows.clamp(least, most)
+        outside.copy_((within != rows).any())
+        return torch.where(within < 0, within + size, within).mul_(scale).sum(-1)  # -1 is the last
+
+    return flat
+
+
+def _no_such_place(args: KernelArguments, flag: Sequence[int]) -> IndexError:
+    sizes = list(args.x().shape[: args.x(1).shape[-1]])
+    return IndexError(f"an index is out of range for dims of {sizes}")
 
 
 def _bind_gather_nd(args: KernelArguments) -> Launch:
@@ -89,7 +99,8 @@ def _bind_gather_nd(args: KernelArguments) -> Launch:
     k = index.shape[-1]
     rows = x.reshape(-1, *x.shape[k:])
     flat = y.view(-1, *x.shape[k:])
-    return lambda: torch.index_select(rows, 0, _flat_index(list(x.shape), index), out=flat)
+    place = _flat_index(x.shape, index, args.flag)
+    return lambda: torch.index_select(rows, 0, place(), out=flat)
 
 
 def _bind_scatter_nd(args: KernelArguments) -> Launch:
@@ -100,16 +111,16 @@ def _bind_scatter_nd(args: KernelArguments) -> Launch:
     updates = rows.reshape(-1, *y.shape[k:])
     copied = data.data_ptr() == y.data_ptr()
     add = args.attrs.get("reduction", "none") == "add"
-    single = index.reshape(-1) if k == 1 else None
+    single = index.reshape(-1)
+    place = (lambda: single) if k == 1 else _flat_index(y.shape, index, args.flag)
 
     def launch() -> None:
         if not copied:
             y.copy_(data)
-        where = single if single is not None else _flat_index(list(y.shape), index)
         if add:
-            flat.index_add_(0, where, updates)
+            flat.index_add_(0, place(), updates)
         else:
-            flat.index_copy_(0, where, updates)
+            flat.index_copy_(0, place(), updates)
 
     return launch
 
@@ -179,11 +190,11 @@ KERNELS: dict[str, Kernel] = {
     "GatherElements": Kernel("aten.gather", _bind_gather_elements),
     "GatherND": Kernel(
         "aten.index_select", _bind_gather_nd, unsupported=_no_batch_dims, contiguous=(0, 1),
-        workspace=_index_bytes,
+        workspace=_index_bytes, input_error=_no_such_place,
     ),
     "ScatterND": Kernel(
         "aten.index_add", _bind_scatter_nd, unsupported=_known_reduction, inplace=((0, 0),),
-        contiguous=(1, 2), workspace=_index_bytes,
+        contiguous=(1, 2), workspace=_index_bytes, input_error=_no_such_place,
     ),
     "ScatterElements": Kernel(
         "aten.scatter_add", _bind_scatter_elements, unsupported=_known_reduction, inplace=((0, 0),)

@@ -16,8 +16,9 @@ z and dz exist for R rows at a time, in one buffer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -77,10 +78,11 @@ class _Call:
     dw: Tensor | None  # f[V,D]
     dbias: Tensor | None  # f[V]
     block: Tensor  # f[R,V]
-    label: Tensor  # i64[N]: the labels, 0 where ignored
+    label: Tensor  # i64[N]: the labels, 0 where ignored, a class where they are none
     ignored: Tensor  # b[N]
     share: Tensor  # f[N]: the label's class weight, 0 where ignored
     nll: Tensor  # f[N]: a row's part of the loss
+    ends: tuple[Tensor, Tensor]  # i64[], i64[]: the flag's, the least and the greatest label
     ignore_index: int
     mean: bool
     smoothing: float
@@ -111,7 +113,8 @@ def _call(args: KernelArguments) -> _Call:
     assert x is not None and w is not None and labels is not None
     return _Call(
         x, w, bias, labels, weight, dloss, loss, *[*outputs, None, None, None][:3], *args.scratch,
-        ignore_index=int(args.attrs["ignore_index"]), mean=args.attrs["reduction"] == "mean",
+        ends=(args.flag[0], args.flag[1]), ignore_index=int(args.attrs["ignore_index"]),
+        mean=args.attrs["reduction"] == "mean",
         smoothing=float(args.attrs.get("label_smoothing", 0.0)),
     )  # fmt: skip
 
@@ -121,11 +124,9 @@ def _divisor(c: _Call) -> Tensor:
     torch.eq(c.labels, c.ignore_index, out=c.ignored)
     c.label.copy_(c.labels)
     c.label.masked_fill_(c.ignored, 0)
-    if c.label.device.type == "cpu" and c.label.numel():  # elsewhere the check would synchronise
-        low, high = int(c.label.min()), int(c.label.max())
-        if low < 0 or high >= c.classes:
-            bad = low if low < 0 else high
-            raise IndexError(f"label {bad} is not one of {c.classes} classes")
+    if c.label.numel():
+        torch.aminmax(c.label, out=c.ends)
+        c.label.clamp_(0, c.classes - 1)
     if c.weight is None:
         c.share.fill_(1.0)
     else:
@@ -206,10 +207,17 @@ def _bind(args: KernelArguments) -> Launch:
     return launch
 
 
+def _no_such_class(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError | None:
+    """The flag holds the least and the greatest label that count."""
+    classes = args.x(1 if op == "LinearCrossEntropy" else 2).shape[0]
+    bad = next((label for label in flag if not 0 <= label < classes), None)
+    return None if bad is None else IndexError(f"label {bad} is not one of {classes} classes")
+
+
 KERNELS: dict[str, Kernel] = {
     op: Kernel(
         "aten.linear_cross_entropy", _bind, unsupported=_known, contiguous=None, scratch=_scratch,
-        workspace=_small_bytes,
+        workspace=_small_bytes, input_error=partial(_no_such_class, op),
     )
     for op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyStep")
 }  # fmt: skip

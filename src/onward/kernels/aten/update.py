@@ -99,10 +99,11 @@ def _bind_sgd(args: KernelArguments) -> Launch:
 
 KERNELS: dict[str, Kernel] = {
     "AdamUpdate": Kernel(
-        "aten.fused_adam", _bind_adam, inplace=_ADAM_PAIRS, contiguous=None, scratch=_adam_scratch
+        "aten.fused_adam", _bind_adam, inplace=_ADAM_PAIRS, contiguous=None, scratch=_adam_scratch,
+        host=(4, 5, 6, 7, 8, 9),
     ),
     "SGDUpdate": Kernel(
         "aten.fused_sgd", _bind_sgd, inplace=((0, 0), (1, 2)), contiguous=None,
-        scratch=_sgd_scratch,
+        scratch=_sgd_scratch, host=(3, 4, 5, 6, 7),
     ),
 }  # fmt: skip

@@ -9,8 +9,9 @@ GFLOP/s; in blocks of aten's operators the first takes 1102, unblocked 1205.
 
 from __future__ import annotations
 
-import ctypes
 import math
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 
@@ -75,7 +76,6 @@ def bind(op: str, args: KernelArguments) -> Launch:
     (n, d), v = x.shape, w.shape[0]
     rows, threads = block_rows(n, int(args.attrs.get("rows", ROWS))), args.scratch[1].numel()
     width, count = _panels(v, d, threads)
-    bad = (ctypes.c_int64 * 1)()
     engine = engines()[
         choose_called(
             Shape(rows, width, d, False, True),  # logits
@@ -83,21 +83,19 @@ def bind(op: str, args: KernelArguments) -> Launch:
             Shape(width, d, rows, True, False),  # dw
         )
     ]
-    call = native.launch(
+    return native.launch(
         "onward_head", blas=engine.layout, x=x, w=w, bias=bias, labels=labels, weight=weight,
         dloss=dloss, loss=loss, dx=dx, dw=dw, dbias=dbias, n=n, d=d, v=v,
         ignore=int(args.attrs["ignore_index"]), mean=int(args.attrs["reduction"] == "mean"),
         smoothing=float(args.attrs.get("label_smoothing", 0.0)), rows=rows, chunk=width,
-        chunks=count, threads=threads, scratch=args.scratch[0], bad=bad,
+        chunks=count, threads=threads, scratch=args.scratch[0], flag=args.flag,
     )  # fmt: skip
 
-    def launch() -> None:
-        call()
-        if bad[0]:
-            row = bad[0] - 1
-            raise IndexError(f"label {int(labels[row])} in row {row} is not one of {v} classes")
 
-    return launch
+def _no_such_class(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError:
+    """The flag holds a row, counted from 1, and its label."""
+    classes = args.x(1 if op == "LinearCrossEntropy" else 2).shape[0]
+    return IndexError(f"label {flag[1]} in row {flag[0] - 1} is not one of {classes} classes")
 
 
 def _faster(spec: KernelSpec) -> str | None:
@@ -123,6 +121,7 @@ def _kernel(op: str) -> Kernel:
         faster=_faster,
         contiguous=None,
         scratch=_scratch,
+        input_error=partial(_no_such_class, op),
     )
 
 

@@ -1,20 +1,44 @@
-"""Kernels in C++ with OpenMP for the CPU; behind each stands an aten kernel or the op's body."""
+"""Kernels in C++ with OpenMP for the CPU; behind each stands an aten kernel or the op's body.
+
+A kernel is two files: `src/<name>.cpp`, which defines its C function, and `<name>.py` here, whose
+`KERNELS` bind it to ops. Both are found by themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
 
 from onward.kernels.kernel import Kernel
-from onward.kernels.native import (
-    activation,
-    attention,
-    embedding,
-    finite,
-    norm,
-    random,
-    reduce,
-    update,
-)
 
-TABLE: dict[str, tuple[Kernel, ...]] = {}
-for _family in (random, attention, norm, activation, reduce, embedding, finite, update):
-    for _op, _kernel in _family.KERNELS.items():
-        TABLE[_op] = (*TABLE.get(_op, ()), _kernel)
+Family = Mapping[str, "Kernel | tuple[Kernel, ...]"]  # several of an op in the order to try them
 
-__all__ = ["TABLE"]
+
+def joined(families: Iterable[tuple[str, Family]]) -> dict[str, tuple[Kernel, ...]]:
+    """One table of all families, each with its file's name. Raises ValueError where two files have
+    kernels of one op: which of them to try first would hang on the files' names."""
+    table: dict[str, tuple[Kernel, ...]] = {}
+    owners: dict[str, str] = {}
+    for file, kernels in families:
+        for op, given in kernels.items():
+            if op in table:
+                raise ValueError(
+                    f"{owners[op]} and {file} both have a native kernel of {op}; fix: put both "
+                    "into one file, as a tuple in the order in which to try them"
+                )
+            owners[op], table[op] = file, given if isinstance(given, tuple) else (given,)
+    return table
+
+
+def _families() -> Iterable[tuple[str, Family]]:
+    """Not by pkgutil: to it the compiled libraries in this folder are modules too."""
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path != Path(__file__):
+            module = import_module(f"{__name__}.{path.stem}")
+            yield path.name, getattr(module, "KERNELS", {})
+
+
+TABLE: dict[str, tuple[Kernel, ...]] = joined(_families())
+
+__all__ = ["TABLE", "joined"]

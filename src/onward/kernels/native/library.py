@@ -1,7 +1,7 @@
 """The compiled library: found, chosen by what the processor can do, loaded beside PyTorch's OpenMP.
 
 It is a plain C ABI called through ctypes: every argument is a pointer, an int64_t or a float, and
-every call is checked by the header that declares the functions (signatures.py).
+every call is checked by the function's definition in the sources (signatures.py).
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class Library:
         return stamp() == sources_digest().encode()
 
     def launch(self, function: str, /, **arguments: Argument) -> Launch:
-        """A call of a C function, its arguments given by the names of `src/functions.h`, checked
-        and converted once.
+        """A call of a C function, its arguments given by the names of its definition, checked and
+        converted once.
 
         A tensor or a ctypes array gives its address, a sequence of numbers that of a copy, None a
-        null pointer. Raises TypeError or ValueError where they are not what the header says.
+        null pointer. Raises TypeError or ValueError where they are not what the definition says.
         """
         signature = declared()[function]
         call = self._functions.get(function)
@@ -75,7 +75,7 @@ class Library:
 @functools.cache
 def declared() -> dict[str, Signature]:
     """The signature of each C function, by its name."""
-    return signatures((FOLDER / "src" / "functions.h").read_text(encoding="utf-8"))
+    return signatures(sorted(FOLDER.glob("src/*.cpp")))
 
 
 @functools.cache

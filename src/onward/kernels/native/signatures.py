@@ -1,12 +1,17 @@
-"""The C functions as `src/functions.h` declares them, and what an argument of each has to be."""
+"""The C functions as `src/*.cpp` define them, and what an argument of each has to be.
+
+A definition is the one place that says what a function takes: the compiler compiles it, and a call
+is checked by it. `src/annotations.h` has the words that it says more with than C does.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -27,7 +32,9 @@ _NULL = ctypes.c_void_p(None)
 
 _COMMENT = re.compile(r"//[^\n]*")
 _INNER = r"(?:[^()]|\((?:[^()]|\([^()]*\))*\))*"  # parentheses in parentheses, and no deeper
-_FUNCTION = re.compile(rf"\bvoid\s+(onward_\w+)\s*\(({_INNER})\)\s*;")
+_EXPORTED = re.compile(r'\bextern\s+"C"')  # what Python could call
+_FUNCTION = re.compile(rf'extern "C" void (onward_\w+)\(({_INNER})\)\s*\{{')
+_WITHOUT_ARGUMENTS = re.compile(r'extern "C" [\w* ]+\(\)\s*\{')  # nothing to check
 _WORD = re.compile(r"[a-z]\w*")
 _COMMA = re.compile(rf",(?={_INNER}$)")  # between parameters, not within parentheses
 _PARAMETER = re.compile(
@@ -102,20 +109,36 @@ class Signature:
 _NO_NAMES: dict[str, Any] = {"__builtins__": {}}
 
 
-def signatures(header: str) -> dict[str, Signature]:
-    """Of each function that the header declares, by its name."""
-    text = _COMMENT.sub("", header)
+def signatures(sources: Iterable[Path]) -> dict[str, Signature]:
+    """Of each function that the sources define for Python, by its name.
+
+    Raises ValueError where one is written as this does not read it, or two have one name.
+    """
     found: dict[str, Signature] = {}
-    for name, listed in _FUNCTION.findall(text):
-        parts = [" ".join(part.split()) for part in _COMMA.split(listed)]
-        found[name] = Signature(name, tuple(map(_parameter, parts)))
+    for path in sources:
+        text = _COMMENT.sub("", path.read_text(encoding="utf-8"))
+        for place in _EXPORTED.finditer(text):
+            function = _FUNCTION.match(text, place.start())
+            if function is None:
+                if _WITHOUT_ARGUMENTS.match(text, place.start()):
+                    continue
+                line = text[place.start() :].partition("\n")[0]
+                raise ValueError(
+                    f"{path.name}: '{line}' defines no function that signatures.py reads; "
+                    'fix: extern "C" void onward_<name>(...) {...}, without a declaration before'
+                )
+            name, listed = function.groups()
+            if name in found:
+                raise ValueError(f"{path.name}: {name} is defined in another file too")
+            parts = [" ".join(part.split()) for part in _COMMA.split(listed)]
+            found[name] = Signature(name, tuple(_parameter(path.name, part) for part in parts))
     return found
 
 
-def _parameter(text: str) -> Parameter:
+def _parameter(file: str, text: str) -> Parameter:
     match = _PARAMETER.fullmatch(text)
     if match is None:
-        raise ValueError(f"functions.h: '{text}' is no parameter that signatures.py reads")
+        raise ValueError(f"{file}: '{text}' is no parameter that signatures.py reads")
     parts = match.groupdict(default="")
     count = parts["count"].replace("/", "//")
     return Parameter(

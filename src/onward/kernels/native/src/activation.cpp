@@ -1,5 +1,5 @@
 // y = activation(x + bias) and its gradient, in one pass each. x: f32[rows, features].
-#include "functions.h"
+#include "annotations.h"
 #include "math.h"
 #include "partial.h"
 
@@ -102,7 +102,7 @@ void biased_grad(
     add_parts(partial, dbias, parts, features);
 }
 
-// Calls `f` with the activation's type. Numbers as in kernels/native/activation.py.
+// Calls `f` with the activation's type. kind: 0 gelu, 1 gelu by tanh, 2 relu, 3 silu.
 template <class F>
 void with_activation(int64_t kind, F f) {
     switch (kind) {
@@ -115,26 +115,29 @@ void with_activation(int64_t kind, F f) {
 
 }  // namespace
 
-extern "C" void onward_activation(const float* x, float* y, int64_t n, int64_t kind) {
+extern "C" void onward_activation(const float* OF(n) x, float* OF(n) y, int64_t n, int64_t kind) {
     with_activation(kind, [&](auto a) { plain<decltype(a)>(x, y, n); });
 }
 
 extern "C" void onward_activation_grad(
-    const float* dy, const float* x, float* dx, int64_t n, int64_t kind)
+    const float* OF(n) dy, const float* OF(n) x, float* OF(n) dx, int64_t n, int64_t kind)
 {
     with_activation(kind, [&](auto a) { plain_grad<decltype(a)>(dy, x, dx, n); });
 }
 
 extern "C" void onward_bias_activation(
-    const float* x, const float* bias, float* y, int64_t rows, int64_t features, int64_t kind)
+    const float* OF(rows * features) x, const float* OF(features) bias,
+    float* OF(rows * features) y, int64_t rows, int64_t features, int64_t kind)
 {
     with_activation(kind, [&](auto a) { biased<decltype(a)>(x, bias, y, rows, features); });
 }
 
 // dx = dy * slope(x + bias), dbias = the sum of dx over the rows. A null bias is already in x.
 extern "C" void onward_bias_activation_grad(
-    const float* dy, const float* x, const float* bias, float* dx, float* dbias, float* partial,
-    int64_t rows, int64_t features, int64_t parts, int64_t kind)
+    const float* OF(rows * features) dy, const float* OF(rows * features) x,
+    const float* OPTIONAL OF(features) bias, float* OF(rows * features) dx,
+    float* OF(features) dbias, float* OF(parts * features) partial, int64_t rows, int64_t features,
+    int64_t parts, int64_t kind)
 {
     with_activation(kind, [&](auto a) {
         const auto run = bias ? biased_grad<decltype(a), true> : biased_grad<decltype(a), false>;
@@ -142,8 +145,8 @@ extern "C" void onward_bias_activation_grad(
     });
 }
 
-// For the tests: the functions of math.h alone.
-extern "C" void onward_math(const float* x, float* y, int64_t n, int64_t which) {
+// For the tests: the functions of math.h alone. which: 0 exp, 1 sigmoid, 2 the normal's cdf.
+extern "C" void onward_math(const float* OF(n) x, float* OF(n) y, int64_t n, int64_t which) {
     #pragma omp simd
     for (int64_t i = 0; i < n; ++i)
         y[i] = which == 0 ? math::exp(x[i])

@@ -7,7 +7,7 @@
 // Both go by segments, rows that attend to one another: the samples of a batch, or the sequences
 // of packed rows. One task is one head of one segment, or some of its queries in the forward, so
 // that every sum has one order.
-#include "functions.h"
+#include "annotations.h"
 
 #include <omp.h>
 
@@ -281,15 +281,20 @@ inline void clear(const Strided<float>& x, int64_t h, int64_t first, int64_t end
 }  // namespace
 
 // y[B,H,Q,E], peak[B,H,Q], total[B,H,Q] from q[B,H,Q,K], k[B,H,S,K], v[B,H,S,E]; of packed rows
-// with their coordinates q_at[Q][2], k_at[S][2]. sizes: B, H, Q, S, K, E, is_causal.
-// scratch: f32[threads, room], and the table of the segments.
+// with their coordinates q_at[Q][2], k_at[S][2] (null: no packed rows). sizes: B, H, Q, S, K, E,
+// is_causal. peak, total: of the rows' scores. `allowed` and `added` are two kinds of mask, of
+// which one is null, or both. `seed` null: no dropout. scratch: f32[threads, room], and the table
+// of the segments.
 extern "C" void onward_attention(
-    const float* q, const int64_t* q_strides, const float* k, const int64_t* k_strides,
-    const float* v, const int64_t* v_strides, const uint8_t* allowed, const float* added,
-    const int64_t* mask_strides, const int64_t* seed, const int64_t* offset, int64_t site,
-    int64_t threshold, int64_t sample_dim, float keep_scale, float scale, const int64_t* q_at,
-    const int64_t* k_at, float* y, const int64_t* y_strides, float* peaks, float* totals,
-    const int64_t* sizes, float* scratch, int64_t threads, int64_t room, int32_t* segments)
+    const float* q, const int64_t* OF(4) q_strides, const float* k, const int64_t* OF(4) k_strides,
+    const float* v, const int64_t* OF(4) v_strides, const uint8_t* OPTIONAL allowed,
+    const float* OPTIONAL added, const int64_t* OF(4) mask_strides,
+    const int64_t* OPTIONAL OF(2) seed, const int64_t* OPTIONAL OF(1) offset, int64_t site,
+    int64_t threshold, int64_t sample_dim, float keep_scale, float scale,
+    const int64_t* OPTIONAL OF(2 * sizes[2]) q_at, const int64_t* OPTIONAL OF(2 * sizes[3]) k_at,
+    float* y, const int64_t* OF(4) y_strides, float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
+    float* OF(sizes[0] * sizes[1] * sizes[2]) totals, const int64_t* OF(7) sizes,
+    float* OF(threads * room) scratch, int64_t threads, int64_t room, int32_t* segments)
 {
     const Sizes n{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]};
     const Strided<const float> Q{q, q_strides}, K{k, k_strides}, V{v, v_strides};
@@ -383,15 +388,18 @@ extern "C" void onward_attention(
 
 // dq, dk, dv from dy and what forward had and made.
 extern "C" void onward_attention_grad(
-    const float* dy, const int64_t* dy_strides, const float* q, const int64_t* q_strides,
-    const float* k, const int64_t* k_strides, const float* v, const int64_t* v_strides,
-    const uint8_t* allowed, const float* added, const int64_t* mask_strides, const int64_t* seed,
-    const int64_t* offset, int64_t site, int64_t threshold, int64_t sample_dim, float keep_scale,
-    float scale, const int64_t* q_at, const int64_t* k_at, const float* y,
-    const int64_t* y_strides, const float* peaks, const float* totals, float* dq,
-    const int64_t* dq_strides, float* dk, const int64_t* dk_strides, float* dv,
-    const int64_t* dv_strides, const int64_t* sizes, float* scratch, int64_t threads, int64_t room,
-    int32_t* segments)
+    const float* dy, const int64_t* OF(4) dy_strides, const float* q,
+    const int64_t* OF(4) q_strides, const float* k, const int64_t* OF(4) k_strides, const float* v,
+    const int64_t* OF(4) v_strides, const uint8_t* OPTIONAL allowed, const float* OPTIONAL added,
+    const int64_t* OF(4) mask_strides, const int64_t* OPTIONAL OF(2) seed,
+    const int64_t* OPTIONAL OF(1) offset, int64_t site, int64_t threshold, int64_t sample_dim,
+    float keep_scale, float scale, const int64_t* OPTIONAL OF(2 * sizes[2]) q_at,
+    const int64_t* OPTIONAL OF(2 * sizes[3]) k_at, const float* y, const int64_t* OF(4) y_strides,
+    const float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
+    const float* OF(sizes[0] * sizes[1] * sizes[2]) totals,
+    float* dq, const int64_t* OF(4) dq_strides, float* dk, const int64_t* OF(4) dk_strides,
+    float* dv, const int64_t* OF(4) dv_strides, const int64_t* OF(7) sizes,
+    float* OF(threads * room) scratch, int64_t threads, int64_t room, int32_t* segments)
 {
     const Sizes n{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]};
     const Strided<const float> DY{dy, dy_strides}, Y{y, y_strides};

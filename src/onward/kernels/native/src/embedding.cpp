@@ -1,44 +1,48 @@
 // Rows of a table by number, and their gradient.
-#include "functions.h"
+#include "annotations.h"
 
 #include <cstdint>
 #include <cstring>
 
 namespace {
 
-// The first number out of range is written to `bad`; true where there is none.
-bool all_within(const int64_t* ids, int64_t count, int64_t least, int64_t rows, int64_t* bad) {
-    int64_t strange = 0;
-    #pragma omp simd reduction(| : strange)
-    for (int64_t i = 0; i < count; ++i) strange |= int64_t(ids[i] < least) | int64_t(ids[i] >= rows);
-    bad[0] = strange;
-    bad[1] = 0;
-    for (int64_t i = count - 1; strange && i >= 0; --i)
-        if (ids[i] < least || ids[i] >= rows) bad[1] = ids[i];
-    return !strange;
+// True where all numbers are in range; else the flag is (1, the first that is not).
+bool all_within(const int64_t* ids, int64_t count, int64_t least, int64_t rows, int64_t* flag) {
+    const auto strange = [=](int64_t id) { return int64_t(id < least) | int64_t(id >= rows); };
+    int64_t found = 0;
+    #pragma omp simd reduction(| : found)
+    for (int64_t i = 0; i < count; ++i) found |= strange(ids[i]);
+    if (!found) return true;
+    while (!strange(*ids)) ++ids;
+    flag[0] = 1;
+    flag[1] = *ids;
+    return false;
 }
 
 }  // namespace
 
 // y[count, width] = table[ids]. A negative id is out of range, as in PyTorch's embedding: -100 in
-// the place of a token is a mistake, not the hundredth row from the end. Writes nothing where an id is out of range: `bad` is then (1, id).
+// the place of a token is a mistake, not the hundredth row from the end. Where one is out of range
+// only the flag is written.
 extern "C" void onward_gather_rows(
-    const float* table, int64_t rows, int64_t width, const int64_t* ids, int64_t count, float* y,
-    int64_t* bad)
+    const float* OF(rows * width) table, int64_t rows, int64_t width, const int64_t* OF(count) ids,
+    int64_t count, float* OF(count * width) y, int64_t* OF(2) flag)
 {
-    if (!all_within(ids, count, 0, rows, bad)) return;
+    if (!all_within(ids, count, 0, rows, flag)) return;
     #pragma omp parallel for schedule(static) if (count * width > 8192)
     for (int64_t i = 0; i < count; ++i)
         std::memcpy(y + i * width, table + ids[i] * width, size_t(width) * sizeof(float));
 }
 
 // y[rows, width] = data, then y[ids[i]] += updates[i]. data: null where it already lies in y;
-// `uniform` where it is one number. An id counts from the end where negative. Each thread owns columns, and adds in the order of the ids.
+// `uniform` where it is one number. An id counts from the end where negative. Each thread owns
+// columns, and adds in the order of the ids. Where one is out of range only the flag is written.
 extern "C" void onward_add_rows(
-    const float* data, int64_t uniform, float* y, int64_t rows, int64_t width,
-    const int64_t* ids, const float* updates, int64_t count, int64_t* bad)
+    const float* OPTIONAL data, int64_t uniform, float* OF(rows * width) y, int64_t rows,
+    int64_t width, const int64_t* OF(count) ids, const float* OF(count * width) updates,
+    int64_t count, int64_t* OF(2) flag)
 {
-    if (!all_within(ids, count, -rows, rows, bad)) return;
+    if (!all_within(ids, count, -rows, rows, flag)) return;
     if (data) {
         const int64_t n = rows * width;
         constexpr int64_t PIECE = 16384;

@@ -1,5 +1,5 @@
 // Whether numbers are finite: an exponent of ones is an infinity or a NaN.
-#include "functions.h"
+#include "annotations.h"
 
 #include <cstdint>
 #include <cstring>
@@ -19,9 +19,11 @@ static uint32_t largest(const float* x, int64_t n) {
     return found;
 }
 
-// y[0]: whether all of `count` tensors are; norm (null: not known) is that of all their numbers.
+// y[0]: whether all numbers of `count` tensors are; norm (null: not known) is that of them all, and
+// says so at once where it is finite.
 extern "C" void onward_all_finite(
-    const int64_t* addresses, const int64_t* sizes, int64_t count, const float* norm, uint8_t* y)
+    const int64_t* OF(count) addresses, const int64_t* OF(count) sizes, int64_t count,
+    const float* OPTIONAL OF(1) norm, uint8_t* OF(1) y)
 {
     y[0] = 1;
     if (norm && largest(norm, 1) < INFINITE) return;

@@ -1,5 +1,5 @@
 // y = a b + c: tiles of y to threads, each tile one call of a BLAS on its own thread.
-#include "functions.h"
+#include "annotations.h"
 #include "blas.h"
 
 #include <algorithm>
@@ -33,11 +33,13 @@ void part(int64_t size, int i, int shares, int64_t& begin, int64_t& end)
 
 }  // namespace
 
-// c: null (y = a b), a row f32[n] (c_stride 0), a matrix with rows c_stride apart, or y itself.
+// y[m,n] = a[m,k] b[k,n] + c. ta, tb: the operand is stored transposed. lda, ldb, ldy: the distance
+// of lines. c: null (y = a b), a row f32[n] (c_stride 0), a matrix with rows c_stride apart, or y
+// itself.
 extern "C" void onward_gemm(
-    const Blas* blas, int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k,
-    const float* a, int64_t lda, const float* b, int64_t ldb,
-    const float* c, int64_t c_stride, float* y, int64_t ldy)
+    const Blas* blas, int64_t ta, int64_t tb, int64_t m, int64_t n, int64_t k, const float* a,
+    int64_t lda, const float* b, int64_t ldb, const float* OPTIONAL c, int64_t c_stride, float* y,
+    int64_t ldy)
 {
     const OneThread one(*blas);
     #pragma omp parallel

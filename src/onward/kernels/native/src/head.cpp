@@ -6,7 +6,7 @@
 //   2  per row the log-sum-exp, the loss and the row's share of dloss          (parallel, rows)
 //   3  panel = dlogits; dw += panel^T x; own dx += panel w; dbias += panel     (parallel, panels)
 //   4  dx = sum of the threads' own                                            (parallel, rows)
-#include "functions.h"
+#include "annotations.h"
 #include "blas.h"
 #include "math.h"
 
@@ -32,22 +32,28 @@ struct Loss {
 
 }  // namespace
 
-// x f32[n,d], w f32[v,d], bias f32[v]?, labels i64[n], weight f32[v]?, dloss f32[]?
-// -> loss f32[]?, dx f32[n,d]?, dw f32[v,d]?, dbias f32[v]? (null: not wanted; dx and dw together)
+// What is null of loss, dx, dw, dbias is not computed (dx and dw together); `dloss` is null where
+// no gradient is.
 // scratch f32: panels chunks*rows*chunk, statistics 3*chunks*rows, rows 4*rows, dx threads*rows*d
-// bad[0]: set to the row (from 1) of a label out of range, and nothing is written; else 0
+// flag: where a label is out of range (its row from 1, the label), and nothing else is written
 extern "C" void onward_head(
-    const Blas* blas, const float* x, const float* w, const float* bias, const int64_t* labels,
-    const float* weight, const float* dloss, float* loss, float* dx, float* dw, float* dbias,
-    int64_t n, int64_t d, int64_t v, int64_t ignore, int64_t mean, float smoothing,
-    int64_t rows, int64_t chunk, int64_t chunks, int64_t threads, float* scratch, int64_t* bad)
+    const Blas* blas, const float* OF(n * d) x, const float* OF(v * d) w,
+    const float* OPTIONAL OF(v) bias, const int64_t* OF(n) labels,
+    const float* OPTIONAL OF(v) weight, const float* OPTIONAL OF(1) dloss,
+    float* OPTIONAL OF(1) loss, float* OPTIONAL OF(n * d) dx, float* OPTIONAL OF(v * d) dw,
+    float* OPTIONAL OF(v) dbias, int64_t n, int64_t d, int64_t v, int64_t ignore, int64_t mean,
+    float smoothing, int64_t rows, int64_t chunk, int64_t chunks, int64_t threads, float* scratch,
+    int64_t* OF(2) flag)
 {
-    bad[0] = 0;
     Loss l{labels, weight, v, ignore, smoothing, double(v)};
     double divisor = 0.0;
     for (int64_t i = 0; i < n; ++i) {
         if (!l.counts(i)) continue;
-        if (labels[i] < 0 || labels[i] >= v) { bad[0] = i + 1; return; }
+        if (labels[i] < 0 || labels[i] >= v) {
+            flag[0] = i + 1;
+            flag[1] = labels[i];
+            return;
+        }
         divisor += l.of(labels[i]);
     }
     if (weight) {

@@ -2,7 +2,7 @@
 // in a transformer: r = residual + Dropout(x) before, the gradients' sum and the mask after.
 //
 // A row is read from memory once: all its passes run while it lies in the nearest cache.
-#include "functions.h"
+#include "annotations.h"
 
 #include <cmath>
 #include <cstring>
@@ -108,8 +108,9 @@ inline void row_means(
 }  // namespace
 
 extern "C" void onward_layer_norm(
-    const float* x, const float* scale, const float* bias, float* y, float* mean, float* invstd,
-    int64_t rows, int64_t features, float epsilon)
+    const float* OF(rows * features) x, const float* OF(features) scale,
+    const float* OPTIONAL OF(features) bias, float* OF(rows * features) y, float* OF(rows) mean,
+    float* OF(rows) invstd, int64_t rows, int64_t features, float epsilon)
 {
     #pragma omp parallel for schedule(static)
     for (int64_t k = 0; k < rows; ++k)
@@ -117,13 +118,15 @@ extern "C" void onward_layer_norm(
                  epsilon);
 }
 
-// `seed` null: no dropout.
+// r = residual + Dropout(x), y its norm. `seed` null: no dropout.
 extern "C" void onward_add_layer_norm(
-    const float* x, const float* residual, const float* scale, const float* bias,
-    float* y, float* mean, float* invstd, float* r, int64_t rows, int64_t features, float epsilon,
-    const int64_t* seed, const int64_t* offset, int64_t site, int64_t threshold, float factor,
-    const int64_t* sizes, int64_t rank, int64_t sample_dim, const int64_t* coordinates,
-    int64_t width)
+    const float* OF(rows * features) x, const float* OF(rows * features) residual,
+    const float* OF(features) scale, const float* OPTIONAL OF(features) bias,
+    float* OF(rows * features) y, float* OF(rows) mean, float* OF(rows) invstd,
+    float* OF(rows * features) r, int64_t rows, int64_t features, float epsilon,
+    const int64_t* OPTIONAL OF(2) seed, const int64_t* OPTIONAL OF(1) offset, int64_t site,
+    int64_t threshold, float factor, const int64_t* OF(rank) sizes, int64_t rank,
+    int64_t sample_dim, const int64_t* OPTIONAL coordinates, int64_t width)
 {
     const int64_t none[2] = {0, 0};
     const Mask mask(seed ? seed : none, site, threshold, factor);
@@ -144,17 +147,20 @@ extern "C" void onward_add_layer_norm(
     }
 }
 
-// dresidual = gradient of LayerNormalization at r, plus dr (null: nothing to add). dx (null: not
-// wanted) = Dropout's mask applied to it. dscale and dbias are summed by tiles of rows in
+// dresidual = gradient of LayerNormalization at r, plus dr (null: nothing else reads r). dx (null:
+// not wanted) = Dropout's mask applied to it. dscale and dbias are summed by tiles of rows in
 // `partial` f32[tiles, 2, features], whose number does not depend on the threads; so the result
 // does not either. dx may overwrite dresidual where nobody reads that.
 extern "C" void onward_add_layer_norm_grad(
-    const float* dy, const float* dr, const float* r, const float* scale, const float* mean,
-    const float* invstd, float* dresidual, float* dscale, float* dbias, float* dx, float* partial,
-    int64_t tiles, int64_t rows, int64_t features,
-    const int64_t* seed, const int64_t* offset, int64_t site, int64_t threshold, float factor,
-    const int64_t* sizes, int64_t rank, int64_t sample_dim, const int64_t* coordinates,
-    int64_t width)
+    const float* OF(rows * features) dy, const float* OPTIONAL OF(rows * features) dr,
+    const float* OF(rows * features) r, const float* OF(features) scale,
+    const float* OF(rows) mean, const float* OF(rows) invstd,
+    float* OF(rows * features) dresidual, float* OF(features) dscale, float* OF(features) dbias,
+    float* OPTIONAL OF(rows * features) dx, float* OF(tiles * 2 * features) partial, int64_t tiles,
+    int64_t rows, int64_t features, const int64_t* OPTIONAL OF(2) seed,
+    const int64_t* OPTIONAL OF(1) offset, int64_t site, int64_t threshold, float factor,
+    const int64_t* OF(rank) sizes, int64_t rank, int64_t sample_dim,
+    const int64_t* OPTIONAL coordinates, int64_t width)
 {
     const int64_t none[2] = {0, 0};
     const Mask mask(seed ? seed : none, site, threshold, factor);

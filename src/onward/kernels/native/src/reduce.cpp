@@ -1,5 +1,5 @@
 // Sums of columns, and the 2-norm of a whole tensor.
-#include "functions.h"
+#include "annotations.h"
 #include "partial.h"
 
 #include <cmath>
@@ -8,7 +8,8 @@ using namespace onward;
 
 // y[features] = the sum over the rows of x[rows, features]; partial: f32[parts, features].
 extern "C" void onward_sum_rows(
-    const float* x, float* y, float* partial, int64_t rows, int64_t features, int64_t parts)
+    const float* OF(rows * features) x, float* OF(features) y, float* OF(parts * features) partial,
+    int64_t rows, int64_t features, int64_t parts)
 {
     constexpr int64_t BLOCK = 2048;  // columns, so that few but long rows make work for all threads
     #pragma omp parallel for collapse(2) schedule(static)
@@ -37,8 +38,12 @@ extern "C" void onward_sum_rows(
     if (parts > 1) add_parts(partial, y, parts, features);
 }
 
-// y[0] = |x|, accumulated in fp64: no square overflows, and blocks are added in order.
-extern "C" void onward_norm(const float* x, float* y, double* partial, int64_t n, int64_t block) {
+// y[0] = |x|, accumulated in fp64: no square overflows. The squares of `block` numbers are summed
+// before their sum is kept, and blocks are added in order.
+extern "C" void onward_norm(
+    const float* OF(n) x, float* OF(1) y, double* OF((n + block - 1) / block) partial, int64_t n,
+    int64_t block)
+{
     constexpr int64_t LANES = 16;  // sums that do not wait for each other
     const int64_t blocks = (n + block - 1) / block;
     #pragma omp parallel for schedule(static)

@@ -1,15 +1,16 @@
 // Adam and AdamW in one pass over p, g, m, v: the body of graph/ops/optimizers/adam.py, in its order.
-#include "functions.h"
+#include "annotations.h"
 
 #include <cmath>
 #include <cstdint>
 
 // lr to weight_decay, step and scale (null: 1) are read at each launch.
 extern "C" void onward_adam(
-    const float* p, const float* g, const float* m, const float* v,
-    float* new_p, float* new_m, float* new_v, int64_t n,
-    const double* lr, const double* first, const double* second, const double* epsilon,
-    const double* weight_decay, const int64_t* step, const float* scale, int64_t decoupled)
+    const float* OF(n) p, const float* OF(n) g, const float* OF(n) m, const float* OF(n) v,
+    float* OF(n) new_p, float* OF(n) new_m, float* OF(n) new_v, int64_t n, const double* OF(1) lr,
+    const double* OF(1) first, const double* OF(1) second, const double* OF(1) epsilon,
+    const double* OF(1) weight_decay, const int64_t* OF(1) step, const float* OPTIONAL OF(1) scale,
+    int64_t decoupled)
 {
     const double rate = *lr, count = double(*step), decay = *weight_decay;
     const float beta1 = float(*first), beta2 = float(*second), eps = float(*epsilon);

@@ -1,0 +1,146 @@
+"""A launch reads no tensor on the host: on a device it would wait there for all that is queued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from op_cases import OpCase
+from test_kernels import EACH_CALL, bound, rubbish
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from onward.kernels import ATEN, KERNELS, Kernel, KernelArguments
+
+METHODS = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "numpy", "cpu")
+# Operators whose result, or its size, is known on the host alone.
+OPERATORS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
+# On the CPU nothing is queued; what runs elsewhere is tested on the meta device below.
+ON_CPU = {"aten.all_finite"}
+
+
+class Watched(TorchDispatchMode):
+    """Calls `read` with each tensor that an operator reads on the host."""
+
+    def __init__(self, read: Any) -> None:
+        super().__init__()
+        self.read = read
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in OPERATORS:
+            self.read(func.overloadpacket.__name__, args[0])
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def host_reads(allowed: list[torch.Tensor | None]) -> Iterator[list[str]]:
+    """The names of what reads tensors other than these on the host within it."""
+    places = {x.data_ptr() for x in allowed if x is not None}
+    found: list[str] = []
+
+    def read(name: str, x: torch.Tensor) -> None:
+        if x.data_ptr() not in places:
+            found.append(name)
+
+    def recorded(name: str) -> Any:
+        plain = getattr(torch.Tensor, name)
+
+        def method(self: torch.Tensor, *args: Any, **more: Any) -> Any:
+            read(name, self)
+            return plain(self, *args, **more)
+
+        return method
+
+    with pytest.MonkeyPatch.context() as patch, Watched(read):
+        for name in METHODS:
+            patch.setattr(torch.Tensor, name, recorded(name))
+        yield found
+
+
+@pytest.mark.parametrize("name", ["__bool__", "__int__", "__float__", "item", "tolist", "numpy"])
+def test_a_read_is_found(name: str) -> None:
+    x, other = torch.tensor(1), torch.tensor(2)
+    with host_reads([other]) as found:
+        getattr(other, name)()
+        assert not found
+        getattr(x, name)()
+        assert name in found
+    with host_reads([]) as found:
+        torch.nonzero(torch.ones(3))
+    assert found == ["nonzero"]
+
+
+@EACH_CALL
+def test_launches_read_nothing_on_the_host(case: OpCase, kernel: Kernel) -> None:
+    if kernel.name in ON_CPU:
+        return
+    call = bound(case)
+    outputs = [rubbish(t) for t in call.spec.outputs]
+    scratch = [rubbish(t) for t in kernel.scratch(call.spec)]
+    with torch.no_grad():
+        args = KernelArguments(call.spec.attrs, call.inputs, outputs, scratch)
+        launch = kernel.bind(args)
+        given = [call.inputs[i] for i in kernel.host if i < len(call.inputs)]
+        with host_reads(given) as found:
+            launch()
+    assert found == []
+
+
+def test_whether_numbers_are_finite_is_not_asked_by_the_host_of_a_device() -> None:
+    (kernel,) = ATEN["AllFinite"]
+    (x, norm), y = (torch.ones(3, device="meta"), torch.ones((), device="meta")), torch.ones(())
+    kernel.bind(KernelArguments({}, [norm, x], [y.to("meta", torch.bool)], []))()
+    with pytest.raises(RuntimeError, match="meta"):
+        bool(norm)
+
+
+# ---- bad input: flagged, and nothing foreign is read or written
+
+TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
+BAD: dict[str, tuple[str, list[Any], tuple[int, ...], dict[str, Any], str]] = {
+    "a row": ("Gather", [TABLE, [1, 4]], (2, 3), {}, "row 4 of a table of 4 rows"),
+    "a row before": ("Embedding", [TABLE, [1, -1]], (2, 3), {}, "row -1 of a table of 4 rows"),
+    "a place": ("GatherND", [TABLE, [[0, 0], [2**40, 0]]], (2,), {}, r"for dims of \[4, 3\]"),
+    "a place before": ("GatherND", [TABLE, [[0, -4], [0, 2]]], (2,), {}, r"for dims of \[4, 3\]"),
+    "rows added": (
+        "ScatterND", [TABLE, [[1], [-5]], TABLE[:2]], (4, 3), {"reduction": "add"},
+        "row -5 of a table of 4 rows",
+    ),
+    "places set": ("ScatterND", [TABLE, [[4, 0]], TABLE[0, :1]], (4, 3), {}, r"dims of \[4, 3\]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_flagged_and_the_launch_goes_on(name: str) -> None:
+    op, inputs, shape, attrs, words = BAD[name]
+    tensors: list[torch.Tensor | None] = [torch.tensor(np.array(x)) for x in inputs]
+    ran = 0
+    for kernel in KERNELS[op]:
+        if kernel.input_error is None:
+            continue
+        if kernel.name == "native.add_rows" and attrs.get("reduction") != "add":
+            continue
+        if kernel.name == "aten.index_add" and inputs[1] and len(inputs[1][0]) == 1:
+            continue  # torch's operator refuses it itself
+        args = KernelArguments(attrs, tensors, [torch.zeros(shape)], [])
+        with torch.no_grad():
+            launch = kernel.bind(args)
+            with host_reads([]) as found:
+                launch()
+        assert found == []
+        error = kernel.input_error(args, args.flag.tolist())
+        with pytest.raises(IndexError, match=words):
+            assert error is not None
+            raise error
+        ran += 1
+    assert ran == 1
+
+
+def test_every_kernel_that_finds_bad_input_is_tried_with_some() -> None:
+    tried = {op for op, *_ in BAD.values()}
+    finding = {op for op, kernels in KERNELS.items() if any(k.input_error for k in kernels)}
+    heads = {"LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyStep"}
+    assert finding == tried | heads, "heads: test_head.py"
