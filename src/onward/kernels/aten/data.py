@@ -97,8 +97,8 @@ def _no_such_place(args: KernelArguments, flag: Sequence[int]) -> IndexError:
 def _bind_gather_nd(args: KernelArguments) -> Launch:
     x, index, y = args.x(0), args.x(1), args.y
     k = index.shape[-1]
-    rows = x.reshape(-1, *x.shape[k:])
-    flat = y.view(-1, *x.shape[k:])
+    rows = x.reshape(math.prod(x.shape[:k]), *x.shape[k:])  # -1 says nothing where a size is 0
+    flat = y.view(math.prod(index.shape[:-1]), *x.shape[k:])
     place = _flat_index(x.shape, index, args.flag)
     return lambda: torch.index_select(rows, 0, place(), out=flat)
 
@@ -107,8 +107,8 @@ def _bind_scatter_nd(args: KernelArguments) -> Launch:
     """y = data, then rows are added (or set) at the index."""
     data, index, rows, y = args.x(0), args.x(1), args.x(2), args.y
     k = index.shape[-1]
-    flat = y.view(-1, *y.shape[k:])
-    updates = rows.reshape(-1, *y.shape[k:])
+    flat = y.view(math.prod(y.shape[:k]), *y.shape[k:])
+    updates = rows.reshape(math.prod(index.shape[:-1]), *y.shape[k:])
     copied = data.data_ptr() == y.data_ptr()
     add = args.attrs.get("reduction", "none") == "add"
     single = index.reshape(-1)
