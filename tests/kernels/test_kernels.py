@@ -349,3 +349,15 @@ def test_the_gradient_of_the_loss_is_computed_in_blocks_of_rows() -> None:
 
 def test_every_onward_op_has_sample_calls() -> None:
     assert {case.op for case in ONWARD_CASES} == set(OWN)
+
+
+@pytest.mark.parametrize(("shape", "rows"), [((3, 0), 2), ((0, 4), 0), ((0, 0), 0), ((2, 0, 3), 1)])
+@pytest.mark.parametrize("op", ["GatherND", "ScatterND"])
+def test_rows_without_elements_are_moved_about(op: str, shape: tuple[int, ...], rows: int) -> None:
+    data, index = torch.ones(shape), torch.zeros(rows, 1, dtype=torch.int64)
+    updates = torch.ones(rows, *shape[1:])
+    given = [data, index] if op == "GatherND" else [data, index, updates]
+    y = torch.full_like(updates if op == "GatherND" else data, 7.0)
+    for kernel in KERNELS[op]:
+        kernel.bind(KernelArguments({}, list(given), [y], []))()
+        assert torch.equal(y, data[index[:, 0]] if op == "GatherND" else data)
