@@ -70,6 +70,7 @@ def main() -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Net()
+    early = [name for name in sys.modules if name.startswith("onward_")]
     if not hasattr(onward.optim, "Lion"):
         return without(model)
     plain, written, off, torchs = (copy.deepcopy(model) for _ in range(4))
@@ -102,6 +103,7 @@ def main() -> dict[str, Any]:
         "torch": distance(torchs, plain),
         "state": sorted({key for held in trainer.optimizer.state.values() for key in held}),
         "meets": meets(),
+        "early": early,
     }
 
 

@@ -1,0 +1,54 @@
+"""Of each op: has it a gradient, a row rule, a kernel, a body; and if not, why not."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import onnx
+import pytest
+from op_table import NOTHING_FLOWS, SIZES, UNWRITTEN, WITHOUT
+
+from onward.differentiate.rules import NO_GRADIENT, RULES
+from onward.graph.ops import OPS, OWN, STANDARD, named
+from onward.kernels import KERNELS
+from onward.rewrite.rows.demand import DEMAND
+from onward.rewrite.rows.packer import PACK
+
+SHARED = ("elementwise", "reduces", "reshapes")  # traits that row rules are shared by
+HAVING = {
+    "gradient": {*RULES},
+    "rows": {*DEMAND},
+    "kernel": {*KERNELS},
+}
+
+
+@pytest.mark.parametrize("part", WITHOUT)
+def test_what_has_no_such_part_has_one_reason_in_the_table(part: str) -> None:
+    said = Counter(name for names in WITHOUT[part].values() for name in names)
+    assert set(said.values()) == {1}
+    assert set(said) == set(OPS) - HAVING[part]
+
+
+def test_the_standards_ops_alone_have_no_body() -> None:
+    assert {*STANDARD} | {*OWN} == {*OPS} and not {*STANDARD} & {*OWN}
+    assert all(op.body is None and onnx.defs.has(name) for name, op in STANDARD.items())
+    assert all(op.body is not None for op in OWN.values())
+
+
+def test_no_gradient_is_said_of_ops_that_have_no_rule() -> None:
+    reasons = WITHOUT["gradient"]
+    assert reasons[NOTHING_FLOWS] | reasons[SIZES] == NO_GRADIENT
+    assert not NO_GRADIENT & {*RULES}
+
+
+def test_row_rules_by_trait_are_those_of_the_traits() -> None:
+    shared = {name for trait in SHARED for name in named(trait)}
+    assert shared <= {*DEMAND} and shared <= {*PACK}
+    assert {name for name in DEMAND if not DEMAND.has_own(name)} == shared
+    assert {*PACK} == {*DEMAND}
+
+
+@pytest.mark.parametrize("name", sorted(WITHOUT["kernel"][UNWRITTEN]))
+def test_what_nothing_writes_is_the_standards(name: str) -> None:
+    """So that a graph that holds one can be run by another engine."""
+    assert name in STANDARD

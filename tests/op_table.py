@@ -1,0 +1,67 @@
+"""What ops do without, and why: for each part that an op may have, the ops that have none.
+
+`graph/test_op_table.py` holds it against the tables, in both directions.
+"""
+
+from __future__ import annotations
+
+UNWRITTEN = "no translation, rule or pass writes it: it is there for graphs read from files"
+NO_RULE = "no rule is written yet: refused by name"
+NOTHING_FLOWS = "its result is whole, a choice or made of steps: no gradient flows"
+SIZES = "it is made of sizes alone"
+
+_BACKWARD = frozenset(
+    {
+        "AddLayerNormalizationGrad", "BiasActivationGrad", "FlashAttentionGrad",
+        "LayerNormalizationGrad", "LinearCrossEntropyGrad", "LinearCrossEntropyStep",
+        "SoftmaxCrossEntropyLossGrad",
+    }
+)  # fmt: skip
+_UPDATES = frozenset({"AdamUpdate", "SGDUpdate"})
+
+# part -> reason -> ops
+WITHOUT: dict[str, dict[str, frozenset[str]]] = {
+    "gradient": {
+        "its body is differentiated": frozenset({"Attention"}),
+        "gradients and updates are not differentiated": _BACKWARD | _UPDATES | {"GeluGrad"},
+        NOTHING_FLOWS: frozenset(
+            {
+                "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
+                "Not", "IsNaN", "IsInf", "BitwiseXor", "BitwiseAnd", "BitShift", "BitwiseNot",
+                "Floor", "Ceil", "Sign", "Mod", "ArgMax", "NonZero", "OneHot", "AllFinite", "Rows",
+            }
+        ),
+        SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
+        NO_RULE: frozenset(
+            {
+                "Clip", "Softplus", "ReduceL2", "ReduceSumSquare", "ReduceProd", "ScatterElements",
+            }
+        ),
+    },
+    # Without a rule an op reads all rows of its inputs.
+    "rows": {
+        "gradients and updates come after row demand, which rewrites the forward": (
+            _BACKWARD | _UPDATES | {"AllFinite", "ScatterElements"}
+        ),
+        "row demand itself writes it": frozenset({"Rows", "NonZero", "ScatterND"}),
+        SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
+        "no model was met where it stands between rows that are dropped": frozenset(
+            {"ArgMax", "CumSum", "GatherElements", "OneHot", "Pad", "Trilu"}
+        ),
+    },
+    # An own op without a kernel runs as its body, one of the standard not at all.
+    "kernel": {
+        "strides always say what it does": frozenset({"Split", "Slice"}),
+        "folded once sizes are numbers": frozenset({"Shape"}),
+        "its result's size is not known before it runs: it runs apart, before the step": (
+            frozenset({"Rows", "NonZero"})
+        ),
+        "its body, or FlashAttention in its place, has kernels": frozenset({"Attention"}),
+        UNWRITTEN: frozenset(
+            {
+                "BitShift", "BitwiseNot", "Clip", "ConstantOfShape", "OneHot", "ReduceProd",
+                "ReduceSumSquare", "Softplus",
+            }
+        ),
+    },
+}  # fmt: skip
