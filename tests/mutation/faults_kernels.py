@@ -54,6 +54,45 @@ KERNELS_FAULTS: tuple[Fault, ...] = (
         "            if given[name] < 0:\n", "            if given[name] < -(2**62):\n", CALLS,
     ),
     Fault(
+        "native source: what is not understood is passed over", "kernels/native/signatures.py",
+        "if _WITHOUT_ARGUMENTS.match(text, place.start()):", "if True:", CALLS,
+    ),
+    Fault(
+        "native kernels: a file's name decides which is tried first", "kernels/native/__init__.py",
+        "            if op in table:\n", "            if False:\n", ("kernels/test_new_kernel.py",),
+    ),
+    Fault(
+        "bad input: nobody reads the flags", "execute/executable.py",
+        "            raise\n        self._binder.raise_input_errors(numbers)\n",
+        "            raise\n", ("execute/test_executable.py",),
+    ),
+    Fault(
+        "bad input: a flag stays set for the next run", "execute/executable.py",
+        "            self._binder.flags.zero_()\n", "            pass\n",
+        ("execute/test_executable.py",),
+    ),
+    Fault(
+        "bad input: a later launch's failure is told", "execute/executable.py",
+        "            self._binder.raise_input_errors(numbers)\n            raise\n",
+        "            raise\n", ("execute/test_executable.py",),
+    ),
+    Fault(
+        "bad input: a foreign row is read", "kernels/aten/data.py",
+        "within = rows.clamp(least, most)", "within = rows.clone()",
+        ("kernels/test_host_reads.py",),
+    ),
+    Fault(
+        "launch: the host reads a label", "kernels/aten/linear_cross_entropy.py",
+        "        torch.aminmax(c.label, out=c.ends)\n",
+        "        torch.aminmax(c.label, out=c.ends)\n        assert int(c.ends[0]) > -1\n",
+        ("kernels/test_host_reads.py",),
+    ),
+    Fault(
+        "launch: hyperparameters lie on the device", "execute/tensors.py",
+        "return memory.named(name, type, on_host=index in self._on_host)",
+        "return memory.named(name, type)", ("execute/test_executable.py",),
+    ),
+    Fault(
         "kernel: the upper triangle's diagonal", "kernels/aten/elementwise.py",
         "return partial(function, args.x(0), diagonal=k, out=args.y)",
         "return partial(function, args.x(0), diagonal=0, out=args.y)", KERNELS,
