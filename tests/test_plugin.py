@@ -62,6 +62,12 @@ def test_a_model_trains_with_the_plugins_op_and_optimizer_as_in_pytorch(found: A
     assert found["state"] == ["exp_avg"]
 
 
+def test_a_step_in_the_place_of_the_plugins_is_refused(found: Any) -> None:
+    on_the_instance, on_the_class = found["replaced"]
+    for text in (on_the_instance, on_the_class):
+        assert "optimizer.step has been replaced by replaced.<locals>.<lambda>" in text
+
+
 def test_the_plugins_kernels_are_used_and_its_pass_is_listed(found: Any) -> None:
     assert found["kernels"].count("example.squared_relu") == 1
     assert found["kernels"].count("example.squared_relu_grad") == 1

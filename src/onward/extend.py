@@ -76,9 +76,9 @@ ALONG_ROWS = RowRule(along_a_dim, packed_along_rows)
 def op(record: Op, gradient: GradientRule | None = None, rows: RowRule | None = None) -> None:
     """An op: its record, with a body in standard ops unless ONNX has the op.
 
-    gradient: its rule; None: an own op is differentiated through its body. rows: how row demand
-    goes through it; None: as its traits say (elementwise), else it reads all rows. Without a
-    kernel an own op runs as its body.
+    gradient: its rule; None: an own op is differentiated through its body, which then stands in
+    its place in training, forward too. rows: how row demand goes through it; None: as its traits
+    say (elementwise), else it reads all rows. Without a kernel an own op runs as its body.
     """
     _expect("op", record, Op)
     with _refused():
