@@ -174,7 +174,7 @@ def test_nothing_handed_out_aliases_the_session() -> None:
     first = trainer.train_step(data)
     own = storages([*trainer.memory._named.values(), *trainer.memory._arenas.values()])
     own |= storages(model.parameters()) | storages(data.values())
-    own |= storages(t for held in trainer._updates.tensors.values() for t in held.values())
+    own |= storages(t for held in trainer._updates.state.tensors.values() for t in held.values())
     assert first.grad_norm is not None
     given = [first.loss, first.grad_norm, first.outputs["logits"]]
     evaluated = trainer.eval_step(data, fetch=["logits"])
