@@ -278,7 +278,7 @@ def test_the_readmes_budget_can_be_had_on_the_readmes_model() -> None:
     trainer = onward.Trainer(model, onward.optim.AdamW())
     ids = torch.zeros(4, 256, dtype=torch.int64)
     call = bind_batch((), {"input_ids": ids, "labels": ids}, False)
-    step = trainer._train_step(call)
+    step = trainer._steps.training(model, None, call)
     dims = step.captured.dims(call.tensors)
     assert dims is not None and dims == {"B": 4, "T": 256}
     graph, compiler = step.graphs.step, step.graphs.compiler

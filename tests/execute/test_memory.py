@@ -115,7 +115,7 @@ def test_a_step_on_counted_rows_allocates_no_more_either(
 def test_bytes_held_are_the_bytes_predicted(kind: str) -> None:
     trainer = trainer_of(kind)
     trainer.train_step(batch(4, 24, "right"))
-    executable = trainer._last_run().batch.executable
+    executable = trainer._last_run().prepared.executable
     assert executable is not None
     assert executable.nbytes() == executable.plan.sizes
     assert executable.nbytes()[Region.SCRATCH] > 0
@@ -174,7 +174,7 @@ def test_nothing_handed_out_aliases_the_session() -> None:
     first = trainer.train_step(data)
     own = storages([*trainer.memory._named.values(), *trainer.memory._arenas.values()])
     own |= storages(model.parameters()) | storages(data.values())
-    own |= storages(t for held in trainer._updates.tensors.values() for t in held.values())
+    own |= storages(t for held in trainer._updates.state.tensors.values() for t in held.values())
     assert first.grad_norm is not None
     given = [first.loss, first.grad_norm, first.outputs["logits"]]
     evaluated = trainer.eval_step(data, fetch=["logits"])

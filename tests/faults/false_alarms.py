@@ -30,8 +30,8 @@ import onward
 from onward.capture import Captured, CapturedModule
 from onward.compile import Compiler
 from onward.graph.graph import Graph
-from onward.train import verify
 from onward.train.graphs import Graphs
+from onward.train.verify import step
 
 Make = Callable[[], nn.Module]
 Batch = Callable[[int], Any]
@@ -173,18 +173,18 @@ def compiled_once() -> Iterator[None]:
     """Within it, verifications of one trainer share captures, graphs and sessions."""
     import onnxruntime as ort
 
-    plain, session = (verify.Compiler, verify.Graphs), ort.InferenceSession
+    plain, session = (step.Compiler, step.Graphs), ort.InferenceSession
 
     def opened(content: bytes, *rest: Any, **more: Any) -> Any:
         key = hashlib.sha256(content).hexdigest()
         return _remember(key, session, content, *rest, **more)
 
-    verify.Compiler, verify.Graphs = _Once, _graphs_once  # type: ignore[assignment,misc]
+    step.Compiler, step.Graphs = _Once, _graphs_once  # type: ignore[assignment,misc]
     ort.InferenceSession = opened
     try:
         yield
     finally:
-        (verify.Compiler, verify.Graphs), ort.InferenceSession = plain, session
+        (step.Compiler, step.Graphs), ort.InferenceSession = plain, session
         _seen.clear()
 
 

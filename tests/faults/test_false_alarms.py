@@ -30,15 +30,15 @@ def test_ten_models_are_asked() -> None:
 
 def test_one_unlucky_draw_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where eager's distance happens to be nothing on the batch, more runs decide."""
-    from onward.train.verify import _Check
+    from onward.train.verify.engines import Engines
 
-    plain = _Check.eager
+    plain = Engines.eager
     asked: list[bool] = []
 
-    def lucky(self: _Check, exact: bool, weights: object = None) -> dict[str, torch.Tensor]:
+    def lucky(self: Engines, exact: bool, weights: object = None) -> dict[str, torch.Tensor]:
         asked.append(weights is not None)
         return plain(self, exact or weights is None, weights)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(_Check, "eager", lucky)
+    monkeypatch.setattr(Engines, "eager", lucky)
     assert not alarm(trainer("attention"), "attention", 0)
     assert sum(asked) >= 16, "eight more runs, in both precisions"

@@ -16,13 +16,14 @@ from torch import nn
 
 import onward
 import onward.compile
+import onward.rewrite
 from onward.capture.aten import TABLE
 from onward.differentiate import reverse
 from onward.differentiate.rules import RULES
 from onward.graph.graph import Graph, attributes, make_attributes, type_of
 from onward.kernels import KERNELS
 from onward.plan import liveness
-from onward.train import verify
+from onward.train.verify.engines import Engines
 
 Patch = pytest.MonkeyPatch
 WIDTH = 8
@@ -105,10 +106,10 @@ def after(name: str, edit: Callable[[Graph], None], where: str = "FORWARD") -> C
             apply.__name__ = name
             return replace(item, apply=apply)
 
-        passes = getattr(onward.compile, where)
+        passes = getattr(onward.rewrite, where)
         assert name in {p.name for p in passes}
         patch.setattr(
-            onward.compile, where, tuple(wrong(p) if p.name == name else p for p in passes)
+            onward.rewrite, where, tuple(wrong(p) if p.name == name else p for p in passes)
         )
 
     return plant
@@ -381,7 +382,7 @@ def test_fault_is_found_and_named(name: str, shared: Any, monkeypatch: Patch) ->
     if not fault.captured:
         monkeypatch.setattr(onward.compile, "capture", lambda *args: captured)
     if not fault.node:  # onnxruntime runs what the graph says; it is asked for the node only
-        monkeypatch.setattr(verify, "_has_onnxruntime", lambda: False)
+        monkeypatch.setattr(Engines, "has_onnxruntime", lambda _: False)
     fault.plant(monkeypatch)
     report = trainer(made).verify(batch(), bisect=True)
     assert not report.ok

@@ -150,7 +150,7 @@ def test_schedules_are_followed(schedule: Any) -> None:
         lead.step()
     for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6, msg=name)
-    assert len(trainer._train) == 1, "another rate is not another graph"
+    assert len(trainer._steps.train) == 1, "another rate is not another graph"
 
 
 def run_window(make: Any, data: list[Tensors], dropout: float) -> tuple[nn.Module, list[float]]:

@@ -91,9 +91,9 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "                scope[name] = value", "                pass", EFFECTS,
     ),
     Fault(
-        "effects: graphs outlive what another capture sets", "train/trainer.py",
-        "                self._train.clear()\n                self._eval.clear()\n",
-        "                pass\n", EFFECTS,
+        "effects: graphs outlive what another capture sets", "train/prepared_steps.py",
+        "            self.train.clear()\n            self.eval.clear()\n",
+        "            pass\n", EFFECTS,
     ),
     Fault(
         "effects: an iterator's place is not seen", "capture/object_graph/facts.py",

@@ -7,28 +7,29 @@ from fault import GUARDS, STATE, STEPS, Fault
 TRAIN_FAULTS: tuple[Fault, ...] = (
     # optimizer
     Fault(
-        "state: adopted counts take the least", "train/updates.py",
-        "self.done = max(self.counts.values(), default=0)",
-        "self.done = min(self.counts.values(), default=0)", STATE,
+        "state: adopted counts take the least", "train/optimizer_state.py",
+        "return max(self.counts.values(), default=default)",
+        "return min(self.counts.values(), default=default)", STATE,
     ),
     Fault(
         "state: counts start with the session", "train/updates.py",
-        "values[name] = self.counts.get(self._members[clock][0], 0) + 1",
+        "values[name] = self.state.counts.get(self._clocks.members(clock)[0], 0) + 1",
         "values[name] = self.done + 1", STATE,
     ),
     Fault(
         "state: frozen parameters' steps move", "train/updates.py",
-        "moved = [p for clock in signature.clocks for p in self._members[clock]]",
-        "moved = [p for members in self._members.values() for p in members]", STATE,
+        "p for clock in signature.clocks for p in self._clocks.members(clock)",
+        "p for members in self._clocks._members.values() for p in members", STATE,
     ),
     Fault(
         "state: sums of micro-batches are kept", "train/updates.py",
-        "self.tensor(self._names[name], ACCUMULATOR).zero_()",
-        "self.tensor(self._names[name], ACCUMULATOR)", STATE,
+        "self.state.tensor(p, ACCUMULATOR).zero_()",
+        "self.state.tensor(p, ACCUMULATOR)", STATE,
     ),
     Fault(
-        "state: a velocity's first step", "train/updates.py",
-        "uncounted = max(1, self.counts.get(p, 1))", "uncounted = self.counts.get(p, 0)", STATE,
+        "state: a velocity's first step", "train/torch_state.py",
+        "uncounted = max(1, self._own.counts.get(p, 1))",
+        "uncounted = self._own.counts.get(p, 0)", STATE,
     ),
     Fault(
         "update: clipping without its epsilon", "differentiate/update/clip.py",

@@ -15,7 +15,7 @@ from tiny import batch, gpt2, mlp
 from torch import nn
 
 import onward
-from onward import TrainerOptions
+from onward import OnwardError, TrainerOptions
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -81,6 +81,40 @@ def test_a_report_is_the_callers_own(trained: onward.Trainer) -> None:
     again = trained.report()
     assert again["compile_seconds"] and again["passes"][0]["edits"] >= 0
     assert again["rows"]["counts"]
+
+
+LOOKS: dict[str, Callable[[onward.Trainer], Any]] = {
+    "report": lambda t: t.report(),
+    "plan": lambda t: t.plan,
+    "profile": lambda t: t.profile(),
+}
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+@pytest.mark.parametrize("name", LOOKS)
+def test_before_a_training_step_there_is_nothing_to_look_at(name: str, evaluated: bool) -> None:
+    trainer = onward.Trainer(mlp(), onward.optim.SGD(), loss_fn)
+    if evaluated:
+        trainer.eval_step(X, Y)
+    with pytest.raises(OnwardError, match="nothing has run yet; fix: call train_step first"):
+        LOOKS[name](trainer)
+    trainer.train_step(X, Y)
+    assert LOOKS[name](trainer)
+
+
+def test_a_report_is_of_the_last_run_until_a_changed_model_runs() -> None:
+    model = mlp()
+    trainer = onward.Trainer(model, onward.optim.SGD(), loss_fn)
+    trainer.train_step(X, Y)
+    before, plan, ops = trainer.report(), trainer.plan, trainer.profile().keys()
+    assert not [op for op in ops if "Sigmoid" in op]
+    model.add_module("drop", nn.Sigmoid())
+    assert trainer.report() == before and trainer.plan is plan and trainer.profile().keys() == ops
+    trainer.eval_step(X, Y)
+    assert trainer.report() == before, "an evaluation is no training step"
+    trainer.train_step(X, Y)
+    assert trainer.plan is not plan and trainer.report() != before
+    assert [op for op in trainer.profile() if "Sigmoid" in op], "the changed model's"
 
 
 # ---- short forms
@@ -202,14 +236,14 @@ def test_a_profile_runs_on_the_last_training_batch_though_others_ran_since() -> 
     assert trainer.report()["rows"] == rows
     after = everything(trainer)
     assert [n for n in before if not torch.equal(before[n], after[n])] == []
-    assert torch.equal(trainer._last_run().batch.output("loss"), twin.train_step(data).loss)
+    assert torch.equal(trainer._last_run().prepared.output("loss"), twin.train_step(data).loss)
 
 
 def test_a_profile_that_fails_puts_back_what_it_wrote() -> None:
     trainer = onward.Trainer(mlp(), onward.optim.SGD(lr=0.5), loss_fn)
     trainer.train_step(X, Y)
     before = everything(trainer)
-    launches = trainer._last_run().batch.executable.launches
+    launches = trainer._last_run().prepared.executable.launches
 
     def fails() -> None:
         raise RuntimeError("the last launch")

@@ -93,7 +93,7 @@ def test_the_same_bits_within_the_budget(
 def test_bytes_held_are_those_predicted_and_within_the_budget(kind: str) -> None:
     trainer = trainer_of(kind, 0.6)
     trainer.train_step(BATCHES[0])
-    executable = trainer._last_run().batch.executable
+    executable = trainer._last_run().prepared.executable
     assert isinstance(executable, Executable)
     assert executable.nbytes() == trainer.plan.sizes
 
@@ -168,7 +168,7 @@ def test_a_smaller_batch_goes_on_after_the_error() -> None:
 
 def plan_within(trainer: onward.Trainer, budget: int | float | str | None) -> Plan:
     """The plan of the last step's graph within another budget; nothing runs."""
-    step = trainer._train[0]
+    step = trainer._steps.train[0]
     graph = step.graphs.step
     outputs = ["loss", *graph.signature.updated.values()]
     return step.graphs.compiler.plan(graph, outputs, trainer.plan.dims, budget)
@@ -250,7 +250,7 @@ def test_recompute_can_be_seen() -> None:
 def test_layers_are_told_by_their_number() -> None:
     trainer = trainer_of("gpt2", None)
     trainer.train_step(BATCHES[0])
-    graph = trainer._train[0].graphs.step
+    graph = trainer._steps.train[0].graphs.step
     found = {layer(node) for node in graph if where(node)}
     assert found == {"", *(f"transformer.h.{i}" for i in range(4))}
 

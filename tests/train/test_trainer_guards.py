@@ -279,6 +279,6 @@ def test_the_least_recently_used_shape_is_dropped(
         data = batch(2, length)
         got = trainer.train_step(data).loss
         torch.testing.assert_close(got, twin(**data).loss.detach(), rtol=1e-5, atol=0)
-        [step] = trainer._train
+        [step] = trainer._steps.train
         assert len(step.padded) <= 2
     assert len(captures) == 1

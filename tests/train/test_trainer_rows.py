@@ -1,4 +1,4 @@
-"""The Trainer on counted rows: each batch by its own counts, few plans, the wide step's numbers."""
+"""The Trainer on counted rows: each batch by its own counts, few plans, every row's numbers."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_evaluation_skips_the_same_rows() -> None:
     for data in STREAM[:3]:
         a, b = ours.eval_step(data).loss, theirs.eval_step(data).loss
         torch.testing.assert_close(a, b, rtol=1e-6, atol=0)
-    [step] = ours._eval
+    [step] = ours._steps.eval
     assert not step.padded, "no batch was computed on every row"
 
 
@@ -197,7 +197,7 @@ def test_explain_says_which_rows_which_module_computes() -> None:
     assert torch.equal(by_module[last].present, labelled)
     read = (data["attention_mask"] > 0) & labelled.any(1, keepdim=True)
     assert torch.equal(by_module[keys].present, read)
-    assert found.narrow and not found.whole and not found.kept
+    assert found.packed and not found.whole and not found.kept
     assert 0.0 < found.share < 0.9
     text = str(found)
     assert f"{int(labelled.sum())} of {labelled.numel()} rows" in text

@@ -11,15 +11,12 @@ from torch.utils import _pytree as pytree
 from onward.config import (
     OnwardError,
     TrainerOptions,
-    check_names,
     check_variables,
     read_names,
 )
 from onward.kernels import forced_engine
 from onward.rewrite import switched_off
 from onward.train.batch import Batch
-
-_DESCRIBED = ("inputs", "outputs")
 
 
 def checked_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
@@ -32,7 +29,7 @@ def checked_options(options: TrainerOptions | Mapping[str, Any] | None) -> Train
     return found
 
 
-def check_arguments(model: Any, loss_fn: Any, description: Any, verify: Any) -> None:
+def check_arguments(model: Any, loss_fn: Any, verify: Any) -> None:
     """Raises OnwardError for the first argument of the wrong kind."""
     if not isinstance(model, torch.nn.Module):
         given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
@@ -44,35 +41,23 @@ def check_arguments(model: Any, loss_fn: Any, description: Any, verify: Any) -> 
         )
     if not isinstance(verify, bool):
         raise OnwardError(f"verify={verify!r}; fix: True or False")
-    if description is not None:
-        _check_description(description)
 
 
-def _check_description(description: Any) -> None:
-    fix = 'fix: {"inputs": [(name, shape), (name, shape, dtype), ...]}'
-    if not isinstance(description, Mapping) or "inputs" not in description:
-        raise OnwardError(f"model_desc is no dict with 'inputs'; {fix}")
-    check_names("model_desc", "key", [str(k) for k in description], _DESCRIBED)
-    entries = description["inputs"]
-    if not isinstance(entries, list | tuple):
-        raise OnwardError(f"model_desc['inputs'] is a {type(entries).__name__}; {fix}")
-    for entry in entries:
-        name, shape = entry[:2] if _is_entry(entry) else (None, None)
-        sizes = shape if isinstance(shape, list | tuple) else [None]
-        strange = [n for n in sizes if isinstance(n, bool) or not isinstance(n, int | str)]
-        if not isinstance(name, str) or strange:
-            raise OnwardError(f"model_desc lists {entry!r}; {fix}; a shape holds ints and names")
+def check_loss(loss_fn: Any) -> None:
+    """Raises OnwardError where it would have to be trained itself."""
+    own = loss_fn.parameters() if isinstance(loss_fn, torch.nn.Module) else ()
+    if any(p.requires_grad for p in own):
+        raise OnwardError(
+            "loss_fn has parameters of its own, which would not be trained; fix: make it a part of "
+            "the model, or requires_grad_(False)"
+        )
 
 
-def _is_entry(entry: Any) -> bool:
-    return isinstance(entry, list | tuple) and len(entry) in (2, 3)
-
-
-def check_inputs(call: Batch) -> None:
+def check_inputs(batch: Batch) -> None:
     """Raises OnwardError for a batch into which eager code would pass gradients back."""
-    if not any(x.requires_grad for x in call.tensors):
+    if not any(x.requires_grad for x in batch.tensors):
         return
-    for name, value in call.named().items():
+    for name, value in batch.named().items():
         if any(isinstance(x, torch.Tensor) and x.requires_grad for x in pytree.tree_leaves(value)):
             raise OnwardError(
                 f"the batch's {name} requires a gradient, which a step does not pass on; fix: "

@@ -1,4 +1,4 @@
-"""A batch as one call of the model: arguments, targets, and a cheap signature of their shapes.
+"""A batch: the arguments of one call of the model, targets, and a cheap signature of shapes.
 
 What a batch may be: a mapping (UserDict and BatchEncoding too), a dataclass, a tuple or a list, or
 the arguments themselves. Numpy arrays and lists of numbers, nested or not, become tensors as
@@ -60,16 +60,16 @@ class Batch:
 
 
 def bind_batch(args: tuple[Any, ...], kwargs: dict[str, Any], has_loss: bool) -> Batch:
-    """Raises OnwardError where the batch is empty, lacks the target a loss function needs, or holds
-    what is neither a tensor nor a plain value."""
+    """The batch of a step's arguments. Raises OnwardError where it is empty, lacks the target a
+    loss function needs, or holds what is neither a tensor nor a plain value."""
     if len(args) == 1 and not kwargs:
-        [batch] = args
-        if isinstance(batch, Mapping):
-            args, kwargs = (), dict(batch)
-        elif isinstance(batch, (tuple, list)):
-            args = tuple(batch)
-        elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-            args, kwargs = (), {f.name: getattr(batch, f.name) for f in dataclasses.fields(batch)}
+        [given] = args
+        if isinstance(given, Mapping):
+            args, kwargs = (), dict(given)
+        elif isinstance(given, (tuple, list)):
+            args = tuple(given)
+        elif dataclasses.is_dataclass(given) and not isinstance(given, type):
+            args, kwargs = (), {f.name: getattr(given, f.name) for f in dataclasses.fields(given)}
     args = tuple(_converted(v, f"input {i}") for i, v in enumerate(args))
     kwargs = {_key(k): _converted(v, f"'{k}'") for k, v in kwargs.items()}
     target: tuple[Any, ...] = ()

@@ -24,15 +24,15 @@ TRIED = 64  # sets of inputs in which a size of 1 is taken to be one of many
 _LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 
 
-def export_onnx(model: torch.nn.Module, call: Batch, path: Path) -> Path:
+def export_onnx(model: torch.nn.Module, batch: Batch, path: Path) -> Path:
     """Writes the forward of `model` (as it stands: evaluation mode) with symbolic sizes.
 
     The file appears whole or not at all. Raises OnwardError where the folder does not exist.
     """
     if not path.parent.is_dir():
         raise OnwardError(f"{path.parent} is not a folder; fix: create it first")
-    kwargs = {k: v for k, v in call.kwargs.items() if k not in _LABELS}
-    args, kwargs = without_ones(model, call.args, kwargs)
+    kwargs = {k: v for k, v in batch.kwargs.items() if k not in _LABELS}
+    args, kwargs = without_ones(model, batch.args, kwargs)
     captured = capture(model, args, kwargs, want_loss=False)
     graph, _ = run(captured.graph, [p for p in FORWARD if isinstance(p, Pass)])
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
@@ -69,7 +69,7 @@ def _plain_names(graph: Graph, arrays: Mapping[str, np.ndarray]) -> dict[str, np
 def without_ones(
     model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call with a size of 2 for each 1 that the model takes in other sizes as well.
+    """The arguments with a size of 2 for each 1 that the model takes in other sizes as well.
 
     A capture fixes a size of 1: made of a batch with one row, or one token, the file would serve
     no other. A 1 that the model insists on (a single feature, a mask for all heads) stays.
@@ -86,7 +86,7 @@ def without_ones(
                 [torch.cat([v] * size, dim) if i in chosen else v for i, v in enumerate(leaves)]
                 for size in (3, 2)
             ]
-            if all(_runs(model, *pytree.tree_unflatten(call, spec)) for call in grown):
+            if all(_runs(model, *pytree.tree_unflatten(given, spec)) for given in grown):
                 leaves = grown[-1]
                 break
     return pytree.tree_unflatten(leaves, spec)

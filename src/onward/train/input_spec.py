@@ -1,4 +1,4 @@
-"""`model_desc`: what a batch must look like, checked where it is given.
+"""The input spec, given as `model_desc`: what a batch must look like, checked where it is given.
 
     {"inputs": [("input_ids", ["batch", "tokens"], "i64"), ("labels", ["batch", "tokens"])]}
 
@@ -13,17 +13,42 @@ from typing import Any
 
 import torch
 
-from onward.config import OnwardError
+from onward.config import OnwardError, check_names
 from onward.graph.types import parse_dtype
 from onward.kernels import torch_dtype
 
+_KEYS = ("inputs", "outputs")
 
-def check_batch(description: Mapping[str, Any] | None, batch: Mapping[str, Any]) -> None:
+
+def check_input_spec(spec: Any) -> None:
+    """Raises OnwardError where it is none; None is the spec that any batch fits."""
+    if spec is None:
+        return
+    fix = 'fix: {"inputs": [(name, shape), (name, shape, dtype), ...]}'
+    if not isinstance(spec, Mapping) or "inputs" not in spec:
+        raise OnwardError(f"model_desc is no dict with 'inputs'; {fix}")
+    check_names("model_desc", "key", [str(k) for k in spec], _KEYS)
+    entries = spec["inputs"]
+    if not isinstance(entries, list | tuple):
+        raise OnwardError(f"model_desc['inputs'] is a {type(entries).__name__}; {fix}")
+    for entry in entries:
+        name, shape = entry[:2] if _is_entry(entry) else (None, None)
+        sizes = shape if isinstance(shape, list | tuple) else [None]
+        strange = [n for n in sizes if isinstance(n, bool) or not isinstance(n, int | str)]
+        if not isinstance(name, str) or strange:
+            raise OnwardError(f"model_desc lists {entry!r}; {fix}; a shape holds ints and names")
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, list | tuple) and len(entry) in (2, 3)
+
+
+def check_batch(spec: Mapping[str, Any] | None, batch: Mapping[str, Any]) -> None:
     """Raises OnwardError naming the first input that does not fit."""
-    if description is None:
+    if spec is None:
         return
     sizes: dict[str, tuple[int, str]] = {}
-    entries: Sequence[Any] = description.get("inputs", ())
+    entries: Sequence[Any] = spec.get("inputs", ())
     known = [str(e[0]) for e in entries]
     for name in batch:
         if name not in known:

@@ -7,6 +7,7 @@ rows seen, and each batch runs on its own counts. Which one runs is decided for 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.rewrite import attribute
 from onward.train.batch import Batch
-from onward.train.explain import Explanation, explain
+from onward.train.explain import explain
+from onward.train.explanation import Explanation
 from onward.train.graphs import Graphs
 from onward.train.packed_step import PackedStep
 from onward.train.prepared_batch import OutputRequest, PreparedBatch
@@ -26,35 +28,35 @@ KEPT = 64  # plans of one graph that stay bound, one per shape and request
 
 
 class PreparedStep:
-    """`kind` is the structure and the dtypes of the calls that it serves."""
+    """`kind` is the structure and the dtypes of the batches that it serves."""
 
     def __init__(self, kind: tuple[Any, ...], graphs: Graphs, session: Session) -> None:
         self.kind, self.graphs, self.session = kind, graphs, session
         self.captured = graphs.captured
-        self.padded: dict[Any, Executable] = {}  # by the call's signature, and the request
+        self.padded: dict[Any, Executable] = {}  # by the batch's signature, and the request
         self._dims: dict[Any, dict[str, int]] = {}  # of the signatures seen
         self._packed: dict[tuple[str, ...], PackedStep | None] = {}
 
-    def fits(self, call: Batch) -> bool:
-        """Whether the graph was captured from a call like this one."""
-        if call.signature in self._dims:
-            return self.captured.suits(call.tensors)
-        if self.kind != call.kind:
+    def fits(self, batch: Batch) -> bool:
+        """Whether the graph was captured from a batch like this one."""
+        if batch.signature in self._dims:
+            return self.captured.suits(batch.tensors)
+        if self.kind != batch.kind:
             return False
-        dims = self.captured.dims(call.tensors)
+        dims = self.captured.dims(batch.tensors)
         if dims is not None:
-            self._dims[call.signature] = dims
+            self._dims[batch.signature] = dims
         return dims is not None
 
-    def prepare(self, call: Batch, request: OutputRequest) -> PreparedBatch:
+    def prepare(self, batch: Batch, request: OutputRequest) -> PreparedBatch:
         """What runs this batch. Raises OnwardError for a result that the model lacks."""
-        dims, staged = self._sizes(call), self._staged(call)
+        dims, staged = self._sizes(batch), self._staged(batch)
         packed = self.packed(request.results)
         if packed is not None:
             found = packed.prepare(staged, dims, request)
             if found is not None:
                 return found
-        key = (call.signature, request)
+        key = (batch.signature, request)
         executable = self.padded.pop(key, None)
         if executable is None:
             graph, budget = self.graphs.step, self.session.memory_budget
@@ -77,9 +79,9 @@ class PreparedStep:
             )
         return self._packed[results]
 
-    def explain(self, call: Batch, results: tuple[str, ...]) -> Explanation:
+    def explain(self, batch: Batch, results: tuple[str, ...]) -> Explanation:
         """What row demand does with this batch."""
-        dims, staged = self._sizes(call), self._staged(call)
+        dims, staged = self._sizes(batch), self._staged(batch)
         packed, quiet = self.packed(results), self.graphs.compiler.quiet()
 
         def conditions(graph: Graph) -> dict[str, torch.Tensor]:
@@ -95,17 +97,17 @@ class PreparedStep:
             pays = packed.pays(dims | {size: len(numbers) for size, numbers in rows.items()})
         forward = self.graphs.forward
         outputs = forward.signature.requested(results, None)
-        return explain(lambda without: attribute(forward, outputs, without), conditions, dims, pays)
+        return explain(partial(attribute, forward, outputs), conditions, dims, pays)
 
-    def _sizes(self, call: Batch) -> dict[str, int]:
-        if not self.fits(call):
+    def _sizes(self, batch: Batch) -> dict[str, int]:
+        if not self.fits(batch):
             raise CaptureError("the captured graph does not fit the batch it was captured from")
-        return self._dims[call.signature]
+        return self._dims[batch.signature]
 
-    def _staged(self, call: Batch) -> dict[str, torch.Tensor]:
-        """The call's tensors by graph input."""
+    def _staged(self, batch: Batch) -> dict[str, torch.Tensor]:
+        """The batch's tensors by graph input."""
         leaves = self.captured.leaves
-        return {leaves[i]: t for i, t in enumerate(call.tensors)}
+        return {leaves[i]: t for i, t in enumerate(batch.tensors)}
 
     def _check(self, results: tuple[str, ...]) -> None:
         have = list(self.graphs.forward.signature.results)

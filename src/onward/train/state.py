@@ -1,6 +1,7 @@
 """`Trainer.state_dict` of model and optimizer: saved, checked, restored.
 
 Everything is checked before the first write, so that a state that does not fit changes nothing.
+A state tensor of the optimizer is saved as `<slot>.<path>`, a slot being a word without a dot.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import torch
 
 from onward.config import OnwardError
 from onward.train.optim import hyperparameters
-from onward.train.updates import ACCUMULATOR, Updates, state_name
+from onward.train.optimizer_state import ACCUMULATOR, StateKey
+from onward.train.updates import Updates
 
 KEYS = (
     "model", "optimizer", "optimizer_class", "param_groups", "updates", "counts",
@@ -28,7 +30,7 @@ def saved(
     gradients accumulated so far too."""
     return {
         "model": {k: _copied(v) for k, v in model.state_dict().items()},
-        "optimizer": {k: v.clone() for k, v in updates.named(window).items()},
+        "optimizer": {_saved_name(k): v.clone() for k, v in updates.named(window).items()},
         "optimizer_class": type(optimizer).__name__,
         "param_groups": [_group(g, updates) for g in optimizer.param_groups],
         "updates": updates.done,
@@ -54,7 +56,8 @@ def restore(
         raise
     for group, given in zip(optimizer.param_groups, state["param_groups"], strict=True):
         group.update({k: _copied(v) for k, v in given.items() if k != "params"})
-    updates.restore(state["optimizer"], state["counts"], state["updates"])
+    tensors = {_key(name): tensor for name, tensor in state["optimizer"].items()}
+    updates.restore(tensors, state["counts"], state["updates"])
 
 
 def check_state(
@@ -77,9 +80,18 @@ def check_state(
             raise _error(f"'{key}' is a {type(state[key]).__name__}")
     _check_model(state["model"], model.state_dict())
     _check_groups(state, optimizer, updates)
-    _check_tensors(state, dict(model.named_parameters()), updates.slots)
+    _check_tensors(state, dict(model.named_parameters()), updates.state.slots)
     _check_counters(state, steps)
     _check_random(state)
+
+
+def _saved_name(key: StateKey) -> str:
+    return f"{key.slot}.{key.path}"
+
+
+def _key(saved_name: Any) -> StateKey:
+    slot, _, path = str(saved_name).partition(".")
+    return StateKey(path, slot)
 
 
 def _error(what: str) -> OnwardError:
@@ -147,7 +159,7 @@ def _check_tensors(
     """State tensors, accumulators and counts, with one another."""
     given, counts = state["optimizer"], state["counts"]
     for name, tensor in given.items():
-        slot, _, path = str(name).partition(".")
+        path, slot = _key(name)
         if path not in parameters or slot not in (*slots, ACCUMULATOR):
             raise _error(f"nothing here is called {name}")
         if slot != ACCUMULATOR and path not in counts:
@@ -159,9 +171,10 @@ def _check_tensors(
         if path not in parameters:
             raise _error(f"no parameter here is called {path}")
         _check_whole(f"counts[{path!r}]", count)
-        lacking = [s for s in slots if state_name(path, s) not in given]
+        needed = [_saved_name(StateKey(path, slot)) for slot in slots]
+        lacking = [name for name in needed if name not in given]
         if lacking:
-            raise _error(f"{state_name(path, lacking[0])} is missing")
+            raise _error(f"{lacking[0]} is missing")
 
 
 def _check_counters(state: Mapping[str, Any], steps: int) -> None:
@@ -174,7 +187,7 @@ def _check_counters(state: Mapping[str, Any], steps: int) -> None:
         )
     if state["micro_steps"] >= steps:
         raise _error(f"micro_steps is {state['micro_steps']} in a window of {steps}")
-    held = any(str(k).startswith(f"{ACCUMULATOR}.") for k in state["optimizer"])
+    held = any(_key(name).slot == ACCUMULATOR for name in state["optimizer"])
     if state["micro_steps"] and not held:
         raise _error("it is from the middle of a window, and the accumulated gradients are missing")
 

@@ -7,64 +7,46 @@ what becomes of its state.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 
-from onward.compile import Compiler
 from onward.config import OnwardError, TrainerOptions, read_names
-from onward.differentiate import Recipe
 from onward.execute import Memory
 from onward.extend import load_plugins
-from onward.journal import Journal
-from onward.kernels import host
 from onward.plan import Plan
-from onward.rewrite import summary
-from onward.train.arguments import check_arguments, check_inputs, checked_options, names_to_fetch
+from onward.train.arguments import (
+    check_arguments,
+    check_inputs,
+    check_loss,
+    checked_options,
+    names_to_fetch,
+)
 from onward.train.batch import Batch, bind_batch
-from onward.train.explain import Explanation
+from onward.train.exclusive import exclusive
+from onward.train.explanation import Explanation
 from onward.train.export import export_onnx
-from onward.train.graphs import Graphs
-from onward.train.guards import Guards, refuse_optimizer_hooks
-from onward.train.input_spec import check_batch
+from onward.train.guards import refuse_optimizer_hooks
+from onward.train.input_spec import check_batch, check_input_spec
+from onward.train.last_run import LastRun
 from onward.train.optim import Optimizer, to_torch
 from onward.train.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.train.prepared_step import PreparedStep
+from onward.train.prepared_steps import LossFunction, PreparedSteps
 from onward.train.report import Report, as_html
 from onward.train.result import StepResult
 from onward.train.session import Session
 from onward.train.state import check_state, restore, saved
+from onward.train.training_mode import training_mode
 from onward.train.updates import Updates
 from onward.train.verify import Verification, verify_step
 from onward.train.window import Window
 
-LossFunction = Callable[..., torch.Tensor]
 log = logging.getLogger("onward")
-
-
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-def _alone(
-    method: Callable[Concatenate[Trainer, Arguments], Result],
-) -> Callable[Concatenate[Trainer, Arguments], Result]:
-    """The method, for one thread at a time, and with tensors that outlive an `inference_mode`
-    around the call."""
-
-    @functools.wraps(method)
-    def locked(self: Trainer, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with self._lock, torch.inference_mode(False):
-            return method(self, *args, **kwargs)
-
-    return locked
 
 
 class Trainer:
@@ -86,12 +68,13 @@ class Trainer:
         verify: bool = False,
     ) -> None:
         load_plugins()
-        check_arguments(model, loss_fn, model_desc, verify)
+        check_arguments(model, loss_fn, verify)
+        check_input_spec(model_desc)
         self.model = model
         self.loss_fn = loss_fn
         self.model_desc = model_desc
         self.options = checked_options(options)
-        _check_loss(loss_fn)
+        check_loss(loss_fn)
         self.optimizer = to_torch(optimizer, model)
         refuse_optimizer_hooks(self.optimizer)
         parameters = list(model.parameters())
@@ -99,14 +82,13 @@ class Trainer:
         self.memory = Memory(self.device)
         self._window = Window(self.options.gradient_accumulation_steps, self.options.seed)
         self._lock = threading.RLock()
-        self._train: list[PreparedStep] = []
-        self._eval: list[PreparedStep] = []
-        self._guards = Guards()
-        self._example: Batch | None = None
-        self._last: _Run | None = None
+        self._example: Batch | None = None  # for exports
+        self._last: LastRun | None = None
         self._verified = not (verify or self.options.verify)
-        self._updates = Updates(model, self.optimizer, self._train.clear)
-        self._session = Session(self.memory, self._updates, self.options.memory_budget)
+        train: list[PreparedStep] = []
+        self._updates = Updates(model, self.optimizer, restarted=train.clear)
+        session = Session(self.memory, self._updates, self.options.memory_budget)
+        self._steps = PreparedSteps(train, session, self.options)
 
     @property
     def updates(self) -> int:
@@ -120,17 +102,7 @@ class Trainer:
 
     # ---- stepping
 
-    def __repr__(self) -> str:
-        made = "nothing compiled yet" if self._last is None else repr(self._last.plan)
-        return (
-            f"Trainer({type(self.model).__name__}, {type(self.optimizer).__name__}, "
-            f"{self.updates} updates, {made})"
-        )
-
-    def _repr_html_(self) -> str:
-        return as_html(self if self._last is None else self.report())
-
-    @_alone
+    @exclusive
     def train_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
         """One micro-batch: forward, backward and, at the window's end, the update.
 
@@ -138,69 +110,51 @@ class Trainer:
         `train_step(*args, **kwargs)`.
         """
         self._check_whole()
-        call = bind_batch(args, kwargs, self.loss_fn is not None)
-        check_batch(self.model_desc, call.named())
-        check_inputs(call)
+        batch = self._bind(args, kwargs)
+        check_batch(self.model_desc, batch.named())
+        check_inputs(batch)
         self._updates.sync()
-        if not self._verified:
-            report = self.verify(call)
-            if not report.ok:
-                raise OnwardError(f"verification failed on the first batch\n{report}")
-            self._verified = True
-        window, wanted = self._window, names_to_fetch(self.options, fetch)
-        last = window.is_last
-        request = OutputRequest(wanted, update=last)
-        step, batch = self._prepared(self._train, call, request, self._train_step)
-        self._remember(call)
-        signature, lr = batch.signature, float(self.optimizer.param_groups[0]["lr"])
-        self._updates.enter(signature, window.is_first)
-
-        def done(wrote: bool) -> None:
-            window.advance(call.batch_size)
-            if last and wrote:
-                self._updates.advance(signature)
-            elif last:
-                self._updates.window = frozenset()
-
-        with window.seed_drawn() as seed:
-            inputs = {
-                **batch.inputs,
-                **scalars(signature, seed, window.offset, weight=1.0 / window.size),
-                **self._updates.inputs(signature),
-            }
-            wrote = batch.executable.run(inputs, batch.dims, done)
-        self._last = _Run(step.graphs.compiler.journal, step.captured.notes, batch, inputs)
+        self._verify_first(batch)
+        names, last = names_to_fetch(self.options, fetch), self._window.is_last
+        step = self._steps.training(self.model, self.loss_fn, batch)
+        prepared = step.prepare(batch, OutputRequest(names, update=last))
+        self._remember(batch)
+        lr = self._lr()
+        self._updates.enter(prepared.signature, self._window.is_first)
+        inputs, wrote = self._run(prepared, batch.batch_size, last)
+        self._last = LastRun(step.graphs.compiler.journal, step.captured.notes, prepared, inputs)
         if not wrote:
             log.warning("a gradient is not finite: update %d is skipped", self.updates + 1)
-        norm = signature.grad_norm if last else None
+        norm = prepared.signature.grad_norm if last else None
         return StepResult(
-            loss=batch.output("loss"),
-            grad_norm=None if norm is None else batch.executable.output(norm),
+            loss=prepared.output("loss"),
+            grad_norm=None if norm is None else prepared.executable.output(norm),
             lr=lr,
             skipped=not wrote,
             updated=last and wrote,
-            outputs={name: batch.output(name) for name in wanted},
+            outputs={name: prepared.output(name) for name in names},
         )
 
-    @_alone
+    @exclusive
     def eval_step(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepResult:
         """The loss (and the outputs named by `fetch`) in evaluation mode: no dropout, no update."""
-        call = bind_batch(args, kwargs, self.loss_fn is not None)
-        check_batch(self.model_desc, call.named())
-        fetch = read_names("fetch", fetch)
-        _, batch = self._prepared(self._eval, call, OutputRequest(fetch), self._eval_step)
-        self._remember(call)
-        batch.executable.run(batch.inputs, batch.dims)
+        batch = self._bind(args, kwargs)
+        check_batch(self.model_desc, batch.named())
+        names = read_names("fetch", fetch)
+        step = self._steps.evaluation(self.model, self.loss_fn, batch)
+        prepared = step.prepare(batch, OutputRequest(names))
+        self._remember(batch)
+        prepared.executable.run(prepared.inputs, prepared.dims)
         return StepResult(
-            loss=batch.output("loss"),
-            lr=float(self.optimizer.param_groups[0]["lr"]),
+            loss=prepared.output("loss"),
+            lr=self._lr(),
             updated=False,
-            outputs={name: batch.output(name) for name in fetch},
+            outputs={name: prepared.output(name) for name in names},
         )
 
     # ---- state
 
-    @_alone
+    @exclusive
     def state_dict(self) -> dict[str, Any]:
         """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), `param_groups`
         (learning rates and all), counters, random state; `load_state_dict` reads them."""
@@ -208,7 +162,7 @@ class Trainer:
         held = saved(self.model, self.optimizer, self._updates, self.micro_steps > 0)
         return {**held, **self._window.state()}
 
-    @_alone
+    @exclusive
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a `state_dict` in place. Raises OnwardError where it does not fit this model,
         optimizer and accumulation window; nothing is changed then."""
@@ -228,149 +182,67 @@ class Trainer:
 
     # ---- looking
 
-    @_alone
+    def __repr__(self) -> str:
+        made = "nothing compiled yet" if self._last is None else repr(self._last.plan)
+        return (
+            f"Trainer({type(self.model).__name__}, {type(self.optimizer).__name__}, "
+            f"{self.updates} updates, {made})"
+        )
+
+    def _repr_html_(self) -> str:
+        return as_html(self if self._last is None else self.report())
+
+    @exclusive
     def verify(self, *args: Any, bisect: bool = False, **kwargs: Any) -> Verification:
         """Compares loss and gradients with eager PyTorch and stock onnxruntime; changes nothing."""
-        if len(args) == 1 and isinstance(args[0], Batch):
-            call = args[0]
-        else:
-            call = bind_batch(args, kwargs, self.loss_fn is not None)
-        with _mode(self.model, training=True):
-            return verify_step(
-                self.model, call, self.loss_fn, self._trained, bisect, tuple(self.options.disable)
-            )
+        return self._compare(self._bind(args, kwargs), bisect)
 
-    @_alone
+    @exclusive
     def report(self) -> Report:
         """Of the last training step: seconds of each compile stage, edits of each pass, predicted
         peak, launches, notes, the share of the arithmetic that was done and the rows counted.
-        Print it as a table; it is a dict as well."""
-        last = self._last_run()
-        return Report(
-            compile_seconds=dict(last.journal.seconds),
-            passes=[r.numbers for r in last.journal.reports],
-            near_misses=summary(m for r in last.journal.reports for m in r.misses),
-            predicted_peak_bytes=last.plan.peak,
-            launches=len(last.plan.launches),
-            rows=last.batch.rows,
-            notes=list(last.notes),
-        )
+        Print it as a table; it is a dict as well. A change of the model shows after the next
+        training step. Raises OnwardError before the first."""
+        return self._last_run().report()
 
-    @_alone
+    @exclusive
     def explain(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> Explanation:
         """Which rows of which layer this batch needs in a training step, what that spares, and
         what keeps the others; changes nothing.
 
         fetch: outputs that the step returns besides those of `options.fetch`.
         """
-        call = bind_batch(args, kwargs, self.loss_fn is not None)
+        batch = self._bind(args, kwargs)
         names = names_to_fetch(self.options, fetch)
-        self._refresh(training=True)
-        return self._fitting(self._train, call, self._train_step).explain(call, names)
+        return self._steps.training(self.model, self.loss_fn, batch).explain(batch, names)
 
     @property
     def plan(self) -> Plan:
         """The last step's plan; print it to see every buffer. Raises OnwardError before one."""
         return self._last_run().plan
 
-    @_alone
+    @exclusive
     def profile(self) -> dict[str, float]:
         """Seconds per op, largest first, of one more run of the last training step, launch by
         launch. Nothing of it stays: weights, optimizer state and counters are as before, to the
         bit. For its time it holds a copy of what the step writes."""
-        last = self._last_run()
-        return last.batch.executable.profile_by_op(last.inputs, last.batch.dims)
+        return self._last_run().profile()
 
-    def _last_run(self) -> _Run:
-        if self._last is None:
-            raise OnwardError("nothing has run yet; fix: call train_step first")
-        return self._last
-
-    @_alone
+    @exclusive
     def export_onnx(self, path: str | Path, batch: Any = None) -> Path:
         """Writes the model's forward (evaluation mode, no labels, symbolic sizes) with its weights.
 
         The batch (default: the last one seen) only says which inputs there are.
         """
-        call = (
-            bind_batch((batch,), {}, self.loss_fn is not None)
-            if batch is not None
-            else self._example
-        )
-        if call is None:
+        example = self._example if batch is None else self._bind((batch,), {})
+        if example is None:
             raise OnwardError(
                 "export_onnx needs an example batch; fix: run a step first, or pass batch="
             )
-        with _mode(self.model, training=False):
-            return export_onnx(self.model, call, Path(path))
+        with training_mode(self.model, training=False):
+            return export_onnx(self.model, example, Path(path))
 
-    def _remember(self, call: Batch) -> None:
-        """Keeps an example batch for exports: the first, or the first without a size of 1."""
-        plain = all(n > 1 for t in call.tensors for n in t.shape)
-        if self._example is None or (
-            plain and any(n == 1 for t in self._example.tensors for n in t.shape)
-        ):
-            self._example = call
-
-    # ---- compiling
-
-    def _prepared(
-        self,
-        steps: list[PreparedStep],
-        call: Batch,
-        request: OutputRequest,
-        make: Callable[[Batch], PreparedStep],
-    ) -> tuple[PreparedStep, PreparedBatch]:
-        """The step captured from a call like this one, or a new one, and what runs the batch."""
-        self._refresh(training=steps is self._train)
-        step = self._fitting(steps, call, make)
-        return step, step.prepare(call, request)
-
-    def _fitting(
-        self, steps: list[PreparedStep], call: Batch, make: Callable[[Batch], PreparedStep]
-    ) -> PreparedStep:
-        step = next((s for s in steps if s.fits(call)), None)
-        if step is None:
-            step = make(call)
-            if self._guards.settle(step.captured):
-                self._train.clear()
-                self._eval.clear()
-            steps.append(step)
-        return step
-
-    def _train_step(self, call: Batch) -> PreparedStep:
-        compiler = self._compiler()
-        with _mode(self.model, training=True):
-            captured = compiler.capture(self.model, *call.given, self.loss_fn)
-        groups = self._updates.groups(captured.parameters, captured.reached)
-        recipe = Recipe(
-            tuple(groups),
-            self.options.max_grad_norm,
-            self.options.gradient_accumulation_steps > 1,
-            self.options.skip_nonfinite,
-        )
-        return PreparedStep(call.kind, Graphs(compiler, captured, recipe), self._session)
-
-    def _eval_step(self, call: Batch) -> PreparedStep:
-        compiler = self._compiler()
-        with _mode(self.model, training=False):
-            captured = compiler.capture(self.model, *call.given, self.loss_fn)
-        return PreparedStep(call.kind, Graphs(compiler, captured), self._session)
-
-    def _compiler(self) -> Compiler:
-        return Compiler(host(self.device.type), self.options.disable)
-
-    def _refresh(self, training: bool) -> None:
-        """Drops graphs that no longer say what the model says."""
-        if training:
-            refuse_optimizer_hooks(self.optimizer)
-        if self._guards.changed(self.model, self.loss_fn, training):
-            self._updates.restart()
-            self._eval.clear()
-
-    @property
-    def _trained(self) -> set[int]:
-        return {id(p) for g in self.optimizer.param_groups for p in g["params"] if p.requires_grad}
+    # ---- the parts of a step
 
     def _check_whole(self) -> None:
         """Raises OnwardError where an update was broken off."""
@@ -380,40 +252,60 @@ class Trainer:
                 "others have not; fix: load_state_dict of a state saved before"
             )
 
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+        return bind_batch(args, kwargs, self.loss_fn is not None)
 
-@dataclass(frozen=True)
-class _Run:
-    """What ran last, and what its compilation had to say."""
+    def _verify_first(self, batch: Batch) -> None:
+        """Raises OnwardError where the option asks for a verification, and it fails."""
+        if self._verified:
+            return
+        found = self._compare(batch, bisect=False)
+        if not found.ok:
+            raise OnwardError(f"verification failed on the first batch\n{found}")
+        self._verified = True
 
-    journal: Journal
-    notes: Sequence[str]
-    batch: PreparedBatch
-    inputs: Mapping[str, Any]
+    def _compare(self, batch: Batch, bisect: bool) -> Verification:
+        groups = self.optimizer.param_groups
+        trained = {id(p) for g in groups for p in g["params"] if p.requires_grad}
+        disable = tuple(self.options.disable)
+        with training_mode(self.model, training=True):
+            return verify_step(self.model, batch, self.loss_fn, trained, bisect, disable)
 
-    @property
-    def plan(self) -> Plan:
-        return self.batch.executable.plan
+    def _run(
+        self, prepared: PreparedBatch, batch_size: int, last: bool
+    ) -> tuple[Mapping[str, Any], bool]:
+        """Runs a micro-batch, `last` of its window or not: the inputs that it ran with, and whether
+        the gradients were finite, so that it wrote."""
+        window, signature = self._window, prepared.signature
 
+        def done(wrote: bool) -> None:
+            window.advance(batch_size)
+            if last and wrote:
+                self._updates.advance(signature)
+            elif last:
+                self._updates.window = frozenset()
 
-def _check_loss(loss_fn: LossFunction | None) -> None:
-    own = loss_fn.parameters() if isinstance(loss_fn, torch.nn.Module) else ()
-    if any(p.requires_grad for p in own):
-        raise OnwardError(
-            "loss_fn has parameters of its own, which would not be trained; fix: make it a part of "
-            "the model, or requires_grad_(False)"
-        )
+        with window.seed_drawn() as seed:
+            inputs = {
+                **prepared.inputs,
+                **scalars(signature, seed, window.offset, weight=1.0 / window.size),
+                **self._updates.inputs(signature),
+            }
+            return inputs, prepared.executable.run(inputs, prepared.dims, done)
 
+    def _lr(self) -> float:
+        """Of the first group."""
+        return float(self.optimizer.param_groups[0]["lr"])
 
-@contextmanager
-def _mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
-    """The model in training or evaluation mode; each submodule's own flag is put back."""
-    if model.training and training:
-        yield
-        return
-    flags = [(m, m.training) for m in model.modules()]
-    model.train(training)
-    try:
-        yield
-    finally:
-        for module, flag in flags:
-            module.training = flag
+    def _remember(self, batch: Batch) -> None:
+        """Keeps an example batch for exports: the first, or the first without a size of 1."""
+        plain = all(n > 1 for t in batch.tensors for n in t.shape)
+        if self._example is None or (
+            plain and any(n == 1 for t in self._example.tensors for n in t.shape)
+        ):
+            self._example = batch
+
+    def _last_run(self) -> LastRun:
+        if self._last is None:
+            raise OnwardError("nothing has run yet; fix: call train_step first")
+        return self._last

@@ -1,0 +1,79 @@
+"""Who owns a torch optimizer: the last Trainer that was given it, as long as that lives.
+
+While one does, the optimizer's own `step()` raises.
+"""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+from typing import Any, Protocol
+
+import torch
+
+from onward.config import OnwardError
+
+
+class Owner(Protocol):
+    """What a Trainer leaves as its mark; `window`: parameters of its open window."""
+
+    window: frozenset[str]
+
+
+_OWNERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Owner]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def check_free(optimizer: torch.optim.Optimizer) -> None:
+    """Raises OnwardError where a Trainer that lives is in the middle of a window with it."""
+    before = _owner(optimizer)
+    if before is not None and before.window and _reachable_owner(optimizer) is not None:
+        raise OnwardError(
+            "the optimizer belongs to another onward.Trainer, which is in the middle of an "
+            "accumulation window; fix: let it finish the window first"
+        )
+
+
+def take(optimizer: torch.optim.Optimizer, owner: Owner) -> None:
+    """From now on the optimizer is this owner's."""
+    _OWNERS[optimizer] = weakref.ref(owner)
+    optimizer.step = types.MethodType(_step, optimizer)
+
+
+def require_owner(optimizer: torch.optim.Optimizer, owner: Owner) -> None:
+    """Raises OnwardError where a later Trainer has taken the optimizer."""
+    if _owner(optimizer) is not owner:
+        raise OnwardError(
+            "this Trainer's optimizer has gone to a later onward.Trainer; fix: step with that "
+            "one, or give each Trainer an optimizer of its own"
+        )
+
+
+def _owner(optimizer: torch.optim.Optimizer) -> Owner | None:
+    found = _OWNERS.get(optimizer)
+    return None if found is None else found()
+
+
+def _reachable_owner(optimizer: torch.optim.Optimizer) -> Owner | None:
+    """The owner, where a Trainer that only its own cycles keep does not count."""
+    if _owner(optimizer) is not None:
+        gc.collect()
+    return _owner(optimizer)
+
+
+def _step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    """In the place of `optimizer.step`: an update of the optimizer's own would be lost on the
+    Trainer's graphs. Once the Trainer is gone it is torch's."""
+    if _reachable_owner(optimizer) is not None:
+        raise OnwardError(
+            "this optimizer belongs to an onward.Trainer, whose train_step updates the "
+            "weights; fix: do not call optimizer.step()"
+        )
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    return type(optimizer).step(optimizer, *args, **kwargs)
+
+
+# what a scheduler marks the step by that it counts; ours says itself when it was taken
+_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]

@@ -1,0 +1,147 @@
+"""torch's `optimizer.state`: read, checked, and made of views of the session's tensors.
+
+What the user writes into the views counts at once. Whatever else is done to the state (loaded,
+cleared, replaced) is noticed, so that it can be adopted.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from onward.config import OnwardError
+from onward.graph.ops.optimizers import Optimizer as Record
+from onward.train.optimizer_state import OptimizerState, ParameterState
+
+
+class TorchState:
+    """The state of one torch optimizer, which shares the tensors of `own`."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, record: Record, own: OptimizerState
+    ) -> None:
+        self._optimizer, self._record, self._own = optimizer, record, own
+        self._state: Any = None  # optimizer.state as it was shared
+        self._entries: list[_Entry] = []
+        self._steps = torch.zeros(0)  # torch's own counts, one place for each parameter
+        self._places: dict[torch.Tensor, int] = {}
+        self._written: list[float] = []  # what was last written there
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether `optimizer.state` is another object than was shared, as after a load."""
+        return self._optimizer.state is not self._state
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether `optimizer.state` is as it was shared."""
+        state = self._optimizer.state
+        if state is not self._state or len(state) != len(self._entries):
+            return False
+        entries = zip(state.items(), self._entries, strict=True)
+        return (
+            all(p is shared.key and shared.holds(entry) for (p, entry), shared in entries)
+            and self._steps.tolist() == self._written
+        )
+
+    def read(self, paths: Mapping[torch.Tensor, str]) -> dict[torch.Tensor, ParameterState]:
+        """What it says of the parameters with these paths. Raises OnwardError where torch could not
+        go on from there."""
+        found: dict[torch.Tensor, ParameterState] = {}
+        for p, entry in self._optimizer.state.items():
+            path = paths.get(p) if isinstance(p, torch.Tensor) else None
+            if path is None or not entry or self._is_unused(entry):
+                continue
+            tensors = {slot: _checked(path, p, slot, entry.get(slot)) for slot in self._own.slots}
+            # where torch counts no steps, but there is a velocity, one was taken
+            uncounted = max(1, self._own.counts.get(p, 1))
+            count = _count(path, entry.get("step")) if self._record.counted else uncounted
+            found[p] = ParameterState(count, tensors)
+        return found
+
+    def _is_unused(self, entry: Mapping[str, Any]) -> bool:
+        """Whether an entry without a count says that no step was taken (SGD without momentum)."""
+        return not self._record.counted and all(entry.get(slot) is None for slot in self._own.slots)
+
+    def share(self) -> None:
+        """Makes `optimizer.state[p]` views of the session's tensors, in torch's own layout."""
+        held = self._own.begun()
+        self._places = {p: i for i, p in enumerate(held)} if self._record.counted else {}
+        self._steps = torch.tensor([float(self._own.counts[p]) for p in self._places])
+        self._written = self._steps.tolist()
+        state = self._optimizer.state
+        for p in held:
+            entry = state.get(p)
+            if entry is None:
+                entry = state[p] = {}
+            if self._record.counted:  # a place of its own: torch adds 1 to each parameter's
+                entry["step"] = self._steps[self._places[p]]
+            for slot in self._own.slots:
+                entry[slot] = self._own.tensor(p, slot).detach()
+        self._state = state
+        self._entries = [_Entry(p, entry) for p, entry in state.items()]
+
+    def write_counts(self) -> None:
+        """The counts that have moved, of parameters that are shared already."""
+        if self._places:
+            counts = self._own.counts
+            self._steps.copy_(torch.tensor([float(counts[p]) for p in self._places]))
+            self._written = self._steps.tolist()
+
+    def forget(self, parameters: Iterable[torch.Tensor]) -> None:
+        """Removes their entries."""
+        for p in parameters:
+            self._optimizer.state.pop(p, None)
+
+
+class _Entry:
+    """An entry of `optimizer.state` as it was shared."""
+
+    def __init__(self, key: Any, entry: Any) -> None:
+        self.key, self.entry = key, entry
+        self.items = list(entry.items()) if isinstance(entry, dict) else []
+        tensors = [
+            v for _, v in self.items if isinstance(v, torch.Tensor) and v.layout == torch.strided
+        ]
+        self.pointers = [(t, t.data_ptr()) for t in tensors]
+
+    def holds(self, entry: Any) -> bool:
+        return (
+            entry is self.entry
+            and len(entry) == len(self.items)
+            and all(entry.get(k) is v for k, v in self.items)
+            and all(t.data_ptr() == pointer for t, pointer in self.pointers)
+        )
+
+
+def _checked(path: str, p: torch.Tensor, slot: str, tensor: Any) -> torch.Tensor:
+    """The state tensor. Raises OnwardError where it is none that fits the parameter."""
+    if not isinstance(tensor, torch.Tensor):
+        raise OnwardError(
+            f"optimizer.state of '{path}' has no tensor {slot}; fix: give it one, or delete the "
+            "whole entry"
+        )
+    if tensor.shape != p.shape or tensor.dtype != p.dtype or tensor.layout != torch.strided:
+        raise OnwardError(
+            f"optimizer.state of '{path}': {slot} is {tensor.dtype} {list(tensor.shape)}, the "
+            f"parameter {p.dtype} {list(p.shape)}; fix: make them alike, or delete the entry"
+        )
+    return tensor
+
+
+def _count(path: str, step: Any) -> int:
+    """The count of updates that an entry says."""
+    if not isinstance(step, torch.Tensor) or step.numel() != 1:
+        raise OnwardError(
+            f"optimizer.state of '{path}' has no tensor 'step' of one number; fix: "
+            "torch.tensor(float(updates))"
+        )
+    value = float(step)
+    if not math.isfinite(value) or value < 0 or value != int(value):
+        raise OnwardError(
+            f"optimizer.state of '{path}': step is {value}; fix: a count of updates, 0 or more"
+        )
+    return int(value)

@@ -1,0 +1,64 @@
+"""Bisection: the first stage, and in it the first node, that departs."""
+
+from __future__ import annotations
+
+import torch
+
+from onward.graph.graph import Graph, Node, type_of
+from onward.graph.printer import node_text
+from onward.train.verify.comparison import against_eager, against_onnxruntime
+from onward.train.verify.engines import Engines
+from onward.train.verify.graphs import LOSS, compared_outputs
+
+NODE = (1e-4, 1e-5)  # of a value's norm: what is looked for first, and then, on single nodes
+
+
+def first_departure(engines: Engines) -> str:
+    """The first stage whose loss or gradients depart from eager, and the first such node."""
+    first = True
+    for stage, graph in engines.compiler.journal.stages or []:
+        if stage in ("bind", "plan"):
+            continue
+        expected = {LOSS, *compared_outputs(graph)}
+        rows = [r for r in against_eager(engines, graph) if r.name in expected]
+        missing = set(engines.exact) - expected if stage == "differentiate" else set()
+        bad = [*(r.name for r in rows if not r.ok), *sorted(missing)]
+        if bad:
+            kind = "first stage" if first else "pass"
+            node = _first_node(engines, graph)
+            return f"bisect: {bad[0]} departs after {kind} '{stage}'; {node}"
+        first = False
+    return "bisect: no stage departs from eager"
+
+
+def _first_node(engines: Engines, graph: Graph) -> str:
+    """The first node on which Onward's executor and onnxruntime differ."""
+    if not engines.has_onnxruntime():
+        return "install onnxruntime to find the node"
+    kept = graph.clone()
+    results = kept.output_values()
+    kept.outputs = {}
+    nodes: dict[str, Node] = {}
+    for node in kept:
+        for value in node.outputs:
+            if type_of(value).is_floating and (value.uses() or value in results):
+                kept.outputs[value.name or ""] = value
+                nodes[value.name or ""] = node
+    ours = engines.values(kept, {name: name for name in kept.outputs})
+    theirs = engines.onnxruntime(kept)
+    for share in NODE:
+        for name, value in ours.items():
+            gap, size = _gap(value, theirs[name])
+            if not gap <= share * size + 1e-2 * share:
+                return f"first node: {node_text(nodes[name])} (difference {gap:.3e})"
+    if all(row.ok for row in against_onnxruntime(engines, graph)):
+        return "every node agrees with onnxruntime: the graph itself says something else"
+    return "every node agrees with onnxruntime where each value is kept: the plan writes over one"
+
+
+def _gap(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:
+    """Norms of the difference and of `theirs`; what is infinite or no number in both agrees."""
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    difference = torch.where(same, torch.zeros_like(ours), ours - theirs)
+    finite = torch.where(theirs.isfinite(), theirs, torch.zeros_like(theirs))
+    return float(difference.double().norm()), float(finite.double().norm())

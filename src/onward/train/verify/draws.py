@@ -1,0 +1,81 @@
+"""Draws of rounding noise: the law over several runs, where one says too little.
+
+Each run has weights that differ by a thousandth. The root mean square of the distances counts, and
+eager's is taken to be at least the model's typical one. A wrong graph is wrong on every such draw,
+far above rounding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from onward.train.verify.law import FLOOR, distance, floor
+from onward.train.verify.report import Row
+
+ROUNDOFF = 2.0**-24  # of fp32: what is zero is noise of this size on the terms that cancel
+GROSS = 30.0  # times what is allowed: no chance of rounding
+CLOSE = 1e-3  # how far their weights are from the model's, relatively
+
+
+class Draws:
+    """Runs of the same tensors: root mean squares of norms, of eager's distances, of Onward's."""
+
+    def __init__(self) -> None:
+        self.runs = 0
+        self.zero: dict[str, float] = {}  # what is noise in the first run, and how large it may be
+        self._squares: dict[str, np.ndarray] = {}  # of norm, eager's distance, Onward's distance
+        self._floors: dict[str, float] = {}
+
+    def add(
+        self,
+        ours: Mapping[str, torch.Tensor],
+        eager: Mapping[str, torch.Tensor],
+        exact: Mapping[str, torch.Tensor],
+    ) -> None:
+        """One run more. A gradient that is zero by construction, such as a key bias's, which
+        softmax does not see, is noise in every engine, and one's noise bounds no other's."""
+        norms = {n: float(t.norm()) for n, t in exact.items()}
+        if not self.runs:
+            noise = ROUNDOFF * math.hypot(*norms.values())
+            self.zero = {n: noise for n, norm in norms.items() if norm <= FLOOR * noise}
+        self.runs += 1
+        for name in exact.keys() & ours.keys() & eager.keys():
+            truth = exact[name]
+            found = norms[name], distance(eager[name], truth), distance(ours[name], truth)
+            self._floors[name] = floor(truth)
+            self._squares[name] = self._squares.get(name, 0.0) + np.square(found)
+
+    @property
+    def typical(self) -> float:
+        """The median over the tensors of eager's distance as a share of the tensor's norm."""
+        shares = [math.sqrt(e / n) for n, e, _ in self._squares.values() if n > 0.0]
+        return float(np.median(shares)) if shares else 0.0
+
+    def row(self, engine: str, name: str) -> Row:
+        """The law, eager's distance taken to be at least typical: who rounds in another order is
+        not held to where eager happens to be exact."""
+        norm, eager, ours = np.sqrt(self._squares[name] / self.runs)
+        allowed = 2.0 * max(eager, self.typical * norm) + self._floors[name] * norm
+        allowed = max(allowed, self.zero.get(name, 0.0))
+        return Row(engine, name, float(ours), float(allowed), self.runs)
+
+    def is_doubtful(self, name: str) -> bool:
+        """Whether more runs could find that a tensor over its bound is right."""
+        row = self.row("", name)
+        return row.difference <= GROSS * row.allowed  # never where it is NaN
+
+
+def close_weights(parameters: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+    """Weights a little beside the model's; what is zero stays zero."""
+    made: dict[str, torch.Tensor] = {}
+    generator = torch.Generator().manual_seed(seed)
+    for name, p in parameters.items():
+        if p.is_floating_point():
+            step = max(CLOSE, 2.0 * torch.finfo(p.dtype).eps)
+            noise = torch.randn(p.shape, generator=generator).to(p.device, torch.float64)
+            made[name] = (p.detach() * (1.0 + step * noise)).to(p.dtype)
+    return made

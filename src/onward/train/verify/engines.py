@@ -1,0 +1,170 @@
+"""The engines that are compared: Onward's executor, stock onnxruntime, eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from onward.capture import CapturedModule
+from onward.capture.flat_call import name_outputs
+from onward.compile import Compiler
+from onward.execute import Memory
+from onward.graph.file import to_proto
+from onward.graph.graph import Graph, type_of
+from onward.rewrite import split_counting
+from onward.train.batch import Batch
+from onward.train.prepared_batch import scalars
+from onward.train.verify.eager_modes import InDouble, NoDropout
+from onward.train.verify.graphs import LOSS, compared_outputs, gradient
+
+LossFunction = Callable[..., torch.Tensor]
+Tensors = dict[str, torch.Tensor]
+
+
+class Engines:
+    """Each engine on one batch of one model. `names`: the graph inputs that are differentiated."""
+
+    def __init__(
+        self,
+        compiler: Compiler,
+        captured: CapturedModule,
+        batch: Batch,
+        model: torch.nn.Module,
+        loss_fn: LossFunction | None,
+        names: list[str],
+    ) -> None:
+        self.compiler, self.captured, self.names = compiler, captured, names
+        self._batch, self._model, self._loss_fn = batch, model, loss_fn
+        paths = {id(p): path for path, p in model.named_parameters(remove_duplicate=False)}
+        parameters = captured.parameters.items()
+        self._paths = {n: paths[id(p)] for n, p in parameters if id(p) in paths}
+        dims = captured.dims(batch.tensors)
+        assert dims is not None
+        self._dims = dims
+        self._staged = {captured.leaves[i]: t for i, t in enumerate(batch.tensors)}
+
+    def _inputs(self, graph: Graph) -> dict[str, Any]:
+        """The inputs of a run that is no one's but this comparison's."""
+        seed = torch.tensor([12345, 67890])
+        return {**self._staged, **scalars(graph.signature, seed, offset=0, weight=1.0)}
+
+    # ---- Onward
+
+    def onward(self, graph: Graph, weights: Mapping[str, torch.Tensor] | None = None) -> Tensors:
+        """Loss and gradients, on other weights where they are given."""
+        return self.values(graph, compared_outputs(graph), weights)
+
+    def values(
+        self,
+        graph: Graph,
+        outputs: Mapping[str, str],
+        weights: Mapping[str, torch.Tensor] | None = None,
+    ) -> Tensors:
+        """These outputs by Onward's executor; a graph that counts rows is given this batch's."""
+        dims, inputs = dict(self._dims), self._inputs(graph)
+        if graph.counts:
+            conditions, graph = split_counting(graph)
+            counted = self.values(conditions, {size: size for size in conditions.outputs}, weights)
+            for size, rows in counted.items():
+                numbers = rows.nonzero().view(-1)
+                dims[size], inputs[graph.signature.rows[size]] = len(numbers), numbers
+        plan = self.compiler.plan(graph, list(outputs.values()), dims)
+        owned = {**self.captured.owned, **(weights or {})}
+        device = next(iter(owned.values())).device
+        executable = self.compiler.bind(plan, Memory(device), owned)
+        executable.run(inputs)
+        return {name: executable.output(made).cpu() for name, made in outputs.items()}
+
+    # ---- onnxruntime
+
+    @staticmethod
+    def has_onnxruntime() -> bool:
+        """Whether it is installed."""
+        try:
+            import onnxruntime  # noqa: F401
+        except ImportError:
+            return False
+        return True
+
+    def onnxruntime(self, graph: Graph) -> Tensors:
+        """All outputs, by their names in the graph, by the stock engine, its own optimiser off; on
+        one thread: on several, those that add to one row of a table overwrite each other's sums."""
+        import onnxruntime as ort
+
+        options = ort.SessionOptions()
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+        options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.enable_mem_reuse = False  # its planning is quadratic: 2.5 s for 2,500 nodes
+        options.log_severity_level = 3
+        session = ort.InferenceSession(
+            to_proto(graph).SerializeToString(), options, providers=["CPUExecutionProvider"]
+        )
+        given = {**self._inputs(graph), **self.captured.owned}
+        feeds: dict[str, np.ndarray] = {}
+        for item in session.get_inputs():
+            value = given[item.name]
+            dtype = type_of(graph.find_input(item.name)).dtype.numpy()
+            feeds[item.name] = (
+                value.detach().cpu().numpy()
+                if isinstance(value, torch.Tensor)
+                else np.array(value, dtype=dtype)
+            )
+        results = session.run(None, feeds)
+        return {
+            name: torch.from_numpy(np.array(result))
+            for name, result in zip(graph.outputs, results, strict=True)
+        }
+
+    # ---- eager PyTorch
+
+    @cached_property
+    def exact(self) -> Tensors:
+        """Eager PyTorch in fp64."""
+        return self.eager(exact=True)
+
+    @cached_property
+    def own(self) -> Tensors:
+        """Eager PyTorch in the model's precision, the results converted to fp64."""
+        return self.eager(exact=False)
+
+    def eager(self, exact: bool, weights: Mapping[str, torch.Tensor] | None = None) -> Tensors:
+        """Eager PyTorch on a copy of the model, dropout off; `exact`: in fp64."""
+
+        def cast(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor):
+                return x
+            return x.double() if exact and x.is_floating_point() else x.clone()
+
+        model, loss_fn = copy.deepcopy((self._model, self._loss_fn))
+        if exact:
+            for module in (model, loss_fn):
+                if isinstance(module, torch.nn.Module):
+                    module.double()
+        copies = dict(model.named_parameters(remove_duplicate=False))
+        with torch.no_grad():
+            for name, value in (weights or {}).items():
+                copies[self._paths[name]].copy_(value)
+        with NoDropout(), InDouble() if exact else nullcontext():
+            args, kwargs, target = pytree.tree_map(cast, self._batch.given)
+            outputs = model(*args, **kwargs)
+            if loss_fn is not None:
+                loss = loss_fn(outputs, *target)
+            else:
+                named = name_outputs(outputs)
+                loss = named.get("loss", next(iter(named.values())))
+        wanted = {n: copies[self._paths[n]] for n in self.names}
+        wanted = {n: p for n, p in wanted.items() if p.requires_grad}
+        grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        found = {LOSS: loss.detach()}
+        found |= {
+            gradient(n): g.detach() for n, g in zip(wanted, grads, strict=True) if g is not None
+        }
+        return {n: t.double().cpu() for n, t in found.items()}

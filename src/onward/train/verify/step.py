@@ -1,0 +1,83 @@
+"""The verification of one training step; model, batch and generators stay as they are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from onward.compile import Compiler
+from onward.config import MissingExtraError
+from onward.journal import Journal
+from onward.kernels import host
+from onward.train.batch import Batch
+from onward.train.graphs import Graphs
+from onward.train.verify.bisection import first_departure
+from onward.train.verify.comparison import against_eager, against_onnxruntime
+from onward.train.verify.engines import Engines, LossFunction
+from onward.train.verify.report import Verification
+
+
+def verify_step(
+    model: torch.nn.Module,
+    batch: Batch,
+    loss_fn: LossFunction | None,
+    trained: set[int],
+    bisect: bool,
+    disable: tuple[str, ...] = (),
+) -> Verification:
+    """Compares the batch's loss and every gradient. trained: ids of the parameters to differentiate
+    by."""
+    with _undisturbed():
+        batch = _owned(batch)
+        device = next((p.device.type for p in model.parameters()), "cpu")
+        compiler = Compiler(host(device), disable, Journal(keep_stages=bisect))
+        captured = compiler.capture(model, *batch.given, loss_fn)
+        graphs = Graphs(compiler, captured)
+        names = [n for n, p in captured.parameters.items() if id(p) in trained]
+        engines = Engines(compiler, captured, batch, model, loss_fn, names)
+        result = Verification()
+        padded = compiler.gradients(graphs.forward, names, captured.reached)
+        result.rows += against_eager(engines, padded)
+        packed = graphs.packed(graphs.forward.signature.requested((), None))
+        if packed is not None:
+            packed = compiler.gradients(packed, names, captured.reached)
+            result.rows += against_eager(engines, packed, "eager PyTorch (rows that are read)")
+        if engines.has_onnxruntime():
+            result.rows += against_onnxruntime(engines, padded)
+        else:
+            result.notes.append(str(MissingExtraError("onnxruntime", "ort")))
+        if bisect:
+            result.notes.append(first_departure(engines))
+        return result
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Gradients are on, whatever surrounds it; every generator is put back."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+def _owned(batch: Batch) -> Batch:
+    """The batch on copies: what was made in inference mode cannot be differentiated, and a model
+    may write into its batch."""
+    copies = {id(t): t.detach().clone() for t in batch.tensors}
+
+    def own(x: Any) -> Any:
+        return copies[id(x)] if isinstance(x, torch.Tensor) else x
+
+    args, kwargs, target = pytree.tree_map(own, batch.given)
+    tensors = [copies[id(t)] for t in batch.tensors]
+    return replace(batch, args=args, kwargs=kwargs, target=target, tensors=tensors)
