@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -34,7 +35,9 @@ def run(*folders: Path) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that the plugin is installed into, from a copy: nothing is built in the tree."""
-    pytest.importorskip("setuptools")
+    missing = [tool for tool in ("pip", "setuptools") if importlib.util.find_spec(tool) is None]
+    if missing:
+        pytest.skip(f"no {missing[0]}")
     folder = tmp_path_factory.mktemp("plugin")
     shutil.copytree(PLUGIN, folder / "plugin", ignore=shutil.ignore_patterns("build", "*.egg-info"))
     done = subprocess.run(
