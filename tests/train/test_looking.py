@@ -236,7 +236,7 @@ def test_a_profile_runs_on_the_last_training_batch_though_others_ran_since() -> 
     assert trainer.report()["rows"] == rows
     after = everything(trainer)
     assert [n for n in before if not torch.equal(before[n], after[n])] == []
-    assert torch.equal(trainer._last_run().prepared.output("loss"), twin.train_step(data).loss)
+    assert torch.equal(trainer._last_run().prepared.loss, twin.train_step(data).loss)
 
 
 def test_a_profile_that_fails_puts_back_what_it_wrote() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import onnxruntime as ort
@@ -187,3 +188,48 @@ def test_a_loss_module_may_have_the_models_names() -> None:
     pair = Pair(Whole(), loss_fn=Weighted(5.0))
     for _ in range(2):
         pair.step(torch.randn(2, 3), torch.randn(2, 3))
+
+
+OURS = ("loss", "grad_norm", "finite", "seed", "lr.0", "step.0", "next.param.w", "grad.param.w")
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_results_may_have_the_names_of_a_steps_outputs(make: Any, steps: int) -> None:
+    """A result named `loss` beside a loss_fn too: what is minimised is what the loss_fn returns."""
+
+    class Results(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(3))
+
+        def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+            y = x * self.w
+            return {"y": y, **{name: y.sum() * (i - 2.5) for i, name in enumerate(OURS)}}
+
+    def loss_fn(results: dict[str, torch.Tensor], target: torch.Tensor) -> torch.Tensor:
+        return (results["y"] - target).pow(2).mean()
+
+    model = Results()
+    twin = copy.deepcopy(model)
+    options = {"max_grad_norm": 0.1, "gradient_accumulation_steps": steps}
+    trainer = onward.Trainer(model, make(model.parameters()), loss_fn, options=options)
+    optimizer = make(twin.parameters())
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(steps):
+            x, target = torch.randn(2, 3), torch.randn(2, 3)
+            want = twin(x)
+            loss = loss_fn(want, target)
+            (loss / steps).backward()
+            found = trainer.train_step(x, target, fetch=OURS)
+            torch.testing.assert_close(found.loss, loss.detach())
+            for name in OURS:
+                torch.testing.assert_close(found.outputs[name], want[name].detach())
+        norm = nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
+        optimizer.step()
+        torch.testing.assert_close(found.grad_norm, norm)
+    torch.testing.assert_close(model.w, twin.w)
+    found = trainer.eval_step(x, target, fetch=("loss",))
+    torch.testing.assert_close(found.loss, loss_fn(twin(x), target).detach())
+    torch.testing.assert_close(found.outputs["loss"], twin(x)["loss"].detach())

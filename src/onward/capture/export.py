@@ -78,10 +78,10 @@ def capture(
     if want_loss:
         outputs[0] = "loss"
     translator.run(dict(zip(outputs, translator.output_nodes(), strict=True)))
-    results = dict(zip(flat.noted.names, outputs, strict=True))
-    if want_loss:
-        graph.signature = graph.signature.but(loss=results.pop(flat.noted.names[0]))
-    graph.signature = graph.signature.but(results=results)
+    first = 1 if want_loss else 0  # a result may be called as the loss is
+    results = dict(zip(flat.noted.names[first:], outputs[first:], strict=True))
+    loss = outputs[0] if want_loss else None
+    graph.signature = graph.signature.but(loss=loss, results=results)
     if want_loss:
         nodes = reached(translator.output_nodes()[0])
         result.reached = {translator.env[n].name for n in nodes} & set(result.parameters)

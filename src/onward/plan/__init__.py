@@ -5,7 +5,7 @@ from onward.plan.budget import Budget
 from onward.plan.fusible import Fusible
 from onward.plan.plan import Buffer, Launch, Plan, Region
 from onward.plan.planner import make_plan
-from onward.plan.recompute import Search, between
+from onward.plan.recompute import Search
 from onward.plan.views import Layout
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "Plan",
     "Region",
     "Search",
-    "between",
     "bind",
     "make_plan",
 ]

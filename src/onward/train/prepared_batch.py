@@ -47,20 +47,23 @@ class PreparedBatch:
         """For reports."""
         return {"arithmetic_done": self.share, "counts": dict(self.counts)}
 
+    @property
+    def loss(self) -> torch.Tensor:
+        """A copy of what is minimised, whatever results of the model are called."""
+        assert self.signature.loss is not None, "a step has a loss"
+        return self.executable.output(self.signature.loss)
+
     def output(self, name: str) -> torch.Tensor:
         """A copy of a result by the user's name; `loss` is the loss where the model has no result
         of that name."""
-        found = self.signature.results.get(name, self.signature.loss if name == "loss" else None)
-        assert found is not None, f"nothing is called {name}"
-        return self.executable.output(found)
+        found = self.signature.results.get(name)
+        assert found is not None or name == "loss", f"nothing is called {name}"
+        return self.loss if found is None else self.executable.output(found)
 
 
 def scalars(signature: Signature, seed: torch.Tensor, offset: int, weight: float) -> dict[str, Any]:
     """Inputs by name: the words `i64[2]` of the seed, the first sample's number in the window, and
     the weight of each output that is differentiated."""
     given: dict[str, Any] = dict.fromkeys(signature.cotangents.values(), weight)
-    if signature.seed is not None and signature.sample_offset is not None:
-        given |= {signature.seed: seed, signature.sample_offset: offset}
-    elif signature.seed is not None:
-        given[signature.seed] = seed
-    return given
+    drawn = ((signature.seed, seed), (signature.sample_offset, offset))
+    return given | {name: value for name, value in drawn if name is not None}

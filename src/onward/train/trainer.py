@@ -127,7 +127,7 @@ class Trainer:
             log.warning("a gradient is not finite: update %d is skipped", self.updates + 1)
         norm = prepared.signature.grad_norm if last else None
         return StepResult(
-            loss=prepared.output("loss"),
+            loss=prepared.loss,
             grad_norm=None if norm is None else prepared.executable.output(norm),
             lr=lr,
             skipped=not wrote,
@@ -146,7 +146,7 @@ class Trainer:
         self._remember(batch)
         prepared.executable.run(prepared.inputs, prepared.dims)
         return StepResult(
-            loss=prepared.output("loss"),
+            loss=prepared.loss,
             lr=self._lr(),
             updated=False,
             outputs={name: prepared.output(name) for name in names},
