@@ -149,10 +149,11 @@ class Compiled:
         loss_fn: Any = None,
         disable: Iterable[str] = (),
         keep_stages: bool = False,
+        want_loss: bool = True,
     ) -> None:
         self.journal = Journal(keep_stages)
         self.compiler = Compiler(host("cpu"), disable, self.journal)
-        self.captured = self.compiler.capture(model, args, kwargs, target, loss_fn)
+        self.captured = self.compiler.capture(model, args, kwargs, target, loss_fn, want_loss)
         self.graphs = Graphs(self.compiler, self.captured)
         self.forward, self.packed = self.graphs.forward, self.graphs.packed
         self.plan, self.executable = self.compiler.plan, self.compiler.bind

@@ -5,7 +5,7 @@
 A stage receives a value and returns one, by one verb of `Compiler`:
     captured   = compiler.capture(model, args, kwargs)     Captured
     forward    = compiler.forward(captured)                Graph; packed: compiler.pack(forward, ..)
-    step       = compiler.step(forward, recipe)            Graph
+    step       = compiler.step(forward, recipe)            Graph; compiler.halves(..): Halves
     plan       = compiler.plan(step, outputs, dims)        Plan
     executable = compiler.bind(plan, memory, owned)        Executable
 Seconds, reports and dumps stand in the compiler's journal.
@@ -20,13 +20,13 @@ from typing import Any
 from onward import rewrite
 from onward.capture import Captured, CapturedModule, capture
 from onward.config import environment
-from onward.differentiate import Recipe, add_updates, vjp
+from onward.differentiate import Halves, Recipe, add_updates, partition, vjp
 from onward.execute import Executable, Memory
 from onward.extend import load_plugins
 from onward.graph.graph import Graph
 from onward.journal import Journal
 from onward.kernels import Target
-from onward.plan import Budget, Fusible, Plan, bind, make_plan
+from onward.plan import Budget, Fusible, Plan, ResidualBlock, bind, make_plan
 
 
 class Compiler:
@@ -68,16 +68,21 @@ class Compiler:
             edit = partial(rewrite.row_demand, graph, outputs, reads=reads)
             report = rewrite.measured("row_demand", graph, edit, self._fusible)
         self.journal.reports.append(report)
-        if not report.edits:
-            return None
-        self.journal.note("forward-row_demand", graph)
-        return graph
+        if report.edits:
+            self.journal.note("forward-row_demand", graph)
+        return graph if report.edits else None
 
     def gradients(self, forward: Graph, wrt: Sequence[str], zeros: Collection[str]) -> Graph:
         """Forward and gradients, rewritten; the graph that other engines are compared on."""
         graph = self._differentiate(forward, wrt, zeros)
         with self.journal.timed("rewrite step"):
             return self._rewrite(graph, rewrite.STEP, "gradients")
+
+    def halves(self, forward: Graph, outputs: Sequence[str], wrt: Sequence[str]) -> Halves:
+        """Forward and gradients by these inputs, for cotangents of the outputs that come later."""
+        graph = self._differentiate(forward, wrt, (), outputs)
+        with self.journal.timed("rewrite halves"):
+            return partition(self._rewrite(graph, rewrite.halves(), "halves"))
 
     def step(self, forward: Graph, recipe: Recipe) -> Graph:
         """The whole training step as one graph."""
@@ -96,14 +101,16 @@ class Compiler:
         budget: int | float | str | None = None,
         open: Collection[str] = (),
         label: str = "",
+        block: ResidualBlock | None = None,
     ) -> Plan:
-        """The plan that computes these outputs of `graph` at these sizes, within the budget of
-        memory. open: sizes that may be smaller when it runs. label: before the names of dumps."""
+        """The plan that computes these outputs of `graph` at these sizes, within a budget of bytes.
+        open: sizes that may be smaller when it runs. label: before the names of dumps. block: of a
+        backward half, its forward half's `Plan.residual_block`."""
         with self.journal.timed("bind"):
             bound = bind(rewrite.prune(graph, outputs), dims, open)
         self.journal.note(f"{label}bind", bound)
         with self.journal.timed("plan"):
-            plan = make_plan(bound, dict(dims), target=self.target)
+            plan = make_plan(bound, dict(dims), target=self.target, block=block)
         if budget is not None:
             with self.journal.timed("recompute"):
                 plan = self._fit(bound, plan, budget)
@@ -113,26 +120,19 @@ class Compiler:
     def bind(self, plan: Plan, memory: Memory, owned: Mapping[str, Any]) -> Executable:
         """The plan in memory. owned: the tensors that belong to others, by graph input."""
         with self.journal.timed("execute: memory and binding"):
-            executable = Executable(plan, memory, owned)
-            executable.bind()
-        return executable
+            return Executable(plan, memory, owned).bound()
 
-    def _differentiate(self, forward: Graph, wrt: Sequence[str], zeros: Collection[str]) -> Graph:
-        assert forward.signature.loss is not None, "a forward without a loss has no gradients"
+    def _differentiate(
+        self, graph: Graph, wrt: Sequence[str], zeros: Collection[str], ends: Sequence[str] = ()
+    ) -> Graph:
         with self.journal.timed("differentiate"):
-            graph = vjp(forward, [forward.signature.loss], wrt, zeros)
+            graph = vjp(graph, ends or graph.signature.ends, wrt, zeros)
         self.journal.note("differentiate", graph)
         return graph
 
     def _rewrite(self, graph: Graph, passes: Sequence[rewrite.AnyPass], stage: str) -> Graph:
-        graph, reports = rewrite.run(
-            graph,
-            passes,
-            self.disable,
-            after=lambda g, name: self.journal.note(f"{stage}-{name}", g),
-            verify=environment().check,
-            refuse=self._fusible,
-        )
+        after, check = partial(self.journal.note_pass, stage), environment().check
+        graph, reports = rewrite.run(graph, passes, self.disable, after, check, self._fusible)
         self.journal.reports += reports
         return graph
 

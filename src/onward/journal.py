@@ -51,6 +51,10 @@ class Journal:
             save(graph, stem.with_suffix(".onnx"))
             self._dumped += 1
 
+    def note_pass(self, stage: str, graph: Graph, name: str) -> None:
+        """A graph as a pass of a stage has left it."""
+        self.note(f"{stage}-{name}", graph)
+
     def note_plan(self, stage: str, plan: object) -> None:
         """A plan, in its printed form."""
         folder = self._folder()

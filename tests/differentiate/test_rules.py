@@ -13,47 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gradient_calls import CALLS, STATISTICS
 from onnx.reference import ReferenceEvaluator
-from op_cases import CASES, ONWARD_CASES, Known, OpCase, Real, cases_of
-from op_table import NO_RULE, WITHOUT
+from op_cases import Known, OpCase, Real, cases_of
 from torch.nn import functional as F
 
 from onward.differentiate import vjp
-from onward.differentiate.rules import NO_GRADIENT, RULES
+from onward.differentiate.rules import RULES
 from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, array_of, type_of
-from onward.graph.types import FLOATING, DType
+from onward.graph.types import DType
 
 ONE = {"cotangent.loss": np.array(1.0)}
 STEP = 1e-5
-
-# Outputs that are statistics and carry no gradient.
-STATISTICS = {
-    "LayerNormalization": {1, 2}, "AddLayerNormalization": {1, 2}, "SoftmaxCrossEntropyLoss": {1},
-    "CrossEntropyLoss": {1}, "FlashAttention": {1, 2},
-}  # fmt: skip
-
-# Ops through which a gradient could flow.
-REFUSED = WITHOUT["gradient"][NO_RULE]
-
-# Calls of ops with a rule that the rule refuses, each with what the message says.
-REFUSED_CALLS = {
-    "Max-10": "Max of 1 inputs", "Max-11": "Max of 3 inputs", "Min-10": "Min of 3 inputs",
-    "GatherND-4": "batch_dims", "ScatterND-2": "replace others", "ScatterND-4": "replace others",
-}  # fmt: skip
-
-
-CALLS = [
-    case
-    for case in CASES + ONWARD_CASES
-    if case.real
-    and case.op not in NO_GRADIENT | REFUSED
-    and not case.op.endswith(("Grad", "Update", "Step"))
-    and case.label not in REFUSED_CALLS
-    and DType(case.attrs.get("to", DType.FLOAT)) in FLOATING
-]
 
 
 def loss_of(case: OpCase, leave_out: frozenset[int] = frozenset()) -> Graph:

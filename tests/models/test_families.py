@@ -1,7 +1,5 @@
 """Loss and every gradient equal eager's, dropout off, on one model of each family and on masks.
 
-pytestmark = pytest.mark.usefixtures("captures_kept")
-
 Mostly one batch each, so that chance alone could break the law of same numbers on a tensor of few
 elements: `test_parity.py` holds two families to it over many batches, here 1e-6 of a tensor's norm
 is always allowed. Wrong meaning is off by far more.
@@ -19,6 +17,8 @@ import onward
 from onward.capture import capture
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Node, Role, Value, type_of
+
+pytestmark = pytest.mark.usefixtures("captures_kept")
 
 
 @pytest.mark.sample(8)

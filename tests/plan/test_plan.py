@@ -184,7 +184,7 @@ def test_apart_regions_do_not_share_bytes() -> None:
 
 @pytest.mark.parametrize("joint", [True, False], ids=["one arena", "two arenas"])
 @pytest.mark.parametrize("kind", MAKERS)
-def test_halves_keep_their_residuals_apart(
+def test_residuals_and_scratch_do_not_meet(
     kind: str, joint: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By brute force over the launches themselves, whatever lifetimes the plan says: of two buffers
@@ -192,8 +192,8 @@ def test_halves_keep_their_residuals_apart(
     that runs so is the same."""
     plans: list[Plan] = []
 
-    def planned(graph: Graph, dims: dict[str, int], target: Target) -> Plan:
-        plans.append(make_plan(graph, dims, joint, target))
+    def planned(graph: Graph, dims: dict[str, int], target: Target, block: None = None) -> Plan:
+        plans.append(make_plan(graph, dims, joint, target, block))
         return plans[-1]
 
     def steps() -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -365,7 +365,9 @@ def test_training_steps(disable: tuple[str, ...], monkeypatch: pytest.MonkeyPatc
     """The steps that a Trainer plans, with clipping and accumulation, on every plan it makes."""
     seen: list[Plan] = []
 
-    def recorded(graph: Graph, dims: Any, joint: bool = True, target: Any = None) -> Plan:
+    def recorded(
+        graph: Graph, dims: Any, joint: bool = True, target: Any = None, block: None = None
+    ) -> Plan:
         graph = graph.clone()
         if graph.symbols:  # sizes that stay open have no numbers to replay at
             return make_plan(graph, dims, joint, target)

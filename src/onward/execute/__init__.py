@@ -1,6 +1,7 @@
 """Plan -> running: regions of memory, launches bound once, the loop."""
 
 from onward.execute.executable import Executable
+from onward.execute.halves import ExecutableHalves, Residuals
 from onward.execute.memory import Memory
 
-__all__ = ["Executable", "Memory"]
+__all__ = ["Executable", "ExecutableHalves", "Memory", "Residuals"]

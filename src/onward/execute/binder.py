@@ -59,18 +59,22 @@ class Binder:
         """Bytes allocated for this plan, by region, to compare with its prediction."""
         return self._tensors.nbytes()
 
-    def bind(self, dims: Mapping[str, int] | None = None) -> None:
+    def bind(
+        self, dims: Mapping[str, int] | None = None, block: torch.Tensor | None = None
+    ) -> None:
         """Binds launches to memory: all of them where an arena or a user's tensor has moved, those
-        with open sizes where these are others. Raises OnwardError for tensors that are no longer
-        what the step was made for."""
+        with open sizes where these are others. block: of a half, where its residuals lie. Raises
+        OnwardError for tensors that are no longer what the step was made for."""
         if dims is not None:
             self.dims = {name: dims[name] for name in self.plan.dims}
-        self.memory.reserve(self.plan.sizes)
+        lent = None if block is None else block.data_ptr()
+        sizes = self.plan.sizes if block is None else {**self.plan.sizes, Region.RESIDUAL: 0}
+        self.memory.reserve(sizes)
         owned = self.owned.values()
-        pointers = (self.memory.version, *[(t.data_ptr(), t.stride()) for t in owned])
+        pointers = (self.memory.version, lent, *[(t.data_ptr(), t.stride()) for t in owned])
         if pointers != self._bound_at:
             check_owned(self.plan, self.owned, self.written)
-            self._tensors.find()
+            self._tensors.find(block)
             launches = range(len(self.plan.launches))
             self.launches = [_unbound] * len(launches)
         elif self.dims != self._bound_dims:

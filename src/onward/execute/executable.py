@@ -57,11 +57,17 @@ class Executable:
         """The launches as they are bound, in the plan's order; none before the first."""
         return self._binder.launches
 
-    def bind(self, dims: Mapping[str, int] | None = None) -> None:
-        """Binds launches to memory: all of them where an arena or a user's tensor has moved, those
-        with open sizes where these are others. Raises OnwardError for tensors that are no longer
-        what the step was made for."""
-        self._binder.bind(dims)
+    def bind(
+        self, dims: Mapping[str, int] | None = None, block: torch.Tensor | None = None
+    ) -> None:
+        """Binds launches to memory (`Binder.bind`)."""
+        self._binder.bind(dims, block)
+
+    def bound(self) -> Executable:
+        """Itself, bound for its plan's sizes; but for a half, which a run binds to its block."""
+        if not self.plan.signature.residuals:
+            self.bind()
+        return self
 
     # ---- running
 
@@ -70,17 +76,19 @@ class Executable:
         inputs: Mapping[str, torch.Tensor | float | int],
         dims: Mapping[str, int] | None = None,
         done: Callable[[bool], None] | None = None,
+        block: torch.Tensor | None = None,
     ) -> bool:
         """One pass over the launches. `inputs` are copied into their staged places first.
 
-        dims: sizes of this batch, which the plan serves; those of the plan where left out.
+        dims: sizes of this batch, which the plan serves; those of the plan where left out. block:
+        `u8[n]`, of a half, where its residuals lie.
         Returns whether what outlives the step was written: not where the signature has an output
         `finite` that is false. Until the first such launch a run may fail or be interrupted and
         leaves parameters and state as they were; from there on signals wait, also for `done`, which
         is told the same. Raises what a kernel says of bad input, such as IndexError.
         """
         with torch.no_grad():
-            self._stage(inputs, dims)
+            self._stage(inputs, dims, block)
             launches = self._binder.launches
             self._launch(range(self.plan.commit))
             finite = self.plan.signature.finite
@@ -94,9 +102,12 @@ class Executable:
         return wrote
 
     def _stage(
-        self, inputs: Mapping[str, torch.Tensor | float | int], dims: Mapping[str, int] | None
+        self,
+        inputs: Mapping[str, torch.Tensor | float | int],
+        dims: Mapping[str, int] | None,
+        block: torch.Tensor | None = None,
     ) -> None:
-        self.bind(dims)
+        self.bind(dims, block)
         for name, content in inputs.items():
             target = self._binder.inputs.get(name)
             if target is None:

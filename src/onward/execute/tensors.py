@@ -20,7 +20,7 @@ class Tensors:
 
     bases: of each buffer, once they are found. places: by name, where an owned tensor is copied to
     whose elements do not lie one after the other, for kernels read and write whole rows of memory.
-    dims: the sizes that windows are made for.
+    dims: the sizes that windows are made for. block: lent to a half for its residuals.
     """
 
     def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
@@ -28,6 +28,7 @@ class Tensors:
         self.dims = dict(plan.dims)
         self.bases: dict[int, torch.Tensor] = {}
         self.places: dict[str, torch.Tensor] = {}
+        self.block: torch.Tensor | None = None
         self._sizes: dict[int, int] = {}  # of a size by its id, at these dims
         self._windows: dict[int, torch.Tensor] = {}  # of a layout by its id, at these dims
         self._typed: dict[tuple[int, DType], torch.Tensor] = {}
@@ -38,8 +39,9 @@ class Tensors:
             if i < len(launch.inputs) and (x := launch.inputs[i]) is not None
         }
 
-    def find(self) -> None:
+    def find(self, block: torch.Tensor | None = None) -> None:
         """The memory of every buffer, where arenas and owned tensors lie now."""
+        self.block = block
         self.forget()
         self.places.clear()
         names = {layout.buffer: name for name, layout in self._plan.inputs.items()}
@@ -66,6 +68,7 @@ class Tensors:
     def release(self) -> None:
         """Lets go of all memory but the constants."""
         self.forget()
+        self.block = None
         self.bases = {i: t for i, t in self.bases.items() if i in self._plan.constants}
 
     def forget(self) -> None:
@@ -120,6 +123,8 @@ class Tensors:
                 held[Region.PERSISTENT] += aligned(base.nbytes)
         for region in (Region.RESIDUAL, Region.SCRATCH):
             held[region] = self._memory.arena_bytes(region)
+        if self.block is not None:
+            held[Region.RESIDUAL] = self.block.nbytes
         return held
 
     def _base(self, index: int, name: str | None) -> torch.Tensor:
@@ -146,5 +151,7 @@ class Tensors:
         flags = self._plan.flags
         if flags is not None and index == flags.buffer:
             return memory.named(buffer.name, Type(flags.dtype, flags.shape))
+        if buffer.region is Region.RESIDUAL and self.block is not None:
+            return self.block[buffer.offset : buffer.offset + buffer.nbytes]
         region = Region.SCRATCH if self._plan.joint else buffer.region
         return memory.window(region, buffer.offset, buffer.nbytes)

@@ -44,7 +44,8 @@ class Signature:
     it is false nothing that outlives the step may be written.
 
     Both. updated, accumulated: the output that is the next value of an input: of parameters and
-    slots, and of accumulators.
+    slots, and of accumulators. residuals: what a forward half saves for its backward half, outputs
+    of the one and inputs of the other by the same names.
     """
 
     seed: str | None = None
@@ -62,6 +63,14 @@ class Signature:
     finite: str | None = None
     updated: dict[str, str] = field(default_factory=dict)
     accumulated: dict[str, str] = field(default_factory=dict)
+    residuals: tuple[str, ...] = ()
+
+    @property
+    def ends(self) -> list[str]:
+        """The outputs that a step differentiates: the loss. Raises ValueError without one."""
+        if self.loss is None:
+            raise ValueError("a forward without a loss has no gradients")
+        return [self.loss]
 
     def but(self, **entries: Any) -> Signature:
         """With other entries: a single name in the place of one, a mapping added to what there
@@ -78,7 +87,9 @@ class Signature:
         for item in fields(self):
             held = getattr(self, item.name)
             there = outputs if item.name in _OUTPUTS else inputs
-            if isinstance(held, dict):
+            if isinstance(held, tuple):
+                kept[item.name] = tuple(n for n in held if n in inputs or n in outputs)
+            elif isinstance(held, dict):
                 kept[item.name] = {key: name for key, name in held.items() if name in there}
             else:
                 kept[item.name] = held if held in there else None

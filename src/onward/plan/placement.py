@@ -22,6 +22,7 @@ _INPUT_REGION = {
     Role.HYPER: Region.PERSISTENT,
     Role.COTANGENT: Region.PERSISTENT,
     Role.SIZE: Region.PERSISTENT,
+    Role.RESIDUAL: Region.RESIDUAL,
 }
 _PURPOSE = {
     Role.PARAM: "parameter",
@@ -30,7 +31,7 @@ _PURPOSE = {
     Role.BATCH: "staged batch",
     Role.RANDOM: "seed",
     Role.HYPER: "hyperparameter",
-    Role.COTANGENT: "hyperparameter",
+    Role.COTANGENT: "cotangent",
     Role.SIZE: "sizes",
 }
 _ARENAS = (Region.RESIDUAL, Region.SCRATCH)
@@ -52,9 +53,13 @@ class Buffers:
         self._layouts: dict[Value, Layout] = {}
         self._known: dict[Layout, Layout] = {}  # what is bound once for all that use it
         self._backward = {a.position for a in storages.accesses if a.is_backward}
+        if storages.block is not None:
+            self._residuals(storages.block)
         for value in storages.graph.inputs:
             role = role_of(value)
             assert role is not None
+            if role is Role.RESIDUAL:
+                continue
             index = self._given(value, _region(value), _PURPOSE[role])
             if role is Role.SIZE:
                 self.constants[index] = content_of(value)
@@ -116,6 +121,30 @@ class Buffers:
         layout = self.new(value.name or "", type_of(value), region, 0, self._end, purpose)
         self._of[self._storages.layouts[value].buffer] = layout.buffer
         return layout.buffer
+
+    def _residuals(self, storage: int) -> None:
+        """The block that a backward half is given, from whose first byte layouts are counted."""
+        nbytes = self._storages.sizes[storage]
+        index = len(self.all)
+        self.all.append(
+            Buffer(index, "residuals", nbytes, Region.RESIDUAL, 0, self._end, "of the forward half")
+        )
+        self._of[storage] = index
+
+    def keep(self, name: str, value: Value) -> tuple[Layout, Layout | None]:
+        """Where a residual lies, in a buffer that lives to the end; and where its content is first,
+        if that is memory of another owner, from which it is to be copied."""
+        layout = self.layout(value)
+        buffer = self.all[layout.buffer]
+        if buffer.region not in _ARENAS:
+            copied = self.new(
+                name, type_of(value), Region.RESIDUAL, self._end, self._end, "kept for backward"
+            )
+            return copied, layout
+        if buffer.region is not Region.RESIDUAL:
+            buffer.region = Region.RESIDUAL
+            buffer.purpose = f"{buffer.purpose}, kept for backward"
+        return layout, None
 
     def write(self, access: Access, value: Value) -> Layout:
         """Where a launch writes an output: the state that it replaces, memory that it takes over, a
@@ -211,4 +240,6 @@ def arena_bytes_throughout(storages: Storages) -> int:
 def _region(value: Value) -> Region:
     role = role_of(value)
     assert role is not None
+    if role is Role.COTANGENT and type_of(value).rank:
+        return Region.SCRATCH  # as a leaf of the batch; a loss' is one number
     return _INPUT_REGION[role]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from typing import Any
 
@@ -42,6 +42,15 @@ class Buffer:
     @property
     def nbytes(self) -> int:
         return value(self.size)
+
+
+@dataclass(frozen=True)
+class ResidualBlock:
+    """Bytes that a forward half leaves to its backward half. layouts: of the residuals, by name,
+    their offsets counted from the block's first byte; the buffer says nothing."""
+
+    nbytes: int
+    layouts: Mapping[str, Layout]
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,16 @@ class Plan:
         """Every layout that the plan holds."""
         inner = [x for launch in self.launches for x in launch.operands]
         return [*inner, *self.inputs.values(), *self.outputs.values()]
+
+    @property
+    def residual_block(self) -> ResidualBlock:
+        """Of a forward half, where its residuals lie."""
+        layouts: dict[str, Layout] = {}
+        for name in self.signature.residuals:
+            layout = self.outputs[name]
+            first = self.buffers[layout.buffer].offset // int(layout.dtype.itemsize)
+            layouts[name] = replace(layout, buffer=-1, offset=layout.offset + first)
+        return ResidualBlock(self.sizes[Region.RESIDUAL], layouts)
 
     @property
     def arena_bytes(self) -> int:

@@ -8,22 +8,27 @@ from onward.plan.launches import copy, launches_of
 from onward.plan.liveness import Simulator
 from onward.plan.order import order
 from onward.plan.placement import Buffers, place_buffers, shown_state
-from onward.plan.plan import Launch, Plan, Region
+from onward.plan.plan import Launch, Plan, Region, ResidualBlock
 from onward.plan.select import select
 from onward.plan.storages import Access, Storages
 from onward.plan.views import Layout
 
 
 def make_plan(
-    graph: Graph, dims: dict[str, int], joint: bool = True, target: Target | None = None
+    graph: Graph,
+    dims: dict[str, int],
+    joint: bool = True,
+    target: Target | None = None,
+    block: ResidualBlock | None = None,
 ) -> Plan:
     """Plans a bound graph. `joint`: residual and scratch share one arena, which is right where no
-    second forward can be outstanding (Trainer). `target`: this machine's CPU where left out.
+    second forward can be outstanding (Trainer); of halves they are always two. `target`: this
+    machine's CPU where left out. `block`: for a backward half, its forward half's residuals.
     Raises OnwardError where an op has no kernel.
     """
     graph = graph.clone()
     kernels = select(graph, target)
-    return Planner(graph, dims, kernels, order(graph), joint).plan()
+    return Planner(graph, dims, kernels, order(graph), joint, block).plan()
 
 
 class Planner:
@@ -36,9 +41,11 @@ class Planner:
         kernels: dict[Node, Kernel],
         nodes: list[Node],
         joint: bool,
+        block: ResidualBlock | None = None,
     ) -> None:
-        self.graph, self.dims, self.nodes, self.joint = graph, dims, nodes, joint
-        self.storages = Storages(graph, kernels, nodes)
+        self.graph, self.dims, self.nodes = graph, dims, nodes
+        self.joint = joint and not graph.signature.residuals
+        self.storages = Storages(graph, kernels, nodes, block)
         self.buffers = Buffers(self.storages, Simulator(self.storages).run(), len(nodes))
 
     def plan(self) -> Plan:
@@ -46,11 +53,14 @@ class Planner:
         launches = [x for access in self.storages.accesses for x in self.launches(access)]
         shown = self._shown_state()
         launches = [*(launch for launch, _ in shown.values()), *launches, *self._written_back()]
+        residuals, copies = self._residuals()
+        launches += copies
         outputs = {
             name: shown[name][1] if name in shown else self.buffers.layout(value)
             for name, value in self.graph.outputs.items()
             if name not in self.graph.state
         }
+        outputs |= residuals
         sizes, bound = place_buffers(self.buffers.all, self.joint)
         names = set(self.graph.symbols)
         given = {
@@ -94,6 +104,17 @@ class Planner:
             source, text = self.buffers.layout(value), f"{name} before the update"
             found[name] = copy(source, kept, text, "", False), kept
         return dict(reversed(found.items()))
+
+    def _residuals(self) -> tuple[dict[str, Layout], list[Launch]]:
+        """Where a forward half leaves its residuals; with copies of those that are not its own."""
+        places: dict[str, Layout] = {}
+        made: list[Launch] = []
+        for name in self.graph.signature.residuals:
+            if name in self.graph.outputs:
+                places[name], source = self.buffers.keep(name, self.graph.outputs[name])
+                if source is not None:
+                    made.append(copy(source, places[name], f"save {name}", "", False))
+        return places, made
 
     def _written_back(self) -> list[Launch]:
         """State outputs that no kernel wrote in place are copied to their inputs at the end."""

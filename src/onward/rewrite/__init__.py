@@ -9,7 +9,7 @@ what it would write, and notes what it leaves (`context.py`).
 from __future__ import annotations
 
 from onward.rewrite.context import Context, Fusion, NearMiss, Refuse, everything_taken, summary
-from onward.rewrite.lists import FORWARD, STEP, register, switched_off, switches
+from onward.rewrite.lists import FORWARD, STEP, halves, register, switched_off, switches
 from onward.rewrite.recompute import recompute
 from onward.rewrite.rows import (
     Attribution,
@@ -36,6 +36,7 @@ __all__ = [
     "Report",
     "attribute",
     "everything_taken",
+    "halves",
     "lookups",
     "measured",
     "prune",

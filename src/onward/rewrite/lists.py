@@ -48,7 +48,7 @@ _STEP: Sequence[AnyPass] = (
     Pass(noop),  # reshapes of reshapes that rules wrote
     Pass(common_subexpression_elimination),  # masks and shape reads that forward and backward share
     # before scatter_into: the head's dW gets its producer
-    FusionPass(linear_cross_entropy_step),
+    FusionPass(linear_cross_entropy_step, joins_halves=True),
     Pass(gemm_add, exact=False),  # sums of gradients have their final form now
     Pass(scatter_into, exact=False),  # likewise: sums an embedding's rows into the head's gradient
     Pass(dead_code_elimination),
@@ -92,6 +92,11 @@ def register(item: AnyPass, stage: str, before: str = "", after: str = "") -> No
 for _stage, _items in (("forward", _FORWARD), ("step", _STEP)):
     for _item in _items:
         register(_item, _stage)
+
+
+def halves() -> list[AnyPass]:
+    """Those of STEP for a graph that `partition` cuts between forward and backward."""
+    return [item for item in STEP if not item.joins_halves]
 
 
 def switches() -> tuple[str, ...]:

@@ -1,0 +1,322 @@
+"""A forward now and its backward later: gradients for any cotangents, and the blocks in between.
+
+The oracle is torch's autograd over the same outputs, in double precision for the law of same
+numbers. Where a batch runs twice, or beside others, its gradients have the same bits.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from families import CASES, allowed
+from tiny import FEEDS, Compiled, Tensors, batch, compiled, execute_narrow, plain, trained
+
+from onward.config import OnwardError
+from onward.execute import ExecutableHalves, Memory, Residuals
+from onward.graph.graph import type_of
+from onward.graph.names import OUTPUT, user_name
+from onward.plan import Plan, Region
+from onward.rewrite import split_counting
+
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
+
+@dataclass
+class Halves:
+    """A model's two halves in memory, and what a test asks of them."""
+
+    made: Compiled
+    ends: list[str]
+    plans: tuple[Plan, Plan]
+    memory: Memory
+    executable: ExecutableHalves
+
+    def forward(self, data: Mapping[str, torch.Tensor], **feeds: Any) -> Residuals:
+        tensors = list(data.values())
+        leaves = {self.made.captured.leaves[i]: t for i, t in enumerate(tensors)}
+        dims = self.made.captured.dims(tensors)
+        return self.executable.forward({**FEEDS, **leaves, **feeds}, dims)
+
+    def outputs(self) -> Tensors:
+        return {user_name(n): self.executable.output(n) for n in self.ends}
+
+    def backward(self, left: Residuals, given: Tensors, keep: bool = False) -> Tensors:
+        """By parameter, as `grad.w`."""
+        vectors = {n: given[user_name(n)] for n in self.ends}
+        found = self.executable.backward(left, vectors, keep)
+        return {f"grad.{user_name(n)}": x for n, x in found.items()}
+
+
+def halves(
+    model: torch.nn.Module, data: Mapping[str, torch.Tensor], ends: list[str] | None = None,
+    room: int = 0,
+) -> Halves:  # fmt: skip
+    """ends: by default the loss and all of the model's floating outputs; without one, these are all
+    outputs. room: how much larger
+    than the batch's the plan's open sizes are."""
+    made = compiled(model, data, want_loss=ends is None or "loss" in ends)
+    results = made.forward.signature.results.values()
+    floating = [n for n in results if type_of(made.forward.outputs[n]).is_floating]
+    if ends is None:
+        ends = list(dict.fromkeys([*made.forward.signature.ends, *floating]))
+    both = made.compiler.halves(made.forward, ends, trained(made))
+    dims = made.captured.dims(list(data.values()))
+    assert dims is not None
+    most = {n: size + room for n, size in dims.items()}
+    sizes = list(most) if room else []
+    first = made.plan(both.forward, both.forward.outputs, most, open=sizes)
+    second = made.plan(
+        both.backward, both.backward.outputs, most, open=sizes, block=first.residual_block
+    )
+    memory, owned = Memory(torch.device("cpu")), made.captured.owned
+    bound = ExecutableHalves(
+        made.executable(first, memory, owned), made.executable(second, memory, owned)
+    )
+    return Halves(made, ends, (first, second), memory, bound)
+
+
+def cotangents(outputs: Mapping[str, torch.Tensor], seed: int = 0) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        n: torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.dtype)
+        for n, x in outputs.items()
+    }
+
+
+def autograd(
+    model: torch.nn.Module, data: Mapping[str, torch.Tensor], given: Tensors, dtype: torch.dtype
+) -> Tensors:
+    """Outputs and gradients of eager in this precision."""
+    twin = tiny.copy.deepcopy(model).to(dtype)
+    cast = {k: v.to(dtype) if v.is_floating_point() else v for k, v in data.items()}
+    results: Any = twin(**cast)
+    results = {"loss": results} if isinstance(results, torch.Tensor) else results
+    ends = {n: results[n] for n in given}
+    named = [(n, p) for n, p in twin.named_parameters() if p.requires_grad]
+    vectors = [given[n].to(dtype) for n in ends]
+    found = torch.autograd.grad(
+        list(ends.values()), [p for _, p in named], vectors, allow_unused=True
+    )
+    gradients = {f"grad.{n}": g for (n, _), g in zip(named, found, strict=True) if g is not None}
+    return {**{n: x.detach() for n, x in ends.items()}, **gradients}
+
+
+def assert_law(
+    ours: Tensors, model: torch.nn.Module, data: Mapping[str, torch.Tensor], given: Tensors
+) -> None:
+    exact, plain = (autograd(model, data, given, t) for t in (torch.float64, torch.float32))
+    assert set(ours) == set(exact)
+    for name, truth in exact.items():
+        distance = float((ours[name].double() - truth).norm())
+        assert distance <= allowed(plain[name], truth, exact), name
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", CASES)
+def test_cotangents_of_the_loss_and_of_all_outputs(name: str) -> None:
+    model, data = CASES[name][0](), CASES[name][1]()
+    both = halves(model, data)
+    left = both.forward(data)
+    outputs = both.outputs()
+    given = cotangents(outputs)
+    found = both.backward(left, given)
+    assert_law({**outputs, **found}, model, data, given)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_a_loss_of_the_users_own(kind: str) -> None:
+    """Logits come out, torch computes a loss of them, its gradient goes back in."""
+    model, data = getattr(tiny, kind)(0.0), batch(3, 10, "right")
+    labels = data.pop("labels")
+    logits = f"{OUTPUT}logits"
+    both = halves(model, data, [logits])
+    left = both.forward(data)
+    outputs = {n: x.requires_grad_() for n, x in both.outputs().items()}
+    loss = torch.nn.functional.cross_entropy(
+        outputs["logits"].flatten(0, 1), labels.flatten(), label_smoothing=0.1
+    )
+    (given,) = torch.autograd.grad(loss, outputs["logits"])
+    assert_law(
+        {"logits": outputs["logits"].detach(), **both.backward(left, {"logits": given})},
+        model, data, {"logits": given},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_dropout_draws_forward_s_masks_again(kind: str) -> None:
+    """The same seed as the whole step's: the same gradients, to the bit of nearly all; another seed
+    in between belongs to another forward."""
+    model, data = getattr(tiny, kind)(0.3), batch(3, 10, "right")
+    both = halves(model, data, ["loss"])
+    left = both.forward(data)
+    loss = both.outputs()["loss"]
+    other = both.forward(data, seed=torch.tensor([5, 6]))
+    assert float(both.outputs()["loss"]) != float(loss)
+    one = {"loss": torch.ones(())}
+    moved = both.backward(other, one)
+    found = {"loss": loss, **both.backward(left, one)}
+    whole = tiny.gradients(model, data)
+    assert set(found) == set(whole)
+    for name, want in whole.items():
+        torch.testing.assert_close(found[name], want, rtol=2e-6, atol=2e-7, msg=name)
+    assert any(not torch.allclose(moved[n], found[n], rtol=0.1) for n in moved)
+
+
+ORDERS = [[0, 1, 2], [2, 1, 0], [1, 2, 0]]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=str)
+@pytest.mark.parametrize("room", [0, 5], ids=["fixed sizes", "open sizes"])
+def test_outstanding_forwards(order: list[int], room: int) -> None:
+    """Three forwards of other batches, their backwards in any order, each with the bits that it has
+    alone; with open sizes of other sizes too."""
+    model = tiny.bert(0.2)
+    sizes = [(4, 12), (3, 9), (2, 11)] if room else [(4, 12)] * 3
+    data = [batch(*size, "right", seed=i) for i, size in enumerate(sizes)]
+    seeds = [torch.tensor([i, 7]) for i in range(3)]
+    both = halves(model, data[0], room=room)
+    alone: list[Tensors] = []
+    given: list[Tensors] = []
+    for d, seed in zip(data, seeds, strict=True):
+        left = both.forward(d, seed=seed)
+        outputs = both.outputs()
+        given.append(cotangents(outputs))
+        alone.append({**outputs, **both.backward(left, given[-1])})
+    pending: list[Residuals] = []
+    outputs_of: list[Tensors] = []
+    for d, seed in zip(data, seeds, strict=True):
+        pending.append(both.forward(d, seed=seed))
+        outputs_of.append(both.outputs())
+    assert len({left.block.data_ptr() for left in pending}) == 3
+    for i in order:
+        found = {**outputs_of[i], **both.backward(pending[i], given[i])}
+        for name, want in alone[i].items():
+            assert torch.equal(found[name], want), name
+
+
+def test_kept_residuals_serve_again() -> None:
+    model, data = tiny.gpt2(), batch()
+    both = halves(model, data)
+    left = both.forward(data)
+    given = cotangents(both.outputs())
+    first = both.backward(left, given, keep=True)
+    doubled = both.backward(left, {n: 2 * x for n, x in given.items()})
+    for name, want in first.items():
+        torch.testing.assert_close(doubled[name], 2 * want, rtol=1e-5, atol=1e-7)
+
+
+def test_a_block_is_lent_again() -> None:
+    """By a backward, by dropping what a forward has left, and by a forward that fails."""
+    model, data = tiny.gpt2(), batch()
+    both = halves(model, data)
+    left = both.forward(data)
+    block = left.block.data_ptr()
+    both.backward(left, cotangents(both.outputs()))
+    left = both.forward(data)
+    assert left.block.data_ptr() == block
+    del left
+    gc.collect()
+    with pytest.raises(IndexError):
+        both.forward({**data, "input_ids": data["input_ids"] + tiny.VOCABULARY})
+    left = both.forward(data)
+    assert left.block.data_ptr() == block
+    left.give_back()
+    left.give_back()
+    assert both.forward(data).block.data_ptr() == block
+
+
+def test_memory_is_as_planned() -> None:
+    model, data = tiny.bert(), batch(4, 12, "right")
+    both = halves(model, data)
+    left = both.forward(data)
+    first, second = both.plans
+    assert left.block.numel() == first.sizes[Region.RESIDUAL] == first.residual_block.nbytes > 0
+    assert second.sizes[Region.RESIDUAL] == left.block.numel()
+    both.backward(left, cotangents(both.outputs()))
+    scratch = max(plan.sizes[Region.SCRATCH] for plan in both.plans)
+    assert both.memory.arena_bytes(Region.SCRATCH) == scratch
+    assert both.memory.arena_bytes(Region.RESIDUAL) == 0, "blocks are lent, there is no arena"
+
+
+def test_what_is_given_back_is_refused() -> None:
+    model, data = tiny.gpt2(), batch()
+    both = halves(model, data)
+    left = both.forward(data)
+    given = cotangents(both.outputs())
+    both.backward(left, given)
+    with pytest.raises(OnwardError, match=r"has run, and its values are given back; fix:"):
+        both.backward(left, given)
+
+
+CHANGES = {
+    "in place": lambda p: p.mul_(2),
+    "another storage": lambda p: p.set_(p.clone()),
+    "by its data": lambda p: setattr(p, "data", p.data * 2),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_a_parameter_that_has_changed_is_refused(kind: str) -> None:
+    """A product's gradient by its input reads the weight: with another weight it would be wrong."""
+    model, data = tiny.gpt2(), batch()
+    both = halves(model, data)
+    left = both.forward(data)
+    given = cotangents(both.outputs())
+    with torch.no_grad():
+        CHANGES[kind](model.transformer.h[1].mlp.c_fc.weight)
+    with pytest.raises(OnwardError, match=r"'transformer.h.1.mlp.c_fc.weight' was changed between"):
+        both.backward(left, given)
+    left = both.forward(data)
+    assert_law(
+        {**(outputs := both.outputs()), **both.backward(left, cotangents(outputs))},
+        model, data, cotangents(outputs),
+    )  # fmt: skip
+
+
+def test_a_missing_cotangent_is_named() -> None:
+    model, data = tiny.gpt2(), batch()
+    both = halves(model, data)
+    left = both.forward(data)
+    with pytest.raises(OnwardError, match="no cotangent of logits"):
+        both.executable.backward(left, {"loss": torch.ones(())})
+    both.backward(left, cotangents(both.outputs()))
+
+
+def test_rows_that_nobody_reads_are_in_neither_half() -> None:
+    """Halves of the packed form: same loss and gradients as its whole step."""
+    model, data = tiny.bert(0.0), batch(4, 12, "right", ignored=True)
+    made = compiled(model, data)
+    packed = made.packed(["loss"])
+    assert packed is not None
+    wrt = trained(made)
+    whole = made.differentiated(wrt, packed)
+    names = ["loss", *whole.signature.gradients.values()]
+    wanted, counts = execute_narrow(made, whole, data, names)
+    conditions, step = split_counting(packed)
+    both = made.compiler.halves(step, ["loss"], wrt)
+    dims = made.captured.dims(list(data.values()))
+    assert dims is not None
+    dims |= counts
+    masks = tiny.execute(made, conditions, data)
+    rows = {step.signature.rows[size]: x.nonzero().view(-1) for size, x in masks.items()}
+    first = made.plan(both.forward, both.forward.outputs, dims)
+    second = made.plan(both.backward, both.backward.outputs, dims, block=first.residual_block)
+    memory, owned = Memory(torch.device("cpu")), made.captured.owned
+    bound = ExecutableHalves(
+        made.executable(first, memory, owned), made.executable(second, memory, owned)
+    )
+    leaves = {made.captured.leaves[i]: t for i, t in enumerate(data.values())}
+    left = bound.forward({**FEEDS, **leaves, **rows}, dims)
+    loss = bound.output("loss")
+    found = bound.backward(left, {"loss": torch.ones(())})
+    torch.testing.assert_close(loss, wanted["loss"])
+    for name, want in plain({n: wanted[g] for n, g in whole.signature.gradients.items()}).items():
+        torch.testing.assert_close(
+            plain(found)[name], want, rtol=1e-5, atol=1e-7, msg=f"{name}: {counts}"
+        )
