@@ -5,10 +5,18 @@ from __future__ import annotations
 from fault import Fault
 from faults_capture import CAPTURE_FAULTS
 from faults_graph import GRAPH_FAULTS
+from faults_halves import HALVES_FAULTS
 from faults_kernels import KERNELS_FAULTS
 from faults_plan import PLAN_FAULTS
 from faults_train import TRAIN_FAULTS
 
-FAULTS = (*GRAPH_FAULTS, *KERNELS_FAULTS, *PLAN_FAULTS, *CAPTURE_FAULTS, *TRAIN_FAULTS)
+FAULTS = (
+    *GRAPH_FAULTS,
+    *KERNELS_FAULTS,
+    *PLAN_FAULTS,
+    *HALVES_FAULTS,
+    *CAPTURE_FAULTS,
+    *TRAIN_FAULTS,
+)
 
 __all__ = ["FAULTS", "Fault"]

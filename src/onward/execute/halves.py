@@ -13,6 +13,7 @@ import torch
 
 from onward.config import OnwardError
 from onward.execute.executable import Executable
+from onward.execute.memory import Memory
 from onward.graph.names import user_name
 
 Inputs = Mapping[str, torch.Tensor | float | int]
@@ -26,7 +27,7 @@ class Residuals:
 
     def __init__(
         self,
-        executable: Executable,
+        memory: Memory,
         block: torch.Tensor,
         dims: Mapping[str, int],
         given: Inputs,
@@ -36,7 +37,7 @@ class Residuals:
         self.given = {n: x.clone() if isinstance(x, torch.Tensor) else x for n, x in given.items()}
         self.seen = dict(seen)
         self._block = block
-        self._lent = weakref.finalize(self, executable.memory.give_back, block)
+        self._lent = weakref.finalize(self, memory.give_back, block)
         self._lent.atexit = False
 
     @property
@@ -45,7 +46,7 @@ class Residuals:
         if not self._lent.alive:
             raise OnwardError(
                 "the backward of this forward has run, and its values are given back; fix: run the "
-                "forward again, or keep them for a second backward (retain_graph=True)"
+                "forward again, or keep them for a second backward (keep=True)"
             )
         return self._block
 
@@ -76,7 +77,7 @@ class ExecutableHalves:
             self.first.memory.give_back(block)
             raise
         again = {n: x for n, x in inputs.items() if n in self.second.plan.inputs}
-        return Residuals(self.first, block, self.first.dims, again, self._read())
+        return Residuals(self.first.memory, block, self.first.dims, again, self._read())
 
     def output(self, name: str) -> torch.Tensor:
         """A copy of an output of the last forward."""
