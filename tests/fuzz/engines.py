@@ -123,7 +123,8 @@ class Eager(Side):
     def loss(self, batch: dict[str, Any]) -> tuple[torch.Tensor, Tensors]:
         if self.case["loss_fn"]:
             y = batch.pop("labels")
-            return self.defined["loss_fn"](self.model(**batch), y), {}
+            out = self.model(**batch)
+            return self.defined["loss_fn"](out, y), out if isinstance(out, dict) else {}
         outputs = self.model(**batch)
         if isinstance(outputs, torch.Tensor):
             return outputs, {}

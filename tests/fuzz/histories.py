@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fuzz.maker import HIDDEN, LOSS, Case, Maker
+from fuzz.maker import HIDDEN, LOSS, ODD_OUTPUTS, OUTPUT_NAMES, Case, Maker
 from fuzz.program import clean, program
 
 SPOILS = ("ids", "labels", "shape", "missing", "rank", "more")
@@ -41,7 +41,8 @@ def case_of(seed: int) -> Case:
     }
     case["scheduler"] = m.one(["", "", "", "before", "after"])
     case["batches"] = [batch(m) for _ in range(m.one([1, 2, 2, 3]))]
-    case["fetch"] = [n for n in case["outputs"] if m.chance(0.5)]
+    results = [*case["outputs"], *filter(None, [case.get("returned_as")])]
+    case["fetch"] = [n for n in results if m.chance(0.5)]
     case["history"] = history(m, case)
     _on_tensors(m, case)
     case["variants"] = variants(m)
@@ -74,7 +75,7 @@ def _loss_function(m: Maker, case: Case) -> None:
     if not m.chance(0.12) or "labels" in case["inputs"]:
         return
     hidden = [s["to"] for s in case["body"] if s["kind"] == HIDDEN]
-    if not hidden or case["outputs"]:
+    if not hidden:
         return
     case["inputs"] = {k: v for k, v in case["inputs"].items() if k != "labels"}
     case["loss_fn"] = m.one([
@@ -83,6 +84,13 @@ def _loss_function(m: Maker, case: Case) -> None:
         "lambda out, y: F.cross_entropy(out.transpose(1, 2), y.clamp(max=3))",
     ])  # fmt: skip
     case["returned"] = hidden[-1]
+    if case["outputs"] or m.chance(0.5):  # among results that may be called as a step's own are
+        names = ["loss", *OUTPUT_NAMES, *ODD_OUTPUTS]
+        names = [name for name in names if name not in case["outputs"]]
+        own, *others = m.dice.sample(names, m.dice.randint(1, 3))
+        case["returned_as"] = own
+        case["outputs"] = {**case["outputs"], **{n: m.one(hidden) for n in others}}
+        case["loss_fn"] = case["loss_fn"].replace("out.", f"out[{own!r}].")
 
 
 def _optimizer(m: Maker, case: Case) -> dict[str, Any]:

@@ -97,10 +97,11 @@ def model_source(case: Case) -> str:
     end = case.get("returned")
     for item in case["body"]:
         out += [f"        {line}" for line in statement(case, item)]
-    if case["loss_fn"]:
+    own = (case["returned_as"], end) if case.get("returned_as") else ("loss", case["loss"])
+    if case["loss_fn"] and not case.get("returned_as"):
         out.append(f"        return {end}")
-    elif case["outputs"]:
-        pairs = [("loss", case["loss"]), *case["outputs"].items()]
+    elif case["outputs"] or case.get("returned_as"):
+        pairs = [own, *case["outputs"].items()]
         out.append(f"        return {{{', '.join(f'{k!r}: {v}' for k, v in pairs)}}}")
     else:
         out.append(f"        return {case['loss']}")
@@ -306,7 +307,8 @@ class Eager:
         batch = {{k: v.to(self.dtype) if v.is_floating_point() else v for k, v in batch.items()}}
         if loss_fn:
             y = batch.pop("labels")
-            return loss_fn(self.model(**batch), y), {{}}
+            out = self.model(**batch)
+            return loss_fn(out, y), out if isinstance(out, dict) else {{}}
         out = self.model(**batch)
         return (out, {{}}) if isinstance(out, torch.Tensor) else (out.pop("loss"), out)
 

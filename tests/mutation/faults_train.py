@@ -77,4 +77,12 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
         'PARAM, BUFFER, BATCH, OUTPUT = "param.", "buffer.", "", "output."',
         ("train/test_names.py",),
     ),
+    Fault(
+        "names: a result that is called loss is taken for the loss", "capture/export.py",
+        "zip(flat.noted.names[first:], outputs[first:], strict=True))\n"
+        "    loss = outputs[0] if want_loss else None\n",
+        "zip(flat.noted.names, outputs, strict=True))\n"
+        "    loss = results.pop(flat.noted.names[0]) if want_loss else None\n",
+        ("train/test_names.py",),
+    ),
 )  # fmt: skip

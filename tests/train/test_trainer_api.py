@@ -131,6 +131,21 @@ def test_options_cannot_be_changed_later() -> None:
 # ---- batches
 
 
+@pytest.mark.parametrize("name", ["model", "optimizer", "options", "device", "memory"])
+def test_what_a_trainer_was_made_with_stays(name: str) -> None:
+    """Another would be trained by the old one's rules, in silence; for a parameter of its own that
+    torch's optimizer changes see `test_come_and_go.py`."""
+    model = mlp()
+    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.1), loss_fn)
+    held = getattr(trainer, name)
+    with pytest.raises(AttributeError, match=rf"^{name} is what .*; fix: make another Trainer$"):
+        setattr(trainer, name, copy.deepcopy(held))
+    assert getattr(trainer, name) is held
+    trainer.loss_fn = lambda out, y: 2 * loss_fn(out, y)
+    want = float(2 * loss_fn(model(X), Y))
+    assert float(trainer.train_step(X, Y).loss) == pytest.approx(want, rel=1e-6)
+
+
 def test_spellings_of_a_batch_are_one() -> None:
     model, data = gpt2(), batch()
     trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0))

@@ -25,7 +25,8 @@ class Region(enum.Enum):
 
 @dataclass
 class Buffer:
-    """Bytes with a lifetime (launch numbers, both included) and a reason to exist.
+    """Bytes with a lifetime (numbers of launches, both included; one past
+    the last for what is kept) and a reason to exist.
 
     nbytes: at the sizes planned for; size: the same with open sizes as names.
     """

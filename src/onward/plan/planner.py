@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+
 from onward.graph.graph import Graph, Node, Role, role_of, type_of
 from onward.kernels import Kernel, Target
 from onward.plan.launches import copy, launches_of
@@ -50,7 +52,8 @@ class Planner:
 
     def plan(self) -> Plan:
         """Writes the launches in order, then places the buffers that they use."""
-        launches = [x for access in self.storages.accesses for x in self.launches(access)]
+        made = [(access.position, self.launches(access)) for access in self.storages.accesses]
+        launches = [launch for _, found in made for launch in found]
         shown = self._shown_state()
         launches = [*(launch for launch, _ in shown.values()), *launches, *self._written_back()]
         residuals, copies = self._residuals()
@@ -62,6 +65,7 @@ class Planner:
         }
         outputs |= residuals
         sizes, bound = place_buffers(self.buffers.all, self.joint)
+        self._number_launches([p for p, found in made for _ in found], len(shown), len(launches))
         names = set(self.graph.symbols)
         given = {
             v.name or "": self.buffers.layout(v)
@@ -88,6 +92,15 @@ class Planner:
     def launches(self, access: Access) -> list[Launch]:
         """What runs for one node."""
         return launches_of(access, self.storages, self.buffers)
+
+    def _number_launches(self, positions: list[int], before: int, end: int) -> None:
+        """Lifetimes in numbers of launches, where they were positions of nodes. positions: of the
+        nodes that `before` launches precede; end: the number of all launches."""
+        for buffer in self.buffers.all:
+            kept, first = buffer.last >= len(self.nodes), buffer.first
+            last = before + bisect_right(positions, buffer.last) - 1
+            buffer.first = before + bisect_left(positions, first) if first else 0
+            buffer.last = end if kept else max(buffer.first, last)
 
     def _shown_state(self) -> dict[str, tuple[Launch, Layout]]:
         """Copies of outputs that show state, first of all, last named first run."""

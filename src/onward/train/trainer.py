@@ -48,6 +48,8 @@ from onward.train.window import Window
 
 log = logging.getLogger("onward")
 
+FIXED = frozenset({"model", "optimizer", "options", "device", "memory"})
+
 
 class Trainer:
     """Trains `model` with `optimizer`; see the module's docstring.
@@ -55,7 +57,9 @@ class Trainer:
     loss_fn(outputs, *targets) makes the loss of a model that does not return one; the targets are
     then the last positional argument of a step, or its keyword `labels`, `target` or `targets`.
     options: TrainerOptions, or a dict of them. `verify` is short for `TrainerOptions(verify=True)`.
-    Raises OnwardError for what it cannot do, before anything is changed.
+    Another `loss_fn` or `model_desc` may be set and holds from the next step on; model, optimizer
+    and options stay (AttributeError). Raises OnwardError for what it cannot do, before anything is
+    changed.
     """
 
     def __init__(
@@ -89,6 +93,14 @@ class Trainer:
         self._updates = Updates(model, self.optimizer, restarted=train.clear)
         session = Session(self.memory, self._updates, self.options.memory_budget)
         self._steps = PreparedSteps(train, session, self.options)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in FIXED and name in vars(self):
+            raise AttributeError(
+                f"{name} is what this Trainer was made with, and another would have no effect; "
+                "fix: make another Trainer"
+            )
+        super().__setattr__(name, value)
 
     @property
     def updates(self) -> int:
