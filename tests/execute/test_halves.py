@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+import row_programs
 import tiny
 import torch
 from families import CASES, allowed
@@ -127,6 +128,23 @@ def test_cotangents_of_the_loss_and_of_all_outputs(name: str) -> None:
     given = cotangents(outputs)
     found = both.backward(left, given)
     assert_law({**outputs, **found}, model, data, given)
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("seed", range(40))
+def test_random_programs(seed: int) -> None:
+    """Masks, attention of all kinds and pooled losses, drawn at random; another forward between."""
+    model, data = row_programs.Model(row_programs.program(seed)), row_programs.batch(seed)
+    both = halves(model, data)
+    left, loss = both.forward(data), both.outputs()["loss"]
+    both.forward(row_programs.batch(seed + 1)).give_back()
+    given = {"loss": torch.tensor(-1.5)}
+    found = {"loss": loss, **both.backward(left, given)}
+    exact, plain = (autograd(model, data, given, t) for t in (torch.float64, torch.float32))
+    for name in {*exact} - {*found}:
+        assert not exact[name].any(), f"{name} has no gradient here"
+        del exact[name]
+    assert not row_programs.differences(found, exact, plain)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])

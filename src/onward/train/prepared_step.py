@@ -59,10 +59,10 @@ class PreparedStep:
         key = (batch.signature, request)
         executable = self.padded.pop(key, None)
         if executable is None:
-            graph, budget = self.graphs.step, self.session.memory_budget
-            executable = self.session.executable(
-                self.graphs.compiler, self.graphs, graph, request.outputs(graph), dims, budget
-            )
+            graph, compiler = self.graphs.step, self.graphs.compiler
+            outputs, budget = request.outputs(graph), self.session.memory_budget
+            plan = compiler.plan(graph, outputs, dims, budget)
+            executable = self.session.bind(compiler, self.graphs, plan)
         self.padded[key] = executable  # now the most recently used
         while len(self.padded) > KEPT:
             del self.padded[next(iter(self.padded))]
@@ -85,9 +85,8 @@ class PreparedStep:
         packed, quiet = self.packed(results), self.graphs.compiler.quiet()
 
         def conditions(graph: Graph) -> dict[str, torch.Tensor]:
-            executable = self.session.executable(
-                quiet, self.graphs, graph, list(graph.outputs), dims
-            )
+            plan = quiet.plan(graph, graph.outputs, dims)
+            executable = self.session.bind(quiet, self.graphs, plan)
             executable.run(staged)
             return {name: executable.output(name) for name in graph.outputs}
 

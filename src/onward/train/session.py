@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from onward.compile import Compiler
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph
+from onward.plan import Plan
 from onward.train.graphs import Graphs
 from onward.train.updates import Updates
 
@@ -22,19 +23,8 @@ class Session:
     updates: Updates
     memory_budget: int | float | str | None = None
 
-    def executable(
-        self,
-        compiler: Compiler,
-        graphs: Graphs,
-        graph: Graph,
-        outputs: Iterable[str],
-        dims: Mapping[str, int],
-        budget: int | float | str | None = None,
-        open: Collection[str] = (),
-        label: str = "",
-    ) -> Executable:
-        """A new plan, with the tensors of the user and of the session (`Compiler.plan`)."""
-        plan = compiler.plan(graph, outputs, dims, budget, open, label)
+    def bind(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> Executable:
+        """A plan of these graphs, with the tensors of the user and of the session."""
         owned = {**graphs.captured.owned, **self.updates.owned(plan.signature)}
         return compiler.bind(plan, self.memory, owned)
 
@@ -79,7 +69,6 @@ class PlanCache:
             most[name] = max(before, dims[name] + dims[name] // ROOM if grows else dims[name])
         self._executables.pop(key, None)
         open = [name for name, size in most.items() if size > 0]
-        self._executables[key] = self._session.executable(
-            self._compiler, self._graphs, graph, outputs, most, self._budget, open, self._label
-        )
+        plan = self._compiler.plan(graph, outputs, most, self._budget, open, self._label)
+        self._executables[key] = self._session.bind(self._compiler, self._graphs, plan)
         return self._executables[key]

@@ -33,10 +33,9 @@ class Ids:
         if found is None or not found.plan.serves(dims):
             before = {} if found is None else found.plan.dims
             most = {name: max(size, before.get(name, 0)) for name, size in dims.items()}
-            found = self._executable = self._session.executable(
-                self._graphs.compiler.quiet(), self._graphs, self._graph, list(self._tables), most,
-                open=list(most),
-            )  # fmt: skip
+            quiet = self._graphs.compiler.quiet()
+            plan = quiet.plan(self._graph, self._tables, most, open=most)
+            found = self._executable = self._session.bind(quiet, self._graphs, plan)
         found.run(staged, dims)
         for name, rows in self._tables.items():
             least, largest = found.view(name).tolist()
@@ -89,7 +88,8 @@ class Unread:
             graph = self._compiler.gradients(graph, sorted(self._graphs.captured.reached), ())
             wanted += graph.signature.gradients.values()
         _, graph = split_counting(graph)
-        executable = self._session.executable(self._compiler, self._graphs, graph, wanted, dims)
+        plan = self._compiler.plan(graph, wanted, dims)
+        executable = self._session.bind(self._compiler, self._graphs, plan)
         seed = torch.zeros(2, dtype=torch.int64)
         executable.run({**inputs, **scalars(graph.signature, seed, offset=0, weight=1.0)})
         values = {name: executable.view(name) for name in wanted}
