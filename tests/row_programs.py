@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tiny import compiled, eager, execute, execute_narrow, trained
+from tiny import compiled, eager, execute_packed, trained
 from tiny import plain as by_the_users_names
 from torch import Tensor, nn
 
@@ -411,21 +411,18 @@ def differences(found: Batch, exact: Batch, plain: Batch) -> list[str]:
     return sorted(wrong)
 
 
-def wrong_numbers(made: Program, data: list[Batch], wide: bool = False) -> list[str]:
-    """What differs from eager where only the rows that are read are computed, or all (`wide`)."""
+def wrong_numbers(made: Program, data: list[Batch]) -> list[str]:
+    """What differs from eager where only the rows that are read are computed."""
     model = Model(made)
     captured = compiled(model, data[0])
-    forward = captured.forward if wide else captured.packed(["loss"])
+    forward = captured.packed(["loss"])
     if forward is None:
         return []
     graph = captured.differentiated(trained(captured), forward)
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
     wrong = []
     for n, given in enumerate(data):
-        if wide:
-            found = by_the_users_names(execute(captured, graph, given, names))
-        else:
-            found = by_the_users_names(execute_narrow(captured, graph, given, names)[0])
+        found = by_the_users_names(execute_packed(captured, graph, given, names)[0])
         exact, plain = (eager(model, given, t) for t in (torch.float64, torch.float32))
         # what eager has no gradient for is zeros here
         for name in {*found} - {*exact}:

@@ -194,7 +194,7 @@ def execute(
     return {name: executable.output(name) for name in wanted}
 
 
-def execute_narrow(
+def execute_packed(
     made: Compiled,
     graph: Graph,
     data: Mapping[str, torch.Tensor],
@@ -221,14 +221,16 @@ def execute_narrow(
     return results, {size: dims[size] for size in found}
 
 
-def narrow(model: nn.Module, data: Mapping[str, torch.Tensor]) -> tuple[Tensors, dict[str, int]]:
+def packed_gradients(
+    model: nn.Module, data: Mapping[str, torch.Tensor]
+) -> tuple[Tensors, dict[str, int]]:
     """Loss and gradients on the rows that are read, and how many there are of each set."""
     made = compiled(model, data)
     forward = made.packed(["loss"])
     assert forward is not None
     graph = made.differentiated(trained(made), forward)
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
-    found, counts = execute_narrow(made, graph, data, names)
+    found, counts = execute_packed(made, graph, data, names)
     return plain(found), counts
 
 

@@ -16,7 +16,7 @@ import row_programs
 import tiny
 import torch
 from families import CASES, allowed
-from tiny import FEEDS, Compiled, Tensors, batch, compiled, execute_narrow, plain, trained
+from tiny import FEEDS, Compiled, Tensors, batch, compiled, execute_packed, plain, trained
 
 from onward.config import OnwardError
 from onward.execute import ExecutableHalves, Memory, Residuals
@@ -317,7 +317,7 @@ def test_rows_that_nobody_reads_are_in_neither_half() -> None:
     wrt = trained(made)
     whole = made.differentiated(wrt, packed)
     names = ["loss", *whole.signature.gradients.values()]
-    wanted, counts = execute_narrow(made, whole, data, names)
+    wanted, counts = execute_packed(made, whole, data, names)
     conditions, step = split_counting(packed)
     both = made.compiler.halves(step, ["loss"], wrt)
     dims = made.captured.dims(list(data.values()))

@@ -132,7 +132,7 @@ def _against(
 
 def _unread(case: Case, variant: dict[str, Any], at: int) -> bool:
     """Whether every row computed, Onward raises as eager does: an id out of range, in a row that
-    the loss does not read, is none of the narrow step's business."""
+    the loss does not read, is none of the packed step's business."""
     if "row_demand" in variant.get("disable", ()):
         return False
     whole = {**variant, "disable": [*variant.get("disable", ()), "row_demand"]}

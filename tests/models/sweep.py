@@ -206,13 +206,13 @@ def runs(model: nn.Module, batches: Mapping[str, Tensors]) -> Iterator[tuple[str
             fit = tiny.compiled(model, data)
             made.append(fit)
         trained = tiny.trained(fit)
-        for form, forward in (("", fit.forward), (", narrow", fit.packed(["loss"]))):
+        for form, forward in (("", fit.forward), (", packed", fit.packed(["loss"]))):
             if forward is None:
                 continue
             graph = fit.differentiated(trained, forward)
             names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
             if graph.counts:
-                yield name + form, tiny.execute_narrow(fit, graph, data, names)[0]
+                yield name + form, tiny.execute_packed(fit, graph, data, names)[0]
             else:
                 yield name + form, tiny.execute(fit, graph, data, names)
 

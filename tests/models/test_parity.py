@@ -16,7 +16,17 @@ from typing import Any
 
 import pytest
 import torch
-from tiny import PADDINGS, Tensors, batch, bert, eager, gpt2, gradients, gradients_of, narrow
+from tiny import (
+    PADDINGS,
+    Tensors,
+    batch,
+    bert,
+    eager,
+    gpt2,
+    gradients,
+    gradients_of,
+    packed_gradients,
+)
 
 import onward
 from onward.train.verify import allowed_difference
@@ -162,7 +172,7 @@ def test_trainer_verifies_with_dropout_in_the_model(kind: str, case: str) -> Non
 def test_law_on_the_rows_that_are_read(kind: str, padding: str) -> None:
     model = MAKERS[kind](dropout=0.0)
     batches = [batch(4, 12, padding, ignored=True, seed=seed) for seed in (1, 2, 3, 4)]
-    found = [narrow(model, data) for data in batches]
+    found = [packed_gradients(model, data) for data in batches]
     assert_law(model, batches, [ours for ours, _ in found])
     assert all(0 < n < 48 for _, counts in found for n in counts.values())
 

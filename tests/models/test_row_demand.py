@@ -15,9 +15,9 @@ from tiny import (
     compiled,
     eager,
     execute,
-    execute_narrow,
+    execute_packed,
     gpt2,
-    narrow,
+    packed_gradients,
     plain,
     tokens,
     trained,
@@ -75,7 +75,7 @@ MODELS: dict[str, Make] = {
 @pytest.mark.parametrize("name", MODELS)
 def test_every_mask(name: str, kind: str) -> None:
     model, data = MODELS[name](), masked_batch(kind)
-    found, counts = narrow(model, data)
+    found, counts = packed_gradients(model, data)
     assert_same([found], model, [data])
     labelled = data["labels"] != -100
     read = (data["attention_mask"] > 0) & labelled.any(1, keepdim=True)
@@ -88,7 +88,7 @@ def test_every_mask(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_labels_on_padding_count_as_in_eager(name: str, kind: str) -> None:
     model, data = MODELS[name](), masked_batch(kind, "anywhere")
-    assert_same([narrow(model, data)[0]], model, [data])
+    assert_same([packed_gradients(model, data)[0]], model, [data])
 
 
 @pytest.mark.sample(2)
@@ -96,7 +96,7 @@ def test_labels_on_padding_count_as_in_eager(name: str, kind: str) -> None:
 def test_no_label_at_all(name: str) -> None:
     """The mean over nothing is not a number, and no parameter moves: as in eager."""
     model, data = MODELS[name](), masked_batch("right", "none")
-    found, counts = narrow(model, data)
+    found, counts = packed_gradients(model, data)
     want = eager(model, data, torch.float32)
     assert set(found) == set(want) and not any(counts.values())
     assert found.pop("loss").isnan() and want.pop("loss").isnan()
@@ -111,14 +111,14 @@ def test_without_a_mask(name: str) -> None:
     data = masked_batch("none")
     del data["attention_mask"]
     model = MODELS[name]()
-    assert_same([narrow(model, data)[0]], model, [data])
+    assert_same([packed_gradients(model, data)[0]], model, [data])
 
 
 @pytest.mark.sample(12)
 @pytest.mark.parametrize("name", CASES)
 def test_every_family(name: str) -> None:
     model, data = CASES[name][0](), CASES[name][1]()
-    found, counts = narrow(model, data)
+    found, counts = packed_gradients(model, data)
     assert_same([found], model, [data])
     rows = SIZE * LENGTH * (3 if "choices" in name else 1)
     assert counts and all(n <= rows for n in counts.values())
@@ -129,13 +129,13 @@ def test_the_users_own_types_and_positions() -> None:
     data["token_type_ids"] = torch.arange(LENGTH).repeat(SIZE, 1) % 2
     data["position_ids"] = 40 - torch.arange(LENGTH).repeat(SIZE, 1)
     model = of("Bert", "MaskedLM", num_hidden_layers=2)()
-    assert_same([narrow(model, data)[0]], model, [data])
+    assert_same([packed_gradients(model, data)[0]], model, [data])
 
 
 def test_two_towers() -> None:
     model = families.tiny.ready(families.Towers())
     batches = [families.pairs(seed) for seed in (1, 2, 3, 4)]
-    assert_same([narrow(model, data)[0] for data in batches], model, batches)
+    assert_same([packed_gradients(model, data)[0] for data in batches], model, batches)
 
 
 DROPS = {"hidden_dropout_prob": 0.3, "attention_probs_dropout_prob": 0.3}
@@ -164,7 +164,7 @@ def test_dropout_draws_the_masks_of_the_whole_batch(name: str) -> None:
     """With other masks every number would be another; with these only rounding is."""
     make, data_of = DROPPING[name]
     model, data = make(), data_of()
-    found, _ = narrow(model, data)
+    found, _ = packed_gradients(model, data)
     made = compiled(model, data)
     graph = made.differentiated(trained(made))
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
@@ -186,7 +186,7 @@ def test_outputs_come_back_with_all_their_rows() -> None:
     made = compiled(model, data)
     forward = made.packed(["loss", "output.logits"])
     assert forward is not None
-    found, counts = execute_narrow(made, forward, data, ["loss", "output.logits"])
+    found, counts = execute_packed(made, forward, data, ["loss", "output.logits"])
     labelled = int((data["labels"] != -100).sum())  # the loss's own rows are counted as ever
     assert set(counts.values()) == {int(data["attention_mask"].sum()), labelled}
     want = model(**data)
