@@ -81,7 +81,7 @@ bench-row-demand: $(VENV)/.installed-hf,ort ## time padded and sparsely labelled
 	$(BIN)/python benchmarks/row_demand.py $(BENCH_ARGS)
 
 bench-kernels: $(VENV)/.installed-hf,ort ## time each kernel beside the machine's ceilings
-	$(BIN)/python benchmarks/kernels.py $(BENCH_ARGS)
+	$(BIN)/python benchmarks/kernel_times.py $(BENCH_ARGS)
 
 bench-convergence: $(VENV)/.installed-hf,ort ## train with eager and with Onward, compare the losses
 	$(BIN)/python benchmarks/convergence.py $(BENCH_ARGS)

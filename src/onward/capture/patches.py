@@ -49,11 +49,11 @@ def look(owner: Any, name: str) -> Any:
 def caller() -> types.FrameType:
     """The frame that called what stands replaced: the first one outside of this module and of the
     module that asks."""
-    frame: types.FrameType | None = sys._getframe(1)
-    inside = (globals(), frame.f_globals)
-    while any(frame.f_globals is scope for scope in inside):
+    frame = sys._getframe(1)
+    here, asking = globals(), frame.f_globals
+    while frame.f_globals is asking or frame.f_globals is here:  # thousands of times a capture
+        assert frame.f_back is not None, "a replacement asks for its caller, and has one"
         frame = frame.f_back
-        assert frame is not None, "a replacement asks for its caller, and has one"
     return frame
 
 

@@ -63,7 +63,8 @@ class Tensors:
     @cached_property
     def _open(self) -> list[Layout]:
         """Layouts in which an open size shows."""
-        return [layout for layout in self._plan.layouts() if not layout.is_static]
+        layouts = self._plan.layouts() if self._plan.open else []
+        return [layout for layout in layouts if not layout.is_static]
 
     def release(self) -> None:
         """Lets go of all memory but the constants."""

@@ -82,7 +82,9 @@ def view(node: Node, x: Layout) -> list[Layout] | None:
             return [_at(x, out[0], (*[0] * extra, *kept), x.offset)]
         case "Slice":
             offset = x.offset
-            starts, ends = content_of(node.inputs[1]) or (), content_of(node.inputs[2]) or ()
+            starts, ends = content_of(node.inputs[1]), content_of(node.inputs[2])
+            if starts is None or ends is None:
+                return None  # the batch decides which part is shown
             axes = content_of(node.inputs[3]) if len(node.inputs) > 3 else None
             dims = axes or tuple(range(len(starts)))
             for start, end, dim in zip(starts, ends, dims, strict=True):

@@ -1,7 +1,7 @@
 """Time every kernel on the calls that the two CPU workloads make, beside the machine's ceilings.
 
-    python benchmarks/kernels.py           # some minutes; --ops Dropout,Gemm for a few ops
-    python benchmarks/kernels.py --quick   # a tiny model
+    python benchmarks/kernel_times.py           # some minutes; --ops Dropout,Gemm for a few ops
+    python benchmarks/kernel_times.py --quick   # a tiny model
 
 The calls are seen while each workload's step and evaluation run, and the step without the passes
 that fuse, and with gradient clipping, so that an op which is replaced by a fused one is timed too.
