@@ -107,7 +107,7 @@ class Compiler:
         open: sizes that may be smaller when it runs. label: before the names of dumps. block: of a
         backward half, its forward half's `Plan.residual_block`."""
         with self.journal.timed("bind"):
-            bound = bind(rewrite.prune(graph, outputs), dims, open)
+            bound = bind(graph, dims, open, outputs)
         self.journal.note(f"{label}bind", bound)
         with self.journal.timed("plan"):
             plan = make_plan(bound, dict(dims), target=self.target, block=block)

@@ -6,7 +6,7 @@ sizes. What a step computes from sizes alone becomes an input whose content is k
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from onward.config import OnwardError
 from onward.graph.graph import Graph, Role, Value, content_of, type_of
@@ -14,10 +14,17 @@ from onward.graph.types import DType, Size, symbol
 from onward.rewrite.constant_folding import constant_folding
 from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.noop import noop
+from onward.rewrite.run import keep_outputs
 
 
-def bind(graph: Graph, dims: Mapping[str, int], open: Collection[str] = ()) -> Graph:
-    """A copy with `dims` (symbol -> size) in place; those in `open` keep their names.
+def bind(
+    graph: Graph,
+    dims: Mapping[str, int],
+    open: Collection[str] = (),
+    outputs: Iterable[str] | None = None,
+) -> Graph:
+    """A copy with `dims` (symbol -> size) in place; those in `open` keep their names. outputs: all
+    that it computes, where these are not all.
 
     Raises OnwardError naming a missing symbol.
     """
@@ -26,6 +33,8 @@ def bind(graph: Graph, dims: Mapping[str, int], open: Collection[str] = ()) -> G
         raise OnwardError(f"no size given for {', '.join(missing)}; fix: pass every named size")
     sizes: dict[str, Size] = {n: symbol(n, at=s) if n in open else s for n, s in dims.items()}
     bound = graph.clone(sizes)
+    if outputs is not None:
+        keep_outputs(bound, outputs)
     constant_folding(bound)
     noop(bound)  # which may ask for sizes itself
     if open:

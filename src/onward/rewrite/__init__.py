@@ -16,8 +16,10 @@ from onward.rewrite.rows import (
     FlopCount,
     attribute,
     lookups,
+    row_conditions,
     row_demand,
     split_counting,
+    with_rows_given,
 )
 from onward.rewrite.run import AnyPass, FusionPass, Pass, Report, measured, prune, run
 
@@ -42,10 +44,12 @@ __all__ = [
     "prune",
     "recompute",
     "register",
+    "row_conditions",
     "row_demand",
     "run",
     "split_counting",
     "summary",
     "switched_off",
     "switches",
+    "with_rows_given",
 ]

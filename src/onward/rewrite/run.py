@@ -103,10 +103,15 @@ def run(
 def prune(graph: Graph, outputs: Iterable[str]) -> Graph:
     """A copy that computes only these outputs."""
     graph = graph.clone()
+    keep_outputs(graph, outputs)
+    return graph
+
+
+def keep_outputs(graph: Graph, outputs: Iterable[str]) -> None:
+    """Takes out of the graph what only its other outputs need."""
     kept = set(outputs)
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in kept}
     graph.state = {name: v for name, v in graph.state.items() if name in kept}
     dead_code_elimination(graph)
     inputs = {v.name or "" for v in graph.inputs}
     graph.signature = graph.signature.within(inputs, graph.outputs)
-    return graph

@@ -9,7 +9,7 @@ import torch
 
 from onward.config import environment
 from onward.graph.graph import Graph
-from onward.rewrite import FlopCount, prune, split_counting
+from onward.rewrite import FlopCount, prune, row_conditions, with_rows_given
 from onward.train.graphs import Graphs
 from onward.train.prepared_batch import OutputRequest, PreparedBatch
 from onward.train.session import PlanCache, Session
@@ -25,7 +25,7 @@ class PackedStep:
         self._graphs, self._session, self._forward = graphs, session, forward
         compiler = graphs.compiler
         padded = prune(graphs.forward, graphs.forward.signature.requested(results, None))
-        self._conditions, _ = split_counting(forward)
+        self._conditions = row_conditions(forward)
         self._work = FlopCount(forward), FlopCount(padded)
         self._running = False
         self._counting = PlanCache(session, compiler, graphs, label="rows-")
@@ -36,8 +36,7 @@ class PackedStep:
     @cached_property
     def graph(self) -> Graph:
         """The whole step, with the rows' numbers as inputs."""
-        _, step = split_counting(self._graphs.completed(self._forward))
-        return step
+        return with_rows_given(self._graphs.completed(self._forward))
 
     def prepare(
         self, staged: Mapping[str, torch.Tensor], dims: dict[str, int], request: OutputRequest

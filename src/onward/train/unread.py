@@ -11,7 +11,7 @@ from onward.config import OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.journal import Journal
-from onward.rewrite import STEP, FusionPass, lookups, split_counting
+from onward.rewrite import STEP, FusionPass, lookups, with_rows_given
 from onward.train.graphs import Graphs
 from onward.train.prepared_batch import scalars
 from onward.train.session import Session
@@ -87,7 +87,7 @@ class Unread:
         if gradients:
             graph = self._compiler.gradients(graph, sorted(self._graphs.captured.reached), ())
             wanted += graph.signature.gradients.values()
-        _, graph = split_counting(graph)
+        graph = with_rows_given(graph)
         plan = self._compiler.plan(graph, wanted, dims)
         executable = self._session.bind(self._compiler, self._graphs, plan)
         seed = torch.zeros(2, dtype=torch.int64)

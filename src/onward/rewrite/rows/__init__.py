@@ -29,7 +29,7 @@ from onward.rewrite.rows.flops import FlopCount
 from onward.rewrite.rows.lookups import lookups
 from onward.rewrite.rows.pack import pack
 from onward.rewrite.rows.rules import FAMILIES  # whose import fills the tables
-from onward.rewrite.rows.split_counting import split_counting
+from onward.rewrite.rows.split_counting import row_conditions, split_counting, with_rows_given
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,8 @@ __all__ = [
     "demands",
     "lookups",
     "register",
+    "row_conditions",
     "row_demand",
     "split_counting",
+    "with_rows_given",
 ]  # fmt: skip

@@ -8,18 +8,26 @@ from onward.rewrite.dead_code_elimination import dead_code_elimination
 
 
 def split_counting(graph: Graph) -> tuple[Graph, Graph]:
-    """`(conditions, step)`.
+    """`row_conditions(graph)` and `with_rows_given(graph)`."""
+    return row_conditions(graph), with_rows_given(graph)
 
-    conditions: from the batch to `b[N]` for every set of rows, an output each, called by its size.
-    step: the graph with the rows' numbers as inputs (`Signature.rows`).
-    """
-    conditions, step = graph.clone(), graph.clone()
+
+def row_conditions(graph: Graph) -> Graph:
+    """From the batch to `b[N]` for every set of rows, an output each, called by its size."""
+    conditions = graph.clone()
     conditions.outputs, conditions.state, conditions.signature = {}, {}, Signature()
-    conditions.counts, step.counts = set(), set()  # nothing is counted within either
+    conditions.counts = set()  # nothing is counted within it
     for node in conditions:
         if node.op_type == "Rows" and node.inputs[0] is not None:
             conditions.outputs[str(type_of(node.outputs[0]).shape[0])] = node.inputs[0]
     dead_code_elimination(conditions)
+    return conditions
+
+
+def with_rows_given(graph: Graph) -> Graph:
+    """The graph with the rows' numbers as inputs (`Signature.rows`)."""
+    step = graph.clone()
+    step.counts = set()
     for node in list(step):
         if node.op_type == "Rows":
             type = type_of(node.outputs[0])
@@ -28,4 +36,4 @@ def split_counting(graph: Graph) -> tuple[Graph, Graph]:
             step.signature = step.signature.but(rows={size: rows.name})
             step.replace(node.outputs[0], rows)
             step.remove([node])
-    return conditions, step
+    return step
