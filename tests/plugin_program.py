@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import onward
+from onward.recipes.doctor import facts
 
 STEPS, ROWS = 6, 40
 
@@ -70,6 +71,7 @@ def main() -> dict[str, Any]:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = Net()
+    listed = [line.split(None, 1)[1] for line in facts() if line.startswith("plugins")]
     early = [name for name in sys.modules if name.startswith("onward_")]
     if not hasattr(onward.optim, "Lion"):
         return without(model)
@@ -105,6 +107,7 @@ def main() -> dict[str, Any]:
         "meets": meets(),
         "replaced": [replaced(its_own, its_own), replaced(its_own, type(its_own))],
         "early": early,
+        "listed": listed,
     }
 
 

@@ -133,6 +133,7 @@ def test_doctor_names_the_machine_and_its_libraries(
     assert "CPUExecutionProvider" in found["onnxruntime"]
     assert "libgomp" in found["OpenMP"]
     assert all(name in found["BLAS engines"] for name in ("torch", *engines()))
+    assert found["plugins"] == "none installed"
 
 
 def test_doctor_measures_when_asked_and_says_what_was_measured(

@@ -94,6 +94,10 @@ def test_a_plugin_is_loaded_with_the_first_need_and_not_before(found: Any) -> No
     assert found["early"] == []
 
 
+def test_the_doctor_lists_the_plugin(found: Any) -> None:
+    assert found["listed"] == ["example (onward_example:register, onward-example 0.1.0)"]
+
+
 def test_a_name_that_the_plugin_has_is_refused_with_both_places(found: Any) -> None:
     for text in ("SquaredRelu", "onward_example.squared_relu._body", "__main__.meets", "fix: "):
         assert text in found["meets"]

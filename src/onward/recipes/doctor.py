@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
 
 import onward
@@ -117,6 +117,16 @@ def _products(measure: bool) -> Iterator[tuple[str, str]]:
 
 
 def _environment() -> Iterator[tuple[str, str]]:
+    from onward.extend import GROUP
+
+    plugins = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
+    yield "plugins", ", ".join(map(_plugin, plugins)) or "none installed"
     yield "cache", str(environment().cache)
     set_here = [f"{n}={v}" for n, v in variables().items() if n.startswith("ONWARD_")]
     yield "environment", ", ".join(set_here) or "no ONWARD_ variable is set"
+
+
+def _plugin(entry: EntryPoint) -> str:
+    """As it is installed; nothing of it is loaded."""
+    package = "" if entry.dist is None else f", {entry.dist.name} {entry.dist.version}"
+    return f"{entry.name} ({entry.value}{package})"
