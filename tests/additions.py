@@ -130,7 +130,7 @@ def _reduce_l2(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) ->
     """`dx = dy x / y`."""
     x = xs[0]
     dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
-    scale = _spread(b, b.Div(_only(dys), ys[0]), x, dims, attrs.get("keepdims", 1))
+    scale = _spread(b, b.Div(only(dys), ys[0]), x, dims, attrs.get("keepdims", 1))
     return [b.Mul(x, scale), None]
 '''
 
@@ -139,7 +139,7 @@ ADDITIONS = {
         3,
         {
             "graph/ops/arsinh.py": new(OP),  # the row rule is its trait's
-            "differentiate/rules.py": last(
+            "differentiate/rules/elementwise.py": last(
                 'unary("Arsinh", lambda b, dy, y, x: b.Div(dy, b.Sqrt(b.Add(b.Mul(x, x), 1.0))))'
             ),
             "kernels/aten/elementwise.py": last(
@@ -148,7 +148,7 @@ ADDITIONS = {
         },
     ),
     "optimizer": Addition(1, {"graph/ops/optimizers/adadelta.py": new(OPTIMIZER)}),
-    "gradient rule": Addition(1, {"differentiate/rules.py": last(GRADIENT)}),
+    "gradient rule": Addition(1, {"differentiate/rules/reduce.py": last(GRADIENT)}),
     "pass": Addition(
         2,
         {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from op_cases import CASES, ONWARD_CASES
 from op_table import NO_RULE, WITHOUT
 
-from onward.differentiate.rules import NO_GRADIENT
+from onward.differentiate.rule_table import NO_GRADIENT
 from onward.graph.types import FLOATING, DType
 
 # Outputs that are statistics and carry no gradient.

@@ -28,9 +28,9 @@ from onward.capture import aten
 from onward.capture.aten import Call as AtenCall
 from onward.capture.aten import Translation
 from onward.config import OnwardError
-from onward.differentiate import rules
-from onward.differentiate.rules import Gradients
-from onward.differentiate.rules import Rule as GradientRule
+from onward.differentiate import rule_table
+from onward.differentiate.rule_table import Gradients
+from onward.differentiate.rule_table import Rule as GradientRule
 from onward.graph import ops
 from onward.graph.build import Builder
 from onward.graph.graph import (
@@ -84,7 +84,7 @@ def op(record: Op, gradient: GradientRule | None = None, rows: RowRule | None = 
     with _refused():
         ops.register(record)
         if gradient is not None:
-            rules.register(record.name, gradient)
+            rule_table.register(record.name, gradient)
         if rows is not None:
             register_rows(record.name, rows)
 
@@ -92,7 +92,7 @@ def op(record: Op, gradient: GradientRule | None = None, rows: RowRule | None = 
 def gradient(op_name: str, rule: GradientRule) -> None:
     """The gradient rule `(b, dys, ys, xs, attrs) -> [dx...]` of an op that has none."""
     with _refused():
-        rules.register(op_name, rule)
+        rule_table.register(op_name, rule)
 
 
 def kernel(op_name: str, kernel: Kernel) -> None:

@@ -19,7 +19,7 @@ from op_cases import Known, OpCase, Real, cases_of
 from torch.nn import functional as F
 
 from onward.differentiate import vjp
-from onward.differentiate.rules import RULES
+from onward.differentiate.rule_table import RULES
 from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.file import to_proto

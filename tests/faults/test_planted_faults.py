@@ -19,7 +19,7 @@ import onward.compile
 import onward.rewrite
 from onward.capture.aten import TABLE
 from onward.differentiate import reverse
-from onward.differentiate.rules import RULES
+from onward.differentiate.rule_table import RULES
 from onward.graph.graph import Graph, attributes, make_attributes, type_of
 from onward.kernels import KERNELS
 from onward.plan import liveness

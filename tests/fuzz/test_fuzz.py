@@ -18,7 +18,7 @@ from fuzz.run import Worker
 from fuzz.shrink import shrink
 from fuzz.source import definitions, script
 
-from onward.differentiate import rules
+from onward.differentiate import rule_table
 from onward.graph.signature import Signature
 from onward.rewrite import FORWARD, STEP
 from onward.train.packed_step import PackedStep
@@ -110,13 +110,13 @@ def found(word: str, most: int = 4) -> tuple[Case, Verdict]:
 
 
 def test_a_wrong_gradient_is_found_and_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rules.RULES["Gemm"]
+    right = rule_table.RULES["Gemm"]
 
     def wrong(b: Any, *rest: Any) -> list[Any]:
         return [None if dx is None else b.Mul(dx, 1.1) for dx in right(b, *rest)]
 
     with monkeypatch.context() as planted:
-        planted.setitem(rules.RULES, "Gemm", wrong)
+        planted.setitem(rule_table.RULES, "Gemm", wrong)
         case, verdict = found("F.linear(h")
         assert verdict.kind == "difference"
         small = shrink(case, verdict, judge, seconds=60.0)

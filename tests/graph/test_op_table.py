@@ -8,7 +8,7 @@ import onnx
 import pytest
 from op_table import NOTHING_FLOWS, SIZES, UNWRITTEN, WITHOUT
 
-from onward.differentiate.rules import NO_GRADIENT, RULES
+from onward.differentiate.rule_table import NO_GRADIENT, RULES
 from onward.graph.ops import OPS, OWN, STANDARD, named
 from onward.kernels import KERNELS
 from onward.rewrite.rows.demand import DEMAND

@@ -7,51 +7,51 @@ from fault import ROWS, RULES, Fault
 GRAPH_FAULTS: tuple[Fault, ...] = (
     # gradient rules
     Fault(
-        "rule: softmax without its sum", "differentiate/rules.py",
+        "rule: softmax without its sum", "differentiate/rules/reduce.py",
         "return [b.Mul(b.Sub(dy, inner), y)]", "return [b.Mul(dy, y)]", RULES,
     ),
     Fault(
-        "rule: abs at zero", "differentiate/rules.py",
+        "rule: abs at zero", "differentiate/rules/elementwise.py",
         'unary("Abs", lambda b, dy, y, x: b.Mul(dy, b.Sign(x)))',
         'unary("Abs", lambda b, dy, y, x: b.Where(b.Less(x, 0.0), b.Neg(dy), dy))', RULES,
     ),
     Fault(
-        "rule: relu passes at zero", "differentiate/rules.py",
+        "rule: relu passes at zero", "differentiate/rules/elementwise.py",
         "b.Where(b.Greater(y, 0.0), dy, b.scalar(0.0, type_of(x).dtype))",
         "b.Where(b.GreaterOrEqual(y, 0.0), dy, b.scalar(0.0, type_of(x).dtype))", RULES,
     ),
     Fault(
-        "rule: a maximum's ties go to one side", "differentiate/rules.py",
+        "rule: a maximum's ties go to one side", "differentiate/rules/elementwise.py",
         "da = b.Where(tie, half, b.Where(a_wins, dy, zero))",
         "da = b.Where(a_wins, dy, zero)", RULES,
     ),
     Fault(
-        "rule: ties of a reduced maximum count twice", "differentiate/rules.py",
+        "rule: ties of a reduced maximum count twice", "differentiate/rules/reduce.py",
         "share = b.Div(dy, b.reduce_sum(hit, dims, keepdims=True))", "share = dy", RULES,
     ),
     Fault(
-        "rule: power with exponent zero", "differentiate/rules.py",
+        "rule: power with exponent zero", "differentiate/rules/elementwise.py",
         "        if e == 0:\n            return (None, None)  # not 0 * x^-1, which is NaN at 0\n",
         "", RULES,
     ),
     Fault(
-        "rule: the padding row learns", "differentiate/rules.py",
+        "rule: the padding row learns", "differentiate/rules/indexing.py",
         "    return [_rows_added(b, weight, ids, dy), None]\n\n\n@rule(\"GatherElements\")",
-        "    return [_rows_added(b, weight, ids, _only(dys)), None]\n\n\n@rule(\"GatherElements\")",
+        "    return [_rows_added(b, weight, ids, only(dys)), None]\n\n\n@rule(\"GatherElements\")",
         RULES,
     ),
     Fault(
-        "rule: a cumulative sum keeps its direction", "differentiate/rules.py",
+        "rule: a cumulative sum keeps its direction", "differentiate/rules/reduce.py",
         'reverse = 1 - attrs.get("reverse", 0)', 'reverse = attrs.get("reverse", 0)', RULES,
     ),
     Fault(
-        "rule: a product's alpha reaches its addend", "differentiate/rules.py",
+        "rule: a product's alpha reaches its addend", "differentiate/rules/product.py",
         "    return [dx, dw, dc]\n", "    return [dx, dw, dc if alpha == 1.0 else dy]\n", RULES,
     ),
     Fault(
-        "rule: an added row's gradient", "differentiate/rules.py",
-        "return [_only(dys), None, b.GatherND(_only(dys), xs[1])]",
-        "return [_only(dys), None, None]", RULES,
+        "rule: an added row's gradient", "differentiate/rules/indexing.py",
+        "return [only(dys), None, b.GatherND(only(dys), xs[1])]",
+        "return [only(dys), None, None]", RULES,
     ),
     Fault(
         "walk: broadcast dims kept", "differentiate/reverse.py",

@@ -16,7 +16,7 @@ from torch import nn
 
 import onward
 from onward import OnwardError, TrainerOptions
-from onward.differentiate.rules import RULES
+from onward.differentiate.rule_table import RULES
 from onward.kernels import KERNELS
 from onward.rewrite import FORWARD, STEP
 from onward.train.verify import Row, allowed_difference

@@ -2,6 +2,7 @@
 
 from onward.differentiate.partition import Halves, partition
 from onward.differentiate.reverse import vjp
+from onward.differentiate.rules import FAMILIES
 from onward.differentiate.update import Recipe, UpdateGroup, add_updates
 
-__all__ = ["Halves", "Recipe", "UpdateGroup", "add_updates", "partition", "vjp"]
+__all__ = ["FAMILIES", "Halves", "Recipe", "UpdateGroup", "add_updates", "partition", "vjp"]

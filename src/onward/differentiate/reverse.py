@@ -1,6 +1,6 @@
 """Reverse mode: one walk over the nodes from the outputs back to the inputs.
 
-The mechanism only; what each op's gradient is stands in `rules.py`. Broadcasting is undone here,
+The mechanism only; what each op's gradient is stands in `rules/`. Broadcasting is undone here,
 once, for every rule: a gradient wider than its value is summed to the value's shape.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from onward.differentiate.rules import NO_GRADIENT, RULES, Gradients
+from onward.differentiate.rule_table import NO_GRADIENT, RULES, Gradients
 from onward.graph.build import Builder, inline
 from onward.graph.graph import ONWARD, Graph, Node, Role, Value, attributes, type_of, where
 from onward.graph.ops import OPS

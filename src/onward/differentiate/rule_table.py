@@ -1,0 +1,96 @@
+"""The table of gradient rules: one per op, written in the builder's language (`rules/<family>.py`).
+
+A rule takes `(b, dys, ys, xs, attrs)`: the gradients of the outputs (None where nothing flows),
+the outputs, the inputs, the attributes; it returns one gradient or None per input. Most ops have
+one output and are written `(b, dy, y, *xs)`. Rules ignore broadcasting: the walk undoes it.
+Ops without a gradient are listed, not absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import update_wrapper
+from typing import Any, TypeAlias
+
+from onward.graph.build import Builder
+from onward.graph.graph import Value
+from onward.graph.ops import OPS
+from onward.graph.registry import enter
+
+Gradients: TypeAlias = Sequence[Value | None]
+Rule: TypeAlias = Callable[
+    [Builder, list[Value | None], list[Value], list[Value | None], dict[str, Any]], Gradients
+]
+RULES: dict[str, Rule] = {}
+
+NO_GRADIENT = frozenset(
+    {
+        "Shape", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
+        "Not", "ArgMax", "Range", "Floor", "Ceil", "Sign", "IsNaN", "IsInf", "BitwiseXor",
+        "BitwiseAnd", "BitShift", "BitwiseNot", "ConstantOfShape", "OneHot", "Mod", "NonZero",
+        "Rows", "AllFinite",
+    }
+)  # fmt: skip
+
+
+def register(op_type: str, rule: Rule) -> None:
+    """Enters the rule of an op. Raises ValueError where the op has one, or none on purpose, and
+    where no op has this name."""
+    if op_type not in OPS:
+        raise ValueError(f"no op is called {op_type}; fix: register the op first")
+    if op_type in NO_GRADIENT:
+        raise ValueError(f"the op {op_type} has no gradient, on purpose; fix: an op of your own")
+    enter(RULES, "gradient rule of", op_type, rule)
+
+
+def rule(*op_types: str) -> Callable[[Rule], Rule]:
+    """A rule of the full form, for ops with several outputs or with attributes."""
+
+    def decorate(function: Rule) -> Rule:
+        for op_type in op_types:
+            register(op_type, function)
+        return function
+
+    return decorate
+
+
+def unary(op_type: str, function: Callable[[Builder, Value, Value, Value], Value]) -> None:
+    """`dx` of an elementwise op from `(b, dy, y, x)`."""
+
+    def full(
+        b: Builder,
+        dys: list[Value | None],
+        ys: list[Value],
+        xs: list[Value | None],
+        attrs: dict[str, Any],
+    ) -> Gradients:
+        assert dys[0] is not None and xs[0] is not None
+        return [function(b, dys[0], ys[0], xs[0])]
+
+    register(op_type, update_wrapper(full, function))
+
+
+def binary(
+    op_type: str, function: Callable[[Builder, Value, Value, Value, Value], Gradients]
+) -> None:
+    """`(da, db)` of an elementwise op from `(b, dy, y, a, b)`."""
+
+    def full(
+        b: Builder,
+        dys: list[Value | None],
+        ys: list[Value],
+        xs: list[Value | None],
+        attrs: dict[str, Any],
+    ) -> Gradients:
+        if len(xs) != 2:
+            raise ValueError(f"{op_type} of {len(xs)} inputs has no gradient rule")
+        assert dys[0] is not None and xs[0] is not None and xs[1] is not None
+        return function(b, dys[0], ys[0], xs[0], xs[1])
+
+    register(op_type, update_wrapper(full, function))
+
+
+def only(dys: list[Value | None]) -> Value:
+    """The gradient of the first output, where no other has one."""
+    assert dys[0] is not None and all(dy is None for dy in dys[1:])
+    return dys[0]

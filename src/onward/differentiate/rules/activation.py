@@ -1,0 +1,21 @@
+"""Gradients of activations that are ops of their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onward.differentiate.rule_table import Gradients, only, rule
+from onward.graph.build import Builder
+
+
+@rule("Gelu")
+def _gelu(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    return [b.GeluGrad(only(dys), xs[0], approximate=attrs.get("approximate", "none"))]
+
+
+@rule("BiasActivation")
+def _bias_activation(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """Relu's slope shows in y, which the next product keeps: x is then free once y is written."""
+    if attrs["activation"] == "relu":
+        return b.BiasActivationGrad(only(dys), ys[0], **attrs)
+    return b.BiasActivationGrad(only(dys), xs[0], xs[1], **attrs)

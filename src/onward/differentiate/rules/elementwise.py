@@ -1,0 +1,74 @@
+"""Gradients of elementwise ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from onward.differentiate.rule_table import Gradients, binary, only, rule, unary
+from onward.graph.build import Builder
+from onward.graph.graph import Value, array_of, type_of
+
+unary("Identity", lambda b, dy, y, x: dy)
+unary("Neg", lambda b, dy, y, x: b.Neg(dy))
+unary("Abs", lambda b, dy, y, x: b.Mul(dy, b.Sign(x)))
+unary("Sqrt", lambda b, dy, y, x: b.Mul(b.Div(dy, y), 0.5))
+unary("Exp", lambda b, dy, y, x: b.Mul(dy, y))
+unary("Log", lambda b, dy, y, x: b.Div(dy, x))
+unary("Sin", lambda b, dy, y, x: b.Mul(dy, b.Cos(x)))
+unary("Cos", lambda b, dy, y, x: b.Neg(b.Mul(dy, b.Sin(x))))
+unary("Tanh", lambda b, dy, y, x: b.Mul(dy, b.Sub(1.0, b.Mul(y, y))))
+unary("Sigmoid", lambda b, dy, y, x: b.Mul(dy, b.Mul(y, b.Sub(1.0, y))))
+unary("Relu", lambda b, dy, y, x: b.Where(b.Greater(y, 0.0), dy, b.scalar(0.0, type_of(x).dtype)))
+unary("Reciprocal", lambda b, dy, y, x: b.Neg(b.Mul(dy, b.Mul(y, y))))
+unary(
+    "Erf", lambda b, dy, y, x: b.Mul(dy, b.Mul(b.Exp(b.Neg(b.Mul(x, x))), 2 / math.sqrt(math.pi)))
+)
+unary("Cast", lambda b, dy, y, x: b.cast(dy, type_of(x).dtype))
+binary("Add", lambda b, dy, y, a, c: (dy, dy))
+binary("Sub", lambda b, dy, y, a, c: (dy, b.Neg(dy)))
+binary("Mul", lambda b, dy, y, a, c: (b.Mul(dy, c), b.Mul(dy, a)))
+binary("Div", lambda b, dy, y, a, c: (b.Div(dy, c), b.Neg(b.Div(b.Mul(dy, y), c))))
+
+
+def _pow(b: Builder, dy: Value, y: Value, x: Value, n: Value) -> Gradients:
+    """`n x^(n-1)`; the exponent's gradient `y log x` only where it is not a constant."""
+    exponent = array_of(n)
+    if exponent is not None and exponent.size == 1:
+        e = float(exponent.reshape(-1)[0])
+        if e == 0:
+            return (None, None)  # not 0 * x^-1, which is NaN at 0
+        slope = b.Mul(b.Pow(x, b.scalar(e - 1, type_of(x).dtype)), e)
+        return (b.Mul(dy, slope), None)
+    zero = b.scalar(0.0, type_of(x).dtype)  # as PyTorch where a factor is 0 and the other infinite
+    slope = b.Where(b.Equal(n, 0.0), zero, b.Mul(n, b.Pow(x, b.Sub(n, 1.0))))
+    power = b.Where(b.Equal(x, 0.0), zero, b.Mul(y, b.Log(x)))
+    return (b.Mul(dy, slope), b.Mul(dy, power))
+
+
+binary("Pow", _pow)
+
+
+def _winner(op_type: str) -> Callable[[Builder, Value, Value, Value, Value], Gradients]:
+    """Max and Min: ties share the gradient, as in PyTorch."""
+
+    def full(b: Builder, dy: Value, y: Value, a: Value, c: Value) -> Gradients:
+        half, zero = b.Mul(dy, 0.5), b.scalar(0.0, type_of(dy).dtype)
+        tie = b.Equal(a, c)
+        a_wins = b.Greater(a, c) if op_type == "Max" else b.Less(a, c)
+        da = b.Where(tie, half, b.Where(a_wins, dy, zero))
+        return (da, b.Sub(dy, da))
+
+    return full
+
+
+binary("Max", _winner("Max"))
+binary("Min", _winner("Min"))
+
+
+@rule("Where")
+def _where(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    dy = only(dys)
+    zero = b.scalar(0.0, type_of(dy).dtype)
+    return [None, b.Where(xs[0], dy, zero), b.Where(xs[0], zero, dy)]

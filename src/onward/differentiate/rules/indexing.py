@@ -1,0 +1,70 @@
+"""Gradients of look-ups and of rows that are added."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from onward.differentiate.rule_table import Gradients, only, rule
+from onward.graph.build import Builder
+from onward.graph.graph import Value, type_of
+from onward.graph.types import product
+
+
+def _rows_added(b: Builder, weight: Value, ids: Value, dy: Value) -> Value:
+    """Zeros like `weight f[V,*S]` with the rows of dy added at `ids`."""
+    count = product(type_of(ids).shape)
+    index = b.reshape(ids, (count, 1))
+    rows = b.reshape(dy, (count, *type_of(weight).shape[1:]))
+    zeros = b.full(0.0, type_of(weight))
+    return b.ScatterND(zeros, index, rows, reduction="add")
+
+
+@rule("Gather")
+def _gather(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    x, ids = xs
+    dy, rank, dim = only(dys), type_of(x).rank, attrs.get("axis", 0) % type_of(x).rank
+    if dim == 0:
+        return [_rows_added(b, x, ids, dy), None]
+    # move the gathered dim to the front, scatter rows, move it back
+    k = type_of(ids).rank
+    front = [*range(dim, dim + k), *range(dim), *range(dim + k, rank - 1 + k)]
+    order = [dim, *range(dim), *range(dim + 1, rank)]
+    rows = _rows_added(b, b.transpose(x, order), ids, b.transpose(dy, front))
+    return [b.transpose(rows, [order.index(i) for i in range(rank)]), None]
+
+
+@rule("Embedding")
+def _embedding(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """As Gather, except that the padding row takes no gradient."""
+    weight, ids = xs
+    padding = b.Equal(ids, np.array(attrs["padding_idx"], dtype=np.int64))
+    mask = b.unsqueeze(padding, [type_of(ids).rank])
+    dy = b.Where(mask, b.scalar(0.0, type_of(weight).dtype), only(dys))
+    return [_rows_added(b, weight, ids, dy), None]
+
+
+@rule("GatherElements")
+def _gather_elements(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    zeros = b.full(0.0, type_of(xs[0]))
+    return [
+        b.ScatterElements(zeros, xs[1], only(dys), axis=attrs.get("axis", 0), reduction="add"),
+        None,
+    ]
+
+
+@rule("GatherND")
+def _gather_nd(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    if attrs.get("batch_dims", 0):
+        raise ValueError("batch_dims has no gradient rule")
+    zeros = b.full(0.0, type_of(xs[0]))
+    return [b.ScatterND(zeros, xs[1], only(dys), reduction="add"), None]
+
+
+@rule("ScatterND")
+def _scatter_nd(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """Rows that are added take the gradient of where they went."""
+    if attrs.get("reduction", "none") != "add":
+        raise ValueError("rows that replace others have no gradient rule")
+    return [only(dys), None, b.GatherND(only(dys), xs[1])]

@@ -1,0 +1,14 @@
+"""Gradients of what draws masks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onward.differentiate.rule_table import Gradients, only, rule
+from onward.graph.build import Builder
+
+
+@rule("Dropout")
+def _dropout(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """Linear with a mask that is a function of coordinates: the same node applied to dy."""
+    return [b.Dropout(only(dys), *xs[1:], **attrs)]
