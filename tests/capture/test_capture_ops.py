@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import tiny
 import torch
+from families import assert_same
 from torch import nn
 from torch.nn import functional as F
 
@@ -60,6 +61,30 @@ def autocast(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return y @ y.t()
 
 
+def over_each_dim(f: Callable[[torch.Tensor, int], torch.Tensor]) -> Body:
+    """Of four dims, so that moving one to the end and back are two permutations."""
+
+    def body(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        h = y.reshape(1, 5, 2, 3)
+        return torch.cat([f(h, dim) * (dim + 2) for dim in range(-4, 4)])
+
+    return body
+
+
+EACH_DIM: dict[str, Body] = {
+    "softmax": over_each_dim(lambda h, dim: h.softmax(dim)),
+    "log_softmax": over_each_dim(lambda h, dim: h.log_softmax(dim)),
+    "cumsum": over_each_dim(lambda h, dim: h.cumsum(dim)),
+    "select": over_each_dim(lambda h, dim: h + h.select(dim, -1).sin().unsqueeze(dim)),
+    "index_select": over_each_dim(lambda h, dim: h * h.index_select(dim, torch.tensor([0]))),
+    "gather": over_each_dim(lambda h, dim: h * h.gather(dim, torch.zeros_like(h).long())),
+    "amax": over_each_dim(lambda h, dim: h * h.amax(dim, keepdim=True)),
+    "norm": over_each_dim(lambda h, dim: h * h.norm(dim=dim, keepdim=True)),
+    "normalized": over_each_dim(lambda h, dim: F.normalize(h, dim=dim)),
+    "chunk": over_each_dim(lambda h, dim: torch.cat(h.chunk(2, dim)[::-1], dim)),
+    "transpose": over_each_dim(lambda h, dim: h * h.transpose(dim, 1).transpose(1, dim).sin()),
+}
+
 BODIES: dict[str, Body] = {
     "normalize": lambda x, y: F.normalize(y, dim=-1),  # the last row is zero
     "norms": lambda x, y: torch.linalg.vector_norm(y, dim=(0, 1)) * y.norm(dim=0, keepdim=True),
@@ -84,6 +109,13 @@ def test_loss_and_gradient(name: str) -> None:
     assert set(have) == set(want) == {"loss", "grad.w"}
     for key, y in want.items():
         torch.testing.assert_close(have[key], y, rtol=1e-5, atol=1e-6, msg=key)
+
+
+@pytest.mark.parametrize("name", EACH_DIM)
+def test_over_each_dim(name: str) -> None:
+    """By the law of same numbers: terms of many sizes cancel here."""
+    model, x = Small(EACH_DIM[name]), torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
+    assert_same([tiny.gradients(model, {"x": x})], model, [{"x": x}])
 
 
 REFUSED: dict[str, tuple[Body, str]] = {
