@@ -198,7 +198,7 @@ def test_convergence(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_kernels(tmp_path: Path) -> None:
-    report = run(tmp_path, "kernels", "--quick").report("kernels")
+    report = run(tmp_path, "kernel_times", "--quick").report("kernels")
     assert [found["name"] for found in report["cases"]] == ["GPT-2, 4 layers", "other calls"]
     calls = report["cases"][0]["calls"]
     assert {"step", "evaluation", "step, nothing fused", "step, clipped"} == {
