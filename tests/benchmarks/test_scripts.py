@@ -294,7 +294,7 @@ def test_gpu_without_one(tmp_path: Path) -> None:
         ("cpu", ["--engines", "eager,warp"], "no such engine: warp; there are eager, eager-tuned,"),
         ("gpu", ["--engines", "warp"], "no such engine: warp; there are eager, compile, onward"),
         pytest.param(
-            "ablation", ["--parts", "luck"], "no such part: luck; there are fold,",
+            "ablation", ["--parts", "luck"], "no such part: luck; there are constant_folding,",
             marks=pytest.mark.slow,
         ),
         pytest.param(
