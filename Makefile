@@ -13,12 +13,15 @@ FUZZ_ARGS ?= --count 5000 --seed 0
 BENCH_ARGS ?=
 MUTATION_ARGS ?=
 SANITIZE_ARGS ?=
+# --only PATTERN, --kind KIND, --one-per-family; what the file has already is not tried again.
+SWEEP_ARGS ?=
+SWEEP_OUT ?= runs/sweep.jsonl
 
 # pyright asks the package index for a newer version of itself at every start without this.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-whole fuzz mutation sanitize false-alarms lint format clean
+.PHONY: help finetune test test-whole fuzz mutation sanitize false-alarms sweep lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -60,6 +63,11 @@ false-alarms: $(VENV)/.installed-test ## verify right models 500 times: no alarm
 
 fuzz: $(VENV)/.installed-test ## train random programs beside eager PyTorch (FUZZ_ARGS="--only 17 --shrink")
 	$(BIN)/python tests/fuzz/run.py --workers $(TEST_WORKERS) $(FUZZ_ARGS)
+
+sweep: $(VENV)/.installed-test ## try every model class of transformers beside eager, write docs/models.md (hours; SWEEP_ARGS="--kind text")
+	@mkdir -p $(dir $(SWEEP_OUT))
+	$(BIN)/python tests/sweep/run.py --jobs $(TEST_WORKERS) --out $(SWEEP_OUT) $(SWEEP_ARGS)
+	$(BIN)/python tests/sweep/page.py $(SWEEP_OUT) --out docs/models.md
 
 lint: $(VENV)/.installed-dev ## ruff check, ruff format --check, pyright (basic, then strict)
 	$(BIN)/ruff check .

@@ -125,13 +125,11 @@ def double_negation(graph: Graph) -> int:
 '''
 
 GRADIENT = '''
-@rule("ReduceL2")
-def _reduce_l2(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """`dx = dy x / y`."""
-    x = xs[0]
-    dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
-    scale = _spread(b, b.Div(only(dys), ys[0]), x, dims, attrs.get("keepdims", 1))
-    return [b.Mul(x, scale), None]
+@rule("Clip")
+def _clip(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """`dy` where x is within its bounds, else 0."""
+    zero = b.scalar(0.0, type_of(xs[0]).dtype)
+    return [b.Where(b.Equal(xs[0], ys[0]), only(dys), zero), *[None for _ in xs[1:]]]
 '''
 
 ADDITIONS = {
@@ -148,7 +146,7 @@ ADDITIONS = {
         },
     ),
     "optimizer": Addition(1, {"graph/ops/optimizers/adadelta.py": new(OPTIMIZER)}),
-    "gradient rule": Addition(1, {"differentiate/rules/reduce.py": last(GRADIENT)}),
+    "gradient rule": Addition(1, {"differentiate/rules/elementwise.py": last(GRADIENT)}),
     "pass": Addition(
         2,
         {

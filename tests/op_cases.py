@@ -159,10 +159,14 @@ def _case(op: str, *inputs: Input, **attrs: Any) -> OpCase:
 def _unary() -> list[OpCase]:
     out: list[OpCase] = []
     for op in ("Identity", "Neg", "Abs", "Exp", "Tanh", "Erf", "Sigmoid", "Relu", "Sin", "Cos",
-               "Sign", "Floor", "Ceil", "Softplus"):  # fmt: skip
+               "Sign", "Floor", "Ceil", "Round", "Softplus", "Atan", "Sinh", "Cosh",
+               "Asinh"):  # fmt: skip
         out += [_case(op, r(3, 5)), _case(op, r())]
     for op in ("Sqrt", "Log", "Reciprocal"):
         out += [_case(op, r(7, low=0.3)), _case(op, r(2, 1, 3, low=0.3))]
+    for op in ("Tan", "Asin", "Acos", "Atanh"):
+        out += [_case(op, r(3, 5, low=-0.9, high=0.9)), _case(op, r(low=-0.5, high=0.5))]
+    out += [_case("Acosh", r(3, 5, low=1.1, high=3)), _case("Acosh", r(low=1.1, high=2))]
     out.append(_case("Reciprocal", r(3, 3, low=-2, high=-0.5)))
     for kind in ("none", "tanh"):
         out += [_case("Gelu", r(3, 5), approximate=kind), _case("Gelu", r(33), approximate=kind)]
@@ -200,7 +204,7 @@ def _binary() -> list[OpCase]:
         ]
     for op in ("And", "Or", "Xor"):
         out += [_case(op, Bits((3, 5)), Bits((3, 5))), _case(op, Bits((3, 1)), Bits((5,)))]
-    for op in ("Add", "Sub", "Mul", "BitwiseAnd", "BitwiseXor"):
+    for op in ("Add", "Sub", "Mul", "BitwiseAnd", "BitwiseOr", "BitwiseXor"):
         out.append(_case(op, Whole((3, 5), -9, 9), Whole((3, 5), -9, 9)))
     out += [
         _case("Div", Whole((3, 5), -9, 9), Whole((5,), 1, 4)),  # towards zero
@@ -307,6 +311,10 @@ def _indexing() -> list[OpCase]:
         _case("ScatterElements", r(5), Given(np.array([3, 1])), r(2)),
         _case("NonZero", Known(np.array([[True, False, True], [False, True, False]]))),
         _case("OneHot", ids(4, below=3), whole(3), Known(np.array([0.0, 1.0]))),
+        _case("TopK", r(3, 5), ints(2), axis=-1),
+        _case("TopK", r(2, 4, 3), ints(3), axis=1, largest=0),
+        _case("TopK", r(3, 5), ints(5), axis=1),
+        _case("TopK", r(4), ints(4), axis=0, largest=0),
         _case("ArgMax", r(3, 5), axis=1),
         _case("ArgMax", r(3, 5), axis=-2, keepdims=0),
         _case("ArgMax", r(3, 5)),
@@ -349,6 +357,41 @@ def _products() -> list[OpCase]:
         out.append(_case("Gemm", r(3, 4), r(4, 5), r(*c)))
     out.append(_case("Gemm", r(3, 4), r(4, 5), r(5), alpha=0.5, beta=2.0))
     out.append(_case("Gemm", r(4, 3), r(5, 4), alpha=0.5, transA=1, transB=1))
+    return out
+
+
+def _convolutions() -> list[OpCase]:
+    """Sizes of each kind: one to three dims, steps that leave elements over, groups, one channel a
+    group, holes, a kernel as large as its input, pads that differ (by onnx alone)."""
+    both: list[tuple[Any, ...]] = [  # x, w of Conv, bias or not, attributes
+        ((2, 3, 7), (4, 3, 3), True, {}),
+        ((1, 2, 9), (2, 2, 4), False, {"strides": [3], "pads": [1, 1]}),
+        ((2, 3, 5, 6), (4, 3, 3, 2), True, {"strides": [2, 1], "pads": [1, 0, 1, 0]}),
+        ((2, 4, 7, 6), (6, 2, 2, 3), False, {"dilations": [2, 1], "strides": [3, 2], "group": 2}),
+        ((1, 4, 5, 5), (4, 1, 3, 3), True, {"pads": [1] * 4, "group": 4}),
+        ((2, 3, 8, 4), (5, 3, 4, 4), True, {"strides": [4, 4]}),
+        ((2, 2, 3, 3), (3, 2, 3, 3), False, {}),
+        ((2, 3, 2, 3), (2, 3, 1, 1), True, {}),
+        ((1, 3, 3, 3, 2), (2, 3, 2, 1, 2), True, {"pads": [1, 0, 0, 1, 0, 0]}),
+    ]
+    out: list[OpCase] = []
+    for x, w, bias, attrs in both:
+        out.append(_case("Conv", r(*x), r(*w), *([r(w[0])] if bias else []), **attrs))
+    out.append(_case("Conv", r(1, 2, 5), r(3, 2, 2), pads=[0, 1]))
+    for x, w, bias, attrs in both:  # w turns channels of its first dim into those of its second
+        if "group" not in attrs:  # onnx's evaluator has them wrong; kernels/test_conv.py has these
+            more = [r(w[1])] if bias else []
+            out.append(_case("ConvTranspose", r(x[0], w[0], *x[2:]), r(*w), *more, **attrs))
+    out += [
+        _case("ConvTranspose", r(2, 3, 4), r(3, 2, 3), strides=[2], output_padding=[1]),
+        _case("ConvTranspose", r(1, 2, 4), r(2, 3, 2), pads=[0, 1]),
+    ]  # fmt: skip
+    for shape, attrs in (
+        ((2, 2, 7, 5), {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 0]}),
+        ((1, 3, 6, 6), {"kernel_shape": [2, 2], "strides": [2, 2]}),
+        ((1, 1, 8, 7), {"kernel_shape": [3, 3], "dilations": [2, 1], "strides": [1, 2]}),
+    ):  # over other than two dims onnx's evaluator numbers each plane: kernels/test_conv.py
+        out.append(_case("MaxPool", r(*shape), **attrs))
     return out
 
 
@@ -433,6 +476,8 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             case ("Embedding", 1):
                 rows = types[0].shape[0] if types[0] is not None else 0
                 return Whole(shape, 0, int(rows))  # type: ignore[arg-type]
+            case ("GroupedMatMul" | "GroupedOuter", _):  # one without rows, and rows without one
+                return Given(np.array({3: [2, 2, 5], 4: [0, 1, 4, 6]}[shape[0]]))
             case ("SoftmaxCrossEntropyLossGrad", 2) | ("CrossEntropyLoss", 1):
                 labels = np.arange(int(np.prod(shape))).reshape(shape) % 5
                 labels.reshape(-1)[-1] = attrs.get("ignore_index", -100)
@@ -441,6 +486,11 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
                 labels = np.arange(int(np.prod(shape))).reshape(shape) % 4
                 labels[-1] = attrs["ignore_index"]
                 return Given(labels)
+            case ("MaxPoolGrad", 1):  # each plane's own elements
+                planes, inner = shape[0] * shape[1], int(np.prod(attrs["sizes"]))
+                local = np.random.default_rng(0).integers(0, inner, (planes, *shape[2:]))
+                starts = np.arange(planes).reshape(planes, *[1] * len(shape[2:])) * inner
+                return Given((local + starts).reshape(shape))
             case ("AdamUpdate" | "SGDUpdate", _):
                 return Given(np.array(3))
             case ("Attention" | "FlashAttention", 6 | 7) | ("FlashAttentionGrad", 10 | 11):
@@ -450,6 +500,8 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             case _:
                 return Whole(shape, 0, 2**32 if shape == (2,) else 1000)
     match op, i:
+        case ("Log1p", _):
+            return Real(shape, -0.9, 2.0)
         case ("AdamUpdate", 3) | ("LayerNormalizationGrad", 4):
             return Real(shape, 0.1, 2.0)  # a mean of squares; 1/std
         case ("FlashAttentionGrad", 8):
@@ -473,7 +525,14 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
 
 
 CASES = _labelled(
-    _unary() + _binary() + _shapes() + _indexing() + _reductions() + _products() + _composites()
+    _unary()
+    + _binary()
+    + _shapes()
+    + _indexing()
+    + _reductions()
+    + _products()
+    + _convolutions()
+    + _composites()
 )
 ONWARD_CASES = _labelled(_onward())
 

@@ -12,8 +12,9 @@ SIZES = "it is made of sizes alone"
 
 _BACKWARD = frozenset(
     {
-        "AddLayerNormalizationGrad", "BiasActivationGrad", "FlashAttentionGrad",
-        "LayerNormalizationGrad", "LinearCrossEntropyGrad", "LinearCrossEntropyStep",
+        "AddLayerNormalizationGrad", "BiasActivationGrad", "ConvWeightGrad", "FlashAttentionGrad",
+        "GroupedOuter", "LayerNormalizationGrad", "LinearCrossEntropyGrad",
+        "LinearCrossEntropyStep", "MaxPoolGrad",
         "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
@@ -27,16 +28,13 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         NOTHING_FLOWS: frozenset(
             {
                 "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
-                "Not", "IsNaN", "IsInf", "BitwiseXor", "BitwiseAnd", "BitShift", "BitwiseNot",
-                "Floor", "Ceil", "Sign", "Mod", "ArgMax", "NonZero", "OneHot", "AllFinite", "Rows",
+                "Not", "IsNaN", "IsInf", "BitwiseXor", "BitwiseAnd", "BitwiseOr", "BitShift",
+                "BitwiseNot", "Floor", "Ceil", "Round", "Sign", "ArgMax", "NonZero",
+                "OneHot", "AllFinite", "Rows",
             }
         ),
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
-        NO_RULE: frozenset(
-            {
-                "Clip", "Softplus", "ReduceL2", "ReduceSumSquare", "ReduceProd", "ScatterElements",
-            }
-        ),
+        NO_RULE: frozenset({"Clip"}),
     },
     # Without a rule an op reads all rows of its inputs.
     "rows": {
@@ -46,7 +44,10 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         "row demand itself writes it": frozenset({"Rows", "NonZero", "ScatterND"}),
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
         "no model was met where it stands between rows that are dropped": frozenset(
-            {"ArgMax", "CumSum", "GatherElements", "OneHot", "Pad", "Trilu"}
+            {
+                "ArgMax", "Conv", "ConvTranspose", "CumSum", "GatherElements", "MaxPool", "OneHot",
+                "Pad", "TopK", "Trilu", "GroupedMatMul",
+            }
         ),
     },
     # An own op without a kernel runs as its body, one of the standard not at all.
@@ -59,8 +60,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         "its body, or FlashAttention in its place, has kernels": frozenset({"Attention"}),
         UNWRITTEN: frozenset(
             {
-                "BitShift", "BitwiseNot", "Clip", "ConstantOfShape", "OneHot", "ReduceProd",
-                "ReduceSumSquare", "Softplus",
+                "BitShift", "Clip", "ConstantOfShape", "OneHot",
             }
         ),
     },

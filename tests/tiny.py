@@ -137,6 +137,26 @@ def eager(model: nn.Module, data: Mapping[str, Any], dtype: torch.dtype) -> Tens
     return {"loss": loss.detach(), **found}
 
 
+def differing_most(ours: Tensors, want: Tensors, exact: Tensors) -> str:
+    """The tensor that is off by most of what eager in fp32 (`want`) and in fp64 allow; "" where
+    none is off by more."""
+    if not all(t.isfinite().all() for t in exact.values()):
+        exact = want  # the least fp64 number plus a score overflows where fp32's does not
+    whole = sum(float(t.norm()) ** 2 for t in want.values()) ** 0.5
+    worst, where = 1.0, ""
+    for name, truth in exact.items():
+        if name not in ours:
+            if float(truth.norm()) > 1e-7 * whole:
+                return f"{name} is missing"
+            continue
+        off = float((ours[name].double() - truth).norm())
+        noise = 2 * float((want[name].double() - truth).norm())
+        bound = noise + 1e-5 * float(truth.norm()) + 1e-6 * whole
+        if not off / bound <= worst:
+            worst, where = off / bound, f"{name} off by {off:.2e} of {float(truth.norm()):.2e}"
+    return where
+
+
 class Compiled:
     """A captured call, and the road from there: the compiler's own verbs, one after the other."""
 

@@ -9,8 +9,11 @@ from onward.capture import attention_op as attention_op  # registers onward::att
 from onward.capture.aten import TABLE, register
 from onward.capture.aten.call import table
 
+# Those of transformers are there once it is imported, in the versions that have them.
+TORCHS = [name for name in TABLE if not name.startswith("transformers.")]
 
-@pytest.mark.parametrize("name", TABLE)
+
+@pytest.mark.parametrize("name", TORCHS)
 def test_names_are_overloads_that_torch_has(name: str) -> None:
     *space, op, overload = name.split(".")
     packet = getattr(getattr(torch.ops, space[0] if space else "aten"), op)

@@ -193,16 +193,13 @@ def test_no_rule_is_asked_of_an_op_behind_what_stops_the_gradient(behind: str) -
 
 def test_every_op_without_a_rule_is_named_with_its_modules() -> None:
     def write(b: Builder, v: dict[str, Value]) -> Value:
-        y = Builder(b.graph, module="model.h.0.mlp").Softplus(v["x"])
-        y = Builder(b.graph, module="model.h.1.mlp").Softplus(y)
-        y = Builder(b.graph, module="model.head").ReduceProd(y, keepdims=0)
-        return y
+        y = Builder(b.graph, module="model.h.0.mlp").Clip(v["x"])
+        y = Builder(b.graph, module="model.h.1.mlp").Clip(y)
+        return total(b, y)
 
     with pytest.raises(ValueError) as refused:
         vjp(graph_of({"x": "f64[3]"}, write), ["loss"], ["x"])
-    assert str(refused.value) == (
-        "no gradient rule for: ReduceProd at model.head; Softplus at model.h.0.mlp, model.h.1.mlp"
-    )
+    assert str(refused.value) == ("no gradient rule for: Clip at model.h.0.mlp, model.h.1.mlp")
 
 
 @pytest.mark.parametrize(

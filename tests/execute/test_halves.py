@@ -7,7 +7,7 @@ numbers. Where a batch runs twice, or beside others, its gradients have the same
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from families import CASES, allowed
 from tiny import FEEDS, Compiled, Tensors, batch, compiled, execute_packed, plain, trained
 
 from onward.config import OnwardError
+from onward.differentiate import Halves as Graphs
 from onward.execute import ExecutableHalves, Memory, Residuals
 from onward.graph.graph import type_of
 from onward.graph.names import OUTPUT, user_name
@@ -71,9 +72,16 @@ def halves(
     assert dims is not None
     most = {n: size + room for n, size in dims.items()}
     sizes = list(most) if room else []
-    first = made.plan(both.forward, both.forward.outputs, most, open=sizes)
+    return in_memory(made, both, ends, most, sizes)
+
+
+def in_memory(
+    made: Compiled, both: Graphs, ends: list[str], dims: dict[str, int], sizes: Collection[str] = ()
+) -> Halves:
+    """Planned for these dims, of which `sizes` stay open, and bound."""
+    first = made.plan(both.forward, both.forward.outputs, dims, open=sizes)
     second = made.plan(
-        both.backward, both.backward.outputs, most, open=sizes, block=first.residual_block
+        both.backward, both.backward.outputs, dims, open=sizes, block=first.residual_block
     )
     memory, owned = Memory(torch.device("cpu")), made.captured.owned
     bound = ExecutableHalves(
@@ -308,6 +316,18 @@ def test_a_missing_cotangent_is_named() -> None:
     both.backward(left, cotangents(both.outputs()))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (31,), (1, 12, 31), (4, 1, 31), (4, 12), (4, 12, 32)])
+def test_a_cotangent_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
+    """Most of these would broadcast to the logits, f32[4,12,31]."""
+    model, data = tiny.gpt2(), batch(4, 12)
+    both = halves(model, data)
+    left = both.forward(data)
+    given = {"loss": torch.ones(()), "logits": torch.ones(shape)}
+    with pytest.raises(OnwardError, match="cotangent of 'logits' is"):
+        both.backward(left, given)
+    both.backward(left, cotangents(both.outputs()))
+
+
 def test_rows_that_nobody_reads_are_in_neither_half() -> None:
     """Halves of the packed form: same loss and gradients as its whole step."""
     model, data = tiny.bert(0.0), batch(4, 12, "right", ignored=True)
@@ -325,12 +345,7 @@ def test_rows_that_nobody_reads_are_in_neither_half() -> None:
     dims |= counts
     masks = tiny.execute(made, conditions, data)
     rows = {step.signature.rows[size]: x.nonzero().view(-1) for size, x in masks.items()}
-    first = made.plan(both.forward, both.forward.outputs, dims)
-    second = made.plan(both.backward, both.backward.outputs, dims, block=first.residual_block)
-    memory, owned = Memory(torch.device("cpu")), made.captured.owned
-    bound = ExecutableHalves(
-        made.executable(first, memory, owned), made.executable(second, memory, owned)
-    )
+    bound = in_memory(made, both, ["loss"], dims).executable
     leaves = {made.captured.leaves[i]: t for i, t in enumerate(data.values())}
     left = bound.forward({**FEEDS, **leaves, **rows}, dims)
     loss = bound.output("loss")

@@ -14,9 +14,9 @@ from fuzz.program import clean, program
 
 SPOILS = ("ids", "labels", "shape", "missing", "rank", "more")
 PASSES = (
-    "constant_folding", "noop", "common_subexpression_elimination", "slices_to_split",
-    "split_first", "reshape_through_transpose", "flash_attention", "linear_cross_entropy",
-    "add_layer_norm", "dead_code_elimination", "bias_activation",
+    "constant_folding", "noop", "common_subexpression_elimination", "patch_convolution",
+    "slices_to_split", "split_first", "reshape_through_transpose", "flash_attention",
+    "linear_cross_entropy", "add_layer_norm", "dead_code_elimination", "bias_activation",
     "linear_cross_entropy_step", "gemm_add", "scatter_into",
 )  # fmt: skip
 

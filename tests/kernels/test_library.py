@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from onward.config import OnwardError
 from onward.kernels.native import library as native
@@ -60,3 +63,38 @@ def test_the_digest_follows_every_source(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "src" / "c.cpp").write_text("")
     seen.add(native.sources_digest())
     assert len(seen) == 3
+
+
+ANOTHER_RUNTIME = """
+import ctypes, sys, torch
+ctypes.CDLL(sys.argv[1]).omp_get_max_threads()
+from onward.kernels.native.library import about, openmp_runtimes
+assert len(openmp_runtimes()) == 2, openmp_runtimes()
+print(about())
+"""
+
+
+@built
+def test_another_package_s_runtime_does_not_cost_the_kernels(tmp_path: Path) -> None:
+    """As scikit-learn's, which transformers imports where it is installed."""
+    runtime = native.openmp_runtimes()[0]
+    copy = tmp_path / "libgomp-0123.so"
+    shutil.copy(runtime, copy)
+    command = [sys.executable, "-c", ANOTHER_RUNTIME, str(copy)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert not done.stdout.startswith("none"), done.stdout
+
+
+@built
+def test_kernels_on_another_runtime_than_torch_s_are_left_alone(
+    monkeypatch: pytest.MonkeyPatch, build: Callable[[str], None]
+) -> None:
+    monkeypatch.setattr(native, "openmp_runtimes", lambda: ["libgomp.so.1", "libomp.so"])
+    build("")
+    assert native.library() is not None
+    assert torch.get_num_threads() == 1, "asked and put back"
+    monkeypatch.setattr(native, "shares_threads", lambda: False)
+    build("")
+    assert native.library() is None
+    assert "2 OpenMP runtimes" in native.about()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -105,7 +106,8 @@ def test_an_op_that_no_kernel_has() -> None:
 def test_the_host_is_what_the_environment_says(level: str, build: Any) -> None:
     build(level)
     assert host() == Target("cpu", "none" if level == "0" else level)
-    assert host("cuda") == Target("cuda", "none")
+    there = find_spec("triton") is not None
+    assert host("cuda") == Target("cuda", "none", triton=there)
     assert host().has_library == (level != "0")
 
 

@@ -226,22 +226,7 @@ def difference(ours: Tensors, model: nn.Module, data: Tensors) -> str:
         exact = tiny.eager(model, data, torch.float64)
     except RuntimeError:  # a model that names float32 itself
         exact = want
-    if not all(t.isfinite().all() for t in exact.values()):
-        exact = want  # the least fp64 number plus a score overflows where fp32's does not
-    whole = sum(float(t.norm()) ** 2 for t in want.values()) ** 0.5
-    worst, where = 1.0, ""
-    ours = tiny.plain(ours)
-    for name, truth in exact.items():
-        if name not in ours:
-            if float(truth.norm()) > 1e-7 * whole:
-                return f"{name} is missing"
-            continue
-        off = float((ours[name].double() - truth).norm())
-        noise = 2 * float((want[name].double() - truth).norm())
-        bound = noise + 1e-5 * float(truth.norm()) + 1e-6 * whole
-        if not off / bound <= worst:
-            worst, where = off / bound, f"{name} off by {off:.2e} of {float(truth.norm()):.2e}"
-    return where
+    return tiny.differing_most(tiny.plain(ours), want, exact)
 
 
 def outcome(cls: type[Any], implementation: str, masks: tuple[str, ...] = MASKS) -> dict[str, str]:

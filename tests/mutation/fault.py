@@ -29,6 +29,7 @@ CAPTURE = (
     "capture/test_capture_numbers.py",
     "capture",
 )  # the likeliest first
+CONVOLUTIONS = ("capture/test_capture_convolutions.py",)
 STATE = (
     "train/test_trainer_state.py",
     "train/test_trainer_api.py",

@@ -74,16 +74,18 @@ class Given:
             if step in needed:
                 continue
             needed.add(step)
-            if self._size(step) or step.name in self.leaves or step.name in self.constants:
+            if self.size(step) or step.name in self.leaves or step.name in self.constants:
                 continue
-            if step.op != "call_function" or not _is_function(step.target):
+            if _is_region(step):
+                continue
+            if step.op != "call_function" or not (_is_function(step.target) or _enters(step)):
                 return None
             waiting += step.all_input_nodes
         return tuple(step for step in node.graph.nodes if step in needed)
 
     def value(self, node: Any, tensors: Sequence[torch.Tensor], found: dict[Any, Any]) -> Any:
         """The node's value for a batch; `found`: those of the nodes before."""
-        size = self._size(node)
+        size = self.size(node)
         if size is not None:
             return tensors[size[0]].shape[size[1]]
         if node.op == "placeholder":
@@ -92,9 +94,23 @@ class Given:
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), found.__getitem__)
         return node.target(*args, **kwargs)
 
-    def _size(self, node: Any) -> tuple[int, int] | None:
+    def size(self, node: Any) -> tuple[int, int] | None:
+        """The leaf and dim that a size is of; None for what is none."""
         value = node.meta.get("val")
         return self.sizes.get(str(value)) if isinstance(value, torch.SymInt) else None
+
+
+def _is_region(node: Any) -> bool:
+    """What a mode of gradients encloses, where it is made of functions."""
+    held = getattr(node.graph.owning_module, node.target, None) if node.op == "get_attr" else None
+    return isinstance(held, torch.fx.GraphModule) and all(
+        n.op in ("placeholder", "output") or (n.op == "call_function" and _is_function(n.target))
+        for n in held.graph.nodes
+    )
+
+
+def _enters(node: Any) -> bool:
+    return getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled"
 
 
 def _is_function(target: Any) -> bool:

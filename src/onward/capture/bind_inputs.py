@@ -17,6 +17,16 @@ from onward.graph.graph import Role, Value, type_of
 from onward.graph.names import BATCH, BUFFER, PARAM
 
 
+def batch_nodes(program: Any) -> list[Any]:
+    """The nodes that stand for the batch's leaves, in their order."""
+    placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
+    return [
+        placeholders[s.arg.name]
+        for s in program.graph_signature.input_specs
+        if s.kind is InputKind.USER_INPUT
+    ]
+
+
 def bind_inputs(
     result: CapturedModule,
     translator: Translator,
@@ -34,11 +44,7 @@ def bind_inputs(
     live = dict(named_tensors(flat))
     first = {id(t): n for n, t in reversed(live.items())}  # of tied ones, the name torch lists
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
-    batch = [
-        placeholders[s.arg.name]
-        for s in program.graph_signature.input_specs
-        if s.kind is InputKind.USER_INPUT
-    ]
+    batch = batch_nodes(program)
     for node, tensor in zip(batch, tensors, strict=True):
         translator.name_sizes(node, tensor)
     translator.settle_sizes(batch)
@@ -73,7 +79,7 @@ def bind_inputs(
             tensor = program.constants[spec.target]
             refuse_constant(tensor, {model_path(n): t for n, t in live.items()})
             result.constants.append(tensor)
-            value = graph.constant(tensor.detach().numpy().copy())
+            value = graph.constant(tensor.detach().cpu().numpy().copy())
         else:
             raise CaptureError(
                 f"the forward reads {spec.target}, which is no tensor that a graph can hold (a "
@@ -83,4 +89,4 @@ def bind_inputs(
     translator.find_batch_size()
 
 
-__all__ = ["bind_inputs"]
+__all__ = ["batch_nodes", "bind_inputs"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import CodeType
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 
 from onward.capture.attention_forms import Shown
+from onward.capture.pins import Pinned
 from onward.graph.graph import Graph
 from onward.graph.types import Size
 
@@ -35,6 +37,7 @@ class CapturedModule:
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _shown: list[Shown] = field(default_factory=list)
+    _pinned: list[Pinned] = field(default_factory=list)  # in the forward's order
     _layouts: list[Any] | None = None  # of a batch, where the forward asks
 
     @property
@@ -51,7 +54,7 @@ class CapturedModule:
         how they lie in memory."""
         if self._layouts not in (None, list(map(layout, tensors))):
             return False
-        return all(shown.holds(tensors) for shown in self._shown)
+        return all(fact.holds(tensors) for fact in (*self._pinned, *self._shown))
 
     def dims(self, tensors: list[torch.Tensor]) -> dict[str, int] | None:
         """Symbol -> size for a batch's tensors (in leaf order); None where they do not fit."""
@@ -61,9 +64,12 @@ class CapturedModule:
             if isinstance(size, int):
                 if have != size:
                     return None
-            elif have < 2 or dims.setdefault(str(size), have) != have:
+                continue
+            name, factor = size.multiple  # above 1 where it is held to be one
+            count, rest = divmod(have, factor)
+            if rest or count < 2 or dims.setdefault(name, count) != count:
                 return None  # sizes 0 and 1 behave differently (broadcasting): own capture
-        scope = {"L": {"leaves": tensors}}
+        scope = {"L": {"leaves": tensors}, "math": math, "torch": torch}
         if not all(eval(guard, scope) for guard in self._guards):
             return None
         return dims if self.suits(tensors) else None  # asked last: it may lean on the sizes

@@ -15,12 +15,14 @@ from torch.utils import _pytree as pytree
 
 from onward.capture.attention_forms import choose
 from onward.capture.autograd_reach import reached
-from onward.capture.bind_inputs import bind_inputs
+from onward.capture.bind_inputs import batch_nodes, bind_inputs
 from onward.capture.captured_module import CapturedModule, layout
 from onward.capture.dtypes import dtype_of
 from onward.capture.flat_call import TENSOR, FlatCall, LossFunction
 from onward.capture.fuse_composites import fuse_composites
+from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import forward_defaults, require_mask
+from onward.capture.pins import Unasked, take
 from onward.capture.refusals import refuse_model, refuse_unlisted
 from onward.capture.rehearsal import require_harmless
 from onward.capture.trace import ONE_AT_A_TIME, export
@@ -44,6 +46,24 @@ def capture(
 
     Raises CaptureError with the complete list of what could not be captured.
     """
+    held: Held = {}
+    while True:
+        done = _capture(model, args, kwargs, target, loss_fn, want_loss, held)
+        if isinstance(done, CapturedModule):
+            return done
+        held = done
+
+
+def _capture(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    target: tuple[Any, ...],
+    loss_fn: LossFunction | None,
+    want_loss: bool,
+    held: Held,
+) -> CapturedModule | Held:
+    """The same with these sizes held; or more sizes to hold, for another try."""
     refuse_model(model, loss_fn, want_loss and model.training)
     paths, spec = pytree.tree_flatten_with_path((args, kwargs, target))
     leaves = [leaf for _, leaf in paths]
@@ -58,13 +78,29 @@ def capture(
     flat = FlatCall(model, spec, fixed, loss_fn, want_loss)
     flat.training = model.training  # its own flag alone: submodules keep theirs
     flat.extra = forward_defaults(model, kwargs) if _takes(model, "use_cache") else {}
-    program = export(flat, tensors, names)
+    try:
+        program = _exported(flat, tensors, names, held)
+    except CaptureError:
+        numbers = all_numbers(held)
+        if numbers is None:
+            raise
+        return numbers
+    answers = flat.noted.answers or []
+    pinned = take(program, flat.noted.questions, answers, len(tensors))
     shown = choose(program, tensors)
     graph = Graph("forward")
     translator = Translator(graph, program)
     result = CapturedModule(graph, {}, {}, {})
-    bind_inputs(result, translator, program, flat, tensors, names)
-    result._shown = shown
+    batch = batch_nodes(program)
+    try:
+        bind_inputs(result, translator, program, flat, tensors, names)
+        _translate(result, translator, flat, want_loss)
+    except SizeError as error:
+        more = hold(error, batch, tensors, held)
+        if more is None:
+            raise
+        return more
+    result._shown, result._pinned = shown, pinned
     if flat.noted.lies:
         result._layouts = list(map(layout, tensors))
     if flat.extra:
@@ -74,14 +110,8 @@ def capture(
                 "position_ids keep no packed documents apart, as in eager PyTorch while the "
                 "model's use_cache is on; fix: model.config.use_cache = False"
             )
-    outputs = [output_name(n) for n in flat.noted.names]
-    if want_loss:
-        outputs[0] = "loss"
-    translator.run(dict(zip(outputs, translator.output_nodes(), strict=True)))
-    first = 1 if want_loss else 0  # a result may be called as the loss is
-    results = dict(zip(flat.noted.names[first:], outputs[first:], strict=True))
-    loss = outputs[0] if want_loss else None
-    graph.signature = graph.signature.but(loss=loss, results=results)
+    if held:
+        result.notes.append(_held_note(held, names))
     if want_loss:
         nodes = reached(translator.output_nodes()[0])
         result.reached = {translator.env[n].name for n in nodes} & set(result.parameters)
@@ -106,6 +136,39 @@ def capture(
     if flat.effects.left:
         result.constants += flat.effects.tensors  # where they are written, eager code reads that
     return result
+
+
+def _exported(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: Held) -> Any:
+    """The exported program; a forward that asks tensors runs once before, for the answers."""
+    try:
+        return export(flat, tensors, names, held)
+    except Unasked:
+        flat.ask(*tensors)
+        return export(flat, tensors, names, held)
+
+
+def _translate(
+    result: CapturedModule, translator: Translator, flat: FlatCall, want_loss: bool
+) -> None:
+    """Fills the graph, and says what its outputs are."""
+    outputs = [output_name(n) for n in flat.noted.names]
+    if want_loss:
+        outputs[0] = "loss"
+    translator.run(dict(zip(outputs, translator.output_nodes(), strict=True)))
+    first = 1 if want_loss else 0  # a result may be called as the loss is
+    results = dict(zip(flat.noted.names[first:], outputs[first:], strict=True))
+    loss = outputs[0] if want_loss else None
+    graph = result.graph
+    graph.signature = graph.signature.but(loss=loss, results=results)
+
+
+def _held_note(held: Held, names: list[str]) -> str:
+    """Which sizes may vary less than others."""
+    dims = [
+        f"{names[leaf]} dim {dim}" + (f" (multiples of {factor})" if factor else "")
+        for (leaf, dim), (factor, _) in sorted(held.items())
+    ]
+    return f"captured anew for other sizes of: {', '.join(dims)}"
 
 
 def _detached(x: torch.Tensor) -> torch.Tensor:

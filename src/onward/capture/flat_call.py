@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 from onward.capture.as_eager import answering_as_eager
 from onward.capture.effects import Effects, undoing
 from onward.capture.object_graph import traces_names
+from onward.capture.pins import Asked
 from onward.config import CaptureError
 from onward.graph.names import distinct
 
@@ -21,11 +22,14 @@ TENSOR = object()  # stands in a batch's leaves where a tensor does
 class _Noted:
     """What the wrapper notes in a run: an export restores a module's own attributes.
 
-    names: of its outputs. lies: whether the forward asks how tensors lie in memory.
+    names: of its outputs. lies: whether the forward asks how tensors lie in memory. answers: to
+    what it asks tensors, from a run before; None before one. questions: how many it asked.
     """
 
     names: tuple[str, ...] | list[str] = ()
     lies = False
+    answers: list[bool] | None = None
+    questions = 0
 
     def layout(self) -> None:
         self.lies = True
@@ -60,8 +64,27 @@ class FlatCall(torch.nn.Module):
         with (
             undoing(self.effects, self.model, self.loss_fn) as seen,
             answering_as_eager(seen, trained, self.noted.layout),
+            Asked(self.noted.answers or []) as asked,
         ):
-            return self.run(*leaves)
+            results = self.run(*leaves)
+        self.noted.questions = len(asked.questions)
+        return (*results, *asked.questions)
+
+    def ask(self, *leaves: torch.Tensor) -> None:
+        """A run in eager mode, which leaves nothing behind but the answers to what it asks."""
+        held = [(t, t.detach().clone()) for _, t in self.model.named_buffers()]
+        with (
+            torch.random.fork_rng(),
+            torch.no_grad(),
+            undoing(Effects(), self.model, self.loss_fn),
+            Asked() as asked,
+        ):
+            try:
+                self.run(*leaves)
+            finally:
+                for buffer, before in held:
+                    buffer.copy_(before)
+        self.noted.answers = asked.answers
 
     def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rest = iter(leaves)

@@ -203,13 +203,19 @@ def _saved(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
 
 def _another(t: torch.Tensor, all_differ: bool) -> torch.Tensor:
     """A tensor of the same form with other numbers; of whole ones those that there are in another
-    order, lest they index nothing, but where that is the same."""
+    order, lest they index nothing, but where they are all one: a device that meets an index out of
+    range serves this process no more, so that a number is then made smaller there, down to 0."""
     if t.is_floating_point():
         return t * 0.75 + 0.01
     turned = t.flip(tuple(range(t.dim())))
     if not all_differ or not torch.equal(turned, t):
         return turned
-    return t.logical_not() if t.dtype == torch.bool else t + 1
+    shifted = t.flatten().roll(1).view(t.shape)
+    if not torch.equal(shifted, t):
+        return shifted
+    if t.dtype == torch.bool:
+        return t.logical_not()
+    return t + 1 if t.device.type == "cpu" else torch.where(t > 0, t - 1, t)
 
 
 def _as_parameter(t: torch.Tensor, like: torch.Tensor) -> torch.nn.Parameter:

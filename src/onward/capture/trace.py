@@ -12,6 +12,7 @@ import torch
 
 from onward.capture.flat_call import FlatCall
 from onward.capture.gradient_code import refusing_gradient_code
+from onward.capture.held_sizes import Held, dynamic_shapes
 from onward.capture.huggingface import attention_kept_whole
 from onward.capture.patches import patched
 from onward.capture.transformer_encoder import padded_with_zeros
@@ -20,16 +21,14 @@ from onward.config import CaptureError
 ONE_AT_A_TIME = threading.RLock()  # a capture patches what all threads share
 
 
-def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str]) -> Any:
+def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: Held) -> Any:
     """The call as an exported program, sizes above 1 symbolic. names: of the batch's leaves.
+    held: of these dims the sizes are numbers, or multiples of one.
 
     Raises CaptureError with the reason where it cannot be traced.
     """
-    auto = torch.export.Dim.AUTO
     # sizes 0 and 1 are specialised by every export: say so
-    shapes = {
-        "leaves": tuple({d: auto for d, n in enumerate(t.shape) if n > 1} or None for t in tensors)
-    }
+    shapes = {"leaves": dynamic_shapes(tensors, held)}
     try:
         # as in eager: with its cache on, a model takes no notice of packed documents
         with ONE_AT_A_TIME, _capturing(flat.model, "position_ids" in names and not flat.extra):

@@ -11,12 +11,16 @@ import torch
 
 from onward.capture import functionalize
 from onward.capture.aten import TABLE, Call, stop_gradient
+from onward.capture.aten.norm import running_statistics
+from onward.capture.aten.pool import NUMBERED
+from onward.capture.decompose import expansion, functional, inputs_of
 from onward.capture.dtypes import dtype_of
+from onward.capture.held_sizes import SizeError
 from onward.capture.sizes import forced
 from onward.config import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
-from onward.graph.types import Size, Type, divide, product, symbol
+from onward.graph.types import Size, Type, divide, floor_divide, product, symbol
 
 _SILENT = (  # assertions that export writes; the guards hold the same facts
     "_assert_tensor_metadata",
@@ -48,6 +52,7 @@ class Translator:
         self.sites = 0
         self.no_grad = False
         self.order: dict[Any, int] = {}
+        self.parts: dict[Any, Any] = {}  # of ops without a translation, the ops they are made of
         self.builder = Builder(graph)
 
     # ---- sizes
@@ -57,12 +62,13 @@ class Translator:
         for dim, size in enumerate(node.meta["val"].shape):
             if isinstance(size, int):
                 continue
-            expr = size.node.expr
+            factor, expr = size.node.expr.as_coeff_Mul()
             if not isinstance(expr, sympy.Symbol) or expr in self.symbols:
                 continue
-            place = (dim, tensor.shape[dim])
+            place = (dim, tensor.shape[dim] // int(factor))
             if place not in self._places:
                 stem = "BT"[dim] if dim < 2 else f"D{dim}"
+                stem = stem if factor == 1 else f"{stem}by{factor}_"
                 taken = {str(s) for s in self._places.values()}
                 name = stem if stem not in taken else next(
                     f"{stem}{i}" for i in range(1, 1000) if f"{stem}{i}" not in taken
@@ -85,6 +91,17 @@ class Translator:
         ]
         found = forced(equations, first)
         self.symbols |= {s: found[name] for s, name in names.items() if name in found}
+        self._require_numbers()
+
+    def _require_numbers(self) -> None:
+        """Raises SizeError for a size that an op needs as a number."""
+        for node, _ in _walk(self.program.graph_module):
+            needed = NUMBERED.get(_op_name(node.target)) if node.op == "call_function" else None
+            if needed is not None:
+                x = node.args[0].meta["val"]
+                for dim in needed(x, *node.args[1:]):
+                    if not isinstance(self.size_of(x.shape[dim]), int):
+                        raise SizeError(x.shape[dim].node.expr, as_number=True)
 
     def size_of(self, size: Any) -> Size:
         """A SymInt or int -> a Size. Raises CaptureError where it is not a polynomial."""
@@ -95,7 +112,9 @@ class Translator:
             return int(expr)
         if isinstance(expr, sympy.Symbol):
             return self.symbols.setdefault(expr, symbol(str(expr)))
-        parts = [self._poly(a) for a in expr.args]
+        polynomial = isinstance(expr, (sympy.Add, sympy.Mul, sympy.Pow))
+        divided = type(expr).__name__ in ("FloorDiv", "CleanDiv")
+        parts = [self._poly(a) for a in expr.args] if polynomial or divided else []
         if isinstance(expr, sympy.Add):
             total: Size = 0
             for part in parts:
@@ -105,13 +124,21 @@ class Translator:
             return product(parts)
         if isinstance(expr, sympy.Pow) and isinstance(parts[1], int) and parts[1] >= 0:
             return product([parts[0]] * parts[1])
-        if type(expr).__name__ in ("FloorDiv", "CleanDiv"):
-            quotient = divide(parts[0], parts[1])
+        if divided:
+            quotient = (
+                floor_divide(parts[0], parts[1])
+                if isinstance(parts[1], int)
+                else divide(parts[0], parts[1])
+            )
             if quotient is not None:
                 return quotient
-        raise CaptureError(
-            f"a size of the model is {expr}, which is not a polynomial of the batch's"
-        )
+        free: Any = expr.free_symbols
+        numbers: dict[Any, Any] = {s: self.symbols.get(s) for s in free}
+        if all(isinstance(n, int) for n in numbers.values()):
+            number: Any = expr.xreplace({s: sympy.Integer(n) for s, n in numbers.items()})
+            if number.is_Integer:
+                return int(number)
+        raise SizeError(expr)
 
     def size_of_argument(self, arg: Any) -> Size:
         """What an op was given as a size: an int, or the FX node of a SymInt."""
@@ -137,10 +164,16 @@ class Translator:
         """Translates every node; raises CaptureError listing every op without a translation."""
         module = self.program.graph_module
         missing: dict[str, list[str]] = {}
-        for place, (node, inner) in enumerate(_walk(module)):
-            self.order[node] = place
+        for node, inner in _walk(module):
+            self.order[node] = len(self.order)
+            if node.op == "call_function" and running_statistics(_op_name(node.target), node.args):
+                raise CaptureError(
+                    f"{_op_name(node.target)} at {module_path(node)} changes its running "
+                    "statistics, and a step writes no buffers; fix: .eval() of that module, "
+                    "track_running_stats=False, or GroupNorm"
+                )
             name = _untranslated(node, inner)
-            if name is not None:
+            if name is not None and not self._expand(node):
                 missing.setdefault(name, []).append(module_path(node))
         if missing:
             lines = [
@@ -158,9 +191,28 @@ class Translator:
     def _run(self, module: Any) -> None:
         for node in module.graph.nodes:
             if node.op == "get_attr":
-                self.env[node] = getattr(module, node.target)
+                held = getattr(module, node.target)
+                known = isinstance(held, torch.Tensor) and module in self.parts.values()
+                self.env[node] = self.graph.constant(held.detach().cpu().numpy()) if known else held
             elif node.op == "call_function":
                 self._call(node)
+
+    def _expand(self, node: Any) -> bool:
+        """Whether an op without a translation is made of ops that have one; keeps these."""
+        if node.op != "call_function":
+            return False
+        target = functional(node.target) if functionalize.writes(node.target) else node.target
+        module = None if target is None else expansion(node, target)
+        if module is None:
+            return False
+        stack = node.meta.get("nn_module_stack")
+        for inner in module.graph.nodes:
+            inner.meta["nn_module_stack"] = stack
+            self.order[inner] = len(self.order)
+            if _untranslated(inner, module) is not None and not self._expand(inner):
+                return False
+        self.parts[node] = module
+        return True
 
     def _call(self, node: Any) -> None:
         name = _functional(_op_name(node.target))
@@ -178,6 +230,8 @@ class Translator:
             return
         if isinstance(val, torch.SymBool):
             return
+        if isinstance(val, torch.SymFloat):  # such as a size's root
+            raise SizeError(val.node.expr, as_number=True)
         self.builder = Builder(self.graph, module=module_path(node))
         written = functionalize.writes(node.target)
         if written and not functionalize.may_write(node, self.order):
@@ -187,18 +241,29 @@ class Translator:
             )
         try:
             call = Call(self, node, self.builder)
-            args = [self._resolve(a) for a in node.args]
-            kwargs = {k: self._resolve(v) for k, v in node.kwargs.items()}
-            self.env[node] = TABLE[name](call, *args, **kwargs)
+            for made in val if isinstance(val, (list, tuple)) else [val]:
+                for size in made.shape if isinstance(made, torch.Tensor) else ():
+                    self.size_of(size)  # what is no polynomial is found here, and not by an op
+            if node in self.parts:
+                self.env[node] = self._run_parts(node)
+            else:
+                args = [self._resolve(a) for a in node.args]
+                kwargs = {k: self._resolve(v) for k, v in node.kwargs.items()}
+                self.env[node] = _translated(TABLE[name], call, args, kwargs)
             _require_type(self.env[node], val)
             if written:
                 functionalize.settle(node, self.env[node], call)
+        except SizeError:
+            raise
         except (CaptureError, ValueError, AssertionError, TypeError, LookupError) as error:
             raise CaptureError(f"{name} at {module_path(node)}: {error}") from error
-        except ZeroDivisionError as error:  # a dim modulo the number of dims
-            raise CaptureError(
-                f"{name} at {module_path(node)}: a tensor without dims; fix: unsqueeze it before"
-            ) from error
+
+    def _run_parts(self, node: Any) -> Any:
+        module = self.parts[node]
+        places = [n for n in module.graph.nodes if n.op == "placeholder"]
+        self.env.update(zip(places, self._resolve(inputs_of(node)), strict=True))
+        self._run(module)
+        return self._resolve(_outputs_of(module.graph))
 
     def _region(self, node: Any, name: str) -> None:
         """What `no_grad` or an autocast switched off enclose is inlined.
@@ -267,9 +332,26 @@ def _untranslated(node: Any, module: Any) -> str | None:
         or name in TABLE
         or name in _REGIONS
         or name.partition(".")[0] in _SILENT
-        or isinstance(node.meta.get("val"), (torch.SymInt, int, torch.SymBool))
+        or isinstance(node.meta.get("val"), (torch.SymInt, int, torch.SymBool, torch.SymFloat))
     )
     return None if known else name
+
+
+def _translated(translation: Any, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A tensor without dims that an op works along a dim of is one with a dim of 1, as in torch."""
+    try:
+        return translation(call, *args, **kwargs)
+    except ZeroDivisionError:  # a dim modulo the number of dims
+        b = call.b
+        flat = [b.unsqueeze(x, [0]) if _without_dims(x) else x for x in args]
+        made = translation(call, *flat, **kwargs)
+        many = isinstance(made, (list, tuple))
+        results = [b.reshape(y, ()) for y in (made if many else [made])]
+        return results if many else results[0]
+
+
+def _without_dims(x: Any) -> bool:
+    return isinstance(x, Value) and type_of(x).rank == 0
 
 
 def _require_type(made: Any, val: Any) -> None:

@@ -118,13 +118,8 @@ def _backward_half(whole: Graph, residuals: dict[str, Value]) -> Graph:
 def _swept(half: Graph, name: str, residuals: tuple[str, ...]) -> Graph:
     """Without what this half does not need."""
     half.ir.name = name
+    half.sweep()
     kept = half.output_values()
-    for node in reversed(list(half)):
-        if not any(y in kept or y.uses() for y in node.outputs):
-            half.remove([node])
-    for name, value in list(half.ir.initializers.items()):
-        if value not in kept and not value.uses():
-            del half.ir.initializers[name]
     for value in half.inputs:
         if value not in kept and not value.uses():
             half.ir.inputs.remove(value)

@@ -26,9 +26,9 @@ RULES: dict[str, Rule] = {}
 NO_GRADIENT = frozenset(
     {
         "Shape", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
-        "Not", "ArgMax", "Range", "Floor", "Ceil", "Sign", "IsNaN", "IsInf", "BitwiseXor",
-        "BitwiseAnd", "BitShift", "BitwiseNot", "ConstantOfShape", "OneHot", "Mod", "NonZero",
-        "Rows", "AllFinite",
+        "Not", "ArgMax", "Range", "Floor", "Ceil", "Round", "Sign", "IsNaN", "IsInf", "BitwiseXor",
+        "BitwiseAnd", "BitwiseOr", "BitShift", "BitwiseNot", "ConstantOfShape", "OneHot",
+        "NonZero", "Rows", "AllFinite",
     }
 )  # fmt: skip
 

@@ -26,12 +26,14 @@ class Binder:
 
     dims: of the batch that the launches are bound for. launches, inputs, outputs: after `bind`, in
     the plan's order and by the plan's names. flags: i64[n,2] after `bind`, those of launches that
-    find bad input; None where none does. written: owned tensors that launches write.
+    find bad input; None where none does. bindings: grows whenever a launch is bound anew. written:
+    owned tensors that launches write.
     """
 
     def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
         self.plan, self.memory, self.owned = plan, memory, owned
         self.dims = dict(plan.dims)
+        self.bindings = 0
         self.launches: list[Launch] = []
         self.inputs: dict[str, torch.Tensor] = {}
         self.outputs: dict[str, torch.Tensor] = {}
@@ -81,6 +83,7 @@ class Binder:
             launches = self._changing
         else:
             return
+        self.bindings += 1
         self._tensors.resize(self.dims)
         self.inputs = {n: self.tensor(x) for n, x in self.plan.inputs.items()}
         self.outputs = {n: self.tensor(x) for n, x in self.plan.outputs.items()}

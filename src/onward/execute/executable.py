@@ -12,6 +12,7 @@ import torch
 
 from onward.execute.binder import Binder
 from onward.execute.memory import Memory
+from onward.execute.recording import Recording
 from onward.execute.signals import signals_wait
 from onward.kernels.kernel import Launch
 from onward.plan import Layout, Plan, Region
@@ -46,6 +47,7 @@ class Executable:
         self.memory = memory
         self.owned = owned
         self._binder = Binder(plan, memory, owned)
+        self._recording = Recording(plan, self._binder, memory.device)
 
     @property
     def dims(self) -> dict[str, int]:
@@ -90,7 +92,10 @@ class Executable:
         with torch.no_grad():
             self._stage(inputs, dims, block)
             launches = self._binder.launches
-            self._launch(range(self.plan.commit))
+            if self._recording.run():
+                self._binder.raise_input_errors(range(self.plan.commit))
+            else:
+                self._launch(range(self.plan.commit))
             finite = self.plan.signature.finite
             wrote = finite is None or bool(self._binder.outputs[finite])
             with signals_wait():

@@ -32,8 +32,10 @@ class Residuals:
         dims: Mapping[str, int],
         given: Inputs,
         seen: Mapping[str, tuple[int, int]],
+        shapes: Mapping[str, torch.Size],
     ) -> None:
         self.dims = dict(dims)
+        self.shapes = dict(shapes)
         self.given = {n: x.clone() if isinstance(x, torch.Tensor) else x for n, x in given.items()}
         self.seen = dict(seen)
         self._block = block
@@ -77,7 +79,9 @@ class ExecutableHalves:
             self.first.memory.give_back(block)
             raise
         again = {n: x for n, x in inputs.items() if n in self.second.plan.inputs}
-        return Residuals(self.first.memory, block, self.first.dims, again, self._read())
+        ends = self.second.plan.signature.cotangents
+        shapes = {name: self.first.view(name).shape for name in ends}
+        return Residuals(self.first.memory, block, self.first.dims, again, self._read(), shapes)
 
     def output(self, name: str) -> torch.Tensor:
         """A copy of an output of the last forward."""
@@ -88,15 +92,23 @@ class ExecutableHalves:
     ) -> dict[str, torch.Tensor]:
         """Copies of the gradients, by the name of the input that they are by.
 
-        cotangents: by output, all that the halves were made for, of the output's type. keep: the
+        cotangents: by output, all that the halves were made for, of the output's shape. keep: the
         residuals serve a second backward. Raises OnwardError for residuals that are given back, for
-        missing cotangents, and where a tensor that the backward reads was changed since.
+        cotangents that are missing or of another shape, and where a tensor that the backward reads
+        was changed since.
         """
         block = residuals.block
         signature = self.second.plan.signature
         missing = [name for name in signature.cotangents if name not in cotangents]
         if missing:
             raise OnwardError(f"no cotangent of {', '.join(map(user_name, missing))}")
+        for name, shape in residuals.shapes.items():
+            given = cotangents[name]
+            if isinstance(given, torch.Tensor) and given.shape != shape:
+                raise OnwardError(
+                    f"the cotangent of '{user_name(name)}' is {list(given.shape)}; "
+                    f"fix: give one of the output's shape, {list(shape)}"
+                )
         for name, version in self._read().items():
             if residuals.seen.get(name) != version:
                 raise OnwardError(

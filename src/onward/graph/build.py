@@ -152,11 +152,13 @@ class Builder:
         for names, factor in size.terms:
             term: Value | None = None
             for name in names:
-                source = self.graph.symbol_source(name)
+                source = self.graph.symbol_source(name) or self.graph.symbol_multiple(name)
                 if source is None:
                     raise ValueError(f"no input has a dim of size {name}, so {size} has no source")
                 value, dim = source
-                one = self.Shape(value, start=dim, end=dim + 1)
+                one, have = self.Shape(value, start=dim, end=dim + 1), type_of(value).shape[dim]
+                if str(have) != name and isinstance(have, Dim):
+                    one = self.Div(one, self.ints([have.number({name: 1})]))
                 term = one if term is None else self.Mul(term, one)
             if factor != 1 or term is None:
                 f = self.ints([factor])

@@ -17,7 +17,7 @@ import onnx_ir as ir
 
 from onward.graph.names import distinct
 from onward.graph.signature import Signature
-from onward.graph.types import Size, Type, of_array, substitute
+from onward.graph.types import Dim, Size, Type, of_array, substitute
 
 Value = ir.Value
 Node = ir.Node
@@ -202,6 +202,14 @@ class Graph:
                     return value, i
         return None
 
+    def symbol_multiple(self, name: str) -> tuple[Value, int] | None:
+        """An input and the dim of it whose size is a multiple of `name`, such as `8*T`."""
+        for value in self.ir.inputs:
+            for i, size in enumerate(type_of(value).shape):
+                if isinstance(size, Dim) and [names for names, _ in size.terms] == [(name,)]:
+                    return value, i
+        return None
+
     def counted(self) -> list[Value]:
         """The lists of rows whose lengths the batch decides."""
         return [node.outputs[0] for node in self.ir if node.op_type == "Rows"]
@@ -228,6 +236,21 @@ class Graph:
     def remove(self, nodes: Iterable[Node]) -> None:
         """Removes nodes whose outputs nobody uses any more."""
         self.ir.remove(list(nodes), safe=True)
+
+    def sweep(self) -> int:
+        """Removes nodes that nobody reads, whose number it returns, and constants left without a
+        reader."""
+        kept = self.output_values()
+        edits = 0
+        for node in reversed(list(self)):
+            if any(v in kept or v.uses() for v in node.outputs):
+                continue
+            self.remove([node])
+            edits += 1
+        for name, value in list(self.ir.initializers.items()):
+            if value not in kept and not value.uses():
+                del self.ir.initializers[name]
+        return edits
 
     def clone(self, dims: Mapping[str, Size] | None = None) -> Graph:
         """A copy that shares no node or value. With `dims`, sizes are substituted on the way."""

@@ -1,12 +1,22 @@
-"""How a record enters a table: under a name that nothing else in it has."""
+"""How records enter a table: by the files of a package, under names that nothing else in it has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pkgutil
+from collections.abc import Callable, Iterable
 from functools import partial
+from importlib import import_module
+from types import ModuleType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def files_of(package: str, path: Iterable[str]) -> list[ModuleType]:
+    """The modules of a package, by name, imported: a new file is found by itself. path: its
+    `__path__`."""
+    names = sorted(found.name for found in pkgutil.iter_modules(path))
+    return [import_module(f"{package}.{name}") for name in names]
 
 
 def place_of(function: Any) -> str:
@@ -39,4 +49,4 @@ def enter(
     table[name] = new
 
 
-__all__ = ["enter", "meeting", "place_of"]
+__all__ = ["enter", "files_of", "meeting", "place_of"]

@@ -87,6 +87,12 @@ class Dim:
         return sum(factor * math.prod(dims[n] for n in names) for names, factor in self.terms)
 
     @property
+    def multiple(self) -> tuple[str, int]:
+        """`("T", 8)` of `8*T`; of other sizes how they print, and 1."""
+        (names, factor), *more = self.terms
+        return (str(self), 1) if more or len(names) != 1 else (names[0], factor)
+
+    @property
     def symbols(self) -> frozenset[str]:
         return frozenset(name for names, _ in self.terms for name in names)
 
@@ -160,6 +166,13 @@ def divide(a: Size, b: Size) -> Size | None:
             return None
         out.append((tuple(rest), term_factor // factor))
     return _sum(out, _known(a, b, lambda x, y: x // y if y else 0))
+
+
+def floor_divide(a: Size, b: int) -> Size | None:
+    """`a // b`, rounded down, where all terms of `a` but its number divide by b; None otherwise."""
+    number = dict(_terms(a)).get((), 0)
+    whole = divide(a - number, b)
+    return None if whole is None else whole + number // b
 
 
 def substitute(size: Size, dims: Mapping[str, Size]) -> Size:

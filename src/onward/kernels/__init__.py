@@ -14,6 +14,7 @@ from onward.kernels.host import host
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, torch_dtype
 from onward.kernels.native import TABLE as NATIVE
 from onward.kernels.target import Rates, Target
+from onward.kernels.triton import TABLE as TRITON
 
 # The first that applies is taken: the one that was registered last.
 KERNELS: dict[str, tuple[Kernel, ...]] = {}
@@ -31,9 +32,10 @@ def register(op: str, kernel: Kernel) -> None:
     KERNELS[op] = (kernel, *held)
 
 
-# measured engines before native kernels, and these before aten's
-for _op in sorted({*BLAS, *NATIVE, *ATEN}):
-    for _kernel in reversed((*BLAS.get(_op, ()), *NATIVE.get(_op, ()), *ATEN.get(_op, ()))):
+# measured engines before kernels of our own, and these before aten's
+_TABLES = (BLAS, NATIVE, TRITON, ATEN)
+for _op in sorted({op for table in _TABLES for op in table}):
+    for _kernel in reversed([k for table in _TABLES for k in table.get(_op, ())]):
         register(_op, _kernel)
 
 
@@ -69,6 +71,7 @@ __all__ = [
     "ATEN",
     "KERNELS",
     "NATIVE",
+    "TRITON",
     "Kernel",
     "KernelArguments",
     "KernelSpec",

@@ -26,11 +26,13 @@ class Target:
     """A machine's device as kernels and costs see it.
 
     device: its kind, "cpu" or "cuda". instructions: of the native library, "avx512", "avx2" or
-    "plain"; "none" without one, as on devices it is not for. dtype: what products are computed in.
+    "plain"; "none" without one, as on devices it is not for. triton: whether Triton is there for
+    the device. dtype: what products are computed in.
     """
 
     device: str = "cpu"
     instructions: str = NO_LIBRARY
+    triton: bool = False
     dtype: str = "float32"
     rates: Rates = Rates()
 

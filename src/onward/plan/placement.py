@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onward.graph.graph import Node, Role, Value, array_of, content_of, role_of, type_of
-from onward.graph.types import Type
+from onward.graph.types import DType, Type
 from onward.kernels.kernel import FLAG
 from onward.plan.arena import aligned, max_live, place
 from onward.plan.liveness import Liveness
@@ -124,12 +124,9 @@ class Buffers:
 
     def _residuals(self, storage: int) -> None:
         """The block that a backward half is given, from whose first byte layouts are counted."""
-        nbytes = self._storages.sizes[storage]
-        index = len(self.all)
-        self.all.append(
-            Buffer(index, "residuals", nbytes, Region.RESIDUAL, 0, self._end, "of the forward half")
-        )
-        self._of[storage] = index
+        type = Type(DType.UINT8, (self._storages.sizes[storage],))
+        made = self.new("residuals", type, Region.RESIDUAL, 0, self._end, "of the forward half")
+        self._of[storage] = made.buffer
 
     def keep(self, name: str, value: Value) -> tuple[Layout, Layout | None]:
         """Where a residual lies, in a buffer that lives to the end; and where its content is first,

@@ -25,8 +25,9 @@ class Region(enum.Enum):
 
 @dataclass
 class Buffer:
-    """Bytes with a lifetime (numbers of launches, both included; one past
-    the last for what is kept) and a reason to exist.
+    """Bytes with a lifetime and a reason to exist.
+
+    first, last: numbers of launches, both included; one past the last for what is kept.
 
     nbytes: at the sizes planned for; size: the same with open sizes as names.
     """

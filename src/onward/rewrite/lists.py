@@ -18,6 +18,7 @@ from onward.rewrite.flash_attention import flash_attention
 from onward.rewrite.gemm_add import gemm_add
 from onward.rewrite.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_step
 from onward.rewrite.noop import noop
+from onward.rewrite.patch_convolution import patch_convolution
 from onward.rewrite.reshape_through_transpose import reshape_through_transpose
 from onward.rewrite.run import AnyPass, FusionPass, Pass
 from onward.rewrite.scatter_into import scatter_into
@@ -29,6 +30,8 @@ _FORWARD: Sequence[AnyPass] = (
     Pass(noop),  # identities hide equal expressions from the next
     # before differentiation, so that a gradient is derived once
     Pass(common_subexpression_elimination),
+    # before Reshapes move: what turns a convolution's result into rows meets what undoes it
+    Pass(patch_convolution, exact=False),
     Pass(slices_to_split),  # equal slices are one; a Split's gradient is one Concat
     Pass(split_first),  # a packed projection is split as its product wrote it
     Pass(reshape_through_transpose),  # after the Splits moved: heads become strides on products

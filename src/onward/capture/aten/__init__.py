@@ -3,26 +3,9 @@
 A new translation is a function and its row in the table of one file here.
 """
 
-from onward.capture.aten import (
-    attention,
-    copies,
-    creation,
-    elementwise,
-    indexing,
-    loss,
-    norm,
-    product,
-    random,
-    reduce,
-    shape,
-)
 from onward.capture.aten.call import Call, Translation
 from onward.capture.aten.copies import stop_gradient
-from onward.graph.registry import enter
-
-_FAMILIES = (
-    attention, copies, creation, elementwise, indexing, loss, norm, product, random, reduce, shape,
-)  # fmt: skip
+from onward.graph.registry import enter, files_of
 
 TABLE: dict[str, Translation] = {}
 
@@ -38,8 +21,8 @@ def register(overload: str, translation: Translation) -> None:
     enter(TABLE, "translation of", overload, translation)
 
 
-for _family in _FAMILIES:
-    for _overload, _translation in _family.TABLE.items():
+for _family in files_of(__name__, __path__):
+    for _overload, _translation in getattr(_family, "TABLE", {}).items():
         register(_overload, _translation)
 
 __all__ = ["TABLE", "Call", "Translation", "register", "stop_gradient"]

@@ -26,7 +26,8 @@ def _arange(c: Call, *ends: Any, **_: Any) -> Value:
 
 def _full(c: Call, *args: Any, **_: Any) -> Value:
     name = c.node.target._schema.name.split("::")[1]
-    number: Any = 1 if "ones" in name else 0 if "zeros" in name else args[-1]
+    filled = "zeros" in name or "empty" in name  # what is empty may hold anything
+    number: Any = 1 if "ones" in name else 0 if filled else args[-1]
     if isinstance(number, Value):
         raise CaptureError(f"{name} with a computed number")
     return c.b.full(number, c.type)
@@ -36,6 +37,7 @@ TABLE = table(
     {
         _arange: "arange.default arange.start arange.start_step",
         _full: "full.default zeros.default ones.default full_like.default zeros_like.default "
+        "empty.memory_format empty_like.default new_empty.default "
         "ones_like.default new_zeros.default new_ones.default new_full.default "
         "scalar_tensor.default",
     }

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from onward.capture.aten.call import Call, table
+from onward.capture.held_sizes import SizeError
 from onward.config import CaptureError
 from onward.graph.graph import Value, array_of, type_of
-from onward.graph.types import DType, Size, broadcast
+from onward.graph.ops.shape import clamp_slice
+from onward.graph.types import DType, Size, Type, broadcast, product
 
 _END = 2**31  # torch writes INT64_MAX for "to the end"
 
@@ -15,15 +19,202 @@ _END = 2**31  # torch writes INT64_MAX for "to the end"
 def _slice(
     c: Call, x: Value, dim: int = 0, start: Any = 0, end: Any = None, step: int = 1
 ) -> Value:
-    if step != 1:
-        raise CaptureError("a slice with a step other than 1")
-    size = type_of(x).shape[dim % type_of(x).rank]
+    dim = dim % type_of(x).rank
+    size = type_of(x).shape[dim]
     start = 0 if start is None else start
+    if step != 1:
+        if isinstance(start, int) and start < 0 and not isinstance(size, int):
+            # whether it lies before the first element, only the number says
+            raise SizeError(c.node.args[0].meta["val"].shape[dim].node.expr, as_number=True)
+        first, _ = clamp_slice(start, _END, size)
+        return steps(c, x, dim, first, step, c.type.shape[dim])
     if end is None or (isinstance(end, int) and end >= _END) or end == size:
         end = _END
     if start == 0 and end == _END:
         return x
     return c.b.slice(x, dim % type_of(x).rank, start, end)
+
+
+def steps(c: Call, x: Value, dim: int, start: Size, step: int, count: Size) -> Value:
+    """So many places of a dim, `start + i * step`."""
+    places = c.b.Mul(c.b.arange(count), c.b.scalar(step, DType.INT64))
+    places = c.b.Add(places, c.b.reshape(c.b.size(start), ()))
+    return c.b.Gather(x, places, axis=dim)
+
+
+def _unfold(c: Call, x: Value, dim: int, size: int, step: int) -> Value:
+    """Windows of a dim, `size` long, as a last dim."""
+    if not type_of(x).rank:
+        return c.b.reshape(x, c.type.shape)
+    dim = dim % type_of(x).rank
+    count = c.type.shape[dim]
+    starts = c.b.Mul(c.b.arange(count), c.b.scalar(step, DType.INT64))
+    places = c.b.Add(c.b.unsqueeze(starts, [1]), c.b.arange(size))  # i64[count,size]
+    windows = c.b.Gather(x, places, axis=dim)
+    rest = [d for d in range(type_of(windows).rank) if d != dim + 1]
+    return c.b.transpose(windows, [*rest, dim + 1])
+
+
+def _diagonal(c: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    rank = type_of(x).rank
+    dim1, dim2 = dim1 % rank, dim2 % rank
+    rest = [d for d in range(rank) if d not in (dim1, dim2)]
+    x = c.b.transpose(x, [*rest, dim1, dim2])
+    *outer, rows, columns = type_of(x).shape
+    flat = c.b.reshape(x, (*outer, rows * columns))
+    if not isinstance(columns, int):
+        raise CaptureError("the diagonal of a matrix whose width the batch says")
+    start = offset if offset >= 0 else -offset * columns
+    return steps(c, flat, len(outer), start, columns + 1, c.type.shape[-1])
+
+
+def _scatter(c: Call, x: Value, dim: int, index: Value, source: Any, **more: Any) -> Value:
+    reduction = "add" if "scatter_add" in str(c.node.target) else more.get("reduce")
+    if reduction not in (None, "add") or not type_of(x).rank:
+        raise CaptureError(f"scatter with the reduction {reduction}, or of a number")
+    dim = dim % type_of(x).rank
+    if isinstance(source, Value) and type_of(source).rank:
+        source = c.value(source, c.type.dtype)
+        for d, size in enumerate(type_of(index).shape):  # the part of it that has an index
+            if type_of(source).shape[d] != size:
+                source = c.b.slice(source, d, 0, size)
+    else:
+        source = c.b.expand(c.value(source, c.type.dtype), type_of(index).shape)
+    index = _index64(c, index)
+    return c.b.ScatterElements(x, index, source, axis=dim, reduction=reduction or "none")
+
+
+def _index_add(
+    c: Call, x: Value, dim: int, index: Value, source: Value, *, alpha: float = 1
+) -> Value:
+    """Rows of a dim are added to, a row as often as it is named."""
+    dim, rank = dim % type_of(x).rank, type_of(x).rank
+    order = [dim, *(d for d in range(rank) if d != dim)]
+    back = sorted(range(rank), key=order.__getitem__)
+    moved, rows = c.b.transpose(x, order), c.b.transpose(source, order)
+    rows = rows if alpha == 1 else c.b.Mul(rows, c.value(alpha, c.type.dtype))
+    place = c.b.unsqueeze(_index64(c, index), [1])
+    return c.b.transpose(c.b.ScatterND(moved, place, rows, reduction="add"), back)
+
+
+def _index_put(
+    c: Call, x: Value, indices: list[Value | None], source: Value, accumulate: bool = False
+) -> Value:
+    used = [i for i in indices if i is not None]
+    if any(type_of(i).dtype in (DType.BOOL, DType.UINT8) for i in used):
+        if len(used) == 1 and not accumulate and type_of(source).rank == 0:
+            mask, rest = used[0], type_of(x).rank - type_of(used[0]).rank
+            if rest:
+                mask = c.b.unsqueeze(mask, [type_of(mask).rank + d for d in range(rest)])
+            return c.b.Where(c.b.cast(mask, DType.BOOL), c.value(source, c.type.dtype), x)
+        raise CaptureError("several numbers written at the places of a boolean tensor")
+    if any(i is None for i in indices):
+        raise CaptureError("writing with gaps between the indices; fix: permute the dims first")
+    shape = broadcast(*[type_of(i).shape for i in used])
+    places = []
+    for d, i in enumerate(used):
+        index = _from_the_start(c, _index64(c, i), type_of(x).shape[d])
+        places.append(c.b.unsqueeze(c.b.expand(index, shape), [len(shape)]))
+    rows = c.b.expand(c.value(source, c.type.dtype), (*shape, *type_of(x).shape[len(used) :]))
+    place = places[0] if len(places) == 1 else c.b.Concat(*places, axis=len(shape))
+    return c.b.ScatterND(x, place, rows, reduction="add" if accumulate else "none")
+
+
+def _masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
+    """The places of the mask take the elements of the source, in their order."""
+    shape = c.type.shape
+    mask = c.b.expand(mask, shape)
+    count, held = product(shape), product(type_of(source).shape)
+    flat = c.b.reshape(c.b.cast(mask, DType.INT64), (count,))
+    number = c.b.Sub(c.b.CumSum(flat, np.array(0, dtype=np.int64)), c.b.scalar(1, DType.INT64))
+    first, last = c.b.scalar(0, DType.INT64), c.b.reshape(c.b.size(held - 1), ())
+    number = c.b.Min(c.b.Max(number, first), last)  # of places that take none
+    taken = c.b.Gather(c.b.reshape(source, (held,)), number, axis=0)
+    return c.b.Where(mask, c.b.reshape(taken, shape), c.b.expand(x, shape))
+
+
+def _as_strided(c: Call, x: Value, size: list[Any], stride: list[Any], offset: Any = None) -> Value:
+    """Places of the elements in a row, where they lie so in memory, as in an expansion's result."""
+    held = c.node.args[0].meta["val"]
+    numbers = [*size, *stride, *type_of(x).shape, offset or 0]
+    if not held.is_contiguous() or not all(isinstance(n, int) for n in numbers):
+        raise CaptureError("as_strided of a tensor with gaps, or with sizes of the batch")
+    place = np.array(offset or 0, dtype=np.int64)
+    for n, step in zip(size, stride, strict=True):
+        place = place[..., None] + np.arange(n, dtype=np.int64) * step
+    flat = c.b.reshape(x, (product(type_of(x).shape),))
+    return c.b.Gather(flat, c.b.const(np.ascontiguousarray(place)), axis=0)
+
+
+def _slice_scatter(
+    c: Call, x: Value, source: Value, dim: int = 0, start: Any = None, end: Any = None,
+    step: int = 1,
+) -> Value:  # fmt: skip
+    dim = dim % type_of(x).rank
+    if step != 1:
+        raise CaptureError("a slice with a step, written to")
+    size = type_of(x).shape[dim]
+    start, end = clamp_slice(0 if start is None else start, _END if end is None else end, size)
+    return _between(c, x, source, dim, start, end)
+
+
+def _select_scatter(c: Call, x: Value, source: Value, dim: int, index: Any) -> Value:
+    dim = dim % type_of(x).rank
+    if isinstance(index, int) and index < 0:
+        index = type_of(x).shape[dim] + index
+    return _between(c, x, c.b.unsqueeze(source, [dim]), dim, index, index + 1)
+
+
+def _between(c: Call, x: Value, source: Value, dim: int, start: Size, end: Size) -> Value:
+    size = type_of(x).shape[dim]
+    parts = [c.value(source, c.type.dtype)]
+    if start != 0:
+        parts.insert(0, c.b.slice(x, dim, 0, start))
+    if end != size:
+        parts.append(c.b.slice(x, dim, end, size))
+    return c.b.Concat(*parts, axis=dim) if len(parts) > 1 else parts[0]
+
+
+def _bucketize(c: Call, x: Value, bounds: Value, *, right: bool = False, **more: Any) -> Value:
+    """How many of the bounds `f[N]`, in order, lie below x, or at it where `right`."""
+    if "searchsorted" in str(c.node.target):
+        x, bounds = bounds, x
+        right = right or more.get("side") == "right"
+    if type_of(bounds).rank != 1 or more.get("sorter") is not None:
+        raise CaptureError("searchsorted in more than one row of numbers")
+    dtype = type_of(bounds).dtype
+    if type_of(x).is_floating and not type_of(bounds).is_floating:
+        dtype = type_of(x).dtype
+    rank = type_of(x).rank
+    number = c.b.unsqueeze(c.value(x, dtype), [rank])
+    op = c.b.LessOrEqual if right else c.b.Less
+    below = c.b.cast(op(c.value(bounds, dtype), number), DType.INT64)
+    return c.b.cast(c.b.reduce_sum(below, [rank], keepdims=False), c.type.dtype)
+
+
+def _topk(
+    c: Call, x: Value, k: Any, dim: int = -1, largest: bool = True, ordered: bool = True
+) -> list[Value]:
+    return _ordered(c, x, k, dim, largest)
+
+
+def _sort(c: Call, x: Value, *args: Any, **more: Any) -> list[Value]:
+    """`sort(x, dim, descending)` and `sort(x, *, stable, dim, descending)`."""
+    stable = "stable" in str(c.node.target)
+    rest = list(args[1:] if stable else args)
+    dim = more.get("dim", rest.pop(0) if rest else -1)
+    descending = more.get("descending", rest.pop(0) if rest else False)
+    size = type_of(x).shape[dim % type_of(x).rank] if type_of(x).rank else 1
+    return _ordered(c, x, size, dim, descending)
+
+
+def _ordered(c: Call, x: Value, k: Any, dim: int, largest: bool) -> list[Value]:
+    if not type_of(x).rank:
+        return [x, c.b.full(0, Type(DType.INT64, ()))]
+    attrs = {"axis": dim % type_of(x).rank, "largest": int(largest), "sorted": 1}
+    found = c.b.node("TopK", [x, c.b.size(k)], attrs)
+    assert isinstance(found, tuple)
+    return list(found)
 
 
 def _select(c: Call, x: Value, dim: int, index: Any) -> Value:
@@ -111,5 +302,17 @@ TABLE = table(
         _index_select: "index_select.default",
         _gather: "gather.default",
         _index: "index.Tensor",
+        _unfold: "unfold.default",
+        _diagonal: "diagonal.default",
+        _scatter: "scatter.src scatter.value scatter_add.default",
+        _index_add: "index_add.default",
+        _index_put: "index_put.default",
+        _masked_scatter: "masked_scatter.default",
+        _as_strided: "as_strided.default",
+        _slice_scatter: "slice_scatter.default",
+        _select_scatter: "select_scatter.default",
+        _bucketize: "bucketize.Tensor searchsorted.Tensor",
+        _topk: "topk.default",
+        _sort: "sort.default sort.stable",
     }
 )

@@ -1,4 +1,4 @@
-"""Normalisation, kept whole: layer norm and softmax."""
+"""Normalisation: layer norm and softmax, kept whole; others, composed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from onward.capture.aten.call import Call, table
+from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
-from onward.graph.types import Type
+from onward.graph.types import Shape, Size, Type, divide, product
 
 
 def _layer_norm(
@@ -32,9 +33,119 @@ def _softmax(c: Call, x: Value, dim: int, *_: Any) -> Value:
     return c.b.transpose(y, back)
 
 
+def _channels(c: Call, x: Value, v: Value) -> Value:
+    """`v f[C]` along dim 1 of `x f[N,C,*S]`."""
+    return c.b.reshape(v, (*type_of(v).shape, *[1] * (type_of(x).rank - 2)))
+
+
+def _scaled(c: Call, x: Value, weight: Value | None, bias: Value | None) -> Value:
+    """`weight x + bias`, one number a channel."""
+    x = x if weight is None else c.b.Mul(x, _channels(c, x, weight))
+    return x if bias is None else c.b.Add(x, _channels(c, x, bias))
+
+
+def _normalised(c: Call, x: Value, groups: Size, eps: float) -> list[Value]:
+    """Each of `groups` of a sample's channels by itself, as a row: x, and `f[N,G,1]` twice, the
+    means and what the rows were divided by, inverted."""
+    type = type_of(x)
+    size = divide(product(type.shape[1:]), groups)
+    if size is None:
+        raise CaptureError(f"{groups} groups of the channels of {type}")
+    rows = c.b.reshape(x, (type.shape[0], groups, size))
+    inner = type.with_shape((size,))
+    ones, zeros = c.b.full(1.0, inner), c.b.full(0.0, inner)
+    y, *statistics = c.b.LayerNormalization(rows, ones, zeros, axis=-1, epsilon=eps)
+    return [c.b.reshape(y, type.shape), *statistics]
+
+
+def _group_norm(
+    c: Call, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None,
+    eps: float = 1e-5, *_: Any,
+) -> Value:  # fmt: skip
+    return _scaled(c, _normalised(c, x, groups, eps)[0], weight, bias)
+
+
+def _native_group_norm(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, n: Size, channels: Size,
+    inner: Size, groups: int, eps: float,
+) -> list[Value]:  # fmt: skip
+    y, *statistics = _normalised(c, x, groups, eps)
+    rows: Shape = (n, groups)
+    return [_scaled(c, y, weight, bias), *[c.b.reshape(s, rows) for s in statistics]]
+
+
+def running_statistics(name: str, arguments: Any) -> bool:
+    """Whether an ATen call changes the running statistics of a batch or an instance norm."""
+    if name not in ("batch_norm.default", "instance_norm.default"):
+        return False
+    running, from_the_batch = arguments[3:5], arguments[5]
+    return bool(from_the_batch) and any(v is not None for v in running)
+
+
+def _by_running(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
+    eps: float,
+) -> Value:  # fmt: skip
+    """By numbers that the batch has no part in: one factor and one addend a channel."""
+    scale = c.b.Reciprocal(c.b.Sqrt(c.b.Add(variance, eps)))
+    scale = scale if weight is None else c.b.Mul(scale, weight)
+    shift = c.b.Mul(mean, scale)
+    shift = c.b.Neg(shift) if bias is None else c.b.Sub(bias, shift)
+    return _scaled(c, x, scale, shift)
+
+
+def _batch_norm(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
+    variance: Value | None, training: bool, momentum: float, eps: float, *_: Any,
+) -> Value:  # fmt: skip
+    if not training:
+        assert mean is not None and variance is not None
+        return _by_running(c, x, weight, bias, mean, variance, eps)
+    dims = c.b.ints([0, *range(2, type_of(x).rank)])
+    centred = c.b.Sub(x, c.b.ReduceMean(x, dims, keepdims=1))
+    squares = c.b.ReduceMean(c.b.Mul(centred, centred), dims, keepdims=1)
+    y = c.b.Mul(centred, c.b.Reciprocal(c.b.Sqrt(c.b.Add(squares, eps))))
+    return _scaled(c, y, weight, bias)
+
+
+def _instance_norm(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
+    variance: Value | None, by_input: bool, momentum: float, eps: float, *_: Any,
+) -> Value:  # fmt: skip
+    if by_input:
+        return _scaled(c, _normalised(c, x, type_of(x).shape[1], eps)[0], weight, bias)
+    assert mean is not None and variance is not None
+    return _by_running(c, x, weight, bias, mean, variance, eps)
+
+
+def _rms_norm(
+    c: Call, x: Value, shape: list[int], weight: Value | None = None, eps: float | None = None
+) -> Value:
+    rank, dtype = type_of(x).rank, type_of(x).dtype
+    eps = float(np.finfo(dtype.numpy()).eps) if eps is None else eps
+    dims = c.b.ints(list(range(rank - len(shape), rank)))
+    squares = c.b.ReduceMean(c.b.Mul(x, x), dims, keepdims=1)
+    y = c.b.Mul(x, c.b.Reciprocal(c.b.Sqrt(c.b.Add(squares, eps))))
+    return y if weight is None else c.b.Mul(y, weight)
+
+
+def _weight_norm(c: Call, v: Value, g: Value, dim: int = 0) -> Value:
+    """`g v / |v|`, the norm over all dims but one; -1: over all."""
+    rank = type_of(v).rank
+    dims = [i for i in range(rank) if dim == -1 or i != dim % rank]
+    squares = c.b.reduce_sum(c.b.Mul(v, v), dims, keepdims=dim != -1)
+    return c.b.Mul(v, c.b.Div(g, c.b.Sqrt(squares)))
+
+
 TABLE = table(
     {
         _layer_norm: "layer_norm.default",
+        _group_norm: "group_norm.default",
+        _native_group_norm: "native_group_norm.default",
+        _batch_norm: "batch_norm.default",
+        _instance_norm: "instance_norm.default",
+        _rms_norm: "rms_norm.default",
+        _weight_norm: "_weight_norm.default",
         _softmax: "softmax.int _softmax.default log_softmax.int _log_softmax.default",
     }
 )

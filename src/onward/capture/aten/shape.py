@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from onward.capture.aten.call import Call, table
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
-from onward.graph.types import Size, Type, broadcast
+from onward.graph.types import Size, Type, broadcast, product
 
 
 def _view(c: Call, x: Value, *_: Any) -> Value:
@@ -35,7 +37,7 @@ def _repeat(c: Call, x: Value, times: list[Any]) -> Value:
 
 def _repeat_interleave(c: Call, x: Value, times: Any, dim: int | None = None, **_: Any) -> Value:
     if dim is None:
-        raise CaptureError("repeat_interleave without a dim")
+        x, dim = c.b.reshape(x, (product(type_of(x).shape),)), 0
     shape, dim = type_of(x).shape, dim % type_of(x).rank
     wide = (*shape[: dim + 1], times, *shape[dim + 1 :])
     return c.b.reshape(c.b.expand(c.b.unsqueeze(x, [dim + 1]), wide), c.type.shape)
@@ -92,7 +94,7 @@ def _pad(c: Call, x: Value, pads: list[int], *args: Any) -> Value:
     for a in args:
         mode, fill = (a, fill) if isinstance(a, str) else (mode, a)
     if mode != "constant":
-        raise CaptureError(f"padding mode {mode}")
+        return _pad_by_itself(c, x, pads, mode)
     rank = type_of(x).rank
     begin, end = [0] * rank, [0] * rank
     for i in range(len(pads) // 2):  # torch lists the last dim first
@@ -102,6 +104,76 @@ def _pad(c: Call, x: Value, pads: list[int], *args: Any) -> Value:
             x = c.b.slice(x, d, max(0, -begin[d]), size + min(0, end[d]))
     begin, end = [max(0, n) for n in begin], [max(0, n) for n in end]
     return c.b.Pad(x, c.b.ints(begin + end), c.value(fill or 0, type_of(x).dtype))
+
+
+_MODES: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}  # numpy's
+
+
+def _pad_by_itself(c: Call, x: Value, pads: list[int], mode: str) -> Value:
+    """What is added holds elements of x."""
+    for i in range(len(pads) // 2):
+        dim, ends = type_of(x).rank - 1 - i, (pads[2 * i], pads[2 * i + 1])
+        size = type_of(x).shape[dim]
+        if not isinstance(size, int) or min(ends) < 0:
+            raise CaptureError(f"padding mode {mode} that cuts off, or of a size that is not known")
+        if any(ends):
+            numbers = np.pad(np.arange(size), ends, mode=_MODES[mode])
+            x = c.b.Gather(x, c.b.const(numbers), axis=dim)
+    return x
+
+
+def padded_dims(x: Any, pads: list[int], mode: str = "constant", *_: Any) -> list[int]:
+    """The dims whose sizes a padding needs as numbers."""
+    dims = range(x.dim() - len(pads) // 2, x.dim())
+    return list(dims) if mode != "constant" else []
+
+
+def _roll(c: Call, x: Value, shifts: Any, dims: Any = ()) -> Value:
+    """Without dims: of the elements in a row."""
+    shape = type_of(x).shape
+    shifts, dims = ([n] if isinstance(n, int) else list(n) for n in (shifts, dims))
+    y = x if dims else c.b.reshape(x, (product(shape),))
+    for shift, dim in zip(shifts, dims or [0], strict=True):
+        dim %= type_of(y).rank
+        size = type_of(y).shape[dim]
+        if isinstance(size, int):
+            shift = shift % size if size else 0
+        elif abs(shift) > 2:  # the least size that is open
+            raise CaptureError(f"roll by {shift} of a dim whose size is not known")
+        if shift == 0:
+            continue
+        cut = size - shift if shift > 0 else -shift
+        parts = (c.b.slice(y, dim, cut, size), c.b.slice(y, dim, 0, cut))
+        y = c.b.Concat(*parts, axis=dim)
+    return c.b.reshape(y, shape)
+
+
+def _flip(c: Call, x: Value, dims: list[int]) -> Value:
+    for dim in dims:
+        dim %= type_of(x).rank
+        size = type_of(x).shape[dim]
+        last = c.b.reshape(c.b.size(size - 1), ())
+        x = c.b.Gather(x, c.b.Sub(last, c.b.arange(size)), axis=dim)
+    return x
+
+
+def _pixel_shuffle(c: Call, x: Value, factor: int) -> Value:
+    """`f[*,C*r*r,H,W]` as `f[*,C,H*r,W*r]`."""
+    *outer, _, h, w = type_of(x).shape
+    apart = (*outer, c.type.shape[-3], factor, factor, h, w)
+    n = len(outer)
+    order = [*range(n), n, n + 3, n + 1, n + 4, n + 2]
+    return c.b.reshape(c.b.transpose(c.b.reshape(x, apart), order), c.type.shape)
+
+
+def _pixel_unshuffle(c: Call, x: Value, factor: int) -> Value:
+    """`f[*,C,H*r,W*r]` as `f[*,C*r*r,H,W]`."""
+    *outer, channels, _, _ = type_of(x).shape
+    h, w = c.type.shape[-2:]
+    apart = (*outer, channels, h, factor, w, factor)
+    n = len(outer)
+    order = [*range(n), n, n + 2, n + 4, n + 1, n + 3]
+    return c.b.reshape(c.b.transpose(c.b.reshape(x, apart), order), c.type.shape)
 
 
 TABLE = table(
@@ -115,6 +187,10 @@ TABLE = table(
         _transpose: "transpose.int permute.default t.default numpy_T.default",
         _resize: "unsqueeze.default squeeze.dim squeeze.dims squeeze.default",
         _split: "split.Tensor split_with_sizes.default chunk.default unbind.int",
+        _roll: "roll.default",
+        _flip: "flip.default",
+        _pixel_shuffle: "pixel_shuffle.default",
+        _pixel_unshuffle: "pixel_unshuffle.default",
         _cat: "cat.default concat.default",
         _stack: "stack.default",
         _pad: "pad.default constant_pad_nd.default",

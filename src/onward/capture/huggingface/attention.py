@@ -49,15 +49,11 @@ class _Attentions:
             position_bias: torch.Tensor | None = None,
             **kwargs: Any,
         ) -> tuple[torch.Tensor, None]:
-            strange = sorted(k for k in ("softcap", "cache", "s_aux") if kwargs.get(k) is not None)
-            if strange:
-                raise CaptureError(
-                    f"attention with {', '.join(strange)} at {type(module).__name__} has no "
-                    "translation"
-                )
+            strange = any(kwargs.get(k) is not None for k in ("softcap", "cache", "s_aux"))
             made = self._masks.find(attention_mask)
-            if attention_mask is not None and made is None:
-                require_kind(attention_mask)
+            if strange or (attention_mask is not None and made is None):
+                if attention_mask is not None and made is None:
+                    require_kind(attention_mask)
                 return original(
                     module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
                     is_causal=is_causal, position_bias=position_bias, **kwargs,
@@ -155,7 +151,7 @@ def _call(
     out = torch.ops.onward.attention(
         query, key, value, mask, padding, bias, causal, float(scale), float(ratio), compact_only
     )
-    return out.transpose(1, 2)
+    return out.transpose(1, 2).contiguous()  # as eager's, which some models `view`
 
 
 @contextmanager

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import dis
 import functools
+import os
 import sys
 import sysconfig
 import types
 from collections.abc import Iterator
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
-_STANDARD = sysconfig.get_paths()["stdlib"]
+# As configured, and as modules say where they are: links may lie between.
+_STANDARD = {
+    path
+    for found in (Path(sysconfig.get_paths()["stdlib"]), Path(os.__file__).parent)
+    for path in (str(found), str(found.resolve()))
+}
 ASIDE = {  # packages whose objects are no part of a model: they count, log or hold data
     "accelerate", "comet_ml", "datasets", "lightning", "mlflow", "pandas", "pytorch_lightning",
     "rich", "tensorboard", "tensorboardX", "tokenizers", "torchmetrics", "tqdm", "wandb",
@@ -33,7 +40,7 @@ def origin(module: str | None) -> str:
 def _place(file: str) -> str:
     if "site-packages" in file or "dist-packages" in file:
         return "package"
-    return "opaque" if file.startswith((_STANDARD, "<frozen")) else "own"
+    return "opaque" if file.startswith((*_STANDARD, "<frozen")) else "own"
 
 
 def is_own(x: types.FunctionType) -> bool:

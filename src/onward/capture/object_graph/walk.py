@@ -76,15 +76,17 @@ class Walk:
         self._seen: dict[int, tuple[str, Any]] = {}  # id -> path, and the object to keep its id
         self._called: set[str] = {"forward"}
         self._methods: list[tuple[str, types.FunctionType, str]] = []
+        self._unread: list[tuple[types.FunctionType, str]] = []
         self.visit(model, "model")
         self.visit(loss_fn, "loss_fn")
         self._finish()
 
     def _finish(self) -> None:
-        """Looks into the methods that are called, and at which tensors share memory."""
-        while ready := [m for m in self._methods if m[0] in self._called]:
+        """Looks into functions, methods that are called, and at which tensors share memory."""
+        while ready := self._unread + [m[1:] for m in self._methods if m[0] in self._called]:
             self._methods = [m for m in self._methods if m[0] not in self._called]
-            for _, function, path in ready:
+            self._unread = []
+            for function, path in ready:
                 self._reads(function, path)
         groups: dict[int, list[int]] = {}
         for i, tensor in enumerate(self.tensors):
@@ -242,7 +244,7 @@ class Walk:
         if isinstance(x, types.FunctionType):
             self.facts[path] = Same(x)
             if is_own(x):
-                self._reads(x, path)
+                self._unread.append((x, path))  # not at once: one function leads to the next
             return
         self.facts[path] = type(x)
         parts = _PARTIAL

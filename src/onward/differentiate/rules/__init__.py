@@ -1,27 +1,5 @@
 """Per family of ops, how gradients pass (`rule`, `unary`, `binary` of `rule_table.py`)."""
 
-from onward.differentiate.rules import (
-    activation,
-    attention,
-    elementwise,
-    indexing,
-    loss,
-    norm,
-    product,
-    random,
-    reduce,
-    shape,
-)
+from onward.graph.registry import files_of
 
-FAMILIES = (
-    activation,
-    attention,
-    elementwise,
-    indexing,
-    loss,
-    norm,
-    product,
-    random,
-    reduce,
-    shape,
-)
+files_of(__name__, __path__)  # whose import fills the table

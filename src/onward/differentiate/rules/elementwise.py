@@ -25,11 +25,31 @@ unary("Reciprocal", lambda b, dy, y, x: b.Neg(b.Mul(dy, b.Mul(y, y))))
 unary(
     "Erf", lambda b, dy, y, x: b.Mul(dy, b.Mul(b.Exp(b.Neg(b.Mul(x, x))), 2 / math.sqrt(math.pi)))
 )
+unary("Tan", lambda b, dy, y, x: b.Mul(dy, b.Add(b.Mul(y, y), 1.0)))
+unary("Asin", lambda b, dy, y, x: b.Div(dy, b.Sqrt(b.Sub(1.0, b.Mul(x, x)))))
+unary("Acos", lambda b, dy, y, x: b.Neg(b.Div(dy, b.Sqrt(b.Sub(1.0, b.Mul(x, x))))))
+unary("Atan", lambda b, dy, y, x: b.Div(dy, b.Add(b.Mul(x, x), 1.0)))
+unary("Sinh", lambda b, dy, y, x: b.Mul(dy, b.Cosh(x)))
+unary("Cosh", lambda b, dy, y, x: b.Mul(dy, b.Sinh(x)))
+unary("Asinh", lambda b, dy, y, x: b.Div(dy, b.Sqrt(b.Add(b.Mul(x, x), 1.0))))
+unary("Acosh", lambda b, dy, y, x: b.Div(dy, b.Sqrt(b.Sub(b.Mul(x, x), 1.0))))
+unary("Atanh", lambda b, dy, y, x: b.Div(dy, b.Sub(1.0, b.Mul(x, x))))
+unary("Log1p", lambda b, dy, y, x: b.Div(dy, b.Add(x, 1.0)))
+unary("Expm1", lambda b, dy, y, x: b.Mul(dy, b.Add(y, 1.0)))
+unary("Softplus", lambda b, dy, y, x: b.Mul(dy, b.Sigmoid(x)))
 unary("Cast", lambda b, dy, y, x: b.cast(dy, type_of(x).dtype))
 binary("Add", lambda b, dy, y, a, c: (dy, dy))
 binary("Sub", lambda b, dy, y, a, c: (dy, b.Neg(dy)))
 binary("Mul", lambda b, dy, y, a, c: (b.Mul(dy, c), b.Mul(dy, a)))
 binary("Div", lambda b, dy, y, a, c: (b.Div(dy, c), b.Neg(b.Div(b.Mul(dy, y), c))))
+
+
+def _mod(b: Builder, dy: Value, y: Value, x: Value, n: Value) -> Gradients:
+    """`y = x - q n`, with a quotient q of steps."""
+    return (dy, b.Mul(dy, b.Div(b.Sub(y, x), n)))
+
+
+binary("Mod", _mod)
 
 
 def _pow(b: Builder, dy: Value, y: Value, x: Value, n: Value) -> Gradients:

@@ -64,7 +64,36 @@ def _gather_nd(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) ->
 
 @rule("ScatterND")
 def _scatter_nd(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """Rows that are added take the gradient of where they went."""
-    if attrs.get("reduction", "none") != "add":
-        raise ValueError("rows that replace others have no gradient rule")
-    return [only(dys), None, b.GatherND(only(dys), xs[1])]
+    """Rows take the gradient of where they went; what they replace gets none."""
+    dy, rows = only(dys), b.GatherND(only(dys), xs[1])
+    match attrs.get("reduction", "none"):
+        case "add":
+            return [dy, None, rows]
+        case "none":  # of rows written twice it is not said which one stays
+            zeros = b.full(0.0, type_of(xs[2]))
+            return [b.ScatterND(dy, xs[1], zeros), None, rows]
+        case other:
+            raise ValueError(f"the reduction {other} has no gradient rule")
+
+
+@rule("ScatterElements")
+def _scatter_elements(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """As of rows."""
+    dy, axis = only(dys), attrs.get("axis", 0) % type_of(xs[0]).rank
+    elements = b.GatherElements(dy, xs[1], axis=axis)
+    match attrs.get("reduction", "none"):
+        case "add":
+            return [dy, None, elements]
+        case "none":
+            zeros = b.full(0.0, type_of(xs[2]))
+            return [b.ScatterElements(dy, xs[1], zeros, axis=axis), None, elements]
+        case other:
+            raise ValueError(f"the reduction {other} has no gradient rule")
+
+
+@rule("TopK")
+def _top_k(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """To the places that the numbers came from."""
+    zeros = b.full(0.0, type_of(xs[0]))
+    axis = attrs.get("axis", -1)
+    return [b.ScatterElements(zeros, ys[1], dys[0], axis=axis, reduction="add"), None]

@@ -49,6 +49,41 @@ def _reduce_max(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -
     return [b.Mul(hit, share), None]
 
 
+@rule("ReduceSumSquare")
+def _sum_square(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    x = xs[0]
+    dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
+    dy = _spread(b, only(dys), x, dims, attrs.get("keepdims", 1))
+    return [b.Mul(dy, b.Mul(x, 2.0)), None]
+
+
+@rule("ReduceL2")
+def _l2(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """`dx = dy x / y`, and 0 where the norm is, as `torch.linalg.vector_norm`."""
+    x, keep = xs[0], attrs.get("keepdims", 1)
+    dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
+    y, dy = _spread(b, ys[0], x, dims, keep), _spread(b, only(dys), x, dims, keep)
+    zero, one = (b.scalar(n, type_of(x).dtype) for n in (0.0, 1.0))
+    none = b.Equal(y, zero)
+    return [b.Where(none, zero, b.Mul(dy, b.Div(x, b.Where(none, one, y)))), None]
+
+
+@rule("ReduceProd")
+def _prod(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """`dx = dy` times the product of the others, which without a zero among them is `y / x`."""
+    x, keep, dtype = xs[0], attrs.get("keepdims", 1), type_of(xs[0]).dtype
+    dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
+    dy = _spread(b, only(dys), x, dims, keep)
+    zero, one = (b.scalar(n, dtype) for n in (0.0, 1.0))
+    empty = b.Equal(x, zero)
+    filled = b.Where(empty, one, x)
+    rest = b.node("ReduceProd", [filled, *xs[1:]], {**attrs, "keepdims": 1})
+    zeros = b.reduce_sum(b.cast(empty, dtype), dims, keepdims=True)
+    among = b.Where(b.Equal(zeros, zero), b.Div(rest, filled), zero)
+    alone = b.Where(b.Equal(zeros, one), rest, zero)
+    return [b.Mul(dy, b.Where(empty, alone, among)), None]
+
+
 @rule("CumSum")
 def _cumsum(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
     reverse = 1 - attrs.get("reverse", 0)

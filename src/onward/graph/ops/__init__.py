@@ -7,17 +7,14 @@ exported files, and the fallback where no kernel applies. A new file is found by
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
 from onward.graph.graph import Node, attributes, type_of
 from onward.graph.ops import table
 from onward.graph.ops.record import Op
 from onward.graph.ops.table import OPS, OWN, STANDARD, named, register
+from onward.graph.registry import files_of
 from onward.graph.types import Size, Type
 
-for _file in pkgutil.iter_modules(__path__):
-    _module = import_module(f"{__name__}.{_file.name}")
+for _module in files_of(__name__, __path__):
     for _op in () if _module is table else getattr(_module, "OPS", ()):
         register(_op)
 

@@ -73,12 +73,13 @@ OPS = (
     ),
     *standard(
         _same, "Neg", "Abs", "Sqrt", "Exp", "Log", "Tanh", "Erf", "Sigmoid", "Relu", "Sin", "Cos",
-        "Reciprocal", "Sign", "Gelu", "Not", "Floor", "Ceil", "BitwiseNot", "Clip", "Softplus",
+        "Reciprocal", "Sign", "Gelu", "Not", "Floor", "Ceil", "Round", "BitwiseNot", "Clip",
+        "Softplus", "Tan", "Asin", "Acos", "Atan", "Sinh", "Cosh", "Asinh", "Acosh", "Atanh",
         elementwise=True,
     ),
     *standard(
         _elementwise, "Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Mod", "BitwiseXor",
-        "BitwiseAnd", "BitShift", elementwise=True,
+        "BitwiseAnd", "BitwiseOr", "BitShift", elementwise=True,
     ),
     *standard(
         _compare, "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",

@@ -9,7 +9,7 @@ import numpy as np
 
 from onward.graph.graph import array_of, content_of
 from onward.graph.ops.call import Call
-from onward.graph.ops.record import Types, standard
+from onward.graph.ops.record import Types, axis_attribute, standard
 from onward.graph.types import DType, Size, Type, product, symbol
 
 
@@ -44,6 +44,13 @@ def _non_zero(call: Call) -> Type:
     return Type(DType.INT64, (call.type().rank, symbol("nonzero")))
 
 
+def _top_k(call: Call) -> list[Type]:
+    (count,) = call.known(1)
+    dim = call.attrs.get("axis", -1) % call.type().rank
+    shape = tuple(count if d == dim else n for d, n in enumerate(call.shape()))
+    return [call.type().with_shape(shape), Type(DType.INT64, shape)]
+
+
 def _one_hot(call: Call) -> Type:
     (depth,) = call.known(1)
     return Type(call.type(2).dtype, (*call.shape(), depth))
@@ -75,4 +82,5 @@ OPS = (
     *standard(_scatter, "ScatterElements"),
     *standard(_non_zero, "NonZero"),
     *standard(_one_hot, "OneHot"),
+    *standard(_top_k, "TopK", axes=axis_attribute(-1)),
 )

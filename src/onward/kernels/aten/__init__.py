@@ -1,11 +1,14 @@
 """Kernels by PyTorch's own `out=` operators: one for every op, on every device PyTorch knows."""
 
 from onward.kernels.aten import (
+    conv,
     data,
     elementwise,
+    grouped,
     linear_cross_entropy,
     loss,
     norm,
+    pool,
     product,
     random,
     reduce,
@@ -14,11 +17,14 @@ from onward.kernels.aten import (
 from onward.kernels.kernel import Kernel
 
 TABLE: dict[str, tuple[Kernel, ...]] = {
-    op: (kernel,)
+    op: kernels if isinstance(kernels, tuple) else (kernels,)
     for family in (
         elementwise,
         data,
         reduce,
+        conv,
+        pool,
+        grouped,
         product,
         norm,
         loss,
@@ -26,7 +32,7 @@ TABLE: dict[str, tuple[Kernel, ...]] = {
         random,
         update,
     )
-    for op, kernel in family.KERNELS.items()
+    for op, kernels in family.KERNELS.items()
 }
 
 __all__ = ["TABLE"]

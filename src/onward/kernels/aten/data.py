@@ -58,11 +58,14 @@ def _bind_range(args: KernelArguments) -> Launch:
     return partial(torch.arange, start, end, step, out=args.y)
 
 
-def _bind_gather(args: KernelArguments) -> Launch:
+def _bind_gather(args: KernelArguments, negative: bool = True) -> Launch:
     x, ids, y = args.x(0), args.x(1), args.y
     dim = args.attrs.get("axis", 0) % x.dim()
     flat = y.view(*x.shape[:dim], ids.numel(), *x.shape[dim + 1 :])
-    return partial(torch.index_select, x, dim, ids.reshape(-1), out=flat)
+    if x.device.type == "cpu":
+        return partial(torch.index_select, x, dim, ids.reshape(-1), out=flat)
+    place = _flat_index(x.shape[dim : dim + 1], ids.reshape(-1, 1), args.flag, negative)
+    return lambda: torch.index_select(x, dim, place(), out=flat)
 
 
 def _bind_gather_elements(args: KernelArguments) -> Launch:
@@ -70,16 +73,17 @@ def _bind_gather_elements(args: KernelArguments) -> Launch:
 
 
 def _flat_index(
-    x_shape: Sequence[int], index: torch.Tensor, flag: torch.Tensor
+    x_shape: Sequence[int], index: torch.Tensor, flag: torch.Tensor, negative: bool = True
 ) -> Callable[[], torch.Tensor]:
     """A call for the rows of `index i64[...,k]` as positions in the first k dims of x, flattened.
     It sets the flag where a number is out of its dim's range: flattened, it would be another
-    row's, and is a number within."""
+    row's, and is a number within. negative: whether -1 is the last row."""
     sizes = x_shape[: index.shape[-1]]
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     size = torch.tensor(sizes, dtype=torch.int64, device=index.device)
     scale = torch.tensor(strides, dtype=torch.int64, device=index.device)
-    rows, least, most, outside = index.reshape(-1, len(sizes)), -size, size - 1, flag[0]
+    rows, most, outside = index.reshape(-1, len(sizes)), size - 1, flag[0]
+    least = -size if negative else torch.zeros_like(size)
 
     def flat() -> torch.Tensor:
         within = rows.clamp(least, most)
@@ -87,6 +91,11 @@ def _flat_index(
         return torch.where(within < 0, within + size, within).mul_(scale).sum(-1)  # -1 is the last
 
     return flat
+
+
+def _no_such_row(args: KernelArguments, flag: Sequence[int]) -> IndexError:
+    dim = args.attrs.get("axis", 0)
+    return IndexError(f"a row is out of range for a table of {args.x(0).shape[dim]} rows")
 
 
 def _no_such_place(args: KernelArguments, flag: Sequence[int]) -> IndexError:
@@ -111,8 +120,9 @@ def _bind_scatter_nd(args: KernelArguments) -> Launch:
     updates = rows.reshape(math.prod(index.shape[:-1]), *y.shape[k:])
     copied = data.data_ptr() == y.data_ptr()
     add = args.attrs.get("reduction", "none") == "add"
-    single = index.reshape(-1)
-    place = (lambda: single) if k == 1 else _flat_index(y.shape, index, args.flag)
+    # On the CPU torch's operator refuses a row itself; a device's ends the process's use of it.
+    single = index.reshape(-1) if k == 1 and y.device.type == "cpu" else None
+    place = _flat_index(y.shape, index, args.flag) if single is None else lambda: single
 
     def launch() -> None:
         if not copied:
@@ -141,6 +151,23 @@ def _bind_scatter_elements(args: KernelArguments) -> Launch:
     return launch
 
 
+def _bind_top_k(args: KernelArguments) -> Launch:
+    """All of them are sorted as `torch.sort(stable=True)` does: equal ones in their order."""
+    x, (values, places) = args.x(0), args.outputs
+    dim, largest = args.attrs.get("axis", -1), bool(args.attrs.get("largest", 1))
+    if values.shape == x.shape:
+        sort = partial(torch.sort, x, stable=True, dim=dim, descending=largest)
+        return partial(sort, out=(values, places))
+    k = values.shape[dim]
+    return partial(torch.topk, x, k, dim, largest, True, out=(values, places))
+
+
+def _sorted_bytes(spec: KernelSpec) -> int:
+    x = spec.inputs[0]
+    assert x is not None
+    return 4 * x.nbytes + 16 * int(x.numel) + 1024
+
+
 def _known_reduction(spec: KernelSpec) -> str | None:
     kind = spec.attrs.get("reduction", "none")
     return None if kind in ("add", "none") else f"reduction {kind}"
@@ -153,8 +180,6 @@ def _no_batch_dims(spec: KernelSpec) -> str | None:
 def _index_bytes(spec: KernelSpec) -> int:
     index = spec.inputs[1]
     assert index is not None
-    if index.shape and index.shape[-1] == 1:
-        return 0
     return 3 * Type(DType.INT64, index.shape).nbytes + 64
 
 
@@ -185,8 +210,14 @@ KERNELS: dict[str, Kernel] = {
     "Concat": Kernel("aten.cat", _bind_concat),
     "Pad": Kernel("aten.pad", _bind_pad),
     "Range": Kernel("aten.arange", _bind_range),
-    "Gather": Kernel("aten.index_select", _bind_gather, contiguous=(1,)),
-    "Embedding": Kernel("aten.index_select", _bind_gather, contiguous=(1,)),
+    "Gather": Kernel(
+        "aten.index_select", _bind_gather, contiguous=(1,), workspace=_index_bytes,
+        input_error=_no_such_row,
+    ),
+    "Embedding": Kernel(
+        "aten.index_select", partial(_bind_gather, negative=False), contiguous=(1,),
+        workspace=_index_bytes, input_error=_no_such_row,
+    ),
     "GatherElements": Kernel("aten.gather", _bind_gather_elements),
     "GatherND": Kernel(
         "aten.index_select", _bind_gather_nd, unsupported=_no_batch_dims, contiguous=(0, 1),
@@ -199,6 +230,7 @@ KERNELS: dict[str, Kernel] = {
     "ScatterElements": Kernel(
         "aten.scatter_add", _bind_scatter_elements, unsupported=_known_reduction, inplace=((0, 0),)
     ),
+    "TopK": Kernel("aten.topk", _bind_top_k, workspace=_sorted_bytes),
     "CumSum": Kernel(
         "aten.cumsum", _bind_cumsum, unsupported=_no_exclusive, workspace=_cumsum_bytes
     ),

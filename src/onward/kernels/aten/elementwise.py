@@ -11,6 +11,7 @@ import torch
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 KERNELS: dict[str, Kernel] = {}
+_LINEAR = 40.0  # above it softplus(x) is x, in double precision too
 
 
 def _out(function: Callable[..., Any], arity: int) -> Callable[[KernelArguments], Launch]:
@@ -24,7 +25,10 @@ for _op, _function in {
     "Neg": torch.neg, "Abs": torch.abs, "Sqrt": torch.sqrt, "Exp": torch.exp, "Log": torch.log,
     "Tanh": torch.tanh, "Erf": torch.erf, "Sigmoid": torch.sigmoid, "Sin": torch.sin,
     "Cos": torch.cos, "Reciprocal": torch.reciprocal, "Sign": torch.sign, "Floor": torch.floor,
-    "Ceil": torch.ceil, "Not": torch.logical_not,
+    "Ceil": torch.ceil, "Round": torch.round, "Not": torch.logical_not, "Tan": torch.tan,
+    "Asin": torch.asin, "Acos": torch.acos, "Atan": torch.atan, "Sinh": torch.sinh,
+    "Cosh": torch.cosh, "Asinh": torch.asinh, "Acosh": torch.acosh, "Atanh": torch.atanh,
+    "Log1p": torch.log1p, "Expm1": torch.expm1, "BitwiseNot": torch.bitwise_not,
 }.items():  # fmt: skip
     KERNELS[_op] = Kernel(f"aten.{_op}", _out(_function, 1), inplace=((0, 0),))
 
@@ -33,7 +37,7 @@ for _op, _function in {
     "Min": torch.minimum, "Equal": torch.eq, "Less": torch.lt, "LessOrEqual": torch.le,
     "Greater": torch.gt, "GreaterOrEqual": torch.ge, "And": torch.logical_and,
     "Or": torch.logical_or, "Xor": torch.logical_xor, "BitwiseAnd": torch.bitwise_and,
-    "BitwiseXor": torch.bitwise_xor,
+    "BitwiseXor": torch.bitwise_xor, "BitwiseOr": torch.bitwise_or,
 }.items():  # fmt: skip
     KERNELS[_op] = Kernel(f"aten.{_op}", _out(_function, 2), inplace=((0, 0), (0, 1)))
 
@@ -107,7 +111,12 @@ def _two_inputs(spec: KernelSpec) -> str | None:
     return None if len(spec.inputs) == 2 else f"{spec.op} of {len(spec.inputs)} inputs"
 
 
+def _bind_softplus(args: KernelArguments) -> Launch:
+    return partial(torch.ops.aten.softplus.out, args.x(), 1, _LINEAR, out=args.y)
+
+
 KERNELS |= {
+    "Softplus": Kernel("aten.softplus", _bind_softplus, inplace=((0, 0),)),
     "Div": Kernel("aten.div", _bind_div, inplace=((0, 0), (0, 1))),
     "Mod": Kernel("aten.remainder", _bind_mod, inplace=((0, 0), (0, 1))),
     "IsNaN": Kernel("aten.ne", _bind_is_nan),

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.target import Target
 
 
 def gemm_operands(args: KernelArguments) -> tuple[torch.Tensor, torch.Tensor]:
@@ -62,7 +63,15 @@ def _batched(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> list[Launch]:
     return [call for i in range(y.shape[0]) for call in _batched(a[i], b[i], y[i])]
 
 
-KERNELS: dict[str, Kernel] = {
+def _on_the_cpu(target: Target) -> str | None:
+    """Small products one by one cost nothing there; elsewhere each is a launch."""
+    return None if target.device == "cpu" else "its products of strided heads are one by one"
+
+
+KERNELS: dict[str, Kernel | tuple[Kernel, ...]] = {
     "Gemm": Kernel("aten.addmm", bind_gemm, unsupported=unscaled, inplace=((0, 2),), strided=(0,)),
-    "MatMul": Kernel("aten.bmm", _bind_matmul),
+    "MatMul": (
+        Kernel("aten.bmm", _bind_matmul, where=_on_the_cpu),
+        Kernel("aten.bmm_contiguous", _bind_matmul, contiguous=None),
+    ),
 }

@@ -6,26 +6,27 @@ in chunks that stay in cache. Bit-equal to the op's body.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 
 from onward.graph.ops.random import M1, M2, SITE_A, SITE_B, SPREAD, WORD, threshold
 from onward.graph.types import DType, Type, product
-from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch, anywhere
+from onward.kernels.target import Target
 
 _CHUNK = 1 << 16  # elements: two i32 chunks are 512 KB
+_WIDE_CHUNK = 1 << 24  # on other devices, where each of a dozen operators is a launch
 _SIGN = -(1 << 31)
 
 
-def _chunk_rows(rows: int, features: int) -> int:
-    return max(1, min(rows, _CHUNK // max(features, 1)))
-
-
-def _scratch(spec: KernelSpec) -> list[Type]:
+def _scratch_of(spec: KernelSpec, elements: int) -> list[Type]:
     shape = spec.outputs[0].shape
     features = shape[-1]
     rows = product(shape[:-1])
     assert isinstance(rows, int) and isinstance(features, int)
-    chunk = (_chunk_rows(rows, features), features)
+    chunk = (max(1, min(rows, elements // max(features, 1))), features)
     return [Type(DType.INT32, chunk), Type(DType.INT32, chunk), Type(DType.BOOL, chunk)]
 
 
@@ -103,9 +104,20 @@ def _bind_dropout(args: KernelArguments) -> Launch:
     return launch
 
 
-KERNELS: dict[str, Kernel] = {
-    "Dropout": Kernel(
-        "aten.counter_dropout", _bind_dropout, inplace=((0, 0),), contiguous=(0,),
-        scratch=_scratch, workspace=_key_bytes,
+def _on_the_cpu(target: Target) -> str | None:
+    return None if target.device == "cpu" else "its chunks are for a processor's cache"
+
+
+def _kernel(name: str, chunk: int, where: Callable[[Target], str | None]) -> Kernel:
+    return Kernel(
+        name, _bind_dropout, inplace=((0, 0),), contiguous=(0,),
+        scratch=partial(_scratch_of, elements=chunk), workspace=_key_bytes, where=where,
+    )  # fmt: skip
+
+
+KERNELS: dict[str, tuple[Kernel, ...]] = {
+    "Dropout": (
+        _kernel("aten.counter_dropout", _CHUNK, _on_the_cpu),
+        _kernel("aten.counter_dropout_wide", _WIDE_CHUNK, anywhere),
     ),
-}  # fmt: skip
+}

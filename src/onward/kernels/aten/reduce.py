@@ -30,6 +30,35 @@ def _bind_l2(args: KernelArguments) -> Launch:
     return partial(torch.linalg.vector_norm, args.x(), 2, _dims(args), keepdim=keep, out=args.y)
 
 
+def _bind_prod(args: KernelArguments) -> Launch:
+    """One dim after the other, from the last; torch's operator takes one."""
+    x, y = args.x(), args.y
+    dims = sorted({d % x.dim() for d in _dims(args) or range(x.dim())})
+
+    def launch() -> None:
+        found = x
+        for d in reversed(dims):
+            found = found.prod(d)
+        y.copy_(found.view(y.shape))
+
+    return launch
+
+
+def _bind_sum_square(args: KernelArguments) -> Launch:
+    dims, keep = _dims(args), bool(args.attrs.get("keepdims", 1))
+
+    def launch() -> None:
+        torch.sum(args.x().square(), dims, keepdim=keep, out=args.y)
+
+    return launch
+
+
+def _input_bytes(spec: KernelSpec) -> int:
+    x = spec.inputs[0]
+    assert x is not None
+    return 2 * x.nbytes + 1024
+
+
 def _bind_argmax(args: KernelArguments) -> Launch:
     keep = bool(args.attrs.get("keepdims", 1))
     return partial(torch.argmax, args.x(), dim=args.attrs.get("axis", 0), keepdim=keep, out=args.y)
@@ -65,5 +94,7 @@ KERNELS: dict[str, Kernel] = {
     "ReduceMax": Kernel("aten.amax", _over(torch.amax)),
     "ReduceMin": Kernel("aten.amin", _over(torch.amin)),
     "ReduceL2": Kernel("aten.vector_norm", _bind_l2),
+    "ReduceProd": Kernel("aten.prod", _bind_prod, workspace=_input_bytes),
+    "ReduceSumSquare": Kernel("aten.square+sum", _bind_sum_square, workspace=_input_bytes),
     "ArgMax": Kernel("aten.argmax", _bind_argmax),
 }

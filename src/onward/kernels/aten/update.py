@@ -63,7 +63,7 @@ def _bind_adam(args: KernelArguments) -> Launch:
     def launch() -> None:
         for target, source in copies:
             target.copy_(source)
-        count.copy_(step)
+        count.fill_(int(step))  # no copy from the host, which would wait
         scaled()
         lr, beta1, beta2, eps, decay = (float(x) for x in hyper)
         update(

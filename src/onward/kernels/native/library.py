@@ -148,9 +148,25 @@ def _load(wanted: str) -> tuple[Library | None, str]:
     if not loaded.is_current:
         return None, f"{path.name} was built of other sources; fix: install the package again"
     runtimes = openmp_runtimes()
-    if len(runtimes) != 1:
+    if len(runtimes) != 1 and not shares_threads():
         return None, f"{len(runtimes)} OpenMP runtimes loaded: {', '.join(runtimes)}"
     return loaded, ""
+
+
+def shares_threads() -> bool:
+    """Whether the OpenMP runtime that a library without one of its own finds is the one that
+    `torch.set_num_threads` sets: another package, such as scikit-learn, may have brought another
+    into the process."""
+    try:
+        most = ctypes.CDLL(None).omp_get_max_threads
+    except AttributeError:
+        return False
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(before + 1)
+        return bool(most() == before + 1)
+    finally:
+        torch.set_num_threads(before)
 
 
 def sources_digest() -> str:
@@ -162,7 +178,7 @@ def sources_digest() -> str:
 
 
 def openmp_runtimes() -> list[str]:
-    """The OpenMP libraries in this process; two would quarrel over the cores."""
+    """The OpenMP libraries in this process; kernels on two would quarrel over the cores."""
     text = Path("/proc/self/maps").read_text(encoding="utf-8")
     return sorted(set(_RUNTIMES.findall(text)))
 

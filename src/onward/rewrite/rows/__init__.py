@@ -22,13 +22,12 @@ from onward.rewrite.common_subexpression_elimination import common_subexpression
 from onward.rewrite.context import Context
 from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.noop import noop
-from onward.rewrite.rows import demand, packer
+from onward.rewrite.rows import demand, packer, rules
 from onward.rewrite.rows.attribution import Attribution, attribute
 from onward.rewrite.rows.demand import Demand, demands
 from onward.rewrite.rows.flops import FlopCount
 from onward.rewrite.rows.lookups import lookups
 from onward.rewrite.rows.pack import pack
-from onward.rewrite.rows.rules import FAMILIES  # whose import fills the tables
 from onward.rewrite.rows.split_counting import row_conditions, split_counting, with_rows_given
 
 
@@ -72,7 +71,6 @@ def row_demand(
 
 
 __all__ = [
-    "FAMILIES",
     "Attribution",
     "Demand",
     "FlopCount",
@@ -83,6 +81,7 @@ __all__ = [
     "register",
     "row_conditions",
     "row_demand",
+    "rules",
     "split_counting",
     "with_rows_given",
 ]  # fmt: skip

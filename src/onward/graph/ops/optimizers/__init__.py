@@ -5,12 +5,9 @@
 
 from __future__ import annotations
 
-import pkgutil
-from importlib import import_module
-
 from onward.graph.ops import table
 from onward.graph.ops.optimizers.record import Optimizer
-from onward.graph.registry import enter, meeting
+from onward.graph.registry import enter, files_of, meeting
 
 OPTIMIZERS: dict[str, Optimizer] = {}
 
@@ -30,8 +27,7 @@ def register(optimizer: Optimizer) -> None:
         raise
 
 
-for _file in pkgutil.iter_modules(__path__):
-    _module = import_module(f"{__name__}.{_file.name}")
+for _module in files_of(__name__, __path__):
     for _optimizer in getattr(_module, "OPTIMIZERS", ()):
         register(_optimizer)
 

@@ -1,14 +1,5 @@
 """Per family of ops: which rows one reads (`demand_rule`), how it is packed (`pack_rule`)."""
 
-from onward.rewrite.rows.rules import (
-    attention,
-    elementwise,
-    indexing,
-    loss,
-    norm,
-    product,
-    reduce,
-    shape,
-)
+from onward.graph.registry import files_of
 
-FAMILIES = (attention, elementwise, indexing, loss, norm, product, reduce, shape)
+files_of(__name__, __path__)  # whose import fills the tables

@@ -1,0 +1,44 @@
+"""Mixtures of experts: rows counted and multiplied by group."""
+
+from __future__ import annotations
+
+from onward.capture.aten.call import Call, table
+from onward.config import CaptureError
+from onward.graph.graph import Value, type_of
+from onward.graph.types import DType
+
+
+def _grouped(
+    c: Call, x: Value, w: Value, ends: Value | None = None, bias: Value | None = None,
+    dtype: object = None,
+) -> Value:  # fmt: skip
+    """`f[S,K]` in groups times `f[E,K,N]`."""
+    if ends is None or bias is not None or (type_of(x).rank, type_of(w).rank) != (2, 3):
+        raise CaptureError("a grouped product of another form than rows in groups; fix: use matmul")
+    return c.b.GroupedMatMul(x, w, c.b.cast(ends, DType.INT64))
+
+
+def _histogram(c: Call, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
+    """How many numbers fall into each of so many equal parts of a range; the last includes its
+    end."""
+    if low >= high:
+        raise CaptureError("histc without a range; fix: give min and max")
+    dtype = type_of(x).dtype
+    rank = type_of(x).rank
+    place = c.b.Mul(c.b.Sub(x, c.b.scalar(float(low), dtype)), float(bins) / float(high - low))
+    place = c.b.Min(c.b.Floor(place), c.b.scalar(float(bins - 1), dtype))
+    inside = c.b.And(
+        c.b.GreaterOrEqual(x, c.b.scalar(float(low), dtype)),
+        c.b.LessOrEqual(x, c.b.scalar(float(high), dtype)),
+    )
+    place = c.b.Where(inside, place, c.b.scalar(-1.0, dtype))
+    hit = c.b.Equal(c.b.unsqueeze(place, [rank]), c.b.cast(c.b.arange(bins), dtype))
+    return c.b.reduce_sum(c.b.cast(hit, dtype), list(range(rank)), keepdims=False)
+
+
+TABLE = table(
+    {
+        _grouped: "_grouped_mm.default transformers.grouped_mm_fallback.default",
+        _histogram: "histc.default",
+    }
+)

@@ -1,0 +1,267 @@
+"""Means and maxima of windows, and tensors in other sizes: each dim by itself, by numbers that the
+sizes alone give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward.capture.aten.call import Call, table
+from onward.capture.aten.conv import batched, each
+from onward.capture.aten.shape import padded_dims
+from onward.config import CaptureError
+from onward.graph.graph import Value, type_of
+from onward.graph.ops.conv import Window
+from onward.graph.types import Size, divide, product
+
+
+def _stem(c: Call) -> str:
+    return c.node.target._schema.name.split("::")[1]
+
+
+def _dims(c: Call) -> int:
+    """The 2 of `avg_pool2d`."""
+    return next(int(s) for s in _stem(c) if s.isdigit())
+
+
+def _numbers(sizes: Sequence[Size]) -> list[int]:
+    if not all(isinstance(n, int) for n in sizes):
+        raise CaptureError(f"sizes {list(sizes)} that are not known")
+    return [int(n) for n in sizes]  # type: ignore[arg-type]
+
+
+def _merged(c: Call, x: Value, dims: int) -> Value:
+    """`f[*B,*S]` as `f[prod(B),1,*S]`, S of `dims` dims: planes that know nothing of each other."""
+    shape = type_of(x).shape
+    return c.b.reshape(x, (product(shape[:-dims]), 1, *shape[-dims:]))
+
+
+def _means(c: Call, x: Value, kernel: Sequence[int]) -> Value | None:
+    """Of windows that tile each of the last dims; None where they do not."""
+    shape, apart, inner = type_of(x).shape, [], []
+    outer = len(shape) - len(kernel)
+    for i, size in enumerate(kernel):
+        places = divide(shape[outer + i], size)
+        if places is None:
+            return None
+        inner.append(outer + len(apart) + 1)
+        apart += [places, size]
+    y = c.b.reshape(x, (*shape[:outer], *apart))
+    y = c.b.ReduceMean(y, c.b.ints(inner), keepdims=0)
+    return c.b.reshape(y, (*shape[:outer], *apart[::2]))
+
+
+def _avg_pool(
+    c: Call, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, ceil: bool = False,
+    count_padding: bool = True, divisor: int | None = None,
+) -> Value:  # fmt: skip
+    """A convolution of each channel with a kernel of one number."""
+    if not type_of(x).is_floating:
+        raise CaptureError("no translation of a mean of whole numbers; fix: convert them to floats")
+    dims = _dims(c)
+    kernel, pads = each(kernel, dims), each(padding, dims)
+    strides = each(stride, dims) if stride else kernel
+    if strides == kernel and not any(pads) and divisor is None:
+        means = _means(c, x, kernel)
+        if means is not None:
+            return means
+    dtype, count = type_of(x).dtype, int(np.prod(kernel)) if divisor is None else divisor
+    attrs = {"strides": strides, "pads": pads * 2}
+    window = Window(attrs, kernel)
+    sizes = [window.places(n, i) for i, n in enumerate(type_of(x).shape[-dims:])]
+    if ceil and sizes != list(c.type.shape[-dims:]):
+        raise CaptureError("avg_pool with ceil_mode where a window is cut off; fix: pad the input")
+    channels = type_of(x).shape[1] if type_of(x).rank == dims + 2 else 1
+    channels = channels if isinstance(channels, int) else 1
+    planes = _merged(c, x, dims) if channels == 1 else x
+    more = {"group": channels} if channels > 1 else {}
+    one = np.ones((channels, 1, *kernel), dtype=dtype.numpy())
+    if count_padding or divisor is not None or not any(pads):
+        y = c.b.Conv(planes, c.b.const(one / one.dtype.type(count)), **attrs, **more)
+    else:
+        whole = torch.ones(1, 1, *_numbers(type_of(x).shape[-dims:]), dtype=torch.float64)
+        weight = torch.ones(1, 1, *kernel, dtype=torch.float64)
+        held = torch.convolution(whole, weight, None, strides, pads, [1] * dims, False, [0], 1)
+        y = c.b.Conv(planes, c.b.const(one), **attrs, **more)
+        y = c.b.Div(y, c.b.const(held.numpy().astype(dtype.numpy())))
+    return c.b.reshape(y, (*type_of(x).shape[:-dims], *sizes))
+
+
+def _max_pool(
+    c: Call, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    ceil: bool = False,
+) -> Value:  # fmt: skip
+    dims = _dims(c)
+    kernel, pads = each(kernel, dims), each(padding, dims)
+    attrs = {
+        "kernel_shape": kernel, "strides": each(stride, dims) if stride else kernel,
+        "pads": pads * 2, "dilations": each(dilation, dims),
+    }  # fmt: skip
+    window, planes = Window(attrs, kernel), batched(c, x, dims)
+    if ceil:  # a last window that is not whole: whatever is behind is less
+        ends = [0] * dims
+        for i, size in enumerate(type_of(x).shape[-dims:]):
+            missing = window.covered(c.type.shape[i - dims], i) - size
+            if not isinstance(missing, int):
+                raise CaptureError("max_pool with ceil_mode over sizes that are not known")
+            ends[i] = max(0, missing)
+        if any(ends):
+            least = c.b.scalar(-np.inf, type_of(x).dtype)
+            planes = c.b.Pad(planes, c.b.ints([0] * (dims + 4) + ends), least)
+    return c.b.reshape(c.b.MaxPool(planes, **attrs)[0], c.type.shape)
+
+
+def _adaptive_avg_pool(c: Call, x: Value, sizes: Any) -> Value:
+    """Place i of n is the mean from `floor(i S / n)` to `ceil((i+1) S / n)`."""
+    dims, shape = _dims(c), type_of(x).shape
+    outer = len(shape) - dims
+    places = _numbers(c.type.shape[outer:])
+    if all(n == 1 for n in places):
+        return c.b.ReduceMean(x, c.b.ints(list(range(outer, len(shape)))), keepdims=1)
+    kernel = [divide(size, n) for size, n in zip(shape[outer:], places, strict=True)]
+    if all(isinstance(k, int) for k in kernel):
+        means = _means(c, x, [k for k in kernel if isinstance(k, int)])
+        if means is not None:
+            return means
+    for i, (size, n) in enumerate(zip(_numbers(shape[outer:]), places, strict=True)):
+        weights = np.zeros((n, size))
+        for row in range(n):
+            first, last = row * size // n, -(-(row + 1) * size // n)
+            weights[row, first:last] = 1 / (last - first)
+        x = _mixed(c, x, outer + i, weights)
+    return x
+
+
+def _mixed(c: Call, x: Value, dim: int, weights: np.ndarray) -> Value:
+    """`weights [n,S]` times dim `dim`, of size S."""
+    rank = type_of(x).rank
+    matrix = c.b.const(np.ascontiguousarray(weights.astype(type_of(x).dtype.numpy())))
+    if dim == rank - 2:
+        return c.b.MatMul(matrix, x)
+    order = [*(i for i in range(rank) if i != dim), dim]
+    turned = c.b.const(np.ascontiguousarray(weights.T.astype(type_of(x).dtype.numpy())))
+    y = c.b.MatMul(c.b.transpose(x, order), turned)
+    return c.b.transpose(y, [order.index(i) for i in range(rank)])
+
+
+def _upsample(c: Call, x: Value, size: Any, *rest: Any) -> Value:
+    """Each dim by the numbers that PyTorch's operator makes of the identity."""
+    name, shape = _stem(c), type_of(x).shape
+    align, scales = (None, rest[0]) if len(rest) == 1 else (rest[0], rest[1])
+    for dim in range(2, len(shape)):
+        want, scale = c.type.shape[dim], None if scales is None else scales[dim - 2]
+        factor = divide(want, shape[dim])
+        if want == shape[dim] and scale in (None, 1.0):
+            continue
+        whole = scale is None or scale == factor
+        if "nearest" in name and isinstance(factor, int) and whole:  # each element `factor` times
+            have = type_of(x).shape
+            y = c.b.expand(
+                c.b.unsqueeze(x, [dim + 1]), (*have[: dim + 1], factor, *have[dim + 1 :])
+            )
+            x = c.b.reshape(y, (*have[:dim], want, *have[dim + 1 :]))
+            continue
+        (n, m) = _numbers([shape[dim], want])
+        columns = _columns(name, n, m, align, scale)
+        if "nearest" in name:
+            x = c.b.Gather(x, c.b.const(columns.argmax(1).astype(np.int64)), axis=dim)
+        else:
+            x = _mixed(c, x, dim, columns)
+    return x
+
+
+def _columns(name: str, n: int, m: int, align: Any, scale: Any) -> np.ndarray:
+    """`f64[m,n]`: how a dim of size m is made of one of size n."""
+    identity = torch.eye(n, dtype=torch.float64)
+    more = [] if align is None else [align]
+    if "bicubic" in name:
+        op, sizes, factors = "upsample_bicubic2d", [m, 1], None if scale is None else [scale, 1.0]
+        identity = identity[:, None, :, None]
+    else:
+        op = "upsample_linear1d" if "linear" in name else name.rstrip("123d") + "1d"
+        sizes, factors, identity = [m], None if scale is None else [scale], identity[:, None, :]
+    given = (None, factors) if factors is not None else (sizes, None)
+    made: torch.Tensor = getattr(torch.ops.aten, op).vec(identity, given[0], *more, given[1])
+    return np.ascontiguousarray(made.reshape(n, m).numpy().T)
+
+
+def _im2col(c: Call, x: Value, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Value:
+    """`f[N,C,H,W]` as `f[N,C*K*L,P*Q]`: what a window of K times L reads at each of its places."""
+    planes = batched(c, x, 2)
+    pads = each(padding, 2)
+    if any(pads):
+        ends = [0, 0, *pads, 0, 0, *pads]
+        planes = c.b.Pad(planes, c.b.ints(ends), c.b.scalar(0.0, type_of(x).dtype))
+    window = Window({"strides": each(stride, 2), "dilations": each(dilation, 2)}, each(kernel, 2))
+    sizes = _numbers(type_of(planes).shape[2:])
+    for i, size in enumerate(sizes):  # one after the other, each dim becomes two
+        steps = np.arange(window.kernel[i]) * window.dilations[i]
+        starts = np.arange(int(window.places(size, i))) * window.strides[i]  # type: ignore[arg-type]
+        numbers = (steps[:, None] + starts).astype(np.int64)
+        planes = c.b.Gather(planes, c.b.const(numbers), axis=2 + 2 * i)
+    return c.b.reshape(c.b.transpose(planes, [0, 1, 2, 4, 3, 5]), c.type.shape)
+
+
+TABLE = table(
+    {
+        _avg_pool: "avg_pool1d.default avg_pool2d.default avg_pool3d.default",
+        _max_pool: "max_pool1d.default max_pool2d.default max_pool3d.default",
+        _adaptive_avg_pool: "adaptive_avg_pool1d.default adaptive_avg_pool2d.default "
+        "adaptive_avg_pool3d.default",
+        _upsample: "upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec "
+        "upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec",
+        _im2col: "im2col.default",
+    }
+)
+
+
+def _rows_of_numbers(x: Any, *_: Any) -> list[int]:
+    return list(range(2, x.dim())) if x.dim() > 2 else []
+
+
+def _last(dims: int) -> Callable[..., list[int]]:
+    return lambda x, *rest: list(range(x.dim() - dims, x.dim()))
+
+
+def _means_of_part(dims: int) -> Callable[..., list[int]]:
+    """How much of a window is padding depends on where it is."""
+
+    def needed(x: Any, *rest: Any) -> list[int]:
+        padding, counted = [*rest, None, None, None, None, None][2], [*rest, *[True] * 5][4]
+        padded = any(padding) if isinstance(padding, (list, tuple)) else bool(padding)
+        return [] if counted or not padded else list(range(x.dim() - dims, x.dim()))
+
+    return needed
+
+
+def _resized(x: Any, size: Any, *rest: Any) -> list[int]:
+    """Whole factors repeat elements, whatever their count."""
+    scales = None if size else rest[-1]
+    if len(rest) == 1 and scales and all(isinstance(s, float) and s.is_integer() for s in scales):
+        return []
+    return list(range(2, x.dim()))
+
+
+def _adapted(x: Any, sizes: Any) -> list[int]:
+    sizes = [sizes] if isinstance(sizes, int) else list(sizes)
+    return [] if all(n == 1 for n in sizes) else list(range(x.dim() - len(sizes), x.dim()))
+
+
+def _rolled(x: Any, shifts: Any, dims: Any = ()) -> list[int]:
+    dims = [dims] if isinstance(dims, int) else list(dims)
+    return dims or list(range(x.dim()))
+
+
+# The dims of the first argument whose sizes a translation needs as numbers, by overload.
+NUMBERED: dict[str, Any] = {
+    "im2col.default": _rows_of_numbers,
+    "roll.default": _rolled,
+    **{f"max_pool{n}d.default": _last(n) for n in (1, 2, 3)},
+    **{f"avg_pool{n}d.default": _means_of_part(n) for n in (1, 2, 3)},
+    "pad.default": padded_dims,
+    **{f"adaptive_avg_pool{n}d.default": _adapted for n in (1, 2, 3)},
+    **{name: _resized for name in TABLE if name.startswith("upsample")},
+}

@@ -1,0 +1,88 @@
+"""Ops without a translation, expanded into ops that have one.
+
+PyTorch itself says what most of its ops are made of: a composite op runs as others, and its table
+of decompositions holds what compilers need. The expansion is traced with the sizes of the call as
+they stand in the export, symbols included.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._decomp import decomposition_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
+
+# Decompositions that compute what PyTorch's kernel computes, but whose gradient, taken of the
+# parts, is another: they stay ops without a translation.
+# `_safe_softmax` of a row of -inf: not a number, in place of which 0 is chosen afterwards.
+_OTHER_GRADIENT = frozenset({"aten._safe_softmax.default"})
+
+
+def expansion(node: Any, target: Any) -> torch.fx.GraphModule | None:
+    """The ops that `target` is made of, as called at `node`; None where nobody says.
+
+    Inputs of the result are the nodes among the call's arguments, each once, in their order.
+    """
+    function = _parts(target)
+    if function is None:
+        return None
+    leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
+    given = inputs_of(node)
+    values = [n.meta.get("val") for n in given]
+    if any(v is None for v in values):
+        return None
+
+    def call(*replaced: Any) -> Any:
+        by_node = dict(zip(given, replaced, strict=True))
+        filled = [by_node[x] if isinstance(x, torch.fx.Node) else x for x in leaves]
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        return function(*args, **kwargs)
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _traced(call, values)
+    except Exception:  # a decomposition that does not take this call
+        return None
+
+
+def inputs_of(node: Any) -> list[Any]:
+    """The nodes that a call is given, each once, in their order."""
+    leaves = pytree.tree_leaves((node.args, node.kwargs))
+    return list(dict.fromkeys(x for x in leaves if isinstance(x, torch.fx.Node)))
+
+
+def functional(target: Any) -> Any:
+    """The op that returns a new tensor, of one that writes into its first argument; else None."""
+    namespace, name = target._schema.name.split("::")
+    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    overload = target._overloadname
+    if not name.endswith("_") or packet is None or overload not in packet.overloads():
+        return None
+    return getattr(packet, overload)
+
+
+def _parts(target: Any) -> Callable[..., Any] | None:
+    if not isinstance(target, torch._ops.OpOverload) or str(target) in _OTHER_GRADIENT:
+        return None
+    try:
+        composite = target._can_decompose()
+    except RuntimeError:  # an op that torch's dispatcher does not know
+        composite = False
+    return target.decompose if composite else decomposition_table.get(target)
+
+
+def _traced(call: Callable[..., Any], values: list[Any]) -> torch.fx.GraphModule:
+    mode = next((v.fake_mode for v in values if hasattr(v, "fake_mode")), None)
+    with torch.no_grad():  # gradients are those of the parts; `detach` among them stays
+        if mode is None:
+            return make_fx(call)(*values)
+        with mode:
+            return make_fx(torch.func.functionalize(call))(*values)
+
+
+__all__ = ["expansion", "functional", "inputs_of"]

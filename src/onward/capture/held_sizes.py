@@ -1,0 +1,106 @@
+"""Sizes that a capture holds fast, where a graph needs another number of them than a polynomial.
+
+A graph's sizes are polynomials of the batch's. Where a model has `T // 8` of patches or windows,
+the batch's size is captured as `8 * q`, and the other is `q`; a batch whose size is no multiple of
+8 has a capture of its own, with that size as a number. So has what is no quotient at all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import sympy
+import torch
+
+from onward.config import CaptureError
+
+# (leaf, dim) of a batch -> (factor, group): the size is a number where the factor is 0, else the
+# factor times a size that all of the group have in common
+Held: TypeAlias = Mapping[tuple[int, int], tuple[int, int]]
+
+
+class SizeError(CaptureError):
+    """A size that is no polynomial of the batch's, or has to be a number."""
+
+    def __init__(self, expr: Any, as_number: bool = False) -> None:
+        self.expr, self.as_number = expr, as_number
+        super().__init__(f"a size of the model is {expr}, which is not a polynomial of the batch's")
+
+
+def hold(
+    error: SizeError, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], held: Held
+) -> Held | None:
+    """What to hold for the next export, so that the size of `error` is a polynomial; None where no
+    size of the batch is in it. leaves: the nodes that stand for the tensors in the export."""
+    found: dict[tuple[int, int], tuple[int, int]] = {}
+    group = 1 + max((g for _, g in held.values()), default=0)
+    for unknown in sorted(error.expr.free_symbols, key=str):
+        places = [
+            (leaf, dim)
+            for leaf, node in enumerate(leaves)
+            for dim, size in enumerate(node.meta["val"].shape)
+            if not isinstance(size, int) and unknown in size.node.expr.free_symbols
+        ]
+        if not places:
+            continue
+        leaf, dim = places[0]
+        size, by = tensors[leaf].shape[dim], divisor(error.expr, unknown)
+        before, _ = held.get(places[0], (1, 0))
+        factor = before * by
+        if error.as_number or by < 2 or size % factor or size < 2 * factor:
+            factor = 0
+        found |= dict.fromkeys(places, (factor, group))
+        group += 1
+    return {**held, **found} if found else None
+
+
+def all_numbers(held: Held) -> Held | None:
+    """The same with numbers in place of multiples; None where there are none."""
+    if not any(factor for factor, _ in held.values()):
+        return None
+    return {place: (0, group) for place, (_, group) in held.items()}
+
+
+def divisor(expr: Any, unknown: Any) -> int:
+    """The least number that all quotients of the size divide it by; 1 without one."""
+    by = 1
+    for part in sympy.preorder_traversal(expr):
+        if type(part).__name__ in ("FloorDiv", "CleanDiv", "Mod", "PythonMod", "ModularIndexing"):
+            numbers = [a for a in part.args[1:] if isinstance(a, sympy.Integer)]
+            if unknown in part.free_symbols:
+                for number in numbers:
+                    by = math.lcm(by, abs(int(number)))
+    return by
+
+
+def of_images(t: torch.Tensor) -> bool:
+    """Whether it holds images of three channels, or videos, `f[*,3,H,W]`: their sizes are numbers
+    from the start, since windows, strides and poolings divide them over and over, and an export
+    that carries all these quotients takes minutes."""
+    return t.is_floating_point() and t.dim() in (4, 5) and t.shape[-3] == 3
+
+
+def dynamic_shapes(tensors: Sequence[torch.Tensor], held: Held) -> tuple[Any, ...]:
+    """What `torch.export` is told of each tensor's dims: that sizes above 1 may vary."""
+    common: dict[int, Any] = {}
+
+    def dim(leaf: int, d: int) -> Any:
+        factor, group = held.get((leaf, d), (1, 0))
+        if (leaf, d) not in held:
+            within = of_images(tensors[leaf]) and d >= tensors[leaf].dim() - 3
+            return torch.export.Dim.STATIC if within else torch.export.Dim.AUTO
+        if not factor:
+            return torch.export.Dim.STATIC
+        if group not in common:
+            common[group] = torch.export.Dim(f"held{group}", min=2)
+        return factor * common[group]
+
+    return tuple(
+        {d: dim(i, d) for d, n in enumerate(t.shape) if n > 1} or None
+        for i, t in enumerate(tensors)
+    )
+
+
+__all__ = ["Held", "SizeError", "all_numbers", "divisor", "dynamic_shapes", "hold"]

@@ -1,0 +1,67 @@
+"""Gradients of convolutions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from onward.differentiate.rule_table import Gradients, only, rule
+from onward.graph.build import Builder
+from onward.graph.graph import Value, type_of
+from onward.graph.ops.conv import Window
+
+_WINDOW = ("strides", "dilations", "pads", "group")
+
+
+def _shared(attrs: dict[str, Any]) -> dict[str, Any]:
+    """What a convolution and its gradients have in common."""
+    return {k: attrs[k] for k in _WINDOW if k in attrs}
+
+
+def _bias(b: Builder, dy: Value) -> Value:
+    """`f[N,M,*O]` summed to `f[M]`."""
+    return b.reduce_sum(dy, [0, *range(2, type_of(dy).rank)], keepdims=False)
+
+
+def _kernel(w: Value) -> list[int]:
+    return [int(n) for n in type_of(w).shape[2:]]  # type: ignore[arg-type]
+
+
+@rule("Conv")
+def _conv(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """dx: what each element of dy read, with what the last step did not reach as padding."""
+    dy, (x, w) = only(dys), xs[:2]
+    window = Window(attrs, _kernel(w))
+    sizes, places = type_of(x).shape[2:], type_of(dy).shape[2:]
+    rest = [
+        size - window.covered(n, i) for i, (size, n) in enumerate(zip(sizes, places, strict=True))
+    ]
+    more = {"output_padding": rest} if any(rest) else {}
+    dx = b.ConvTranspose(dy, w, **_shared(attrs), **more)
+    dw = b.ConvWeightGrad(dy, x, kernel_shape=_kernel(w), **_shared(attrs))
+    return [dx, dw, _bias(b, dy)][: len(xs)]
+
+
+@rule("ConvTranspose")
+def _conv_transpose(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """A convolution of dy as far as x reaches: where the result's padding is a step long or more,
+    it takes the place of what the result was cut by, and what is beyond that is left out."""
+    dy, (x, w) = only(dys), xs[:2]
+    window, read, shared = Window(attrs, _kernel(w)), dy, _shared(attrs)
+    rank = len(window.kernel)
+    padding = attrs.get("output_padding") or [0] * rank
+    pads = list(attrs.get("pads") or [0] * 2 * rank)
+    for i, size in enumerate(type_of(dy).shape[2:]):
+        if padding[i] >= window.strides[i]:
+            beyond = padding[i] - pads[rank + i]
+            pads[rank + i] = max(0, -beyond)
+            if beyond > 0:
+                read = b.slice(read, 2 + i, 0, size - beyond)
+    if pads[:rank] != pads[rank:]:  # kernels take even ones
+        none = [0, 0]
+        read = b.Pad(read, b.ints([*none, *pads[:rank], *none, *pads[rank:]]))
+        shared["pads"] = [0] * 2 * rank
+    elif any(pads):
+        shared["pads"] = pads
+    dx = b.Conv(read, w, **shared)
+    dw = b.ConvWeightGrad(x, read, kernel_shape=_kernel(w), **shared)
+    return [dx, dw, _bias(b, dy)][: len(xs)]

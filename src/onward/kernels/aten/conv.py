@@ -1,0 +1,101 @@
+"""Convolutions and the gradient of their weight. PyTorch's operators return fresh tensors, which
+are copied: its `out=` forms do the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from onward.graph.ops.conv import Window
+from onward.graph.types import DType, Type, product, value
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+
+aten = torch.ops.aten
+
+
+def _window(spec: KernelSpec) -> Window:
+    """By the weight's sizes, or by the attribute that says them."""
+    given = spec.attrs.get("kernel_shape")
+    if given is None:
+        w = spec.inputs[1]
+        assert w is not None
+        given = [int(n) for n in w.concrete.shape[2:]]  # type: ignore[arg-type]
+    return Window(spec.attrs, given)
+
+
+def unsupported(spec: KernelSpec) -> str | None:
+    """What PyTorch's operators do not have."""
+    if len(spec.outputs[0].shape) > 5:
+        return f"{spec.op} over more than three dims"
+    pads = spec.attrs.get("pads", [])
+    half = len(pads) // 2
+    return None if list(pads[:half]) == list(pads[half:]) else f"{spec.op} with uneven pads"
+
+
+def _call(args: KernelArguments, rank: int, transposed: bool) -> tuple[Any, ...]:
+    """Strides, pads, dilations, transposed, output padding and groups, as `convolution` takes."""
+    attrs, ones, zeros = args.attrs, [1] * rank, [0] * rank
+    return (
+        attrs.get("strides", ones), attrs.get("pads", zeros)[:rank], attrs.get("dilations", ones),
+        transposed, attrs.get("output_padding", zeros), attrs.get("group", 1),
+    )  # fmt: skip
+
+
+def _bind(args: KernelArguments, transposed: bool) -> Launch:
+    x, w, y = args.x(0), args.x(1), args.y
+    bias = args.inputs[2] if len(args.inputs) > 2 else None
+    call = (x, w, bias, *_call(args, x.dim() - 2, transposed))
+    return lambda: y.copy_(aten.convolution(*call))
+
+
+def _bind_conv(args: KernelArguments) -> Launch:
+    return _bind(args, transposed=False)
+
+
+def _bind_transpose(args: KernelArguments) -> Launch:
+    return _bind(args, transposed=True)
+
+
+def _bind_weight_grad(args: KernelArguments) -> Launch:
+    """Of the weight its operator reads the sizes alone: those of the result."""
+    dy, x, dw = args.x(0), args.x(1), args.y
+    call = (dy, x, dw, None, *_call(args, x.dim() - 2, False), [False, True, False])
+    return lambda: dw.copy_(aten.convolution_backward(*call)[1])
+
+
+def workspace(spec: KernelSpec) -> int:
+    """The result before it is copied, and what oneDNN puts into an order of its own, of gradients
+    the result twice. For other dtypes a matrix holds what every place reads."""
+    operands = [t.concrete for t in (*spec.inputs, *spec.outputs) if t is not None]
+    result = operands[-1]
+    if result.dtype == DType.FLOAT:
+        weight = 2 if spec.op == "ConvWeightGrad" else 1
+        sizes = [_blocked(t, both=i == weight) for i, t in enumerate(operands)]
+        again = 0 if spec.op == "Conv" else sizes[-1]
+        return sum(sizes) + again + result.nbytes + 2**14
+    image, places = (0, -1) if spec.op == "Conv" else (-1, 0) if "Trans" in spec.op else (1, 0)
+    (n, channels, *_), out = operands[image].shape, operands[places].shape[2:]
+    columns = product((n, channels, *_window(spec).kernel, *out))
+    read = result.with_shape((columns,)).nbytes
+    return sum(t.nbytes for t in operands) + read + 2**14
+
+
+def _blocked(t: Type, both: bool) -> int:
+    """Bytes of `t` with its channels in blocks of 16, of a weight those of both sides."""
+    if t.rank < 2:
+        return t.nbytes
+    n, channels, *sizes = t.shape
+    whole = [-(-value(size) // 16) * 16 for size in (n, channels)]
+    return t.with_shape((whole[0] if both else n, whole[1], *sizes)).nbytes
+
+
+def _kernel(name: str, bind: Any) -> Kernel:
+    return Kernel(name, bind, unsupported=unsupported, contiguous=None, workspace=workspace)
+
+
+KERNELS: dict[str, Kernel] = {
+    "Conv": _kernel("aten.convolution", _bind_conv),
+    "ConvTranspose": _kernel("aten.convolution_transpose", _bind_transpose),
+    "ConvWeightGrad": _kernel("aten.convolution_backward", _bind_weight_grad),
+}

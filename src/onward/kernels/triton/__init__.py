@@ -1,0 +1,8 @@
+"""Kernels in Triton, for CUDA devices: what PyTorch's operators would do in many passes."""
+
+from onward.kernels.kernel import Kernel
+from onward.kernels.triton import random
+
+TABLE: dict[str, tuple[Kernel, ...]] = {op: (kernel,) for op, kernel in random.KERNELS.items()}
+
+__all__ = ["TABLE"]

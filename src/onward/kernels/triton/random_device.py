@@ -1,0 +1,85 @@
+"""What runs on the device: the mask of `graph/ops/random.py`. Imported where Triton is there."""
+
+from __future__ import annotations
+
+import torch
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
+
+from onward.graph.ops import random
+
+cdiv, next_power_of_2 = triton.cdiv, triton.next_power_of_2
+M1, M2, SPREAD = (tl.constexpr(n) for n in (random.M1, random.M2, random.SPREAD))
+SITE_A, SITE_B = tl.constexpr(random.SITE_A), tl.constexpr(random.SITE_B)
+
+
+def rounded(number: float, dtype: torch.dtype) -> float:
+    """As a tensor of this dtype holds it."""
+    return torch.tensor(number, dtype=dtype).item()
+
+
+@triton.jit
+def _mixed(x):
+    """u32 -> u32, the finaliser."""
+    x = (x ^ (x >> 16)) * M1
+    x = (x ^ (x >> 15)) * M2
+    return x ^ (x >> 15)
+
+
+@triton.jit
+def _keyed(first, second, index):
+    word = index.to(tl.uint32)
+    return _mixed(first ^ word), _mixed(second ^ word)
+
+
+@triton.jit(do_not_specialize=["rows", "features", "n0", "n1", "n2", "n3", "site"])
+def dropout(
+    x, y, seed, offset, coordinates, rows, features, n0, n1, n2, n3, site, scale,
+    BOUND: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr, SAMPLE_COLUMN: tl.constexpr,
+    SAMPLE_DIM: tl.constexpr, HAS_OFFSET: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """y[rows, features] = x * scale where the mask keeps it, else 0.
+
+    n0..n3: sizes of the RANK dims before the last. COLUMNS: of `coordinates` i64[n0, COLUMNS],
+    which stand for dim 0; 0 without. SAMPLE_COLUMN, SAMPLE_DIM: to which `offset` is added.
+    """
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    inner3 = n3.to(tl.int64)
+    inner2 = n2 * inner3
+    inner1 = n1 * inner2
+    place_in_model = site.to(tl.uint32)
+    nothing = tl.zeros([ROWS], tl.uint32)
+    first = _mixed((tl.load(seed).to(tl.uint32) ^ (place_in_model * SITE_A)) + nothing)
+    second = _mixed((tl.load(seed + 1).to(tl.uint32) ^ (place_in_model * SITE_B)) + nothing)
+    start = tl.zeros([1], tl.int64)
+    if HAS_OFFSET:
+        start = start + tl.load(offset)
+    for dim in tl.static_range(RANK):
+        if dim == 0:
+            index = row // inner1
+        elif dim == 1:
+            index = (row // inner2) % n1
+        elif dim == 2:
+            index = (row // inner3) % n2
+        else:
+            index = row % n3
+        if dim == 0 and COLUMNS > 0:
+            for column in tl.static_range(COLUMNS):
+                place = tl.load(coordinates + index * COLUMNS + column, mask=row < rows, other=0)
+                if column == SAMPLE_COLUMN:
+                    place = place + start
+                first, second = _keyed(first, second, place)
+        else:
+            if dim == SAMPLE_DIM:
+                index = index + start
+            first, second = _keyed(first, second, index)
+    feature = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    h = (feature.to(tl.uint32) * SPREAD)[None, :] + first[:, None]
+    h = ((h ^ (h >> 16)) * M1) ^ second[:, None]
+    h = (h ^ (h >> 15)) * M2
+    h = h ^ (h >> 15)
+    dropped = (h ^ 0x80000000).to(tl.int32, bitcast=True) < BOUND
+    inside = (row < rows)[:, None] & (feature < features)[None, :]
+    place = row[:, None] * features + feature[None, :]
+    content = tl.load(x + place, mask=inside)
+    tl.store(y + place, tl.where(dropped, 0.0, content * scale).to(content.dtype), mask=inside)

@@ -1,0 +1,107 @@
+"""Kernels on a CUDA device: the numbers of the op, and no wait for the device in a launch."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import pytest
+import torch
+from op_cases import CASES, ONWARD_CASES, OpCase, cases_of
+from test_host_reads import BAD
+from test_kernels import Bound, assert_equal, bound, raise_input_error, rubbish, spec_of
+
+from onward.graph.types import DType
+from onward.kernels import KERNELS, Kernel, KernelArguments, Target
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
+
+CUDA = Target("cuda", triton=find_spec("triton") is not None)
+ON_GPU = [
+    (case, kernel)
+    for case in CASES + ONWARD_CASES
+    for kernel in KERNELS.get(case.op, ())
+    if kernel.where(CUDA) is None and kernel.unsupported(spec_of(case)) is None
+]
+EACH = pytest.mark.parametrize(("case", "kernel"), ON_GPU, ids=[f"{c}-{k.name}" for c, k in ON_GPU])
+# Sums in other orders, and transcendental functions of another library.
+TOLERANCE = {"rtol": 1e-5, "atol": 5e-6}
+
+
+@contextmanager
+def waits_refused() -> Iterator[None]:
+    """Whatever waits for the device raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that torch calls this mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def launched(case: OpCase, kernel: Kernel, dtype: DType) -> tuple[Bound, list[torch.Tensor]]:
+    call = bound(case, dtype)
+    if kernel.unsupported(call.spec) is not None:
+        assert kernel.name.startswith("triton."), "aten's take every dtype"
+        pytest.skip("not for this dtype")
+    inputs = [
+        x if x is None or i in kernel.host else x.cuda() for i, x in enumerate(call.inputs)
+    ]  # fmt: skip
+    outputs = [rubbish(t).cuda() for t in call.spec.outputs]
+    scratch = [rubbish(t).cuda() for t in kernel.scratch(call.spec)]
+    flag = torch.zeros(2, dtype=torch.int64, device="cuda")
+    args = KernelArguments(call.spec.attrs, inputs, outputs, scratch, flag)
+    with torch.no_grad():
+        launch = kernel.bind(args)
+        with waits_refused():
+            launch()
+    raise_input_error(kernel, args)
+    return call, [y.cpu() for y in outputs]
+
+
+@EACH
+def test_kernels_compute_what_the_op_means(case: OpCase, kernel: Kernel) -> None:
+    call, outputs = launched(case, kernel, DType.FLOAT)
+    assert_equal(outputs, call.want, **TOLERANCE)
+
+
+@EACH
+def test_kernels_compute_in_fp64_what_they_are_given(case: OpCase, kernel: Kernel) -> None:
+    if case.op in ("Erf", "Gelu", "GeluGrad"):
+        return  # the reference evaluator computes Erf in fp32, whatever its input
+    call, outputs = launched(case, kernel, DType.DOUBLE)
+    loose = {"rtol": 1e-7, "atol": 1e-9} if "Update" in case.op else {"rtol": 1e-12, "atol": 1e-12}
+    assert_equal(outputs, call.want, **loose)
+
+
+@pytest.mark.parametrize("case", cases_of("Dropout"), ids=str)
+def test_dropout_equals_its_body_to_the_bit(case: OpCase) -> None:
+    for kernel in KERNELS["Dropout"]:
+        if kernel.where(CUDA) is None:
+            call, outputs = launched(case, kernel, DType.FLOAT)
+            assert_equal(outputs, call.want)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input_is_flagged(name: str) -> None:
+    """And the device goes on: no assertion of its own ends the process's context."""
+    op, arrays, shape, attrs, _ = BAD[name]
+    for kernel in KERNELS[op]:
+        if kernel.input_error is None or kernel.where(CUDA) is not None:
+            continue
+        inputs: list[torch.Tensor | None] = [torch.tensor(x, device="cuda") for x in arrays]
+        flag = torch.zeros(2, dtype=torch.int64, device="cuda")
+        args = KernelArguments(attrs, inputs, [torch.zeros(shape, device="cuda")], [], flag)
+        with torch.no_grad():
+            launch = kernel.bind(args)
+            with waits_refused():
+                launch()
+        with pytest.raises(IndexError, match="out of range"):
+            raise_input_error(kernel, args)
+        torch.cuda.synchronize()

@@ -1,0 +1,60 @@
+"""A sample of the sweep: classes of many families whose numbers have to be eager's."""
+
+from __future__ import annotations
+
+import classes
+import outcome
+import page
+import pytest
+import tiny
+import torch
+from modules import module_entries, module_fitting
+
+SAMPLE = (
+    "AlbertForMaskedLM", "BartForConditionalGeneration", "BertForMaskedLM", "LlamaForCausalLM",
+    "WhisperForCausalLM", "BertForMultipleChoice", "GPT2ForSequenceClassification",
+    "RobertaForTokenClassification", "DistilBertForQuestionAnswering", "T5ForConditionalGeneration",
+    "torch.nn: Transformer", "torch.nn: MultiheadAttention",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def entries() -> dict[str, classes.Entry]:
+    return {e.name: e for e in (*module_entries(), *classes.entries())}
+
+
+def test_the_sweep_finds_classes_of_every_kind(entries: dict[str, classes.Entry]) -> None:
+    assert set(SAMPLE) <= set(entries)
+    assert {e.task for e in entries.values()} > {"CAUSAL_LM", "CTC", "IMAGE_CLASSIFICATION"}
+    assert len(entries) > 500
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", SAMPLE)
+def test_a_class_is_eagers_equal(name: str, entries: dict[str, classes.Entry]) -> None:
+    row = outcome.outcome(entries[name], export=False)
+    assert (row["status"], row["reason"]) == ("equal", "")
+    assert row["loss"] == ("own" if entries[name].own_loss else "made up")
+
+
+def test_wrong_numbers_are_seen() -> None:
+    model, maker = module_fitting(module_entries()[0])
+    batch, fixed = maker(3, 8)
+    whole = outcome.wrapped(model, fixed, maker.form)
+    right = tiny.eager(whole, batch, torch.float32)
+    assert outcome.difference(right, whole, batch) == ""
+    off = {**right, "loss": right["loss"] * 1.001}
+    assert outcome.difference(off, whole, batch).startswith("loss off by")
+    name = next(n for n in right if n.endswith("weight"))
+    assert outcome.difference({n: t for n, t in right.items() if n != name}, whole, batch)
+
+
+def test_causes_share_their_words() -> None:
+    reason = "the model cannot be captured: 2 op(s) have no translation:; "
+    reason += "conv2d.default at a.b and others; glu.default at c"
+    row = {"status": "refused", "reason": reason}
+    assert page.causes(row) == [
+        "op without a translation: conv2d.default", "op without a translation: glu.default"
+    ]  # fmt: skip
+    rows = [{"status": "refused", "reason": f"a slice at m.{i}: {i} of u{i}"} for i in range(3)]
+    assert len({tuple(page.causes(r)) for r in rows}) == 1
