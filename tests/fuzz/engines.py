@@ -98,7 +98,8 @@ class Side:
             step = self.optimizer.state.get(p, {}).get("step")
             if step is not None:
                 found[f"step {n}"] = torch.as_tensor(float(step))
-        return {n: x.detach().clone() for n, x in found.items()}
+        # of torch's own class: those of two copies of a class of the program's cannot be subtracted
+        return {n: x.detach().as_subclass(torch.Tensor).clone() for n, x in found.items()}
 
     def train(self, batch: dict[str, Any]) -> Tensors:
         raise NotImplementedError

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from onward.capture.object_graph import Walk
+from onward.capture.object_graph import Walk, module_of
 from onward.capture.patches import Patch, caller, patched
 from onward.config import CaptureError
 
@@ -79,7 +79,7 @@ _Asked = Callable[[], bool]
 
 def _scopes(seen: Walk) -> Iterator[dict[str, Any]]:
     """The globals of the model's code: of its functions, and of the packages of its classes."""
-    tops = {c.__module__.partition(".")[0] for c in seen.classes} - _FOR_TRACES
+    tops = {module_of(c).partition(".")[0] for c in seen.classes} - _FOR_TRACES
     tops -= sys.stdlib_module_names - {"__main__"}
     found = [f.__globals__ for f in seen.functions]
     found += [vars(m) for n, m in list(sys.modules.items()) if n.partition(".")[0] in tops and m]

@@ -10,6 +10,7 @@ import torch
 from torch.nn.modules import module as modules
 from torch.utils.checkpoint import CheckpointFunction
 
+from onward.capture.object_graph import module_of
 from onward.capture.patches import Patch, caller, patched
 from onward.capture.refusals import NO_HOOKS, keeps_numbers
 from onward.config import CaptureError
@@ -54,7 +55,7 @@ def _refuse_custom(defined: Callable[[Any], bool]) -> Callable[[Any], bool]:
                 "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward a "
                 "capture would drop; fix: use_reentrant=False"
             )
-        if cls.__module__.partition(".")[0] == "torch":  # which its tracing knows
+        if module_of(cls).partition(".")[0] == "torch":  # which its tracing knows
             return defined(setup_context)
         raise CaptureError(
             f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a "

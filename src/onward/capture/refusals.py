@@ -17,7 +17,7 @@ from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _device, _python_dispatch
 
-from onward.capture.object_graph import Walk
+from onward.capture.object_graph import Walk, module_of
 from onward.config import CaptureError
 
 # packages whose forward hooks are pure: they may be traced
@@ -114,7 +114,7 @@ def _hooks(
     for hook in (hooks or {}).values():
         hook = getattr(hook, "func", hook)  # of a functools.partial
         origin = hook if hasattr(hook, "__qualname__") else type(hook)
-        if not f"{origin.__module__}.".startswith(tuple(traced)):
+        if not f"{module_of(origin)}.".startswith(tuple(traced)):
             yield f"{where} has the {kind} {origin.__qualname__}; {fix}"
 
 
@@ -123,7 +123,7 @@ def own_class(tensor: torch.Tensor) -> str | None:
     functions do, and a trace shows the forward a tensor of another class."""
     cls = type(tensor)
     mro = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
-    plain = all(c.__module__.startswith("torch.nn.") for c in mro)
+    plain = all(module_of(c).startswith("torch.nn.") for c in mro)
     return None if plain else f"of {cls.__qualname__}, a class that a graph does not keep"
 
 

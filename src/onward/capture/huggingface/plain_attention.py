@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from onward.capture.object_graph.code import module_of
+
 Function = Callable[..., Any]
 
 
@@ -19,7 +21,7 @@ def plain_functions(model: torch.nn.Module) -> dict[Function, set[str]]:
     in which further forms. They are called with numbers: sinks, caps and the like show."""
     found: dict[Function, set[str]] = {}
     classes = {c for m in model.modules() for c in type(m).__mro__}
-    for file in {c.__module__ for c in classes}:
+    for file in {module_of(c) for c in classes}:
         function = getattr(sys.modules.get(file), "eager_attention_forward", None)
         if inspect.isfunction(function) and function not in found:
             found[function] = _forms(function)

@@ -23,7 +23,16 @@ ASIDE = {  # packages whose objects are no part of a model: they count, log or h
     "accelerate", "comet_ml", "datasets", "lightning", "mlflow", "pandas", "pytorch_lightning",
     "rich", "tensorboard", "tensorboardX", "tokenizers", "torchmetrics", "tqdm", "wandb",
 }  # fmt: skip
+_HEAP_TYPE = 1 << 9  # of a class made by running code: Py_TPFLAGS_HEAPTYPE
 _OPAQUE = {"torch", "onward", *ASIDE}
+
+
+def module_of(cls: type) -> str:
+    """Which module a class is of. One that `exec` makes where no `__name__` is set is of none,
+    whatever it says."""
+    module = getattr(cls, "__module__", "builtins")
+    made = getattr(cls, "__flags__", 0) & _HEAP_TYPE
+    return "<exec>" if module == "builtins" and made else module
 
 
 @functools.lru_cache(maxsize=4096)
@@ -32,9 +41,10 @@ def origin(module: str | None) -> str:
     if module is None or module.partition(".")[0] in _OPAQUE:
         return "opaque"
     file = getattr(sys.modules.get(module), "__file__", None)
-    if file is None:
-        return "own" if module == "__main__" else "opaque"
-    return _place(file)
+    if file is not None:
+        return _place(file)
+    frozen = module in sys.builtin_module_names or module.startswith("_frozen")
+    return "opaque" if frozen else "own"  # typed in, executed, or loaded by its path
 
 
 def _place(file: str) -> str:
@@ -86,6 +96,6 @@ def attribute_names(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def slot_names(cls: type) -> tuple[str, ...]:
-    held = [vars(c).get("__slots__", ()) for c in cls.__mro__ if origin(c.__module__) != "opaque"]
+    held = [vars(c).get("__slots__", ()) for c in cls.__mro__ if origin(module_of(c)) != "opaque"]
     names = chain.from_iterable((h,) if isinstance(h, str) else h for h in held)
     return tuple(n for n in names if n not in ("__dict__", "__weakref__"))

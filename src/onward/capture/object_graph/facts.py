@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from onward.capture.object_graph.code import module_of
+
 ELEMENTS = 1000  # a longer container is told by its length
 BYTES = 1 << 16  # a larger array is told by its identity
 DEPTH = 3  # plain objects within plain objects
@@ -74,7 +76,7 @@ def state(x: Any, depth: int = DEPTH) -> Any:
         frame = x.gi_frame
         held = frame.f_locals if frame and depth else {}
         return (frame and frame.f_lasti, *((k, _state_of(v, depth)) for k, v in held.items()))
-    if type(x).__module__ not in ("builtins", "itertools") or not isinstance(x, Iterator):
+    if module_of(type(x)) not in ("builtins", "itertools") or not isinstance(x, Iterator):
         return None
     if isinstance(x, itertools.count):
         return repr(x)

@@ -20,6 +20,7 @@ from onward.capture.object_graph.code import (
     attribute_names,
     global_names,
     is_own,
+    module_of,
     origin,
     slot_names,
     underlying,
@@ -108,7 +109,7 @@ class Walk:
             return
         if isinstance(x, (enum.Enum, type, types.ModuleType)):
             self.facts[path] = Same(x)
-            if isinstance(x, type) and origin(x.__module__) == "own":
+            if isinstance(x, type) and origin(module_of(x)) == "own":
                 self._class(x)
             return
         seen = self._seen.setdefault(id(x), (path, x))[0]
@@ -149,7 +150,7 @@ class Walk:
 
     def _module(self, m: torch.nn.Module, path: str) -> None:
         held = vars(m)
-        aside = type(m).__module__.partition(".")[0] in ASIDE
+        aside = module_of(type(m)).partition(".")[0] in ASIDE
         if aside or isinstance(m, torch.jit.ScriptModule):  # whose code is not Python's; refused
             self.facts[path] = Same(m)
             return
@@ -210,8 +211,8 @@ class Walk:
 
     def _object(self, x: Any, path: str, depth: int) -> None:
         """An object with attributes; one that is none of the user's is told by its identity."""
-        whose = origin(type(x).__module__)
-        plain = f"{type(x).__module__}.{type(x).__qualname__}" in _PLAIN
+        whose = origin(module_of(type(x)))
+        plain = f"{module_of(type(x))}.{type(x).__qualname__}" in _PLAIN
         place = state(x)
         if place is not None:
             self.facts[path] = (Same(x), place)
@@ -296,7 +297,7 @@ class Walk:
         """A class's attributes; the methods of the user's own are looked into where called."""
         if cls in self.classes or cls in _BASES:
             return
-        path = f"{cls.__module__}.{cls.__qualname__}"
+        path = f"{module_of(cls)}.{cls.__qualname__}"
         if path in self.classes.values():
             path += f"#{len(self.classes)}"  # made anew, in a notebook or a function
         self.classes[cls] = path
