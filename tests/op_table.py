@@ -13,8 +13,8 @@ SIZES = "it is made of sizes alone"
 _BACKWARD = frozenset(
     {
         "AddLayerNormalizationGrad", "BatchNormalizationGrad", "BiasActivationGrad",
-        "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter", "LayerNormalizationGrad", "LinearCrossEntropyGrad",
-        "LinearCrossEntropyStep", "MaxPoolGrad",
+        "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter", "LayerNormalizationGrad",
+        "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
         "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip

@@ -179,7 +179,8 @@ def _batch_norm(attrs: dict[str, Any], x: Any, *given: Any) -> torch.Tensor:
     """y alone. torch has no gradient by given statistics: these are written out."""
     epsilon = attrs.get("epsilon", 1e-5)
     if attrs.get("training_mode", 0):
-        return F.batch_norm(x, None, None, *given[:2], True, 0.0, epsilon)
+        scale, bias = given[:2]
+        return F.batch_norm(x, None, None, scale, bias, True, 0.0, epsilon)
     scale, bias, mean, var = (v.reshape(-1, *[1] * (x.dim() - 2)) for v in given)
     return (x - mean) / (var + epsilon).sqrt() * scale + bias
 
