@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from families import CASES
 from fusing import fused as fuse
 from fusing import reasons
 from op_cases import stopped
 
+from families import CASES
 from onward.graph.build import Builder
 from onward.graph.check import check
 from onward.graph.evaluate import evaluate
