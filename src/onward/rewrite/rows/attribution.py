@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, type_of, where
+from onward.graph.graph import Graph, Value, type_of, where
 from onward.graph.ops import flops
 from onward.graph.signature import Signature
-from onward.graph.types import Shape, Size, product
+from onward.graph.types import Dim, Shape, Size, product
 from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.rows.demand import Demand, demands
 from onward.rewrite.rows.flops import number
@@ -28,7 +28,7 @@ class Entry:
     flops: Size
     rows: str | None
     keys: str | None
-    why: str
+    whys: tuple[str, ...]
 
     def share(self, present: Mapping[str, float]) -> float:
         """Of the node's arithmetic, what is done; `present`: the share of each set's rows."""
@@ -81,10 +81,17 @@ def attribute(graph: Graph, outputs: Sequence[str], without: Collection[str] = (
         if node.op_type in ATTENTION and node.inputs[1] is not None:
             keys = name(asked.get(node.inputs[1]), type_of(node.inputs[1]).shape)
         rows = name(demand, type_of(shown).shape)
-        entries.append(Entry(where(node), node.op_type, done, rows, keys, demand.why))
+        entries.append(Entry(where(node), node.op_type, done, rows, keys, _reasons(demand, shown)))
     batch_first(graph, known)
     b = Builder(graph)
     graph.state, graph.signature = {}, Signature()
     graph.outputs = {called: set_value(b, c, count) for (c, count), called in sets.items()}
     dead_code_elimination(graph)
     return Attribution(entries, graph, sizes)
+
+
+def _reasons(demand: Demand, shown: Value | None) -> tuple[str, ...]:
+    """Why rows are kept. That a loss reads every sequence is none; every token is."""
+    shape = type_of(shown).shape
+    sequences = isinstance(rows := product(shape[:-1]), Dim) and str(rows).isidentifier()
+    return () if demand.weak and sequences else demand.whys
