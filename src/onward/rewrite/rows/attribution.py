@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Value, type_of, where
+from onward.graph.graph import Graph, Node, Value, role_of, type_of, where
 from onward.graph.ops import flops
 from onward.graph.signature import Signature
 from onward.graph.types import Dim, Shape, Size, product
@@ -81,7 +81,9 @@ def attribute(graph: Graph, outputs: Sequence[str], without: Collection[str] = (
         if node.op_type in ATTENTION and node.inputs[1] is not None:
             keys = name(asked.get(node.inputs[1]), type_of(node.inputs[1]).shape)
         rows = name(demand, type_of(shown).shape)
-        entries.append(Entry(where(node), node.op_type, done, rows, keys, _reasons(demand, shown)))
+        entries.append(
+            Entry(where(node), node.op_type, done, rows, keys, _reasons(node, demand, shown))
+        )
     batch_first(graph, known)
     b = Builder(graph)
     graph.state, graph.signature = {}, Signature()
@@ -90,8 +92,12 @@ def attribute(graph: Graph, outputs: Sequence[str], without: Collection[str] = (
     return Attribution(entries, graph, sizes)
 
 
-def _reasons(demand: Demand, shown: Value | None) -> tuple[str, ...]:
-    """Why rows are kept. That a loss reads every sequence is none; every token is."""
-    shape = type_of(shown).shape
-    sequences = isinstance(rows := product(shape[:-1]), Dim) and str(rows).isidentifier()
-    return () if demand.weak and sequences else demand.whys
+def _reasons(node: Node, demand: Demand, shown: Value | None) -> tuple[str, ...]:
+    """Why rows are kept. That a loss reads every sequence is no reason, that it reads every token
+    is; nor is it one for a product that sums rows itself."""
+    if not demand.weak:
+        return demand.whys
+    rows, factor = product(type_of(shown).shape[:-1]), node.inputs[1]
+    sequences = isinstance(rows, Dim) and str(rows).isidentifier()
+    sums = node.op_type == "MatMul" and factor is not None and role_of(factor) is None
+    return () if sequences or sums else demand.whys

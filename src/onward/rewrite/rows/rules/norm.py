@@ -20,8 +20,9 @@ from onward.rewrite.rows.rules.along_rows import packed_along_rows
 @demand_rule("LayerNormalization", "AddLayerNormalization", "Softmax", "LogSoftmax")
 def along_a_dim(q: Question) -> Answer:
     """A row is normalised by itself, unless the rows are what is normalised."""
-    demand, axes = united(q.y, q.asked), op_of(q.node).axes(q.node) or ()
-    mixes = any(are_rows(q.y, d % len(q.y)) for d in axes)
+    demand = united(q.y, q.asked)
+    axes = [d % len(q.y) for d in op_of(q.node).axes(q.node) or ()]
+    mixes = any(are_rows(q.y, d) for d in axes)
     demand = over(q.y, demand, [d for d in demand.dims if d not in axes])
     if mixes:
         demand = mixed(q, demand, "it normalises over the rows")

@@ -12,7 +12,6 @@ from onward.rewrite.rows.demand import (
     Question,
     aligned,
     all_of,
-    are_rows,
     demand_rule,
     every_row,
     met,
@@ -68,7 +67,7 @@ def _factor(q: Question, i: int) -> Demand:
     summed = len(shape) - 1 if i == 0 else len(shape) - 2
     kept = len(y) - 2 if i == 0 else len(y) - 1
     shift = len(y) - len(shape)
-    mixes = are_rows(shape, summed)
+    mixes = not isinstance(shape[summed], int)  # else features, or heads, as far as one can tell
     reason = "it sums over the rows"
     if mixes and (hint := weights_hint(q.x(1 - i))):
         reason = f"{reason}; {hint}"
