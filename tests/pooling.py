@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -265,7 +266,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }  # fmt: skip
 
 
-def batch(lengths: tuple[int, ...] = (9, 4, 2, 6), longest: int = 9) -> dict[str, Tensor]:
+def batch(lengths: tuple[int, ...] = (9, 4, 2, 6), longest: int = 9) -> dict[str, Any]:
     """Sequences of these lengths, padded at the right; ids, mask and a label for each."""
     generator = torch.Generator().manual_seed(1)
     ids = torch.randint(1, WORDS, (len(lengths), longest), generator=generator)
