@@ -1,0 +1,10 @@
+"""Node tests whose results or gradients are not compared, by a pattern of their names; why."""
+
+OF_RESULTS = {
+    "attention_4d_causal_fp16": "its results are rounded to fp16 between steps that kernels join",
+    "dft_inverse$": "zeros among its results are known to 2e-7 only, and the tolerance is 1e-7",
+}
+
+OF_GRADIENTS = {
+    "mod_float_edge_cases": "an infinite dividend: the gradient is not finite in torch either",
+}
