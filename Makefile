@@ -71,7 +71,7 @@ sweep: $(VENV)/.installed-test ## try every model class of transformers beside e
 	$(BIN)/python tests/sweep/run.py --jobs $(TEST_WORKERS) --out $(SWEEP_OUT) $(SWEEP_ARGS)
 	$(BIN)/python tests/sweep/page.py $(SWEEP_OUT) --out docs/models.md
 
-node-tests: $(VENV)/.installed-test ## run onnx's own node tests, results and gradients, write their table and docs/operators.md (six minutes)
+node-tests: $(VENV)/.installed-test ## run onnx's own node tests, results and gradients, write their table and docs/operators.md (two minutes)
 	$(BIN)/python tests/nodes/run.py --jobs $(TEST_WORKERS) --write $(NODE_ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff check, ruff format --check, pyright (basic, then strict)

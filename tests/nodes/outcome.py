@@ -62,12 +62,13 @@ def _array(x: torch.Tensor) -> np.ndarray:
 
 def imported(model: onnx.ModelProto, feeds: Feeds) -> Graph:
     """The graph with as few inputs known beforehand as it can be planned with: none; then integers
-    and booleans (shapes, axes, counts); then short lists of numbers behind the first input too."""
+    and booleans (shapes, axes, counts); then short lists of numbers behind the first input; then that too where it is short."""
     whole = {n: x for n, x in feeds.items() if not is_floating(x)}
-    few = {n: x for n, x in list(feeds.items())[1:] if x.ndim <= 1 and x.size <= 16}
+    short = {n: x for n, x in feeds.items() if x.ndim <= 1 and x.size <= 16}
+    later = {n: x for n, x in short.items() if n != next(iter(feeds))}
     tried: list[set[str]] = []
     failed: Exception | None = None
-    for known in ({}, whole, whole | few):
+    for known in ({}, whole, whole | later, whole | short):
         if set(known) in tried:
             continue
         tried.append(set(known))
