@@ -62,7 +62,8 @@ def _array(x: torch.Tensor) -> np.ndarray:
 
 def imported(model: onnx.ModelProto, feeds: Feeds) -> Graph:
     """The graph with as few inputs known beforehand as it can be planned with: none; then integers
-    and booleans (shapes, axes, counts); then short lists of numbers behind the first input; then that too where it is short."""
+    and booleans (shapes, axes, counts); then short lists of numbers, of the first
+    input last."""
     whole = {n: x for n, x in feeds.items() if not is_floating(x)}
     short = {n: x for n, x in feeds.items() if x.ndim <= 1 and x.size <= 16}
     later = {n: x for n, x in short.items() if n != next(iter(feeds))}

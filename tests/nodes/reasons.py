@@ -7,7 +7,7 @@ OF_RESULTS = {
 }
 
 OF_GRADIENTS = {
-    r"attention.*(fullymasked|nan_robustness|structural_empty|softmax_precision|local_window).*_expanded": (
+    "attention.*(fullymasked|nan_robust|structural_empty|softmax_prec|local_window).*_expanded": (
         "it divides 0 by 0 and replaces the NaN: its gradient is NaN, in torch too"
     ),
     "mod_float_edge_cases": "an infinite dividend: the gradient is not finite in torch either",
