@@ -28,6 +28,11 @@ from onward.graph.types import DType, Size, Type, symbol
 Value = ir.Value
 Environment = dict[str, Value | None]
 OLDEST = 13  # of models; their nodes have the form of opset 20 or newer
+# Ops whose older versions mean the same, types apart: the first such version.
+UNCHANGED = {
+    "Add": 7, "Cast": 9, "Constant": 9, "Identity": 1, "If": 11, "Loop": 11, "Mul": 7,
+    "Scan": 9, "Slice": 10, "Unsqueeze": 1,
+}  # fmt: skip
 FOLDED = 1 << 20  # elements of a result that is computed while reading
 
 files_of(decompositions.__name__, decompositions.__path__)  # whose import fills the table
@@ -112,7 +117,7 @@ class _Reader:
         while inputs and inputs[-1] is None:
             inputs.pop()
         given = {a.name: plain(onnx.helper.get_attribute_value(a)) for a in node.attribute}
-        if node.op_type.startswith("Reduce") and "axes" in given:  # as up to opset 17
+        if node.op_type.startswith(("Reduce", "Unsqueeze")) and "axes" in given:  # as up to 17
             inputs.append(self.graph.constant(np.array(given.pop("axes"), np.int64)))
         schema = self._schema(node.op_type, given)
         if node.op_type in REFUSED:
@@ -148,6 +153,7 @@ class _Reader:
             oldest = onnx.defs.get_schema(op_type, OLDEST, "").since_version
         except onnx.defs.SchemaError:
             oldest = 0
+        oldest = min(oldest, UNCHANGED.get(op_type, oldest))
         strange = [n for n in given if n not in onnx.defs.get_schema(op_type, "").attributes]
         if schema.since_version < oldest or strange:
             raise ValueError(
