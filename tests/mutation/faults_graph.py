@@ -119,9 +119,28 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "while going and (most is None or step <= most):", NODES,
     ),
     Fault(
-        "reader: backward sequences end where they began",
-        "graph/importer/decompositions/recurrent.py",
+        "reader: a sequence goes on behind its end", "graph/importer/decompositions/recurrent.py",
         "found = [b.Where(going, new, old) for new, old in zip(found, state, strict=True)]",
         "pass", NODES,
+    ),
+    Fault(
+        "rows: a softmax over hidden scores alone gives no weight", "rewrite/rows/sets.py",
+        "return b.reshape(b.cast(b.Max(found, none), DType.BOOL), flat)",
+        "return b.reshape(b.cast(found, DType.BOOL), flat)", ROWS,
+    ),
+    Fault(
+        "rows: any low number hides a score", "rewrite/rows/zeros.py",
+        "node, lambda fill: bool((fill <= sets.HIDDEN).all()), self.shown",
+        "node, lambda fill: bool((fill < 0).all()), self.shown", ROWS,
+    ),
+    Fault(
+        "rows: a softmax hides rows along any dim", "rewrite/rows/zeros.py",
+        "if axis not in shown.dims or shown.rows is None:",
+        "axis = shown.dims[-1]\n    if shown.rows is None:", ROWS,
+    ),
+    Fault(
+        "rows: transposed rows keep their numbers", "rewrite/rows/rules/shape.py",
+        "rows = sets.permuted(demand.rows, tuple(q.y[d] for d in demand.dims), order)",
+        "rows = demand.rows", ROWS,
     ),
 )  # fmt: skip
