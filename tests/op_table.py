@@ -12,9 +12,10 @@ SIZES = "it is made of sizes alone"
 
 _BACKWARD = frozenset(
     {
-        "AddLayerNormalizationGrad", "BatchNormalizationGrad", "BiasActivationGrad",
-        "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter", "LayerNormalizationGrad",
-        "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
+"AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
+        "BiasActivationGrad", "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter",
+        "LayerNormalizationGrad", "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
+        "RMSNormGrad",
         "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
@@ -24,13 +25,15 @@ _UPDATES = frozenset({"AdamUpdate", "SGDUpdate"})
 WITHOUT: dict[str, dict[str, frozenset[str]]] = {
     "gradient": {
         "its body is differentiated": frozenset({"Attention"}),
-        "gradients and updates are not differentiated": _BACKWARD | _UPDATES | {"GeluGrad"},
+        "gradients and updates are not differentiated": (
+            _BACKWARD | _UPDATES | {"GeluGrad", "GatedActivationGrad"}
+        ),
         NOTHING_FLOWS: frozenset(
             {
                 "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
                 "Not", "IsNaN", "IsInf", "BitwiseXor", "BitwiseAnd", "BitwiseOr", "BitShift",
                 "BitwiseNot", "Floor", "Ceil", "Round", "Sign", "ArgMax", "NonZero",
-                "OneHot", "AllFinite", "Rows",
+                "OneHot", "RandomUniform", "AllFinite", "Rows",
             }
         ),
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
@@ -46,7 +49,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         "no model was met where it stands between rows that are dropped": frozenset(
             {
                 "ArgMax", "BatchNormalization", "Conv", "ConvTranspose", "CumSum",
-                "GatherElements", "MaxPool", "OneHot", "Pad", "TopK", "Trilu", "GroupedMatMul",
+                "MaxPool", "OneHot", "Pad", "RandomUniform", "TopK", "Trilu", "GroupedMatMul",
             }
         ),
     },
@@ -57,6 +60,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         "its result's size is not known before it runs: it runs apart, before the step": (
             frozenset({"Rows", "NonZero"})
         ),
+        "its body has kernels": frozenset({"RandomUniform"}),
         "its body, or FlashAttention in its place, has kernels": frozenset({"Attention"}),
         UNWRITTEN: frozenset(
             {

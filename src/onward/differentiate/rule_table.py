@@ -33,6 +33,7 @@ WITHOUT_GRADIENT: dict[str, frozenset[str]] = {
             "AllFinite",
         }
     ),
+    "it is drawn": frozenset({"RandomUniform"}),
     "it is made of sizes alone": frozenset({"Shape", "Range", "ConstantOfShape"}),
 }  # fmt: skip
 NO_GRADIENT = frozenset(op for ops in WITHOUT_GRADIENT.values() for op in ops)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onward.differentiate.rule_table import Gradients, rule
+from onward.differentiate.rule_table import Gradients, only, rule
 from onward.graph.build import Builder
 from onward.graph.graph import Value, type_of
 from onward.graph.types import Size, product
@@ -50,3 +50,24 @@ def _add_layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any
         return [dresidual, dresidual, dscale, dbias]
     dresidual, dscale, dbias, dx = b.AddLayerNormalizationGrad(dy, dr, *statistics, *seeds, **draw)
     return [dx, dresidual, dscale, dbias]
+
+
+@rule("RMSNorm")
+def _rms_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    return list(b.RMSNormGrad(only(dys), *xs, **attrs))
+
+
+@rule("AddRMSNorm")
+def _add_rms_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """As AddLayerNormalization's, without statistics."""
+    dy, dr = dys
+    seeds = xs[3:]
+    draw = {k: attrs[k] for k in ("ratio", "site", "sample_dim") if attrs.get("ratio", 0.0) > 0.0}
+    if dy is None:
+        return [b.Dropout(dr, *seeds, **draw) if draw else dr, dr]
+    epsilon = attrs["epsilon"]
+    if not draw:
+        dresidual, dscale = b.AddRMSNormGrad(dy, dr, ys[1], xs[2], epsilon=epsilon)
+        return [dresidual, dresidual, dscale]
+    dresidual, dscale, dx = b.AddRMSNormGrad(dy, dr, ys[1], xs[2], *seeds, epsilon=epsilon, **draw)
+    return [dx, dresidual, dscale]
