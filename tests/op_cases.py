@@ -417,6 +417,13 @@ def _composites() -> list[OpCase]:
             ),
             _case("LayerNormalization", r(*shape), r(*normal), axis=axis, epsilon=2.0**-10),
         ]
+    for shape in ((4, 3), (2, 3, 5), (2, 3, 4, 2), (1, 2, 3, 1, 2)):
+        (each,) = shape[1:2]
+        inputs = (r(*shape), r(each), r(each), r(each), r(each, low=0.2))
+        out.append(_case("BatchNormalization", *inputs))
+        for momentum in (0.75, 0.0, 0.25):
+            attrs = {"training_mode": 1, "momentum": momentum, "epsilon": 2.0**-10}
+            out.append(_case("BatchNormalization", *inputs, **attrs))
     labels = Given(np.array([4, 0, 2, 4]))
     weight = Known(np.array([0.5, 1.0, 2.0, 1.5, 0.25]))
     for reduction in ("mean", "sum", "none"):
@@ -502,7 +509,7 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
     match op, i:
         case ("Log1p", _):
             return Real(shape, -0.9, 2.0)
-        case ("AdamUpdate", 3) | ("LayerNormalizationGrad", 4):
+        case ("AdamUpdate", 3) | ("LayerNormalizationGrad" | "BatchNormalizationGrad", 4):
             return Real(shape, 0.1, 2.0)  # a mean of squares; 1/std
         case ("FlashAttentionGrad", 8):
             return Real(shape, 2.0, 4.0)  # the highest score

@@ -12,9 +12,9 @@ SIZES = "it is made of sizes alone"
 
 _BACKWARD = frozenset(
     {
-        "AddLayerNormalizationGrad", "BiasActivationGrad", "ConvWeightGrad", "FlashAttentionGrad",
-        "GroupedOuter", "LayerNormalizationGrad", "LinearCrossEntropyGrad",
-        "LinearCrossEntropyStep", "MaxPoolGrad",
+        "AddLayerNormalizationGrad", "BatchNormalizationGrad", "BiasActivationGrad",
+        "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter", "LayerNormalizationGrad",
+        "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
         "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
@@ -45,8 +45,8 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
         "no model was met where it stands between rows that are dropped": frozenset(
             {
-                "ArgMax", "Conv", "ConvTranspose", "CumSum", "GatherElements", "MaxPool", "OneHot",
-                "Pad", "TopK", "Trilu", "GroupedMatMul",
+                "ArgMax", "BatchNormalization", "Conv", "ConvTranspose", "CumSum",
+                "GatherElements", "MaxPool", "OneHot", "Pad", "TopK", "Trilu", "GroupedMatMul",
             }
         ),
     },

@@ -188,6 +188,10 @@ NETS: dict[str, Net] = {
     "batch norm of rows, frozen": Net(
         _sequence(lambda: nn.Linear(3, 4), lambda: frozen_norm(nn.BatchNorm1d(4))), ((5, 3),)
     ),
+    "batch norm": Net(behind(lambda: nn.BatchNorm2d(4))),
+    "instance norm with running numbers": Net(
+        behind(lambda: nn.InstanceNorm2d(4, affine=True, track_running_stats=True))
+    ),
     "batch norm without running numbers": Net(
         behind(lambda: nn.BatchNorm2d(4, track_running_stats=False))
     ),
@@ -276,10 +280,6 @@ def test_loss_and_gradients(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "batch norm": (lambda: nn.BatchNorm2d(3), r"running statistics.*; fix: .*eval\(\)"),
-    "instance norm": (
-        lambda: nn.InstanceNorm2d(3, track_running_stats=True), "running statistics.*; fix: "
-    ),
     "a mean cut off": (
         lambda: nn.AvgPool2d(3, 2, ceil_mode=True), "avg_pool with ceil_mode.*; fix: "
     ),

@@ -175,6 +175,16 @@ def _layer_norm(attrs: dict[str, Any], x: Any, scale: Any, bias: Any = None) -> 
     return F.layer_norm(x, normal, scale, bias, attrs.get("epsilon", 1e-5))
 
 
+def _batch_norm(attrs: dict[str, Any], x: Any, *given: Any) -> torch.Tensor:
+    """y alone. torch has no gradient by given statistics: these are written out."""
+    epsilon = attrs.get("epsilon", 1e-5)
+    if attrs.get("training_mode", 0):
+        scale, bias = given[:2]
+        return F.batch_norm(x, None, None, scale, bias, True, 0.0, epsilon)
+    scale, bias, mean, var = (v.reshape(-1, *[1] * (x.dim() - 2)) for v in given)
+    return (x - mean) / (var + epsilon).sqrt() * scale + bias
+
+
 def _cross_entropy(attrs: dict[str, Any], x: Any, labels: Any, weight: Any = None) -> torch.Tensor:
     return F.cross_entropy(
         x, labels, weight, ignore_index=attrs.get("ignore_index", -100),
@@ -277,7 +287,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "SoftmaxCrossEntropyLoss": _cross_entropy, "CrossEntropyLoss": _cross_entropy,
     "Attention": _attention, "FlashAttention": _attention,
     "Conv": _convolution(False), "ConvTranspose": _convolution(True),
-    "MaxPool": _max_pool,
+    "MaxPool": _max_pool, "BatchNormalization": _batch_norm,
 }  # fmt: skip
 
 
@@ -293,7 +303,8 @@ def weights_of(graph: Graph) -> np.ndarray:
 
 
 def compare_with_autograd(case: OpCase, run: Evaluate) -> None:
-    graph, feeds = loss_of(case), case.feeds(DType.DOUBLE)
+    running = frozenset({1, 2} if case.op == "BatchNormalization" else ())
+    graph, feeds = loss_of(case, running), case.feeds(DType.DOUBLE)
     have = gradients(graph, case.real, feeds, run)
     tensors: list[torch.Tensor | None] = []
     for i, item in enumerate(case.inputs):

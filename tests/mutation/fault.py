@@ -41,6 +41,7 @@ STATE = (
 
 GUARDS = ("train/test_stale_graphs.py", "train/test_trainer_guards.py")
 EFFECTS = ("capture/test_effects.py",)
+BUFFERS = ("train/test_buffer_updates.py",)
 AS_EAGER = ("capture/test_as_eager.py",)
 PATCHES = ("capture/test_patches.py",)
 HOOKS = ("train/test_refused_hooks.py",)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fault import (
     AS_EAGER,
+    BUFFERS,
     CAPTURE,
     CONVOLUTIONS,
     EFFECTS,
@@ -17,6 +18,26 @@ from fault import (
 
 CAPTURE_FAULTS: tuple[Fault, ...] = (
     # capture
+    Fault(
+        "capture: a running variance divides by the count", "capture/aten/norm.py",
+        "c.value(count - 1, dtype)", "c.value(count, dtype)", BUFFERS,
+    ),
+    Fault(
+        "capture: running statistics swap their shares", "capture/aten/norm.py",
+        "c.b.scalar(1.0 - momentum, dtype)", "c.b.scalar(momentum, dtype)", BUFFERS,
+    ),
+    Fault(
+        "capture: a buffer keeps a value that gradients pass", "capture/buffer_updates.py",
+        "if trained and _has_gradient(", "if False and _has_gradient(", BUFFERS,
+    ),
+    Fault(
+        "capture: a run to ask tensors moves running statistics", "capture/effects.py",
+        "                if not torch.equal(buffer, before):", "                if False:", BUFFERS,
+    ),
+    Fault(
+        "capture: what a no_grad region writes is lost", "capture/translate.py",
+        "            if self.env[inner] is not self.env[buffer]:", "            if False:", BUFFERS,
+    ),
     Fault(
         "capture: a clamp's bounds are exchanged", "capture/aten/elementwise.py",
         "        low, high = None, low\n", "        pass\n", CAPTURE,

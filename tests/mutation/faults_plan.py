@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fault import PLAN, Fault
+from fault import BUFFERS, PLAN, Fault
 
 PLAN_FAULTS: tuple[Fault, ...] = (
     # plan
@@ -39,7 +39,12 @@ PLAN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "plan: an update whose gradient shows the parameter", "plan/storages.py",
-        "for j in rights] and self._alone(node, source, rights):", "for j in rights]:", PLAN,
+        "if last and source in at and self._alone(node, source, rights):",
+        "if last and source in at:", PLAN,
+    ),
+    Fault(
+        "plan: a count is stored while the forward goes on", "plan/storages.py",
+        "            last = not result.uses()", "            last = True", BUFFERS,
     ),
     Fault(
         "plan: an output that shows a parameter after the update", "plan/placement.py",

@@ -276,7 +276,7 @@ def new_forward(model: Any) -> None:
 
 def bound_forward(model: Any) -> None:
     def forward(self: Block, x: torch.Tensor) -> torch.Tensor:
-        return torch.sin(self.inner(x))
+        return torch.sin(self.inner(x)) + self.shift
 
     model.blocks[1].forward = types.MethodType(forward, model.blocks[1])
 
@@ -287,7 +287,7 @@ def class_forward(self: Block, x: torch.Tensor) -> torch.Tensor:
 
 class Other(Block):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.inner(x) * 0.7
+        return self.inner(x) * 0.7 + self.shift
 
 
 class Halved(nn.Module):
@@ -356,7 +356,7 @@ OF_VALUES: dict[str, Change] = {
     "tensor in a list": call("m.masks[0] = torch.linspace(1.0, 0.5, 8)"),
     "tensor in a list, in place": call("m.masks[0][3] = 2.0"),
     "array": call("m.array = np.full(8, 1.1, dtype=np.float32)"),
-    "array in place": call("m.array[2] = 0.5"),
+    "array in place": call("m.array[2] = 5.0"),
     "numpy number": call("m.number = np.float32(1.1)"),
     "class attribute": set_class(Values, "WEIGHT", 1.1),
     "class tuple": set_class(Values, "WEIGHTS", (0.9, 1.0)),
@@ -453,7 +453,7 @@ def assert_noticed(pair: Pair, changes: dict[str, Change], name: str) -> None:
     before = pair.loss
     for model in (pair.model, pair.twin):
         changes[name](model)
-    assert not math.isclose(pair.loss, before, rel_tol=1e-3), "eager shows nothing of the change"
+    assert not math.isclose(pair.loss, before, rel_tol=2e-4), "eager shows nothing of the change"
     pair.step()
 
 

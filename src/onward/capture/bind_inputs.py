@@ -34,8 +34,9 @@ def bind_inputs(
     flat: FlatCall,
     tensors: list[torch.Tensor],
     names: list[str],
-) -> None:
-    """Makes the graph's inputs, and notes in `result` what each stands for.
+) -> dict[Any, Value]:
+    """Makes the graph's inputs, and notes in `result` what each stands for. Returns those of the
+    buffers, by node.
 
     tensors, names: of the batch's leaves. Raises CaptureError for what no graph can hold.
     """
@@ -48,6 +49,7 @@ def bind_inputs(
     for node, tensor in zip(batch, tensors, strict=True):
         translator.name_sizes(node, tensor)
     translator.settle_sizes(batch)
+    buffers: dict[Value, list[Any]] = {}
     users = 0
     for spec in program.graph_signature.input_specs:
         node = placeholders[spec.arg.name]
@@ -86,7 +88,14 @@ def bind_inputs(
                 "torch.Generator, for one); fix: draw outside, and make it an input of the batch"
             )
         translator.env[node] = value
+        if (value.name or "") in result.buffers:
+            buffers.setdefault(value, []).append(node)
     translator.find_batch_size()
+    for nodes in buffers.values():
+        read = [node for node in nodes if node.users]  # a trace knows a tied one by one name
+        if len(read) == 1:
+            translator.buffers[read[0]] = ()
+    return {node: translator.env[node] for node in translator.buffers}
 
 
 __all__ = ["batch_nodes", "bind_inputs"]

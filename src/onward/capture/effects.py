@@ -65,6 +65,20 @@ def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[
         effects.drawn = effects.drawn or drawn_since(states)
 
 
+@contextmanager
+def keeping_buffers(model: torch.nn.Module, loss_fn: Any) -> Iterator[None]:
+    """Puts back what is written into buffers within, as a run in eager mode does."""
+    roots = [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)]
+    held = [(b, b.detach().clone()) for m in roots for b in m.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in held:
+                if not torch.equal(buffer, before):  # a batch norm counts no version
+                    buffer.copy_(before)
+
+
 def changes(before: Walk, after: Walk) -> dict[str, Any]:
     """Paths of what was set to something else, and the facts there now."""
     paths = dict.fromkeys([*before.facts, *after.facts])
@@ -84,4 +98,4 @@ def drawn_since(before: dict[str, Any]) -> str:
     return next((name for name, state in before.items() if state != now[name]), "")
 
 
-__all__ = ["Effects", "changes", "drawn_since", "random_states", "undoing"]
+__all__ = ["Effects", "changes", "drawn_since", "keeping_buffers", "random_states", "undoing"]

@@ -16,9 +16,10 @@ from torch.utils import _pytree as pytree
 from onward.capture.attention_forms import choose
 from onward.capture.autograd_reach import reached
 from onward.capture.bind_inputs import batch_nodes, bind_inputs
+from onward.capture.buffer_updates import store_buffers
 from onward.capture.captured_module import CapturedModule, layout
 from onward.capture.dtypes import dtype_of
-from onward.capture.flat_call import TENSOR, FlatCall, LossFunction
+from onward.capture.flat_call import TENSOR, FlatCall, LossFunction, named_tensors
 from onward.capture.fuse_composites import fuse_composites
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import forward_defaults, require_mask
@@ -93,8 +94,9 @@ def _capture(
     result = CapturedModule(graph, {}, {}, {})
     batch = batch_nodes(program)
     try:
-        bind_inputs(result, translator, program, flat, tensors, names)
+        buffers = bind_inputs(result, translator, program, flat, tensors, names)
         _translate(result, translator, flat, want_loss)
+        store_buffers(result, translator, buffers, named_tensors(flat), model.training)
     except SizeError as error:
         more = hold(error, batch, tensors, held)
         if more is None:

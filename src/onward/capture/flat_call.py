@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture.as_eager import answering_as_eager
-from onward.capture.effects import Effects, undoing
+from onward.capture.effects import Effects, keeping_buffers, undoing
 from onward.capture.object_graph import traces_names
 from onward.capture.pins import Asked
 from onward.config import CaptureError
@@ -72,18 +72,14 @@ class FlatCall(torch.nn.Module):
 
     def ask(self, *leaves: torch.Tensor) -> None:
         """A run in eager mode, which leaves nothing behind but the answers to what it asks."""
-        held = [(t, t.detach().clone()) for _, t in self.model.named_buffers()]
         with (
+            keeping_buffers(self.model, self.loss_fn),
             torch.random.fork_rng(),
             torch.no_grad(),
             undoing(Effects(), self.model, self.loss_fn),
             Asked() as asked,
         ):
-            try:
-                self.run(*leaves)
-            finally:
-                for buffer, before in held:
-                    buffer.copy_(before)
+            self.run(*leaves)
         self.noted.answers = asked.answers
 
     def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:

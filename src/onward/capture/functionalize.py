@@ -2,12 +2,14 @@
 
 Whoever reads the same memory later sees what was written. A graph's values never change, so the
 tensors that name the memory get new values. Where an op wrote a window of a tensor
-(`x[:, 1:] = y`), the tensor is written anew around it.
+(`x[:, 1:] = y`), the tensor is written anew around it. A buffer that a forward writes has a next
+value, which the step stores (buffer_updates.py).
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -18,6 +20,7 @@ from onward.graph.graph import Value, type_of
 from onward.graph.ops.shape import clamp_slice
 
 _WINDOWS = ("aten.slice.Tensor", "aten.select.int")
+_DETACHED = "aten.detach.default"  # a buffer's gradient is nobody's
 _ASSIGNMENTS = ("aten.copy_.default", "aten.fill_.Tensor", "aten.fill_.Scalar")
 
 
@@ -36,9 +39,9 @@ def _aliases(target: Any) -> bool:
     return schema is not None and any(r.alias_info is not None for r in schema.returns)
 
 
-def _path(node: Any) -> list[Any]:
+def path_to_owner(written: Any) -> list[Any]:
     """From the tensor that an op writes to the one that owns its memory."""
-    path = [node.args[0]]
+    path = [written]
     while path[-1].op == "call_function" and _aliases(path[-1].target):
         inner = path[-1].args[0]
         if not isinstance(inner, torch.fx.Node):
@@ -47,20 +50,37 @@ def _path(node: Any) -> list[Any]:
     return path
 
 
-def may_write(node: Any, order: dict[Any, int]) -> bool:
+def may_write(
+    node: Any, written: Any, order: dict[Any, int], buffers: Mapping[Any, Sequence[Any]]
+) -> bool:
     """Whether nothing that is read after this op would show a value from before it.
 
-    order: the nodes' places in their program.
+    written: the tensor that the op writes. order: the nodes' places in their program. buffers: the
+    nodes that stand for the model's buffers: within a region of another mode, for which outside,
+    and the region.
     """
-    path = _path(node)
+    path = path_to_owner(written)
     owner = path[-1]
-    if owner.op != "call_function" or _aliases(owner.target):
+    if owner not in buffers and (owner.op != "call_function" or _aliases(owner.target)):
         return False  # the user's memory, or what a region of another mode returned
     passable = _WINDOWS if str(node.target) in _ASSIGNMENTS else ()
+    if owner in buffers:
+        passable = (*passable, _DETACHED)
     if not all(writes(step.target) or str(step.target) in passable for step in path[:-1]):
         return False
-    others = [n for n in _sharing(owner) if order[n] < order[node] and n not in path]
-    return not any(order[user] > order[node] for other in others for user in other.users)
+    if _read_later(owner, node, path, order):
+        return False
+    while buffers.get(owner):
+        owner, region = buffers[owner]
+        if _read_later(owner, region, [owner], order):
+            return False
+    return True
+
+
+def _read_later(owner: Any, node: Any, path: Sequence[Any], order: dict[Any, int]) -> bool:
+    """Whether what shares the owner's memory before a node, but for `path`, is read after it."""
+    others = [n for n in _sharing(owner) if order.get(n, -1) < order[node] and n not in path]
+    return any(order[user] > order[node] for other in others for user in other.users)
 
 
 def _sharing(owner: Any) -> list[Any]:
@@ -75,12 +95,12 @@ def _sharing(owner: Any) -> list[Any]:
     return list(found)
 
 
-def settle(node: Any, value: Value, c: Call) -> None:
-    """Gives all names of the memory that `node` wrote their new values."""
-    path = _path(node)
+def settle(written: Any, value: Value, c: Call) -> None:
+    """Gives all names of the memory that an op has written their new values."""
+    path = path_to_owner(written)
     c.t.env[path[0]] = value
     for window, whole in pairwise(path):
-        if not writes(window.target):
+        if not writes(window.target) and str(window.target) != _DETACHED:
             value = _written(c, c.t.env[whole], window, value)
         c.t.env[whole] = value
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from onward.capture.effects import Effects, changes, drawn_since, random_states
+from onward.capture.effects import Effects, changes, drawn_since, keeping_buffers, random_states
 from onward.capture.object_graph import Same, Snapshot
 from onward.config import CaptureError
 
@@ -154,7 +154,11 @@ class _Rehearsal:
         )
 
     def _give(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        with torch.random.fork_rng(), torch.set_grad_enabled(self._model.training):
+        with (
+            keeping_buffers(self._model, self._loss_fn),
+            torch.random.fork_rng(),
+            torch.set_grad_enabled(self._model.training),
+        ):
             return [y.detach().clone() for y in self._run(batch)]
 
     def _leaves(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import torch
 
 from onward.capture import functionalize
 from onward.capture.aten import TABLE, Call, stop_gradient
-from onward.capture.aten.norm import running_statistics
 from onward.capture.aten.pool import NUMBERED
 from onward.capture.decompose import expansion, functional, inputs_of
 from onward.capture.dtypes import dtype_of
@@ -52,6 +51,8 @@ class Translator:
         self.sites = 0
         self.no_grad = False
         self.order: dict[Any, int] = {}
+        # nodes of the model's buffers; in a region: of which outside, and the region's node
+        self.buffers: dict[Any, tuple[Any, ...]] = {}
         self.parts: dict[Any, Any] = {}  # of ops without a translation, the ops they are made of
         self.builder = Builder(graph)
 
@@ -166,12 +167,6 @@ class Translator:
         missing: dict[str, list[str]] = {}
         for node, inner in _walk(module):
             self.order[node] = len(self.order)
-            if node.op == "call_function" and running_statistics(_op_name(node.target), node.args):
-                raise CaptureError(
-                    f"{_op_name(node.target)} at {module_path(node)} changes its running "
-                    "statistics, and a step writes no buffers; fix: .eval() of that module, "
-                    "track_running_stats=False, or GroupNorm"
-                )
             name = _untranslated(node, inner)
             if name is not None and not self._expand(node):
                 missing.setdefault(name, []).append(module_path(node))
@@ -234,11 +229,8 @@ class Translator:
             raise SizeError(val.node.expr, as_number=True)
         self.builder = Builder(self.graph, module=module_path(node))
         written = functionalize.writes(node.target)
-        if written and not functionalize.may_write(node, self.order):
-            raise CaptureError(
-                f"{_op_name(node.target)} at {module_path(node)} writes into memory that another "
-                "tensor shares; fix: use the op that returns a new tensor"
-            )
+        if written:
+            self._require_own(node, node.args[0])
         try:
             call = Call(self, node, self.builder)
             for made in val if isinstance(val, (list, tuple)) else [val]:
@@ -252,11 +244,23 @@ class Translator:
                 self.env[node] = _translated(TABLE[name], call, args, kwargs)
             _require_type(self.env[node], val)
             if written:
-                functionalize.settle(node, self.env[node], call)
+                functionalize.settle(node.args[0], self.env[node], call)
         except SizeError:
             raise
         except (CaptureError, ValueError, AssertionError, TypeError, LookupError) as error:
             raise CaptureError(f"{name} at {module_path(node)}: {error}") from error
+
+    def store(self, call: Call, written: Any, value: Value) -> None:
+        """What an op writes besides its results: a new value of the node `written`."""
+        self._require_own(call.node, written)
+        functionalize.settle(written, stop_gradient(call.b, value), call)
+
+    def _require_own(self, node: Any, written: Any) -> None:
+        if not functionalize.may_write(node, written, self.order, self.buffers):
+            raise CaptureError(
+                f"{_op_name(node.target)} at {module_path(node)} writes into memory that another "
+                "tensor shares; fix: use the op that returns a new tensor"
+            )
 
     def _run_parts(self, node: Any) -> Any:
         module = self.parts[node]
@@ -287,9 +291,15 @@ class Translator:
         module = self._resolve(region)
         inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
         self.env.update(zip(inputs, self._resolve(args), strict=True))
+        held = {n: a for n, a in zip(inputs, args, strict=True) if a in self.buffers}
+        self.buffers |= {n: (a, node) for n, a in held.items()}
         outer, self.no_grad = self.no_grad, self.no_grad or stopped
         self._run(module)
         self.no_grad = outer
+        for inner, buffer in held.items():
+            if self.env[inner] is not self.env[buffer]:
+                value = self.env[inner]
+                self.env[buffer] = self._stop(value) if stopped else value
         results = self._resolve(_outputs_of(module.graph))
         self.env[node] = [self._stop(v) for v in results] if stopped else results
 

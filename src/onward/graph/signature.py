@@ -44,8 +44,9 @@ class Signature:
     it is false nothing that outlives the step may be written.
 
     Both. updated, accumulated: the output that is the next value of an input: of parameters and
-    slots, and of accumulators. residuals: what a forward half saves for its backward half, outputs
-    of the one and inputs of the other by the same names.
+    slots, and of accumulators. written: the same of buffers that the forward writes, such as
+    running statistics. residuals: what a forward half saves for its backward half, outputs of the
+    one and inputs of the other by the same names.
     """
 
     seed: str | None = None
@@ -63,6 +64,7 @@ class Signature:
     finite: str | None = None
     updated: dict[str, str] = field(default_factory=dict)
     accumulated: dict[str, str] = field(default_factory=dict)
+    written: dict[str, str] = field(default_factory=dict)
     residuals: tuple[str, ...] = ()
 
     @property
@@ -96,11 +98,12 @@ class Signature:
         return Signature(**kept)
 
     def requested(self, results: Collection[str], update: bool | None) -> list[str]:
-        """The outputs of a run: the loss, results of these names, and what it does besides: the
-        update of parameters and state, where `update` is false the sums of gradients alone, where
-        it is None nothing."""
+        """The outputs of a run: the loss, results of these names, and what it does besides: next
+        values of buffers that the forward writes, and the update of parameters and state; where
+        `update` is false the sums of gradients instead, where it is None neither."""
         names = [] if self.loss is None else [self.loss]
         names += [self.results[name] for name in results if name in self.results]
+        names += self.written.values()
         if update:
             names += [*self.updated.values(), *(n for n in (self.grad_norm, self.finite) if n)]
         elif update is False:
@@ -109,7 +112,7 @@ class Signature:
 
 
 _OUTPUTS = frozenset(
-    {"loss", "results", "gradients", "grad_norm", "finite", "updated", "accumulated"}
+    {"loss", "results", "gradients", "grad_norm", "finite", "updated", "accumulated", "written"}
 )
 
 __all__ = ["Hyperparameter", "Signature", "Slot"]

@@ -126,10 +126,12 @@ class _Order:
 
 
 def _updates(graph: Graph) -> dict[Node, list[Value]]:
-    """Nodes that overwrite inputs, and which."""
+    """Nodes that overwrite inputs, and which; not those whose result something reads (a count of
+    steps that the forward goes on with): that is stored at the end."""
     found: dict[Node, list[Value]] = {}
     for name, source in graph.state.items():
-        producer = graph.outputs[name].producer()
+        following = graph.outputs[name]
+        producer = None if following.uses() else following.producer()
         if producer is not None and source in producer.inputs:
             found.setdefault(producer, []).append(source)
     return found

@@ -188,7 +188,9 @@ class Storages:
             made.append(self._whole(result, len(self.accesses)))
             over.append(candidates)
             source = self._sources.get(result, result)
-            if source in [node.inputs[j] for j in rights] and self._alone(node, source, rights):
+            last = not result.uses()  # else the state would change before all has run
+            at = [node.inputs[j] for j in rights]
+            if last and source in at and self._alone(node, source, rights):
                 self._updates[made[-1]] = self.layouts[source].buffer
         self.accesses.append(
             Access(

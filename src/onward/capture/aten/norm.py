@@ -74,14 +74,6 @@ def _native_group_norm(
     return [_scaled(c, y, weight, bias), *[c.b.reshape(s, rows) for s in statistics]]
 
 
-def running_statistics(name: str, arguments: Any) -> bool:
-    """Whether an ATen call changes the running statistics of a batch or an instance norm."""
-    if name not in ("batch_norm.default", "instance_norm.default"):
-        return False
-    running, from_the_batch = arguments[3:5], arguments[5]
-    return bool(from_the_batch) and any(v is not None for v in running)
-
-
 def _by_running(
     c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     eps: float,
@@ -101,11 +93,32 @@ def _batch_norm(
     if not training:
         assert mean is not None and variance is not None
         return _by_running(c, x, weight, bias, mean, variance, eps)
-    dims = c.b.ints([0, *range(2, type_of(x).rank)])
-    centred = c.b.Sub(x, c.b.ReduceMean(x, dims, keepdims=1))
-    squares = c.b.ReduceMean(c.b.Mul(centred, centred), dims, keepdims=1)
-    y = c.b.Mul(centred, c.b.Reciprocal(c.b.Sqrt(c.b.Add(squares, eps))))
-    return _scaled(c, y, weight, bias)
+    kind = Type(type_of(x).dtype, type_of(x).shape[1:2])
+    ones, zeros = c.b.full(1.0, kind), c.b.full(0.0, kind)
+    scale, shift = ones if weight is None else weight, zeros if bias is None else bias
+    # with momentum 0 what runs on is the batch's own mean and variance
+    y, *batch = c.b.BatchNormalization(
+        x, scale, shift, zeros, ones, epsilon=eps, momentum=0.0, training_mode=1
+    )
+    if mean is not None and variance is not None:
+        sizes = type_of(x).shape
+        _run_on(c, mean, variance, batch, (sizes[0], *sizes[2:]), momentum)
+    return y
+
+
+def _run_on(
+    c: Call, mean: Value, variance: Value, batch: list[Value], sizes: Shape, momentum: float
+) -> None:
+    """The running statistics `f[C]`, moved towards the batch's own, of which the variance counts
+    one element less than there are."""
+    dtype = type_of(batch[0]).dtype
+    count = product(sizes)
+    unbiased = c.b.Div(c.value(count, dtype), c.value(count - 1, dtype))
+    pairs = [(mean, batch[0]), (variance, c.b.Mul(batch[1], unbiased))]
+    for place, (running, now) in enumerate(pairs, 3):
+        kept = c.b.Mul(running, c.b.scalar(1.0 - momentum, dtype))
+        moved = c.b.Add(kept, c.b.Mul(now, c.b.scalar(momentum, dtype)))
+        c.t.store(c, c.node.args[place], moved)
 
 
 def _instance_norm(
@@ -113,6 +126,15 @@ def _instance_norm(
     variance: Value | None, by_input: bool, momentum: float, eps: float, *_: Any,
 ) -> Value:  # fmt: skip
     if by_input:
+        if mean is not None and variance is not None:
+            dims = list(range(2, type_of(x).rank))
+            own = c.b.ReduceMean(x, c.b.ints(dims), keepdims=1)
+            off = c.b.Sub(x, own)
+            squares = c.b.ReduceMean(c.b.Mul(off, off), c.b.ints(dims), keepdims=1)
+            over = c.b.ints([0, *dims])
+            batch = [c.b.ReduceMean(s, over, keepdims=0) for s in (own, squares)]
+            sizes = tuple([type_of(x).shape[d] for d in dims])
+            _run_on(c, mean, variance, batch, sizes, momentum)
         return _scaled(c, _normalised(c, x, type_of(x).shape[1], eps)[0], weight, bias)
     assert mean is not None and variance is not None
     return _by_running(c, x, weight, bias, mean, variance, eps)

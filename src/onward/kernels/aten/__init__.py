@@ -1,6 +1,7 @@
 """Kernels by PyTorch's own `out=` operators: one for every op, on every device PyTorch knows."""
 
 from onward.kernels.aten import (
+    batch_norm,
     conv,
     data,
     elementwise,
@@ -27,6 +28,7 @@ TABLE: dict[str, tuple[Kernel, ...]] = {
         grouped,
         product,
         norm,
+        batch_norm,
         loss,
         linear_cross_entropy,
         random,

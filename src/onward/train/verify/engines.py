@@ -22,7 +22,7 @@ from onward.rewrite import split_counting
 from onward.train.batch import Batch
 from onward.train.prepared_batch import scalars
 from onward.train.verify.eager_modes import InDouble, NoDropout
-from onward.train.verify.graphs import LOSS, compared_outputs, gradient
+from onward.train.verify.graphs import LOSS, compared_outputs, gradient, next_value
 
 LossFunction = Callable[..., torch.Tensor]
 Tensors = dict[str, torch.Tensor]
@@ -77,10 +77,15 @@ class Engines:
                 dims[size], inputs[graph.signature.rows[size]] = len(numbers), numbers
         plan = self.compiler.plan(graph, list(outputs.values()), dims)
         owned = {**self.captured.owned, **(weights or {})}
+        owned |= {name: owned[name].clone() for name in graph.signature.written}
         device = next(iter(owned.values())).device
         executable = self.compiler.bind(plan, Memory(device), owned)
         executable.run(inputs)
-        return {name: executable.output(made).cpu() for name, made in outputs.items()}
+        stored = {made: owned[name] for name, made in graph.signature.written.items()}
+        return {
+            name: (stored[made] if made in stored else executable.output(made)).cpu()
+            for name, made in outputs.items()
+        }
 
     # ---- onnxruntime
 
@@ -163,8 +168,17 @@ class Engines:
         wanted = {n: copies[self._paths[n]] for n in self.names}
         wanted = {n: p for n, p in wanted.items() if p.requires_grad}
         grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
-        found = {LOSS: loss.detach()}
+        found = {LOSS: loss.detach(), **self._written(model)}
         found |= {
             gradient(n): g.detach() for n, g in zip(wanted, grads, strict=True) if g is not None
         }
         return {n: t.double().cpu() for n, t in found.items()}
+
+    def _written(self, model: torch.nn.Module) -> Tensors:
+        """After its forward: the buffers of a copy that a step writes too."""
+        buffers = dict(model.named_buffers(remove_duplicate=False))
+        paths = {id(b): path for path, b in self._model.named_buffers(remove_duplicate=False)}
+        names = self.captured.graph.signature.written
+        mine = {n: paths[id(b)] for n, b in self.captured.buffers.items() if n in names}
+        found = {n: buffers[path].detach() for n, path in mine.items()}
+        return {next_value(n): b for n, b in found.items() if b.is_floating_point()}

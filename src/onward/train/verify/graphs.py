@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onward.graph.graph import Graph, make_attributes
+from onward.graph.graph import Graph, make_attributes, type_of
 from onward.graph.names import user_name
 
 LOSS = "loss"
@@ -13,11 +13,19 @@ def gradient(parameter: str) -> str:
     return f"grad.{user_name(parameter)}"
 
 
+def next_value(buffer: str) -> str:
+    """What the next value of a buffer, by its graph input, is called in rows."""
+    return f"next.{user_name(buffer)}"
+
+
 def compared_outputs(graph: Graph) -> dict[str, str]:
-    """The graph's loss and gradients, by what they are called in rows."""
+    """The graph's loss and gradients, and the running statistics and the like that it writes, by
+    what they are called in rows."""
     signature = graph.signature
     loss = {} if signature.loss is None else {LOSS: signature.loss}
-    return loss | {gradient(name): made for name, made in signature.gradients.items()}
+    gradients = {gradient(name): made for name, made in signature.gradients.items()}
+    floating = {n: y for n, y in signature.written.items() if type_of(graph.outputs[y]).is_floating}
+    return loss | gradients | {next_value(name): made for name, made in floating.items()}
 
 
 def without_dropout(graph: Graph) -> Graph:

@@ -1,0 +1,82 @@
+"""Buffers that a forward writes in place, such as running statistics: an output is the next value.
+
+A step stores them when it stores the parameters, so that one which fails, or is left out for a
+gradient that is not finite, leaves them as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from onward.capture.captured_module import CapturedModule
+from onward.capture.translate import Translator
+from onward.config import CaptureError
+from onward.graph.graph import Value, type_of
+
+
+def store_buffers(
+    result: CapturedModule,
+    translator: Translator,
+    before: Mapping[Any, Value],
+    named: Iterable[tuple[str, torch.Tensor]],
+    trained: bool,
+) -> None:
+    """Adds an output for each buffer whose value is another at the end (`Signature.written`).
+
+    before: the graph's input of each node that stands for a buffer. named: the modules' tensors.
+    trained: whether eager code would keep track of gradients.
+    Raises CaptureError where storing the value would not be what eager code does.
+    """
+    graph = result.graph
+    tensors = list(named)
+    written: dict[str, str] = {}
+    for node, source in before.items():
+        end = translator.env[node]
+        if end is source:
+            continue
+        name = source.name or ""
+        problem = _problem(result.buffers[name], end, source, tensors)
+        if trained and _has_gradient(end, set(result.parameters)):
+            problem = "with a value that gradients pass; fix: write its .detach()"
+        if problem:
+            raise CaptureError(f"the forward writes the buffer {name}, {problem}")
+        written[name] = graph.output(f"next.{name}", end, source)
+    graph.signature = graph.signature.but(written=written)
+
+
+def _problem(
+    buffer: torch.Tensor,
+    end: Value,
+    source: Value,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> str:
+    if type_of(end) != type_of(source):
+        return f"a {type_of(source)}, with a {type_of(end)}; fix: a value of its own type"
+    at = buffer.untyped_storage().data_ptr()
+    for other, t in tensors:
+        if t is not buffer and t.untyped_storage().data_ptr() == at:
+            return f"of which {other} shows a part; fix: clone one"
+    return ""
+
+
+def _has_gradient(end: Value, parameters: set[str]) -> bool:
+    """Whether autograd would reach a parameter from a value."""
+    seen: set[Value] = set()
+    stack = [end]
+    while stack:
+        value = stack.pop()
+        node = value.producer()
+        if value in seen or not type_of(value).is_floating:
+            continue
+        seen.add(value)
+        if value.name in parameters:
+            return True
+        if node is not None and not node.meta.get("stop_gradient"):
+            stack += [x for x in node.inputs if x is not None]
+    return False
+
+
+__all__ = ["store_buffers"]
