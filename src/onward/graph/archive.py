@@ -78,7 +78,7 @@ class _Writer:
         graph = self.graph
         made = {
             "name": graph.name,
-            "count": graph._count,
+            "count": graph.names_made,
             "counts": sorted(graph.counts),
             "inputs": [[*self._value(v), v.meta["role"].name] for v in graph.inputs],
             "constants": [self._constant(v) for v in graph.ir.initializers.values()],
@@ -151,18 +151,16 @@ class _Reader:
             array = np.array(np.broadcast_to(part[0], shape) if alike else part.reshape(shape))
             made = self._value([name, type, None], ir.tensor(array, name=name))
             graph.ir.register_initializer(made)
-            graph._constants[(array.dtype.str, array.shape, array.tobytes())] = made
             start += nbytes
         if start != len(blob):
             _cannot("a rest")
+        graph.settle(int(text["count"]))
         for node in text["nodes"]:
             graph.ir.append(self._node(*node))
         graph.outputs = {name: self._at(i) for name, i in text["outputs"]}
         graph.state = {name: self._at(i) for name, i in text["state"]}
         graph.counts = set(text["counts"])
         graph.signature = _signed(text["signature"])
-        graph._count = int(text["count"])
-        graph._taken = {v.name or "" for v in graph.ir.inputs}
 
     def _value(self, fields: list[Any], array: Any = None) -> Value:
         name, type, content = fields
