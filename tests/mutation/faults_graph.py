@@ -102,4 +102,24 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "kept = [other for other in kept if not implies(other, condition)]",
         "kept = [other for other in kept if not implies(condition, other)]", ROWS,
     ),
+    Fault(
+        "rows: a softmax over hidden scores alone gives no weight", "rewrite/rows/sets.py",
+        "return b.reshape(b.cast(b.Max(found, none), DType.BOOL), flat)",
+        "return b.reshape(b.cast(found, DType.BOOL), flat)", ROWS,
+    ),
+    Fault(
+        "rows: any low number hides a score", "rewrite/rows/zeros.py",
+        "node, lambda fill: bool((fill <= sets.HIDDEN).all()), self.shown",
+        "node, lambda fill: bool((fill < 0).all()), self.shown", ROWS,
+    ),
+    Fault(
+        "rows: a softmax hides rows along any dim", "rewrite/rows/zeros.py",
+        "if axis not in shown.dims or shown.rows is None:",
+        "axis = shown.dims[-1]\n    if shown.rows is None:", ROWS,
+    ),
+    Fault(
+        "rows: transposed rows keep their numbers", "rewrite/rows/rules/shape.py",
+        "rows = sets.permuted(demand.rows, tuple(q.y[d] for d in demand.dims), order)",
+        "rows = demand.rows", ROWS,
+    ),
 )  # fmt: skip

@@ -132,6 +132,100 @@ def _half(b: Builder, x: Value, env: Env) -> Value:
     return b.Concat(b.slice(b.Tanh(x), 2, 0, 3), b.slice(x, 2, 3, 8), axis=2)
 
 
+def _scores(b: Builder, x: Value, env: Env) -> Value:
+    """f[B,T]: one for each token."""
+    return b.ReduceSum(b.Mul(x, env["bias"]), b.ints([2]), keepdims=0)
+
+
+def _hidden(b: Builder, x: Value, env: Env, fill: float = -np.inf) -> Value:
+    """f[B,T]: scores, hidden where the mask is 0."""
+    real = b.cast(env["mask"], DType.BOOL)
+    return b.Where(real, _scores(b, x, env), b.scalar(fill, DType.FLOAT))
+
+
+def _weighted(form: str, fill: float = -np.inf) -> Callable[[Builder, Value, Env], Value]:
+    """Sums over the tokens whose weights a softmax makes, `f[B,8]`."""
+
+    def make(b: Builder, x: Value, env: Env) -> Value:
+        batch, length, _ = type_of(x).shape
+        match form:
+            case "added":
+                low = b.Mul(
+                    b.Sub(b.scalar(1.0, DType.FLOAT), b.cast(env["mask"], DType.FLOAT)), fill
+                )
+                w = b.Softmax(b.Add(_scores(b, x, env), low), axis=-1)
+            case "exp":
+                e = b.Exp(_hidden(b, x, env, fill))
+                w = b.Div(e, b.ReduceSum(e, b.ints([1]), keepdims=1))
+            case "renormalised":
+                w = b.Mul(b.Softmax(_scores(b, x, env), axis=1), b.cast(env["mask"], DType.FLOAT))
+                w = b.Div(w, b.ReduceSum(w, b.ints([1]), keepdims=1))
+            case "dropped":
+                w = b.Softmax(_hidden(b, x, env, fill), axis=-1)
+                w = b.Dropout(w, env["seed"], env["offset"], ratio=0.5, site=4, sample_dim=0)
+            case "tokens first":
+                turned = b.transpose(_hidden(b, x, env, fill), [1, 0])
+                w = b.transpose(b.Softmax(turned, axis=0), [1, 0])
+            case _:
+                w = b.Softmax(_hidden(b, x, env, fill), axis=-1)
+        h = b.Tanh(x)
+        match form:
+            case "product and sum":
+                return b.ReduceSum(b.Mul(b.unsqueeze(w, [2]), h), b.ints([1]), keepdims=0)
+            case "behind":
+                y = b.MatMul(b.transpose(h, [0, 2, 1]), b.unsqueeze(w, [2]))
+                return b.squeeze(y, [2])
+            case "both computed":
+                w2 = b.Softmax(_hidden(b, h, env, fill), axis=-1)
+                w = b.Mul(w, w2)
+        return b.reshape(b.MatMul(b.reshape(w, (batch, 1, length)), h), (batch, D))
+
+    return make
+
+
+def _by_mask(form: str) -> Callable[[Builder, Value, Env], Value]:
+    """Sums and maxima over the real tokens, `f[B,8]`."""
+
+    def make(b: Builder, x: Value, env: Env) -> Value:
+        shape, h = type_of(x).shape, b.Tanh(x)
+        mask = b.cast(env["mask"], DType.FLOAT)
+        match form:
+            case "product":
+                return b.reshape(b.MatMul(b.unsqueeze(mask, [1]), h), (shape[0], D))
+            case "expanded":
+                wide = b.expand(b.unsqueeze(mask, [2]), shape)
+                return b.ReduceSum(b.Mul(h, wide), b.ints([1]), keepdims=0)
+            case "segments":  # real tokens of each of three kinds
+                kinds = b.unsqueeze(b.Mod(env["ids"], b.const(np.array(3))), [2])
+                which = b.Equal(kinds, b.const(np.arange(3).reshape(1, 1, 3)))
+                hot = b.Mul(b.cast(which, DType.FLOAT), b.unsqueeze(mask, [2]))
+                each = b.MatMul(b.transpose(hot, [0, 2, 1]), h)
+                return b.ReduceSum(b.Exp(each), b.ints([1]), keepdims=0)
+            case "largest":
+                gone = b.Equal(b.expand(b.unsqueeze(mask, [2]), shape), 0.0)
+                filled = b.Where(gone, b.scalar(-1e9, DType.FLOAT), h)
+                at = b.ArgMax(filled, axis=1, keepdims=1)
+                return b.squeeze(b.GatherElements(filled, at, axis=1), [1])
+            case "tokens first":
+                turned = b.transpose(h, [1, 0, 2])
+                taken = b.Mul(turned, b.unsqueeze(b.transpose(mask, [1, 0]), [2]))
+                return b.ReduceSum(taken, b.ints([0]), keepdims=0)
+            case _:
+                at = b.unsqueeze(b.unsqueeze(b.slice(env["place"], 0, 0, shape[0]), [1]), [2])
+                picked = b.GatherElements(h, b.expand(at, (shape[0], 1, D)), axis=1)
+                return b.squeeze(picked, [1])
+
+    return make
+
+
+def _tokens_first(b: Builder, x: Value, env: Env) -> Value:
+    """A layer on `[T,B,8]`."""
+    y = _add_norm(False)(b, b.transpose(x, [1, 0, 2]), env)
+    flat = b.reshape(y, (product(type_of(y).shape[:2]), D))
+    y = b.reshape(b.Gemm(flat, env["w"], env["bias"], transB=1), type_of(y).shape)
+    return b.transpose(y, [1, 0, 2])
+
+
 def _layers(b: Builder, x: Value, env: Env) -> Value:
     for _ in range(2):
         x = _add_norm(True)(b, _attention(mask="keys")(b, x, env), env)
@@ -200,7 +294,22 @@ CONSTRUCTS: dict[str, Construct] = {
     "attention, added pairs": Construct(_attention("Attention", mask="added pairs")),
     "attention, weak mask": Construct(_attention("Attention", mask="weak"), saves=False),
     "layers": Construct(_layers),
-}
+    "tokens first": Construct(_tokens_first),
+    **{
+        f"weights, {form}": Construct(_weighted(form), per="sequence")
+        for form in (
+            "product", "product and sum", "behind", "exp", "renormalised", "dropped",
+            "tokens first", "both computed",
+        )
+    },
+    "weights, hidden by the least number": Construct(_weighted("product", LEAST), per="sequence"),
+    "weights, a weak fill": Construct(_weighted("product", -1.0), per="sequence"),
+    "weights, the least number added": Construct(_weighted("added", LEAST), per="sequence"),
+    **{
+        f"real tokens, {form}": Construct(_by_mask(form), per="sequence")
+        for form in ("product", "expanded", "segments", "largest", "tokens first", "at a place")
+    },
+}  # fmt: skip
 
 
 def graph_of(construct: Construct) -> Graph:
@@ -209,6 +318,7 @@ def graph_of(construct: Construct) -> Graph:
     def given(name: str, text: str, role: Role) -> Value:
         return graph.input(name, parse_type(text), role)
 
+    ids = given("ids", "i64[B,T]", Role.BATCH)  # the first: sizes are read from it
     p = given("p", "f32[B,T,8]", Role.PARAM)
     env = {
         "w": given("w", "f32[8,8]", Role.PARAM),
@@ -216,13 +326,14 @@ def graph_of(construct: Construct) -> Graph:
         "table": given("table", "f32[1,T,8]", Role.PARAM),
         "each": given("each", "f32[B,1,8]", Role.PARAM),
         "words": given("words", "f32[9,8]", Role.PARAM),
-        "ids": given("ids", "i64[B,T]", Role.BATCH),
+        "ids": ids,
         "mask": given("mask", "i64[B,T]", Role.BATCH),
         "pairs": given("pairs", "b[B,1,T,T]", Role.BATCH),
         "shared": given("shared", "b[1,1,T,T]", Role.BATCH),
         "added pairs": given("added pairs", "f32[B,1,T,T]", Role.BATCH),
         "last": given("last", "i64[B,2]", Role.BATCH),
         "numbers": given("numbers", "i64[B]", Role.BATCH),
+        "place": given("place", "i64[B]", Role.BATCH),
         "seed": given("seed", "i64[2]", Role.RANDOM),
         "offset": given("offset", "i64[]", Role.RANDOM),
     }
@@ -268,6 +379,7 @@ def feeds(seed: int, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
         "shared": np.broadcast_to(np.arange(T) < 3, (1, 1, T, T)).copy(),
         "added pairs": np.where(pairs, 0.0, LEAST).astype(np.float32),
         "last": np.stack([np.arange(B), [3, -3, 4]], 1), "numbers": np.array([0, 7, 11]),
+        "place": np.array([3, 0, 4]),
         "seed": np.array([5, 7]), "offset": np.array(0),
         "labels": labels, "cotangent.loss": np.array(1.0, np.float32),
     }  # fmt: skip
@@ -276,7 +388,7 @@ def feeds(seed: int, mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
 def fed(construct: Construct, seed: int, **more: Any) -> dict[str, np.ndarray]:
     data = feeds(seed, **more)
     if construct.per == "sequence":
-        data["labels"] = np.array([2, -100, 1])
+        data["labels"] = np.array([2, 0, -100])  # of a sequence that may be empty too
     return data
 
 
@@ -348,6 +460,10 @@ def test_the_packed_graph_says_the_same(name: str, kind: str) -> None:
     assert edits > 0
     want, have = gradients(graph, data), gradients(packed, data)
     assert set(want) == set(have)
+    if name == "weights, renormalised" and kind == "an empty sequence":
+        # 0 / 0: eager's gradients are NaN even where the mask has none of the weights
+        assert np.isnan(want["loss"]) and np.isnan(have["loss"])
+        return
     for key, number in want.items():
         np.testing.assert_allclose(have[key], number, rtol=2e-4, atol=2e-6, err_msg=key)
 

@@ -41,6 +41,7 @@ class World:
             "flags": "b[2,3]", "mask": "i64[2,3]", "small": "i32[2,3]", "floats": "f32[2,3]",
             "each": "b[2]", "numbers": "i64[2]", "pairs": "i64[2,2]", "shown": "b[2,1,3,3]",
             "added": "f32[2,1,3,3]", "wide": "b[2,5]",
+            "deep": "b[2,3,2]", "picked": "i64[2,2]",
         }.items():  # fmt: skip
             self.inputs[name] = self.graph.input(name, parse_type(text), Role.BATCH)
 
@@ -57,6 +58,8 @@ class World:
             "shown": rng.random((B, 1, T, T)) < 0.4,
             "added": np.where(rng.random((B, 1, T, T)) < 0.6, LEAST, -1e4).astype(np.float32),
             "wide": rng.random((B, T + 2)) < 0.5,
+            "deep": rng.random((B, T, 2)) < 0.4,
+            "picked": rng.integers(0, T, (B, 2)),
         }
 
     def value(self, depth: int = 3) -> Value:
@@ -92,7 +95,8 @@ class World:
         """Of the rows `(b, t)`."""
         draw, sizes = self.draw, (B, T)
         kinds = ("test", "test", "test", "window", "listed", "numbers", "spread", "seen")
-        deep = ("both", "both", "reached", "moved", "part")
+        kinds += ("above", "along", "some")
+        deep = ("both", "both", "reached", "moved", "part", "attended", "permuted")
         match draw.choice(kinds + deep * 2 if depth else kinds):
             case "window":
                 dim = draw.randrange(2)
@@ -106,6 +110,17 @@ class World:
                 every = [sets.Test(self.inputs["each"], 0, e) for e in (False, True)]
                 inner = frozenset(draw.sample(every, draw.randint(1, 2)))
                 return sets.Spread(inner, sizes, (0,))
+            case "above":
+                return sets.Above(self.inputs["floats"], draw.choice((0, 0.5)))
+            case "along":
+                return sets.Along(self.inputs["picked"], sizes, 1, 2)
+            case "some":
+                inner = frozenset({sets.Test(self.inputs["deep"], 0, draw.random() < 0.5)})
+                return sets.Some(inner, (B, T, 2), (0, 1))
+            case "attended":
+                return sets.Attended(self.rows(depth - 1), sizes, draw.randrange(2))
+            case "permuted":
+                return sets.Permuted(self.rows(depth - 1), (T, B), (1, 0))
             case "seen":
                 mask = self.inputs[draw.choice(("shown", "added"))]
                 members = None if draw.random() < 0.3 else self.rows(0)
@@ -164,6 +179,29 @@ def truth(condition: Condition, data: Arrays) -> np.ndarray:
                 shown = clear | ~clear.any(-1, keepdims=True)
             asked = np.ones(ROWS, bool) if members is None else all_of(members, data)
             return (shown & asked.reshape(B, 1, T, 1)).any((1, 2)).reshape(-1)
+        case _:
+            return beyond(condition, data)
+
+
+def beyond(condition: Condition, data: Arrays) -> np.ndarray:
+    """`truth` of what a softmax, a sum, a transposition or a choice of places leaves."""
+    match condition:
+        case sets.Above(value, number):
+            return ~(data[value.name or ""].reshape(-1) <= number)
+        case sets.Attended(inner, sizes, dim):
+            found = all_of(inner, data).reshape(sizes)  # type: ignore[arg-type]
+            return (found | ~found.any(dim, keepdims=True)).reshape(-1)
+        case sets.Some(inner, sizes, dims):
+            found = all_of(inner, data).reshape(sizes)  # type: ignore[arg-type]
+            return found.any(tuple(d for d in range(len(sizes)) if d not in dims)).reshape(-1)
+        case sets.Permuted(inner, sizes, perm):
+            return all_of(inner, data).reshape(sizes).transpose(perm).reshape(-1)  # type: ignore[arg-type]
+        case sets.Along(index, sizes, dim, _):
+            found = np.zeros(sizes, bool)  # type: ignore[arg-type]
+            np.put_along_axis(found, data[index.name or ""], True, dim)
+            return found.reshape(-1)
+        case _:
+            raise AssertionError(condition)
 
 
 def reach(asked: np.ndarray, causal: bool) -> np.ndarray:
@@ -280,6 +318,17 @@ def test_what_is_said_to_be_contained_is(seed: int) -> None:
         met = sets.both(some, made[7])
         assert np.array_equal(all_of(met, data), left & truth(made[7], data))
         assert not sets.covers(some, more) or within(right, left)
+        assert np.array_equal(all_of(sets.every(some, more), data), left & right)
+        for kept in (0, 1):
+            found = all_of(sets.projected(some, (B, T), (kept,)), data)
+            assert np.array_equal(found, left.reshape(B, T).any(1 - kept))
+            again = sets.projected(sets.spread(some, (B, T, 2), (0, 1)), (B, T, 2), (kept, 2))
+            wide = np.broadcast_to(left.reshape(B, T, 1), (B, T, 2)).any(1 - kept)
+            assert np.array_equal(all_of(again, data), wide.reshape(-1))
+        turned = sets.permuted(some, (B, T), (1, 0))
+        assert np.array_equal(all_of(turned, data), left.reshape(B, T).T.reshape(-1))
+        back = sets.permuted(turned, (T, B), (1, 0))
+        assert np.array_equal(all_of(back, data), left)
         for causal in (False, True):
             keys = sets.reached(some, (B, T), (B, T), causal)
             if keys is not None:
@@ -307,6 +356,19 @@ def test_what_should_be_seen_to_be_contained_is() -> None:
     for a, b in proved:
         assert sets.implies(a, b), f"{a}\n{b}"
         assert not sets.implies(b, a), f"{b}\n{a}"
+
+
+def test_a_mask_that_was_transposed_is_the_mask() -> None:
+    """As sequence-first models write it; else their pooling and their attention have two sets."""
+    world = World(0)
+    mask = world.inputs["mask"]
+    turned = sets.test(world.b.cast(world.b.transpose(mask, [1, 0]), DType.BOOL))
+    assert sets.permuted(frozenset({turned}), (T, B), (1, 0)) == {sets.Test(mask)}
+    attended = frozenset({sets.Attended(frozenset({turned}), (T, B), 0)})
+    own = sets.Attended(frozenset({sets.Test(mask)}), (B, T), 1)
+    assert sets.permuted(attended, (T, B), (1, 0)) == {own}
+    assert sets.implies(sets.Test(mask), own)
+    assert not sets.implies(own, sets.Test(mask))
 
 
 def test_union_keeps_none_that_another_contains() -> None:

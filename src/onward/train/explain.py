@@ -25,12 +25,16 @@ def explain(
     everything = attribution.flops(dict.fromkeys(present, 1.0), dims)
     whole = dict.fromkeys(e.module for e in attribution.entries if e.rows is None)
     sets = _row_sets(attribution, found, dims)
-    kept: list[Kept] = []
-    for why in dict.fromkeys(e.why for e in attribution.entries if e.why):
-        other = attribute((why,))
+    whys = tuple(dict.fromkeys(why for e in attribution.entries for why in e.whys))
+
+    def spared(without: tuple[str, ...]) -> float:
+        other = attribute(without)
         shares = _shares(conditions(other.conditions))
-        kept.append(Kept(why, 1 - other.flops(shares, dims) / done if done else 0.0))
-    return Explanation(sets, tuple(whole), kept, done, everything, packed)
+        return 1 - other.flops(shares, dims) / done if done else 0.0
+
+    kept = [Kept(why, spared((why,))) for why in whys]
+    together = spared(whys) if len(whys) > 1 else sum(k.more for k in kept)
+    return Explanation(sets, tuple(whole), kept, done, everything, packed, together)
 
 
 def _row_sets(
@@ -47,7 +51,7 @@ def _row_sets(
         rows = found[name].reshape(sizes)
         same = next((s for s in sets if torch.equal(s.present, rows)), None)
         if same is not None:
-            sets.remove(same)
+            sets = [s for s in sets if s is not same]
             modules = {**dict.fromkeys(same.modules), **modules}
         if modules:
             sets.append(RowSet(rows, tuple(modules)))

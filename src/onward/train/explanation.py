@@ -42,7 +42,7 @@ class Explanation:
 
     done, everything: FLOPs of the forward products on the rows that are read, and on all. packed:
     whether the batch runs on the rows that are read; if not, too little could be spared, or the
-    pass is switched off.
+    pass is switched off. together: what would be spared without anything of `kept`.
     """
 
     sets: list[RowSet]
@@ -51,6 +51,7 @@ class Explanation:
     done: float
     everything: float
     packed: bool
+    together: float = 0.0
 
     @property
     def share(self) -> float:
@@ -79,6 +80,8 @@ class Explanation:
             lines.append(f"  all rows: {_listed(self.whole)}")
         for item in self.kept:
             lines.append(f"  kept by {item.why}; without it {item.more:.1%} less")
+        if len(self.kept) > 1:
+            lines.append(f"  without any of these {self.together:.1%} less")
         grid = text_grid([s.present for s in self.sets if s.present.dim() == 2])
         return "\n".join([*lines, *(["", *grid] if grid else [])])
 

@@ -6,10 +6,10 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, type_of, where
+from onward.graph.graph import Graph, Node, Value, role_of, type_of, where
 from onward.graph.ops import flops
 from onward.graph.signature import Signature
-from onward.graph.types import Shape, Size, product
+from onward.graph.types import Dim, Shape, Size, product
 from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.rows.demand import Demand, demands
 from onward.rewrite.rows.flops import number
@@ -28,7 +28,7 @@ class Entry:
     flops: Size
     rows: str | None
     keys: str | None
-    why: str
+    whys: tuple[str, ...]
 
     def share(self, present: Mapping[str, float]) -> float:
         """Of the node's arithmetic, what is done; `present`: the share of each set's rows."""
@@ -81,10 +81,23 @@ def attribute(graph: Graph, outputs: Sequence[str], without: Collection[str] = (
         if node.op_type in ATTENTION and node.inputs[1] is not None:
             keys = name(asked.get(node.inputs[1]), type_of(node.inputs[1]).shape)
         rows = name(demand, type_of(shown).shape)
-        entries.append(Entry(where(node), node.op_type, done, rows, keys, demand.why))
+        entries.append(
+            Entry(where(node), node.op_type, done, rows, keys, _reasons(node, demand, shown))
+        )
     batch_first(graph, known)
     b = Builder(graph)
     graph.state, graph.signature = {}, Signature()
     graph.outputs = {called: set_value(b, c, count) for (c, count), called in sets.items()}
     dead_code_elimination(graph)
     return Attribution(entries, graph, sizes)
+
+
+def _reasons(node: Node, demand: Demand, shown: Value | None) -> tuple[str, ...]:
+    """Why rows are kept. That a loss reads every sequence is no reason, that it reads every token
+    is; nor is it one for a product that sums rows itself."""
+    if not demand.weak:
+        return demand.whys
+    rows, factor = product(type_of(shown).shape[:-1]), node.inputs[1]
+    sequences = isinstance(rows, Dim) and str(rows).isidentifier()
+    sums = node.op_type == "MatMul" and factor is not None and role_of(factor) is None
+    return () if sequences or sums else demand.whys

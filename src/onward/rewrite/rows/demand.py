@@ -6,9 +6,10 @@ is asked for as a whole, and remembers why.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from itertools import combinations
 from typing import Any, TypeAlias
 
 from onward.graph.graph import (
@@ -26,32 +27,38 @@ from onward.graph.types import Shape, product
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.known import batch_values
 from onward.rewrite.rows.rule_table import RuleTable
-from onward.rewrite.rows.sets import Condition, Conditions, both, union
+from onward.rewrite.rows.sets import Conditions, union
 
 
 @dataclass(frozen=True)
 class Demand:
     """The rows of a value that are read: indices of `dims` that meet a condition of `rows`.
 
-    rows None: all of the value, because of `why` ("" where there was nothing to save). keys: some
-    of it is read as the keys of an attention.
+    rows None: all of the value. keys: some of it is read as the keys of an attention. whys: what
+    brings in rows that no condition of the batch leaves out; none where there was nothing to save.
+    weak: they only say who reads all rows, so that whatever brings in others names itself instead.
     """
 
     dims: tuple[int, ...] = ()
     rows: Conditions | None = None
     keys: bool = False
-    why: str = ""
+    whys: tuple[str, ...] = ()
+    weak: bool = False
 
     @property
     def whole(self) -> bool:
         return self.rows is None
 
+    @property
+    def why(self) -> str:
+        return self.whys[0] if self.whys else ""
 
-def all_of(why: str) -> Demand:
-    return Demand(why=why)
+
+def all_of(*whys: str, weak: bool = False) -> Demand:
+    return Demand(whys=tuple(why for why in whys if why), weak=weak)
 
 
-NOTHING_TO_SAVE = all_of("")
+NOTHING_TO_SAVE = all_of()
 
 
 @dataclass(frozen=True)
@@ -88,19 +95,26 @@ class Question:
     def is_known(self, i: int) -> bool:
         return i < len(self.node.inputs) and self.node.inputs[i] in self.known
 
+    def named(self, reason: str = "") -> str:
+        """The node, and what it does with rows."""
+        here = f"{self.node.op_type} at {where(self.node) or '(top)'}"
+        return f"{here}: {reason}" if reason else here
+
     def passed(self) -> list[Demand | None]:
         """All of every input, for what the output is wanted whole for."""
-        return [all_of(self._why) for _ in self.node.inputs]
+        return [self._whole() for _ in self.node.inputs]
 
     def refused(self, reason: str = "") -> list[Demand | None]:
         """All of every input: because of this node, unless there was a reason before."""
-        here = f"{self.node.op_type} at {where(self.node) or '(top)'}"
-        why = self._why or (f"{here}: {reason}" if reason else here)
-        return [all_of(why) for _ in self.node.inputs]
+        before = self._whole()
+        found = before if before.whys and not before.weak else all_of(self.named(reason))
+        return [found for _ in self.node.inputs]
 
-    @property
-    def _why(self) -> str:
-        return next((d.why for d in self.asked if d is not None and d.why), "")
+    def _whole(self) -> Demand:
+        whys = [d for d in self.asked if d is not None and d.whole and d.whys]
+        strong = [d for d in whys if not d.weak]
+        names = (why for d in strong or whys for why in d.whys)
+        return all_of(*dict.fromkeys(names), weak=not strong)
 
 
 Answer: TypeAlias = "list[Demand | None]"
@@ -125,7 +139,7 @@ def demands(
         value = graph.outputs[name]
         why = "" if type_of(value).rank == 0 else f"output '{user_name(name)}'"
         if why not in without:
-            found[value] = all_of(why)
+            found[value] = all_of(why)  # which for a loss is no reason
     for node in reversed(list(graph)):
         asked = tuple(found.get(y) for y in node.outputs)
         if all(d is None for d in asked) or node.outputs[0] in known:
@@ -138,7 +152,7 @@ def demands(
                 continue
             if content_of(x) is not None:
                 continue  # a size: it reads no row
-            if demand.whole and demand.why in without:
+            if demand.whys and all(why in without for why in demand.whys):
                 continue
             held = found.get(x)
             found[x] = demand if held is None else merged(type_of(x).shape, held, demand)
@@ -147,32 +161,69 @@ def demands(
 
 def merged(shape: Shape, a: Demand, b: Demand) -> Demand:
     """What both ask of a value of this shape."""
+    whys, weak = _both_reasons(a, b)
     if a.rows is None or b.rows is None:
-        return a if a.rows is None and (a.why or b.rows is not None) else b
+        return Demand(whys=whys, weak=weak)
     dims = tuple(sorted({*a.dims, *b.dims}))
     rows = union([*spread(shape, a, dims), *spread(shape, b, dims)])
-    return Demand(dims, rows, a.keys or b.keys)
+    return Demand(dims, rows, a.keys or b.keys, whys, weak)
+
+
+def _both_reasons(a: Demand, b: Demand) -> tuple[tuple[str, ...], bool]:
+    """Why either is kept: a weak reason counts where there is no other."""
+    strong = [d for d in (a, b) if d.whys and not d.weak]
+    names = (why for d in strong or (a, b) for why in d.whys)
+    return tuple(dict.fromkeys(names)), not strong
 
 
 def spread(shape: Shape, demand: Demand, dims: tuple[int, ...]) -> Conditions:
     """The demand's rows as rows of more dims."""
     assert demand.rows is not None
-    if demand.dims == dims or not demand.rows:
-        return demand.rows
     sizes = tuple(shape[d] for d in dims)
-    inner = tuple(dims.index(d) for d in demand.dims)
-    return frozenset({sets.Spread(demand.rows, sizes, inner)})
+    return sets.spread(demand.rows, sizes, [dims.index(d) for d in demand.dims])
 
 
-def met(shape: Shape, demand: Demand, dims: tuple[int, ...], condition: Condition) -> Demand:
-    """The demand's rows that also meet a condition on the indices of `dims`."""
+def met(shape: Shape, demand: Demand, other: Demand) -> Demand:
+    """The demand's rows that are also rows of the other; its reasons, unless the other looks at
+    dims that it did not."""
+    assert other.rows is not None
     if demand.rows is None:
-        return Demand(dims, frozenset({condition}))
-    every = tuple(sorted({*demand.dims, *dims}))
-    one = spread(shape, Demand(dims, frozenset({condition})), every)
-    rows = spread(shape, demand, every)
-    (other,) = one
-    return Demand(every, both(rows, other), demand.keys)
+        return Demand(other.dims, other.rows)
+    dims = tuple(sorted({*demand.dims, *other.dims}))
+    rows = sets.every(spread(shape, demand, dims), spread(shape, other, dims))
+    whys = demand.whys if set(other.dims) <= set(demand.dims) else ()
+    return Demand(dims, rows, demand.keys, whys, demand.weak)
+
+
+def over(shape: Shape, demand: Demand, dims: Sequence[int]) -> Demand:
+    """The demand as rows of just these dims: those with some index that is asked for."""
+    dims, have = tuple(dims), demand.dims
+    if demand.rows is None or have == dims:
+        return demand
+    kept = tuple(d for d in have if d in dims)
+    rows = demand.rows
+    if any(d not in dims and shape[d] != 1 for d in have):
+        if not kept:
+            return all_of(*demand.whys, weak=demand.weak)
+        sizes = tuple(shape[d] for d in have)
+        rows = sets.projected(rows, sizes, tuple(have.index(d) for d in kept))
+    rows = spread(shape, Demand(kept, rows), dims)
+    return replace(demand, dims=dims, rows=rows)
+
+
+def mixed(q: Question, demand: Demand, reason: str) -> Demand:
+    """The demand, to which the node brings in rows: it is why they are kept."""
+    return replace(demand, whys=(q.named(reason),), weak=False)
+
+
+def every_row(q: Question, reason: str) -> Demand:
+    """All, since the node reads all rows there are: whatever brings in more names itself."""
+    return all_of(q.named(reason), weak=True)
+
+
+def are_rows(shape: Shape, d: int) -> bool:
+    """Whether a dim may be one of rows: features are the last, and of a size that is known."""
+    return d != len(shape) - 1 or not isinstance(shape[d], int)
 
 
 # ---- where dims go
@@ -200,8 +251,30 @@ def regrouped(dims: Sequence[int], y: Shape, x: Shape) -> tuple[int, ...] | None
             return None
         # of dims of size 1 at the edges, take those that belong to a run of the same length
         best = min(pairs, key=lambda p: (abs(p[1] - p[0] - len(group)), -p[0]))
-        found += range(*best)
+        wide = [d for d in range(*best) if x[d] != 1]
+        found += wide or range(*best)
     return tuple(found) if len(set(found)) == len(found) else None
+
+
+def through_reshape(demand: Demand, y: Shape, x: Shape) -> Demand:
+    """Of `x`, for what is asked of its reshaped form `y`. Where dims mix, rows of more dims or of
+    fewer are asked for, as few more as it can be; all of it, where there are none."""
+    if demand.rows is None:
+        return demand
+    for dims in _near(demand.dims, len(y)):
+        if before := regrouped(dims, y, x):
+            return replace(over(y, demand, dims), dims=before)
+    return all_of(*demand.whys, weak=demand.weak)
+
+
+def _near(dims: tuple[int, ...], rank: int) -> Iterator[tuple[int, ...]]:
+    """These dims; with others, the first ones before the last; without some of them, likewise."""
+    others = [d for d in range(rank) if d not in dims]
+    for fewer in range(len(dims)):
+        for kept in combinations(dims, len(dims) - fewer):
+            for more in range(len(others) + 1):
+                for added in combinations(others, more):
+                    yield tuple(sorted((*kept, *added)))
 
 
 def _runs(dims: Sequence[int]) -> list[list[int]]:

@@ -18,7 +18,7 @@ from onward.graph.graph import Graph, Node, Value, attributes, role_of, type_of,
 from onward.graph.types import DType, Shape, Size, Type, product, symbol
 from onward.rewrite.context import Context
 from onward.rewrite.rows import sets
-from onward.rewrite.rows.demand import DEMAND, Demand, Question, all_of, spread, united
+from onward.rewrite.rows.demand import DEMAND, Demand, Question, all_of, over, united
 from onward.rewrite.rows.known import batch_first, batch_values
 from onward.rewrite.rows.rule_table import RuleTable
 from onward.rewrite.rows.sets import Conditions, set_value
@@ -215,7 +215,8 @@ class Packer:
         if len(have) == 1:
             (one,) = have.values()
             enough = one.count == count and sets.covers(one.conditions, demand.rows)
-            if enough and (demand.keys or sets.covers(demand.rows, one.conditions)):
+            serves = demand.keys and not sets.of_whole_sequences(one.conditions)
+            if enough and (serves or sets.covers(demand.rows, one.conditions)):
                 return one
         return self.rows(demand.rows, count)
 
@@ -376,9 +377,9 @@ class Packer:
         self._holed = x
         b, wide = self.front, (rows.count, *[1] * (type.rank - 1))
         empty = b.const(np.array(np.nan, type.dtype.numpy()))
-        asked = self._asked_of(x)
+        asked = over(type_of(x).shape, self._asked_of(x), held.dims)
         if asked.rows is not None and not self._selects():
-            wanted = set_value(b, spread(type_of(x).shape, asked, held.dims), rows.count)
+            wanted = set_value(b, asked.rows, rows.count)
             zero = np.zeros((), type.dtype.numpy())
             empty = b.Where(b.reshape(wanted, wide), empty, zero)
         present = b.reshape(set_value(b, rows.conditions, rows.count), wide)
@@ -387,11 +388,11 @@ class Packer:
     def _asked_of(self, x: Value) -> Demand:
         """What the present reader asks of `x`: a reader at the graph's end, all of it."""
         if self.reader is None or self.reader.op_type not in DEMAND:
-            return all_of("")
+            return all_of()
         asked = tuple(self.asked.get(y) for y in self.reader.outputs)
         answer = DEMAND[self.reader.op_type](Question(self.reader, asked, self.known))
         found = [d for v, d in zip(self.reader.inputs, answer, strict=False) if v is x and d]
-        return united(type_of(x).shape, found) if found else all_of("")
+        return united(type_of(x).shape, found) if found else all_of()
 
     def _selects(self) -> bool:
         """Whether the present reader takes rows as they are, and all that it makes is asked for."""
@@ -427,14 +428,13 @@ class Packer:
 
     def _nan_where_short(self, y: Value, made: Value, dims: Sequence[int], rows: Rows) -> Value:
         """`made`, all NaN where the batch asks `y` for a row that `rows` do not have."""
-        asked = self.asked[y] if y in self.asked else all_of("")
+        asked = over(type_of(y).shape, self.asked.get(y, all_of()), dims)
         if asked.rows is None:
             wanted = self.front.full(1, Type(DType.BOOL, (rows.count,)))
+        elif asked.rows == rows.conditions:
+            return made
         else:
-            conditions = spread(type_of(y).shape, asked, tuple(dims))
-            if conditions == rows.conditions:
-                return made
-            wanted = set_value(self.front, conditions, rows.count)
+            wanted = set_value(self.front, asked.rows, rows.count)
         self._holed, b = y, self.front
         short = b.And(wanted, b.Not(set_value(b, rows.conditions, rows.count)))
         some = b.cast(b.ReduceMax(b.cast(short, DType.INT64), b.ints([0]), keepdims=0), DType.BOOL)
@@ -443,7 +443,8 @@ class Packer:
     def demand(self, node: Node) -> Demand:
         """What all outputs of the node together are asked for."""
         found = [self.asked.get(y) for y in node.outputs]
-        return united(type_of(node.outputs[0]).shape, [d for d in found if d is not None])
+        shape = type_of(node.outputs[0]).shape
+        return _as_rows(shape, united(shape, [d for d in found if d is not None]))
 
     def held(self, node: Node) -> list[Packed]:
         return [self.packed[x] for x in node.inputs if x is not None and x in self.packed]
@@ -456,6 +457,17 @@ class Packer:
         if maker is not None and node.meta.get("stop_gradient"):
             maker.meta["stop_gradient"] = True
         return found
+
+
+def _as_rows(shape: Shape, demand: Demand) -> Demand:
+    """What is worth to be packed of what is asked for: rows of features; no single numbers, but
+    those of `f[B,T]`, one for each row."""
+    last = len(shape) - 1
+    if demand.rows is None or last not in demand.dims or shape[last] == 1:
+        return demand
+    if isinstance(shape[last], int):
+        return over(shape, demand, [d for d in demand.dims if d != last])
+    return demand if len(demand.dims) <= 2 else all_of()
 
 
 def _called(node: Node | None) -> str:

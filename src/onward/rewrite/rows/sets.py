@@ -8,14 +8,14 @@ says for every row whether it belongs to a set; `condition_value` writes it into
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 
 from onward.graph.build import Builder
-from onward.graph.graph import Node, Value, array_of, type_of
+from onward.graph.graph import Node, Value, array_of, attributes, type_of
 from onward.graph.types import DType, Shape, Size, Type, product
 
 HIDDEN = 0.5 * float(np.finfo(np.float32).min)  # an added mask below this outweighs any score
@@ -120,7 +120,59 @@ class Seen:
     keys: Shape
 
 
-Condition = Test | Window | Listed | Spread | Moved | Part | Both | Reached | Seen
+@dataclass(frozen=True)
+class Above:
+    """Rows whose number in `value` (one for each row) is not at or below `number`; NaN counts."""
+
+    value: Value
+    number: float
+
+
+@dataclass(frozen=True)
+class Attended:
+    """Rows of `inner`, whose indices are of `sizes`; where it has none along `dim`, all of them.
+
+    What a softmax along `dim` gives weight to where scores hide the rows that are not of `inner`.
+    """
+
+    inner: frozenset[Condition]
+    sizes: Shape
+    dim: int
+
+
+@dataclass(frozen=True)
+class Some:
+    """Rows with the indices that some row of `inner`, of `sizes`, has at `dims`."""
+
+    inner: frozenset[Condition]
+    sizes: Shape
+    dims: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Permuted:
+    """Rows of `inner`, of `sizes`, numbered by `perm`: their dim i is its dim `perm[i]`."""
+
+    inner: frozenset[Condition]
+    sizes: Shape
+    perm: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Along:
+    """Rows of `sizes` whose index of `dim` is among the `length` numbers that `index` has for their
+    other indices."""
+
+    index: Value
+    sizes: Shape
+    dim: int
+    length: Size
+
+
+Condition = (
+    Test | Window | Listed | Spread | Moved | Part | Both | Reached | Seen
+    | Above | Attended | Some | Permuted | Along
+)  # fmt: skip
 Conditions = frozenset[Condition]
 
 
@@ -209,6 +261,88 @@ def reached(members: Conditions, queries: Shape, keys: Shape, causal: bool) -> C
     return union(found)
 
 
+def projected(conditions: Conditions, sizes: Shape, dims: tuple[int, ...]) -> Conditions:
+    """The rows of `dims` alone that belong to some row of the set."""
+    if len(dims) == len(sizes):
+        return conditions
+    plain: set[Condition] = set()
+    found: set[Condition] = set()
+    for condition in conditions:
+        pieces = [(part, _without_others(part, sizes, dims)) for part in parts(condition)]
+        wide = [part for part, narrow in pieces if narrow is None]
+        if len(wide) == len(pieces):
+            plain.add(condition)
+            continue
+        left = [narrow for _, narrow in pieces if narrow is not None]
+        if wide:
+            left.append(frozenset({Some(frozenset({reduce(Both, wide)}), sizes, dims)}))
+        found |= reduce(every, left)
+    if plain:
+        found.add(Some(frozenset(plain), sizes, dims))
+    return union(found)
+
+
+def _without_others(condition: Condition, sizes: Shape, dims: tuple[int, ...]) -> Conditions | None:
+    """The condition where it looks at no other dims; None where it does."""
+    match condition:
+        case Spread(inner, own, looked) if own == sizes and set(looked) <= set(dims):
+            return spread(inner, tuple(sizes[d] for d in dims), [dims.index(d) for d in looked])
+        case Window(own, dim, first, last) if own == sizes and dim in dims:
+            return frozenset({Window(tuple(sizes[d] for d in dims), dims.index(dim), first, last)})
+        case _:
+            return None
+
+
+def spread(inner: Conditions, sizes: Shape, dims: Sequence[int]) -> Conditions:
+    """The set's rows, of `dims`, as rows of more dims."""
+    if not inner or all(d in dims or n == 1 for d, n in enumerate(sizes)):
+        return inner
+    return frozenset({Spread(inner, sizes, tuple(dims))})
+
+
+def every(a: Conditions, b: Conditions) -> Conditions:
+    """Rows of both sets."""
+    return union(c for other in b for c in both(a, other))
+
+
+def permuted(conditions: Conditions, sizes: Shape, perm: Sequence[int]) -> Conditions:
+    """The set with its rows numbered by `perm`, as deep within its conditions as that goes: a mask
+    that was transposed is the mask."""
+    perm = tuple(perm)
+    if perm == tuple(sorted(perm)):
+        return conditions
+    found: set[Condition] = set()
+    for condition in conditions:
+        match condition:
+            case Test(value, number, equal) if (before := _turned(value, sizes, perm)) is not None:
+                found.add(test(before, number, equal))
+            case Both(left, right):
+                sides = (permuted(frozenset({c}), sizes, perm) for c in (left, right))
+                found |= every(*sides)
+            case Attended(inner, own, dim) if own == sizes:
+                turned = tuple(sizes[d] for d in perm)
+                found.add(Attended(permuted(inner, sizes, perm), turned, perm.index(dim)))
+            case Permuted(inner, own, before) if tuple(own[d] for d in before) == sizes:
+                whole = tuple(before[d] for d in perm)
+                straight = whole == tuple(sorted(whole))
+                found |= inner if straight else {Permuted(inner, own, whole)}
+            case _:
+                found.add(Permuted(frozenset({condition}), sizes, perm))
+    return union(found)
+
+
+def _turned(value: Value, sizes: Shape, perm: tuple[int, ...]) -> Value | None:
+    """What a Transpose made `value`, of `sizes`, from, if numbered by `perm` it is that again."""
+    node = value.producer()
+    while node is not None and node.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Identity"):
+        before = node.inputs[0]
+        node = None if before is None else before.producer()
+    if node is None or node.op_type != "Transpose" or type_of(node.outputs[0]).shape != sizes:
+        return None
+    used = attributes(node).get("perm") or list(reversed(range(len(sizes))))
+    return node.inputs[0] if [used[d] for d in perm] == list(range(len(perm))) else None
+
+
 def parts(condition: Condition) -> list[Condition]:
     """Conditions that all have to hold."""
     if isinstance(condition, Both):
@@ -233,6 +367,11 @@ def union(conditions: Iterable[Condition]) -> Conditions:
     return frozenset(kept)
 
 
+def of_whole_sequences(conditions: Conditions) -> bool:
+    """Whether all rows are of one kind along the last dim: padding too, where tokens are rows."""
+    return all(isinstance(c, Spread) and len(c.sizes) - 1 not in c.dims for c in conditions)
+
+
 def implies(a: Condition, b: Condition) -> bool:
     """Whether every row that meets `a` is known to meet `b`: true only where it is proved."""
     if a == b:
@@ -250,6 +389,10 @@ def implies(a: Condition, b: Condition) -> bool:
             return (a.sizes, a.dim) == (b.sizes, b.dim) and least <= first and last <= most
         case (Spread(), Spread()) | (Moved(), Moved()) | (Part(), Part()):
             return replace(a, inner=b.inner) == b and covers(b.inner, a.inner)
+        case (Some(), Some()) | (Permuted(), Permuted()):
+            return replace(a, inner=b.inner) == b and covers(b.inner, a.inner)
+        case _, Attended():  # which is not monotonic: less of it may be all
+            return covers(b.inner, [a])
         case Reached(), Reached():
             same = (a.queries, a.keys) == (b.queries, b.keys)
             return same and covers(b.members, a.members) and (a.causal or not b.causal)
@@ -296,6 +439,14 @@ def order_key(condition: Condition) -> str:
             return f"reached {causal} {sorted(map(order_key, members))}"
         case Seen(mask, members, _, _):
             return f"seen {mask.name} {sorted(map(order_key, members or ()))}"
+        case Above(value, number):
+            return f"above {value.name} {number}"
+        case Attended(inner, _, dim):
+            return f"attended {dim} {sorted(map(order_key, inner))}"
+        case Some(inner, _, dims) | Permuted(inner, _, dims):
+            return f"{type(condition).__name__} {dims} {sorted(map(order_key, inner))}"
+        case Along(index, _, dim, _):
+            return f"along {index.name} {dim}"
 
 
 def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
@@ -340,6 +491,31 @@ def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
             return b.reshape(_reached_value(b, condition), flat)
         case Seen():
             return b.reshape(_seen_value(b, condition), flat)
+        case Above(value, number):
+            return b.Not(b.LessOrEqual(b.reshape(value, flat), np.array(number, np.float32)))
+        case Attended(inner, sizes, dim):
+            found = _asked(b, inner, sizes)
+            one = b.const(np.array(1, np.int64))
+            none = b.Sub(one, b.ReduceMax(found, b.ints([dim]), keepdims=1))
+            return b.reshape(b.cast(b.Max(found, none), DType.BOOL), flat)
+        case Some(inner, sizes, dims):
+            gone = [d for d in range(len(sizes)) if d not in dims]
+            some = b.ReduceMax(_asked(b, inner, sizes), b.ints(gone), keepdims=0)
+            return b.reshape(b.cast(some, DType.BOOL), flat)
+        case Permuted(inner, sizes, perm):
+            turned = b.transpose(_asked(b, inner, sizes), perm)
+            return b.reshape(b.cast(turned, DType.BOOL), flat)
+        case Along(index, sizes, dim, length):
+            own = tuple(length if d == dim else n for d, n in enumerate(sizes))
+            places = b.cast(b.reshape(index, own), DType.INT64)
+            nothing, ones = (b.full(n, Type(DType.INT64, s)) for n, s in ((0, sizes), (1, own)))
+            found = b.ScatterElements(nothing, places, ones, axis=dim)
+            return b.reshape(b.cast(found, DType.BOOL), flat)
+
+
+def _asked(b: Builder, conditions: Conditions, sizes: Shape) -> Value:
+    """i64 of `sizes`: 1 for rows of the set, else 0."""
+    return b.cast(b.reshape(set_value(b, conditions, product(sizes)), sizes), DType.INT64)
 
 
 def _comparable(b: Builder, x: Value, number: float) -> tuple[Value, Value]:

@@ -39,9 +39,10 @@ def packed_along_rows(p: Packer, node: Node) -> bool:
 
 
 def proved(p: Packer, node: Node) -> bool:
-    """Whether the demand's rule lets rows through: then some input is asked for by rows."""
+    """Whether the demand's rule lets the rows through as they are."""
     asked = tuple(p.asked.get(y) for y in node.outputs)
     answer = DEMAND[node.op_type](Question(node, asked, p.known))
-    if node.op_type == "Concat" and p.demand(node) not in answer:
-        return False  # it joins rows
-    return any(d is not None and d.rows is not None for d in answer)
+    demand = p.demand(node)
+    if node.op_type == "Concat":
+        return demand.rows is not None and demand in answer  # else it joins rows
+    return answer[0] is not None and answer[0].rows is not None and answer[0].rows == demand.rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from onward.graph.graph import Node, Value, array_of, attributes, type_of, where
+from onward.graph.graph import Node, Value, array_of, attributes, type_of
 from onward.graph.types import DType, Shape, Type, product, symbol
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import (
@@ -14,7 +14,9 @@ from onward.rewrite.rows.demand import (
     Question,
     all_of,
     demand_rule,
+    mixed,
     others_whole,
+    over,
 )
 from onward.rewrite.rows.packer import Packer, pack_rule
 from onward.rewrite.rows.sets import Condition, Conditions, both, reached
@@ -27,20 +29,16 @@ def _reads(q: Question) -> Answer:
     """Queries as the output; keys and values where some of these queries may look."""
     if any(d is not None for d in q.asked[1:]):
         return q.refused("its row sums are read")
-    demand = q.demand
-    if demand.rows is not None and demand.dims != (0, 2):
-        return q.refused("its rows are mixed")
     shapes = [q.shape(i) for i in range(3)]
     if any(len(s) != 4 or s[0] != shapes[0][0] for s in shapes):
         return q.refused("heads that are shared")
+    demand = over(q.y, q.demand, (0, 2))
     seen = visible(q, demand.rows)
     if seen is None:
-        why = demand.why or f"{q.node.op_type} at {where(q.node) or '(top)'}: no mask hides a key"
-        keys = all_of(why)
+        keys = mixed(q, all_of(), "no mask hides a key")
     else:
         keys = Demand((0, 2), seen, keys=True)
-    mask = all_of("")
-    return others_whole(q, {0: demand, 1: keys, 2: keys, 3: mask})
+    return others_whole(q, {0: demand, 1: keys, 2: keys})
 
 
 def visible(q: Question, members: Conditions | None) -> Conditions | None:
@@ -110,7 +108,7 @@ def _pack(p: Packer, node: Node) -> bool:
         return False
     shape, keys = type_of(q).shape, type_of(k).shape
     demand = answer[0]
-    if demand is None or len(shape) != 4 or (demand.rows is not None and demand.dims != (0, 2)):
+    if demand is None or len(shape) != 4:
         return False
     if demand.rows is None and answer[1].rows is None:
         return False  # nothing is packed

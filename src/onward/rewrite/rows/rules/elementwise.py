@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from onward.graph.graph import Node, Value, array_of, attributes, type_of
+from dataclasses import replace
+
+from onward.graph.graph import Node, Value, attributes, type_of
 from onward.graph.ops import op_of
-from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import (
     Answer,
     Demand,
@@ -16,46 +17,67 @@ from onward.rewrite.rows.demand import (
 )
 from onward.rewrite.rows.packer import Packer, Rows, pack_rule
 from onward.rewrite.rows.rules.along_rows import shape_of
+from onward.rewrite.rows.zeros import Zeros
 
 
 @demand_rule(trait="elementwise")
 def _reads(q: Question) -> Answer:
-    special = {"Mul": _masked_product, "Where": _where}.get(q.node.op_type)
+    special = {"Mul": _product, "Where": _where, "Add": _hidden}.get(q.node.op_type)
     if special is not None and (answer := special(q)) is not None:
         return answer
     return [aligned(q.demand, q.y, q.shape(i)) for i in range(len(q.node.inputs))]
 
 
-def _row_mask(q: Question, i: int) -> tuple[int, ...] | None:
-    """The dims of the output along which the known input `i` varies, where they are rows."""
-    if not q.is_known(i) or array_of(q.x(i)) is not None:
+def _rows_of(q: Question, i: int, rows: Demand | None) -> Demand | None:
+    """Rows of the input `i` as rows of the output; None where they are features."""
+    if rows is None:
         return None
-    shift, shape = len(q.y) - len(q.shape(i)), q.shape(i)
-    if any(size != 1 and size != q.y[d + shift] for d, size in enumerate(shape)):
+    shift, shape, last = len(q.y) - len(q.shape(i)), q.shape(i), len(q.y) - 1
+    dims = tuple(d + shift for d in rows.dims)
+    if any(shape[d - shift] != q.y[d] for d in dims):
         return None
-    dims = tuple(d + shift for d, size in enumerate(shape) if size != 1)
-    return dims if dims and len(q.y) - 1 not in dims else None
+    if last in dims and isinstance(q.y[last], int):
+        return None
+    return replace(rows, dims=dims)
 
 
-def _masked_product(q: Question) -> Answer | None:
-    """`x * m`: where the batch alone makes m 0, nothing of x is left (x taken to be finite)."""
-    for x, m in ((0, 1), (1, 0)):
-        dims = _row_mask(q, m)
-        if dims is not None and q.shape(x) == q.y:
-            demand = met(q.y, q.demand, dims, sets.test(q.x(m)))
-            return others_whole(q, {x: demand})
+def _product(q: Question) -> Answer | None:
+    """`x * m`: where m is 0 nothing of x is left (x taken to be finite).
+
+    One side alone is spared for what the other computes: each is 0 only where it is read.
+    """
+    zeros = Zeros(q.known)
+    order = sorted(((0, 1), (1, 0)), key=lambda p: not q.is_known(p[1]))
+    for x, m in order:
+        if q.shape(x) != q.y or q.is_known(x):
+            continue
+        rows = _rows_of(q, m, zeros.nonzero(q.x(m)))
+        if rows is not None:
+            other = aligned(q.demand, q.y, q.shape(m))
+            return others_whole(q, {x: met(q.y, q.demand, rows), m: other})
+    return None
+
+
+def _hidden(q: Question) -> Answer | None:
+    """Scores that a softmax reads, only where what is added does not hide them: `x + k` is k there,
+    and the gradient 0."""
+    zeros = Zeros(q.known)
+    for x, k in ((0, 1), (1, 0)):
+        if q.is_known(k) and not q.is_known(x) and q.shape(x) == q.y:
+            rows = _rows_of(q, k, zeros.weighed(q.node, k))
+            if rows is not None:
+                return others_whole(q, {x: met(q.y, q.demand, rows)})
     return None
 
 
 def _where(q: Question) -> Answer | None:
     """Each side only where the batch's condition chooses it."""
-    dims = _row_mask(q, 0)
-    if dims is None:
-        return None
-    answer: dict[int, Demand] = {}
-    for i, chosen in ((1, sets.test(q.x(0))), (2, sets.test(q.x(0), equal=True))):
-        demand = met(q.y, q.demand, dims, chosen)
-        answer[i] = aligned(demand, q.y, q.shape(i))
+    zeros, answer = Zeros(q.known), dict[int, Demand]()
+    for i in (1, 2):
+        rows = _rows_of(q, 0, zeros.truth(q.x(0), equal=i == 2))
+        if rows is None:
+            return None
+        answer[i] = aligned(met(q.y, q.demand, rows), q.y, q.shape(i))
     return others_whole(q, answer)
 
 

@@ -11,6 +11,7 @@ from onward.graph.types import Shape, product
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import (
     DEMAND,
+    NOTHING_TO_SAVE,
     Answer,
     Demand,
     Question,
@@ -48,7 +49,7 @@ def _windowed(shape: Shape, demand: Demand, dim: int, first: Any, last: Any) -> 
     """The demand where an index is in a range; with the dims before it, rows can be numbered."""
     dims = tuple(range(dim + 1))
     window = sets.Window(tuple(shape[d] for d in dims), dim, first, last)
-    return met(shape, demand, dims, window)
+    return met(shape, demand, Demand(dims, frozenset({window})))
 
 
 @pack_rule("Slice")
@@ -75,7 +76,7 @@ def _gather(q: Question) -> Answer:
         return q.refused("rows are chosen by what is computed")
     k = len(q.shape(1))
     kept = demand.rows is not None and all(d < dim for d in demand.dims)
-    outer = demand if kept else all_of("")  # what is asked behind the dim only narrows
+    outer = demand if kept else NOTHING_TO_SAVE  # what is asked behind the dim only narrows
     index = array_of(q.x(1))
     if k == 0 and index is not None:
         at = int(index)
@@ -85,19 +86,35 @@ def _gather(q: Question) -> Answer:
     dims = tuple(range(dim + 1))
     sizes = tuple(shape[d] for d in dims)
     spread = sets.Spread(frozenset({listed}), sizes, (dim,)) if dim else listed
-    return others_whole(q, {0: met(shape, outer, dims, spread)})
+    return others_whole(q, {0: met(shape, outer, Demand(dims, frozenset({spread})))})
 
 
 def _ids(q: Question, demand: Demand, dim: int) -> Demand:
     """Of ids: rows are those of the result."""
     if demand.rows is None or dim != 0 or any(d >= len(q.shape(1)) for d in demand.dims):
-        return all_of(demand.why)
+        return all_of(*demand.whys, weak=demand.weak)
     return demand
 
 
 @demand_rule("Embedding")
 def _embedding(q: Question) -> Answer:
     return others_whole(q, {1: _ids(q, q.demand, 0)})
+
+
+@demand_rule("GatherElements")
+def _gather_elements(q: Question) -> Answer:
+    """One place of each row's dim, the same for all that lies behind it."""
+    shape, index = q.shape(), q.x(1)
+    dim = q.attrs.get("axis", 0) % len(shape)
+    node = index.producer()
+    if q.is_known(1) and node is not None and node.op_type == "Expand" and node.inputs[0]:
+        index = node.inputs[0]
+    own, dims = type_of(index).shape, tuple(range(dim + 1))
+    same = len(own) == len(shape) and all(n == 1 for n in own[dim + 1 :])
+    if not q.is_known(1) or not same or own[:dim] != shape[:dim] or dim == len(shape) - 1:
+        return q.refused("places are chosen by what is computed" if not q.is_known(1) else "")
+    along = sets.Along(index, shape[: dim + 1], dim, own[dim])
+    return others_whole(q, {0: Demand(dims, frozenset({along}))})
 
 
 @demand_rule("GatherND")

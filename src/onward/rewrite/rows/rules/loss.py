@@ -6,11 +6,11 @@ from onward.graph.graph import Node, Value, array_of, type_of
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import (
     DEMAND,
-    NOTHING_TO_SAVE,
     Answer,
     Demand,
     Question,
     demand_rule,
+    every_row,
     others_whole,
 )
 from onward.rewrite.rows.packer import Packer, pack_rule
@@ -30,7 +30,7 @@ def _linear_cross_entropy(q: Question) -> Answer:
     if not q.is_known(3):
         return q.refused("its labels are computed")
     if _all_counted(q.x(3), int(q.attrs["ignore_index"])):
-        return [NOTHING_TO_SAVE for _ in q.node.inputs]
+        return [every_row(q, "every row counts") for _ in q.node.inputs]
     counted = sets.test(q.x(3), int(q.attrs["ignore_index"]))
     return others_whole(q, {0: Demand((0,), frozenset({counted}))})
 
@@ -40,7 +40,7 @@ def _cross_entropy(q: Question) -> Answer:
     if not q.is_known(1) or any(d is not None for d in q.asked[1:]) or len(q.shape()) != 2:
         return q.refused("its labels are computed, or its probabilities are read")
     if _all_counted(q.x(1), int(q.attrs.get("ignore_index", -100))):
-        return [NOTHING_TO_SAVE for _ in q.node.inputs]
+        return [every_row(q, "every row counts") for _ in q.node.inputs]
     counted = sets.test(q.x(1), int(q.attrs.get("ignore_index", -100)))
     # whichever of its losses are asked for: eager refuses a label that is no class anywhere
     return others_whole(q, {0: Demand((0,), frozenset({counted}))})

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from onward.graph.ops import op_of
-from onward.rewrite.rows.demand import Answer, Question, demand_rule, others_whole, united
+from onward.rewrite.rows.demand import (
+    Answer,
+    Question,
+    are_rows,
+    demand_rule,
+    mixed,
+    others_whole,
+    over,
+    united,
+)
 from onward.rewrite.rows.packer import pack_rule
 from onward.rewrite.rows.rules.along_rows import packed_along_rows
 
@@ -12,8 +21,11 @@ from onward.rewrite.rows.rules.along_rows import packed_along_rows
 def along_a_dim(q: Question) -> Answer:
     """A row is normalised by itself, unless the rows are what is normalised."""
     demand = united(q.y, q.asked)
-    if set(demand.dims) & set(op_of(q.node).axes(q.node) or ()):
-        return q.refused("it normalises over the rows")
+    axes = [d % len(q.y) for d in op_of(q.node).axes(q.node) or ()]
+    mixes = any(are_rows(q.y, d) for d in axes)
+    demand = over(q.y, demand, [d for d in demand.dims if d not in axes])
+    if mixes:
+        demand = mixed(q, demand, "it normalises over the rows")
     added = {1: demand} if q.node.op_type == "AddLayerNormalization" else {}
     return others_whole(q, {0: demand, **added})
 

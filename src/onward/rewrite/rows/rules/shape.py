@@ -14,6 +14,7 @@ from onward.rewrite.rows.demand import (
     demand_rule,
     others_whole,
     regrouped,
+    through_reshape,
     united,
 )
 from onward.rewrite.rows.packer import Packer, pack_rule
@@ -25,10 +26,8 @@ def _reshape(q: Question) -> Answer:
     demand = q.demand
     if demand.rows is None:
         return q.passed()
-    dims = regrouped(demand.dims, q.y, q.shape())
-    if not dims:  # mixed with others, or a single row
-        return q.refused("what follows reads whole sequences")
-    return others_whole(q, {0: replace(demand, dims=dims)})
+    found = through_reshape(demand, q.y, q.shape())
+    return others_whole(q, {0: found})
 
 
 @demand_rule("Transpose")
@@ -38,9 +37,9 @@ def _transpose(q: Question) -> Answer:
         return q.passed()
     perm = q.attrs.get("perm") or list(reversed(range(len(q.y))))
     dims = tuple(perm[d] for d in demand.dims)
-    if list(dims) != sorted(dims):
-        return q.refused("it changes the order of the rows")
-    return others_whole(q, {0: replace(demand, dims=dims)})
+    order = sorted(range(len(dims)), key=lambda i: dims[i])
+    rows = sets.permuted(demand.rows, tuple(q.y[d] for d in demand.dims), order)
+    return others_whole(q, {0: replace(demand, dims=tuple(sorted(dims)), rows=rows)})
 
 
 @pack_rule("Transpose", trait="reshapes")

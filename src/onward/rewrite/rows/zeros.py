@@ -1,0 +1,361 @@
+"""Zeros: where a value is exactly 0, whatever the parameters are, because the batch says so.
+
+What a factor of 0 meets is not read. A mask is such a factor; so are the weights of a softmax over
+scores that a mask hides, and products with either. The answer is the other side: rows outside of
+which the value is 0, as a `Demand`. Two hazards are kept out here. A softmax over nothing but
+hidden scores gives weights that are not 0 (equal ones, or NaN): such rows count as nonzero
+(`sets.Attended`). A quotient 0 / 0 is NaN: only divisors are taken that are not 0, or whose 0
+makes what is left NaN or infinite as well.
+
+Where x is 0 for all parameters, another number in place of what it is multiplied with changes
+neither the result nor its gradient; as everywhere in row demand, what is left out is taken to be
+finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from onward.graph.graph import Node, Role, Value, array_of, attributes, role_of, type_of, where
+from onward.graph.ops.reduce import reduced_dims
+from onward.graph.types import Shape
+from onward.rewrite.rows import sets
+from onward.rewrite.rows.demand import Demand, met, regrouped, spread
+
+# of 0 they make 0, where it was
+_KEEPS_ZERO = ("Identity", "Neg", "Relu", "Tanh", "Cast", "Dropout", "Abs", "Erf")
+_RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
+_MOVES = (*_RESHAPES, "Expand", "Transpose")
+Rows = Demand | None
+
+
+class Zeros:
+    """Of the values of one graph; `known`: those that follow from the batch alone."""
+
+    def __init__(self, known: frozenset[Value]) -> None:
+        self._known = known
+        self._nonzero: dict[Value, Rows] = {}
+        self._shown: dict[Value, Rows] = {}
+
+    def nonzero(self, value: Value | None) -> Rows:
+        """Rows outside of which the value is 0; None where there may be none."""
+        if value is None or array_of(value) is not None:
+            return None
+        if value not in self._nonzero:
+            self._nonzero[value] = self._nonzero_of(value)
+        return self._nonzero[value]
+
+    def shown(self, value: Value | None) -> Rows:
+        """Rows outside of which a score is so low that a softmax gives it no weight."""
+        if value is None or array_of(value) is not None:
+            return None
+        if value not in self._shown:
+            self._shown[value] = self._shown_of(value)
+        return self._shown[value]
+
+    def weighed(self, node: Node, k: int) -> Rows:
+        """Of an addend k of scores that softmaxes alone read: rows that get weight from one; as
+        rows of k. None where k hides none for sure."""
+        shown, y = self.shown(node.inputs[k]), node.outputs[0]
+        if shown is None:
+            return None
+        shift = type_of(y).rank - type_of(node.inputs[k]).rank
+        found: Rows = None
+        for reader in y.consumers():
+            if reader.op_type != "Softmax":
+                return None
+            axis = attributes(reader).get("axis", -1) % type_of(y).rank - shift
+            own = _attended(type_of(node.inputs[k]).shape, shown, axis)
+            if own is None or (found is not None and found != own):
+                return None
+            found = own
+        return None if y.is_graph_output() else found
+
+    def truth(self, condition: Value | None, equal: bool = False) -> Rows:
+        """Rows where a condition that the batch decides is true; or false, with `equal`."""
+        if condition not in self._known or array_of(condition) is not None:
+            return None
+        assert condition is not None
+        return _tested(condition, 0, equal)
+
+    def _nonzero_of(self, value: Value) -> Rows:
+        node, found = value.producer(), None
+        if node is not None:
+            found = self._made_nonzero(node)
+        if found is None and value in self._known and _of_batch(value):
+            found = _tested(value, 0, False)
+        return found
+
+    def _made_nonzero(self, node: Node) -> Rows:
+        match node.op_type:
+            case "Mul":
+                a, b = (_aligned(node, v, self.nonzero(v)) for v in node.inputs)
+                return _both(type_of(node.outputs[0]).shape, a, b)
+            case "Where":
+                return self._chosen(node, lambda fill: bool((fill == 0).all()), self.nonzero)
+            case "Div" if node.outputs[0] not in self._known:
+                return self._quotient(node)
+            case "Softmax":
+                return self._weights(node)
+            case "Exp":
+                return self.shown(node.inputs[0])
+            case op if op in _KEEPS_ZERO:
+                return self.nonzero(node.inputs[0])
+            case op if op in _MOVES:
+                return _moved(node, self.nonzero(node.inputs[0]))
+            case _:
+                return None
+
+    def _weights(self, node: Node) -> Rows:
+        """Of a softmax: where all along its dim is hidden, nothing is 0."""
+        x = node.inputs[0]
+        shown = self.shown(x)
+        if x is None or shown is None or shown.rows is None:
+            return None
+        axis = attributes(node).get("axis", -1) % type_of(x).rank
+        return _attended(type_of(x).shape, shown, axis)
+
+    def _shown_of(self, value: Value) -> Rows:
+        node = value.producer()
+        if value in self._known:
+            return _above(value) if _may_hide(value) else None
+        if node is None:
+            return None
+        match node.op_type:
+            case "Where":
+                return self._chosen(
+                    node, lambda fill: bool((fill <= sets.HIDDEN).all()), self.shown
+                )
+            case "Add":
+                found = [_aligned(node, v, self.shown(v)) for v in node.inputs]
+                # two that hide might overflow together, as infinities of both signs do
+                return found[0] if found[1] is None else found[1] if found[0] is None else None
+            case "Identity":
+                return self.shown(node.inputs[0])
+            case op if op in _MOVES:
+                return _moved(node, self.shown(node.inputs[0]))
+            case _:
+                return None
+
+    def _chosen(
+        self, node: Node, ends: Callable[[np.ndarray], bool], inner: Callable[[Value | None], Rows]
+    ) -> Rows:
+        """Of a Where one side of which is a constant that `ends` what it fills."""
+        condition, *sides = node.inputs
+        y = type_of(node.outputs[0]).shape
+        for i, side in enumerate(sides):
+            fill = array_of(_unexpanded(side))
+            if fill is None or not ends(fill):
+                continue
+            taken = self.truth(condition, equal=i == 0)
+            other = sides[1 - i]
+            return _both(y, _aligned(node, condition, taken), _aligned(node, other, inner(other)))
+        return None
+
+    def _quotient(self, node: Node) -> Rows:
+        top, bottom = node.inputs
+        y = type_of(node.outputs[0]).shape
+        found = _aligned(node, top, self.nonzero(top))
+        if found is None or found.rows is None or bottom is None:
+            return None
+        divisor = array_of(bottom)
+        if divisor is not None:
+            return found if (divisor != 0).all() else None
+        if bottom in self._known:  # 0 / 0 counts as nonzero
+            none = _aligned(node, bottom, _tested(bottom, 0, True))
+            if none is None or not set(none.dims) <= set(found.dims):
+                return None
+            more = spread(y, none, found.dims)
+            return Demand(found.dims, sets.union([*found.rows, *more]))
+        divisor = _unexpanded(bottom)
+        if _is_positive(divisor):
+            return found
+        # the sum of what it divides: where it is 0, the rows that are left are NaN or infinite
+        maker = None if divisor is None else divisor.producer()
+        while maker is not None and maker.op_type in _RESHAPES:
+            before = maker.inputs[0]
+            maker = None if before is None else before.producer()
+        if maker is None or maker.op_type != "ReduceSum" or maker.inputs[0] is not top:
+            return None
+        axes = maker.inputs[1] if len(maker.inputs) > 1 else None
+        gone = [d for d in reduced_dims(axes, attributes(maker), len(y)) if d in found.dims]
+        if type_of(top).shape != y or len(gone) != 1:
+            return None
+        return _attended(y, found, gone[0])
+
+
+def weights_hint(value: Value | None) -> str:
+    """Of the weights of a sum: why the softmax that made them hides no row for sure; "" where no
+    softmax did, or no low number hides its scores."""
+    node = None if value is None else value.producer()
+    while node is not None and node.op_type in (*_MOVES, *_KEEPS_ZERO):
+        node = None if node.inputs[0] is None else node.inputs[0].producer()
+    if node is None or node.op_type != "Softmax" or node.inputs[0] is None:
+        return ""
+    name, made = f"the softmax at {where(node) or '(top)'}", node.inputs[0].producer()
+    while made is not None and made.op_type in _MOVES:
+        made = None if made.inputs[0] is None else made.inputs[0].producer()
+    fills: list[float] = []
+    for x in () if made is None else made.inputs:
+        if made is not None and made.op_type in ("Where", "Add"):
+            fills += [float(a.min()) for a in _constants(_unexpanded(x)) if a.size]
+    least = min(fills, default=0.0)
+    if sets.HIDDEN < least <= -100:
+        return f"{name} hides rows by {least:g}, which a score may outweigh (-inf hides for sure)"
+    return f"{name} hides no row"
+
+
+# ---- conditions
+
+
+def _rows_of(shape: Shape) -> tuple[int, ...]:
+    return tuple(d for d, n in enumerate(shape) if n != 1) or ((0,) if shape else ())
+
+
+def _tested(value: Value, number: float, equal: bool) -> Rows:
+    """`value != number`, or `==`: of the dims alone along which the value varies."""
+    shape, found = type_of(value).shape, sets.test(value, number, equal)
+    dims = _rows_of(shape)
+    if not dims:
+        return None
+    node = found.value.producer()
+    if node is not None and node.op_type == "Expand" and node.inputs[0] is not None:
+        inner = _tested(node.inputs[0], found.number, found.equal)
+        wide = _aligned(node, node.inputs[0], inner)
+        if wide is not None:
+            before = regrouped(wide.dims, type_of(found.value).shape, shape)
+            if before:
+                return Demand(before, wide.rows)
+    return Demand(dims, frozenset({found}))
+
+
+def _above(value: Value) -> Rows:
+    """Where an added number does not hide."""
+    node, shape = value.producer(), type_of(value).shape
+    if node is not None and node.op_type in _MOVES and node.inputs[0] is not None:
+        inner = _above(node.inputs[0])
+        if inner is not None and (found := _moved(node, inner)) is not None:
+            return found
+    dims = _rows_of(shape)
+    return Demand(dims, frozenset({sets.Above(value, sets.HIDDEN)})) if dims else None
+
+
+def _attended(shape: Shape, shown: Demand, axis: int) -> Rows:
+    if axis not in shown.dims or shown.rows is None:
+        return None
+    sizes = tuple(shape[d] for d in shown.dims)
+    found = sets.Attended(shown.rows, sizes, shown.dims.index(axis))
+    return Demand(shown.dims, frozenset({found}))
+
+
+def _both(y: Shape, a: Rows, b: Rows) -> Rows:
+    if a is None or b is None:
+        return b if a is None else a
+    return met(y, a, b)
+
+
+# ---- dims
+
+
+def _aligned(node: Node, x: Value | None, rows: Rows) -> Rows:
+    """Rows of an input as rows of the output that it broadcasts to."""
+    if x is None or rows is None:
+        return None
+    y, shape = type_of(node.outputs[0]).shape, type_of(x).shape
+    shift = len(y) - len(shape)
+    if any(shape[d] != y[d + shift] for d in rows.dims):
+        return None
+    return Demand(tuple(d + shift for d in rows.dims), rows.rows)
+
+
+def _moved(node: Node, rows: Rows) -> Rows:
+    """Rows of the input as rows of what moves its dims."""
+    x = node.inputs[0]
+    if x is None or rows is None or rows.rows is None:
+        return None
+    y, shape = type_of(node.outputs[0]).shape, type_of(x).shape
+    if node.op_type == "Expand":
+        return _aligned(node, x, rows)
+    if node.op_type == "Transpose":
+        perm = attributes(node).get("perm") or list(reversed(range(len(shape))))
+        turned = [perm.index(d) for d in rows.dims]
+        order = sorted(range(len(turned)), key=lambda i: turned[i])
+        sizes = tuple(shape[d] for d in rows.dims)
+        return Demand(tuple(sorted(turned)), sets.permuted(rows.rows, sizes, order))
+    dims = regrouped(rows.dims, shape, y)
+    return Demand(dims, rows.rows) if dims else None
+
+
+def _unexpanded(value: Value | None) -> Value | None:
+    node = None if value is None else value.producer()
+    return _unexpanded(node.inputs[0]) if node is not None and node.op_type == "Expand" else value
+
+
+# ---- numbers
+
+
+def _of_batch(value: Value) -> bool:
+    """Whether anything of the batch's content is in it, not its sizes alone."""
+    stack, seen = [value], set[Value]()
+    while stack:
+        found = stack.pop()
+        if found in seen:
+            continue
+        seen.add(found)
+        if role_of(found) == Role.BATCH:
+            return True
+        node = found.producer()
+        if node is not None and node.op_type not in ("Shape", "Size"):
+            stack += [x for x in node.inputs if x is not None]
+    return False
+
+
+def _constants(value: Value | None) -> list[np.ndarray]:
+    """The float constants that a value is computed from."""
+    stack, seen = [value], set[Value]()
+    found: list[np.ndarray] = []
+    while stack:
+        x = stack.pop()
+        if x is None or x in seen:
+            continue
+        seen.add(x)
+        array, node = array_of(x), x.producer()
+        if array is not None:
+            found += [array] if array.dtype.kind == "f" else []
+        elif node is not None and len(seen) < 64:
+            stack += node.inputs
+    return found
+
+
+def _may_hide(value: Value) -> bool:
+    """Whether an added value holds a number that hides: it is the batch's own, or made with one."""
+    if not type_of(value).is_floating or not _of_batch(value):
+        return False
+    own = role_of(_source(value)) == Role.BATCH
+    return own or any(bool((a <= sets.HIDDEN).any()) for a in _constants(value))
+
+
+def _source(value: Value) -> Value:
+    """What a value was moved from."""
+    node = value.producer()
+    moved = node is not None and node.op_type in _MOVES and node.inputs[0] is not None
+    return _source(node.inputs[0]) if moved else value  # type: ignore[union-attr, arg-type]
+
+
+def _is_positive(value: Value | None) -> bool:
+    """Whether it is bounded from below by a number above 0: `clamp(min=1e-9)`."""
+    node = None if value is None else value.producer()
+    if node is None:
+        return False
+    if node.op_type in _RESHAPES or node.op_type == "Sqrt":
+        return _is_positive(node.inputs[0])
+    if node.op_type not in ("Max", "Clip"):
+        return False
+    bounds = node.inputs[1:2] if node.op_type == "Clip" else node.inputs
+    arrays = [array_of(x) for x in bounds]
+    return any(a is not None and bool((a > 0).all()) for a in arrays)
+
+
+__all__ = ["Zeros", "weights_hint"]
