@@ -16,6 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CASES_OF_FAMILIES = re.findall(
+    r'Case\("([^"]+)"', (BENCHMARKS / "suite/cases.py").read_text().partition("FAMILIES = (")[2]
+    .partition("\n)")[0],
+)  # fmt: skip
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 
 HEAD = {"title": str, "command": str, "machine": dict}
@@ -136,6 +140,23 @@ def test_cpu_with_every_engine(tmp_path: Path) -> None:
     for searched in found["largest_batch"].values():
         check(searched, {"limit_bytes": int, "batch": int, "complete": bool, "peaks": dict})
         assert all(peak > 0 for peak in searched["peaks"].values())
+
+
+def test_families(tmp_path: Path) -> None:
+    """A tiny Llama; what it does is seen in its losses."""
+    done = run(tmp_path, "families", "--quick", "--engines", "eager,onward", "--cases", "Llama")
+    report = done.report("families")
+    (found,) = report["cases"]
+    check_case(found, {"eager", "onward"}, steps=2 * 2)
+    check_levels(found, {"eager", "onward"})
+
+
+@pytest.mark.slow
+def test_families_of_every_kind(tmp_path: Path) -> None:
+    """No engine fails on one: a tiny form of each is trained and its losses compared."""
+    for name in CASES_OF_FAMILIES:
+        done = run(tmp_path, "families", "--quick", "--engines", "eager,onward", "--cases", name)
+        assert done.code == 0, (name, done.out[-1000:])
 
 
 @pytest.mark.slow
