@@ -12,11 +12,10 @@ SIZES = "it is made of sizes alone"
 
 _BACKWARD = frozenset(
     {
-"AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
+        "AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
         "BiasActivationGrad", "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter",
         "LayerNormalizationGrad", "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
-        "RMSNormGrad",
-        "SoftmaxCrossEntropyLossGrad",
+        "RMSNormGrad", "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
 _UPDATES = frozenset({"AdamUpdate", "SGDUpdate"})
@@ -33,7 +32,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
                 "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
                 "Not", "IsNaN", "IsInf", "BitwiseXor", "BitwiseAnd", "BitwiseOr", "BitShift",
                 "BitwiseNot", "Floor", "Ceil", "Round", "Sign", "ArgMax", "NonZero",
-                "OneHot", "RandomUniform", "AllFinite", "Rows",
+                "OneHot", "AllFinite", "RandomUniform", "Rows",
             }
         ),
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
@@ -57,10 +56,10 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
     "kernel": {
         "strides always say what it does": frozenset({"Split", "Slice"}),
         "folded once sizes are numbers": frozenset({"Shape"}),
+        "drawn a few numbers at a time: its body is enough": frozenset({"RandomUniform"}),
         "its result's size is not known before it runs: it runs apart, before the step": (
             frozenset({"Rows", "NonZero"})
         ),
-        "its body has kernels": frozenset({"RandomUniform"}),
         "its body, or FlashAttention in its place, has kernels": frozenset({"Attention"}),
         UNWRITTEN: frozenset(
             {

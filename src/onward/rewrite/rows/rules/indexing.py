@@ -127,12 +127,6 @@ def _gather_nd(q: Question) -> Answer:
     return others_whole(q, {0: Demand(dims, frozenset({listed}))})
 
 
-@pack_rule("GatherElements")
-def _pack_gather_elements(p: Packer, node: Node) -> bool:
-    """Its places are those of the padded batch."""
-    return False
-
-
 @pack_rule("Gather", "Embedding", "GatherND")
 def _pack_gather(p: Packer, node: Node) -> bool:
     x, demand = node.inputs[0], p.demand(node)
