@@ -16,12 +16,14 @@ SANITIZE_ARGS ?=
 # --only PATTERN, --kind KIND, --one-per-family; what the file has already is not tried again.
 SWEEP_ARGS ?=
 SWEEP_OUT ?= runs/sweep.jsonl
+# --only PATTERN of the names of node tests.
+NODE_ARGS ?=
 
 # pyright asks the package index for a newer version of itself at every start without this.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-whole fuzz mutation sanitize false-alarms sweep lint format clean
+.PHONY: help finetune test test-whole fuzz mutation sanitize false-alarms sweep node-tests lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -68,6 +70,9 @@ sweep: $(VENV)/.installed-test ## try every model class of transformers beside e
 	@mkdir -p $(dir $(SWEEP_OUT))
 	$(BIN)/python tests/sweep/run.py --jobs $(TEST_WORKERS) --out $(SWEEP_OUT) $(SWEEP_ARGS)
 	$(BIN)/python tests/sweep/page.py $(SWEEP_OUT) --out docs/models.md
+
+node-tests: $(VENV)/.installed-test ## run onnx's own node tests, results and gradients, write their table and docs/operators.md (two minutes)
+	$(BIN)/python tests/nodes/run.py --jobs $(TEST_WORKERS) --write $(NODE_ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff check, ruff format --check, pyright (basic, then strict)
 	$(BIN)/ruff check .

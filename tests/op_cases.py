@@ -287,6 +287,7 @@ def _shapes() -> list[OpCase]:
 
 def _indexing() -> list[OpCase]:
     repeated = Given(np.array([[2, 0], [2, 2]]))
+    pairs_of_two = Given(np.array([[0, 1], [1, 2], [0, 1]]))
     pairs = Given(np.array([[0, 1], [1, -1], [0, 1]]))  # one repeated, one from the end
     return [
         _case("Gather", r(4, 3), repeated),
@@ -309,6 +310,35 @@ def _indexing() -> list[OpCase]:
         _case("ScatterElements", r(4, 3), ids(2, 3, below=4), r(2, 3), reduction="add", axis=0),
         _case("ScatterElements", r(2, 5), Given(np.array([[0, 2], [4, 1]])), r(2, 2), axis=-1),
         _case("ScatterElements", r(5), Given(np.array([3, 1])), r(2)),
+        *(
+            _case(
+                "ScatterElements",
+                r(3, 3, low=0.5),
+                Given(np.array([[0, 2, 0], [0, 1, 2]])),
+                r(2, 3, low=0.5),
+                reduction=kind,
+            )
+            for kind in ("mul", "max", "min")
+        ),
+        *(
+            _case(
+                "ScatterND",
+                r(4, 2, low=0.5),
+                Given(np.array([[1], [1], [3]])),
+                r(3, 2, low=0.5),
+                reduction=kind,
+            )
+            for kind in ("mul", "max", "min")
+        ),
+        _case("ScatterND", r(2, 3), pairs_of_two, r(3), reduction="max"),
+        _case(
+            "ScatterElements",
+            Given(np.array([0.0, 2.0, 0.0, 3.0])),
+            Given(np.array([0, 1, 1, 3])),
+            r(4),
+            axis=0,
+            reduction="mul",
+        ),
         _case("NonZero", Known(np.array([[True, False, True], [False, True, False]]))),
         _case("OneHot", ids(4, below=3), whole(3), Known(np.array([0.0, 1.0]))),
         _case("TopK", r(3, 5), ints(2), axis=-1),

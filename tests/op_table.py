@@ -12,11 +12,10 @@ SIZES = "it is made of sizes alone"
 
 _BACKWARD = frozenset(
     {
-"AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
+        "AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
         "BiasActivationGrad", "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter",
         "LayerNormalizationGrad", "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
-        "RMSNormGrad",
-        "SoftmaxCrossEntropyLossGrad",
+        "RMSNormGrad", "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
 _UPDATES = frozenset({"AdamUpdate", "SGDUpdate"})
@@ -33,7 +32,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
                 "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
                 "Not", "IsNaN", "IsInf", "BitwiseXor", "BitwiseAnd", "BitwiseOr", "BitShift",
                 "BitwiseNot", "Floor", "Ceil", "Round", "Sign", "ArgMax", "NonZero",
-                "OneHot", "AllFinite", "Rows",
+                "OneHot", "AllFinite", "RandomUniform", "Rows",
             }
         ),
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
@@ -49,7 +48,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         "no model was met where it stands between rows that are dropped": frozenset(
             {
                 "ArgMax", "BatchNormalization", "Conv", "ConvTranspose", "CumSum",
-                "GatherElements", "MaxPool", "OneHot", "Pad", "TopK", "Trilu", "GroupedMatMul",
+                "MaxPool", "OneHot", "Pad", "RandomUniform", "TopK", "Trilu", "GroupedMatMul",
             }
         ),
     },
@@ -57,6 +56,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
     "kernel": {
         "strides always say what it does": frozenset({"Split", "Slice"}),
         "folded once sizes are numbers": frozenset({"Shape"}),
+        "drawn a few numbers at a time: its body is enough": frozenset({"RandomUniform"}),
         "its result's size is not known before it runs: it runs apart, before the step": (
             frozenset({"Rows", "NonZero"})
         ),

@@ -266,6 +266,21 @@ def test_recompute(tmp_path: Path) -> None:
     assert "memory_budget" in least["error"] and "step_s" not in least
 
 
+@pytest.mark.slow
+def test_first_step(tmp_path: Path) -> None:
+    report = run(tmp_path, "first_step", "--quick").report("first_step")
+    cold, warm = report["first"]
+    assert (cold["kind"], warm["kind"]) == ("cold", "warm")
+    for found in (cold, warm):
+        assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
+        assert found["parts"]["capture"] > 0
+    assert cold["parts"]["rewrite and differentiate"] > 0
+    assert warm["parts"]["rewrite and differentiate"] == 0
+    assert [row["layers"] for row in report["depths"]] == [12, 24]
+    assert all(row["stages"]["differentiate"] > 0 for row in report["depths"])
+    assert report["memory"]["parameter_bytes"] == 4 * report["memory"]["parameters"] > 0
+
+
 def test_pools(tmp_path: Path) -> None:
     rows = run(tmp_path, "pools", "--quick").report("pools")["rows"]
     assert {"torch.mm", "numpy's own threads"} <= {row["caller"] for row in rows}

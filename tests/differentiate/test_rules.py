@@ -364,7 +364,7 @@ def _has_kernels(case: OpCase) -> bool:
     pads = case.attrs.get("pads", []) if case.op.startswith("Conv") else []
     if pads[: len(pads) // 2] != pads[len(pads) // 2 :]:
         return False
-    return not inner and not deep and "alpha" not in case.attrs and "exclusive" not in case.attrs
+    return not inner and not deep and "alpha" not in case.attrs
 
 
 @pytest.mark.parametrize("case", [c for c in AS_IN_TORCH if _has_kernels(c)], ids=str)

@@ -45,7 +45,8 @@ def test_row_rules_by_trait_are_those_of_the_traits() -> None:
     shared = {name for trait in SHARED for name in named(trait)}
     assert shared <= {*DEMAND} and shared <= {*PACK}
     assert {name for name in DEMAND if not DEMAND.has_own(name)} == shared
-    assert {*PACK} == {*DEMAND}
+    # places of packed rows would be others: they are put back before it
+    assert {*PACK} == {*DEMAND} - {"GatherElements"}
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT["kernel"][UNWRITTEN]))

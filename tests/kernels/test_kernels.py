@@ -27,7 +27,6 @@ KERNELS = {op: [k for k in held if k not in TRITON.get(op, ())] for op, held in 
 # Calls that no kernel takes, with the reason each kernel gives.
 REFUSED = {
     "Conv-10": "uneven pads", "ConvTranspose-9": "uneven pads",
-    "CumSum-4": "exclusive", "CumSum-5": "exclusive",
     "GatherND-4": "batch_dims",
     "Gemm-13": "alpha or beta", "Gemm-14": "alpha or beta",
     "LogSoftmax-5": "other than the last", "LogSoftmax-6": "other than the last",

@@ -22,6 +22,7 @@ class Fault:
 RULES = ("differentiate/test_walk.py", "differentiate/test_rules.py")
 CALLS = ("kernels/test_native_calls.py",)
 KERNELS = ("kernels/test_kernels.py", "kernels/test_vectorised.py", "kernels/test_norm.py")
+NODES = ("nodes/test_nodes.py",)
 PLAN = ("plan",)
 ROWS = ("rewrite/test_rows.py", "rewrite/test_rows_sets.py", "models/test_row_programs.py")
 CAPTURE = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fault import ROWS, RULES, Fault
+from fault import NODES, ROWS, RULES, Fault
 
 DECODERS = ("rewrite/test_decoder_fusions.py",)
 
@@ -52,7 +52,8 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rule: an added row's gradient", "differentiate/rules/indexing.py",
-        "            return [dy, None, rows]", "            return [dy, None, None]", RULES,
+        "            return [dy, None, read(dy)]\n        case \"none\"",
+        "            return [dy, None, None]\n        case \"none\"", RULES,
     ),
     Fault(
         "rule: what a transposed convolution's padding replaces", "differentiate/rules/conv.py",
@@ -103,6 +104,26 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "rows: a union keeps what is narrower", "rewrite/rows/sets.py",
         "kept = [other for other in kept if not implies(other, condition)]",
         "kept = [other for other in kept if not implies(condition, other)]", ROWS,
+    ),
+    # ops of read models
+    Fault(
+        "rule: scattered maxima keep what lost", "differentiate/rules/indexing.py",
+        "kept, won = b.cast(b.Equal(x, y), dtype), b.cast(b.Equal(rows, read(y)), dtype)",
+        "kept, won = b.cast(b.Equal(x, x), dtype), b.cast(b.Equal(rows, read(y)), dtype)", RULES,
+    ),
+    Fault(
+        "rule: the batch's variance is a constant", "graph/ops/batch_norm.py",
+        "        g = b.Sub(g, b.Mul(xhat, channels(b, x, b.Div(dscale, n))))\n", "", RULES,
+    ),
+    Fault(
+        "reader: a loop goes on one step longer", "graph/importer/decompositions/control.py",
+        "while going and (most is None or step < most):",
+        "while going and (most is None or step <= most):", NODES,
+    ),
+    Fault(
+        "reader: a sequence goes on behind its end", "graph/importer/decompositions/recurrent.py",
+        "found = [b.Where(going, new, old) for new, old in zip(found, state, strict=True)]",
+        "pass", NODES,
     ),
     # what decoders are made of
     Fault(

@@ -46,6 +46,8 @@ def vjp(
         dys = [gradients.pop(y, None) for y in node.outputs]
         if all(dy is None for dy in dys) or not any(x in needed for x in node.inputs):
             continue
+        if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):
+            continue  # an output itself, whose cotangent ends here
         b = Builder(graph, module=where(node), backward=True)
         dxs = _derive(b, node, dys)
         for x, dx in zip(node.inputs, dxs, strict=False):

@@ -23,14 +23,20 @@ Rule: TypeAlias = Callable[
 ]
 RULES: dict[str, Rule] = {}
 
-NO_GRADIENT = frozenset(
-    {
-        "Shape", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
-        "Not", "ArgMax", "Range", "Floor", "Ceil", "Round", "Sign", "IsNaN", "IsInf", "BitwiseXor",
-        "BitwiseAnd", "BitwiseOr", "BitShift", "BitwiseNot", "ConstantOfShape", "OneHot",
-        "NonZero", "Rows", "AllFinite", "RandomUniform",
-    }
-)  # fmt: skip
+# Ops that no gradient passes, by the reason.
+WITHOUT_GRADIENT: dict[str, frozenset[str]] = {
+    "its result is whole, a choice or made of steps": frozenset(
+        {
+            "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Not",
+            "ArgMax", "Floor", "Ceil", "Round", "Sign", "IsNaN", "IsInf", "BitwiseXor",
+            "BitwiseAnd", "BitwiseOr", "BitShift", "BitwiseNot", "OneHot", "NonZero", "Rows",
+            "AllFinite",
+        }
+    ),
+    "it is drawn": frozenset({"RandomUniform"}),
+    "it is made of sizes alone": frozenset({"Shape", "Range", "ConstantOfShape"}),
+}  # fmt: skip
+NO_GRADIENT = frozenset(op for ops in WITHOUT_GRADIENT.values() for op in ops)
 
 
 def register(op_type: str, rule: Rule) -> None:

@@ -136,7 +136,7 @@ class Tensors:
             if isinstance(array, tuple):
                 return torch.zeros(len(array), dtype=torch.int64, device=memory.device)
             assert isinstance(array, np.ndarray)
-            content = torch.from_numpy(array.copy())
+            content = _tensor(array)
             return content if index in self._on_host else content.to(memory.device)
         if name is not None:
             layout = self._plan.inputs[name]
@@ -156,3 +156,10 @@ class Tensors:
             return self.block[buffer.offset : buffer.offset + buffer.nbytes]
         region = Region.SCRATCH if self._plan.joint else buffer.region
         return memory.window(region, buffer.offset, buffer.nbytes)
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    """A copy; numpy knows bf16 by another package, torch by its bits."""
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())

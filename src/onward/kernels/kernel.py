@@ -21,6 +21,8 @@ _TORCH: dict[DType, torch.dtype] = {
     DType.BFLOAT16: torch.bfloat16,
     DType.INT64: torch.int64,
     DType.INT32: torch.int32,
+    DType.INT16: torch.int16,
+    DType.INT8: torch.int8,
     DType.UINT8: torch.uint8,
     DType.BOOL: torch.bool,
 }

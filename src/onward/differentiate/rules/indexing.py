@@ -64,29 +64,57 @@ def _gather_nd(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) ->
 
 @rule("ScatterND")
 def _scatter_nd(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """Rows take the gradient of where they went; what they replace gets none."""
-    dy, rows = only(dys), b.GatherND(only(dys), xs[1])
-    match attrs.get("reduction", "none"):
-        case "add":
-            return [dy, None, rows]
-        case "none":  # of rows written twice it is not said which one stays
-            zeros = b.full(0.0, type_of(xs[2]))
-            return [b.ScatterND(dy, xs[1], zeros), None, rows]
-        case other:
-            raise ValueError(f"the reduction {other} has no gradient rule")
+    def read(x: Value) -> Value:
+        return b.GatherND(x, xs[1])
+
+    def write(x: Value, rows: Value, kind: str) -> Value:
+        return b.ScatterND(x, xs[1], rows, reduction=kind)
+
+    return _scattered(b, only(dys), ys[0], xs, attrs.get("reduction", "none"), read, write)
 
 
 @rule("ScatterElements")
 def _scatter_elements(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """As of rows."""
-    dy, axis = only(dys), attrs.get("axis", 0) % type_of(xs[0]).rank
-    elements = b.GatherElements(dy, xs[1], axis=axis)
-    match attrs.get("reduction", "none"):
+    axis = attrs.get("axis", 0) % type_of(xs[0]).rank
+
+    def read(x: Value) -> Value:
+        return b.GatherElements(x, xs[1], axis=axis)
+
+    def write(x: Value, rows: Value, kind: str) -> Value:
+        return b.ScatterElements(x, xs[1], rows, axis=axis, reduction=kind)
+
+    return _scattered(b, only(dys), ys[0], xs, attrs.get("reduction", "none"), read, write)
+
+
+def _scattered(
+    b: Builder, dy: Value, y: Value, xs: Any, kind: str, read: Any, write: Any
+) -> Gradients:
+    """What is written takes the gradient of where it went. read: of an array of y's shape, what
+    lies where each row went; write: rows into such an array."""
+    x, _, rows = xs
+    zeros = b.full(0.0, type_of(rows))
+    match kind:
         case "add":
-            return [dy, None, elements]
-        case "none":
-            zeros = b.full(0.0, type_of(xs[2]))
-            return [b.ScatterElements(dy, xs[1], zeros, axis=axis), None, elements]
+            return [dy, None, read(dy)]
+        case "none":  # of rows written twice it is not said which one stays
+            return [write(dy, zeros, "none"), None, read(dy)]
+        case "max" | "min":  # all that equal the result share, as in torch
+            dtype = type_of(x).dtype
+            kept, won = b.cast(b.Equal(x, y), dtype), b.cast(b.Equal(rows, read(y)), dtype)
+            share = b.Div(dy, write(kept, won, "add"))
+            return [b.Mul(kept, share), None, b.Mul(won, read(share))]
+        case "mul":  # the product of the others; with one 0 among them only that one has any
+            dtype = type_of(x).dtype
+            zero, one = b.scalar(0.0, dtype), b.scalar(1.0, dtype)
+            x_empty, r_empty = b.Equal(x, zero), b.Equal(rows, zero)
+            x_full, r_full = b.Where(x_empty, one, x), b.Where(r_empty, one, rows)
+            rest = write(x_full, r_full, "mul")
+            empty = write(b.cast(x_empty, dtype), b.cast(r_empty, dtype), "add")
+            none, single = b.Equal(empty, zero), b.Equal(empty, one)
+            full = b.Mul(dy, b.Where(none, rest, zero))
+            alone = b.Mul(dy, b.Where(single, rest, zero))
+            dx = b.Where(x_empty, alone, b.Div(full, x_full))
+            return [dx, None, b.Where(r_empty, read(alone), b.Div(read(full), r_full))]
         case other:
             raise ValueError(f"the reduction {other} has no gradient rule")
 

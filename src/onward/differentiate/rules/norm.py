@@ -6,12 +6,33 @@ from typing import Any
 
 from onward.differentiate.rule_table import Gradients, only, rule
 from onward.graph.build import Builder
+from onward.graph.graph import Value, type_of
+from onward.graph.types import Size, product
 
 
 @rule("LayerNormalization")
 def _layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    dim = attrs.get("axis", -1)
-    return b.LayerNormalizationGrad(only(dys), xs[0], xs[1], ys[1], ys[2], axis=dim)
+    """Through y and, where somebody reads them, through the mean and the 1/std."""
+    dim, x, (_, mean, invstd) = attrs.get("axis", -1), xs[0], ys
+    (dy, dmean, dinvstd), shape = dys, type_of(xs[0]).shape
+    dx = dscale = dbias = None
+    if dy is not None:
+        dx, dscale, dbias = b.LayerNormalizationGrad(dy, x, xs[1], mean, invstd, axis=dim)
+    count = product(shape[dim % len(shape) :])
+    if dmean is not None:
+        more = b.cast(b.expand(b.Div(dmean, _number(b, count, mean)), shape), type_of(x).dtype)
+        dx = more if dx is None else b.Add(dx, more)
+    if dinvstd is not None:  # of (var + epsilon)^-1/2: -1/2 invstd^3, times 2 (x - mean) / n
+        cube = b.Mul(b.Mul(invstd, invstd), invstd)
+        each = b.Neg(b.Div(b.Mul(dinvstd, cube), _number(b, count, mean)))
+        more = b.Mul(b.Sub(b.cast(x, type_of(mean).dtype), mean), each)
+        more = b.cast(more, type_of(x).dtype)
+        dx = more if dx is None else b.Add(dx, more)
+    return [dx, dscale, dbias]
+
+
+def _number(b: Builder, size: Size, like: Value) -> Value:
+    return b.cast(b.squeeze(b.size(size), [0]), type_of(like).dtype)
 
 
 @rule("AddLayerNormalization")

@@ -112,14 +112,17 @@ def _bind_gather_nd(args: KernelArguments) -> Launch:
     return lambda: torch.index_select(rows, 0, place(), out=flat)
 
 
+_REDUCED = {"mul": "prod", "max": "amax", "min": "amin"}  # ONNX's names and torch's
+
+
 def _bind_scatter_nd(args: KernelArguments) -> Launch:
-    """y = data, then rows are added (or set) at the index."""
+    """y = data, then rows are set at the index, added, multiplied, or compared."""
     data, index, rows, y = args.x(0), args.x(1), args.x(2), args.y
     k = index.shape[-1]
     flat = y.view(math.prod(y.shape[:k]), *y.shape[k:])
     updates = rows.reshape(math.prod(index.shape[:-1]), *y.shape[k:])
     copied = data.data_ptr() == y.data_ptr()
-    add = args.attrs.get("reduction", "none") == "add"
+    kind = args.attrs.get("reduction", "none")
     # On the CPU torch's operator refuses a row itself; a device's ends the process's use of it.
     single = index.reshape(-1) if k == 1 and y.device.type == "cpu" else None
     place = _flat_index(y.shape, index, args.flag) if single is None else lambda: single
@@ -127,10 +130,13 @@ def _bind_scatter_nd(args: KernelArguments) -> Launch:
     def launch() -> None:
         if not copied:
             y.copy_(data)
-        if add:
+        if kind == "add":
             flat.index_add_(0, place(), updates)
-        else:
+        elif kind == "none":
             flat.index_copy_(0, place(), updates)
+        else:
+            wide = place().view(-1, *[1] * (flat.dim() - 1)).expand_as(updates)
+            flat.scatter_reduce_(0, wide, updates, _REDUCED[kind])
 
     return launch
 
@@ -138,15 +144,17 @@ def _bind_scatter_nd(args: KernelArguments) -> Launch:
 def _bind_scatter_elements(args: KernelArguments) -> Launch:
     data, index, updates, y = args.x(0), args.x(1), args.x(2), args.y
     dim, copied = args.attrs.get("axis", 0), data.data_ptr() == y.data_ptr()
-    add = args.attrs.get("reduction", "none") == "add"
+    kind = args.attrs.get("reduction", "none")
 
     def launch() -> None:
         if not copied:
             y.copy_(data)
-        if add:
+        if kind == "add":
             y.scatter_add_(dim, index, updates)
-        else:
+        elif kind == "none":
             y.scatter_(dim, index, updates)
+        else:
+            y.scatter_reduce_(dim, index, updates, _REDUCED[kind])
 
     return launch
 
@@ -168,11 +176,6 @@ def _sorted_bytes(spec: KernelSpec) -> int:
     return 4 * x.nbytes + 16 * int(x.numel) + 1024
 
 
-def _known_reduction(spec: KernelSpec) -> str | None:
-    kind = spec.attrs.get("reduction", "none")
-    return None if kind in ("add", "none") else f"reduction {kind}"
-
-
 def _no_batch_dims(spec: KernelSpec) -> str | None:
     return "batch_dims" if spec.attrs.get("batch_dims", 0) else None
 
@@ -184,20 +187,30 @@ def _index_bytes(spec: KernelSpec) -> int:
 
 
 def _bind_cumsum(args: KernelArguments) -> Launch:
+    """Exclusive: of what stands before each element, which is the sum one place further on."""
     x, y, dim = args.x(0), args.y, int(args.x(1))
-    if args.attrs.get("exclusive", 0):
-        raise AssertionError("exclusive CumSum is refused by unsupported")
-    if not args.attrs.get("reverse", 0):
+    reverse, exclusive = bool(args.attrs.get("reverse", 0)), bool(args.attrs.get("exclusive", 0))
+    if not reverse and not exclusive:
         return partial(torch.cumsum, x, dim, out=y)
-    return lambda: y.copy_(x.flip(dim).cumsum(dim).flip(dim))
+    size = x.shape[dim]
+    rest = max(0, size - 1)
 
+    def launch() -> None:
+        given = x.flip(dim) if reverse else x
+        if exclusive:
+            total = torch.zeros_like(given)
+            if rest:
+                total.narrow(dim, 1, rest).copy_(given.narrow(dim, 0, rest).cumsum(dim))
+        else:
+            total = given.cumsum(dim)
+        y.copy_(total.flip(dim) if reverse else total)
 
-def _no_exclusive(spec: KernelSpec) -> str | None:
-    return "exclusive CumSum" if spec.attrs.get("exclusive", 0) else None
+    return launch
 
 
 def _cumsum_bytes(spec: KernelSpec) -> int:
-    return 3 * spec.outputs[0].nbytes if spec.attrs.get("reverse", 0) else 0
+    plain = not spec.attrs.get("reverse", 0) and not spec.attrs.get("exclusive", 0)
+    return 0 if plain else 4 * spec.outputs[0].nbytes
 
 
 KERNELS: dict[str, Kernel] = {
@@ -224,14 +237,10 @@ KERNELS: dict[str, Kernel] = {
         workspace=_index_bytes, input_error=_no_such_place,
     ),
     "ScatterND": Kernel(
-        "aten.index_add", _bind_scatter_nd, unsupported=_known_reduction, inplace=((0, 0),),
-        contiguous=(1, 2), workspace=_index_bytes, input_error=_no_such_place,
+        "aten.index_add", _bind_scatter_nd, inplace=((0, 0),), contiguous=(1, 2),
+        workspace=_index_bytes, input_error=_no_such_place,
     ),
-    "ScatterElements": Kernel(
-        "aten.scatter_add", _bind_scatter_elements, unsupported=_known_reduction, inplace=((0, 0),)
-    ),
+    "ScatterElements": Kernel("aten.scatter_add", _bind_scatter_elements, inplace=((0, 0),)),
     "TopK": Kernel("aten.topk", _bind_top_k, workspace=_sorted_bytes),
-    "CumSum": Kernel(
-        "aten.cumsum", _bind_cumsum, unsupported=_no_exclusive, workspace=_cumsum_bytes
-    ),
+    "CumSum": Kernel("aten.cumsum", _bind_cumsum, workspace=_cumsum_bytes),
 }  # fmt: skip

@@ -1,0 +1,7 @@
+"""ONNX models of others as graphs: `from_onnx`."""
+
+from onward.graph.importer.decomposition import DECOMPOSITIONS
+from onward.graph.importer.model import from_onnx
+from onward.graph.importer.refused import CONSTANT, REFUSED
+
+__all__ = ["CONSTANT", "DECOMPOSITIONS", "REFUSED", "from_onnx"]

@@ -1,0 +1,140 @@
+"""Decompositions: ops of the standard written in those that a graph may hold.
+
+One function for one op, `(call: NodeCall) -> results`, entered by `decomposition`. What it builds
+is typed, differentiated and run like anything else, so that an op with a decomposition needs no
+record, rule or kernel of its own. An op that ONNX itself defines by a function body needs none
+either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+
+from onward.graph.build import Builder
+from onward.graph.graph import array_of, content_of, type_of
+from onward.graph.registry import enter
+from onward.graph.types import DType, Shape, Size, Type
+
+Value = ir.Value
+Results: TypeAlias = "Value | Sequence[Value | None]"
+Subgraph: TypeAlias = "Callable[[onnx.GraphProto, Sequence[Value | None]], list[Value]]"
+Decomposition: TypeAlias = "Callable[[NodeCall], Results]"
+DECOMPOSITIONS: dict[str, Decomposition] = {}
+
+
+@dataclass(frozen=True)
+class NodeCall:
+    """One node of a model that is read.
+
+    given: the attributes that it has; `attr` knows the schema's defaults too. subgraph: makes the
+    nodes of an attribute that is a graph, from the values of its inputs.
+    """
+
+    b: Builder
+    op_type: str
+    inputs: list[Value | None]
+    given: dict[str, Any]
+    schema: onnx.defs.OpSchema
+    outputs: int
+    subgraph: Subgraph
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        if name in self.given:
+            return self.given[name]
+        known = self.schema.attributes.get(name)
+        value = None if known is None else known.default_value
+        if value is None or not value.type:
+            return default
+        return plain(onnx.helper.get_attribute_value(value))
+
+    def present(self, i: int) -> bool:
+        return i < len(self.inputs) and self.inputs[i] is not None
+
+    def x(self, i: int = 0) -> Value:
+        value = self.inputs[i] if i < len(self.inputs) else None
+        if value is None:
+            raise ValueError(f"{self.op_type} without its input {i}")
+        return value
+
+    def optional(self, i: int) -> Value | None:
+        return self.inputs[i] if i < len(self.inputs) else None
+
+    def type(self, i: int = 0) -> Type:
+        return type_of(self.x(i))
+
+    def shape(self, i: int = 0) -> Shape:
+        return self.type(i).shape
+
+    def rank(self, i: int = 0) -> int:
+        return self.type(i).rank
+
+    def sizes(self, i: int = 0) -> list[int]:
+        """The shape in numbers; raises ValueError where a size is named."""
+        shape = self.shape(i)
+        if not all(isinstance(n, int) for n in shape):
+            raise ValueError(f"{self.op_type} over {self.type(i)}: its sizes must be numbers")
+        return [int(n) for n in shape]  # type: ignore[arg-type]
+
+    def axis(self, default: int = 0, i: int = 0) -> int:
+        given = self.attr("axis", default)
+        return int(given) % max(self.rank(i), 1)
+
+    def array(self, i: int) -> np.ndarray:
+        """The content of an input that has to be known."""
+        found = array_of(self.x(i))
+        if found is not None:
+            return found
+        content = content_of(self.x(i))
+        if content is not None and all(isinstance(n, int) for n in content):
+            return np.array(content, dtype=np.int64).reshape(self.sizes(i))
+        raise ValueError(f"{self.op_type}: input {i} is not known before it runs")
+
+    def ints(self, i: int) -> list[int]:
+        return [int(n) for n in self.array(i).reshape(-1)]
+
+    def contents(self, i: int) -> tuple[Size, ...]:
+        """As `ints`, of named sizes too."""
+        content = content_of(self.x(i))
+        return tuple(self.ints(i)) if content is None else content
+
+    def plain_node(self, *inputs: Any, op: str = "", **attrs: Any) -> Any:
+        """The op as a node of its own, with other inputs or attributes."""
+        given = {**self.given, **attrs}
+        return self.b.node(op or self.op_type, inputs or self.inputs, given)
+
+
+def plain(value: Any) -> Any:
+    """An attribute's value in Python's terms."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, onnx.TensorProto):
+        return onnx.numpy_helper.to_array(value)
+    if isinstance(value, onnx.GraphProto | onnx.SparseTensorProto | onnx.TypeProto):
+        return value
+    if isinstance(value, list | tuple) or (
+        hasattr(value, "__len__") and not isinstance(value, str)
+    ):
+        return [plain(v) for v in value]
+    return value
+
+
+def decomposition(*op_types: str) -> Callable[[Decomposition], Decomposition]:
+    def decorate(function: Decomposition) -> Decomposition:
+        for op_type in op_types:
+            enter(DECOMPOSITIONS, "decomposition of", op_type, function)
+        return function
+
+    return decorate
+
+
+def numeric(dtype: DType) -> np.dtype[Any]:
+    return np.dtype(dtype.numpy())
+
+
+__all__ = ["DECOMPOSITIONS", "Decomposition", "NodeCall", "decomposition", "numeric", "plain"]

@@ -1,0 +1,1 @@
+"""Decompositions, one file for each family; a new file is found by itself."""

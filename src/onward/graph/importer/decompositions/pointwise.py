@@ -1,0 +1,103 @@
+"""Elementwise ops."""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import numpy as np
+
+from onward.graph.graph import type_of
+from onward.graph.importer.decomposition import NodeCall, Results, decomposition, numeric
+from onward.graph.types import FLOATING, DType
+
+
+@decomposition("Sum", "Mean", "Max", "Min")
+def _many(c: NodeCall) -> Results:
+    """Of any number of inputs, two by two."""
+    op = "Add" if c.op_type in ("Sum", "Mean") else c.op_type
+    values = [c.x(i) for i in range(len(c.inputs))]
+    total = reduce(lambda x, y: c.b.node(op, [x, y], {}), values)  # type: ignore[arg-type, return-value]
+    return c.b.Div(total, float(len(values))) if c.op_type == "Mean" else total
+
+
+@decomposition("Clip")
+def _clip(c: NodeCall) -> Results:
+    """Where both limits cross, the upper one holds. At a limit the gradient is x's, as in torch."""
+    y = c.x()
+    if c.present(1):
+        y = c.b.Where(c.b.Less(y, c.x(1)), c.x(1), y)
+    if c.present(2):
+        y = c.b.Where(c.b.Greater(y, c.x(2)), c.x(2), y)
+    return y
+
+
+@decomposition("Cast", "CastLike")
+def _cast(c: NodeCall) -> Results:
+    to = c.type(1).dtype if c.op_type == "CastLike" else DType(c.attr("to"))
+    return c.x() if to == c.type().dtype else c.b.Cast(c.x(), to=to)
+
+
+@decomposition("Pow")
+def _pow(c: NodeCall) -> Results:
+    """In the type of the base; of a whole base and a real exponent in that of the exponent."""
+    b, base, power = c.b, c.type(0).dtype, c.type(1).dtype
+    if base == power:
+        return c.plain_node()
+    if base in FLOATING or power not in FLOATING:
+        return b.Pow(c.x(0), b.cast(c.x(1), base))
+    return b.cast(b.Pow(b.cast(c.x(0), power), c.x(1)), base)
+
+
+@decomposition("IsInf")
+def _is_inf(c: NodeCall) -> Results:
+    dtype = numeric(c.type().dtype)
+    found = []
+    for name, number in (("detect_positive", np.inf), ("detect_negative", -np.inf)):
+        if c.attr(name, 1):
+            found.append(c.b.Equal(c.x(), np.array(number, dtype)))
+    if len(found) == 2:
+        return c.plain_node()
+    return found[0] if found else c.b.And(c.b.IsNaN(c.x()), np.array(False))
+
+
+@decomposition("PRelu")
+def _prelu(c: NodeCall) -> Results:
+    return c.b.Where(c.b.Less(c.x(), 0), c.b.Mul(c.x(), c.x(1)), c.x())
+
+
+@decomposition("HardSwish")
+def _hard_swish(c: NodeCall) -> Results:
+    b, x = c.b, c.x()
+    return b.Mul(x, b.Max(b.Min(b.Add(b.Div(x, 6.0), 0.5), 1.0), 0.0))
+
+
+@decomposition("Hardmax")
+def _hardmax(c: NodeCall) -> Results:
+    b, axis = c.b, c.axis(-1)
+    first = b.ArgMax(c.x(), axis=axis, keepdims=1)
+    shape = [1] * c.rank()
+    shape[axis] = c.sizes()[axis]
+    places = np.arange(shape[axis], dtype=np.int64).reshape(shape)
+    return b.cast(b.Equal(first, places), c.type().dtype)
+
+
+@decomposition("Softmax", "LogSoftmax")
+def _softmax(c: NodeCall) -> Results:
+    """Over the last dim, which its kernels take."""
+    axis, last = c.axis(-1), c.rank() - 1
+    if axis == last:
+        return c.plain_node(axis=-1)
+    order = list(range(c.rank()))
+    order[axis], order[last] = last, axis
+    y = c.plain_node(c.b.transpose(c.x(), order), axis=-1)
+    return c.b.transpose(y, order)
+
+
+@decomposition("Dropout")
+def _dropout(c: NodeCall) -> Results:
+    training = bool(c.array(2)) if c.present(2) else False
+    ratio = float(c.array(1)) if c.present(1) else 0.5
+    if training and ratio:
+        raise ValueError("its mask is the runtime's own: only a dropout that keeps all is read")
+    mask = c.b.full(1, type_of(c.x()))
+    return [c.x(), c.b.Cast(mask, to=DType.BOOL)][: c.outputs]

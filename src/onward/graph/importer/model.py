@@ -1,0 +1,312 @@
+"""A ModelProto as a Graph: nodes that a graph may hold as they are, others decomposed.
+
+Model-local functions are inlined, what is made of constants alone is computed, and the bodies of
+If, Loop and Scan are unrolled where the model says how often. What cannot be read is refused in one
+line that names the node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+from onnx.inliner import inline_local_functions
+from onnx.reference import ReferenceEvaluator
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Role, array_of, content_of, type_of
+from onward.graph.importer import decompositions
+from onward.graph.importer.decomposition import DECOMPOSITIONS, NodeCall, plain
+from onward.graph.importer.refused import REFUSED
+from onward.graph.ops import STANDARD
+from onward.graph.registry import files_of
+from onward.graph.types import DType, Size, Type, symbol
+
+Value = ir.Value
+Environment = dict[str, Value | None]
+OLDEST = 13  # of models; their nodes have the form of opset 20 or newer
+# Ops whose older versions mean the same, types apart: the first such version.
+UNCHANGED = {
+    "Add": 7, "Cast": 9, "Constant": 9, "Identity": 1, "If": 11, "Loop": 11, "Mul": 7,
+    "Scan": 9, "Slice": 10, "Unsqueeze": 1,
+}  # fmt: skip
+FOLDED = 1 << 20  # elements of a result that is computed while reading
+
+files_of(decompositions.__name__, decompositions.__path__)  # whose import fills the table
+
+
+def from_onnx(
+    model: onnx.ModelProto,
+    dims: Mapping[str, int] | None = None,
+    known: Mapping[str, np.ndarray] | None = None,
+) -> Graph:
+    """The model's graph; its inputs have `Role.BATCH`, its initializers are constants.
+
+    dims: sizes for named dims; the others stay names. known: inputs that become constants, such as
+    shapes. Raises ValueError naming the first node that cannot be read, with the reason.
+    """
+    if model.functions:
+        model = inline_local_functions(model)
+    graph = Graph(model.graph.name or "model")
+    reader = _Reader(graph, {o.domain: o.version for o in model.opset_import})
+    env: Environment = {}
+    constants = {t.name: onnx.numpy_helper.to_array(t) for t in model.graph.initializer}
+    constants |= dict(known or {})
+    for info in model.graph.input:
+        if info.name not in constants:
+            env[info.name] = graph.input(info.name, _type(info, dims or {}), Role.BATCH)
+    for name, array in constants.items():
+        env[name] = graph.constant(np.asarray(array))
+    reader.read(model.graph.node, env)
+    for info in model.graph.output:
+        value = env.get(info.name)
+        if value is None:
+            raise ValueError(f"output {info.name} is not made by the model")
+        graph.output(info.name, value)
+    graph.sweep()
+    return graph
+
+
+def _type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
+    kind = info.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise ValueError(f"input {info.name} is no tensor but a {kind}")
+    tensor = info.type.tensor_type
+    sizes: list[Size] = []
+    for i, dim in enumerate(tensor.shape.dim):
+        name = dim.dim_param or f"{info.name}_{i}"
+        sizes.append(
+            int(dim.dim_value) if dim.HasField("dim_value") else dims.get(name, symbol(name))
+        )
+    return Type(DType(tensor.elem_type), tuple(sizes))
+
+
+class _Reader:
+    """Makes the nodes of one model."""
+
+    def __init__(self, graph: Graph, opsets: Mapping[str, int]) -> None:
+        self.graph, self.opsets = graph, opsets
+        self.opset = opsets.get("", opsets.get("ai.onnx", 1))
+
+    def read(self, nodes: Sequence[onnx.NodeProto], env: Environment) -> None:
+        """The nodes in order; their outputs enter `env`."""
+        for node in nodes:
+            try:
+                results = self._node(node, env)
+            except ValueError as error:
+                text = str(error)
+                place = f"{node.op_type} {node.name}".strip()
+                raise ValueError(
+                    text if text.startswith("cannot") else f"cannot read {place}: {text}"
+                ) from error
+            for name, value in zip(node.output, results, strict=False):
+                if name:
+                    env[name] = value
+
+    def _node(self, node: onnx.NodeProto, env: Environment) -> Sequence[Value | None]:
+        if node.domain not in ("", "ai.onnx"):
+            raise ValueError(f"its domain is {node.domain}")
+        inputs: list[Value | None] = []
+        for name in node.input:
+            if name and name not in env:
+                raise ValueError(f"nothing makes its input {name}")
+            inputs.append(env[name] if name else None)
+        while inputs and inputs[-1] is None:
+            inputs.pop()
+        given = {a.name: plain(onnx.helper.get_attribute_value(a)) for a in node.attribute}
+        if node.op_type.startswith(("Reduce", "Unsqueeze")) and "axes" in given:  # as up to 17
+            inputs.append(self.graph.constant(np.array(given.pop("axes"), np.int64)))
+        schema = self._schema(node.op_type, given)
+        if node.op_type in REFUSED:
+            raise ValueError(REFUSED[node.op_type])
+
+        def subgraph(body: onnx.GraphProto, values: Sequence[Value | None]) -> list[Value]:
+            return self._subgraph(body, values, env)
+
+        builder = Builder(self.graph, module=node.name)
+        call = NodeCall(builder, node.op_type, inputs, given, schema, len(node.output), subgraph)
+        folded = self._folded(node, call)
+        if folded is not None:
+            return folded
+        made = self._made(node, call)
+        return [made] if isinstance(made, ir.Value) else made
+
+    def _made(self, node: onnx.NodeProto, call: NodeCall) -> Value | Sequence[Value | None]:
+        if node.op_type in DECOMPOSITIONS:
+            return DECOMPOSITIONS[node.op_type](call)
+        if node.op_type in STANDARD:
+            return call.b.node(node.op_type, call.inputs, call.given)
+        body = self._function(node, call)
+        if body is None:
+            raise ValueError("no decomposition is written")
+        return self._expanded(node, call, body)
+
+    def _schema(self, op_type: str, given: Mapping[str, Any]) -> onnx.defs.OpSchema:
+        try:
+            schema = onnx.defs.get_schema(op_type, self.opset, "")
+        except onnx.defs.SchemaError as error:
+            raise ValueError(f"opset {self.opset} has no such op") from error
+        try:
+            oldest = onnx.defs.get_schema(op_type, OLDEST, "").since_version
+        except onnx.defs.SchemaError:
+            oldest = 0
+        oldest = min(oldest, UNCHANGED.get(op_type, oldest))
+        strange = [n for n in given if n not in onnx.defs.get_schema(op_type, "").attributes]
+        if schema.since_version < oldest or strange:
+            raise ValueError(
+                f"it is that of opset {self.opset}; fix: convert the model to opset 20 or newer"
+            )
+        return schema
+
+    # ---- what is known already
+
+    def _folded(self, node: onnx.NodeProto, call: NodeCall) -> list[Value] | None:
+        """The results where they follow from constants or sizes alone."""
+        if node.op_type in ("Shape", "Size"):
+            return self._sizes(call)
+        arrays = [None if x is None else _array(x) for x in call.inputs]
+        known = all((a is None) == (x is None) for a, x in zip(arrays, call.inputs, strict=True))
+        graphs = any(isinstance(v, onnx.GraphProto) for v in call.given.values())
+        if not known or graphs or node.op_type in ("Identity", "Constant"):
+            return None
+        names = [f"x{i}" if a is not None else "" for i, a in enumerate(arrays)]
+        alone = onnx.NodeProto()
+        alone.CopyFrom(node)
+        del alone.input[:]
+        alone.input.extend(names)
+        feeds = {n: a for n, a in zip(names, arrays, strict=True) if a is not None}
+        infos = [
+            onnx.helper.make_tensor_value_info(
+                n, onnx.helper.np_dtype_to_tensor_dtype(a.dtype), a.shape
+            )
+            for n, a in feeds.items()
+        ]
+        made = [n for n in node.output if n]
+        results = [onnx.helper.make_empty_tensor_value_info(n) for n in made]
+        opsets = [onnx.helper.make_opsetid("", self.opset)]
+        model = onnx.helper.make_model(
+            onnx.helper.make_graph([alone], "folded", infos, results), opset_imports=opsets
+        )
+        try:
+            with np.errstate(all="ignore"):
+                found: Any = ReferenceEvaluator(model).run(None, feeds)
+        except Exception:  # what the evaluator does not know is made as a node
+            return None
+        if not all(isinstance(y, np.ndarray | np.generic) for y in found):
+            return None
+        if sum(np.asarray(y).size for y in found) > FOLDED:
+            return None
+        by_name = dict(zip(made, found, strict=True))
+        return [self.graph.constant(np.asarray(by_name[n])) if n else None for n in node.output]  # type: ignore[misc]
+
+    def _sizes(self, call: NodeCall) -> list[Value]:
+        shape = call.shape()
+        if call.op_type == "Size":
+            return [call.b.squeeze(call.b.size(_product(shape)), [0])]
+        rank = len(shape)
+        start, end = int(call.attr("start", 0)), call.attr("end")
+        end = rank if end is None else int(end)
+        low = min(max(start + rank if start < 0 else start, 0), rank)
+        high = min(max(end + rank if end < 0 else end, 0), rank)
+        part = shape[low : max(low, high)]
+        if all(isinstance(n, int) for n in part):
+            return [call.b.ints([int(n) for n in part])]  # type: ignore[arg-type]
+        return [call.b.Shape(call.x(), start=low, end=max(low, high))]
+
+    # ---- bodies
+
+    def _subgraph(
+        self, body: onnx.GraphProto, values: Sequence[Value | None], outer: Environment
+    ) -> list[Value]:
+        env = dict(outer)
+        for tensor in body.initializer:
+            env[tensor.name] = self.graph.constant(onnx.numpy_helper.to_array(tensor))
+        env.update({info.name: v for info, v in zip(body.input, values, strict=False)})
+        self.read(body.node, env)
+        found = [env.get(info.name) for info in body.output]
+        if any(v is None for v in found):
+            raise ValueError("a body does not make one of its outputs")
+        return [v for v in found if v is not None]
+
+    def _function(self, node: onnx.NodeProto, call: NodeCall) -> onnx.FunctionProto | None:
+        """The function body by which ONNX defines the op, where it has one."""
+        schema: Any = call.schema
+        if schema.has_function:
+            versions = [
+                v
+                for v in schema.function_opset_versions
+                if v <= max(self.opset, schema.since_version)
+            ]
+            text = schema.get_function_with_opset_version(
+                max(versions or schema.function_opset_versions)
+            )
+        elif schema.has_context_dependent_function:
+            types = [b"" if x is None else _type_proto(x) for x in call.inputs]
+            versions = schema.context_dependent_function_opset_versions
+            fitting = [v for v in versions if v <= max(self.opset, schema.since_version)]
+            text = schema.get_context_dependent_function_with_opset_version(
+                max(fitting or versions), node.SerializeToString(), types
+            )
+        else:
+            return None
+        if not text:
+            return None
+        function = onnx.FunctionProto()
+        function.ParseFromString(text)
+        return function
+
+    def _expanded(
+        self, node: onnx.NodeProto, call: NodeCall, body: onnx.FunctionProto
+    ) -> list[Value | None]:
+        env: Environment = {}
+        for i, name in enumerate(body.input):
+            env[name] = call.optional(i)
+        opset = next(
+            (o.version for o in body.opset_import if o.domain in ("", "ai.onnx")), self.opset
+        )
+        inner = _Reader(self.graph, {"": opset})
+        nodes: list[onnx.NodeProto] = []
+        for item in body.node:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(item)
+            copy.name = node.name or node.op_type
+            del copy.attribute[:]
+            for a in item.attribute:
+                if not a.ref_attr_name:
+                    copy.attribute.append(a)
+                    continue
+                value = call.attr(a.ref_attr_name)
+                if value is not None:
+                    copy.attribute.append(onnx.helper.make_attribute(a.name, value))
+            for i, name in enumerate(copy.input):
+                if name in env and env[name] is None:
+                    copy.input[i] = ""
+            nodes.append(copy)
+        inner.read(nodes, env)
+        return [env.get(name) for name in body.output]
+
+
+def _array(x: Value) -> np.ndarray | None:
+    found = array_of(x)
+    if found is not None:
+        return found
+    content = content_of(x)
+    if content is None or not all(isinstance(n, int) for n in content):
+        return None
+    return np.array(content, dtype=np.int64).reshape([int(n) for n in type_of(x).shape])  # type: ignore[arg-type]
+
+
+def _product(shape: Sequence[Size]) -> Size:
+    total: Size = 1
+    for size in shape:
+        total = total * size
+    return total
+
+
+def _type_proto(x: Value) -> bytes:
+    type = type_of(x)
+    shape = [s if isinstance(s, int) else str(s) for s in type.shape]
+    return onnx.helper.make_tensor_type_proto(int(type.dtype), shape).SerializeToString()
