@@ -46,6 +46,7 @@ CPU = (
 PADDED = (
     Case("BERT MLM, padded", "bert_padded", batch=16, tokens=128, real=0.46, labelled=0.15),
     Case("two towers, padded", "two_tower_padded", batch=64, tokens=64, real=0.45),
+    Case("two towers by weights, padded", "two_tower_weighted", batch=64, tokens=64, real=0.45),
 )
 
 # In order of worth: what a slow machine has no time for is at the end.
@@ -66,6 +67,7 @@ STEPS: Mapping[str, int] = {
     "tutorial": 12,
     "bert_padded": 3,
     "two_tower_padded": 5,
+    "two_tower_weighted": 5,
 }
 
 

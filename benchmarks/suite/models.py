@@ -115,6 +115,22 @@ class TwoTower(nn.Module):
         return nn.functional.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
 
 
+class WeightedTower(TwoTower):
+    """The same, pooled by the weights of a softmax over the scores of real tokens."""
+
+    def __init__(self, case: Case, temperature: float = 0.05) -> None:
+        super().__init__(case, temperature)
+        for tower in (self.query, self.passage):
+            tower.score = nn.Linear(tower.config.hidden_size, 1)
+
+    @staticmethod
+    def _embed(tower: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = tower(input_ids=ids, attention_mask=mask).last_hidden_state  # [B, T, D]
+        scores = tower.score(hidden).squeeze(-1)  # [B, T]
+        weights = torch.softmax(scores.masked_fill(mask == 0, float("-inf")), dim=-1)
+        return nn.functional.normalize((weights.unsqueeze(1) @ hidden).squeeze(1), dim=-1)
+
+
 class TutorialTransformer(nn.Module):
     """The language model of PyTorch's `nn.Transformer` tutorial: 2 layers, 200 wide, 2 heads."""
 

@@ -22,6 +22,7 @@ from suite.cases import Case
 from suite.models import (
     TutorialTransformer,
     TwoTower,
+    WeightedTower,
     bert_large,
     bert_small,
     bert_vocabulary,
@@ -76,6 +77,12 @@ MODELS: dict[str, Workload] = {
         bert_vocabulary,
         padded_pair_batch,
         "two BERT towers, 3 layers, 384 wide, queries a quarter as long",
+    ),
+    "two_tower_weighted": Workload(
+        WeightedTower,
+        bert_vocabulary,
+        padded_pair_batch,
+        "two BERT towers, 3 layers, 384 wide, pooled by a masked softmax's weights @ states",
     ),
 }
 
