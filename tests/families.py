@@ -36,6 +36,13 @@ LLAMA = {
     "num_attention_heads": 4, "max_position_embeddings": 64, "use_cache": False,
     "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
+SMALL_HEADS = {**LLAMA, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+MODERNBERT = {
+    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0,
+    "local_attention": 4, "global_attn_every_n_layers": 2, "bos_token_id": 0, "eos_token_id": 0,
+    "cls_token_id": 0, "sep_token_id": 0,
+}  # fmt: skip
 DISTILBERT = {
     "vocab_size": VOCABULARY, "dim": 32, "n_layers": 1, "n_heads": 2, "hidden_dim": 32,
     "max_position_embeddings": 64, "dropout": 0.0, "attention_dropout": 0.0,
@@ -43,7 +50,9 @@ DISTILBERT = {
 }  # fmt: skip
 FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "T5": (hf.T5Config, T5), "Bart": (hf.BartConfig, BART), "Llama": (hf.LlamaConfig, LLAMA),
-    "Mistral": (hf.MistralConfig, LLAMA),
+    "Mistral": (hf.MistralConfig, LLAMA), "Qwen3": (hf.Qwen3Config, SMALL_HEADS),
+    "Gemma2": (hf.Gemma2Config, SMALL_HEADS), "Cohere": (hf.CohereConfig, LLAMA),
+    "Glm": (hf.GlmConfig, SMALL_HEADS), "ModernBert": (hf.ModernBertConfig, MODERNBERT),
     "GPTNeoX": (hf.GPTNeoXConfig, LLAMA), "DistilBert": (hf.DistilBertConfig, DISTILBERT),
     "Bert": (hf.BertConfig, BERT), "Roberta": (hf.RobertaConfig, BERT),
 }  # fmt: skip
@@ -161,6 +170,11 @@ CASES: dict[str, tuple[Make, Data]] = {
     "Bart": (of("Bart", "ConditionalGeneration"), summaries),
     "Llama": (of("Llama", "CausalLM", num_hidden_layers=2), padded),
     "Llama, two heads a key": (of("Llama", "CausalLM", num_key_value_heads=2), padded),
+    "Qwen3, norms of heads": (of("Qwen3", "CausalLM"), padded),
+    "Gemma 2, soft caps": (of("Gemma2", "CausalLM", sliding_window=4), lambda: batch(4, 12)),
+    "Cohere, neighbours turned": (of("Cohere", "CausalLM", num_key_value_heads=2), padded),
+    "GLM, half of a head by neighbours": (of("Glm", "CausalLM"), padded),
+    "ModernBERT, a gate of one product": (of("ModernBert", "MaskedLM"), padded),
     "Llama, packed documents": (of("Llama", "CausalLM"), packed),
     "GPT-2, packed documents": (lambda: tiny.gpt2(0.0, layers=1, use_cache=False), packed),
     "GPT-2, positions and its cache on": (lambda: tiny.gpt2(0.0, layers=1), packed),

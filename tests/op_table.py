@@ -12,9 +12,10 @@ SIZES = "it is made of sizes alone"
 
 _BACKWARD = frozenset(
     {
-        "AddLayerNormalizationGrad", "BatchNormalizationGrad", "BiasActivationGrad",
-        "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter", "LayerNormalizationGrad",
-        "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
+"AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
+        "BiasActivationGrad", "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter",
+        "LayerNormalizationGrad", "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
+        "RMSNormGrad",
         "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
@@ -24,7 +25,9 @@ _UPDATES = frozenset({"AdamUpdate", "SGDUpdate"})
 WITHOUT: dict[str, dict[str, frozenset[str]]] = {
     "gradient": {
         "its body is differentiated": frozenset({"Attention"}),
-        "gradients and updates are not differentiated": _BACKWARD | _UPDATES | {"GeluGrad"},
+        "gradients and updates are not differentiated": (
+            _BACKWARD | _UPDATES | {"GeluGrad", "GatedActivationGrad"}
+        ),
         NOTHING_FLOWS: frozenset(
             {
                 "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",

@@ -28,6 +28,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"execute"}),
     frozenset({"journal"}),
     frozenset({"extend"}),
+    frozenset({"graph_cache"}),
     frozenset({"compile"}),
     frozenset({"train"}),
     frozenset({"onward"}),

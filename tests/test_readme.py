@@ -142,6 +142,7 @@ def test_variables_are_those_that_are_read() -> None:
 def test_switches_that_are_named_exist() -> None:
     known = {
         *VerifyConfig.__dataclass_fields__, *RENAMED, *SWITCHES, "help", "quick", "measure",
+        "clear",
     }  # fmt: skip
     named = re.findall(r"(?<![\w-])--([a-z][\w-]*)", README)
     assert named and {name for name in named if name.replace("-", "_") not in known} == set()

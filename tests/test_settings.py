@@ -236,6 +236,7 @@ VALUES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {  # refused, taken
     "ONWARD_NATIVE": (("bogus", "1", "AVX2", "sse"), ("", "0", "plain")),
     "ONWARD_BLAS": (("bogus", "MKL", "accelerate", "1"), ("", "torch")),
     "ONWARD_CACHE": (("FILE",), ("", "FOLDER", "NEW")),
+    "ONWARD_GRAPH_CACHE": (("off", "no", "2"), ("", "0", "1")),
     "ONWARD_NATIVE_FOLDER": (("FILE", "NEW"), ("",)),
 }
 

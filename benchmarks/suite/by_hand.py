@@ -75,7 +75,7 @@ class RealWeightedTowers(RealTowers):
     """The softmax over the packed rows of each sequence, by sums of exponentials."""
 
     @staticmethod
-    def _embed(tower: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    def _embed(tower: Any, ids: Tensor, mask: Tensor) -> Tensor:
         rows, index = _packed(tower, ids, mask)  # [N, D]
         places, scores = index // ids.shape[1], tower.score(rows)  # [N], [N, 1]
         weights = torch.exp(scores - scores.detach().max())

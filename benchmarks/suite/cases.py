@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 class Case:
     """One thing to time. `precision`: fp32, tf32 (products of fp32 tensors), bf16 (autocast).
 
+    causal: whether attention's scores above the diagonal are needed by nobody.
     real, labelled, fit: read by the padded workloads only. The share of tokens that are no
     padding; the share of those that have a label; whether a batch is cut to its longest sequence.
     """
@@ -21,6 +22,7 @@ class Case:
     precision: str = "fp32"
     dropout: float = 0.1
     size: str = "full"  # or "tiny", to try the scripts
+    causal: bool = True
     real: float = 1.0
     labelled: float = 1.0
     fit: bool = False
@@ -49,6 +51,23 @@ PADDED = (
     Case("two towers by weights", "two_tower_weighted", batch=64, tokens=64, real=0.45),
 )
 
+# A model of each family, with the dropout that it has by default.
+FAMILIES = (
+    Case("Llama", "llama", batch=4, tokens=256, dropout=0.0),
+    Case("Qwen3", "qwen3", batch=4, tokens=256, dropout=0.0),
+    Case("ViT", "vit", batch=8, tokens=197, dropout=0.0, causal=False),
+    Case("Whisper-tiny", "whisper", batch=1, tokens=128, dropout=0.0, causal=False),
+    Case("ModernBERT, padded", "modernbert", batch=8, tokens=256, dropout=0.0, real=0.7,
+         labelled=0.15, causal=False),
+    Case("DeBERTa v3, padded", "deberta", batch=8, tokens=128, real=0.7, labelled=0.15,
+         causal=False),
+    Case("T5", "t5", batch=4, tokens=256, causal=False),
+    Case("GPT-2, 1024 tokens", "gpt2_small", batch=1, tokens=1024),
+    Case("RoBERTa class, padded", "roberta", batch=16, tokens=128, real=0.45, causal=False),
+    Case("CLIP", "clip", batch=8, tokens=64, dropout=0.0, real=0.7, causal=False),
+    Case("mixture of experts", "qwen3_moe", batch=4, tokens=256, dropout=0.0),
+)  # fmt: skip
+
 # In order of worth: what a slow machine has no time for is at the end.
 GPU = (
     Case("GPT-2 medium, bf16", "gpt2_medium", batch=8, tokens=1024, precision="bf16"),
@@ -68,6 +87,7 @@ STEPS: Mapping[str, int] = {
     "bert_padded": 3,
     "two_tower_padded": 5,
     "two_tower_weighted": 5,
+    **dict.fromkeys((case.model for case in FAMILIES if case.model != "gpt2_small"), 2),
 }
 
 

@@ -1,8 +1,9 @@
 """The arithmetic limit of a step: its matrix products at the best rate this machine reaches.
 
 The products are those of one eager PyTorch step; each needs 2 m k n floating point operations. The
-batched ones are attention's, and of them a causal mask needs the share (T + 1) / 2T. Nothing else
-is counted, so that the limit is below what any engine can do without computing fewer products.
+batched ones are attention's, and of them a causal mask needs the share (T + 1) / 2T. Convolutions
+and grouped products are not seen, nor is anything else
+counted, so that the limit is below what any engine can do without computing fewer products.
 
 The rate is the best of all large products of the step, laid out as the step has them, and of the
 ways of product_times.py; the shortest repetition counts.
@@ -42,14 +43,14 @@ def measured_rates(
 
 
 def arithmetic_limit(case: Case, threads: int, seconds: float) -> dict[str, Any]:
-    """The limit of a causal case, in seconds, with all that it was computed from."""
+    """The limit of a case, in seconds, with all that it was computed from."""
     # Later than the others: a worker that is measured imports this module, and none of Onward's.
     from suite.arithmetic import causal_share, product_flops
 
     found = ask("suite.recorded_products", {"case": asdict(case)})
     products = [Product(**p) for p in found]
     whole = {p: product_flops(p) for p in products}
-    needed = causal_share(case.tokens)
+    needed = causal_share(case.tokens) if case.causal else 1.0
     flops = sum(whole[p] * p.count * (needed if p.batch > 1 else 1.0) for p in products)
     large = [p for p in products if p.batch == 1 and whole[p] * p.count >= _SMALL * flops]
     rates = measured_rates(large, threads, seconds)

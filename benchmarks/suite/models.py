@@ -124,7 +124,7 @@ class WeightedTower(TwoTower):
             tower.score = nn.Linear(tower.config.hidden_size, 1)
 
     @staticmethod
-    def _embed(tower: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    def _embed(tower: Any, ids: Tensor, mask: Tensor) -> Tensor:
         hidden = tower(input_ids=ids, attention_mask=mask).last_hidden_state  # [B, T, D]
         scores = tower.score(hidden).squeeze(-1)  # [B, T]
         weights = torch.softmax(scores.masked_fill(mask == 0, float("-inf")), dim=-1)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from suite.batches import (
     Batch,
@@ -19,6 +18,7 @@ from suite.batches import (
     pair_batch,
 )
 from suite.cases import Case
+from suite.family_models import FAMILY_MODELS
 from suite.models import (
     TutorialTransformer,
     TwoTower,
@@ -32,17 +32,7 @@ from suite.models import (
     tutorial_vocabulary,
 )
 from suite.text import token_ids
-
-
-@dataclass(frozen=True)
-class Workload:
-    """How to build a model for a case, and how to turn a stream of token ids into a batch."""
-
-    build: Callable[[Case], nn.Module]
-    vocabulary: Callable[[Case], int]
-    batch: Callable[[Case, Tensor, torch.Generator], Batch]
-    about: str  # one line for the table
-
+from suite.workload import Workload
 
 MODELS: dict[str, Workload] = {
     "gpt2_small": Workload(
@@ -84,6 +74,7 @@ MODELS: dict[str, Workload] = {
         padded_pair_batch,
         "two BERT towers, 3 layers, 384 wide, pooled by a masked softmax's weights @ states",
     ),
+    **FAMILY_MODELS,
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line: `onward finetune | verify | doctor`."""
+"""The command line: `onward finetune | verify | doctor | cache`."""
 
 from __future__ import annotations
 
@@ -103,31 +103,53 @@ def run_verify(argv: list[str]) -> int:
 
 def run_doctor(argv: list[str]) -> int:
     """`onward doctor`: versions, what is missing, and which kernels and libraries are used."""
+    about = "time the matrix products of every engine anew (about a second)"
+    measure = _switched(argv, "doctor", "measure", about)
+    if measure is None:
+        return 0
+    from onward.recipes.doctor import facts
+
+    for line in facts(measure=measure):
+        print(line, flush=True)
+    return 0
+
+
+def run_cache(argv: list[str]) -> int:
+    """`onward cache`: where graphs of steps are kept, how many and how large; takes them away."""
+    clear = _switched(argv, "cache", "clear", "take all of them away")
+    if clear is None:
+        return 0
+    from onward import graph_cache
+
+    files, nbytes = graph_cache.clear() if clear else graph_cache.size()
+    verb = "taken away" if clear else "kept"
+    print(f"{graph_cache.folder()}: {files} graphs, {nbytes / 2**20:.1f} MiB, {verb}")
+    return 0
+
+
+def _switched(argv: list[str], verb: str, name: str, about: str) -> bool | None:
+    """Whether the one switch of a command is given; None after `--help`."""
     if "-h" in argv or "--help" in argv:
         print(
-            f"usage: onward doctor [--measure]\n\n{VERBS['doctor'][0]}.\n\noptions:\n"
-            "  -h, --help  show this help\n"
-            "  --measure   time the matrix products of every engine anew (about a second)"
+            f"usage: onward {verb} [--{name}]\n\n{VERBS[verb][0]}.\n\noptions:\n"
+            f"  -h, --help  show this help\n  --{name:<9} {about}"
         )
-        return 0
-    strange = next((word for word in argv if word != "--measure"), None)
+        return None
+    strange = next((word for word in argv if word != f"--{name}"), None)
     if strange is not None:
         raise InputError(
             f"unknown option {strange!r}",
             "on the command line",
-            _suggestion(strange.lstrip("-"), ["measure", "help"], "--"),
+            _suggestion(strange.lstrip("-"), [name, "help"], "--"),
         )
-    from onward.recipes.doctor import facts
-
-    for line in facts(measure=bool(argv)):
-        print(line, flush=True)
-    return 0
+    return bool(argv)
 
 
 VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "finetune": ("train a causal language model on text, and save it", run_finetune),
     "verify": ("compare one training step with eager PyTorch", run_verify),
     "doctor": ("show versions, what is installed, and which kernels are used", run_doctor),
+    "cache": ("show or clear the graphs of steps that are kept on disk", run_cache),
 }
 
 

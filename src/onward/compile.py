@@ -8,7 +8,7 @@ A stage receives a value and returns one, by one verb of `Compiler`:
     step       = compiler.step(forward, recipe)            Graph; compiler.halves(..): Halves
     plan       = compiler.plan(step, outputs, dims)        Plan
     executable = compiler.bind(plan, memory, owned)        Executable
-Seconds, reports and dumps stand in the compiler's journal.
+Seconds, reports and dumps stand in the compiler's journal; graphs are on disk (graph_cache.py).
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from onward.differentiate import Halves, Recipe, add_updates, partition, vjp
 from onward.execute import Executable, Memory
 from onward.extend import load_plugins
 from onward.graph.graph import Graph
+from onward.graph_cache import kept
 from onward.journal import Journal
 from onward.kernels import Target
 from onward.plan import Budget, Fusible, Plan, ResidualBlock, bind, make_plan
 
 
+@kept("forward", "pack", "step")  # read where a run before has made the same
 class Compiler:
     """The stages, for one target and without some passes."""
 
@@ -53,8 +55,7 @@ class Compiler:
 
     def forward(self, captured: Captured) -> Graph:
         """The captured graph, rewritten."""
-        with self.journal.timed("rewrite forward"):
-            return self._rewrite(captured.graph, rewrite.FORWARD, "forward")
+        return self._rewrite(captured.graph, rewrite.FORWARD, "forward")
 
     def pack(
         self, forward: Graph, outputs: Sequence[str], reads: dict[str, str] | None = None
@@ -74,15 +75,14 @@ class Compiler:
 
     def gradients(self, forward: Graph, wrt: Sequence[str], zeros: Collection[str]) -> Graph:
         """Forward and gradients, rewritten; the graph that other engines are compared on."""
-        graph = self._differentiate(forward, wrt, zeros)
-        with self.journal.timed("rewrite step"):
-            return self._rewrite(graph, rewrite.STEP, "gradients")
+        return self._rewrite(self._differentiate(forward, wrt, zeros), rewrite.STEP, "gradients")
 
     def halves(self, forward: Graph, outputs: Sequence[str], wrt: Sequence[str]) -> Halves:
         """Forward and gradients by these inputs, for cotangents of the outputs that come later."""
         graph = self._differentiate(forward, wrt, (), outputs)
-        with self.journal.timed("rewrite halves"):
-            return partition(self._rewrite(graph, rewrite.halves(), "halves"))
+        graph = self._rewrite(graph, rewrite.halves(), "halves")
+        with self.journal.timed("partition"):
+            return partition(graph)
 
     def step(self, forward: Graph, recipe: Recipe) -> Graph:
         """The whole training step as one graph."""
@@ -90,8 +90,7 @@ class Compiler:
         with self.journal.timed("updates"):
             graph = add_updates(graph, recipe)
         self.journal.note("updates", graph)
-        with self.journal.timed("rewrite step"):
-            return self._rewrite(graph, rewrite.STEP, "step")
+        return self._rewrite(graph, rewrite.STEP, "step")
 
     def plan(
         self,
@@ -132,7 +131,8 @@ class Compiler:
 
     def _rewrite(self, graph: Graph, passes: Sequence[rewrite.AnyPass], stage: str) -> Graph:
         after, check = partial(self.journal.note_pass, stage), environment().check
-        graph, reports = rewrite.run(graph, passes, self.disable, after, check, self._fusible)
+        with self.journal.timed(f"rewrite {stage}"):
+            graph, reports = rewrite.run(graph, passes, self.disable, after, check, self._fusible)
         self.journal.reports += reports
         return graph
 

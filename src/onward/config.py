@@ -239,7 +239,9 @@ class Environment:
     ONWARD_NATIVE_FOLDER: folder of other builds of the native kernels, such as one with sanitizers;
         default: those that the installation compiled.
     ONWARD_BLAS: torch, openblas or mkl takes that engine for every matrix product.
-    ONWARD_CACHE: folder for what is measured once per machine; default: onward in the user's cache.
+    ONWARD_CACHE: folder for what is measured once per machine, and for graphs of steps; default:
+        onward in the user's cache.
+    ONWARD_GRAPH_CACHE: 0 keeps no graphs of steps on disk, and reads none.
     """
 
     dump: Path | None = None
@@ -249,11 +251,13 @@ class Environment:
     native_folder: Path | None = None
     blas: str = ""
     cache: Path = Path(".cache")
+    graph_cache: bool = True
 
 
 # The values of variables that have but few; an empty one is as good as none.
 VALUES = {
     "ONWARD_CHECK": ("0", "1"),
+    "ONWARD_GRAPH_CACHE": ("0", "1"),
     "ONWARD_NATIVE": ("0", "plain", "avx2", "avx512"),
     "ONWARD_BLAS": ("torch", "openblas", "mkl"),
 }
@@ -292,6 +296,7 @@ def _meant(values: tuple[str, ...]) -> Environment:
         native_folder=Path(builds) if builds else None,
         blas=given["ONWARD_BLAS"],
         cache=Path(given["ONWARD_CACHE"]) if given["ONWARD_CACHE"] else shared,
+        graph_cache=given["ONWARD_GRAPH_CACHE"] != "0",
     )
 
 

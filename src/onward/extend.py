@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Literal
 
@@ -57,8 +58,8 @@ from onward.kernels.kernel import Launch
 from onward.rewrite import AnyPass, Context, FusionPass, Pass
 from onward.rewrite.rows import RowRule
 from onward.rewrite.rows import register as register_rows
-from onward.rewrite.rows.demand import Answer, Demand, Question, aligned, others_whole
-from onward.rewrite.rows.packer import Packer
+from onward.rewrite.rows.demand import DEMAND, Answer, Demand, Question, aligned, others_whole
+from onward.rewrite.rows.packer import PACK, Packer
 from onward.rewrite.rows.rules.along_rows import packed_along_rows
 from onward.rewrite.rows.rules.norm import along_a_dim
 
@@ -160,6 +161,30 @@ def _refused() -> Iterator[None]:
         raise
     except ValueError as error:
         raise OnwardError(str(error)) from error
+
+
+# ---- what the tables hold
+
+
+def records() -> Iterator[tuple[str, str]]:
+    """Every record that decides what a graph becomes, as `(table and name, place of its code)`;
+    where their order matters with their number."""
+    tables: dict[str, Mapping[str, Any]] = {
+        "op": OPS,
+        "gradient": rule_table.RULES,
+        "demand": DEMAND,
+        "pack": PACK,
+        "optimizer": OPTIMIZERS,
+        "kernel": {f"{op} {i}": k for op, held in KERNELS.items() for i, k in enumerate(held)},
+        "forward": {f"{i} {item.name}": item.apply for i, item in enumerate(rewrite.FORWARD)},
+        "step": {f"{i} {item.name}": item.apply for i, item in enumerate(rewrite.STEP)},
+    }
+    for table, held in tables.items():
+        for name, record in held.items():
+            parts = vars(record).values() if is_dataclass(record) else (record,)
+            for part in parts:
+                if callable(part):
+                    yield f"{table} {name}", place_of(part)
 
 
 # ---- installed plugins

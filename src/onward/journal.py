@@ -51,6 +51,13 @@ class Journal:
             save(graph, stem.with_suffix(".onnx"))
             self._dumped += 1
 
+    @property
+    def looks_at_passes(self) -> bool:
+        """Whether somebody wants to see each pass at work, or what is made is no stage of a step:
+        then nothing may be read from a cache."""
+        asked = environment()
+        return self.quiet or self.stages is not None or asked.check or asked.dump is not None
+
     def note_pass(self, stage: str, graph: Graph, name: str) -> None:
         """A graph as a pass of a stage has left it."""
         self.note(f"{stage}-{name}", graph)

@@ -16,6 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CASES_OF_FAMILIES = re.findall(
+    r'Case\("([^"]+)"', (BENCHMARKS / "suite/cases.py").read_text().partition("FAMILIES = (")[2]
+    .partition("\n)")[0],
+)  # fmt: skip
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py"))
 
 HEAD = {"title": str, "command": str, "machine": dict}
@@ -138,6 +142,23 @@ def test_cpu_with_every_engine(tmp_path: Path) -> None:
         assert all(peak > 0 for peak in searched["peaks"].values())
 
 
+def test_families(tmp_path: Path) -> None:
+    """A tiny Llama; what it does is seen in its losses."""
+    done = run(tmp_path, "families", "--quick", "--engines", "eager,onward", "--cases", "Llama")
+    report = done.report("families")
+    (found,) = report["cases"]
+    check_case(found, {"eager", "onward"}, steps=2 * 2)
+    check_levels(found, {"eager", "onward"})
+
+
+@pytest.mark.slow
+def test_families_of_every_kind(tmp_path: Path) -> None:
+    """No engine fails on one: a tiny form of each is trained and its losses compared."""
+    for name in CASES_OF_FAMILIES:
+        done = run(tmp_path, "families", "--quick", "--engines", "eager,onward", "--cases", name)
+        assert done.code == 0, (name, done.out[-1000:])
+
+
 @pytest.mark.slow
 def test_gpu_on_the_cpu(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--engines", "eager,onward"]
@@ -243,6 +264,21 @@ def test_recompute(tmp_path: Path) -> None:
     assert less["launches"] > whole["launches"]
     assert less["first_loss"] == pytest.approx(whole["first_loss"], rel=1e-6)
     assert "memory_budget" in least["error"] and "step_s" not in least
+
+
+@pytest.mark.slow
+def test_first_step(tmp_path: Path) -> None:
+    report = run(tmp_path, "first_step", "--quick").report("first_step")
+    cold, warm = report["first"]
+    assert (cold["kind"], warm["kind"]) == ("cold", "warm")
+    for found in (cold, warm):
+        assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
+        assert found["parts"]["capture"] > 0
+    assert cold["parts"]["rewrite and differentiate"] > 0
+    assert warm["parts"]["rewrite and differentiate"] == 0
+    assert [row["layers"] for row in report["depths"]] == [12, 24]
+    assert all(row["stages"]["differentiate"] > 0 for row in report["depths"])
+    assert report["memory"]["parameter_bytes"] == 4 * report["memory"]["parameters"] > 0
 
 
 def test_pools(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def loss_of(case: OpCase, leave_out: frozenset[int] = frozenset()) -> Graph:
 Evaluate = Callable[[Graph, dict[str, np.ndarray]], dict[str, np.ndarray]]
 
 # The reference evaluator computes Erf in fp32, whatever its input: these run on our kernels.
-FP32_INSIDE = frozenset({"Erf", "Gelu", "BiasActivation"})
+FP32_INSIDE = frozenset({"Erf", "Gelu", "BiasActivation", "GatedActivation"})
 
 
 def by_kernels(case: OpCase) -> bool:
@@ -133,7 +133,7 @@ def test_a_cast_to_fp32_hands_on_the_gradient_rounded() -> None:
     ("case", "unused"),
     [
         (case, i)
-        for case in cases_of("Split", "AddLayerNormalization")
+        for case in cases_of("Split", "AddLayerNormalization", "AddRMSNorm")
         for i in range(len(case.graph().outputs))
         if i not in STATISTICS.get(case.op, set())
     ],
@@ -223,7 +223,7 @@ def _attention(
     empty = ~allowed.any(-1, keepdim=True)
     bias = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill(~(allowed | empty), -torch.inf)
     bias = bias if added is None else bias + added
-    y = F.scaled_dot_product_attention(q, k, v, bias, scale=attrs["scale"])
+    y = F.scaled_dot_product_attention(q, k, v, bias, scale=attrs["scale"], enable_gqa=True)
     return torch.where(empty, 0.0, y)
 
 
@@ -264,6 +264,27 @@ def _bias_activation(attrs: dict[str, Any], x: Any, bias: Any) -> torch.Tensor:
             return getattr(F, name)(u)
 
 
+def _gated(attrs: dict[str, Any], gate: Any, up: Any) -> torch.Tensor:
+    return _bias_activation(attrs, gate, torch.zeros((), dtype=gate.dtype)) * up
+
+
+def _rms_norm(attrs: dict[str, Any], x: Any, scale: Any) -> torch.Tensor:
+    return F.rms_norm(x, scale.shape, scale, attrs["epsilon"])
+
+
+def _rotary(attrs: dict[str, Any], x: Any, cos: Any, sin: Any) -> torch.Tensor:
+    """By the matrix that turns a row, made of unit rows."""
+    turns = cos.shape[-1]
+    unit = torch.eye(turns, dtype=x.dtype)
+    if attrs["interleaved"]:
+        turned = torch.stack([-unit[:, 1::2], unit[:, ::2]], -1).flatten(-2)
+    else:
+        turned = torch.cat([-unit[:, turns // 2 :], unit[:, : turns // 2]], -1)
+    y, rest = x[..., :turns], x[..., turns:]
+    other = (y * sin) @ turned.t() if attrs["transposed"] else (y @ turned) * sin
+    return torch.cat([y * cos + other, rest], -1)
+
+
 TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "Neg": _plain(torch.neg), "Abs": _plain(torch.abs), "Sqrt": _plain(torch.sqrt),
     "Exp": _plain(torch.exp), "Log": _plain(torch.log), "Sin": _plain(torch.sin),
@@ -273,7 +294,8 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "Div": _plain(torch.div), "Pow": _plain(torch.pow), "Max": _plain(torch.maximum),
     "Min": _plain(torch.minimum), "Where": _plain(torch.where), "MatMul": _plain(torch.matmul),
     "Gelu": lambda a, x: F.gelu(x, approximate=a.get("approximate", "none")),
-    "BiasActivation": _bias_activation,
+    "BiasActivation": _bias_activation, "GatedActivation": _gated, "RMSNorm": _rms_norm,
+    "Rotary": _rotary,
     "Softmax": lambda a, x: torch.softmax(x, a.get("axis", -1)),
     "LogSoftmax": lambda a, x: torch.log_softmax(x, a.get("axis", -1)),
     "Expand": lambda a, x, s: x.expand(torch.broadcast_shapes(x.shape, tuple(s.tolist()))),

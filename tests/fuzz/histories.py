@@ -17,6 +17,7 @@ PASSES = (
     "constant_folding", "noop", "common_subexpression_elimination", "patch_convolution",
     "slices_to_split", "split_first", "reshape_through_transpose", "flash_attention",
     "linear_cross_entropy", "add_layer_norm", "dead_code_elimination", "bias_activation",
+    "gated_activation", "rotary", "grouped_keys", "rms_norm",
     "linear_cross_entropy_step", "gemm_add", "scatter_into",
 )  # fmt: skip
 

@@ -144,6 +144,22 @@ def biased_activation(b: Builder, v: dict[str, Value]) -> Value:
     return b.Gelu(b.Gemm(v["x"], v["w"], v["row"]))
 
 
+def gated(b: Builder, v: dict[str, Value]) -> Value:
+    return b.Mul(b.Gelu(v["x"]), v["y"])
+
+
+def norm_by_root(b: Builder, v: dict[str, Value]) -> Value:
+    x = v["x"]
+    mean = b.ReduceMean(b.Mul(x, x), b.ints([1]), keepdims=1)
+    return b.Mul(b.Mul(x, b.Reciprocal(b.Sqrt(b.Add(mean, 1e-5)))), v["row"])
+
+
+def turned(b: Builder, v: dict[str, Value]) -> Value:
+    x = v["x"]
+    halves = b.Concat(b.Neg(b.slice(x, 1, 2, 4)), b.slice(x, 1, 0, 2), axis=1)
+    return b.Add(b.Mul(x, v["row"]), b.Mul(halves, v["row"]))
+
+
 def head(b: Builder, v: dict[str, Value]) -> Value:
     return b.SoftmaxCrossEntropyLoss(b.Gemm(v["x"], v["w"], transB=1), v["labels"])[0]
 
@@ -160,6 +176,9 @@ PLACES: dict[str, tuple[str, Any]] = {
     "flash_attention": ("FlashAttention", attention),
     "add_layer_norm": ("AddLayerNormalization", norm_of_a_sum),
     "bias_activation": ("BiasActivation", biased_activation),
+    "gated_activation": ("GatedActivation", gated),
+    "rms_norm": ("RMSNorm", norm_by_root),
+    "rotary": ("Rotary", turned),
     "linear_cross_entropy": ("LinearCrossEntropy", head),
     "linear_cross_entropy_step": ("LinearCrossEntropyStep", head_with_gradient),
 }
@@ -204,7 +223,12 @@ def test_a_place_that_no_kernel_takes_is_left_and_named(
     assert left(name, Fusible(NATIVE)) == [NearMiss(name, op, "layers.0.mlp", reason)]
 
 
-GRADIENTS = {name: f"{op}Grad" for name, (op, _) in PLACES.items() if not op.endswith("Step")}
+# but for a turn, whose gradient is the op itself
+GRADIENTS = {
+    name: f"{op}Grad"
+    for name, (op, _) in PLACES.items()
+    if not op.endswith("Step") and op != "Rotary"
+}
 
 
 @pytest.mark.parametrize("name", GRADIENTS)

@@ -41,6 +41,8 @@ STATE = (
 
 GUARDS = ("train/test_stale_graphs.py", "train/test_trainer_guards.py")
 EFFECTS = ("capture/test_effects.py",)
+RANDOM = ("capture/test_capture_random.py", "capture/test_aten_table.py")
+INDEXING = ("capture/test_capture_indexing.py",)
 BUFFERS = ("train/test_buffer_updates.py",)
 AS_EAGER = ("capture/test_as_eager.py",)
 PATCHES = ("capture/test_patches.py",)

@@ -10,14 +10,29 @@ from fault import (
     EFFECTS,
     GUARDS,
     HOOKS,
+    INDEXING,
     PATCHES,
     PLAN,
+    RANDOM,
     STATE,
     Fault,
 )
 
 CAPTURE_FAULTS: tuple[Fault, ...] = (
     # capture
+    Fault(
+        "capture: a probability left out is the tensor", "capture/aten/random.py",
+        "p: Any = 0.5, generator", "p: Any = 0.0, generator", RANDOM,
+    ),
+    Fault(
+        "capture: samples are features of a row of random numbers", "capture/aten/random.py",
+        "last = not shape or (shape[-1] == batch and batch not in shape[:-1])",
+        "last = not shape", RANDOM,
+    ),
+    Fault(
+        "capture: dims of indices with gaps stay where they are", "capture/aten/indexing.py",
+        "at = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0", "at = dims[0]", INDEXING,
+    ),
     Fault(
         "capture: a running variance divides by the count", "capture/aten/norm.py",
         "c.value(count - 1, dtype)", "c.value(count, dtype)", BUFFERS,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fault import ROWS, RULES, Fault
 
+DECODERS = ("rewrite/test_decoder_fusions.py",)
+
 GRAPH_FAULTS: tuple[Fault, ...] = (
     # gradient rules
     Fault(
@@ -101,6 +103,33 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "rows: a union keeps what is narrower", "rewrite/rows/sets.py",
         "kept = [other for other in kept if not implies(other, condition)]",
         "kept = [other for other in kept if not implies(condition, other)]", ROWS,
+    ),
+    # what decoders are made of
+    Fault(
+        "rule: turned heads are turned on", "differentiate/rules/rotary.py",
+        "transposed=int(not transposed))", "transposed=int(transposed))", RULES,
+    ),
+    Fault(
+        "rule: shared keys take one head's gradient", "graph/ops/flash.py",
+        "    return b.reduce_sum(parts, [len(shape) - 2], keepdims=False)",
+        "    return b.squeeze(b.slice(parts, len(shape) - 2, 0, 1), [len(shape) - 2])", RULES,
+    ),
+    Fault(
+        "rewrite: any repetition of heads is that of neighbours", "rewrite/grouped_keys.py",
+        "if narrow != (batch, groups, 1, *rows) or wide != (batch, groups, times, *rows):",
+        "if False:", DECODERS,
+    ),
+    Fault(
+        "rewrite: a gate that others read goes", "rewrite/gated_activation.py",
+        "if y in outputs or len(y.uses()) > 1:", "if False:", DECODERS,
+    ),
+    Fault(
+        "rewrite: a norm over any dim is one over the last", "rewrite/rms_norm.py",
+        "axes is not None and axes in ((rank - 1,), (-1,))", "axes is not None", DECODERS,
+    ),
+    Fault(
+        "rewrite: halves in any order are turned", "rewrite/rotary.py",
+        "fits = first[1] == 0 and second[1] == apart and type_of(x)", "fits = type_of(x)", DECODERS,
     ),
     Fault(
         "rows: a softmax over hidden scores alone gives no weight", "rewrite/rows/sets.py",

@@ -65,15 +65,30 @@ def _gemm(b: Builder, x: Value, env: Env) -> Value:
     return b.reshape(b.Gemm(flat, env["w"], env["bias"], transB=1), type_of(x).shape)
 
 
-def _add_norm(drop: bool) -> Callable[[Builder, Value, Env], Value]:
+def _rotated(b: Builder, x: Value, env: Env) -> Value:
+    """Each position by its own angles."""
+    cos, sin = b.Cos(env["table"]), b.Sin(env["table"])
+    cos, sin = (b.reshape(v, (1, *type_of(v).shape[-2:])) for v in (cos, sin))
+    return b.Rotary(x, cos, sin, interleaved=1, transposed=0)
+
+
+def _rotated_heads(b: Builder, x: Value, env: Env) -> Value:
+    angle = b.slice(env["table"], type_of(env["table"]).rank - 1, 0, 2)
+    cos, sin = b.Cos(angle), b.Sin(angle)
+    cos, sin = (b.reshape(v, (1, 1, *type_of(v).shape[-2:])) for v in (cos, sin))
+    return _joined(b, b.Rotary(_heads(b, x), cos, sin, interleaved=0, transposed=0))
+
+
+def _add_norm(drop: bool, root: bool = False) -> Callable[[Builder, Value, Env], Value]:
     def make(b: Builder, x: Value, env: Env) -> Value:
-        inputs: list[Any] = [b.Tanh(x), x, env["bias"], env["bias"]]
+        inputs: list[Any] = [b.Tanh(x), x, *[env["bias"]] * (1 if root else 2)]
         attrs: dict[str, Any] = {"epsilon": 1e-5}
         if drop:
             inputs += [env["seed"], env["offset"]]
             attrs |= {"ratio": 0.5, "site": 1, "sample_dim": 0}
-        y, _, _, r = b.AddLayerNormalization(*inputs, **attrs)
-        return b.Add(y, r)
+        made = b.node("AddRMSNorm" if root else "AddLayerNormalization", inputs, attrs)
+        assert isinstance(made, tuple)
+        return b.Add(made[0], made[-1])
 
     return make
 
@@ -258,6 +273,14 @@ CONSTRUCTS: dict[str, Construct] = {
     "product": Construct(_gemm),
     "MatMul": Construct(lambda b, x, e: b.MatMul(x, b.transpose(e["w"], [1, 0]))),
     "activation": Construct(lambda b, x, e: b.BiasActivation(x, e["bias"], activation="gelu")),
+    "gated": Construct(lambda b, x, e: b.GatedActivation(x, b.Tanh(x), activation="silu")),
+    "norm by the root of the mean square": Construct(
+        lambda b, x, e: b.RMSNorm(x, e["bias"], epsilon=1e-5)
+    ),
+    "turned by positions": Construct(_rotated),
+    "some features turned, by heads": Construct(_rotated_heads),
+    "residual and norm by the root": Construct(_add_norm(False, root=True)),
+    "residual, dropout and norm by the root": Construct(_add_norm(True, root=True)),
     "norm": Construct(lambda b, x, e: b.LayerNormalization(x, e["bias"], e["bias"])[0]),
     "residual and norm": Construct(_add_norm(False)),
     "residual, dropout and norm": Construct(_add_norm(True)),

@@ -28,7 +28,7 @@ NO_GRADIENT = frozenset(
         "Shape", "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor",
         "Not", "ArgMax", "Range", "Floor", "Ceil", "Round", "Sign", "IsNaN", "IsInf", "BitwiseXor",
         "BitwiseAnd", "BitwiseOr", "BitShift", "BitwiseNot", "ConstantOfShape", "OneHot",
-        "NonZero", "Rows", "AllFinite",
+        "NonZero", "Rows", "AllFinite", "RandomUniform",
     }
 )  # fmt: skip
 

@@ -179,6 +179,20 @@ class Graph:
         self._count += 1
         return f"{stem}_{self._count}"
 
+    @property
+    def names_made(self) -> int:
+        """How many `fresh` has made."""
+        return self._count
+
+    def settle(self, names_made: int) -> None:
+        """Once a copy's inputs and constants stand: finds them by name and by bits again."""
+        self._count = names_made
+        self._taken = {v.name or "" for v in self.ir.inputs}
+        for value in self.ir.initializers.values():
+            array = array_of(value)
+            assert array is not None
+            self._constants[(array.dtype.str, array.shape, array.tobytes())] = value
+
     # ---- reading
 
     def __iter__(self) -> Iterator[Node]:
@@ -256,7 +270,6 @@ class Graph:
         """A copy that shares no node or value. With `dims`, sizes are substituted on the way."""
         bind = dims or {}
         out = Graph(self.name)
-        out._count = self._count
         out.counts = set(self.counts)
         out.signature = self.signature
         copies: dict[Value, Value] = {}
@@ -273,13 +286,10 @@ class Graph:
 
         for value in self.ir.inputs:
             out.ir.inputs.append(copied(value, Value(name=value.name)))
-        out._taken = {v.name or "" for v in out.ir.inputs}
         for value in self.ir.initializers.values():
             twin = copied(value, Value(name=value.name, const_value=value.const_value))
             out.ir.register_initializer(twin)
-            array = array_of(value)
-            assert array is not None
-            out._constants[(array.dtype.str, array.shape, array.tobytes())] = twin
+        out.settle(self._count)
         for node in self.ir:
             twin_outputs = [copied(v, Value(name=v.name)) for v in node.outputs]
             twin = Node(

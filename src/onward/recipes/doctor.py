@@ -122,8 +122,18 @@ def _environment() -> Iterator[tuple[str, str]]:
     plugins = sorted(entry_points(group=GROUP), key=lambda entry: (entry.name, entry.value))
     yield "plugins", ", ".join(map(_plugin, plugins)) or "none installed"
     yield "cache", str(environment().cache)
+    yield "graph cache", _graphs()
     set_here = [f"{n}={v}" for n, v in variables().items() if n.startswith("ONWARD_")]
     yield "environment", ", ".join(set_here) or "no ONWARD_ variable is set"
+
+
+def _graphs() -> str:
+    if not environment().graph_cache:
+        return "off (ONWARD_GRAPH_CACHE=0)"
+    from onward import graph_cache
+
+    files, nbytes = graph_cache.size()
+    return f"{files} graphs of steps, {nbytes / 2**20:.1f} MiB; `onward cache --clear` removes them"
 
 
 def _plugin(entry: EntryPoint) -> str:

@@ -1,4 +1,5 @@
-"""`LayerNormalization(residual + Dropout(x))  =>  AddLayerNormalization(x, residual)`.
+"""`LayerNormalization(residual + Dropout(x))  =>  AddLayerNormalization(x, residual)`, and so
+`RMSNorm(...)  =>  AddRMSNorm(...)`.
 
 The sum stays a result of the op: a pre-norm model adds to it further on, and the backward reads it.
 """
@@ -11,6 +12,8 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, attributes, type_of, where
 from onward.rewrite.context import Context
 
+_JOINED = {"LayerNormalization": "AddLayerNormalization", "RMSNorm": "AddRMSNorm"}
+
 
 def add_layer_norm(graph: Graph, context: Context) -> int:
     edits = 0
@@ -19,22 +22,23 @@ def add_layer_norm(graph: Graph, context: Context) -> int:
         add = _normalised_sum(norm)
         if add is None:
             continue
-        reason = _obstacle(norm, add)
+        reason, op = _obstacle(norm, add), _JOINED[norm.op_type]
         if reason is not None:
-            context.missed(norm, "AddLayerNormalization", reason)
+            context.missed(norm, op, reason)
             continue
         x, residual, dropout = _terms(add, outputs)
         draw: dict[str, Any] = {} if dropout is None else attributes(dropout)
         seeds = dropout.inputs[1:] if dropout is not None else []  # offset, coordinates
-        scale, bias = [*norm.inputs[1:], None][:2]
-        inputs = [x, residual, scale, bias, *seeds]
+        weights = [*norm.inputs[1:], None][: 2 if norm.op_type == "LayerNormalization" else 1]
+        inputs = [x, residual, *weights, *seeds]
         attrs = {"epsilon": attributes(norm).get("epsilon", 1e-5), **draw}
-        if not context.takes(norm, "AddLayerNormalization", inputs, attrs):
+        if not context.takes(norm, op, inputs, attrs):
             continue
         b = Builder.at(graph, add)  # the sum may have readers before the norm
         b.module = where(norm)
-        y, mean, invstd, r = b.AddLayerNormalization(*inputs, **attrs)
-        pairs = zip([*norm.outputs, add.outputs[0]], [y, mean, invstd, r], strict=True)
+        made = b.node(op, inputs, attrs)
+        assert isinstance(made, tuple)
+        pairs = zip([*norm.outputs, add.outputs[0]], made, strict=True)
         for old, new in pairs:
             graph.replace(old, new)
         graph.remove([norm, add, *([dropout] if dropout is not None else [])])
@@ -43,8 +47,8 @@ def add_layer_norm(graph: Graph, context: Context) -> int:
 
 
 def _normalised_sum(norm: Node) -> Node | None:
-    """The Add of two tensors of one type that a LayerNormalization reads."""
-    r = norm.inputs[0] if norm.op_type == "LayerNormalization" else None
+    """The Add of two tensors of one type that a norm reads."""
+    r = norm.inputs[0] if norm.op_type in _JOINED else None
     add = r.producer() if r is not None else None
     if add is None or add.op_type != "Add":
         return None
@@ -58,7 +62,9 @@ def _obstacle(norm: Node, add: Node) -> str | None:
         return "it stops gradients"
     if type.rank == 0 or attrs.get("axis", -1) % type.rank != type.rank - 1:
         return "it normalises more than the last dim"
-    if attrs.get("stash_type", 1) != 1 or len(norm.outputs) != 3:
+    if norm.op_type == "LayerNormalization" and (
+        attrs.get("stash_type", 1) != 1 or len(norm.outputs) != 3
+    ):
         return "its statistics are not those of the fused op"
     weights = [v for v in norm.inputs[1:] if v is not None]
     if any(type_of(v) != type.with_shape(type.shape[-1:]) for v in weights):

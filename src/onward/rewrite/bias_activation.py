@@ -15,7 +15,7 @@ def bias_activation(graph: Graph, context: Context) -> int:
     edits = 0
     outputs = graph.output_values()
     for node in list(graph):
-        found = _activation(node, outputs)
+        found = activation_of(node, outputs)
         if found is None:
             continue
         name, u, readers = found
@@ -41,7 +41,7 @@ def bias_activation(graph: Graph, context: Context) -> int:
     return edits
 
 
-def _activation(node: Node, outputs: set[Value]) -> tuple[str, Value, list[Node]] | None:
+def activation_of(node: Node, outputs: set[Value]) -> tuple[str, Value, list[Node]] | None:
     """Its name, what it is applied to, and the nodes it is written in; the last one first."""
     x = node.inputs[0] if node.inputs else None
     if x is None:

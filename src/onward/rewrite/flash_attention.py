@@ -26,8 +26,8 @@ def flash_attention(graph: Graph, context: Context) -> int:
 def _fits(node: Node, trained: set[Value], context: Context) -> bool:
     q, k, v, mask = [*node.inputs, None][:4]
     leading = [type_of(x).shape[:-2] for x in (q, k, v)]
-    if any(dims != leading[0] for dims in leading):
-        return context.missed(node, "FlashAttention", "heads or sequences share keys")
+    if leading[1] != leading[2] or leading[0][:-1] != leading[1][:-1]:
+        return context.missed(node, "FlashAttention", "sequences share keys")
     if mask is not None and type_of(mask).dtype != DType.BOOL and mask in trained:
         reason = "its mask may be trained, whose gradient is as large as the scores"
         return context.missed(node, "FlashAttention", reason)

@@ -15,11 +15,15 @@ from onward.rewrite.common_subexpression_elimination import common_subexpression
 from onward.rewrite.constant_folding import constant_folding
 from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.flash_attention import flash_attention
+from onward.rewrite.gated_activation import gated_activation
 from onward.rewrite.gemm_add import gemm_add
+from onward.rewrite.grouped_keys import grouped_keys
 from onward.rewrite.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_step
 from onward.rewrite.noop import noop
 from onward.rewrite.patch_convolution import patch_convolution
 from onward.rewrite.reshape_through_transpose import reshape_through_transpose
+from onward.rewrite.rms_norm import rms_norm
+from onward.rewrite.rotary import rotary
 from onward.rewrite.run import AnyPass, FusionPass, Pass
 from onward.rewrite.scatter_into import scatter_into
 from onward.rewrite.slices_to_split import slices_to_split
@@ -32,6 +36,10 @@ _FORWARD: Sequence[AnyPass] = (
     Pass(common_subexpression_elimination),
     # before Reshapes move: what turns a convolution's result into rows meets what undoes it
     Pass(patch_convolution, exact=False),
+    # before Slices become Splits and move: a turn's halves lie beside the sum that they go into
+    FusionPass(rotary, exact=False),
+    Pass(grouped_keys, exact=False),  # before Reshapes move too
+    FusionPass(rms_norm, exact=False),  # before the sum before it is joined to it
     Pass(slices_to_split),  # equal slices are one; a Split's gradient is one Concat
     Pass(split_first),  # a packed projection is split as its product wrote it
     Pass(reshape_through_transpose),  # after the Splits moved: heads become strides on products
@@ -42,7 +50,8 @@ _FORWARD: Sequence[AnyPass] = (
     # the sum, its dropout and its norm in one pass over memory, here and in the backward
     FusionPass(add_layer_norm),
     Pass(dead_code_elimination),  # sweeps what the others and capture left
-    # dead nodes would count as readers; it leaves none
+    # dead nodes would count as readers; neither leaves any. A gate takes more than a bias saves
+    FusionPass(gated_activation, exact=False),
     FusionPass(bias_activation, exact=False),
 )
 

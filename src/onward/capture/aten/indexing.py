@@ -90,7 +90,7 @@ def _index_add(
     """Rows of a dim are added to, a row as often as it is named."""
     dim, rank = dim % type_of(x).rank, type_of(x).rank
     order = [dim, *(d for d in range(rank) if d != dim)]
-    back = sorted(range(rank), key=order.__getitem__)
+    back = _inverse(order)
     moved, rows = c.b.transpose(x, order), c.b.transpose(source, order)
     rows = rows if alpha == 1 else c.b.Mul(rows, c.value(alpha, c.type.dtype))
     place = c.b.unsqueeze(_index64(c, index), [1])
@@ -108,16 +108,21 @@ def _index_put(
                 mask = c.b.unsqueeze(mask, [type_of(mask).rank + d for d in range(rest)])
             return c.b.Where(c.b.cast(mask, DType.BOOL), c.value(source, c.type.dtype), x)
         raise CaptureError("several numbers written at the places of a boolean tensor")
-    if any(i is None for i in indices):
-        raise CaptureError("writing with gaps between the indices; fix: permute the dims first")
     shape = broadcast(*[type_of(i).shape for i in used])
+    dims = [d for d, i in enumerate(indices) if i is not None]
+    order = _first(dims, type_of(x).rank)
+    x = c.b.transpose(x, order)
     places = []
     for d, i in enumerate(used):
         index = _from_the_start(c, _index64(c, i), type_of(x).shape[d])
         places.append(c.b.unsqueeze(c.b.expand(index, shape), [len(shape)]))
-    rows = c.b.expand(c.value(source, c.type.dtype), (*shape, *type_of(x).shape[len(used) :]))
+    full = (*shape, *type_of(x).shape[len(used) :])
+    found = _found_first(dims, len(shape), len(full))
+    wanted = [full[d] for d in _inverse(found)]
+    rows = c.b.transpose(c.b.expand(c.value(source, c.type.dtype), tuple(wanted)), found)
     place = places[0] if len(places) == 1 else c.b.Concat(*places, axis=len(shape))
-    return c.b.ScatterND(x, place, rows, reduction="add" if accumulate else "none")
+    made = c.b.ScatterND(x, place, rows, reduction="add" if accumulate else "none")
+    return c.b.transpose(made, _inverse(order))
 
 
 def _masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
@@ -284,14 +289,33 @@ def _index(c: Call, x: Value, indices: list[Value | None]) -> Value:
             "indexing with a boolean tensor: how many rows that gives, only data say; fix: keep "
             "all rows, and weigh them with 0 or ignore their labels"
         )
-    if any(i is None for i in indices):
-        raise CaptureError("indexing with gaps between the indices; fix: permute the dims first")
     used = [_index64(c, i) for i in used]
+    dims = [d for d, i in enumerate(indices) if i is not None]
     if len(used) == 1:
-        return c.b.Gather(x, _from_the_start(c, used[0], type_of(x).shape[0]), axis=0)
+        return c.b.Gather(x, _from_the_start(c, used[0], type_of(x).shape[dims[0]]), axis=dims[0])
     shape = broadcast(*[type_of(i).shape for i in used])
     rows = [c.b.unsqueeze(c.b.expand(i, shape), [len(shape)]) for i in used]
-    return c.b.GatherND(x, c.b.Concat(*rows, axis=len(shape)))
+    moved = c.b.transpose(x, _first(dims, type_of(x).rank))
+    y = c.b.GatherND(moved, c.b.Concat(*rows, axis=len(shape)))
+    return c.b.transpose(y, _inverse(_found_first(dims, len(shape), type_of(y).rank)))
+
+
+def _first(dims: list[int], rank: int) -> list[int]:
+    """The order of dims in which the indexed ones come before the others."""
+    return [*dims, *(d for d in range(rank) if d not in dims)]
+
+
+def _found_first(dims: list[int], found: int, rank: int) -> list[int]:
+    """The order in which a result's dims of the indices, `found` of them, come first. Torch puts
+    them where the indices stand side by side, and before all others where there are gaps between
+    (https://numpy.org/doc/stable/user/basics.indexing.html#combining-advanced-and-basic-indexing).
+    """
+    at = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+    return _first(list(range(at, at + found)), rank)
+
+
+def _inverse(order: list[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 TABLE = table(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from onward.capture.aten.call import Call, table
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.ops.random import offset_type, seed_type
-from onward.graph.types import divide
+from onward.graph.types import DType, Size, Type, divide
 
 
 def random_site(c: Call, x: Value) -> dict[str, Any]:
@@ -39,14 +40,145 @@ def _seed_inputs(graph: Graph) -> tuple[Value, Value]:
 
 
 def _dropout(c: Call, x: Value, ratio: float, train: bool) -> Value:
-    if "feature" in str(c.node.target):
-        raise CaptureError("feature dropout")
     if not train or ratio == 0.0:
         return x
+    if "feature" in str(c.node.target):  # whole channels: x f[N,C,*S]
+        shape = type_of(x).shape
+        ones = c.b.full(1.0, Type(type_of(x).dtype, (*shape[:2], *[1] * len(shape[2:]))))
+        return c.b.Mul(x, _dropped(c, ones, ratio))
+    return _dropped(c, x, ratio)
+
+
+def _dropped(c: Call, x: Value, ratio: float) -> Value:
     r = random_site(c, x)
     return c.b.Dropout(
         x, r["seed"], r["offset"], ratio=float(ratio), site=r["site"], sample_dim=r["sample_dim"]
     )
 
 
-TABLE = table({_dropout: "dropout.default dropout_.default feature_dropout.default"})
+def uniform(c: Call, type: Type) -> Value:
+    """Numbers from [0, 1), of the next site."""
+    shape, batch = type.shape, c.t.batch_size
+    last = not shape or (shape[-1] == batch and batch not in shape[:-1])
+    wide = type.with_shape((*shape, 1)) if last else type  # samples are no features
+    like = c.b.full(0.0, wide)
+    r = random_site(c, like)
+    y = c.b.RandomUniform(like, r["seed"], r["offset"], site=r["site"], sample_dim=r["sample_dim"])
+    return c.b.reshape(y, shape)
+
+
+def _of_a_generator(generator: Any) -> None:
+    if generator is not None:
+        raise CaptureError(
+            "it draws from a torch.Generator of its own; fix: draw outside, and make it an input "
+            "of the batch"
+        )
+
+
+def _rand(c: Call, *_: Any, generator: Any = None, **__: Any) -> Value:
+    _of_a_generator(generator)
+    return uniform(c, c.type)
+
+
+def _uniform(
+    c: Call, x: Value, low: float = 0.0, high: float = 1.0, generator: Any = None
+) -> Value:
+    _of_a_generator(generator)
+    return c.b.Add(c.b.Mul(uniform(c, type_of(x)), high - low), low)
+
+
+def _bernoulli(c: Call, x: Value, generator: Any = None) -> Value:
+    """1 with the probability x, else 0."""
+    return _bernoulli_of(c, x, x, generator)
+
+
+def _bernoulli_of(c: Call, x: Value, p: Any = 0.5, generator: Any = None) -> Value:
+    _of_a_generator(generator)
+    type = c.type if c.type.is_floating else Type(DType.FLOAT, c.type.shape)
+    drawn = uniform(c, type)
+    return c.b.cast(c.b.Less(drawn, c.value(p, type.dtype)), c.type.dtype)
+
+
+def _standard_normal(c: Call, type: Type) -> Value:
+    """By Box and Muller (https://doi.org/10.1214/aoms/1177706645)."""
+    first, second = uniform(c, type), uniform(c, type)
+    radius = c.b.Sqrt(c.b.Mul(c.b.Log(c.b.Sub(c.b.scalar(1.0, type.dtype), first)), -2.0))
+    return c.b.Mul(radius, c.b.Cos(c.b.Mul(second, 2.0 * math.pi)))
+
+
+def _randn(c: Call, *_: Any, generator: Any = None, **__: Any) -> Value:
+    _of_a_generator(generator)
+    return _standard_normal(c, c.type)
+
+
+def _normal(c: Call, x: Value, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Value:
+    _of_a_generator(generator)
+    return c.b.Add(c.b.Mul(_standard_normal(c, type_of(x)), std), mean)
+
+
+def _normal_of_numbers(
+    c: Call, mean: float, std: float, *_: Any, generator: Any = None, **__: Any
+) -> Value:
+    _of_a_generator(generator)
+    return c.b.Add(c.b.Mul(_standard_normal(c, c.type), std), mean)
+
+
+def _randperm(c: Call, n: Size, *_: Any, generator: Any = None, **__: Any) -> Value:
+    """The order of as many random numbers."""
+    _of_a_generator(generator)
+    drawn = uniform(c, Type(DType.FLOAT, (n,)))
+    return c.b.cast(c.b.TopK(drawn, c.b.size(n), axis=0, largest=1, sorted=1)[1], c.type.dtype)
+
+
+def _exponential(c: Call, x: Value, rate: float = 1.0, generator: Any = None) -> Value:
+    """Above 0, whose logarithm models take (Gumbel's distribution)."""
+    _of_a_generator(generator)
+    drawn = uniform(c, type_of(x))
+    above = c.b.Max(drawn, c.b.scalar(2.0**-25, type_of(x).dtype))
+    return c.b.Div(c.b.Neg(c.b.Log(above)), rate)
+
+
+def _whole_numbers(c: Call, low: int, high: int, generator: Any) -> Value:
+    _of_a_generator(generator)
+    if not all(isinstance(n, int) for n in (low, high)) or high - low > 1 << 24:
+        raise CaptureError("random whole numbers of more than 2^24 values, or below a size")
+    drawn = uniform(c, Type(DType.FLOAT, c.type.shape))
+    below = c.b.Min(c.b.Floor(c.b.Mul(drawn, float(high - low))), float(high - low - 1))
+    return c.b.Add(c.b.cast(below, c.type.dtype), low)
+
+
+def _randint(c: Call, high: int, *_: Any, generator: Any = None, **__: Any) -> Value:
+    return _whole_numbers(c, 0, high, generator)
+
+
+def _randint_low(c: Call, low: int, high: int, *_: Any, generator: Any = None, **__: Any) -> Value:
+    return _whole_numbers(c, low, high, generator)
+
+
+def _randint_like(c: Call, x: Value, high: int, **_: Any) -> Value:
+    return _whole_numbers(c, 0, high, None)
+
+
+def _randint_like_low(c: Call, x: Value, low: int, high: int, **_: Any) -> Value:
+    return _whole_numbers(c, low, high, None)
+
+
+TABLE = table(
+    {
+        _dropout: "dropout.default dropout_.default feature_dropout.default "
+        "feature_dropout_.default",
+        _rand: "rand.default rand_like.default",
+        _uniform: "uniform.default",
+        _bernoulli: "bernoulli.default",
+        _bernoulli_of: "bernoulli.p bernoulli_.float bernoulli_.Tensor",
+        _randn: "randn.default randn_like.default",
+        _normal: "normal_.default",
+        _normal_of_numbers: "normal.float_float",
+        _randperm: "randperm.default",
+        _exponential: "exponential.default",
+        _randint: "randint.default",
+        _randint_low: "randint.low",
+        _randint_like: "randint_like.default",
+        _randint_like_low: "randint_like.low_dtype",
+    }
+)

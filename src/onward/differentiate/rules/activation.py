@@ -19,3 +19,8 @@ def _bias_activation(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, An
     if attrs["activation"] == "relu":
         return b.BiasActivationGrad(only(dys), ys[0], **attrs)
     return b.BiasActivationGrad(only(dys), xs[0], xs[1], **attrs)
+
+
+@rule("GatedActivation")
+def _gated_activation(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    return list(b.GatedActivationGrad(only(dys), *xs, **attrs))

@@ -29,3 +29,24 @@ def _add_layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any
         return [dresidual, dresidual, dscale, dbias]
     dresidual, dscale, dbias, dx = b.AddLayerNormalizationGrad(dy, dr, *statistics, *seeds, **draw)
     return [dx, dresidual, dscale, dbias]
+
+
+@rule("RMSNorm")
+def _rms_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    return list(b.RMSNormGrad(only(dys), *xs, **attrs))
+
+
+@rule("AddRMSNorm")
+def _add_rms_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """As AddLayerNormalization's, without statistics."""
+    dy, dr = dys
+    seeds = xs[3:]
+    draw = {k: attrs[k] for k in ("ratio", "site", "sample_dim") if attrs.get("ratio", 0.0) > 0.0}
+    if dy is None:
+        return [b.Dropout(dr, *seeds, **draw) if draw else dr, dr]
+    epsilon = attrs["epsilon"]
+    if not draw:
+        dresidual, dscale = b.AddRMSNormGrad(dy, dr, ys[1], xs[2], epsilon=epsilon)
+        return [dresidual, dresidual, dscale]
+    dresidual, dscale, dx = b.AddRMSNormGrad(dy, dr, ys[1], xs[2], *seeds, epsilon=epsilon, **draw)
+    return [dx, dresidual, dscale]

@@ -46,20 +46,38 @@ def _infer(call: Call) -> list[Type]:
     return [call.type(1)]
 
 
-def _bias_activation(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    x, bias = inputs
-    u = b.Add(x, bias)
-    match attrs["activation"]:
+def activated(b: Builder, u: Value, name: str) -> Value:
+    """One of ACTIVATIONS of u."""
+    match name:
         case "gelu":  # written out: onnx's evaluator has no Gelu inside a function
-            return [b.Mul(b.Mul(u, 0.5), b.Add(b.Erf(b.Mul(u, math.sqrt(0.5))), 1.0))]
+            return b.Mul(b.Mul(u, 0.5), b.Add(b.Erf(b.Mul(u, math.sqrt(0.5))), 1.0))
         case "gelu_tanh":
             cubic = b.Mul(u, b.Add(b.Mul(b.Mul(u, u), 0.044715), 1.0))
             t = b.Tanh(b.Mul(cubic, math.sqrt(2 / math.pi)))
-            return [b.Mul(b.Mul(u, 0.5), b.Add(t, 1.0))]
+            return b.Mul(b.Mul(u, 0.5), b.Add(t, 1.0))
         case "relu":
-            return [b.Relu(u)]
+            return b.Relu(u)
         case _:
-            return [b.Mul(u, b.Sigmoid(u))]
+            return b.Mul(u, b.Sigmoid(u))
+
+
+def activated_grad(b: Builder, dy: Value, u: Value, name: str) -> Value:
+    """`dy * activation'(u)`."""
+    match name:
+        case "gelu":
+            return b.GeluGrad(dy, u, approximate="none")
+        case "gelu_tanh":
+            return b.GeluGrad(dy, u, approximate="tanh")
+        case "relu":
+            return b.Where(b.Greater(u, 0.0), dy, b.scalar(0.0, type_of(dy).dtype))
+        case _:
+            s = b.Sigmoid(u)
+            return b.Mul(dy, b.Mul(s, b.Add(b.Mul(u, b.Sub(1.0, s)), 1.0)))
+
+
+def _bias_activation(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    x, bias = inputs
+    return [activated(b, b.Add(x, bias), attrs["activation"])]
 
 
 def _bias_activation_grad(
@@ -68,16 +86,7 @@ def _bias_activation_grad(
     dy, x, bias = [*inputs, None][:3]
     assert dy is not None and x is not None
     u = x if bias is None else b.Add(x, bias)
-    match attrs["activation"]:
-        case "gelu":
-            dx = b.GeluGrad(dy, u, approximate="none")
-        case "gelu_tanh":
-            dx = b.GeluGrad(dy, u, approximate="tanh")
-        case "relu":
-            dx = b.Where(b.Greater(u, 0.0), dy, b.scalar(0.0, type_of(dy).dtype))
-        case _:
-            s = b.Sigmoid(u)
-            dx = b.Mul(dy, b.Mul(s, b.Add(b.Mul(u, b.Sub(1.0, s)), 1.0)))
+    dx = activated_grad(b, dy, u, attrs["activation"])
     return [dx, b.reduce_sum(dx, list(range(type_of(x).rank - 1)), keepdims=False)]
 
 

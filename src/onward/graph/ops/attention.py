@@ -27,12 +27,23 @@ from onward.graph.ops import random
 from onward.graph.ops.call import Call
 from onward.graph.ops.random import columns, kept, masked
 from onward.graph.ops.record import Op, Types
-from onward.graph.types import DType, Size, Type, product
+from onward.graph.types import DType, Size, Type, divide, product
 
 if TYPE_CHECKING:
     from onward.graph.build import Builder
 
 Value = ir.Value
+
+
+def repeated(b: Builder, x: Value, q: Value) -> Value:
+    """Keys or values x f[*,G,S,K] with a head for each of q's: f[*,H,S,K], G a divisor of H."""
+    shape, rank = type_of(x).shape, type_of(x).rank
+    if rank < 3 or shape[-3] == type_of(q).shape[-3]:
+        return x
+    times = divide(type_of(q).shape[-3], shape[-3])
+    assert times is not None
+    wide = b.expand(b.unsqueeze(x, [rank - 2]), (*shape[:-2], times, *shape[-2:]))
+    return b.reshape(wide, (*shape[:-3], type_of(q).shape[-3], *shape[-2:]))
 
 
 def scores(
@@ -44,6 +55,7 @@ def scores(
     dtype, queries, keys = type_of(q).dtype, type_of(q).shape[-2], type_of(k).shape[-2]
     rank = type_of(q).rank
     perm = [*range(rank - 2), rank - 1, rank - 2]
+    k = repeated(b, k, q)
     s = b.MatMul(b.Mul(q, float(attrs["scale"])), b.transpose(k, perm))
     allowed: Value | None = None
     if mask is not None and type_of(mask).dtype == DType.BOOL:
@@ -80,6 +92,7 @@ def attended(
 ) -> Value:
     """y from the masked scores."""
     _, _, v, mask, *draw = [*inputs, *[None] * 5][:8]
+    assert v is not None
     alive = live(b, s, mask)
     if alive is not None:
         s = b.Where(alive, s, np.zeros((), dtype=type_of(s).dtype.numpy()))
@@ -89,7 +102,7 @@ def attended(
     if allowed is not None and (mask is not None or draw[-1] is not None):
         zero = np.zeros((), dtype=type_of(p).dtype.numpy())
         p = b.Where(allowed, p, zero)  # rows with nothing allowed
-    return b.MatMul(dropped(b, p, draw, attrs), v)
+    return b.MatMul(dropped(b, p, draw, attrs), repeated(b, v, s))
 
 
 def dropped(b: Builder, p: Value, draw: list[Value | None], attrs: dict[str, Any]) -> Value:
@@ -128,7 +141,15 @@ def check_packed(call: Call, first: int = 0, at: int = 6) -> None:
         raise ValueError(f"{call.op_type}: packed rows with a mask")
 
 
+def check_groups(call: Call) -> None:
+    """Raises ValueError where the heads of keys are known not to divide those of queries."""
+    heads, groups = (t.shape[-3] if t.rank > 2 else 1 for t in (call.type(0), call.type(1)))
+    if isinstance(heads, int) and isinstance(groups, int) and groups and heads % groups:
+        raise ValueError(f"{call.op_type}: {heads} heads over {groups} of keys")
+
+
 def _infer(call: Call) -> list[Type]:
+    check_groups(call)
     check_packed(call)
     q, v = call.type(0), call.type(2)
     return [q.with_shape((*q.shape[:-1], v.shape[-1]))]
@@ -138,13 +159,25 @@ _QKV = ("f32[2,3,5,4]", "f32[2,3,6,4]", "f32[2,3,6,8]")
 _SELF = ("f32[2,3,5,4]", "f32[2,3,5,4]", "f32[2,3,5,4]")
 _DROP = {"scale": 0.5, "ratio": 0.25, "site": 1, "sample_dim": 0}
 
+_GROUPS = ("f32[2,4,5,4]", "f32[2,2,6,4]", "f32[2,2,6,8]")
+GROUPED = (
+    ({"scale": 0.5, "is_causal": 0}, _GROUPS),
+    ({"scale": 0.5, "is_causal": 0}, ("f32[2,4,5,4]", "f32[2,1,6,4]", "f32[2,1,6,8]")),
+    ({**_DROP, "is_causal": 0}, (*_GROUPS, "b[2,1,1,6]", "i64[2]", "i64[]")),
+)
+
 _PACKED = ("f32[1,3,5,4]", "f32[1,3,6,4]", "f32[1,3,6,8]", None)
 PACKED = (
     ({"scale": 0.5, "is_causal": 0}, (*_PACKED, None, None, "i64[5,2]", "i64[6,2]")),
     ({"scale": 0.5, "is_causal": 1}, (*_PACKED, None, None, "i64[5,2]", "i64[6,2]")),
     ({**_DROP, "is_causal": 0}, (*_PACKED, "i64[2]", "i64[]", "i64[5,2]", "i64[6,2]")),
     ({**_DROP, "is_causal": 1}, (*_PACKED, "i64[2]", None, "i64[5,2]", "i64[6,2]")),
-)
+    (
+        {**_DROP, "is_causal": 1},
+        ("f32[1,4,5,4]", "f32[1,2,6,4]", "f32[1,2,6,8]", None, "i64[2]", None, "i64[5,2]",
+         "i64[6,2]"),
+    ),
+)  # fmt: skip
 
 
 def flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
@@ -163,7 +196,8 @@ OPS = (
         infer=_infer,
         body=_attention,
         doc="softmax(scale * q k^T + mask) v, with dropout on the probabilities. Inputs: "
-        "q f[B,H,Q,K], k f[B,H,S,K], v f[B,H,S,E], mask (bool: true may attend; float: added), "
+        "q f[B,H,Q,K], k f[B,G,S,K], v f[B,G,S,E], of whose heads each serves H / G of q's one "
+        "after the other, mask (bool: true may attend; float: added), "
         "seed, offset, and for packed rows the coordinates i64[N,2] of queries, i64[M,2] of keys: "
         "sequences ascend along the rows and positions within a sequence, but keys of sequence -1, "
         "which no query sees, may lie anywhere.",
@@ -175,6 +209,7 @@ OPS = (
             ({"scale": 0.5, "is_causal": 0}, (*_QKV, "f32[2,1,5,6]")),
             ({**_DROP, "is_causal": 1}, (*_SELF, None, "i64[2]", "i64[]")),
             ({**_DROP, "is_causal": 0}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
+            *GROUPED,
             *PACKED,
         ),
     ),

@@ -15,17 +15,20 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.ops.attention import (
+    GROUPED,
     PACKED,
     attended,
+    check_groups,
     check_packed,
     dropped,
     flops,
     live,
+    repeated,
     scores,
 )
 from onward.graph.ops.call import Call
 from onward.graph.ops.record import Op, Types
-from onward.graph.types import Size, Type, product
+from onward.graph.types import Size, Type, divide, product
 
 if TYPE_CHECKING:
     from onward.graph.build import Builder
@@ -48,6 +51,7 @@ def _flash(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> lis
 
 
 def _infer(call: Call) -> list[Type]:
+    check_groups(call)
     check_packed(call)
     q, v = call.type(0), call.type(2)
     row = q.with_shape(q.shape[:-1])
@@ -73,7 +77,7 @@ def _probabilities(
     for where in (allowed, alive):
         if where is not None:
             p = b.Where(where, p, np.zeros((), dtype=type_of(p).dtype.numpy()))
-    dp = dropped(b, b.MatMul(dy, _turned(b, v)), [seed, offset, q_at, k_at], attrs)
+    dp = dropped(b, b.MatMul(dy, _turned(b, repeated(b, v, s))), [seed, offset, q_at, k_at], attrs)
     # also the sum of dy * y; the mass is 1 but for rounding, and 0 where nothing is allowed
     tiny = float(np.finfo(type_of(p).dtype.numpy()).tiny)
     mass = b.Max(b.reduce_sum(p, [last], keepdims=True), tiny)
@@ -90,14 +94,25 @@ def mask_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any])
 
 
 def _flash_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    dy, q, k, _, _, seed, offset, _, _, _, q_at, k_at = [*inputs, None, None][:12]
-    assert dy is not None and q is not None and k is not None
+    dy, q, k, v, _, seed, offset, _, _, _, q_at, k_at = [*inputs, None, None][:12]
+    assert dy is not None and q is not None and k is not None and v is not None
     p, ds = _probabilities(b, inputs, attrs)
     scale = float(attrs["scale"])
-    dq = b.Mul(b.MatMul(ds, k), scale)
+    dq = b.Mul(b.MatMul(ds, repeated(b, k, q)), scale)
     dk = b.MatMul(_turned(b, ds), b.Mul(q, scale))
     dv = b.MatMul(_turned(b, dropped(b, p, [seed, offset, q_at, k_at], attrs)), dy)
-    return [dq, dk, dv]
+    return [dq, _of_groups(b, dk, k), _of_groups(b, dv, v)]
+
+
+def _of_groups(b: Builder, dx: Value, x: Value) -> Value:
+    """Summed over the heads that share a head of x."""
+    shape, groups = type_of(dx).shape, type_of(x).shape[-3]
+    if shape[-3] == groups:
+        return dx
+    times = divide(shape[-3], groups)
+    assert times is not None
+    parts = b.reshape(dx, (*shape[:-3], groups, times, *shape[-2:]))
+    return b.reduce_sum(parts, [len(shape) - 2], keepdims=False)
 
 
 def _infer_grad(call: Call) -> list[Type]:
@@ -116,6 +131,7 @@ _CASES = (
     ({"scale": 0.5, "is_causal": 0}, (*_QKV, "f32[2,1,5,6]")),
     ({**_DROP, "is_causal": 1}, (*_SELF, None, "i64[2]", "i64[]")),
     ({**_DROP, "is_causal": 0, "sample_dim": 2}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
+    *GROUPED,
     *PACKED,
 )
 
@@ -124,8 +140,10 @@ def _grad_case(
     attrs: dict[str, Any], inputs: tuple[str | None, ...]
 ) -> tuple[dict[str, Any], tuple[str | None, ...]]:
     """A forward's case as the gradient's: dy before, y and the rows' numbers behind."""
-    batch, features = (1 if len(inputs) > 6 else 2), (4 if inputs[:3] == _SELF else 8)
-    y, row = f"f32[{batch},3,5,{features}]", f"f32[{batch},3,5]"
+    assert inputs[0] is not None
+    batch, heads = inputs[0][4:].split(",")[:2]
+    features = 4 if inputs[:3] == _SELF else 8
+    y, row = f"f32[{batch},{heads},5,{features}]", f"f32[{batch},{heads},5]"
     plain = [*inputs, *[None] * 6][:6]
     return attrs, (y, *plain, y, row, row, *inputs[6:])
 

@@ -107,12 +107,25 @@ def kept(
     attrs: dict[str, Any],
 ) -> Value:
     """True where the element survives: rows by their logical indices, features `i64[D]`."""
+    words = element_words(b, indices, features, seed, offset, attrs)
+    return b.GreaterOrEqual(words, _word(threshold(attrs["ratio"])))
+
+
+def element_words(
+    b: Builder,
+    indices: list[Value],
+    features: Value,
+    seed: Value,
+    offset: Value | None,
+    attrs: dict[str, Any],
+) -> Value:
+    """32 random bits an element, held in i64."""
     first, second = row_keys(b, indices, seed, offset, attrs["site"], attrs["sample_dim"])
     feature = _times(b, features, SPREAD)  # i64[D]
     h = b.BitwiseAnd(b.Add(feature, first), _word(WORD))
     h = _times(b, _shift_xor(b, h, 16), M1)
     h = _times(b, _shift_xor(b, b.BitwiseXor(h, second), 15), M2)
-    return b.GreaterOrEqual(_shift_xor(b, h, 15), _word(threshold(attrs["ratio"])))
+    return _shift_xor(b, h, 15)
 
 
 def masked(b: Builder, x: Value, keep: Value, ratio: float) -> Value:
@@ -129,6 +142,15 @@ def _dropout(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> l
     features = b.arange(type_of(x).shape[-1])
     keep = kept(b, row_indices(b, x, coordinates), features, seed, offset, attrs)
     return [masked(b, x, keep, ratio)]
+
+
+def _uniform(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    like, seed, offset = [*inputs, None][:3]
+    assert like is not None and seed is not None
+    features = b.arange(type_of(like).shape[-1])
+    words = element_words(b, row_indices(b, like, None), features, seed, offset, attrs)
+    whole = b.expand(b.Div(words, _word(1 << 8)), type_of(like).shape)
+    return [b.Mul(b.cast(whole, type_of(like).dtype), 2.0**-24)]
 
 
 def dropped(b: Builder, x: Value, draw: list[Value | None], attrs: dict[str, Any]) -> Value:
@@ -169,6 +191,20 @@ def _infer(call: Call) -> list[Type]:
 
 
 OPS = (
+    Op(
+        name="RandomUniform",
+        random=True,
+        axes=no_axes,
+        infer=lambda call: [call.type()],
+        body=_uniform,
+        doc="Numbers from [0, 1) in steps of 2^-24, a function of (seed, site, indices) as the "
+        "mask of Dropout is. Inputs: a tensor of their type, seed, offset?.",
+        cases=(
+            ({"site": 3, "sample_dim": 0}, ("f32[2,5,16]", "i64[2]", "i64[]")),
+            ({"site": 1, "sample_dim": -1}, ("f32[9]", "i64[2]", None)),
+            ({"site": 2, "sample_dim": 1}, ("f32[3,4,1,1]", "i64[2]", "i64[]")),
+        ),
+    ),
     Op(
         name="Dropout",
         random=True,

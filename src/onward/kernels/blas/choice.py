@@ -158,7 +158,8 @@ def measure() -> Rates:
                     seconds = time.perf_counter() - start
                     best[shape][name] = min(best[shape].get(name, math.inf), seconds)
     return {
-        shape: {name: round(shape.flops / s / 1e9, 1) for name, s in found.items()}
+        # a busy machine may be slow beyond a digit, and no rate is 0
+        shape: {name: max(0.1, round(shape.flops / s / 1e9, 1)) for name, s in found.items()}
         for shape, found in best.items()
     }
 

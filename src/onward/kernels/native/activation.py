@@ -14,7 +14,7 @@ from onward.graph.types import DType, Type
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, only_f32, where
 
-_NUMBER = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}  # as in src/activation.cpp
+NUMBER = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}  # as in src/activation.cpp
 
 
 def _gelu(args: KernelArguments) -> str:
@@ -27,7 +27,7 @@ def _plain(activation: Callable[[KernelArguments], str]) -> Callable[[KernelArgu
         assert c is not None
         return c.launch(
             "onward_activation", x=args.x(), y=args.y, n=args.y.numel(),
-            kind=_NUMBER[activation(args)],
+            kind=NUMBER[activation(args)],
         )  # fmt: skip
 
     return bind
@@ -38,7 +38,7 @@ def _bind_gelu_grad(args: KernelArguments) -> Launch:
     assert c is not None
     dy, x, dx = args.x(0), args.x(1), args.y
     return c.launch(
-        "onward_activation_grad", dy=dy, x=x, dx=dx, n=dx.numel(), kind=_NUMBER[_gelu(args)]
+        "onward_activation_grad", dy=dy, x=x, dx=dx, n=dx.numel(), kind=NUMBER[_gelu(args)]
     )
 
 
@@ -46,7 +46,7 @@ def _bind_biased(args: KernelArguments) -> Launch:
     c = library()
     assert c is not None
     x, bias = args.x(0), args.x(1)
-    kind = _NUMBER[args.attrs["activation"]]
+    kind = NUMBER[args.attrs["activation"]]
     return c.launch(
         "onward_bias_activation", x=x, bias=bias, y=args.y,
         rows=x.numel() // max(bias.numel(), 1), features=bias.numel(), kind=kind,
@@ -82,7 +82,7 @@ def _bind_biased_grad(args: KernelArguments) -> Launch:
     return c.launch(
         "onward_bias_activation_grad", dy=dy, x=x, bias=bias, dx=dx, dbias=dbias, partial=partial,
         rows=x.numel() // max(features, 1), features=features, parts=partial.shape[0],
-        kind=_NUMBER[args.attrs["activation"]],
+        kind=NUMBER[args.attrs["activation"]],
     )  # fmt: skip
 
 

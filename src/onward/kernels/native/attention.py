@@ -26,6 +26,7 @@ import torch
 
 from onward.graph.types import DType, Type
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.native.layouts import layouts
 from onward.kernels.native.library import library, only_f32, where
 from onward.kernels.native.random import mask_arguments
 
@@ -51,8 +52,8 @@ def _unsupported(spec: KernelSpec) -> str | None:
     assert q is not None and k is not None and v is not None
     if q.rank != 4:
         return f"{q.rank} dims"
-    if not q.shape[:2] == k.shape[:2] == v.shape[:2]:
-        return "heads that are shared"
+    if q.shape[0] != k.shape[0] or k.shape[:2] != v.shape[:2]:
+        return "keys that sequences share"
     if 0 in (*q.shape[:2], q.shape[3], v.shape[3]) or (
         0 in (q.shape[2], k.shape[2]) and not _packed(spec)
     ):
@@ -100,7 +101,7 @@ def _scratch_grad(spec: KernelSpec) -> list[Type]:
     room = _room(
         width * k_row, values * k_row, block * q_row,  # panels of keys and values
         rows * width, rows * q_row, rows * values, rows * v_row,
-        2 * rows * k_row, block * q_row, block * v_row, rows * q_row, queries,
+        2 * rows * k_row, block * q_row, block * v_row, rows * q_row, q[1] // k[1] * queries,
     )  # fmt: skip
     return [room, _table(spec, q[0], queries, keys)]
 
@@ -108,11 +109,6 @@ def _scratch_grad(spec: KernelSpec) -> list[Type]:
 def _shape(type: Type | None) -> tuple[int, ...]:
     assert type is not None
     return tuple(int(n) for n in type.shape)  # type: ignore[arg-type]
-
-
-def _layouts(**tensors: torch.Tensor) -> dict[str, Any]:
-    """Tensors with their strides beside them, as the C functions take them."""
-    return {**tensors, **{f"{name}_strides": x.stride() for name, x in tensors.items()}}
 
 
 def _filter(args: KernelArguments, first: int, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -144,14 +140,19 @@ def _room_of(args: KernelArguments) -> dict[str, Any]:
     return {"scratch": scratch, "threads": threads, "room": room, "segments": table}
 
 
+def _all_sizes(args: KernelArguments, *qkv: torch.Tensor) -> tuple[int, ...]:
+    q, k, v = (x.shape for x in qkv)
+    return (*q[:2], *_sizes(q, k, v), int(bool(args.attrs["is_causal"])), k[1])
+
+
 def _bind(args: KernelArguments) -> Launch:
     q, k, v = args.x(0), args.x(1), args.x(2)
     y, peaks, totals = args.outputs
     c = library()
     assert c is not None
-    sizes = (*q.shape[:2], *_sizes(q.shape, k.shape, v.shape), int(bool(args.attrs["is_causal"])))
+    sizes = _all_sizes(args, q, k, v)
     return c.launch(
-        "onward_attention", **_layouts(q=q, k=k, v=v, y=y), peaks=peaks, totals=totals,
+        "onward_attention", **layouts(q=q, k=k, v=v, y=y), peaks=peaks, totals=totals,
         **_filter(args, 3, (*q.shape[:3], k.shape[2])), **_coordinates(args, 6), sizes=sizes,
         **_room_of(args),
     )  # fmt: skip
@@ -163,9 +164,9 @@ def _bind_grad(args: KernelArguments) -> Launch:
     dq, dk, dv = args.outputs
     c = library()
     assert c is not None
-    sizes = (*q.shape[:2], *_sizes(q.shape, k.shape, v.shape), int(bool(args.attrs["is_causal"])))
+    sizes = _all_sizes(args, q, k, v)
     return c.launch(
-        "onward_attention_grad", **_layouts(dy=dy, q=q, k=k, v=v, y=y, dq=dq, dk=dk, dv=dv),
+        "onward_attention_grad", **layouts(dy=dy, q=q, k=k, v=v, y=y, dq=dq, dk=dk, dv=dv),
         peaks=peaks, totals=totals, **_filter(args, 4, (*q.shape[:3], k.shape[2])),
         **_coordinates(args, 10), sizes=sizes, **_room_of(args),
     )  # fmt: skip

@@ -29,21 +29,25 @@ _TILES = 32  # of rows: more threads than this share the gradient's work no furt
 _TILE_ROWS = 16  # at least: a tile's sums are written and read once more
 
 
-def _scratch(spec: KernelSpec) -> list[Type]:
-    """A tile's sums for dscale and dbias, f32[tiles, 2, D]."""
+def tiles_of(spec: KernelSpec) -> int:
+    """Of the rows of a gradient whose second output is dscale."""
     scale = spec.outputs[1]
     rows = product(spec.outputs[0].shape[: spec.outputs[0].rank - scale.rank])
     assert isinstance(rows, int)
-    tiles = max(1, min(_TILES, math.ceil(rows / _TILE_ROWS)))
-    return [Type(DType.FLOAT, (tiles, 2, scale.numel))]
+    return max(1, min(_TILES, math.ceil(rows / _TILE_ROWS)))
 
 
-def _only_f32_and_some_kept(spec: KernelSpec) -> str | None:
+def _scratch(spec: KernelSpec) -> list[Type]:
+    """A tile's sums for dscale and dbias, f32[tiles, 2, D]."""
+    return [Type(DType.FLOAT, (tiles_of(spec), 2, spec.outputs[1].numel))]
+
+
+def f32_and_some_kept(spec: KernelSpec) -> str | None:
     """Dropout of everything (ratio 1) has no factor 1 / (1 - ratio): the body writes zeros."""
     return "ratio 1" if spec.attrs.get("ratio", 0.0) >= 1.0 else only_f32(spec)
 
 
-def _mask(args: KernelArguments, seed_at: int) -> dict[str, Any]:
+def mask_of(args: KernelArguments, seed_at: int) -> dict[str, Any]:
     """Dropout as the C functions take it; without it no seed, and a mask that keeps everything."""
     outer = list(args.y.shape[:-1])
     ratio = float(args.attrs.get("ratio", 0.0))
@@ -77,7 +81,7 @@ def _bind_layer_norm(args: KernelArguments) -> Launch:
 
 def _bind_layer_norm_grad(args: KernelArguments) -> Launch:
     dy, x, scale, mean, invstd = (args.x(i) for i in range(5))
-    return _grad(args, [dy, None, x, scale, mean, invstd], _mask(args, 5))
+    return _grad(args, [dy, None, x, scale, mean, invstd], mask_of(args, 5))
 
 
 def _bind_add_layer_norm(args: KernelArguments) -> Launch:
@@ -90,12 +94,12 @@ def _bind_add_layer_norm(args: KernelArguments) -> Launch:
     return c.launch(
         "onward_add_layer_norm", x=x, residual=residual, scale=scale, bias=bias, y=y, mean=mean,
         invstd=invstd, r=r, rows=x.numel() // max(features, 1), features=features,
-        epsilon=float(args.attrs.get("epsilon", 1e-5)), **_mask(args, 4),
+        epsilon=float(args.attrs.get("epsilon", 1e-5)), **mask_of(args, 4),
     )  # fmt: skip
 
 
 def _bind_add_layer_norm_grad(args: KernelArguments) -> Launch:
-    return _grad(args, args.inputs[:6], _mask(args, 6))
+    return _grad(args, args.inputs[:6], mask_of(args, 6))
 
 
 def _grad(args: KernelArguments, inputs: list[torch.Tensor | None], mask: dict[str, Any]) -> Launch:
@@ -122,13 +126,13 @@ KERNELS: dict[str, Kernel] = {
         inplace=((0, 0), (0, 1)), contiguous=None, scratch=_scratch,
     ),
     "AddLayerNormalization": Kernel(
-        "native.add_layer_norm", _bind_add_layer_norm, unsupported=_only_f32_and_some_kept,
+        "native.add_layer_norm", _bind_add_layer_norm, unsupported=f32_and_some_kept,
         where=where, inplace=((0, 0), (3, 1)), contiguous=None,
     ),
     # dresidual rather over dr, so that dy is left to dx
     "AddLayerNormalizationGrad": Kernel(
         "native.add_layer_norm_grad", _bind_add_layer_norm_grad,
-        unsupported=_only_f32_and_some_kept, where=where, inplace=((0, 1), (0, 0), (3, 0)),
+        unsupported=f32_and_some_kept, where=where, inplace=((0, 1), (0, 0), (3, 0)),
         contiguous=None, scratch=_scratch,
     ),
 }  # fmt: skip

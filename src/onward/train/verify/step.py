@@ -13,7 +13,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.compile import Compiler
-from onward.config import MissingExtraError
+from onward.config import MissingExtraError, OnwardError
+from onward.graph.graph import Graph, where
 from onward.journal import Journal
 from onward.kernels import host
 from onward.train.batch import Batch
@@ -39,6 +40,7 @@ def verify_step(
         device = next((p.device.type for p in model.parameters()), "cpu")
         compiler = Compiler(host(device), disable, Journal(keep_stages=bisect))
         captured = compiler.capture(model, *batch.given, loss_fn)
+        _refuse_drawn(captured.graph)
         graphs = Graphs(compiler, captured)
         names = [n for n, p in captured.parameters.items() if id(p) in trained]
         engines = Engines(compiler, captured, batch, model, loss_fn, names)
@@ -56,6 +58,16 @@ def verify_step(
         if bisect:
             result.notes.append(first_departure(engines))
         return result
+
+
+def _refuse_drawn(graph: Graph) -> None:
+    drawing = [where(node) for node in graph if node.op_type == "RandomUniform"]
+    if drawing:
+        raise OnwardError(
+            f"the forward draws random numbers at {drawing[0]} (torch.rand and the like), where "
+            "eager PyTorch draws others: there is nothing to compare; fix: verify with that off "
+            "(drop_path_rate=0), or draw outside and pass the numbers as an input"
+        )
 
 
 @contextmanager

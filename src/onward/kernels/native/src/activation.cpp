@@ -2,6 +2,7 @@
 #include "annotations.h"
 #include "math.h"
 #include "partial.h"
+#include "strided.h"
 
 namespace {
 
@@ -102,6 +103,59 @@ void biased_grad(
     add_parts(partial, dbias, parts, features);
 }
 
+// y = activation(gate) * up, row by row as they lie. Written twice: a stride that is not 1 would
+// keep the loop from whole loads.
+template <class A>
+void gated(Strided<const float> gate, Strided<const float> up, Strided<float> y,
+           const int64_t* sizes)
+{
+    const int64_t rows = sizes[0] * sizes[1] * sizes[2], n = sizes[3];
+    const bool dense = gate.col() == 1 && up.col() == 1 && y.col() == 1;
+    #pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; ++r) {
+        const RowIndex at(sizes, r);
+        const float *g = at.of(gate), *u = at.of(up);
+        float* out = at.of(y);
+        if (dense) {
+            #pragma omp simd
+            for (int64_t i = 0; i < n; ++i) out[i] = A::value(g[i]) * u[i];
+        } else {
+            for (int64_t i = 0; i < n; ++i)
+                out[i * y.col()] = A::value(g[i * gate.col()]) * u[i * up.col()];
+        }
+    }
+}
+
+// dgate and dup from dy, in one pass.
+template <class A>
+void gated_grad(Strided<const float> dy, Strided<const float> gate, Strided<const float> up,
+                Strided<float> dgate, Strided<float> dup, const int64_t* sizes)
+{
+    const int64_t rows = sizes[0] * sizes[1] * sizes[2], n = sizes[3];
+    const bool dense = dy.col() == 1 && gate.col() == 1 && up.col() == 1 && dgate.col() == 1
+                       && dup.col() == 1;
+    #pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; ++r) {
+        const RowIndex at(sizes, r);
+        const float *d = at.of(dy), *g = at.of(gate), *u = at.of(up);
+        float *dg = at.of(dgate), *du = at.of(dup);
+        if (dense) {
+            #pragma omp simd
+            for (int64_t i = 0; i < n; ++i) {
+                const float slope = A::grad(d[i] * u[i], g[i]), other = d[i] * A::value(g[i]);
+                dg[i] = slope;
+                du[i] = other;
+            }
+        } else {
+            for (int64_t i = 0; i < n; ++i) {
+                const float di = d[i * dy.col()], gi = g[i * gate.col()], ui = u[i * up.col()];
+                dg[i * dgate.col()] = A::grad(di * ui, gi);
+                du[i * dup.col()] = di * A::value(gi);
+            }
+        }
+    }
+}
+
 // Calls `f` with the activation's type. kind: 0 gelu, 1 gelu by tanh, 2 relu, 3 silu.
 template <class F>
 void with_activation(int64_t kind, F f) {
@@ -142,6 +196,29 @@ extern "C" void onward_bias_activation_grad(
     with_activation(kind, [&](auto a) {
         const auto run = bias ? biased_grad<decltype(a), true> : biased_grad<decltype(a), false>;
         run(dy, x, bias, dx, dbias, partial, rows, features, parts);
+    });
+}
+
+// Of [n0,n1,n2,features], each tensor as it lies.
+extern "C" void onward_gated_activation(
+    const float* gate, const int64_t* OF(4) gate_strides, const float* up,
+    const int64_t* OF(4) up_strides, float* y, const int64_t* OF(4) y_strides,
+    const int64_t* OF(4) sizes, int64_t kind)
+{
+    with_activation(kind, [&](auto a) {
+        gated<decltype(a)>({gate, gate_strides}, {up, up_strides}, {y, y_strides}, sizes);
+    });
+}
+
+extern "C" void onward_gated_activation_grad(
+    const float* dy, const int64_t* OF(4) dy_strides, const float* gate,
+    const int64_t* OF(4) gate_strides, const float* up, const int64_t* OF(4) up_strides,
+    float* dgate, const int64_t* OF(4) dgate_strides, float* dup,
+    const int64_t* OF(4) dup_strides, const int64_t* OF(4) sizes, int64_t kind)
+{
+    with_activation(kind, [&](auto a) {
+        gated_grad<decltype(a)>({dy, dy_strides}, {gate, gate_strides}, {up, up_strides},
+                                {dgate, dgate_strides}, {dup, dup_strides}, sizes);
     });
 }
 

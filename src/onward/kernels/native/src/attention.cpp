@@ -280,9 +280,9 @@ inline void clear(const Strided<float>& x, int64_t h, int64_t first, int64_t end
 
 }  // namespace
 
-// y[B,H,Q,E], peak[B,H,Q], total[B,H,Q] from q[B,H,Q,K], k[B,H,S,K], v[B,H,S,E]; of packed rows
+// y[B,H,Q,E], peak[B,H,Q], total[B,H,Q] from q[B,H,Q,K], k[B,G,S,K], v[B,G,S,E]; of packed rows
 // with their coordinates q_at[Q][2], k_at[S][2] (null: no packed rows). sizes: B, H, Q, S, K, E,
-// is_causal. peak, total: of the rows' scores. `allowed` and `added` are two kinds of mask, of
+// is_causal, G, a divisor of H. peak, total: of the rows' scores. `allowed` and `added` are two kinds of mask, of
 // which one is null, or both. `seed` null: no dropout. scratch: f32[threads, room], and the table
 // of the segments.
 extern "C" void onward_attention(
@@ -293,10 +293,11 @@ extern "C" void onward_attention(
     int64_t threshold, int64_t sample_dim, float keep_scale, float scale,
     const int64_t* OPTIONAL OF(2 * sizes[2]) q_at, const int64_t* OPTIONAL OF(2 * sizes[3]) k_at,
     float* y, const int64_t* OF(4) y_strides, float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
-    float* OF(sizes[0] * sizes[1] * sizes[2]) totals, const int64_t* OF(7) sizes,
+    float* OF(sizes[0] * sizes[1] * sizes[2]) totals, const int64_t* OF(8) sizes,
     float* OF(threads * room) scratch, int64_t threads, int64_t room, int32_t* segments)
 {
-    const Sizes n{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]};
+    const Sizes n{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6],
+                  sizes[7]};
     const Strided<const float> Q{q, q_strides}, K{k, k_strides}, V{v, v_strides};
     const Strided<float> Y{y, y_strides};
     const Filter filter{{allowed, mask_strides}, {added, mask_strides}, seed, offset,
@@ -325,8 +326,9 @@ extern "C" void onward_attention(
         float factor[QUERIES], kept[QUERIES];  // of a row's sum in this block, and of those before
         for (int64_t k0 = 0; k0 == 0 || k0 < seen; k0 += SEEN) {
             const int64_t keys = std::min(block, seen - k0);
-            pack_panels(K.at(g.b, h, g.k0 + k0), K.col(), K.row(), n.width, keys, turned);
-            pack_panels(V.at(g.b, h, g.k0 + k0), V.row(), V.col(), keys, n.values, panels);
+            const int64_t own = h / n.shared();
+            pack_panels(K.at(g.b, own, g.k0 + k0), K.col(), K.row(), n.width, keys, turned);
+            pack_panels(V.at(g.b, own, g.k0 + k0), V.row(), V.col(), keys, n.values, panels);
             for (int64_t q0 = first; q0 < last; q0 += QUERIES) {
                 const int64_t m = std::min(QUERIES, g.queries - q0);
                 const int64_t row = (g.b * n.heads + h) * n.queries + g.q0 + q0;
@@ -386,7 +388,7 @@ extern "C" void onward_attention(
     }
 }
 
-// dq, dk, dv from dy and what forward had and made.
+// dq, dk, dv from dy and what forward had and made. A task is a head of keys of one segment.
 extern "C" void onward_attention_grad(
     const float* dy, const int64_t* OF(4) dy_strides, const float* q,
     const int64_t* OF(4) q_strides, const float* k, const int64_t* OF(4) k_strides, const float* v,
@@ -398,10 +400,11 @@ extern "C" void onward_attention_grad(
     const float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
     const float* OF(sizes[0] * sizes[1] * sizes[2]) totals,
     float* dq, const int64_t* OF(4) dq_strides, float* dk, const int64_t* OF(4) dk_strides,
-    float* dv, const int64_t* OF(4) dv_strides, const int64_t* OF(7) sizes,
+    float* dv, const int64_t* OF(4) dv_strides, const int64_t* OF(8) sizes,
     float* OF(threads * room) scratch, int64_t threads, int64_t room, int32_t* segments)
 {
-    const Sizes n{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6]};
+    const Sizes n{sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], sizes[6],
+                  sizes[7]};
     const Strided<const float> DY{dy, dy_strides}, Y{y, y_strides};
     const Strided<const float> Q{q, q_strides}, K{k, k_strides}, V{v, v_strides};
     const Strided<float> DQ{dq, dq_strides}, DK{dk, dk_strides}, DV{dv, dv_strides};
@@ -412,15 +415,15 @@ extern "C" void onward_attention_grad(
     const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
     const Table table(n, q_at, k_at, segments);
     // One more than the segments: the keys behind the last one's.
-    const int64_t tasks = (table.count + (q_at ? 1 : 0)) * n.heads;
+    const int64_t tasks = (table.count + (q_at ? 1 : 0)) * n.groups;
     #pragma omp parallel for schedule(dynamic) num_threads(used)
     for (int64_t task = 0; task < tasks; ++task) {
-        const int64_t index = task / n.heads, h = task % n.heads;
+        const int64_t index = task / n.groups, own = task % n.groups;
         const Segment g = table.segment(index);
         if (q_at) {  // keys that no query sees
             const int64_t free = index > 0 ? table.entries[index - 1].k1 : 0;
-            clear(DK, h, free, g.k0, n.width);
-            clear(DV, h, free, g.k0, n.values);
+            clear(DK, own, free, g.k0, n.width);
+            clear(DV, own, free, g.k0, n.values);
         }
         const int64_t block = std::min(KEYS, g.keys), lds = padded(block);
         Room rest{scratch + omp_get_thread_num() * room};
@@ -436,18 +439,24 @@ extern "C" void onward_attention_grad(
         float* k_sum = rest.take(block * ldk);
         float* v_sum = rest.take(block * ldv);
         float* q_sum = rest.take(most * ldk);
-        float* delta = rest.take(g.queries);  // sum of dy * y: of the probabilities' gradient
+        // sums of dy * y: of the probabilities' gradient
+        float* delta = rest.take(n.shared() * g.queries);
         const bool one_block = block == g.keys;
         for (int64_t k0 = 0; k0 == 0 || k0 < g.keys; k0 += KEYS) {
             const int64_t keys = std::min(block, g.keys - k0);
-            const float* kb = K.at(g.b, h, g.k0 + k0);
-            const float* vb = V.at(g.b, h, g.k0 + k0);
+            const float* kb = K.at(g.b, own, g.k0 + k0);
+            const float* vb = V.at(g.b, own, g.k0 + k0);
             pack_panels(kb, K.col(), K.row(), n.width, keys, k_turned);
             pack_panels(vb, V.col(), V.row(), n.values, keys, v_turned);
             pack_panels(kb, K.row(), K.col(), keys, n.width, k_panels);
             fill(k_sum, 0, keys * ldk, 0.0f);
             fill(v_sum, 0, keys * ldv, 0.0f);
-            for (int64_t q0 = 0; q0 < g.queries; q0 += QUERIES) {
+            // The blocks of queries of every head that these keys serve, one head after the other.
+            const int64_t blocks = (g.queries + QUERIES - 1) / QUERIES;
+            for (int64_t turn = 0; turn < n.shared() * blocks; ++turn) {
+                const int64_t member = turn / blocks, q0 = turn % blocks * QUERIES;
+                const int64_t h = own * n.shared() + member;
+                float* deltas = delta + member * g.queries;
                 const int64_t m = std::min(QUERIES, g.queries - q0);
                 const int64_t row = (g.b * n.heads + h) * n.queries + g.q0 + q0;
                 const Below below(g, n.causal, q0, m, k0, keys);
@@ -459,8 +468,8 @@ extern "C" void onward_attention_grad(
                 pack_rows(gb, DY.row(), DY.col(), m, n.values, 1.0f, dy_rows);
                 pack_panels(dy_rows, n.values, 1, m, n.values, dy_panels);
                 for (int64_t i = 0; i < m && !one_block && k0 == 0; ++i)
-                    delta[q0 + i] = dot(dy_rows + i * n.values, Y.at(g.b, h, g.q0 + q0 + i), Y.col(),
-                                        n.values);
+                    deltas[q0 + i] = dot(dy_rows + i * n.values, Y.at(g.b, h, g.q0 + q0 + i),
+                                         Y.col(), n.values);
                 product_below(m, below.cols, n.width, q_rows, n.width, k_turned, s, lds,
                               below.diagonal);
                 product_below(m, below.cols, n.values, dy_rows, n.values, v_turned, t, lds,
@@ -487,13 +496,13 @@ extern "C" void onward_attention_grad(
                                               g.places, uint32_t(threshold), keep_scale);
                         else
                             probabilities<LISTED>(si, ti, int32_t(whole), peak, inverse,
-                                                  delta[q0 + i], key, g.places + k0,
+                                                  deltas[q0 + i], key, g.places + k0,
                                                   uint32_t(threshold), keep_scale);
                     };
                     if (filter.drops() && g.places) dropped(std::true_type());
                     else if (filter.drops()) dropped(std::false_type());
                     else if (one_block) whole_row(si, ti, int32_t(whole), peak, inverse);
-                    else probabilities(si, ti, int32_t(whole), peak, inverse, delta[q0 + i]);
+                    else probabilities(si, ti, int32_t(whole), peak, inverse, deltas[q0 + i]);
                     fill(si, count, below.cols, 0.0f);
                     fill(ti, count, below.cols, 0.0f);
                 }
@@ -509,8 +518,8 @@ extern "C" void onward_attention_grad(
                     join(q_sum + i * ldk, n.width, scale, before, DQ.at(g.b, h, g.q0 + q0 + i));
             }
             for (int64_t i = 0; i < keys; ++i) {
-                write(k_sum + i * ldk, n.width, 1.0f, DK.at(g.b, h, g.k0 + k0 + i));
-                write(v_sum + i * ldv, n.values, 1.0f, DV.at(g.b, h, g.k0 + k0 + i));
+                write(k_sum + i * ldk, n.width, 1.0f, DK.at(g.b, own, g.k0 + k0 + i));
+                write(v_sum + i * ldv, n.values, 1.0f, DV.at(g.b, own, g.k0 + k0 + i));
             }
         }
     }

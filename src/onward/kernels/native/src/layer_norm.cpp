@@ -1,5 +1,6 @@
 // LayerNormalization of rows f32[rows, features] and its gradient, alone or with what surrounds it
-// in a transformer: r = residual + Dropout(x) before, the gradients' sum and the mask after.
+// in a transformer: r = residual + Dropout(x) before, the gradients' sum and the mask after. And
+// RMSNormalization, the same without a mean and a bias.
 //
 // A row is read from memory once: all its passes run while it lies in the nearest cache.
 #include "annotations.h"
@@ -67,6 +68,22 @@ __attribute__((noinline)) void norm_row(
     *invstd = s;
 }
 
+// 1 / sqrt(mean(r^2) + epsilon) of a row.
+inline float inverse_root(const float* r, int64_t n, float epsilon) {
+    float squares, unused;
+    two_sums(n, [=](int64_t i, float& a, float&) { a += r[i] * r[i]; }, squares, unused);
+    return 1.0f / std::sqrt(squares / float(n) + epsilon);
+}
+
+// One row of y, the norm by the root of the mean square. Its own function, as norm_row.
+__attribute__((noinline)) void rms_row(
+    const float* r, const float* scale, float* y, int64_t n, float epsilon)
+{
+    const float s = inverse_root(r, n, epsilon);
+    #pragma omp simd
+    for (int64_t i = 0; i < n; ++i) y[i] = r[i] * s * scale[i];
+}
+
 // r = residual + Dropout(x) of one row, with the bits of the two ops one after the other: the
 // dropped numbers go through memory, so that no compiler joins the product and the sum.
 inline void dropped_sum(
@@ -105,6 +122,73 @@ inline void row_means(
     slope /= float(n);
 }
 
+// The same of a norm without a mean: its row's one mean, and its terms of dscale.
+inline float row_slope(
+    const float* dy, const float* r, const float* scale, float s, float* dscale, int64_t n)
+{
+    float slope, unused;
+    two_sums(n, [=](int64_t i, float& a, float&) {
+        const float xhat = r[i] * s;
+        a += dy[i] * scale[i] * xhat;
+        dscale[i] += dy[i] * xhat;
+    }, slope, unused);
+    return slope / float(n);
+}
+
+// Writes a row of gradients g(i), and of its dropout `dx` where that is wanted.
+template <class Gradient>
+inline void write_row(
+    const Gradient& gradient, const float* dr, float* out, float* dx, int64_t n, RowKey key,
+    uint32_t threshold, float factor)
+{
+    if (dx) {
+        const auto write = [=](int64_t i, float g) {
+            out[i] = g;
+            dx[i] = key.word(uint32_t(i)) >= threshold ? g * factor : 0.0f;
+        };
+        if (dr) {
+            #pragma omp simd
+            for (int64_t i = 0; i < n; ++i) write(i, gradient(i) + dr[i]);
+        } else {
+            #pragma omp simd
+            for (int64_t i = 0; i < n; ++i) write(i, gradient(i));
+        }
+    } else if (dr) {
+        #pragma omp simd
+        for (int64_t i = 0; i < n; ++i) out[i] = gradient(i) + dr[i];
+    } else {
+        #pragma omp simd
+        for (int64_t i = 0; i < n; ++i) out[i] = gradient(i);
+    }
+}
+
+// y := the sum of `tiles` rows of n that lie `step` apart, columns first to first + width.
+inline void add_tiles(const float* partial, int64_t tiles, int64_t step, int64_t width, float* y) {
+    std::memset(y, 0, size_t(width) * sizeof(float));
+    for (int64_t t = 0; t < tiles; ++t) {
+        const float* part = partial + t * step;
+        #pragma omp simd
+        for (int64_t i = 0; i < width; ++i) y[i] += part[i];
+    }
+}
+
+// r = residual + Dropout(x) of row k; `drops` false: without dropout.
+inline void summed_row(
+    const float* x, const float* residual, float* r, int64_t k, int64_t n, bool drops,
+    const Mask& mask, const Rows& where)
+{
+    const float *xk = x + k * n, *residual_k = residual + k * n;
+    float* rk = r + k * n;
+    if (drops) {
+        dropped_sum(xk, residual_k, rk, n, where.key(mask.start, k), mask.threshold, mask.scale);
+    } else {
+        #pragma omp simd
+        for (int64_t i = 0; i < n; ++i) rk[i] = residual_k[i] + xk[i];
+    }
+}
+
+constexpr int64_t COLUMNS = 64;  // of the sums over tiles that a thread takes at a time
+
 }  // namespace
 
 extern "C" void onward_layer_norm(
@@ -133,17 +217,9 @@ extern "C" void onward_add_layer_norm(
     const Rows where(sizes, rank, sample_dim, offset, coordinates, width);
     #pragma omp parallel for schedule(static)
     for (int64_t k = 0; k < rows; ++k) {
-        const int64_t at = k * features;
-        const float *xk = x + at, *residual_k = residual + at;
-        float* rk = r + at;
-        if (seed) {
-            dropped_sum(xk, residual_k, rk, features, where.key(mask.start, k),
-                        mask.threshold, mask.scale);
-        } else {
-            #pragma omp simd
-            for (int64_t i = 0; i < features; ++i) rk[i] = residual_k[i] + xk[i];
-        }
-        norm_row(rk, scale, bias, y + at, mean + k, invstd + k, features, epsilon);
+        summed_row(x, residual, r, k, features, seed, mask, where);
+        norm_row(r + k * features, scale, bias, y + k * features, mean + k, invstd + k, features,
+                 epsilon);
     }
 }
 
@@ -166,7 +242,6 @@ extern "C" void onward_add_layer_norm_grad(
     const Mask mask(seed ? seed : none, site, threshold, factor);
     const Rows where(sizes, rank, sample_dim, offset, coordinates, width);
     const int64_t n = features, height = (rows + tiles - 1) / tiles;
-    constexpr int64_t COLUMNS = 64;
     #pragma omp parallel
     {
         #pragma omp for schedule(static)
@@ -183,44 +258,83 @@ extern "C" void onward_add_layer_norm_grad(
                 const auto gradient = [=](int64_t i) {
                     return s * (dyk[i] * scale[i] - centre - (rk[i] - m) * s * slope);
                 };
-                if (dx) {
-                    const RowKey key = where.key(mask.start, k);
-                    float* dxk = dx + k * n;
-                    const auto write = [=](int64_t i, float g) {
-                        out[i] = g;
-                        dxk[i] = key.word(uint32_t(i)) >= mask.threshold ? g * mask.scale : 0.0f;
-                    };
-                    if (dr) {
-                        const float* drk = dr + k * n;
-                        #pragma omp simd
-                        for (int64_t i = 0; i < n; ++i) write(i, gradient(i) + drk[i]);
-                    } else {
-                        #pragma omp simd
-                        for (int64_t i = 0; i < n; ++i) write(i, gradient(i));
-                    }
-                } else if (dr) {
-                    const float* drk = dr + k * n;
-                    #pragma omp simd
-                    for (int64_t i = 0; i < n; ++i) out[i] = gradient(i) + drk[i];
-                } else {
-                    #pragma omp simd
-                    for (int64_t i = 0; i < n; ++i) out[i] = gradient(i);
-                }
+                write_row(gradient, dr ? dr + k * n : nullptr, out, dx ? dx + k * n : nullptr, n,
+                          dx ? where.key(mask.start, k) : mask.start, mask.threshold, mask.scale);
             }
         }
         #pragma omp for schedule(static)
         for (int64_t c = 0; c < n; c += COLUMNS) {
             const int64_t width = n - c < COLUMNS ? n - c : COLUMNS;
-            std::memset(dscale + c, 0, size_t(width) * sizeof(float));
-            std::memset(dbias + c, 0, size_t(width) * sizeof(float));
-            for (int64_t t = 0; t < tiles; ++t) {
-                const float *ds = partial + 2 * t * n + c, *db = ds + n;
-                #pragma omp simd
-                for (int64_t i = 0; i < width; ++i) {
-                    dscale[c + i] += ds[i];
-                    dbias[c + i] += db[i];
-                }
+            add_tiles(partial + c, tiles, 2 * n, width, dscale + c);
+            add_tiles(partial + n + c, tiles, 2 * n, width, dbias + c);
+        }
+    }
+}
+
+extern "C" void onward_rms_norm(
+    const float* OF(rows * features) x, const float* OF(features) scale,
+    float* OF(rows * features) y, int64_t rows, int64_t features, float epsilon)
+{
+    #pragma omp parallel for schedule(static)
+    for (int64_t k = 0; k < rows; ++k)
+        rms_row(x + k * features, scale, y + k * features, features, epsilon);
+}
+
+// r = residual + Dropout(x), y its norm. `seed` null: no dropout.
+extern "C" void onward_add_rms_norm(
+    const float* OF(rows * features) x, const float* OF(rows * features) residual,
+    const float* OF(features) scale, float* OF(rows * features) y, float* OF(rows * features) r,
+    int64_t rows, int64_t features, float epsilon, const int64_t* OPTIONAL OF(2) seed,
+    const int64_t* OPTIONAL OF(1) offset, int64_t site, int64_t threshold, float factor,
+    const int64_t* OF(rank) sizes, int64_t rank, int64_t sample_dim,
+    const int64_t* OPTIONAL coordinates, int64_t width)
+{
+    const int64_t none[2] = {0, 0};
+    const Mask mask(seed ? seed : none, site, threshold, factor);
+    const Rows where(sizes, rank, sample_dim, offset, coordinates, width);
+    #pragma omp parallel for schedule(static)
+    for (int64_t k = 0; k < rows; ++k) {
+        summed_row(x, residual, r, k, features, seed, mask, where);
+        rms_row(r + k * features, scale, y + k * features, features, epsilon);
+    }
+}
+
+// As onward_add_layer_norm_grad, of the norm by the root of the mean square, which is found again.
+extern "C" void onward_add_rms_norm_grad(
+    const float* OF(rows * features) dy, const float* OPTIONAL OF(rows * features) dr,
+    const float* OF(rows * features) r, const float* OF(features) scale,
+    float* OF(rows * features) dresidual, float* OF(features) dscale,
+    float* OPTIONAL OF(rows * features) dx, float* OF(tiles * features) partial, int64_t tiles,
+    int64_t rows, int64_t features, float epsilon, const int64_t* OPTIONAL OF(2) seed,
+    const int64_t* OPTIONAL OF(1) offset, int64_t site, int64_t threshold, float factor,
+    const int64_t* OF(rank) sizes, int64_t rank, int64_t sample_dim,
+    const int64_t* OPTIONAL coordinates, int64_t width)
+{
+    const int64_t none[2] = {0, 0};
+    const Mask mask(seed ? seed : none, site, threshold, factor);
+    const Rows where(sizes, rank, sample_dim, offset, coordinates, width);
+    const int64_t n = features, height = (rows + tiles - 1) / tiles;
+    #pragma omp parallel
+    {
+        #pragma omp for schedule(static)
+        for (int64_t t = 0; t < tiles; ++t) {
+            float* ds = partial + t * n;
+            std::memset(ds, 0, size_t(n) * sizeof(float));
+            const int64_t end = (t + 1) * height < rows ? (t + 1) * height : rows;
+            for (int64_t k = t * height; k < end; ++k) {
+                const float *dyk = dy + k * n, *rk = r + k * n;
+                const float s = inverse_root(rk, n, epsilon);
+                const float slope = row_slope(dyk, rk, scale, s, ds, n);
+                const auto gradient = [=](int64_t i) {
+                    return s * (dyk[i] * scale[i] - rk[i] * s * slope);
+                };
+                write_row(gradient, dr ? dr + k * n : nullptr, dresidual + k * n,
+                          dx ? dx + k * n : nullptr, n,
+                          dx ? where.key(mask.start, k) : mask.start, mask.threshold, mask.scale);
             }
         }
+        #pragma omp for schedule(static)
+        for (int64_t c = 0; c < n; c += COLUMNS)
+            add_tiles(partial + c, tiles, n, n - c < COLUMNS ? n - c : COLUMNS, dscale + c);
     }
 }

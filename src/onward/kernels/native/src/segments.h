@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstdint>
 
+#include "strided.h"
+
 namespace onward {
 
 // Rows of a block: of queries, of keys in the forward and in the backward. native/attention.py
@@ -13,18 +15,9 @@ constexpr int64_t QUERIES = 64, SEEN = 1024, KEYS = 256;
 
 struct Sizes {
     int64_t batch, heads, queries, keys, width, values, causal;
-};
+    int64_t groups;  // heads of keys and values: each serves heads / groups of the queries'
 
-// A tensor [B,H,rows,cols] in place, read or written through its strides.
-template <class T> struct Strided {
-    T* data;
-    const int64_t* strides;
-
-    T* at(int64_t b, int64_t h, int64_t row) const {
-        return data + b * strides[0] + h * strides[1] + row * strides[2];
-    }
-    int64_t row() const { return strides[2]; }
-    int64_t col() const { return strides[3]; }
+    int64_t shared() const { return heads / groups; }
 };
 
 // Rows that attend to one another.

@@ -86,7 +86,7 @@ def _dropout(q: Question) -> Answer:
     return others_whole(q, {0: q.demand})
 
 
-@pack_rule("AddLayerNormalization", "Dropout", trait="elementwise")
+@pack_rule("AddLayerNormalization", "AddRMSNorm", "Dropout", "Rotary", trait="elementwise")
 def _pack(p: Packer, node: Node) -> bool:
     demand = p.demand(node)
     if demand.rows is None:
@@ -113,7 +113,7 @@ def _dropping(
     """With the logical indices of dim 0, into which all row dims go for the time of the op."""
     y, lead = shape_of(node), len(dims) - 1
     sizes = tuple(y[d] for d in dims)
-    at = {"Dropout": 3, "AddLayerNormalization": 6}[node.op_type]
+    at = {"Dropout": 3, "AddLayerNormalization": 6, "AddRMSNorm": 5}[node.op_type]
     tensors = 1 if node.op_type == "Dropout" else 2
     inputs = [*inputs, *[None] * (at - len(inputs)), p.coordinates(rows, sizes)]
     for i in range(tensors):

@@ -6,6 +6,7 @@ from onward.graph.ops import op_of
 from onward.rewrite.rows.demand import (
     Answer,
     Question,
+    aligned,
     are_rows,
     demand_rule,
     mixed,
@@ -17,7 +18,9 @@ from onward.rewrite.rows.packer import pack_rule
 from onward.rewrite.rows.rules.along_rows import packed_along_rows
 
 
-@demand_rule("LayerNormalization", "AddLayerNormalization", "Softmax", "LogSoftmax")
+@demand_rule(
+    "LayerNormalization", "AddLayerNormalization", "RMSNorm", "AddRMSNorm", "Softmax", "LogSoftmax"
+)
 def along_a_dim(q: Question) -> Answer:
     """A row is normalised by itself, unless the rows are what is normalised."""
     demand = united(q.y, q.asked)
@@ -26,8 +29,18 @@ def along_a_dim(q: Question) -> Answer:
     demand = over(q.y, demand, [d for d in demand.dims if d not in axes])
     if mixes:
         demand = mixed(q, demand, "it normalises over the rows")
-    added = {1: demand} if q.node.op_type == "AddLayerNormalization" else {}
+    added = {1: demand} if q.node.op_type in ("AddLayerNormalization", "AddRMSNorm") else {}
     return others_whole(q, {0: demand, **added})
 
 
-pack_rule("LayerNormalization", "Softmax", "LogSoftmax")(packed_along_rows)
+pack_rule("LayerNormalization", "RMSNorm", "Softmax", "LogSoftmax")(packed_along_rows)
+
+
+@demand_rule("Rotary")
+def _rotary(q: Question) -> Answer:
+    """Each row is turned by its own angles, unless the rows are its features."""
+    axes = op_of(q.node).axes(q.node) or ()
+    demand = over(q.y, q.demand, [d for d in q.demand.dims if d not in axes])
+    if any(are_rows(q.y, d) for d in axes):
+        demand = mixed(q, demand, "it turns the features of rows")
+    return [aligned(demand, q.y, q.shape(i)) for i in range(3)]

@@ -1,0 +1,260 @@
+"""Graph <-> bytes, exactly: for keeping a graph, and for knowing one by its digest.
+
+A file of ONNX is for other engines: there own ops are calls of functions, attributes have 32 bits,
+and roles and signature are names. What is written here is the graph as the stages see it, as JSON
+and the bytes of its constants behind it. Reading runs no code and trusts nothing: bytes that do not
+make a graph raise ArchiveError.
+
+    bytes = length of the JSON (8 bytes, little endian), JSON, constants one after the other
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+import onnx_ir as ir
+
+from onward.graph.graph import Graph, Node, Role, Value, array_of
+from onward.graph.signature import Hyperparameter, Signature, Slot
+from onward.graph.types import Dim, DType, Size, Type
+
+_HEAD = 8
+_MARKS = (bool, int, str, Dim)  # what the stages note at a node
+_ATTRIBUTES = {
+    ir.AttributeType.INT: ir.AttrInt64,
+    ir.AttributeType.FLOAT: ir.AttrFloat32,
+    ir.AttributeType.STRING: ir.AttrString,
+    ir.AttributeType.INTS: ir.AttrInt64s,
+    ir.AttributeType.FLOATS: ir.AttrFloat32s,
+}
+_KINDS = {kind.name: make for kind, make in _ATTRIBUTES.items()}
+
+
+class ArchiveError(ValueError):
+    """A graph that cannot be written, or bytes that are none."""
+
+
+def to_bytes(graph: Graph) -> bytes:
+    """All of the graph. Equal graphs give equal bytes, in other processes too.
+
+    Raises ArchiveError for what only this process could know again.
+    """
+    return _Writer(graph).bytes()
+
+
+def from_bytes(data: bytes) -> Graph:
+    """The graph that `to_bytes` has written. Raises ArchiveError for other bytes."""
+    try:
+        length = int.from_bytes(data[:_HEAD], "little")
+        text = json.loads(data[_HEAD : _HEAD + length].decode())
+        return _Reader(text, data[_HEAD + length :]).graph
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ArchiveError(f"these bytes are no graph: {error}") from error
+
+
+def digest(graph: Graph) -> str:
+    """SHA-256 of all that there is to a graph."""
+    return hashlib.sha256(to_bytes(graph)).hexdigest()
+
+
+def _cannot(what: str) -> NoReturn:
+    raise ArchiveError(f"{what} cannot be written")
+
+
+class _Writer:
+    """Values are numbered in order: inputs, constants, outputs of nodes; types likewise."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.numbers: dict[Value | None, int] = {None: -1}
+        self.types: dict[Type, int] = {}
+        self.blobs: list[bytes] = []
+
+    def bytes(self) -> bytes:
+        graph = self.graph
+        made = {
+            "name": graph.name,
+            "count": graph.names_made,
+            "counts": sorted(graph.counts),
+            "inputs": [[*self._value(v), v.meta["role"].name] for v in graph.inputs],
+            "constants": [self._constant(v) for v in graph.ir.initializers.values()],
+            "nodes": [self._node(node) for node in graph],
+            "outputs": [[name, self.numbers[v]] for name, v in graph.outputs.items()],
+            "state": [[name, self.numbers[v]] for name, v in graph.state.items()],
+            "signature": _signature(graph.signature),
+        }
+        made["types"] = [[t.dtype.name, [_size(n) for n in t.shape]] for t in self.types]
+        text = json.dumps(made, separators=(",", ":")).encode()
+        return b"".join((len(text).to_bytes(_HEAD, "little"), text, *self.blobs))
+
+    def _value(self, value: Value) -> list[Any]:
+        """Name, type, and the integers it is known to hold."""
+        if value.meta.keys() - {"type", "role", "content"}:
+            _cannot(f"what is noted at {value.name}")
+        self.numbers[value] = len(self.numbers) - 1
+        type = self.types.setdefault(value.meta["type"], len(self.types))
+        content = None if value.const_value is not None else value.meta.get("content")
+        return [value.name, type, None if content is None else [_size(n) for n in content]]
+
+    def _constant(self, value: Value) -> list[Any]:
+        array = array_of(value)
+        if array is None or array.dtype.hasobject:
+            _cannot(f"the constant {value.name}")
+        flat = np.ascontiguousarray(array).reshape(-1)
+        rows = flat.view(np.uint8).reshape(-1, array.itemsize)
+        alike = len(rows) > 1 and bool((rows == rows[0]).all())  # zeros as wide as a table
+        self.blobs.append((rows[:1] if alike else rows).tobytes())
+        return [*self._value(value), list(array.shape), len(self.blobs[-1])]
+
+    def _node(self, node: Node) -> list[Any]:
+        if node.overload or node.version is not None or node.doc_string:
+            _cannot(f"the node {node.name}")
+        attributes: list[list[Any]] = []
+        for item in node.attributes.values():
+            if item.type not in _ATTRIBUTES or item.ref_attr_name is not None:
+                _cannot(f"the attribute {item.name} of {node.op_type}")
+            value = list(item.value) if isinstance(item.value, tuple) else item.value
+            attributes.append([item.name, item.type.name, value])
+        marks: dict[str, Any] = dict(node.meta)
+        for name, mark in marks.items():
+            if not isinstance(mark, _MARKS):
+                _cannot(f"{name} of {node.op_type}")
+        return [
+            node.domain,
+            node.op_type,
+            node.name,
+            [self.numbers[v] for v in node.inputs],
+            attributes,
+            dict(node.metadata_props),
+            {name: _size(m) if isinstance(m, Dim) else m for name, m in marks.items()},
+            [self._value(v) for v in node.outputs],
+        ]
+
+
+class _Reader:
+    def __init__(self, text: dict[str, Any], blob: bytes) -> None:
+        self.graph = graph = Graph(text["name"])
+        self.values: list[Value | None] = []
+        self.types = [Type(DType[t], tuple(_sized(n) for n in shape)) for t, shape in text["types"]]
+        for *value, role in text["inputs"]:
+            made = self._value(value)
+            made.meta["role"] = Role[role]
+            graph.ir.inputs.append(made)
+        start = 0
+        for name, type, _, shape, nbytes in text["constants"]:
+            part = np.frombuffer(blob[start : start + nbytes], self.types[type].dtype.numpy())
+            alike = part.size == 1 and 0 not in shape
+            array = np.array(np.broadcast_to(part[0], shape) if alike else part.reshape(shape))
+            made = self._value([name, type, None], ir.tensor(array, name=name))
+            graph.ir.register_initializer(made)
+            start += nbytes
+        if start != len(blob):
+            _cannot("a rest")
+        graph.settle(int(text["count"]))
+        for node in text["nodes"]:
+            graph.ir.append(self._node(*node))
+        graph.outputs = {name: self._at(i) for name, i in text["outputs"]}
+        graph.state = {name: self._at(i) for name, i in text["state"]}
+        graph.counts = set(text["counts"])
+        graph.signature = _signed(text["signature"])
+
+    def _value(self, fields: list[Any], array: Any = None) -> Value:
+        name, type, content = fields
+        value = Value(name=name, const_value=array)
+        value.meta["type"] = self.types[type]
+        if content is not None:
+            value.meta["content"] = tuple(_sized(n) for n in content)
+        self.values.append(value)
+        return value
+
+    def _at(self, number: int) -> Value:
+        value = self.values[number]
+        if number < 0 or value is None:
+            raise LookupError(f"no value {number}")
+        return value
+
+    def _node(
+        self,
+        domain: str,
+        op: str,
+        name: str,
+        inputs: list[int],
+        attributes: list[list[Any]],
+        properties: dict[str, str],
+        marks: dict[str, Any],
+        outputs: list[list[Any]],
+    ) -> Node:
+        given = [None if i < 0 else self._at(i) for i in inputs]
+        node = Node(
+            domain,
+            op,
+            given,
+            [_KINDS[kind](n, value) for n, kind, value in attributes],
+            outputs=[self._value(v) for v in outputs],
+            name=name,
+            metadata_props=properties,
+        )
+        node.meta.update({n: _sized(m) if isinstance(m, list) else m for n, m in marks.items()})
+        return node
+
+
+# ---- sizes: a number, or the terms of a polynomial
+
+
+def _size(size: Size) -> Any:
+    if not isinstance(size, Dim):
+        return int(size)
+    if size.at is not None:
+        _cannot(f"the settled size {size}")
+    return [[list(names), factor] for names, factor in size.terms]
+
+
+def _sized(size: Any) -> Size:
+    if isinstance(size, int):
+        return size
+    return Dim(tuple((tuple(names), int(factor)) for names, factor in size))
+
+
+# ---- signatures: keys that are no strings have a form of their own
+
+
+def _signature(signature: Signature) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, entry in vars(signature).items():
+        if isinstance(entry, Mapping):
+            made[name] = {"pairs": [[_key(k), v] for k, v in entry.items()]}
+        else:
+            made[name] = {"names": list(entry)} if isinstance(entry, tuple) else entry
+    return made
+
+
+def _key(key: Any) -> Any:
+    if isinstance(key, Hyperparameter):
+        return ["hyperparameter", key.group, key.name]
+    return ["slot", key.parameter, key.name] if isinstance(key, Slot) else key
+
+
+def _signed(entries: Mapping[str, Any]) -> Signature:
+    made: dict[str, Any] = {}
+    for name, entry in entries.items():
+        if not isinstance(entry, dict):
+            made[name] = entry
+        elif "pairs" in entry:
+            made[name] = {_keyed(k): v for k, v in entry["pairs"]}
+        else:
+            made[name] = tuple(entry["names"])
+    return Signature(**made)
+
+
+def _keyed(key: Any) -> Any:
+    if not isinstance(key, list):
+        return key
+    kind, first, name = key
+    return Hyperparameter(first, name) if kind == "hyperparameter" else Slot(first, name)
+
+
+__all__ = ["ArchiveError", "digest", "from_bytes", "to_bytes"]

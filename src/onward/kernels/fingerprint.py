@@ -1,0 +1,48 @@
+"""Fingerprint: what decides which kernels this process has, for graphs that are kept on disk."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import platform
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward.config import environment
+from onward.kernels.blas.choice import processor_name
+from onward.kernels.blas.engines import engines
+from onward.kernels.native.library import library
+from onward.kernels.target import Target
+
+
+def fingerprint(target: Target) -> dict[str, Any]:
+    """By what it is called: the target, the library's bytes, the engines, threads, versions, the
+    processor (a constant that was folded has the last bits of its arithmetic)."""
+    native = library() if target.has_library else None
+    return {
+        "target": repr(target),
+        "library": None if native is None else _digest(native.path, native.path.stat().st_mtime_ns),
+        "engines": sorted((name, engine.path) for name, engine in engines().items()),
+        "blas": environment().blas,
+        "threads": torch.get_num_threads(),
+        "torch": f"{torch.__version__} {torch.version.git_version}",
+        "numpy": np.__version__,
+        "processor": [platform.machine(), _processor(), torch.backends.cpu.get_cpu_capability()],
+    }
+
+
+@functools.cache
+def _processor() -> str:
+    return processor_name()
+
+
+@functools.lru_cache(maxsize=8)
+def _digest(path: Path, changed: int) -> str:
+    """Of a file. changed: when, so that another of the same name is another."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+__all__ = ["fingerprint"]

@@ -1,0 +1,37 @@
+"""Rotary position embedding of heads, and back, where they lie."""
+
+from __future__ import annotations
+
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.native.layouts import layouts, more_dims, of_four_dims
+from onward.kernels.native.library import library, only_f32, where
+
+
+def _unsupported(spec: KernelSpec) -> str | None:
+    return more_dims(spec) or only_f32(spec)
+
+
+def _bind(args: KernelArguments) -> Launch:
+    c = library()
+    assert c is not None
+    x, y = of_four_dims(args.x(0)), of_four_dims(args.y)
+    turns = args.x(1).shape[-1]
+    shape = (*x.shape[:3], turns)
+    cos, sin = (of_four_dims(args.x(i)).expand(shape) for i in (1, 2))
+    return c.launch(
+        "onward_rotary", **layouts(x=x, cos=cos, sin=sin, y=y), sizes=x.shape, turns=turns,
+        interleaved=int(args.attrs.get("interleaved", 0)),
+        transposed=int(args.attrs.get("transposed", 0)),
+    )  # fmt: skip
+
+
+KERNELS: dict[str, Kernel] = {
+    "Rotary": Kernel(
+        "native.rotary",
+        _bind,
+        unsupported=_unsupported,
+        where=where,
+        inplace=((0, 0),),
+        strided=(0,),
+    ),
+}

@@ -1,0 +1,97 @@
+"""`x * Reciprocal(Sqrt(mean(x^2) + epsilon)) * scale  =>  RMSNorm(x, scale)`.
+
+As models write it: the square as `x x` or a power, the root inverted or divided by, the factors in
+any order, the scale as it is or made of a parameter (`1 + weight`).
+"""
+
+from __future__ import annotations
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Node, Value, array_of, attributes, content_of, type_of
+from onward.rewrite.context import Context
+from onward.rewrite.dead_code_elimination import dead_code_elimination
+
+
+def rms_norm(graph: Graph, context: Context) -> int:
+    edits = 0
+    for node in list(graph):
+        if node.op_type not in ("Mul", "Div"):
+            continue
+        found = _normalised(node)
+        if found is None:
+            continue
+        x, epsilon, parts = found
+        if any(part.meta.get("stop_gradient") for part in parts):
+            context.missed(node, "RMSNorm", "it stops gradients")
+            continue
+        for last in list(node.outputs[0].consumers()):
+            scale = _scale(last, node.outputs[0])
+            if scale is None:
+                context.missed(node, "RMSNorm", "no product with one number a feature follows")
+                continue
+            if not context.takes(last, "RMSNorm", [x, scale], {"epsilon": epsilon}):
+                continue
+            y = Builder.at(graph, last).RMSNorm(x, scale, epsilon=epsilon)
+            graph.replace(last.outputs[0], y)
+            edits += 1
+    if edits:
+        dead_code_elimination(graph)  # who shares a norm's parts shows once they are gone
+    return edits
+
+
+def _normalised(node: Node) -> tuple[Value, float, list[Node]] | None:
+    """x, epsilon and the nodes of `x / sqrt(mean(x^2) + epsilon)`, where the node is that."""
+    first, second = node.inputs
+    turns = [(first, second)] if node.op_type == "Div" else [(first, second), (second, first)]
+    for x, factor in turns:
+        root = _made(factor, "Sqrt" if node.op_type == "Div" else "Reciprocal")
+        parts = [node]
+        if root is not None and root.op_type == "Reciprocal":
+            parts.append(root)
+            root = _made(root.inputs[0], "Sqrt")
+        total = _made(root.inputs[0], "Add") if root is not None else None
+        if x is None or root is None or total is None:
+            continue
+        for mean_of, epsilon in (total.inputs, total.inputs[::-1]):
+            mean, number = _made(mean_of, "ReduceMean"), array_of(epsilon)
+            if mean is None or number is None or number.size != 1 or not _over_the_last(mean):
+                continue
+            square = mean.inputs[0].producer() if mean.inputs[0] is not None else None
+            if square is not None and _is_square(square, x):
+                return x, float(number.reshape(-1)[0]), [*parts, root, total, mean, square]
+    return None
+
+
+def _made(value: Value | None, op_type: str) -> Node | None:
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == op_type else None
+
+
+def _over_the_last(mean: Node) -> bool:
+    rank = type_of(mean.inputs[0]).rank
+    axes = content_of(mean.inputs[1]) if len(mean.inputs) > 1 else None
+    keeps = attributes(mean).get("keepdims", 1)
+    return bool(keeps) and axes is not None and axes in ((rank - 1,), (-1,))
+
+
+def _is_square(node: Node, x: Value) -> bool:
+    if node.op_type == "Mul":
+        return node.inputs[0] is x and node.inputs[1] is x
+    power = array_of(node.inputs[1]) if node.op_type == "Pow" else None
+    return (
+        power is not None
+        and power.size == 1
+        and power.reshape(-1)[0] == 2 == power.max()
+        and (node.inputs[0] is x)
+    )
+
+
+def _scale(node: Node, y: Value) -> Value | None:
+    """What y is multiplied by, where that is one number a feature."""
+    if node.op_type != "Mul":
+        return None
+    type = type_of(y)
+    for factor, scale in (node.inputs, node.inputs[::-1]):
+        if factor is y and scale is not None and type_of(scale) == type.with_shape(type.shape[-1:]):
+            return scale
+    return None

@@ -1,0 +1,526 @@
+"""Graphs that a run before has made: a step on them is the step, bit by bit, and everything that
+decides a graph makes it another one."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from tiny import batch, bert, gpt2, mlp
+from torch import nn
+
+import onward
+from onward import extend, graph_cache
+from onward.compile import Compiler
+from onward.graph_cache import Entry
+from onward.journal import Journal
+from onward.kernels import host
+from onward.rewrite import Report
+
+pytestmark = pytest.mark.usefixtures("captures_kept")
+
+Made = tuple[nn.Module, Any]  # a model, and what its step is called with
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("ONWARD_GRAPH_CACHE", "1")
+    monkeypatch.setenv("ONWARD_CACHE", str(tmp_path))
+    return tmp_path / "graphs"
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*")) if folder.exists() else []
+
+
+def steps(model: nn.Module, data: Any, count: int = 3, **options: Any) -> tuple[Any, list[str]]:
+    """Losses, weights and state after some steps, and the stages that were compiled."""
+    made = onward.TrainerOptions(seed=7, **options)
+    trainer = onward.Trainer(model, onward.optim.AdamW(lr=1e-2), options=made)
+    losses = [trainer.train_step(**data).loss for _ in range(count)]
+    state = trainer.state_dict()
+    return [losses, state["model"], state["optimizer"]], list(trainer.report()["compile_seconds"])
+
+
+def same_bits(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def read(stages: list[str]) -> bool:
+    """Whether nothing was made anew. Raises AssertionError where some of it was."""
+    made = {"rewrite forward", "differentiate", "updates", "rewrite step"} & set(stages)
+    assert len(made) in (0, 4), made
+    assert "graph cache" in stages
+    return not made
+
+
+def few_labels() -> dict[str, torch.Tensor]:
+    data = batch(4, 12, "right")
+    data["labels"][:, 1:] = -100
+    return data
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any]]] = {
+    "gpt2": (gpt2, lambda: batch(2, 10)),
+    "bert, few labels": (bert, few_labels),
+    "bert, classes": (
+        lambda: bert(classes=3),
+        lambda: {**batch(4, 12, "right"), "labels": torch.tensor([0, 1, 2, 1])},
+    ),
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "clipped": {"max_grad_norm": 0.05},
+    "accumulated": {"gradient_accumulation_steps": 2, "max_grad_norm": 0.05},
+    "updates all the same": {"skip_nonfinite": False},
+    "budget": {"memory_budget": 0.3},
+    "no rows": {"disable": ("row_demand",)},
+}
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_kept_graph_gives_the_bits_of_a_fresh_one(
+    name: str, options: str, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    """With dropout on, on packed rows and on all of them."""
+    make, data = MODELS[name]
+    monkeypatch.setenv("ONWARD_GRAPH_CACHE", "0")
+    want, stages = steps(make(), data(), **OPTIONS[options])
+    assert "graph cache" not in stages and not files(folder)
+    monkeypatch.setenv("ONWARD_GRAPH_CACHE", "1")
+    cold, stages = steps(make(), data(), **OPTIONS[options])
+    assert not read(stages) and files(folder)
+    warm, stages = steps(make(), data(), **OPTIONS[options])
+    assert read(stages)
+    same_bits(cold, want)
+    same_bits(warm, want)
+
+
+def test_reports_say_the_same_of_a_kept_graph() -> None:
+    reports = []
+    for _ in range(2):
+        trainer = onward.Trainer(gpt2(), onward.optim.AdamW(lr=1e-3))
+        data: Any = batch(2, 10)
+        trainer.train_step(**data)
+        reports.append(trainer.report())
+    cold, warm = reports
+    assert [{**p, "seconds": 0} for p in cold["passes"]] == warm["passes"]
+    for field in ("near_misses", "launches", "predicted_peak_bytes", "rows", "notes"):
+        assert cold[field] == warm[field], field
+
+
+PROGRAM = """
+import hashlib, json, sys
+sys.path.insert(0, sys.argv[1])
+import torch
+torch.set_num_threads(1)
+import tiny, onward
+found = []
+for model, data, options in (
+    (tiny.gpt2(layers=1), tiny.batch(2, 10),
+     {"max_grad_norm": 0.1, "gradient_accumulation_steps": 2}),
+    (tiny.bert(layers=1), tiny.batch(4, 12, "right", ignored=True), {}),
+):
+    trainer = onward.Trainer(
+        model, onward.optim.AdamW(lr=1e-2), options=onward.TrainerOptions(seed=3, **options)
+    )
+    losses = [float(trainer.train_step(**data).loss) for _ in range(4)]
+    bits = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+    stages = sorted(trainer.report()["compile_seconds"])
+    found.append([losses, hashlib.sha256(bits).hexdigest(), stages])
+print(json.dumps(found))
+"""
+
+
+def program() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(Path(tiny.__file__).parent)],
+        env={**os.environ, "PYTHONHASHSEED": "random"},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_processes_read_what_others_keep_and_may_all_write_at_once(folder: Path) -> None:
+    """Two make and write the same at the same time; then one reads."""
+    writers = [program() for _ in range(2)]
+    cold = [json.loads(p.communicate(timeout=240)[0]) for p in writers]
+    kept = {path.name: path.read_bytes() for path in files(folder)}
+    assert kept and all(path.suffix == ".graph" for path in files(folder))
+    warm = json.loads(program().communicate(timeout=240)[0])
+    for one, other, again in zip(*cold, warm, strict=True):
+        assert one[:2] == other[:2] == again[:2]
+        assert read(again[2])
+    assert {path.name: path.read_bytes() for path in files(folder)} == kept
+
+
+# ---- what makes another graph
+
+
+def keys(folder: Path) -> set[str]:
+    return {path.name for path in files(folder)}
+
+
+def compile_step(folder: Path, make: Callable[[], nn.Module] = mlp, **changes: Any) -> set[str]:
+    """Keys of the files that a training step has added."""
+    before = keys(folder)
+    settings = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1, **changes.pop("adam", {})}
+    kind = changes.pop("optimizer", torch.optim.AdamW)
+    model = make()
+    optimizer = kind(model.parameters(), **settings) if kind is torch.optim.AdamW else kind(
+        model.parameters(), lr=0.1
+    )  # fmt: skip
+    options = onward.TrainerOptions(**changes)
+    trainer = onward.Trainer(model, optimizer, nn.functional.cross_entropy, options=options)
+    trainer.train_step(torch.ones(3, 8), torch.tensor([0, 1, 2]))
+    return keys(folder) - before
+
+
+class Scaled(tiny.Mlp):
+    """The same with another number in its code."""
+
+    factor = 2.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.factor
+
+
+def scaled(factor: float) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        model = Scaled()
+        model.factor = factor
+        return model.train()
+
+    return make
+
+
+def frozen() -> nn.Module:
+    model = mlp()
+    model.inner.weight.requires_grad_(False)
+    return model
+
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "dropout": {"make": lambda: mlp(0.5)},
+    "a number in the code": {"make": scaled(2.0)},
+    "its last bit": {"make": scaled(2.0000002)},
+    "a frozen parameter": {"make": frozen},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "clipping": {"max_grad_norm": 1.0},
+    "another norm": {"max_grad_norm": 1.0000001},
+    "skip_nonfinite": {"skip_nonfinite": False},
+    "a pass less": {"disable": ("gemm_add",)},
+    "another optimizer": {"optimizer": torch.optim.SGD},
+}
+
+
+INPUTS: dict[str, dict[str, Any]] = {
+    "a learning rate": {"adam": {"lr": 0.5}},
+    "betas": {"adam": {"betas": (0.5, 0.999)}},
+    "epsilon": {"adam": {"eps": 1e-3}},
+    "weight decay": {"adam": {"weight_decay": 0.0}},
+    "a seed": {"seed": 5},
+}
+
+
+def test_each_option_and_number_of_a_graph_makes_another_and_its_inputs_do_not(
+    folder: Path,
+) -> None:
+    assert compile_step(folder) and not compile_step(folder)
+    for name, changes in OTHERS.items():
+        assert compile_step(folder, **dict(changes)), name
+        assert not compile_step(folder, **dict(changes)), name
+    for name, changes in INPUTS.items():
+        assert not compile_step(folder, **dict(changes)), name
+
+
+WORLD: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
+    "a version of torch": lambda m: m.setattr(torch, "__version__", "9.9.9"),
+    "a version of another": lambda m: m.setattr(graph_cache, "_versions", lambda: ["1"]),
+    "other sources": lambda m: m.setattr(graph_cache, "sources", lambda: "0"),
+    "threads": lambda m: m.setattr(torch, "get_num_threads", lambda: 3),
+    "an engine": lambda m: m.setenv("ONWARD_BLAS", "torch"),
+    "the kernel library": lambda m: m.setattr("onward.kernels.fingerprint._digest", lambda *a: ""),
+    "a processor": lambda m: m.setattr("onward.kernels.fingerprint._processor", lambda: "other"),
+    "a kernel less": lambda m: m.setitem(extend.KERNELS, "Gelu", extend.KERNELS["Gelu"][1:]),
+    "passes in another order": lambda m: m.setattr(
+        "onward.rewrite.STEP", [*reversed(onward.rewrite.STEP)]
+    ),
+    "an environment's pass": lambda m: m.setenv("ONWARD_DISABLE", "noop"),
+    "no library": lambda m: m.setenv("ONWARD_NATIVE", "0"),
+}
+
+
+@pytest.mark.parametrize("what", WORLD)
+def test_whatever_else_decides_is_in_the_key(
+    what: str, monkeypatch: pytest.MonkeyPatch, build: Callable[[str], None], folder: Path
+) -> None:
+    model, data = gpt2(), batch(2, 10)
+    compiler = Compiler(host(), (), Journal())
+    captured = compiler.capture(model, (), data)
+    compiler.forward(captured)
+    before = keys(folder)
+    Compiler(host(), (), Journal()).forward(captured)
+    assert len(before) == 1 and keys(folder) == before
+    WORLD[what](monkeypatch)
+    if what == "no library":
+        build("0")
+    Compiler(host(), (), Journal()).forward(captured)
+    assert len(keys(folder)) == 2, what
+
+
+def squared(b: Any, dy: Any, y: Any, x: Any) -> list[Any]:
+    return [b.Mul(dy, x)]
+
+
+def unlike(call: Any) -> Any:
+    return call.type(0)
+
+
+def body(b: Any, xs: Any, attrs: Any) -> Any:
+    return [b.Neg(xs[0])]
+
+
+def bound(call: Any) -> Any:
+    return call.x
+
+
+def nothing(graph: Any) -> int:
+    return 0
+
+
+FOREIGN: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
+    "a kernel": lambda m: m.setitem(
+        extend.KERNELS, "Gelu", (extend.Kernel("mine", bound), *extend.KERNELS["Gelu"])
+    ),
+    "a rule": lambda m: m.setitem(extend.rule_table.RULES, "Tanh", squared),
+    "a pass": lambda m: m.setattr(
+        "onward.rewrite.FORWARD", [*onward.rewrite.FORWARD, extend.Pass(nothing)]
+    ),
+    "an op": lambda m: m.setitem(extend.OPS, "Mine", extend.Op("Mine", unlike, body)),
+    "changed sources": lambda m: m.setattr(graph_cache, "_LOADED", 0.0),
+    "dumps": lambda m: m.setenv("ONWARD_DUMP", os.environ["ONWARD_CACHE"] + "/dump"),
+    "checks": lambda m: m.setenv("ONWARD_CHECK", "1"),
+}
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+def test_where_others_have_a_say_nothing_is_kept_or_read(
+    what: str, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    captured = Compiler(host(), (), Journal()).capture(gpt2(), (), batch(2, 10))
+    kept = Compiler(host(), (), Journal()).forward(captured)
+    before = keys(folder)
+    FOREIGN[what](monkeypatch)
+    journal = Journal()
+    with_others = Compiler(host(), (), journal).forward(captured)
+    assert keys(folder) == before
+    assert "rewrite forward" in journal.seconds, "made, not read"
+    assert len(with_others) == len(kept)
+
+
+def test_stages_that_are_looked_at_are_made() -> None:
+    captured = Compiler(host(), (), Journal()).capture(gpt2(), (), batch(2, 10))
+    for journal in (Journal(), Journal(keep_stages=True), Journal(quiet=True)):
+        Compiler(host(), (), journal).forward(captured)
+        assert "graph cache" in journal.seconds or "rewrite forward" in journal.seconds
+        assert ("graph cache" in journal.seconds) == (not journal.quiet and not journal.stages)
+
+
+# ---- files
+
+
+def entry() -> Entry:
+    return Entry(None, [Report("noop", 3, 0.0, 12)])
+
+
+KEY = "0" * 64
+
+
+@pytest.fixture
+def whole(folder: Path) -> Path:
+    graph_cache.write(KEY, entry())
+    assert graph_cache.read(KEY) == entry()
+    return folder / f"{KEY}.graph"
+
+
+def replaced(data: bytes, at: int, by: int) -> bytes:
+    return data[:at] + bytes([data[at] ^ by]) + data[at + 1 :]
+
+
+def test_a_file_with_any_bit_or_byte_other_than_written_is_not_there(whole: Path) -> None:
+    data = whole.read_bytes()
+    broken = [data[:n] for n in range(len(data))] + [data + b"\0", b"\0" * len(data), data * 2]
+    broken += [replaced(data, i, 1 << (i % 8)) for i in range(len(data))]
+    draw = random.Random(1)
+    broken += [draw.randbytes(len(data)) for _ in range(20)]
+    for other in broken:
+        whole.write_bytes(other)
+        assert graph_cache.read(KEY) is None
+    whole.write_bytes(data)
+    assert graph_cache.read(KEY) == entry()
+
+
+def test_a_file_under_anothers_name_is_not_there(whole: Path) -> None:
+    other = "1" * 64
+    whole.rename(whole.with_name(f"{other}.graph"))
+    assert graph_cache.read(other) is None and graph_cache.read(KEY) is None
+
+
+def as_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def as_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def unreadable(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.parent / "nowhere")
+
+
+def too_large(path: Path) -> None:
+    with path.open("ab") as file:
+        file.truncate(graph_cache.LARGEST + 1)
+
+
+@pytest.mark.parametrize("spoil", [as_folder, as_pipe, unreadable, too_large])
+def test_what_is_no_file_of_ours_neither_stops_nor_serves_a_step(
+    spoil: Callable[[Path], None], whole: Path
+) -> None:
+    spoil(whole)
+    assert graph_cache.read(KEY) is None
+    graph_cache.write(KEY, entry())
+    assert graph_cache.read(KEY) in (None, entry())
+
+
+@pytest.mark.parametrize(
+    "error", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO, errno.EDQUOT, errno.EMFILE]
+)
+@pytest.mark.parametrize("at", ["mkdir", "mkstemp", "fdopen", "replace"])
+def test_no_error_of_a_disk_reaches_a_step(
+    at: str, error: int, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(error, os.strerror(error))
+
+    place = {"mkdir": Path, "mkstemp": graph_cache.tempfile, "fdopen": os, "replace": Path}[at]
+    with monkeypatch.context() as patch:
+        patch.setattr(place, at, fails)
+        graph_cache.write(KEY, entry())
+    assert graph_cache.read(KEY) is None
+    assert not [path for path in files(folder) if path.suffix != ".part"]
+
+
+def test_a_disk_that_fills_while_writing_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    real = os.fdopen
+
+    def full(handle: int, mode: str) -> Any:
+        file = real(handle, mode)
+
+        class Full:
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *error: Any) -> None:
+                file.close()
+
+            def write(self, data: bytes) -> None:
+                file.write(data[:100])
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        return Full()
+
+    monkeypatch.setattr(os, "fdopen", full)
+    graph_cache.write(KEY, entry())
+    assert files(folder) == [] and graph_cache.read(KEY) is None
+
+
+def test_a_step_runs_where_the_folder_cannot_be_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(graph_cache, "folder", lambda: tmp_path / "file" / "graphs")
+    _, stages = steps(gpt2(), batch(2, 10), count=1)
+    assert not read(stages)
+    assert graph_cache.size() == graph_cache.clear() == (0, 0)
+
+
+def test_files_read_longest_ago_go_first_and_half_written_ones_in_the_end(folder: Path) -> None:
+    names = [f"{i:064d}" for i in range(6)]
+    for i, key in enumerate(names):
+        graph_cache.write(key, entry())
+        os.utime(folder / f"{key}.graph", (1000 + i, 1000 + i))
+    assert graph_cache.read(names[0])  # now the last that was read
+    (folder / ".old.part").write_bytes(b"x")
+    os.utime(folder / ".old.part", (1000, 1000))
+    (folder / ".new.part").write_bytes(b"x")
+    (folder / "notes.txt").write_bytes(b"the user's own")
+    count, total = graph_cache.size()
+    each = (total - 2) // 6
+    assert count == 8
+    graph_cache.prune(3 * each + each // 2)
+    assert keys(folder) == {f"{n}.graph" for n in (names[0], *names[4:])} | {
+        ".new.part", "notes.txt",
+    }  # fmt: skip
+    graph_cache.clear()
+    assert keys(folder) == {".new.part", "notes.txt"}
+
+
+def test_the_size_is_bounded_as_files_are_written(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
+    graph_cache.write(KEY, entry())
+    each = graph_cache.size()[1]
+    monkeypatch.setattr(graph_cache, "MOST_BYTES", 3 * each)
+    for i in range(8):
+        graph_cache.write(f"{i:064d}", entry())
+        assert graph_cache.read(f"{i:064d}")
+        assert graph_cache.size()[1] <= 3 * each
+
+
+WRITER = """
+import sys
+from onward import graph_cache
+from onward.graph_cache import Entry
+from onward.rewrite import Report
+keys = [f"{i:064d}" for i in range(5)]
+for turn in range(150):
+    key = keys[turn % 5]
+    want = Entry(None, [Report("noop", i, 0.0, 12) for i in range(turn % 5 + 1)])
+    graph_cache.write(key, want)
+    found = graph_cache.read(key)
+    assert found in (None, want), found
+    if turn % 40 == int(sys.argv[1]):
+        graph_cache.clear()
+"""
+
+
+def test_writers_readers_and_clearers_at_once(folder: Path) -> None:
+    """Each finds a file whole or not at all."""
+    at_work = [subprocess.Popen([sys.executable, "-c", WRITER, str(i)]) for i in range(3)]
+    until = time.monotonic() + 200
+    while any(p.poll() is None for p in at_work) and time.monotonic() < until:
+        for i in range(5):
+            found = graph_cache.read(f"{i:064d}")
+            assert found is None or len(found.reports) == i + 1
+    assert [p.wait(timeout=1) for p in at_work] == [0] * 3
+    assert all(path.suffix == ".graph" for path in files(folder))
