@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, scaled_dot_product_attention
 
 from suite.batches import IGNORED_LABEL
-from suite.models import TwoTower
+from suite.models import TwoTower, WeightedTower
 
 # Modules of transformers are Any below: their submodules have no types.
 
@@ -71,6 +71,19 @@ class RealTowers(nn.Module):
         return cross_entropy(scores, torch.arange(len(scores), device=scores.device))
 
 
+class RealWeightedTowers(RealTowers):
+    """The softmax over the packed rows of each sequence, by sums of exponentials."""
+
+    @staticmethod
+    def _embed(tower: Any, ids: Tensor, mask: Tensor) -> Tensor:
+        rows, index = _packed(tower, ids, mask)  # [N, D]
+        places, scores = index // ids.shape[1], tower.score(rows)  # [N], [N, 1]
+        weights = torch.exp(scores - scores.detach().max())
+        total = rows.new_zeros(len(ids), 1).index_add(0, places, weights)
+        sums = rows.new_zeros(len(ids), rows.shape[1]).index_add(0, places, rows * weights)
+        return normalize(sums / total, dim=-1)
+
+
 def labelled_rows(model: nn.Module) -> nn.Module:
     """The masked language model with a sparse head."""
     return LabelledRows(model)
@@ -78,6 +91,8 @@ def labelled_rows(model: nn.Module) -> nn.Module:
 
 def real_rows(model: nn.Module) -> nn.Module:
     """The model without padding; with a sparse head where it has labels."""
+    if isinstance(model, WeightedTower):
+        return RealWeightedTowers(model)
     return RealTowers(model) if isinstance(model, TwoTower) else RealRows(model)
 
 

@@ -48,6 +48,7 @@ CPU = (
 PADDED = (
     Case("BERT MLM, padded", "bert_padded", batch=16, tokens=128, real=0.46, labelled=0.15),
     Case("two towers, padded", "two_tower_padded", batch=64, tokens=64, real=0.45),
+    Case("two towers by weights", "two_tower_weighted", batch=64, tokens=64, real=0.45),
 )
 
 # A model of each family, with the dropout that it has by default.
@@ -85,6 +86,7 @@ STEPS: Mapping[str, int] = {
     "tutorial": 12,
     "bert_padded": 3,
     "two_tower_padded": 5,
+    "two_tower_weighted": 5,
     **dict.fromkeys((case.model for case in FAMILIES if case.model != "gpt2_small"), 2),
 }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,6 +114,22 @@ class TwoTower(nn.Module):
         passages = self._embed(self.passage, passage_ids, passage_mask)  # [B, D]
         scores = queries @ passages.t() / self.temperature  # [B, B]
         return nn.functional.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
+
+
+class WeightedTower(TwoTower):
+    """The same, pooled by the weights of a softmax over the scores of real tokens."""
+
+    def __init__(self, case: Case, temperature: float = 0.05) -> None:
+        super().__init__(case, temperature)
+        for tower in (self.query, self.passage):
+            tower.score = nn.Linear(tower.config.hidden_size, 1)
+
+    @staticmethod
+    def _embed(tower: Any, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = tower(input_ids=ids, attention_mask=mask).last_hidden_state  # [B, T, D]
+        scores = tower.score(hidden).squeeze(-1)  # [B, T]
+        weights = torch.softmax(scores.masked_fill(mask == 0, float("-inf")), dim=-1)
+        return nn.functional.normalize((weights.unsqueeze(1) @ hidden).squeeze(1), dim=-1)
 
 
 class TutorialTransformer(nn.Module):

@@ -22,6 +22,7 @@ from suite.family_models import FAMILY_MODELS
 from suite.models import (
     TutorialTransformer,
     TwoTower,
+    WeightedTower,
     bert_large,
     bert_small,
     bert_vocabulary,
@@ -66,6 +67,12 @@ MODELS: dict[str, Workload] = {
         bert_vocabulary,
         padded_pair_batch,
         "two BERT towers, 3 layers, 384 wide, queries a quarter as long",
+    ),
+    "two_tower_weighted": Workload(
+        WeightedTower,
+        bert_vocabulary,
+        padded_pair_batch,
+        "two BERT towers, 3 layers, 384 wide, pooled by a masked softmax's weights @ states",
     ),
     **FAMILY_MODELS,
 }

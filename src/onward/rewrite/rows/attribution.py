@@ -98,6 +98,6 @@ def _reasons(node: Node, demand: Demand, shown: Value | None) -> tuple[str, ...]
     if not demand.weak:
         return demand.whys
     rows, factor = product(type_of(shown).shape[:-1]), node.inputs[1]
-    sequences = isinstance(rows, Dim) and str(rows).isidentifier()
+    sequences = not isinstance(rows, Dim) or str(rows).isidentifier()
     sums = node.op_type == "MatMul" and factor is not None and role_of(factor) is None
     return () if sequences or sums else demand.whys
