@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import pytest
 import tiny
 import torch
+from tiny_families import assert_same
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from families import assert_same
 from onward.capture import capture
 from onward.config import CaptureError
 

@@ -7,9 +7,8 @@ import itertools
 import pytest
 import tiny
 import torch
+from tiny_families import assert_same
 from torch import nn
-
-from families import assert_same
 
 SHAPE = (3, 4, 2, 5)  # of the indexed tensor
 # what may stand at a dim: everything, or numbers of rows of a shape that goes with the others'

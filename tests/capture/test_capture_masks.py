@@ -12,7 +12,7 @@ import pytest
 import tiny
 import torch
 import transformers as hf
-from families import BART, BERT, LLAMA, T5
+from tiny_families import BART, BERT, LLAMA, T5
 from torch import nn
 from transformers import masking_utils
 from transformers.integrations.sdpa_attention import repeat_kv

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import tiny
 import torch
-from families import assert_same
+from tiny_families import assert_same
 from torch import nn
 from torch.nn import functional as F
 

@@ -10,7 +10,7 @@ import pytest
 import tiny
 import torch
 import transformers as hf
-from families import assert_same
+from tiny_families import assert_same
 from torch import nn
 
 CLASSES = 2  # as a configuration has where it is not told

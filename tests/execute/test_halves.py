@@ -15,8 +15,8 @@ import pytest
 import row_programs
 import tiny
 import torch
-from families import CASES, allowed
 from tiny import FEEDS, Compiled, Tensors, batch, compiled, execute_packed, plain, trained
+from tiny_families import CASES, allowed
 
 from onward.config import OnwardError
 from onward.differentiate import Halves as Graphs

@@ -20,8 +20,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import families
 import tiny
+import tiny_families as families
 import torch
 from torch import nn
 from torch.utils import _pytree

@@ -10,8 +10,8 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from families import CASES, Towers, assert_same, masked, of, packed, pairs
 from tiny import gradients, gradients_of
+from tiny_families import CASES, Towers, assert_same, masked, of, packed, pairs
 
 import onward
 from onward.capture import capture

@@ -5,10 +5,9 @@ The plans have room for larger batches, so that launches run on smaller counts t
 
 from __future__ import annotations
 
-import families
 import pytest
+import tiny_families as families
 import torch
-from families import CASES, Data, Make, assert_same, of, padded, rms
 from tiny import (
     Tensors,
     batch,
@@ -22,6 +21,7 @@ from tiny import (
     tokens,
     trained,
 )
+from tiny_families import CASES, Data, Make, assert_same, of, padded, rms
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 

@@ -11,7 +11,6 @@ import tiny
 import torch
 import torch.nn.functional as F
 import transformers as hf
-from families import BERT, assert_same, of
 from row_programs import (
     Batch,
     Model,
@@ -26,6 +25,7 @@ from row_programs import (
     tokens,
     wrong_numbers,
 )
+from tiny_families import BERT, assert_same, of
 from torch import Tensor, nn
 
 import onward

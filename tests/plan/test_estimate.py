@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import families
 import pytest
 import tiny
+import tiny_families as families
 from test_replay import Random
 
 import onward

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from families import CASES
 from tiny import compiled, trained
+from tiny_families import CASES
 from torch import nn
 
 import onward

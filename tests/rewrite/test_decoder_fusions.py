@@ -13,8 +13,8 @@ import torch
 from fusing import fused as fuse
 from fusing import reasons
 from op_cases import stopped
+from tiny_families import CASES
 
-from families import CASES
 from onward.graph.build import Builder
 from onward.graph.check import check
 from onward.graph.evaluate import evaluate

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny
 import torch
-from families import assert_same
+from tiny_families import assert_same
 from torch import nn
 
 from onward.graph.build import Builder

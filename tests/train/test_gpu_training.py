@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from families import CASES, allowed
 from loops import OPTIMIZERS, assert_unchanged, frozen_copy
+from tiny_families import CASES, allowed
 
 import onward
 

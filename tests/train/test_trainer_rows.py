@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 import tiny
 import torch
-from families import Towers
 from tiny import Tensors, batch, bert, gpt2
+from tiny_families import Towers
 
 import onward
 from onward.compile import Compiler
@@ -90,7 +90,7 @@ def test_special_batches_between_others(name: str) -> None:
 
 
 def test_towers() -> None:
-    from families import pairs
+    from tiny_families import pairs
 
     ours, theirs = both(tiny.ready(Towers()))
     for seed in range(5):
