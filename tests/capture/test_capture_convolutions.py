@@ -260,6 +260,7 @@ NETS: dict[str, Net] = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", NETS)
 def test_loss_and_gradients(name: str) -> None:
     net = NETS[name]

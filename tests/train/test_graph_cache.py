@@ -153,6 +153,7 @@ def program() -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_processes_read_what_others_keep_and_may_all_write_at_once(folder: Path) -> None:
     """Two make and write the same at the same time; then one reads."""
     writers = [program() for _ in range(2)]

@@ -14,7 +14,7 @@ from onward.capture.flat_call import FlatCall
 from onward.capture.gradient_code import refusing_gradient_code
 from onward.capture.held_sizes import Held, dynamic_shapes
 from onward.capture.huggingface import attention_kept_whole
-from onward.capture.patches import patched
+from onward.capture.patches import Patch, patched
 from onward.capture.transformer_encoder import padded_with_zeros
 from onward.config import CaptureError
 
@@ -52,8 +52,11 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
         """The original inspects data, which an export has not."""
         return bool(is_causal)
 
+    places: list[Patch] = [(transformer, "_detect_is_causal_mask", causal_as_said)]
+    if hasattr(torch.fx.config, "do_not_emit_stack_traces"):  # which nobody reads
+        places.append((torch.fx.config, "do_not_emit_stack_traces", True))
     with (
-        patched([(transformer, "_detect_is_causal_mask", causal_as_said)]),
+        patched(places),
         torch.set_grad_enabled(model.training),  # on, what stops gradients leaves a trace
         attention_kept_whole(model, own_positions),
         refusing_gradient_code(model.training),

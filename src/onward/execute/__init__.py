@@ -2,6 +2,6 @@
 
 from onward.execute.executable import Executable
 from onward.execute.halves import ExecutableHalves, Residuals
-from onward.execute.memory import Memory
+from onward.execute.memory import Memory, zeros
 
-__all__ = ["Executable", "ExecutableHalves", "Memory", "Residuals"]
+__all__ = ["Executable", "ExecutableHalves", "Memory", "Residuals", "zeros"]

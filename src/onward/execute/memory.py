@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
+import mmap
 import sys
 import weakref
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Protocol
 
 import torch
@@ -21,6 +23,8 @@ from onward.config import OnwardError
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
 from onward.plan import Region
+
+_OWN_PAGES = 1 << 20  # bytes
 
 
 class Tenant(Protocol):
@@ -55,7 +59,7 @@ class Memory:
         tensor = self._named.get(key)
         if tensor is None:
             shape = [int(s) for s in type.shape]  # type: ignore[arg-type]
-            tensor = torch.zeros(shape, dtype=torch_dtype(type.dtype), device=device)
+            tensor = zeros(shape, torch_dtype(type.dtype), device)
             self._named[key] = tensor
         return tensor
 
@@ -106,6 +110,16 @@ class Memory:
         """Bytes of an arena now."""
         arena = self._arenas.get(region)
         return 0 if arena is None else arena.numel()
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros. Where they are many they lie in pages that are new to the process, which the system
+    has filled with zeros: nobody writes them before a kernel does, on all its threads."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or nbytes < _OWN_PAGES or not hasattr(mmap, "MAP_ANONYMOUS"):
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    pages = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(tuple(shape))
 
 
 def overlapping(tensors: Mapping[str, torch.Tensor], written: Set[int]) -> tuple[str, str] | None:

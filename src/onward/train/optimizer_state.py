@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from onward.execute import zeros
+
 ACCUMULATOR = "accumulator"  # of gradients, within a window; a slot as those of the optimizer
 
 
@@ -39,9 +41,7 @@ class OptimizerState:
         """The parameter's tensor of that name, of its shape; made, zeroed, at first use."""
         held = self.tensors.setdefault(parameter, {})
         if slot not in held:
-            held[slot] = torch.zeros(
-                parameter.shape, dtype=parameter.dtype, device=parameter.device
-            )
+            held[slot] = zeros(parameter.shape, parameter.dtype, parameter.device)
         return held[slot]
 
     def begun(self) -> list[torch.Tensor]:
