@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.fx.config as fx
 
 from onward.capture.flat_call import FlatCall
 from onward.capture.gradient_code import refusing_gradient_code
@@ -53,8 +54,8 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
         return bool(is_causal)
 
     places: list[Patch] = [(transformer, "_detect_is_causal_mask", causal_as_said)]
-    if hasattr(torch.fx.config, "do_not_emit_stack_traces"):  # which nobody reads
-        places.append((torch.fx.config, "do_not_emit_stack_traces", True))
+    if hasattr(fx, "do_not_emit_stack_traces"):  # which nobody reads
+        places.append((fx, "do_not_emit_stack_traces", True))
     with (
         patched(places),
         torch.set_grad_enabled(model.training),  # on, what stops gradients leaves a trace
