@@ -7,10 +7,13 @@ from fault import (
     BUFFERS,
     CAPTURE,
     CONVOLUTIONS,
+    CORE,
     EFFECTS,
+    FORMS,
     GUARDS,
     HOOKS,
     INDEXING,
+    KINKS,
     PATCHES,
     PLAN,
     RANDOM,
@@ -20,6 +23,50 @@ from fault import (
 
 CAPTURE_FAULTS: tuple[Fault, ...] = (
     # capture
+    Fault(
+        "capture: an element that is not included shares no gradient", "capture/aten/scatter.py",
+        "    return c.b.Where(c.b.And(written, c.b.Equal(own, best)), own, lost)",
+        "    return lost", FORMS,
+    ),
+    Fault(
+        "capture: the largest differences share their gradient", "capture/aten/distance.py",
+        "return c.b.squeeze(c.b.Where(several, shared, most), [last])",
+        "return c.b.squeeze(most, [last])", FORMS,
+    ),
+    Fault(
+        "capture: a bag counts its padding", "capture/aten/bag.py",
+        "if live is None else c.b.cast(live, dtype)", "if True else c.b.cast(live, dtype)", FORMS,
+    ),
+    Fault(
+        "capture: of equal rows of a bag the last has the gradient", "capture/aten/bag.py",
+        'axis=0, reduction="min")', 'axis=0, reduction="none")', FORMS,
+    ),
+    Fault(
+        "capture: at its bounds a hardtanh has a slope", "capture/aten/activation.py",
+        "    y = c.b.Where(c.b.LessOrEqual(x, bottom), bottom, x)\n",
+        "    y = c.b.Where(c.b.Less(x, bottom), bottom, x)\n", KINKS,
+    ),
+    Fault(
+        "capture: at a tie the larger one's gradient is shared", "capture/aten/elementwise.py",
+        '_chosen("GreaterOrEqual"): "fmax.default"', '_chosen("Greater"): "fmax.default"', KINKS,
+    ),
+    Fault(
+        "capture: 0 times a logarithm has no slope", "capture/aten/elementwise.py",
+        "c.b.Or(c.b.LessOrEqual(y, 0.0), c.b.Equal(y, math.inf))", "c.b.Equal(y, y)", KINKS,
+    ),
+    Fault(
+        "capture: places in a padded plane stay", "capture/aten/pool.py",
+        "    if tuple(held) == tuple(sizes):", "    if True:", FORMS,
+    ),
+    Fault(
+        "capture: the means of a layer norm pass a gradient on", "capture/aten/norm.py",
+        "stop_gradient(c.b, s) for s in made.outputs[1:]", "s for s in made.outputs[1:]", FORMS,
+    ),
+    Fault(
+        "capture: an op with a reason is expanded", "capture/translate.py",
+        'if node.op != "call_function" or reason(_op_name(node.target)):',
+        'if node.op != "call_function":', CORE,
+    ),
     Fault(
         "capture: a probability left out is the tensor", "capture/aten/random.py",
         "p: Any = 0.5, generator", "p: Any = 0.0, generator", RANDOM,
