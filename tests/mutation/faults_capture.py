@@ -14,6 +14,8 @@ from fault import (
     PATCHES,
     PLAN,
     RANDOM,
+    SAME_TENSOR,
+    SLICES,
     STATE,
     Fault,
 )
@@ -28,6 +30,22 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "capture: samples are features of a row of random numbers", "capture/aten/random.py",
         "last = not shape or (shape[-1] == batch and batch not in shape[:-1])",
         "last = not shape", RANDOM,
+    ),
+    Fault(
+        "capture: what a region hands on has no gradient", "capture/same_tensor.py",
+        "next((n for n in alike if hollow[n] is result), None)", "None", SAME_TENSOR,
+    ),
+    Fault(
+        "capture: what a region copies is what it was given", "capture/same_tensor.py",
+        "if hollow[n] is result", "if hollow[n].shape == result.shape", SAME_TENSOR,
+    ),
+    Fault(
+        "capture: a slice's start before a tensor's is past it", "capture/aten/call.py",
+        "return 0 if number < 0 else", "return size if number < 0 else", SLICES,
+    ),
+    Fault(
+        "capture: a size below zero does not count from the end", "capture/aten/call.py",
+        "if number < 0:", "if number < 0 and isinstance(place, int):", SLICES,
     ),
     Fault(
         "capture: dims of indices with gaps stay where they are", "capture/aten/indexing.py",
@@ -91,8 +109,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         'return _binary("Sub")(c, b, a)', CAPTURE,
     ),
     Fault(
-        "capture: a negative index", "capture/aten/indexing.py",
-        "        index = size + index\n", "        index = size + index - 1\n", CAPTURE,
+        "capture: a negative index", "capture/aten/call.py",
+        "place, number = size + place", "place, number = size + place - 1", CAPTURE,
     ),
     Fault(
         "capture: padding starts with the first dim", "capture/aten/shape.py",

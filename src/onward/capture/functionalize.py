@@ -17,7 +17,6 @@ import torch
 
 from onward.capture.aten import Call
 from onward.graph.graph import Value, type_of
-from onward.graph.ops.shape import clamp_slice
 
 _WINDOWS = ("aten.slice.Tensor", "aten.select.int")
 _DETACHED = "aten.detach.default"  # a buffer's gradient is nobody's
@@ -112,7 +111,7 @@ def _written(c: Call, whole: Value, window: Any, value: Value) -> Value:
     if str(window.target) == "aten.select.int":
         value = c.b.unsqueeze(value, [dim])
     size = type_of(whole).shape[dim]
-    first, _ = clamp_slice(c.t.size_of_argument(start or 0), size, size)
+    first, _ = c.bounds(size, c.t.size_of_argument(start or 0), None)
     last = first + type_of(value).shape[dim]
     parts = [value]
     if first != 0:

@@ -15,6 +15,7 @@ from onward.capture.aten.pool import NUMBERED
 from onward.capture.decompose import expansion, functional, inputs_of
 from onward.capture.dtypes import dtype_of
 from onward.capture.held_sizes import SizeError
+from onward.capture.same_tensor import unchanged
 from onward.capture.sizes import forced
 from onward.config import CaptureError
 from onward.graph.build import Builder
@@ -141,6 +142,13 @@ class Translator:
                 return int(number)
         raise SizeError(expr)
 
+    def traced(self, size: Size) -> int | None:
+        """The size in the traced batch; None where only data says it."""
+        if isinstance(size, int):
+            return size
+        numbers = {str(name): n for (_, n), name in self._places.items()}
+        return size.number(numbers) if size.symbols <= numbers.keys() else None
+
     def size_of_argument(self, arg: Any) -> Size:
         """What an op was given as a size: an int, or the FX node of a SymInt."""
         return arg if isinstance(arg, int) else self.env[arg]
@@ -242,13 +250,31 @@ class Translator:
                 args = [self._resolve(a) for a in node.args]
                 kwargs = {k: self._resolve(v) for k, v in node.kwargs.items()}
                 self.env[node] = _translated(TABLE[name], call, args, kwargs)
-            _require_type(self.env[node], val)
+            self._require_type(self.env[node], val)
             if written:
                 functionalize.settle(node.args[0], self.env[node], call)
         except SizeError:
             raise
         except (CaptureError, ValueError, AssertionError, TypeError, LookupError) as error:
             raise CaptureError(f"{name} at {module_path(node)}: {error}") from error
+
+    def _require_type(self, made: Any, val: Any) -> None:
+        """Raises CaptureError where a translation gives another dtype or shape than torch: it knows
+        the op, but not for these dtypes or sizes."""
+        pairs = zip(made, val, strict=False) if isinstance(made, (list, tuple)) else [(made, val)]
+        for value, tensor in pairs:
+            if not isinstance(value, Value) or not isinstance(tensor, torch.Tensor):
+                continue
+            have, want = type_of(value), dtype_of(tensor.dtype, "its result")
+            sizes = [
+                (self.traced(a), _hint(b)) for a, b in zip(have.shape, tensor.shape, strict=False)
+            ]
+            other = any(None not in pair and pair[0] != pair[1] for pair in sizes)
+            if have.dtype != want or have.rank != tensor.dim() or other:
+                raise CaptureError(
+                    f"no translation that gives {tensor.dtype} {list(tensor.shape)}; fix: convert "
+                    "its inputs before"
+                )
 
     def store(self, call: Call, written: Any, value: Value) -> None:
         """What an op writes besides its results: a new value of the node `written`."""
@@ -273,7 +299,7 @@ class Translator:
         """What `no_grad` or an autocast switched off enclose is inlined.
 
         Gradients end at a region's results: a result may be a view of what the region was given,
-        whose own gradient goes on.
+        whose own gradient goes on. They pass where it is the given tensor itself.
         """
         if name == "wrap_with_set_grad_enabled":
             enabled, region, *args = node.args
@@ -300,8 +326,12 @@ class Translator:
             if self.env[inner] is not self.env[buffer]:
                 value = self.env[inner]
                 self.env[buffer] = self._stop(value) if stopped else value
-        results = self._resolve(_outputs_of(module.graph))
-        self.env[node] = [self._stop(v) for v in results] if stopped else results
+        made = _outputs_of(module.graph)
+        results = self._resolve(made)
+        if stopped:
+            given = [isinstance(n, torch.fx.Node) and unchanged(n) in inputs for n in made]
+            results = [v if g else self._stop(v) for v, g in zip(results, given, strict=True)]
+        self.env[node] = results
 
     def _stop(self, value: Any) -> Any:
         floating = isinstance(value, Value) and type_of(value).is_floating
@@ -364,21 +394,10 @@ def _without_dims(x: Any) -> bool:
     return isinstance(x, Value) and type_of(x).rank == 0
 
 
-def _require_type(made: Any, val: Any) -> None:
-    """Raises CaptureError where a translation gives another dtype or form than torch: it knows the
-    op, but not for these dtypes."""
-    pairs = zip(made, val, strict=False) if isinstance(made, (list, tuple)) else [(made, val)]
-    for value, tensor in pairs:
-        if not isinstance(value, Value) or not isinstance(tensor, torch.Tensor):
-            continue
-        have, want = type_of(value), dtype_of(tensor.dtype, "its result")
-        sizes = zip(have.shape, tensor.shape, strict=False)
-        other = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
-        if have.dtype != want or have.rank != tensor.dim() or other:
-            raise CaptureError(
-                f"no translation that gives {tensor.dtype} {list(tensor.shape)}; fix: convert its "
-                "inputs before"
-            )
+def _hint(size: Any) -> int | None:
+    """A size in the traced batch."""
+    hint = size if isinstance(size, int) else size.node.hint
+    return None if hint is None else int(hint)
 
 
 def _op_name(target: Any) -> str:
