@@ -10,6 +10,7 @@ from fault import (
     EFFECTS,
     GUARDS,
     HOOKS,
+    IN_PLACE,
     INDEXING,
     PATCHES,
     PLAN,
@@ -33,11 +34,11 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: what a region hands on has no gradient", "capture/same_tensor.py",
-        "next((n for n in alike if hollow[n] is result), None)", "None", SAME_TENSOR,
+        "next((n for n, x in given.items() if x is result), None)", "None", SAME_TENSOR,
     ),
     Fault(
         "capture: what a region copies is what it was given", "capture/same_tensor.py",
-        "if hollow[n] is result", "if hollow[n].shape == result.shape", SAME_TENSOR,
+        "if x is result), None)", "if x.shape == result.shape), None)", SAME_TENSOR,
     ),
     Fault(
         "capture: a slice's start before a tensor's is past it", "capture/aten/call.py",
@@ -46,6 +47,20 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     Fault(
         "capture: a size below zero does not count from the end", "capture/aten/call.py",
         "if number < 0:", "if number < 0 and isinstance(place, int):", SLICES,
+    ),
+    Fault(
+        "capture: views of memory that was written are not taken anew", "capture/functionalize.py",
+        "        take(node)\n", "        pass\n", IN_PLACE,
+    ),
+    Fault(
+        "capture: a transposed view is written as it was turned", "capture/functionalize.py",
+        "[order.index(d) for d in range(len(order))]", "order", IN_PLACE,
+    ),
+    Fault(
+        "capture: a copy shares memory", "capture/memory_shared.py",
+        "    if found is None:\n        return node.args[0] if annotated else None",
+        "    if found is None or annotated:\n        return node.args[0] if annotated else None",
+        IN_PLACE,
     ),
     Fault(
         "capture: dims of indices with gaps stay where they are", "capture/aten/indexing.py",

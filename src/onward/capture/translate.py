@@ -9,10 +9,10 @@ from typing import Any
 import sympy
 import torch
 
-from onward.capture import functionalize
+from onward.capture import functionalize, memory_shared
 from onward.capture.aten import TABLE, Call, stop_gradient
 from onward.capture.aten.pool import NUMBERED
-from onward.capture.decompose import expansion, functional, inputs_of
+from onward.capture.decompose import expansion, functional, inputs_of, plain_name
 from onward.capture.dtypes import dtype_of
 from onward.capture.held_sizes import SizeError
 from onward.capture.same_tensor import unchanged
@@ -204,7 +204,7 @@ class Translator:
         """Whether an op without a translation is made of ops that have one; keeps these."""
         if node.op != "call_function":
             return False
-        target = functional(node.target) if functionalize.writes(node.target) else node.target
+        target = functional(node.target) if memory_shared.writes(node.target) else node.target
         module = None if target is None else expansion(node, target)
         if module is None:
             return False
@@ -236,7 +236,7 @@ class Translator:
         if isinstance(val, torch.SymFloat):  # such as a size's root
             raise SizeError(val.node.expr, as_number=True)
         self.builder = Builder(self.graph, module=module_path(node))
-        written = functionalize.writes(node.target)
+        written = memory_shared.writes(node.target)
         if written:
             self._require_own(node, node.args[0])
         try:
@@ -252,7 +252,7 @@ class Translator:
                 self.env[node] = _translated(TABLE[name], call, args, kwargs)
             self._require_type(self.env[node], val)
             if written:
-                functionalize.settle(node.args[0], self.env[node], call)
+                functionalize.settle(node.args[0], self.env[node], call, self._take)
         except SizeError:
             raise
         except (CaptureError, ValueError, AssertionError, TypeError, LookupError) as error:
@@ -279,7 +279,14 @@ class Translator:
     def store(self, call: Call, written: Any, value: Value) -> None:
         """What an op writes besides its results: a new value of the node `written`."""
         self._require_own(call.node, written)
-        functionalize.settle(written, stop_gradient(call.b, value), call)
+        functionalize.settle(written, stop_gradient(call.b, value), call, self._take)
+
+    def _take(self, view: Any) -> None:
+        """A view anew, of memory that has been written."""
+        if memory_shared.writes(view.target):
+            self.env[view] = self.env[view.args[0]]
+        else:
+            self._call(view)
 
     def _require_own(self, node: Any, written: Any) -> None:
         if not functionalize.may_write(node, written, self.order, self.buffers):
@@ -414,8 +421,8 @@ def _functional(name: str) -> str:
     An export lets what follows read the result of the op that wrote, never the tensor before it.
     """
     stem, _, overload = name.partition(".")
-    plain = f"{stem.removesuffix('_')}.{overload}"
-    return plain if stem.endswith("_") and name not in TABLE and plain in TABLE else name
+    plain = f"{plain_name(stem)}.{overload}"
+    return plain if name not in TABLE and plain in TABLE else name
 
 
 def module_path(node: Any) -> str:
