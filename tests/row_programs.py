@@ -411,9 +411,9 @@ def differences(found: Batch, exact: Batch, plain: Batch) -> list[str]:
     return sorted(wrong)
 
 
-def wrong_numbers(made: Program, data: list[Batch]) -> list[str]:
+def wrong_numbers(made: Program | nn.Module, data: list[Batch]) -> list[str]:
     """What differs from eager where only the rows that are read are computed."""
-    model = Model(made)
+    model = Model(made) if isinstance(made, Program) else made
     captured = compiled(model, data[0])
     forward = captured.packed(["loss"])
     if forward is None:

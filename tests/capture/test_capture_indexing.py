@@ -7,7 +7,6 @@ import itertools
 import pytest
 import tiny
 import torch
-from tiny_families import assert_same
 from torch import nn
 
 SHAPE = (3, 4, 2, 5)  # of the indexed tensor
@@ -52,4 +51,7 @@ class Indexing(nn.Module):
 def test_index_tensors_at_any_dims(form: tuple[str, ...], written: str) -> None:
     model = Indexing(form, written)
     x = torch.randn(3, 40, generator=torch.Generator().manual_seed(1))
-    assert_same([tiny.gradients(model, {"x": x})], model, [{"x": x}])
+    have = tiny.gradients(model, {"x": x})
+    for name, want in tiny.eager(model, {"x": x}, torch.float64).items():
+        # sums of terms of both signs: what is left of them is not what they round to
+        torch.testing.assert_close(have[name].double(), want, rtol=1e-5, atol=1e-5, msg=name)

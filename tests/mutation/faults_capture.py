@@ -12,11 +12,14 @@ from fault import (
     FORMS,
     GUARDS,
     HOOKS,
+    IN_PLACE,
     INDEXING,
     KINKS,
     PATCHES,
     PLAN,
     RANDOM,
+    SAME_TENSOR,
+    SLICES,
     STATE,
     Fault,
 )
@@ -75,6 +78,36 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "capture: samples are features of a row of random numbers", "capture/aten/random.py",
         "last = not shape or (shape[-1] == batch and batch not in shape[:-1])",
         "last = not shape", RANDOM,
+    ),
+    Fault(
+        "capture: what a region hands on has no gradient", "capture/same_tensor.py",
+        "next((n for n, x in given.items() if x is result), None)", "None", SAME_TENSOR,
+    ),
+    Fault(
+        "capture: what a region copies is what it was given", "capture/same_tensor.py",
+        "if x is result), None)", "if x.shape == result.shape), None)", SAME_TENSOR,
+    ),
+    Fault(
+        "capture: a slice's start before a tensor's is past it", "capture/aten/call.py",
+        "return 0 if number < 0 else", "return size if number < 0 else", SLICES,
+    ),
+    Fault(
+        "capture: a size below zero does not count from the end", "capture/aten/call.py",
+        "if number < 0:", "if number < 0 and isinstance(place, int):", SLICES,
+    ),
+    Fault(
+        "capture: views of memory that was written are not taken anew", "capture/functionalize.py",
+        "        take(node)\n", "        pass\n", IN_PLACE,
+    ),
+    Fault(
+        "capture: a transposed view is written as it was turned", "capture/functionalize.py",
+        "[order.index(d) for d in range(len(order))]", "order", IN_PLACE,
+    ),
+    Fault(
+        "capture: a copy shares memory", "capture/memory_shared.py",
+        "    if found is None:\n        return node.args[0] if annotated else None",
+        "    if found is None or annotated:\n        return node.args[0] if annotated else None",
+        IN_PLACE,
     ),
     Fault(
         "capture: dims of indices with gaps stay where they are", "capture/aten/indexing.py",
@@ -138,8 +171,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         'return _binary("Sub")(c, b, a)', CAPTURE,
     ),
     Fault(
-        "capture: a negative index", "capture/aten/indexing.py",
-        "        index = size + index\n", "        index = size + index - 1\n", CAPTURE,
+        "capture: a negative index", "capture/aten/call.py",
+        "place, number = size + place", "place, number = size + place - 1", CAPTURE,
     ),
     Fault(
         "capture: padding starts with the first dim", "capture/aten/shape.py",

@@ -172,4 +172,15 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "rows = sets.permuted(demand.rows, tuple(q.y[d] for d in demand.dims), order)",
         "rows = demand.rows", ROWS,
     ),
+    Fault(
+        "rows: rows stay where they are in any other shape", "rewrite/rows/packer.py",
+        "if product(shape[:last]) == product(y[d] for d in range(dims_y[-1]) if d not in dims_y):",
+        "if True:", ROWS,
+    ),
+    Fault(
+        "rows: a dim of size 1 where rows lie is one of features", "rewrite/rows/packer.py",
+        "        others = [d for d in range(len(shape)) if d not in dims]\n"
+        "        ones = [d for d in dims if d >= 0 and d not in present]  # of size 1\n",
+        "        others, ones = [d for d in range(len(shape)) if d not in present], []\n", ROWS,
+    ),
 )  # fmt: skip

@@ -139,6 +139,14 @@ def _later(b: Builder, x: Value, env: Env) -> Value:
     return b.Concat(b.slice(y, 1, 1, 2), b.slice(y, 1, 1, type_of(x).shape[1]), axis=1)
 
 
+def _turned(b: Builder, x: Value, env: Env) -> Value:
+    """Of a token a column, as a step of a scan reads its state: `[B,1,8] -> [B,8,1]`."""
+    (batch, length, _), y = type_of(x).shape, b.Tanh(x)
+    first, token, others = (b.slice(y, 1, *at) for at in ((0, 1), (1, 2), (2, length)))
+    column = b.Exp(b.reshape(token, (batch, D, 1)))
+    return b.Concat(first, b.transpose(column, [0, 2, 1]), others, axis=1)
+
+
 def _over_tokens(b: Builder, x: Value, env: Env) -> Value:
     return b.Softmax(b.Tanh(x), axis=1)
 
@@ -269,6 +277,11 @@ CONSTRUCTS: dict[str, Construct] = {
         )
     ),
     "per sequence": Construct(lambda b, x, e: b.Add(x, b.Mul(e["each"], 2.0))),
+    "per sequence, features first": Construct(
+        lambda b, x, e: b.transpose(
+            b.Mul(b.transpose(x, [0, 2, 1]), b.transpose(e["each"], [0, 2, 1])), [0, 2, 1]
+        )
+    ),
     "expand": Construct(lambda b, x, e: b.Add(x, b.expand(e["bias"], type_of(x).shape))),
     "product": Construct(_gemm),
     "MatMul": Construct(lambda b, x, e: b.MatMul(x, b.transpose(e["w"], [1, 0]))),
@@ -290,6 +303,7 @@ CONSTRUCTS: dict[str, Construct] = {
     "split and joined": Construct(_split),
     "features sliced": Construct(_half),
     "tokens sliced and joined": Construct(_later),
+    "a token turned": Construct(_turned),
     "sum of features": Construct(
         lambda b, x, e: b.Add(x, b.ReduceMean(b.Exp(x), b.ints([2]), keepdims=1))
     ),

@@ -7,9 +7,12 @@ is not reached at all has none, and stays. Graph passes drop both alike, so it i
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
+
+from onward.capture.same_tensor import stops, unchanged
 
 # what they return does not depend on the numbers of what they are given
 _SHAPE_ONLY = (
@@ -46,7 +49,10 @@ def _sources(node: Any) -> list[Any]:
     stem = name.partition("::")[2].removesuffix("_")
     if stem in _SHAPE_ONLY:
         return []
-    if getattr(target, "__name__", "") == "wrap_with_set_grad_enabled" and not node.args[0]:
+    if stops(node):
         return []
+    if target is operator.getitem and stops(node.args[0]):
+        given = unchanged(node)
+        return [] if given is node else [given]
     inputs = list(node.all_input_nodes)
     return inputs[:1] if stem in _FIRST_ONLY else inputs

@@ -9,13 +9,14 @@ from typing import Any
 import sympy
 import torch
 
-from onward.capture import functionalize
+from onward.capture import functionalize, memory_shared
 from onward.capture.aten import TABLE, Call, stop_gradient
 from onward.capture.aten.pool import NUMBERED
 from onward.capture.aten.reasons import reason
-from onward.capture.decompose import expansion, functional, inputs_of
+from onward.capture.decompose import expansion, functional, inputs_of, plain_name
 from onward.capture.dtypes import dtype_of
 from onward.capture.held_sizes import SizeError, alike
+from onward.capture.same_tensor import unchanged
 from onward.capture.sizes import forced
 from onward.config import CaptureError
 from onward.graph.build import Builder
@@ -158,6 +159,13 @@ class Translator:
                 return int(number)
         raise SizeError(expr)
 
+    def traced(self, size: Size) -> int | None:
+        """The size in the traced batch; None where only data says it."""
+        if isinstance(size, int):
+            return size
+        numbers = {str(name): n for (_, n), name in self._places.items()}
+        return size.number(numbers) if size.symbols <= numbers.keys() else None
+
     def size_of_argument(self, arg: Any) -> Size:
         """What an op was given as a size: an int, or the FX node of a SymInt."""
         return arg if isinstance(arg, int) else self.env[arg]
@@ -214,7 +222,7 @@ class Translator:
         """Whether an op without a translation is made of ops that have one; keeps these."""
         if node.op != "call_function" or reason(_op_name(node.target)):
             return False
-        target = functional(node.target) if functionalize.writes(node.target) else node.target
+        target = functional(node.target) if memory_shared.writes(node.target) else node.target
         module = None if target is None else expansion(node, target)
         if module is None:
             return False
@@ -255,7 +263,7 @@ class Translator:
         if isinstance(val, torch.SymFloat):  # such as a size's root
             raise SizeError(val.node.expr, as_number=True)
         self.builder = Builder(self.graph, module=module_path(node))
-        written = functionalize.writes(node.target)
+        written = memory_shared.writes(node.target)
         if written:
             self._require_own(node, node.args[0])
         try:
@@ -269,9 +277,9 @@ class Translator:
                 args = [self._resolve(a) for a in node.args]
                 kwargs = {k: self._resolve(v) for k, v in node.kwargs.items()}
                 self.env[node] = _translated(TABLE[name], call, args, kwargs)
-            _require_type(self.env[node], val)
+            self._require_type(self.env[node], val)
             if written:
-                functionalize.settle(node.args[0], self.env[node], call)
+                functionalize.settle(node.args[0], self.env[node], call, self._take)
         except SizeError:
             raise
         except (CaptureError, ValueError, AssertionError, TypeError, LookupError) as error:
@@ -281,10 +289,35 @@ class Translator:
             text = reason("item.default") if "has no source" in str(error) else error
             raise CaptureError(f"{name} at {module_path(node)}: {text}") from error
 
+    def _require_type(self, made: Any, val: Any) -> None:
+        """Raises CaptureError where a translation gives another dtype or shape than torch: it knows
+        the op, but not for these dtypes or sizes."""
+        pairs = zip(made, val, strict=False) if isinstance(made, (list, tuple)) else [(made, val)]
+        for value, tensor in pairs:
+            if not isinstance(value, Value) or not isinstance(tensor, torch.Tensor):
+                continue
+            have, want = type_of(value), dtype_of(tensor.dtype, "its result")
+            sizes = [
+                (self.traced(a), _hint(b)) for a, b in zip(have.shape, tensor.shape, strict=False)
+            ]
+            other = any(None not in pair and pair[0] != pair[1] for pair in sizes)
+            if have.dtype != want or have.rank != tensor.dim() or other:
+                raise CaptureError(
+                    f"no translation that gives {tensor.dtype} {list(tensor.shape)}; fix: convert "
+                    "its inputs before"
+                )
+
     def store(self, call: Call, written: Any, value: Value) -> None:
         """What an op writes besides its results: a new value of the node `written`."""
         self._require_own(call.node, written)
-        functionalize.settle(written, stop_gradient(call.b, value), call)
+        functionalize.settle(written, stop_gradient(call.b, value), call, self._take)
+
+    def _take(self, view: Any) -> None:
+        """A view anew, of memory that has been written."""
+        if memory_shared.writes(view.target):
+            self.env[view] = self.env[view.args[0]]
+        else:
+            self._call(view)
 
     def _require_own(self, node: Any, written: Any) -> None:
         if not functionalize.may_write(node, written, self.order, self.buffers):
@@ -304,7 +337,7 @@ class Translator:
         """What `no_grad` or an autocast switched off enclose is inlined.
 
         Gradients end at a region's results: a result may be a view of what the region was given,
-        whose own gradient goes on.
+        whose own gradient goes on. They pass where it is the given tensor itself.
         """
         if name == "wrap_with_set_grad_enabled":
             enabled, region, *args = node.args
@@ -331,8 +364,12 @@ class Translator:
             if self.env[inner] is not self.env[buffer]:
                 value = self.env[inner]
                 self.env[buffer] = self._stop(value) if stopped else value
-        results = self._resolve(_outputs_of(module.graph))
-        self.env[node] = [self._stop(v) for v in results] if stopped else results
+        made = _outputs_of(module.graph)
+        results = self._resolve(made)
+        if stopped:
+            given = [isinstance(n, torch.fx.Node) and unchanged(n) in inputs for n in made]
+            results = [v if g else self._stop(v) for v, g in zip(results, given, strict=True)]
+        self.env[node] = results
 
     def _stop(self, value: Any) -> Any:
         floating = isinstance(value, Value) and type_of(value).is_floating
@@ -402,21 +439,10 @@ def _without_dims(x: Any) -> bool:
     return isinstance(x, Value) and type_of(x).rank == 0
 
 
-def _require_type(made: Any, val: Any) -> None:
-    """Raises CaptureError where a translation gives another dtype or form than torch: it knows the
-    op, but not for these dtypes."""
-    pairs = zip(made, val, strict=False) if isinstance(made, (list, tuple)) else [(made, val)]
-    for value, tensor in pairs:
-        if not isinstance(value, Value) or not isinstance(tensor, torch.Tensor):
-            continue
-        have, want = type_of(value), dtype_of(tensor.dtype, "its result")
-        sizes = zip(have.shape, tensor.shape, strict=False)
-        other = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in sizes)
-        if have.dtype != want or have.rank != tensor.dim() or other:
-            raise CaptureError(
-                f"no translation that gives {tensor.dtype} {list(tensor.shape)}; fix: convert its "
-                "inputs before"
-            )
+def _hint(size: Any) -> int | None:
+    """A size in the traced batch."""
+    hint = size if isinstance(size, int) else size.node.hint
+    return None if hint is None else int(hint)
 
 
 def _op_name(target: Any) -> str:
@@ -433,8 +459,8 @@ def _functional(name: str) -> str:
     An export lets what follows read the result of the op that wrote, never the tensor before it.
     """
     stem, _, overload = name.partition(".")
-    plain = f"{stem.removesuffix('_')}.{overload}"
-    return plain if stem.endswith("_") and name not in TABLE and plain in TABLE else name
+    plain = f"{plain_name(stem)}.{overload}"
+    return plain if name not in TABLE and plain in TABLE else name
 
 
 def module_path(node: Any) -> str:

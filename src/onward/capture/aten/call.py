@@ -12,7 +12,7 @@ from typing import Any
 from onward.graph.build import Builder
 from onward.graph.graph import Value
 from onward.graph.registry import enter
-from onward.graph.types import DType, Type
+from onward.graph.types import DType, Size, Type
 
 Translation = Callable[..., Any]
 
@@ -39,6 +39,24 @@ class Call:
     def type(self) -> Type:
         """The result's type as PyTorch says it."""
         return self.t.type_of_fx(self.node)
+
+    def bounds(self, size: Size, start: Size | None, end: Size | None) -> tuple[Size, Size]:
+        """Torch's meaning of `start:end` on a dim of this size, both between 0 and the size.
+
+        What the batch says is taken as in the traced one: torch has made guards of it.
+        """
+        first = self._bound(size, 0 if start is None else start)
+        last = self._bound(size, size if end is None else end)
+        low, high = self.t.traced(first), self.t.traced(last)
+        return first, first if low is not None and high is not None and high < low else last
+
+    def _bound(self, size: Size, place: Size) -> Size:
+        number, most = self.t.traced(place), self.t.traced(size)
+        if number is None or most is None:
+            return place  # a number that data decides
+        if number < 0:
+            place, number = size + place, most + number
+        return 0 if number < 0 else size if number > most else place
 
     def value(self, x: Any, dtype: DType) -> Value:
         """A Value of `dtype`; numbers become constants, sizes are read at run time."""

@@ -10,7 +10,6 @@ from onward.capture.aten.call import Call, table
 from onward.capture.held_sizes import SizeError
 from onward.config import CaptureError
 from onward.graph.graph import Value, array_of, type_of
-from onward.graph.ops.shape import clamp_slice
 from onward.graph.types import DType, Size, Type, broadcast, product
 
 _END = 2**31  # torch writes INT64_MAX for "to the end"
@@ -21,18 +20,16 @@ def _slice(
 ) -> Value:
     dim = dim % type_of(x).rank
     size = type_of(x).shape[dim]
-    start = 0 if start is None else start
     if step != 1:
         if isinstance(start, int) and start < 0 and not isinstance(size, int):
             # whether it lies before the first element, only the number says
             raise SizeError(c.node.args[0].meta["val"].shape[dim].node.expr, as_number=True)
-        first, _ = clamp_slice(start, _END, size)
+        first, _ = c.bounds(size, start, None)
         return steps(c, x, dim, first, step, c.type.shape[dim])
-    if end is None or (isinstance(end, int) and end >= _END) or end == size:
-        end = _END
-    if start == 0 and end == _END:
+    first, last = c.bounds(size, start, end)
+    if first == 0 and last == size:
         return x
-    return c.b.slice(x, dim % type_of(x).rank, start, end)
+    return c.b.slice(x, dim, first, _END if last == size else last)
 
 
 def steps(c: Call, x: Value, dim: int, start: Size, step: int, count: Size) -> Value:
@@ -169,8 +166,8 @@ def _as_strided(c: Call, x: Value, size: list[Any], stride: list[Any], offset: A
 
 def _select_scatter(c: Call, x: Value, source: Value, dim: int, index: Any) -> Value:
     dim = dim % type_of(x).rank
-    if isinstance(index, int) and index < 0:
-        index = type_of(x).shape[dim] + index
+    size = type_of(x).shape[dim]
+    index, _ = c.bounds(size, index, None)
     return between(c, x, c.b.unsqueeze(source, [dim]), dim, index, index + 1)
 
 
@@ -231,9 +228,7 @@ def _ordered(c: Call, x: Value, k: Any, dim: int, largest: bool) -> list[Value]:
 
 def _select(c: Call, x: Value, dim: int, index: Any) -> Value:
     dim = dim % type_of(x).rank
-    size = type_of(x).shape[dim]
-    if isinstance(index, int) and index < 0:
-        index = size + index
+    index, _ = c.bounds(type_of(x).shape[dim], index, None)
     return c.b.squeeze(c.b.slice(x, dim, index, index + 1), [dim])
 
 

@@ -17,7 +17,6 @@ from onward.capture.aten.indexing import (
 )
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
-from onward.graph.ops.shape import clamp_slice
 from onward.graph.types import DType, broadcast, product
 
 _JOINED = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
@@ -118,8 +117,7 @@ def _slice_scatter(
     step: int = 1,
 ) -> Value:  # fmt: skip
     dim = dim % type_of(x).rank
-    size, last = type_of(x).shape[dim], 2**31 if end is None else end
-    start, end = clamp_slice(0 if start is None else start, last, size)
+    start, end = c.bounds(type_of(x).shape[dim], start, end)
     source = c.value(source, c.type.dtype)
     if step == 1:
         return between(c, x, source, dim, start, end)

@@ -98,7 +98,7 @@ def clamp_slice(start: Size, end: Size, size: Size) -> tuple[Size, Size]:
                 moved = size + n
                 return max(moved, 0) if isinstance(moved, int) else moved
             return min(n, size) if isinstance(size, int) else n
-        return n
+        return size + n if all(factor < 0 for _, factor in n.terms) else n
 
     first, last = place(start, size), place(end, size)
     if isinstance(first, int) and isinstance(last, int):

@@ -267,8 +267,9 @@ class Packer:
         if (ids := self._looked_up(x, present)) is not None:
             return ids(index, dims, rows)
         b = self.front if x in self.known else self.b
-        others = [d for d in range(len(shape)) if d not in present]
-        flat = b.transpose(x, [*present, *others])
+        others = [d for d in range(len(shape)) if d not in dims]
+        ones = [d for d in dims if d >= 0 and d not in present]  # of size 1
+        flat = b.transpose(x, [*present, *ones, *others])
         count = product(shape[d] for d in present)
         flat = b.reshape(flat, (count, *[shape[d] for d in others]))
         return self._placed(b, b.Gather(flat, index, axis=0), shape, present, others, dims, rows)
@@ -291,6 +292,19 @@ class Packer:
         out[dims[-1]] = rows.size
         return b.reshape(b.transpose(flat, order), tuple(out))
 
+    def reshaped(
+        self, packed: Value, dims: Sequence[int], y: Shape, dims_y: Sequence[int], rows: Rows
+    ) -> Value:
+        """What is packed along `dims` in the shape of `y`, packed along `dims_y`. Rows stay where
+        they are among the other dims; but for dims of size 1: `[B,1,4]` as `[B,4,1]`."""
+        last, shape = dims[-1], type_of(packed).shape
+        if product(shape[:last]) == product(y[d] for d in range(dims_y[-1]) if d not in dims_y):
+            return self.b.reshape(packed, self.packed_shape(y, dims_y, rows))
+        flat = self.b.transpose(packed, [last, *[d for d in range(len(shape)) if d != last]])
+        others = [d for d in range(len(y)) if d not in dims_y]
+        flat = self.b.reshape(flat, (rows.size, *[y[d] for d in others]))
+        return self._placed(self.b, flat, y, dims_y, others, dims_y, rows)
+
     def _looked_up(
         self, x: Value, present: Sequence[int]
     ) -> Callable[[Value, Sequence[int], Rows], Value] | None:
@@ -306,9 +320,10 @@ class Packer:
 
         def look_up(index: Value, dims: Sequence[int], rows: Rows) -> Value:
             shape = type_of(ids).shape
-            others = [d for d in range(len(shape)) if d not in present]
+            others = [d for d in range(len(shape)) if d not in dims]
+            ones = [d for d in dims if 0 <= d < len(shape) and d not in present]
             count = product(shape[d] for d in present)
-            flat = self.front.transpose(ids, [*present, *others])
+            flat = self.front.transpose(ids, [*present, *ones, *others])
             flat = self.front.reshape(flat, (count, *[shape[d] for d in others]))
             chosen = self.front.Gather(flat, index, axis=0)
             placed = self._placed(self.front, chosen, shape, present, others, dims, rows)

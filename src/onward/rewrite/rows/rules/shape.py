@@ -59,11 +59,7 @@ def _moved(p: Packer, node: Node) -> bool:
         return False
     rows = p.choose(demand, y, p.held(node))
     taken = p.take(x, dims, dims, tuple(shape[d] for d in dims), rows)
-    made = (
-        p.b.transpose(taken, perm)
-        if perm is not None
-        else p.b.reshape(taken, p.packed_shape(y, demand.dims, rows))
-    )
+    made = p.b.transpose(taken, perm) if perm else p.reshaped(taken, dims, y, demand.dims, rows)
     p.note(node.outputs[0], made, demand.dims, rows)
     return True
 
