@@ -138,7 +138,7 @@ class Logits(nn.Module):
         self.weights = weights
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        given = {name: self.get_buffer("weight") for name in self.weights}
+        given: dict[str, Any] = {name: self.get_buffer("weight") for name in self.weights}
         losses = [
             F.binary_cross_entropy_with_logits(x @ self.w, y, reduction=r, **given)
             for r in REDUCTIONS
