@@ -13,7 +13,7 @@ SIZES = "it is made of sizes alone"
 _BACKWARD = frozenset(
     {
         "AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
-        "BiasActivationGrad", "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter",
+        "BiasActivationGrad", "CTCLossGrad", "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter",
         "LayerNormalizationGrad", "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
         "RMSNormGrad", "SoftmaxCrossEntropyLossGrad",
     }
@@ -47,7 +47,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
         "no model was met where it stands between rows that are dropped": frozenset(
             {
-                "ArgMax", "BatchNormalization", "Conv", "ConvTranspose", "CumSum",
+                "ArgMax", "BatchNormalization", "CTCLoss", "Conv", "ConvTranspose", "CumSum",
                 "MaxPool", "OneHot", "Pad", "RandomUniform", "TopK", "Trilu", "GroupedMatMul",
             }
         ),

@@ -285,6 +285,14 @@ def _rotary(attrs: dict[str, Any], x: Any, cos: Any, sin: Any) -> torch.Tensor:
     return torch.cat([y * cos + other, rest], -1)
 
 
+def _ctc(attrs: dict[str, Any], x: Any, targets: Any, steps: Any, lengths: Any) -> torch.Tensor:
+    """Torch's, whose gradient has the probabilities of the steps that count besides."""
+    loss = F.ctc_loss(x, targets, steps, lengths, attrs["blank"], reduction="none")
+    counted = torch.arange(x.shape[0])[:, None] < steps
+    total = (x.exp() * counted[:, :, None]).sum((0, 2))
+    return loss - total + total.detach()
+
+
 TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "Neg": _plain(torch.neg), "Abs": _plain(torch.abs), "Sqrt": _plain(torch.sqrt),
     "Exp": _plain(torch.exp), "Log": _plain(torch.log), "Sin": _plain(torch.sin),
@@ -309,7 +317,7 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "SoftmaxCrossEntropyLoss": _cross_entropy, "CrossEntropyLoss": _cross_entropy,
     "Attention": _attention, "FlashAttention": _attention,
     "Conv": _convolution(False), "ConvTranspose": _convolution(True),
-    "MaxPool": _max_pool, "BatchNormalization": _batch_norm,
+    "CTCLoss": _ctc, "MaxPool": _max_pool, "BatchNormalization": _batch_norm,
 }  # fmt: skip
 
 

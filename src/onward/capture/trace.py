@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx.config as fx
 
+from onward.capture import ctc_op
 from onward.capture.aten.reasons import reason
 from onward.capture.flat_call import FlatCall
 from onward.capture.gradient_code import refusing_gradient_code
@@ -56,7 +57,10 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
         """The original inspects data, which an export has not."""
         return bool(is_causal)
 
-    places: list[Patch] = [(transformer, "_detect_is_causal_mask", causal_as_said)]
+    places: list[Patch] = [
+        (torch, "ctc_loss", ctc_op.recorded),
+        (transformer, "_detect_is_causal_mask", causal_as_said),
+    ]
     if hasattr(fx, "do_not_emit_stack_traces"):  # which nobody reads
         places.append((fx, "do_not_emit_stack_traces", True))
     with (

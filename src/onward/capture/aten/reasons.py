@@ -37,7 +37,7 @@ _DRAWN = (
 _RESIZED = "it resizes its input in place; fix: make a new tensor by reshape, slicing or padding"
 
 _BY_REASON: dict[str, str] = {
-    _COUNTED: "nonzero nonzero_static argwhere masked_select _unique _unique2 unique_dim "
+    _COUNTED: "nonzero nonzero_static argwhere _unique _unique2 unique_dim "
     "unique_consecutive unique_dim_consecutive bincount",
     _READ: "_local_scalar_dense item equal allclose is_nonzero",
     _FACTORED: "cholesky cholesky_inverse cholesky_solve geqrf linalg_cholesky linalg_cholesky_ex "

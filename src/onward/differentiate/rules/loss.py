@@ -20,3 +20,8 @@ def _linear_cross_entropy(
 ) -> Gradients:
     dx, dw, *dbias = b.LinearCrossEntropyGrad(only(dys), *xs, **attrs)
     return [dx, dw, *(dbias or [None]), None, None]
+
+
+@rule("CTCLoss")
+def _ctc_loss(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    return [b.CTCLossGrad(only(dys), *xs, **attrs), None, None, None]

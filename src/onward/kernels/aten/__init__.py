@@ -3,6 +3,7 @@
 from onward.kernels.aten import (
     batch_norm,
     conv,
+    ctc,
     data,
     elementwise,
     grouped,
@@ -30,6 +31,7 @@ TABLE: dict[str, tuple[Kernel, ...]] = {
         norm,
         batch_norm,
         loss,
+        ctc,
         linear_cross_entropy,
         random,
         update,
