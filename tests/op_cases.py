@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+import ctc_calls
 import numpy as np
 
 from onward.graph.build import Builder
@@ -499,17 +500,6 @@ _QUERY_PLACES = np.array([[0, 0], [0, 3], [1, 1], [3, 0], [3, 2]])
 _KEY_PLACES = np.array([[0, 1], [-1, 0], [0, 2], [2, 0], [3, 0], [3, 1]])
 
 
-def _of_ctc(x: Any, blank: int, shape: tuple[int, ...], i: int) -> Given:
-    """Labels other than the blank, some twice; lengths that leave a path, and a sample of none."""
-    if i == 1:
-        classes = [n for n in range(x[2]) if n != blank]
-        labels = np.array(classes)[np.arange(np.prod(shape)) // 2 % len(classes)]
-        return Given(labels.reshape(shape))
-    if i == 2:
-        return Given(np.maximum(x[0] - np.arange(shape[0]), 1))
-    return Given(np.minimum(np.arange(shape[0])[::-1], (x[0] - shape[0]) // 2 + 1).clip(0))
-
-
 def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -> Input:
     type = types[i]
     if type is None:
@@ -542,7 +532,7 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             case ("CTCLoss" | "CTCLossGrad", _):
                 x = types[0] if op == "CTCLoss" else types[1]
                 assert x is not None
-                return _of_ctc(x.shape, attrs["blank"], shape, i - (op == "CTCLossGrad"))
+                return Given(ctc_calls.whole(x.shape, attrs, shape, i - (op == "CTCLossGrad")))
             case ("AdamUpdate" | "SGDUpdate", _):
                 return Given(np.array(3))
             case ("Attention" | "FlashAttention", 6 | 7) | ("FlashAttentionGrad", 10 | 11):

@@ -8,6 +8,7 @@ from fault import (
     CAPTURE,
     CONVOLUTIONS,
     CORE,
+    CTC,
     EFFECTS,
     FORMS,
     GUARDS,
@@ -35,6 +36,23 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "capture: the largest differences share their gradient", "capture/aten/distance.py",
         "return c.b.squeeze(c.b.Where(several, shared, most), [last])",
         "return c.b.squeeze(most, [last])", FORMS,
+    ),
+    Fault(
+        "capture: labels one after the other begin at each end", "capture/aten/ctc.py",
+        "c.b.Sub(ends, lengths), [1])", "ends, [1])", CTC,
+    ),
+    Fault(
+        "capture: the gradient of ctc is that of its value", "capture/aten/ctc.py",
+        '"normal": 1}', '"normal": 0}', CTC,
+    ),
+    Fault(
+        "ctc: equal labels need no blank between them", "graph/ops/ctc.py",
+        "far = self.b.Where(other, self.moved(x, 2 * by, self.dead), self.dead)",
+        "far = self.moved(x, 2 * by, self.dead)", CTC,
+    ),
+    Fault(
+        "ctc: what torch adds to its gradient stays", "kernels/aten/ctc.py",
+        '        if args.attrs["normal"]:', "        if True:", CTC,
     ),
     Fault(
         "capture: a bag counts its padding", "capture/aten/bag.py",

@@ -9,7 +9,6 @@ import numpy as np
 import sympy
 
 from onward.capture.aten.call import Call, table
-from onward.capture.aten.copies import stop_gradient
 from onward.capture.aten.indexing import index64
 from onward.capture.held_sizes import SizeError
 from onward.config import CaptureError
@@ -23,8 +22,6 @@ def _ctc_loss(
     c: Call, x: Value, targets: Value, steps: Value, lengths: Value, blank: int, reduction: int,
     zero_infinity: bool,
 ) -> Value:  # fmt: skip
-    """The op's gradient is that of its value. Torch's takes it that x are logarithms of
-    probabilities that sum to 1 in each step, and adds these: so does the last term, which is 0."""
     steps, lengths = index64(c, steps), index64(c, lengths)
     targets = index64(c, targets)
     if type_of(targets).rank == 1:
@@ -33,17 +30,10 @@ def _ctc_loss(
         raise SizeError(c.node.args[0].meta["val"].shape[0].node.expr, as_number=True)
     if not isinstance(type_of(targets).shape[1], int):
         raise SizeError(_open_sizes(c.node.args[1]), as_number=True)
-    loss = c.b.CTCLoss(x, targets, steps, lengths, blank=blank, zero_infinity=int(zero_infinity))
-    dtype, count = type_of(x).dtype, type_of(x).shape[0]
-    zero = c.b.scalar(0.0, dtype)
-    counted = c.b.Less(c.b.unsqueeze(c.b.arange(count), [1]), steps)  # b[T,N]
-    whole = c.b.Where(c.b.unsqueeze(counted, [2]), c.b.Exp(x), zero)
-    total = c.b.reduce_sum(whole, [0, 2], keepdims=False)
-    nothing = c.b.Sub(total, stop_gradient(c.b, total))
+    attrs = {"blank": blank, "zero_infinity": int(zero_infinity), "normal": 1}
+    loss, dtype = c.b.CTCLoss(x, targets, steps, lengths, **attrs), type_of(x).dtype
     if zero_infinity:
-        lost = c.b.Equal(loss, math.inf)
-        loss, nothing = c.b.Where(lost, zero, loss), c.b.Where(lost, zero, nothing)
-    loss = c.b.Add(loss, nothing)
+        loss = c.b.Where(c.b.Equal(loss, math.inf), c.b.scalar(0.0, dtype), loss)
     if reduction == 0:
         return loss
     if reduction == 1:

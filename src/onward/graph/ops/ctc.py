@@ -132,6 +132,18 @@ class _Lattice:
             found.append(b.Where(alive, b.Exp(b.Add(b.Where(alive, whole, zero), level)), zero))
         return found[::-1]
 
+    def probabilities(self, loss: Value, zero_infinity: int) -> list[Value]:
+        """f[N,C], by step: those of the steps that count."""
+        b, zero = self.b, self.b.scalar(0.0, self.dtype)
+        finite = b.unsqueeze(b.Less(loss, b.scalar(math.inf, self.dtype)), [1])
+        found = []
+        for step in range(int(self.count)):  # type: ignore[arg-type]
+            row = b.Exp(b.squeeze(b.slice(self.x, 0, step, step + 1), [0]))
+            counted = self.within(step)
+            counted = b.And(counted, finite) if zero_infinity else counted
+            found.append(b.Where(counted, row, zero))
+        return found
+
 
 def _ctc_loss(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
     lattice = _Lattice(b, inputs, attrs["blank"])
@@ -143,11 +155,15 @@ def _ctc_loss_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]
     assert dy is not None
     lattice = _Lattice(b, inputs[1:], attrs["blank"])
     alphas = lattice.forwards()
-    shares = lattice.shares(alphas, lattice.loss(alphas[-1]))
+    loss = lattice.loss(alphas[-1])
+    shares = lattice.shares(alphas, loss)
     zeros = b.full(0.0, Type(lattice.dtype, (lattice.batch, lattice.classes)))
     down, rows = b.unsqueeze(b.Neg(dy), [1]), []
-    for share in shares:
+    whole = lattice.probabilities(loss, attrs["zero_infinity"]) if attrs["normal"] else None
+    for step, share in enumerate(shares):
         row = b.ScatterElements(zeros, lattice.labels, b.Mul(share, down), axis=1, reduction="add")
+        if whole is not None:
+            row = b.Add(row, b.Mul(whole[step], b.unsqueeze(dy, [1])))
         rows.append(b.unsqueeze(row, [0]))
     return [rows[0] if len(rows) == 1 else b.Concat(*rows, axis=0)]
 
@@ -168,10 +184,14 @@ def _infer_grad(call: Call) -> Type:
     return call.type(1)
 
 
+def _case(blank: int, zero_infinity: int, normal: int = 0) -> dict[str, Any]:
+    return {"blank": blank, "zero_infinity": zero_infinity, "normal": normal}
+
+
 _CASES = (
-    ({"blank": 0, "zero_infinity": 0}, ("f32[5,3,4]", "i64[3,2]", "i64[3]", "i64[3]")),
-    ({"blank": 3, "zero_infinity": 1}, ("f32[4,2,4]", "i64[2,1]", "i64[2]", "i64[2]")),
-    ({"blank": 1, "zero_infinity": 0}, ("f32[1,2,3]", "i64[2,1]", "i64[2]", "i64[2]")),
+    (_case(0, 0), ("f32[5,3,4]", "i64[3,2]", "i64[3]", "i64[3]")),
+    (_case(3, 1), ("f32[4,2,4]", "i64[2,1]", "i64[2]", "i64[2]")),
+    (_case(1, 0), ("f32[1,2,3]", "i64[2,1]", "i64[2]", "i64[2]")),
 )
 OPS = (
     Op(
@@ -180,7 +200,9 @@ OPS = (
         body=_ctc_loss,
         doc="log-probabilities f[T,N,C], labels i64[N,S], how many steps and labels of each sample "
         "count i64[N] twice -> -log p(labels) f[N]. The attribute `blank` is the class of no "
-        "label. Samples without a path have the loss infinity; with `zero_infinity` no gradient.",
+        "label. Samples without a path have the loss infinity; with `zero_infinity` no gradient. "
+        "With `normal` the gradient is that of log-probabilities whose exponentials sum to 1 in "
+        "each step, however they are moved, as torch's is.",
         cases=_CASES,
     ),
     Op(
@@ -188,7 +210,11 @@ OPS = (
         infer=_infer_grad,
         body=_ctc_loss_grad,
         doc="dx f[T,N,C] of CTCLoss, from dy f[N] and its inputs: of each class, less how likely "
-        "it is at a step, given the labels.",
-        cases=tuple((attrs, (f"f32{types[1][3:-3]}]", *types)) for attrs, types in _CASES),
+        "it is at a step, given the labels; with `normal` more by its probability.",
+        cases=tuple(
+            ({**attrs, "normal": normal}, (types[3].replace("i64", "f32"), *types))
+            for attrs, types in _CASES
+            for normal in (0, 1)
+        ),
     ),
 )

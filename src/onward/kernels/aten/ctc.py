@@ -21,7 +21,7 @@ def _bind_ctc_loss(args: KernelArguments) -> Launch:
 
 
 def _bind_ctc_loss_grad(args: KernelArguments) -> Launch:
-    """Torch's gradient takes it that the probabilities sum to 1, and adds each to it."""
+    """Torch's gradient is the `normal` one."""
     dy, x, targets, steps, lengths = (args.x(i) for i in range(5))
     dx, blank, zero = args.y, int(args.attrs["blank"]), bool(args.attrs["zero_infinity"])
     number = torch.arange(x.shape[0])[:, None]
@@ -30,10 +30,12 @@ def _bind_ctc_loss_grad(args: KernelArguments) -> Launch:
         given = (targets, steps, lengths)
         loss, alpha = torch.ops.aten._ctc_loss.Tensor(x, *given, blank, zero)
         found = torch.ops.aten._ctc_loss_backward.Tensor(dy, x, *given, loss, alpha, blank, zero)
+        dx.copy_(found)
+        if args.attrs["normal"]:
+            return
         counted = number < steps
         if zero:
             counted &= loss < math.inf
-        dx.copy_(found)
         dx.sub_(torch.where(counted[:, :, None], x.exp() * dy[:, None], 0.0))
 
     return launch
