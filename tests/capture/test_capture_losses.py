@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 import onward
 from onward.capture import capture
-from onward.config import CaptureError
 from onward.graph.graph import attributes
 from onward.train.verify import allowed_difference
 
@@ -29,12 +28,15 @@ class Scores(nn.Module):
         self.ws = nn.ParameterList([torch.randn(6, 5) for _ in options])
         self.register_buffer("weight", torch.rand(5) + 0.5)
         self.options = options
+        self.wide: bool | None = (
+            None  # whether labels have a dim of time; None: what their dims say
+        )
 
     def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         total = torch.zeros((), dtype=x.dtype)
         for w, chosen in zip(self.ws, self.options, strict=True):
             scores = x @ w
-            if labels.dim() == 2:
+            if labels.dim() == 2 if self.wide is None else self.wide:
                 scores = scores.transpose(1, 2)  # f[B,C,T]
             options = dict(chosen)
             if options.pop("weighted", False):
@@ -106,9 +108,49 @@ def test_only_smoothed_losses_leave_the_standard() -> None:
     assert attributes(nodes[1])["label_smoothing"] == pytest.approx(0.1)
 
 
-def test_class_probabilities_are_refused() -> None:
-    with pytest.raises(CaptureError, match="class probabilities"):
-        capture(tiny.mlp(), (torch.randn(4, 8),), {}, (torch.rand(4, 5),), F.cross_entropy)
+@pytest.mark.parametrize("shape", [(), (7,), (3, 4)], ids=str)
+def test_class_probabilities(shape: tuple[int, ...]) -> None:
+    options = [
+        {"reduction": r, "label_smoothing": e, "weighted": w}
+        for r in REDUCTIONS
+        for e in (0.0, 0.1)
+        for w in (False, True)
+    ]
+    data = batch(*shape)
+    labels = torch.randn(*shape, 5, generator=torch.Generator().manual_seed(2)).softmax(-1)
+    data["labels"] = labels.transpose(1, 2) if len(shape) == 2 else labels
+    model = Scores(*options).train()
+    model.wide = len(shape) == 2
+    assert_law(model, data)
+
+
+WEIGHTS = ({}, {"pos_weight": True}, {"weight": True}, {"weight": True, "pos_weight": True})
+
+
+class Logits(nn.Module):
+    """Binary cross entropies of `x w`, with a column of zeros."""
+
+    def __init__(self, weights: dict[str, bool]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w = nn.Parameter(torch.cat([torch.randn(6, 4), torch.zeros(6, 1)], 1))
+        self.register_buffer("weight", torch.rand(5) + 0.5)
+        self.weights = weights
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        given: dict[str, Any] = {name: self.get_buffer("weight") for name in self.weights}
+        losses = [
+            F.binary_cross_entropy_with_logits(x @ self.w, y, reduction=r, **given)
+            for r in REDUCTIONS
+        ]
+        return losses[0] * 3 + losses[1] + (losses[2] * x[:, :1]).sum()
+
+
+@pytest.mark.parametrize("weights", WEIGHTS, ids=str)
+def test_binary_cross_entropy_with_logits(weights: dict[str, bool]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, y = torch.randn(7, 6, generator=generator), torch.rand(7, 5, generator=generator)
+    assert_law(Logits(weights), {"x": x, "y": y.round(decimals=1)})
 
 
 def test_a_trainer_trains_with_smoothed_labels_as_eager_does() -> None:

@@ -61,6 +61,12 @@ FORMS: dict[str, Form] = {
     "or int": lambda x, i, b: i | 3,
     "xor int": lambda x, i, b: i ^ 3,
     "shift": lambda x, i, b: i << 1,
+    "shift back": lambda x, i, b: i >> 1,
+    "shift by places": lambda x, i, b: (i << (i + 60) % 70) % 1000,
+    "shift back by places": lambda x, i, b: (i * 2**40 - 5) >> (i + 38) % 70,
+    "shift of i32": lambda x, i, b: (i.int() << 29) // 2 + (i.int() >> i.abs().int()),
+    "shift of a number": lambda x, i, b: 3 << i.abs(),
+    "shift u8": lambda x, i, b: i.abs().to(torch.uint8) << 1,
     "logical_and int": lambda x, i, b: torch.logical_and(i, i + 2),
     "logical_not int": lambda x, i, b: torch.logical_not(i),
     "logical_not float": lambda x, i, b: torch.logical_not(x),
@@ -158,7 +164,7 @@ FORMS: dict[str, Form] = {
 }
 REFUSED = {  # no translation yet, or none for these dtypes
     "not u8",
-    "shift",
+    "shift u8",
     "to int8",
     "bincount",
 }

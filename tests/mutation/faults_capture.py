@@ -8,10 +8,14 @@ from fault import (
     CAPTURE,
     CHOSEN,
     CONVOLUTIONS,
+    CORE,
     EFFECTS,
+    FORMS,
     GUARDS,
     HOOKS,
+    IN_PLACE,
     INDEXING,
+    KINKS,
     PATCHES,
     PLAN,
     RANDOM,
@@ -24,6 +28,50 @@ from fault import (
 CAPTURE_FAULTS: tuple[Fault, ...] = (
     # capture
     Fault(
+        "capture: an element that is not included shares no gradient", "capture/aten/scatter.py",
+        "    return c.b.Where(c.b.And(written, c.b.Equal(own, best)), own, lost)",
+        "    return lost", FORMS,
+    ),
+    Fault(
+        "capture: the largest differences share their gradient", "capture/aten/distance.py",
+        "return c.b.squeeze(c.b.Where(several, shared, most), [last])",
+        "return c.b.squeeze(most, [last])", FORMS,
+    ),
+    Fault(
+        "capture: a bag counts its padding", "capture/aten/bag.py",
+        "if live is None else c.b.cast(live, dtype)", "if True else c.b.cast(live, dtype)", FORMS,
+    ),
+    Fault(
+        "capture: of equal rows of a bag the last has the gradient", "capture/aten/bag.py",
+        'axis=0, reduction="min")', 'axis=0, reduction="none")', FORMS,
+    ),
+    Fault(
+        "capture: at its bounds a hardtanh has a slope", "capture/aten/activation.py",
+        "    y = c.b.Where(c.b.LessOrEqual(x, bottom), bottom, x)\n",
+        "    y = c.b.Where(c.b.Less(x, bottom), bottom, x)\n", KINKS,
+    ),
+    Fault(
+        "capture: at a tie the larger one's gradient is shared", "capture/aten/elementwise.py",
+        '_chosen("GreaterOrEqual"): "fmax.default"', '_chosen("Greater"): "fmax.default"', KINKS,
+    ),
+    Fault(
+        "capture: 0 times a logarithm has no slope", "capture/aten/elementwise.py",
+        "c.b.Or(c.b.LessOrEqual(y, 0.0), c.b.Equal(y, math.inf))", "c.b.Equal(y, y)", KINKS,
+    ),
+    Fault(
+        "capture: places in a padded plane stay", "capture/aten/pool.py",
+        "    if tuple(held) == tuple(sizes):", "    if True:", FORMS,
+    ),
+    Fault(
+        "capture: the means of a layer norm pass a gradient on", "capture/aten/norm.py",
+        "stop_gradient(c.b, s) for s in made.outputs[1:]", "s for s in made.outputs[1:]", FORMS,
+    ),
+    Fault(
+        "capture: an op with a reason is expanded", "capture/translate.py",
+        'if node.op != "call_function" or reason(_op_name(node.target)):',
+        'if node.op != "call_function":', CORE,
+    ),
+    Fault(
         "capture: a probability left out is the tensor", "capture/aten/random.py",
         "p: Any = 0.5, generator", "p: Any = 0.0, generator", RANDOM,
     ),
@@ -34,11 +82,11 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: what a region hands on has no gradient", "capture/same_tensor.py",
-        "next((n for n in alike if hollow[n] is result), None)", "None", SAME_TENSOR,
+        "next((n for n, x in given.items() if x is result), None)", "None", SAME_TENSOR,
     ),
     Fault(
         "capture: what a region copies is what it was given", "capture/same_tensor.py",
-        "if hollow[n] is result", "if hollow[n].shape == result.shape", SAME_TENSOR,
+        "if x is result), None)", "if x.shape == result.shape), None)", SAME_TENSOR,
     ),
     Fault(
         "capture: a slice's start before a tensor's is past it", "capture/aten/call.py",
@@ -47,6 +95,20 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     Fault(
         "capture: a size below zero does not count from the end", "capture/aten/call.py",
         "if number < 0:", "if number < 0 and isinstance(place, int):", SLICES,
+    ),
+    Fault(
+        "capture: views of memory that was written are not taken anew", "capture/functionalize.py",
+        "        take(node)\n", "        pass\n", IN_PLACE,
+    ),
+    Fault(
+        "capture: a transposed view is written as it was turned", "capture/functionalize.py",
+        "[order.index(d) for d in range(len(order))]", "order", IN_PLACE,
+    ),
+    Fault(
+        "capture: a copy shares memory", "capture/memory_shared.py",
+        "    if found is None:\n        return node.args[0] if annotated else None",
+        "    if found is None or annotated:\n        return node.args[0] if annotated else None",
+        IN_PLACE,
     ),
     Fault(
         "capture: dims of indices with gaps stay where they are", "capture/aten/indexing.py",

@@ -53,6 +53,12 @@ class Average(torch.nn.Module):
         elif self.spelling == "sub":
             self.mean -= 0.1 * (self.mean - now)
             self.seen.zero_()
+        elif self.spelling == "view":
+            half, column = self.mean[:3], self.seen.t()[4:]
+            self.mean.view(2, 3)[1].add_(1.0)
+            half.mul_(0.5).add_(now[:3])
+            column[0].copy_(now[:2])
+            return x * (1 + self.mean) + half.sum() + column.sum() + before
         else:
             self.mean.copy_(self.mean * 0.9 + 0.1 * now)
             self.seen.fill_(2.0)
@@ -78,7 +84,7 @@ PARTS: dict[str, Callable[[], torch.nn.Module]] = {
     ),
     **{
         f"average: {spelling}": lambda spelling=spelling: Written(Average(spelling), (6,))
-        for spelling in ("no_grad", "lerp", "sub", "copy")
+        for spelling in ("no_grad", "lerp", "sub", "copy", "view")
     },
 }
 
@@ -102,10 +108,6 @@ class Sharing(torch.nn.Module):
             self.mean.copy_(x.mean(0))
         elif self.how == "plain":
             self.plain.add_(x.detach().mean(0))
-        else:
-            part = self.mean[:3]
-            self.mean.add_(1.0)
-            return x + part.sum()
         return x + self.mean
 
 
@@ -113,7 +115,6 @@ REFUSED = {
     "shown": "shows a part",
     "gradient": r"fix: write its \.detach",
     "plain": "fix: ",
-    "view read later": "another tensor shares",
 }
 
 

@@ -21,6 +21,12 @@ from torch.utils import _pytree as pytree
 # `_safe_softmax` of a row of -inf: not a number, in place of which 0 is chosen afterwards.
 _OTHER_GRADIENT = frozenset({"aten._safe_softmax.default"})
 
+# Ops that are others by another name.
+_ALIKE = {
+    torch.ops.aten._is_all_true.default: torch.ops.aten.all.default,
+    torch.ops.aten._is_any_true.default: torch.ops.aten.any.default,
+}
+
 
 def expansion(node: Any, target: Any) -> torch.fx.GraphModule | None:
     """The ops that `target` is made of, as called at `node`; None where nobody says.
@@ -56,12 +62,23 @@ def inputs_of(node: Any) -> list[Any]:
     return list(dict.fromkeys(x for x in leaves if isinstance(x, torch.fx.Node)))
 
 
+_OPERATORS = ("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__")
+
+
+def plain_name(name: str) -> str:
+    """`masked_fill_` -> `masked_fill`, `__ior__` -> `__or__`; others keep their name."""
+    if name.startswith("__") and name.endswith("__"):
+        return name.replace("__i", "__", 1) if name in _OPERATORS else name
+    return name.removesuffix("_")
+
+
 def functional(target: Any) -> Any:
     """The op that returns a new tensor, of one that writes into its first argument; else None."""
     namespace, name = target._schema.name.split("::")
-    packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
+    plain = plain_name(name)
+    packet = getattr(getattr(torch.ops, namespace), plain, None)
     overload = target._overloadname
-    if not name.endswith("_") or packet is None or overload not in packet.overloads():
+    if plain == name or packet is None or overload not in packet.overloads():
         return None
     return getattr(packet, overload)
 
@@ -73,7 +90,7 @@ def _parts(target: Any) -> Callable[..., Any] | None:
         composite = target._can_decompose()
     except RuntimeError:  # an op that torch's dispatcher does not know
         composite = False
-    return target.decompose if composite else decomposition_table.get(target)
+    return target.decompose if composite else decomposition_table.get(target, _ALIKE.get(target))
 
 
 def _traced(call: Callable[..., Any], values: list[Any]) -> torch.fx.GraphModule:

@@ -1,50 +1,44 @@
 """Functionalization: ops that write in place become ops that return new values.
 
-Whoever reads the same memory later sees what was written. A graph's values never change, so the
-tensors that name the memory get new values. Where an op wrote a window of a tensor
-(`x[:, 1:] = y`), the tensor is written anew around it. A buffer that a forward writes has a next
-value, which the step stores (buffer_updates.py).
+Whoever reads the same memory later sees what was written. A graph's values never change, so all
+names of the memory get new values: an op that wrote a view (`x[:, 1:] += y`, `x.t()`) gives the
+tensor behind it anew, and every other view of that tensor is taken again. A buffer that a forward
+writes has a next value, which the step stores (buffer_updates.py).
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from onward.capture.aten import Call
+from onward.capture.memory_shared import is_region, source, writes
 from onward.graph.graph import Value, type_of
 
-_WINDOWS = ("aten.slice.Tensor", "aten.select.int")
-_DETACHED = "aten.detach.default"  # a buffer's gradient is nobody's
-_ASSIGNMENTS = ("aten.copy_.default", "aten.fill_.Tensor", "aten.fill_.Scalar")
+Taken = Callable[[Any], None]  # gives a node's name its value anew
 
-
-def writes(target: Any) -> bool:
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any(
-        a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
-    )
-
-
-def _aliases(target: Any) -> bool:
-    """Whether the op's results may be views of its inputs, or its inputs themselves."""
-    if target is operator.getitem or isinstance(target, torch._ops.HigherOrderOperator):
-        return True
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any(r.alias_info is not None for r in schema.returns)
+# Views of all elements in their order, or the tensor itself.
+_ALL = (
+    "view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as",
+    "ravel", "_unsafe_view", "_reshape_alias", "alias", "contiguous", "to", "type_as", "cpu",
+    "lift_fresh", "dropout", "feature_dropout", "alpha_dropout", "atleast_1d", "atleast_2d",
+    "atleast_3d", "expand", "expand_as", "broadcast_to",
+)  # fmt: skip
+_TURNED = (
+    "transpose", "permute", "t", "swapaxes", "swapdims", "movedim", "moveaxis", "numpy_T", "mT",
+    "adjoint", "matrix_H",
+)  # fmt: skip
+_PARTS = ("split", "split_with_sizes", "chunk", "unbind", "tensor_split")
 
 
 def path_to_owner(written: Any) -> list[Any]:
     """From the tensor that an op writes to the one that owns its memory."""
     path = [written]
-    while path[-1].op == "call_function" and _aliases(path[-1].target):
-        inner = path[-1].args[0]
-        if not isinstance(inner, torch.fx.Node):
-            break
+    while (inner := source(path[-1])) is not None:
         path.append(inner)
     return path
 
@@ -52,7 +46,7 @@ def path_to_owner(written: Any) -> list[Any]:
 def may_write(
     node: Any, written: Any, order: dict[Any, int], buffers: Mapping[Any, Sequence[Any]]
 ) -> bool:
-    """Whether nothing that is read after this op would show a value from before it.
+    """Whether all that is read after this op can be given what it wrote.
 
     written: the tensor that the op writes. order: the nodes' places in their program. buffers: the
     nodes that stand for the model's buffers: within a region of another mode, for which outside,
@@ -60,55 +54,105 @@ def may_write(
     """
     path = path_to_owner(written)
     owner = path[-1]
-    if owner not in buffers and (owner.op != "call_function" or _aliases(owner.target)):
-        return False  # the user's memory, or what a region of another mode returned
-    passable = _WINDOWS if str(node.target) in _ASSIGNMENTS else ()
-    if owner in buffers:
-        passable = (*passable, _DETACHED)
-    if not all(writes(step.target) or str(step.target) in passable for step in path[:-1]):
+    if owner not in buffers and owner.op != "call_function":
+        return False  # the user's memory, or what a region of another mode was given
+    if not all(_passable(view, owner in buffers) for view in path[:-1]):
         return False
-    if _read_later(owner, node, path, order):
+    if not all(_again(n) for n in _others(owner, node, path, order)):
         return False
     while buffers.get(owner):
         owner, region = buffers[owner]
-        if _read_later(owner, region, [owner], order):
+        if _others(owner, region, [owner], order):
             return False
     return True
 
 
-def _read_later(owner: Any, node: Any, path: Sequence[Any], order: dict[Any, int]) -> bool:
-    """Whether what shares the owner's memory before a node, but for `path`, is read after it."""
-    others = [n for n in _sharing(owner) if order.get(n, -1) < order[node] and n not in path]
-    return any(order[user] > order[node] for other in others for user in other.users)
+def _passable(view: Any, kept: bool) -> bool:
+    """Whether what is behind a view can be made of the view and of what was there. kept: of a
+    buffer."""
+    stem = _stem(view)
+    if writes(view.target) or stem in (*_TURNED, *_PARTS, "select", "narrow"):
+        return True
+    if view.target is operator.getitem:
+        return not is_region(view.args[0])
+    if stem == "slice":
+        return _argument(view, "step") == 1
+    return _covers(view) if stem in _ALL else stem == "detach" and kept
+
+
+def _covers(view: Any) -> bool:
+    """Whether it shows each element once."""
+    shown, whole = (n.meta["val"] for n in (view, view.args[0]))
+    return bool(shown.numel() == whole.numel())
+
+
+def _again(node: Any) -> bool:
+    """Whether a view can be taken anew."""
+    of_region = node.target is operator.getitem and is_region(node.args[0])
+    return node.op == "call_function" and not of_region
+
+
+def _others(owner: Any, node: Any, path: Sequence[Any], order: dict[Any, int]) -> list[Any]:
+    """Names of the owner's memory from before a node, but for `path`, that are read after it, and
+    the views that they are views of; in their order."""
+    found: dict[Any, None] = {}
+    for other in _sharing(owner):
+        if order.get(other, -1) < order[node] and any(order[u] > order[node] for u in other.users):
+            while other not in found and other not in path:
+                found[other] = None
+                other = source(other)
+    return sorted(found, key=lambda n: order.get(n, -1))
 
 
 def _sharing(owner: Any) -> list[Any]:
-    """The owner and all that may be views of it."""
+    """The owner and all that show its memory."""
     found: dict[Any, None] = {}
     stack = [owner]
     while stack:
         node = stack.pop()
         if node not in found:
             found[node] = None
-            stack += [u for u in node.users if u.op == "call_function" and _aliases(u.target)]
+            results = [r for u in node.users if is_region(u) for r in u.users]
+            stack += [u for u in (*node.users, *results) if source(u) is node]
     return list(found)
 
 
-def settle(written: Any, value: Value, c: Call) -> None:
+def settle(written: Any, value: Value, c: Call, take: Taken) -> None:
     """Gives all names of the memory that an op has written their new values."""
     path = path_to_owner(written)
-    c.t.env[path[0]] = value
-    for window, whole in pairwise(path):
-        if not writes(window.target) and str(window.target) != _DETACHED:
-            value = _written(c, c.t.env[whole], window, value)
-        c.t.env[whole] = value
+    made: Any = value
+    c.t.env[written] = made
+    for view, whole in pairwise(path):
+        made = c.t.env[whole] = _whole(c, c.t.env[whole], view, made)
+    for node in _others(path[-1], c.node, path, c.t.order):
+        take(node)
+
+
+def _whole(c: Call, before: Any, view: Any, value: Any) -> Any:
+    """What stood behind a view, `before`, with what stands in the view now."""
+    stem = _stem(view)
+    if view.target is operator.getitem:
+        return [value if i == view.args[1] else x for i, x in enumerate(before)]
+    if stem in _PARTS:
+        dim = _argument(view, "dim") % type_of(before).rank
+        pieces = [c.b.unsqueeze(x, [dim]) for x in value] if stem == "unbind" else value
+        return c.b.Concat(*pieces, axis=dim) if len(pieces) > 1 else pieces[0]
+    if stem in _TURNED:
+        # sizes that differ say where each dim has gone
+        sizes = torch.empty(*range(2, 2 + type_of(before).rank), device="meta")
+        order = [n - 2 for n in view.target(sizes, *view.args[1:], **view.kwargs).shape]
+        return c.b.transpose(value, [order.index(d) for d in range(len(order))])
+    if stem in ("slice", "select", "narrow"):
+        return _written(c, before, view, value)
+    return value if writes(view.target) else c.b.reshape(value, type_of(before).shape)
 
 
 def _written(c: Call, whole: Value, window: Any, value: Value) -> Value:
     """`whole` with `value` where `window`, a slice or a select of it, lies."""
-    dim, start, *_ = [*window.args[1:], *(0, None)[len(window.args) - 1 :]]
-    dim %= type_of(whole).rank
-    if str(window.target) == "aten.select.int":
+    dim = _argument(window, "dim") % type_of(whole).rank
+    selects = _stem(window) == "select"
+    start = _argument(window, "index" if selects else "start")
+    if selects:
         value = c.b.unsqueeze(value, [dim])
     size = type_of(whole).shape[dim]
     first, _ = c.bounds(size, c.t.size_of_argument(start or 0), None)
@@ -119,3 +163,16 @@ def _written(c: Call, whole: Value, window: Any, value: Value) -> Value:
     if last != size:
         parts.append(c.b.slice(whole, dim, last, size))
     return c.b.Concat(*parts, axis=dim) if len(parts) > 1 else value
+
+
+def _argument(node: Any, name: str) -> Any:
+    """An op's argument of this name, as given or as torch leaves it out."""
+    arguments = node.target._schema.arguments
+    i = next(i for i, a in enumerate(arguments) if a.name == name)
+    return node.args[i] if i < len(node.args) else node.kwargs.get(name, arguments[i].default_value)
+
+
+def _stem(node: Any) -> str:
+    """`aten.squeeze.dims` -> `squeeze`."""
+    named = isinstance(node.target, torch._ops.OpOverload)
+    return node.target._schema.name.split("::")[1].rstrip("_") if named else ""

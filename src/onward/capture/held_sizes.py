@@ -29,6 +29,22 @@ class SizeError(CaptureError):
         super().__init__(f"a size of the model is {expr}, which is not a polynomial of the batch's")
 
 
+def alike(node: Any) -> Any:
+    """The sum of the open sizes of a node's tensors that are one number in the first batch without
+    being known as one: an op whose tensors do not fit together may need them to be the same. None
+    where there are none."""
+    by_number: dict[Any, set[Any]] = {}
+    for given in node.all_input_nodes:
+        for size in getattr(given.meta.get("val"), "shape", ()):
+            fixed = isinstance(size, int)
+            by_number.setdefault(size if fixed else size.node.hint, set()).add(
+                size if fixed else size.node.expr
+            )
+    several = [exprs for exprs in by_number.values() if len(exprs) > 1]
+    found = {e for exprs in several for e in exprs if not isinstance(e, int)}
+    return sympy.Add(*found) if found else None
+
+
 def hold(
     error: SizeError, leaves: Sequence[Any], tensors: Sequence[torch.Tensor], held: Held
 ) -> Held | None:
@@ -41,7 +57,7 @@ def hold(
             (leaf, dim)
             for leaf, node in enumerate(leaves)
             for dim, size in enumerate(node.meta["val"].shape)
-            if not isinstance(size, int) and unknown in size.node.expr.free_symbols
+            if not isinstance(size, int) and unknown in _symbols(size.node)
         ]
         if not places:
             continue
@@ -54,6 +70,11 @@ def hold(
         found |= dict.fromkeys(places, (factor, group))
         group += 1
     return {**held, **found} if found else None
+
+
+def _symbols(node: Any) -> set[Any]:
+    """Those that a later trace has settled too."""
+    return node.expr.free_symbols | getattr(node, "_expr", node.expr).free_symbols
 
 
 def all_numbers(held: Held) -> Held | None:
@@ -103,4 +124,4 @@ def dynamic_shapes(tensors: Sequence[torch.Tensor], held: Held) -> tuple[Any, ..
     )
 
 
-__all__ = ["Held", "SizeError", "all_numbers", "divisor", "dynamic_shapes", "hold"]
+__all__ = ["Held", "SizeError", "alike", "all_numbers", "divisor", "dynamic_shapes", "hold"]

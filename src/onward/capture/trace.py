@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.fx.config as fx
 
+from onward.capture.aten.reasons import reason
 from onward.capture.flat_call import FlatCall
 from onward.capture.gradient_code import refusing_gradient_code
 from onward.capture.held_sizes import Held, dynamic_shapes
@@ -41,7 +42,9 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
         if cause is not None:
             raise cause from None
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CaptureError(f"torch.export could not trace the model: {first}") from error
+        why = reason(first.removeprefix("aten.")) if first.startswith("aten.") else None
+        text = f"{first}: {why}" if why else first
+        raise CaptureError(f"torch.export could not trace the model: {text}") from error
 
 
 @contextmanager

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sympy
 import torch
 
-from onward.capture import functionalize
+from onward.capture import functionalize, memory_shared
 from onward.capture.aten import TABLE, Call, stop_gradient
 from onward.capture.aten.pool import NUMBERED
-from onward.capture.decompose import expansion, functional, inputs_of
+from onward.capture.aten.reasons import reason
+from onward.capture.decompose import expansion, functional, inputs_of, plain_name
 from onward.capture.dtypes import dtype_of
-from onward.capture.held_sizes import SizeError
+from onward.capture.held_sizes import SizeError, alike
 from onward.capture.same_tensor import unchanged
 from onward.capture.sizes import forced
 from onward.config import CaptureError
@@ -47,6 +48,8 @@ class Translator:
         self.program = program
         self.env: dict[Any, Any] = {}
         self.symbols: dict[sympy.Symbol, Size] = {}
+        self._env: Any = None  # torch's record of the symbols
+        self._asked = 0  # how many questions about them the export has asked
         self._places: dict[tuple[int, int], Size] = {}
         self.batch_size: Size | None = None
         self.sites = 0
@@ -55,6 +58,7 @@ class Translator:
         # nodes of the model's buffers; in a region: of which outside, and the region's node
         self.buffers: dict[Any, tuple[Any, ...]] = {}
         self.parts: dict[Any, Any] = {}  # of ops without a translation, the ops they are made of
+        self.lacking: dict[str, str] = {}  # of ops that cannot be expanded, the part that is why
         self.builder = Builder(graph)
 
     # ---- sizes
@@ -82,8 +86,10 @@ class Translator:
         """Numbers in place of names where the trace leaves no choice (sizes.py)."""
         sizes = [size for node in nodes for size in node.meta["val"].shape]
         env = next((size.node.shape_env for size in sizes if not isinstance(size, int)), None)
+        self._env = env
         if env is None:
             return
+        self._asked = len(env.guards)
         names = {s: sympy.Symbol(str(size)) for s, size in self.symbols.items()}
         first = {sympy.Symbol(str(size)): n for (_, n), size in self._places.items()}
         equations = [
@@ -104,6 +110,17 @@ class Translator:
                 for dim in needed(x, *node.args[1:]):
                     if not isinstance(self.size_of(x.shape[dim]), int):
                         raise SizeError(x.shape[dim].node.expr, as_number=True)
+
+    def _require_open(self) -> None:
+        """Raises SizeError for sizes on which the trace of an op's parts depends: it stands for
+        those alone that answer its questions as the first batch's do."""
+        if self._env is None:
+            return
+        asked = {s for guard in self._env.guards[self._asked :] for s in guard.expr.free_symbols}
+        asked |= {s for s in self.symbols if not self._env.replace(s).free_symbols}
+        asked = {s for s in asked if not isinstance(self.symbols.get(s, 0), int)}
+        if asked:
+            raise SizeError(sympy.Add(*asked), as_number=True)
 
     def size_of(self, size: Any) -> Size:
         """A SymInt or int -> a Size. Raises CaptureError where it is not a polynomial."""
@@ -180,13 +197,14 @@ class Translator:
                 missing.setdefault(name, []).append(module_path(node))
         if missing:
             lines = [
-                f"  {op} at {', '.join(sorted(set(paths)))}"
+                f"  {op} at {', '.join(sorted(set(paths)))}{_because(op, self.lacking)}"
                 for op, paths in sorted(missing.items())
             ]
             raise CaptureError(
                 f"the model cannot be captured: {len(missing)} op(s) have no translation:\n"
                 + "\n".join(lines)
             )
+        self._require_open()
         self._run(module)
         for name, node in outputs.items():
             self.graph.outputs[name] = self.env[node]
@@ -202,9 +220,9 @@ class Translator:
 
     def _expand(self, node: Any) -> bool:
         """Whether an op without a translation is made of ops that have one; keeps these."""
-        if node.op != "call_function":
+        if node.op != "call_function" or reason(_op_name(node.target)):
             return False
-        target = functional(node.target) if functionalize.writes(node.target) else node.target
+        target = functional(node.target) if memory_shared.writes(node.target) else node.target
         module = None if target is None else expansion(node, target)
         if module is None:
             return False
@@ -212,7 +230,10 @@ class Translator:
         for inner in module.graph.nodes:
             inner.meta["nn_module_stack"] = stack
             self.order[inner] = len(self.order)
-            if _untranslated(inner, module) is not None and not self._expand(inner):
+            lacking = _untranslated(inner, module)
+            if lacking is not None and not self._expand(inner):
+                name = _op_name(node.target)
+                self.lacking.setdefault(name, self.lacking.get(lacking, lacking))
                 return False
         self.parts[node] = module
         return True
@@ -222,7 +243,13 @@ class Translator:
         if name.partition(".")[0] in _SILENT:
             return
         if node.target is operator.getitem:
-            self.env[node] = self._resolve(node.args[0])[node.args[1]]
+            made, number = self._resolve(node.args[0]), node.args[1]
+            if number >= len(made):
+                if not node.users:
+                    return
+                name, path = _op_name(node.args[0].target), module_path(node)
+                raise CaptureError(f"{name} at {path}: no translation of its result {number}")
+            self.env[node] = made[number]
             return
         if name in _REGIONS:
             self._region(node, name)
@@ -236,7 +263,7 @@ class Translator:
         if isinstance(val, torch.SymFloat):  # such as a size's root
             raise SizeError(val.node.expr, as_number=True)
         self.builder = Builder(self.graph, module=module_path(node))
-        written = functionalize.writes(node.target)
+        written = memory_shared.writes(node.target)
         if written:
             self._require_own(node, node.args[0])
         try:
@@ -252,11 +279,15 @@ class Translator:
                 self.env[node] = _translated(TABLE[name], call, args, kwargs)
             self._require_type(self.env[node], val)
             if written:
-                functionalize.settle(node.args[0], self.env[node], call)
+                functionalize.settle(node.args[0], self.env[node], call, self._take)
         except SizeError:
             raise
         except (CaptureError, ValueError, AssertionError, TypeError, LookupError) as error:
-            raise CaptureError(f"{name} at {module_path(node)}: {error}") from error
+            sizes = alike(node) if "not broadcast" in str(error) else None
+            if sizes is not None:
+                raise SizeError(sizes, as_number=True) from error
+            text = reason("item.default") if "has no source" in str(error) else error
+            raise CaptureError(f"{name} at {module_path(node)}: {text}") from error
 
     def _require_type(self, made: Any, val: Any) -> None:
         """Raises CaptureError where a translation gives another dtype or shape than torch: it knows
@@ -279,7 +310,14 @@ class Translator:
     def store(self, call: Call, written: Any, value: Value) -> None:
         """What an op writes besides its results: a new value of the node `written`."""
         self._require_own(call.node, written)
-        functionalize.settle(written, stop_gradient(call.b, value), call)
+        functionalize.settle(written, stop_gradient(call.b, value), call, self._take)
+
+    def _take(self, view: Any) -> None:
+        """A view anew, of memory that has been written."""
+        if memory_shared.writes(view.target):
+            self.env[view] = self.env[view.args[0]]
+        else:
+            self._call(view)
 
     def _require_own(self, node: Any, written: Any) -> None:
         if not functionalize.may_write(node, written, self.order, self.buffers):
@@ -377,6 +415,13 @@ def _untranslated(node: Any, module: Any) -> str | None:
     return None if known else name
 
 
+def _because(op: str, lacking: Mapping[str, str]) -> str:
+    part = lacking.get(op)
+    why = reason(op if part is None else part)
+    made = f" (by {part})" if part else ""
+    return f"{made}: {why}" if why else made
+
+
 def _translated(translation: Any, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A tensor without dims that an op works along a dim of is one with a dim of 1, as in torch."""
     try:
@@ -414,8 +459,8 @@ def _functional(name: str) -> str:
     An export lets what follows read the result of the op that wrote, never the tensor before it.
     """
     stem, _, overload = name.partition(".")
-    plain = f"{stem.removesuffix('_')}.{overload}"
-    return plain if stem.endswith("_") and name not in TABLE and plain in TABLE else name
+    plain = f"{plain_name(stem)}.{overload}"
+    return plain if name not in TABLE and plain in TABLE else name
 
 
 def module_path(node: Any) -> str:

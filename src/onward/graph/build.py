@@ -187,6 +187,8 @@ class Builder:
         have = type_of(x).shape
         if have == tuple(shape):
             return x
+        if 0 in shape:  # where nothing is left, -1 could be any number
+            return self.Reshape(x, self.sizes(shape), allowzero=1)
         spelled: list[int] = []
         unknown = 0
         for i, size in enumerate(shape):
@@ -203,8 +205,6 @@ class Builder:
             assert isinstance(y, Value)
             y.meta["type"] = type_of(x).with_shape(shape)
             return y
-        if 0 in shape:
-            return self.Reshape(x, target, allowzero=1)
         return self.Reshape(x, target)
 
     def transpose(self, x: Value, perm: Sequence[int]) -> Value:

@@ -3,6 +3,8 @@ not a number, so that it is computed of what it is taken of."""
 
 from __future__ import annotations
 
+import math
+
 from onward.capture.aten.call import Call, table
 from onward.graph.graph import Value
 from onward.graph.types import DType
@@ -46,9 +48,51 @@ def _log_sigmoid(c: Call, x: Value) -> Value:
     return c.b.Neg(c.b.Softplus(c.b.Neg(x)))
 
 
+def _hardtanh(c: Call, x: Value, low: float = -1, high: float = 1) -> Value:
+    """A clamp that at its bounds has no slope."""
+    dtype = c.type.dtype
+    x = c.value(x, dtype)
+    bottom, top = c.b.scalar(low, dtype), c.b.scalar(high, dtype)
+    y = c.b.Where(c.b.LessOrEqual(x, bottom), bottom, x)
+    return c.b.Where(c.b.GreaterOrEqual(x, top), top, y)
+
+
+def _relu6(c: Call, x: Value) -> Value:
+    return _hardtanh(c, x, 0, 6)
+
+
+def _hardsigmoid(c: Call, x: Value) -> Value:
+    """`(x + 3) / 6` between -3 and 3."""
+    dtype = c.type.dtype
+    y = c.b.Div(c.b.Add(x, 3.0), 6.0)
+    y = c.b.Where(c.b.LessOrEqual(x, -3.0), c.b.scalar(0.0, dtype), y)
+    return c.b.Where(c.b.GreaterOrEqual(x, 3.0), c.b.scalar(1.0, dtype), y)
+
+
+def _hardswish(c: Call, x: Value) -> Value:
+    """`x (x + 3) / 6` between -3 and 3, where its slope is 0 and 1."""
+    dtype = c.type.dtype
+    y = c.b.Div(c.b.Mul(x, c.b.Add(x, 3.0)), 6.0)
+    y = c.b.Where(c.b.LessOrEqual(x, -3.0), c.b.scalar(0.0, dtype), y)
+    return c.b.Where(c.b.GreaterOrEqual(x, 3.0), x, y)
+
+
+def _sinc(c: Call, x: Value) -> Value:
+    dtype = c.type.dtype
+    x = c.value(x, dtype)
+    zero, one = c.b.Equal(x, 0.0), c.b.scalar(1.0, dtype)
+    angle = c.b.Mul(c.b.Where(zero, one, x), math.pi)
+    return c.b.Where(zero, one, c.b.Div(c.b.Sin(angle), angle))
+
+
 TABLE = table(
     {
         _elu: "elu.default",
+        _hardtanh: "hardtanh.default",
+        _relu6: "relu6.default",
+        _hardsigmoid: "hardsigmoid.default",
+        _hardswish: "hardswish.default",
+        _sinc: "sinc.default special_sinc.default",
         _celu: "celu.default",
         _selu: "selu.default",
         _softplus: "softplus.default",

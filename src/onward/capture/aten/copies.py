@@ -40,6 +40,6 @@ TABLE = table(
         "lift_fresh.default",
         _detach: "detach.default detach_.default",
         _to: "to.dtype to.dtype_layout _to_copy.default type_as.default to.device",
-        _assign: "copy_.default fill_.Tensor fill_.Scalar",
+        _assign: "copy_.default copy.default fill_.Tensor fill_.Scalar",
     }
 )

@@ -145,7 +145,7 @@ def _divide(c: Call, a: Any, b: Any, *, rounding_mode: str | None = None) -> Val
     return c.b.Sub(c.b.Div(a, b), c.b.cast(below, dtype))
 
 
-def _floor_divide(c: Call, a: Any, b: Any) -> Value:
+def floor_divide(c: Call, a: Any, b: Any) -> Value:
     return _divide(c, a, b, rounding_mode="floor")
 
 
@@ -175,12 +175,96 @@ def _hypot(c: Call, a: Value, b: Value) -> Value:
     return c.b.Mul(more, c.b.Sqrt(c.b.Add(c.b.Mul(ratio, ratio), 1.0)))
 
 
+def _chosen(op_type: str) -> Callable[..., Any]:
+    """The larger, or smaller, of two of which one may be no number; of equal ones the first has
+    the whole gradient."""
+
+    def translate(c: Call, a: Value, b: Value) -> Value:
+        dtype = c.type.dtype
+        a, b = c.value(a, dtype), c.value(b, dtype)
+        first = c.b.one(op_type, [a, b], {})
+        if c.type.is_floating:
+            first = c.b.Or(first, c.b.IsNaN(b))
+        return c.b.Where(first, a, b)
+
+    return translate
+
+
+def _negative(c: Call, x: Value) -> Value:
+    """Whether its sign bit is set, of a zero too; of what is no number it is not said."""
+    if not type_of(x).is_floating:
+        return c.b.Less(c.b.cast(x, DType.INT64), 0)
+    zero = c.b.scalar(0.0, type_of(x).dtype)
+    return c.b.Or(c.b.Less(x, zero), c.b.Less(c.b.Reciprocal(x), zero))
+
+
+def _copysign(c: Call, x: Value, y: Any) -> Value:
+    size = c.b.Abs(c.value(x, c.type.dtype))
+    if not isinstance(y, Value):
+        return c.b.Neg(size) if math.copysign(1.0, y) < 0 else size
+    return c.b.Where(_negative(c, y), c.b.Neg(size), size)
+
+
+def _shift(left: bool) -> Callable[..., Any]:
+    """Of whole numbers with a sign, by as many bits as another says: all of them where that is
+    below 0 or more than there are."""
+
+    def translate(c: Call, x: Any, count: Any) -> Value:
+        dtype = c.type.dtype
+        if dtype not in (DType.INT32, DType.INT64):
+            raise CaptureError(f"the bits of {dtype_name(dtype)} have no translation")
+        x, count = c.value(x, dtype), c.value(count, dtype)
+        bits = 8 * int(dtype.itemsize)
+        zero, most = c.b.scalar(0, dtype), c.b.scalar(bits - 1, dtype)
+        whole = c.b.Or(c.b.Less(count, zero), c.b.GreaterOrEqual(count, most))
+        by = c.b.Pow(c.b.scalar(2, dtype), c.b.Where(whole, zero, count))
+        if left:
+            out = c.b.Or(c.b.Less(count, zero), c.b.Greater(count, most))
+            even = c.b.Equal(c.b.Mod(x, c.b.scalar(2, dtype)), zero)
+            lowest = c.b.Where(even, zero, c.b.scalar(-(2 ** (bits - 1)), dtype))
+            return c.b.Where(out, zero, c.b.Where(c.b.Equal(count, most), lowest, c.b.Mul(x, by)))
+        ends = c.b.Where(c.b.Less(x, zero), c.b.scalar(-1, dtype), zero)
+        return c.b.Where(whole, ends, floor_divide(c, x, by))
+
+    return translate
+
+
+def _round_to(c: Call, x: Value, *, decimals: int) -> Value:
+    """As torch's kernel: by a power of ten, that no result is rounded by itself."""
+    dtype = type_of(x).dtype
+    ten = c.b.scalar(10.0 ** abs(decimals), dtype)
+    if decimals < 0:
+        return c.b.Mul(c.b.Round(c.b.Div(x, ten)), ten)
+    return c.b.Div(c.b.Round(c.b.Mul(x, ten)), ten)
+
+
+def logaddexp(c: Call, a: Value, b: Value) -> Value:
+    """`log(exp a + exp b)`, by the larger one; of two equal infinities that one."""
+    dtype = c.type.dtype
+    a, b = c.value(a, dtype), c.value(b, dtype)
+    more, less = c.b.Where(c.b.Less(a, b), b, a), c.b.Where(c.b.Less(a, b), a, b)
+    zero = c.b.scalar(0.0, dtype)
+    same = c.b.And(c.b.Equal(a, b), c.b.Equal(c.b.Abs(a), math.inf))
+    below = c.b.Sub(c.b.Where(same, zero, less), c.b.Where(same, zero, more))
+    y = c.b.Add(c.b.Where(same, zero, more), c.b.Log1p(c.b.Exp(below)))
+    return c.b.Where(same, more, y)
+
+
 def _xlogy(c: Call, x: Any, y: Any) -> Value:
     dtype = c.type.dtype
     x, y = c.value(x, dtype), c.value(y, dtype)
-    none = c.b.And(c.b.Equal(x, 0.0), c.b.Not(c.b.IsNaN(y)))
+    bad = c.b.Or(c.b.LessOrEqual(y, 0.0), c.b.Equal(y, math.inf))  # their logarithm times 0
+    none = c.b.And(c.b.Equal(x, 0.0), bad)
     safe = c.b.Where(none, c.b.scalar(1.0, dtype), y)
     return c.b.Mul(x, c.b.Log(safe))
+
+
+def _xlog1py(c: Call, x: Any, y: Any) -> Value:
+    dtype = c.type.dtype
+    x, y = c.value(x, dtype), c.value(y, dtype)
+    bad = c.b.Or(c.b.LessOrEqual(y, -1.0), c.b.Equal(y, math.inf))
+    none = c.b.And(c.b.Equal(x, 0.0), bad)
+    return c.b.Mul(x, c.b.Log1p(c.b.Where(none, c.b.scalar(0.0, dtype), y)))
 
 
 def _relu(c: Call, x: Value) -> Value:
@@ -295,10 +379,21 @@ TABLE = table(
         _remainder: "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor",
         _fmod: "fmod.Tensor fmod.Scalar",
         _divide: "div.Tensor_mode div.Scalar_mode",
-        _floor_divide: "floor_divide.default floor_divide.Scalar",
+        floor_divide: "floor_divide.default floor_divide.Scalar",
         _atan2: "atan2.default",
+        _chosen("GreaterOrEqual"): "fmax.default",
+        _chosen("LessOrEqual"): "fmin.default",
+        _negative: "signbit.default",
+        _copysign: "copysign.Tensor copysign.Scalar",
+        _shift(left=True): "bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar "
+        "bitwise_left_shift.Scalar_Tensor __lshift__.Tensor __lshift__.Scalar",
+        _shift(left=False): "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar "
+        "bitwise_right_shift.Scalar_Tensor __rshift__.Tensor __rshift__.Scalar",
+        _round_to: "round.decimals",
         _hypot: "hypot.default",
         _xlogy: "xlogy.Tensor xlogy.Scalar_Self xlogy.Scalar_Other",
+        _xlog1py: "special_xlog1py.default special_xlog1py.self_scalar "
+        "special_xlog1py.other_scalar",
         _rsub: "rsub.Scalar rsub.Tensor",
         _pow: "pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar",
         _square: "square.default",

@@ -59,10 +59,26 @@ def _diagonal(c: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) 
     x = c.b.transpose(x, [*rest, dim1, dim2])
     *outer, rows, columns = type_of(x).shape
     flat = c.b.reshape(x, (*outer, rows * columns))
-    if not isinstance(columns, int):
-        raise CaptureError("the diagonal of a matrix whose width the batch says")
-    start = offset if offset >= 0 else -offset * columns
-    return steps(c, flat, len(outer), start, columns + 1, c.type.shape[-1])
+    places = places_of_diagonal(c, columns, offset, c.type.shape[-1])
+    return c.b.Gather(flat, places, axis=len(outer))
+
+
+def _trace(c: Call, x: Value) -> Value:
+    rows, columns = type_of(x).shape
+    if rows != columns and not (isinstance(rows, int) and isinstance(columns, int)):
+        sizes = c.node.args[0].meta["val"].shape
+        raise SizeError(next(n for n in sizes if not isinstance(n, int)).node.expr, as_number=True)
+    count = rows if rows == columns else min(int(rows), int(columns))  # type: ignore[arg-type]
+    flat = c.b.reshape(x, (product((rows, columns)),))
+    found = c.b.Gather(flat, places_of_diagonal(c, columns, 0, count), axis=0)
+    return c.b.reduce_sum(c.value(found, c.type.dtype), [0], keepdims=False)
+
+
+def places_of_diagonal(c: Call, columns: Size, offset: int, count: Size) -> Value:
+    """i64[count], in a matrix whose rows lie one after the other."""
+    start = offset if offset >= 0 else columns * -offset
+    places = c.b.Mul(c.b.arange(count), c.value(columns + 1, DType.INT64))
+    return c.b.Add(places, c.value(start, DType.INT64))
 
 
 def _scatter(c: Call, x: Value, dim: int, index: Value, source: Any, **more: Any) -> Value:
@@ -77,7 +93,7 @@ def _scatter(c: Call, x: Value, dim: int, index: Value, source: Any, **more: Any
                 source = c.b.slice(source, d, 0, size)
     else:
         source = c.b.expand(c.value(source, c.type.dtype), type_of(index).shape)
-    index = _index64(c, index)
+    index = index64(c, index)
     return c.b.ScatterElements(x, index, source, axis=dim, reduction=reduction or "none")
 
 
@@ -87,10 +103,10 @@ def _index_add(
     """Rows of a dim are added to, a row as often as it is named."""
     dim, rank = dim % type_of(x).rank, type_of(x).rank
     order = [dim, *(d for d in range(rank) if d != dim)]
-    back = _inverse(order)
+    back = inverse(order)
     moved, rows = c.b.transpose(x, order), c.b.transpose(source, order)
     rows = rows if alpha == 1 else c.b.Mul(rows, c.value(alpha, c.type.dtype))
-    place = c.b.unsqueeze(_index64(c, index), [1])
+    place = c.b.unsqueeze(index64(c, index), [1])
     return c.b.transpose(c.b.ScatterND(moved, place, rows, reduction="add"), back)
 
 
@@ -111,15 +127,15 @@ def _index_put(
     x = c.b.transpose(x, order)
     places = []
     for d, i in enumerate(used):
-        index = _from_the_start(c, _index64(c, i), type_of(x).shape[d])
+        index = from_the_start(c, index64(c, i), type_of(x).shape[d])
         places.append(c.b.unsqueeze(c.b.expand(index, shape), [len(shape)]))
     full = (*shape, *type_of(x).shape[len(used) :])
     found = _found_first(dims, len(shape), len(full))
-    wanted = [full[d] for d in _inverse(found)]
+    wanted = [full[d] for d in inverse(found)]
     rows = c.b.transpose(c.b.expand(c.value(source, c.type.dtype), tuple(wanted)), found)
     place = places[0] if len(places) == 1 else c.b.Concat(*places, axis=len(shape))
     made = c.b.ScatterND(x, place, rows, reduction="add" if accumulate else "none")
-    return c.b.transpose(made, _inverse(order))
+    return c.b.transpose(made, inverse(order))
 
 
 def _masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
@@ -148,25 +164,14 @@ def _as_strided(c: Call, x: Value, size: list[Any], stride: list[Any], offset: A
     return c.b.Gather(flat, c.b.const(np.ascontiguousarray(place)), axis=0)
 
 
-def _slice_scatter(
-    c: Call, x: Value, source: Value, dim: int = 0, start: Any = None, end: Any = None,
-    step: int = 1,
-) -> Value:  # fmt: skip
-    dim = dim % type_of(x).rank
-    if step != 1:
-        raise CaptureError("a slice with a step, written to")
-    size = type_of(x).shape[dim]
-    return _between(c, x, source, dim, *c.bounds(size, start, end))
-
-
 def _select_scatter(c: Call, x: Value, source: Value, dim: int, index: Any) -> Value:
     dim = dim % type_of(x).rank
     size = type_of(x).shape[dim]
     index, _ = c.bounds(size, index, None)
-    return _between(c, x, c.b.unsqueeze(source, [dim]), dim, index, index + 1)
+    return between(c, x, c.b.unsqueeze(source, [dim]), dim, index, index + 1)
 
 
-def _between(c: Call, x: Value, source: Value, dim: int, start: Size, end: Size) -> Value:
+def between(c: Call, x: Value, source: Value, dim: int, start: Size, end: Size) -> Value:
     size = type_of(x).shape[dim]
     parts = [c.value(source, c.type.dtype)]
     if start != 0:
@@ -181,8 +186,11 @@ def _bucketize(c: Call, x: Value, bounds: Value, *, right: bool = False, **more:
     if "searchsorted" in str(c.node.target):
         x, bounds = bounds, x
         right = right or more.get("side") == "right"
-    if type_of(bounds).rank != 1 or more.get("sorter") is not None:
-        raise CaptureError("searchsorted in more than one row of numbers")
+    sorter = more.get("sorter")
+    if sorter is not None:
+        bounds = c.b.GatherElements(bounds, sorter, axis=type_of(bounds).rank - 1)
+    if type_of(bounds).rank > 1:  # each row of numbers in a row of its own
+        bounds = c.b.unsqueeze(bounds, [type_of(bounds).rank - 1])
     dtype = type_of(bounds).dtype
     if type_of(x).is_floating and not type_of(bounds).is_floating:
         dtype = type_of(x).dtype
@@ -229,14 +237,16 @@ def _embedding(
     sparse: bool = False,
 ) -> Value:  # fmt: skip
     if by_freq or sparse:
-        raise CaptureError("embedding with scale_grad_by_freq or sparse gradients")
-    ids = _index64(c, ids)
+        raise CaptureError(
+            "embedding with scale_grad_by_freq or sparse gradients; fix: leave both off"
+        )
+    ids = index64(c, ids)
     if padding_idx >= 0:
         return c.b.Embedding(weight, ids, padding_idx=padding_idx)
     return c.b.Gather(weight, ids, axis=0)
 
 
-def _index64(c: Call, index: Value) -> Value:
+def index64(c: Call, index: Value) -> Value:
     """Numbers of rows as i64, which every kernel reads. An export asks for no dtype."""
     dtype = type_of(index).dtype
     if dtype not in (DType.INT64, DType.INT32):
@@ -248,14 +258,14 @@ def _index64(c: Call, index: Value) -> Value:
 
 
 def _index_select(c: Call, x: Value, dim: int, index: Value) -> Value:
-    return c.b.Gather(x, _index64(c, index), axis=dim % type_of(x).rank)
+    return c.b.Gather(x, index64(c, index), axis=dim % type_of(x).rank)
 
 
 def _gather(c: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
-    return c.b.GatherElements(x, _index64(c, index), axis=dim % type_of(x).rank)
+    return c.b.GatherElements(x, index64(c, index), axis=dim % type_of(x).rank)
 
 
-def _from_the_start(c: Call, index: Value, rows: Size) -> Value:
+def from_the_start(c: Call, index: Value, rows: Size) -> Value:
     """A negative number is one from the end, unlike in an embedding; Gather's kernels take none.
     (GatherND's do.)"""
     source: Value | None = index
@@ -283,15 +293,15 @@ def _index(c: Call, x: Value, indices: list[Value | None]) -> Value:
             "indexing with a boolean tensor: how many rows that gives, only data say; fix: keep "
             "all rows, and weigh them with 0 or ignore their labels"
         )
-    used = [_index64(c, i) for i in used]
+    used = [index64(c, i) for i in used]
     dims = [d for d, i in enumerate(indices) if i is not None]
     if len(used) == 1:
-        return c.b.Gather(x, _from_the_start(c, used[0], type_of(x).shape[dims[0]]), axis=dims[0])
+        return c.b.Gather(x, from_the_start(c, used[0], type_of(x).shape[dims[0]]), axis=dims[0])
     shape = broadcast(*[type_of(i).shape for i in used])
     rows = [c.b.unsqueeze(c.b.expand(i, shape), [len(shape)]) for i in used]
     moved = c.b.transpose(x, _first(dims, type_of(x).rank))
     y = c.b.GatherND(moved, c.b.Concat(*rows, axis=len(shape)))
-    return c.b.transpose(y, _inverse(_found_first(dims, len(shape), type_of(y).rank)))
+    return c.b.transpose(y, inverse(_found_first(dims, len(shape), type_of(y).rank)))
 
 
 def _first(dims: list[int], rank: int) -> list[int]:
@@ -308,7 +318,7 @@ def _found_first(dims: list[int], found: int, rank: int) -> list[int]:
     return _first(list(range(at, at + found)), rank)
 
 
-def _inverse(order: list[int]) -> list[int]:
+def inverse(order: list[int]) -> list[int]:
     return sorted(range(len(order)), key=order.__getitem__)
 
 
@@ -322,12 +332,12 @@ TABLE = table(
         _index: "index.Tensor",
         _unfold: "unfold.default",
         _diagonal: "diagonal.default",
+        _trace: "trace.default",
         _scatter: "scatter.src scatter.value scatter_add.default",
         _index_add: "index_add.default",
         _index_put: "index_put.default",
         _masked_scatter: "masked_scatter.default",
         _as_strided: "as_strided.default",
-        _slice_scatter: "slice_scatter.default",
         _select_scatter: "select_scatter.default",
         _bucketize: "bucketize.Tensor searchsorted.Tensor",
         _topk: "topk.default",

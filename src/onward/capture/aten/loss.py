@@ -7,7 +7,7 @@ from typing import Any
 from onward.capture.aten.call import Call, table
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
-from onward.graph.types import DType, product
+from onward.graph.types import DType, Type, product
 
 _IGNORED = -100  # PyTorch's own default for a label that counts for nothing
 
@@ -17,7 +17,7 @@ def _cross_entropy(
     ignore_index: Any = _IGNORED, label_smoothing: float = 0.0,
 ) -> Value:  # fmt: skip
     if type_of(labels).is_floating:
-        raise CaptureError("cross entropy with class probabilities as labels")
+        return _soft_cross_entropy(c, x, labels, weight, reduction, label_smoothing)
     if type_of(labels).dtype not in (DType.INT64, DType.UINT8):
         raise CaptureError(
             f"labels of {type_of(labels).dtype}, which PyTorch refuses; fix: labels.long()"
@@ -49,15 +49,63 @@ def _mse(c: Call, x: Value, y: Value, reduction: int = 1) -> Value:
     return _reduce_loss(c, c.b.Mul(d, d), reduction)
 
 
+def _soft_cross_entropy(
+    c: Call, x: Value, labels: Value, weight: Value | None, reduction: int, smoothing: float
+) -> Value:
+    """With a probability of each class as label."""
+    type = type_of(x)
+    dim = 0 if type.rank == 1 else 1
+    order = [*(d for d in range(type.rank) if d != dim), dim]
+    classes = c.value(type.shape[dim], type.dtype)
+    if smoothing:
+        share = c.b.Div(c.b.scalar(smoothing, type.dtype), classes)
+        labels = c.b.Add(c.b.Mul(labels, 1 - smoothing), share)
+    loss = c.b.Mul(c.b.LogSoftmax(c.b.transpose(x, order), axis=-1), c.b.transpose(labels, order))
+    loss = c.b.Neg(loss if weight is None else c.b.Mul(loss, weight))
+    if reduction == 0:
+        return c.b.reduce_sum(loss, [type.rank - 1], keepdims=False)
+    total = c.b.reduce_sum(loss, list(range(type.rank)), keepdims=False)
+    if reduction == 2:
+        return total
+    rows = c.value(product(n for d, n in enumerate(type.shape) if d != dim), type.dtype)
+    return c.b.Div(total, rows)
+
+
+def _nll(
+    c: Call, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
+    ignore_index: int = _IGNORED,
+) -> Value:  # fmt: skip
+    """Of log probabilities `f[N,C,*S]` and classes `i64[N,*S]`."""
+    dtype, dim = type_of(x).dtype, 0 if type_of(x).rank == 1 else 1
+    if type_of(labels).dtype != DType.INT64:
+        raise CaptureError("classes that are not of torch.int64; fix: labels.long()")
+    zero = c.b.scalar(0, DType.INT64)
+    ignored = c.b.Equal(labels, c.value(ignore_index, DType.INT64))
+    safe = c.b.Where(ignored, zero, labels)
+    found = c.b.GatherElements(x, c.b.unsqueeze(safe, [dim]), axis=dim)
+    share = c.b.full(1.0, Type(dtype, type_of(labels).shape)) if weight is None else c.b.Gather(
+        weight, safe, axis=0
+    )  # fmt: skip
+    share = c.b.Where(ignored, c.b.scalar(0.0, dtype), share)
+    taken = c.b.Where(ignored, c.b.scalar(0.0, dtype), c.b.squeeze(found, [dim]))
+    loss = c.b.Neg(c.b.Mul(taken, share))
+    if reduction == 0:
+        return loss
+    dims = list(range(type_of(loss).rank))
+    total = c.b.reduce_sum(loss, dims, keepdims=False)
+    return total if reduction == 2 else c.b.Div(total, c.b.reduce_sum(share, dims, keepdims=False))
+
+
 def _bce(
     c: Call, x: Value, y: Value, weight: Value | None = None, pos_weight: Value | None = None,
     reduction: int = 1,
 ) -> Value:  # fmt: skip
-    """`max(x, 0) - x y + log(1 + exp(-|x|))`."""
-    if weight is not None or pos_weight is not None:
-        raise CaptureError("binary cross entropy with weights")
-    soft = c.b.Log(c.b.Add(c.b.Exp(c.b.Neg(c.b.Abs(x))), 1.0))
-    return _reduce_loss(c, c.b.Add(c.b.Sub(c.b.Relu(x), c.b.Mul(x, y)), soft), reduction)
+    """`(1 - y) x + (1 + (p - 1) y) log(1 + exp(-x))`, as torch computes it."""
+    soft = c.b.Softplus(c.b.Neg(x))
+    if pos_weight is not None:
+        soft = c.b.Mul(soft, c.b.Add(c.b.Mul(c.b.Sub(pos_weight, 1.0), y), 1.0))
+    loss = c.b.Add(c.b.Mul(c.b.Sub(1.0, y), x), soft)
+    return _reduce_loss(c, loss if weight is None else c.b.Mul(loss, weight), reduction)
 
 
 def _reduce_loss(c: Call, x: Value, reduction: int) -> Value:
@@ -71,6 +119,7 @@ def _reduce_loss(c: Call, x: Value, reduction: int) -> Value:
 TABLE = table(
     {
         _cross_entropy: "cross_entropy_loss.default",
+        _nll: "nll_loss_nd.default nll_loss.default nll_loss2d.default",
         _mse: "mse_loss.default",
         _bce: "binary_cross_entropy_with_logits.default",
     }

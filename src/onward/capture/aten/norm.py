@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from onward.capture.aten.call import Call, table
+from onward.capture.aten.copies import stop_gradient
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import Shape, Size, Type, divide, product
@@ -20,6 +21,16 @@ def _layer_norm(
     scale = weight if weight is not None else c.b.const(np.ones(shape, inner.dtype.numpy()))
     shift = bias if bias is not None else c.b.const(np.zeros(shape, inner.dtype.numpy()))
     return c.b.LayerNormalization(x, scale, shift, axis=-len(shape), epsilon=eps)[0]
+
+
+def _native_layer_norm(
+    c: Call, x: Value, shape: list[int], weight: Value | None, bias: Value | None, eps: float
+) -> list[Value]:
+    """With the means and what was divided by, inverted, to which autograd gives no gradient."""
+    y = _layer_norm(c, x, shape, weight, bias, eps)
+    made = y.producer()
+    assert made is not None
+    return [y, *[stop_gradient(c.b, s) for s in made.outputs[1:]]]
 
 
 def _softmax(c: Call, x: Value, dim: int, *_: Any) -> Value:
@@ -48,14 +59,19 @@ def _normalised(c: Call, x: Value, groups: Size, eps: float) -> list[Value]:
     """Each of `groups` of a sample's channels by itself, as a row: x, and `f[N,G,1]` twice, the
     means and what the rows were divided by, inverted."""
     type = type_of(x)
-    size = divide(product(type.shape[1:]), groups)
-    if size is None:
-        raise CaptureError(f"{groups} groups of the channels of {type}")
+    size = _size_of_group(type, groups)
     rows = c.b.reshape(x, (type.shape[0], groups, size))
     inner = type.with_shape((size,))
     ones, zeros = c.b.full(1.0, inner), c.b.full(0.0, inner)
     y, *statistics = c.b.LayerNormalization(rows, ones, zeros, axis=-1, epsilon=eps)
     return [c.b.reshape(y, type.shape), *statistics]
+
+
+def _size_of_group(type: Type, groups: Size) -> Size:
+    size = divide(product(type.shape[1:]), groups)
+    if size is None:
+        raise CaptureError(f"{groups} groups of the channels of {type}")
+    return size
 
 
 def _group_norm(
@@ -69,9 +85,15 @@ def _native_group_norm(
     c: Call, x: Value, weight: Value | None, bias: Value | None, n: Size, channels: Size,
     inner: Size, groups: int, eps: float,
 ) -> list[Value]:  # fmt: skip
-    y, *statistics = _normalised(c, x, groups, eps)
+    """With the means and what was divided by, inverted, which have gradients of their own."""
+    y, *_ = _normalised(c, x, groups, eps)
     rows: Shape = (n, groups)
-    return [_scaled(c, y, weight, bias), *[c.b.reshape(s, rows) for s in statistics]]
+    flat = c.b.reshape(x, (*rows, _size_of_group(type_of(x), groups)))
+    mean = c.b.ReduceMean(flat, c.b.ints([2]), keepdims=1)
+    off = c.b.Sub(flat, mean)
+    variance = c.b.ReduceMean(c.b.Mul(off, off), c.b.ints([2]), keepdims=0)
+    deviation = c.b.Reciprocal(c.b.Sqrt(c.b.Add(variance, eps)))
+    return [_scaled(c, y, weight, bias), c.b.squeeze(mean, [2]), deviation]
 
 
 def _by_running(
@@ -93,6 +115,17 @@ def _batch_norm(
     if not training:
         assert mean is not None and variance is not None
         return _by_running(c, x, weight, bias, mean, variance, eps)
+    y, batch = _by_batch(c, x, weight, bias, eps)
+    if mean is not None and variance is not None:
+        sizes = type_of(x).shape
+        _run_on(c, mean, variance, batch, (sizes[0], *sizes[2:]), momentum)
+    return y
+
+
+def _by_batch(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, list[Value]]:
+    """And the batch's mean and variance `f[C]`."""
     kind = Type(type_of(x).dtype, type_of(x).shape[1:2])
     ones, zeros = c.b.full(1.0, kind), c.b.full(0.0, kind)
     scale, shift = ones if weight is None else weight, zeros if bias is None else bias
@@ -100,10 +133,7 @@ def _batch_norm(
     y, *batch = c.b.BatchNormalization(
         x, scale, shift, zeros, ones, epsilon=eps, momentum=0.0, training_mode=1
     )
-    if mean is not None and variance is not None:
-        sizes = type_of(x).shape
-        _run_on(c, mean, variance, batch, (sizes[0], *sizes[2:]), momentum)
-    return y
+    return y, batch
 
 
 def _run_on(
@@ -119,6 +149,41 @@ def _run_on(
         kept = c.b.Mul(running, c.b.scalar(1.0 - momentum, dtype))
         moved = c.b.Add(kept, c.b.Mul(now, c.b.scalar(momentum, dtype)))
         c.t.store(c, c.node.args[place], moved)
+
+
+def _legit(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
+    training: bool, momentum: float, eps: float,
+) -> list[Value]:  # fmt: skip
+    """As batch_norm, with the batch's mean and inverted deviation where they are computed, to
+    which autograd gives no gradient."""
+    if not training:
+        return [_by_running(c, x, weight, bias, mean, variance, eps)]
+    y, batch = _by_batch(c, x, weight, bias, eps)
+    sizes = type_of(x).shape
+    _run_on(c, mean, variance, batch, (sizes[0], *sizes[2:]), momentum)
+    return [y, *_apart(c, batch, eps)]
+
+
+def _legit_running(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
+    momentum: float, eps: float,
+) -> list[Value]:  # fmt: skip
+    return [_by_running(c, x, weight, bias, mean, variance, eps)]
+
+
+def _legit_without(
+    c: Call, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float,
+    eps: float,
+) -> list[Value]:  # fmt: skip
+    """Without running statistics, by those of the batch."""
+    y, batch = _by_batch(c, x, weight, bias, eps)
+    return [y, *_apart(c, batch, eps)]
+
+
+def _apart(c: Call, batch: list[Value], eps: float) -> list[Value]:
+    deviation = c.b.Reciprocal(c.b.Sqrt(c.b.Add(batch[1], eps)))
+    return [stop_gradient(c.b, v) for v in (batch[0], deviation)]
 
 
 def _instance_norm(
@@ -162,9 +227,13 @@ def _weight_norm(c: Call, v: Value, g: Value, dim: int = 0) -> Value:
 TABLE = table(
     {
         _layer_norm: "layer_norm.default",
+        _native_layer_norm: "native_layer_norm.default",
         _group_norm: "group_norm.default",
         _native_group_norm: "native_group_norm.default",
         _batch_norm: "batch_norm.default",
+        _legit: "_native_batch_norm_legit.default",
+        _legit_running: "_native_batch_norm_legit_no_training.default",
+        _legit_without: "_native_batch_norm_legit.no_stats",
         _instance_norm: "instance_norm.default",
         _rms_norm: "rms_norm.default",
         _weight_norm: "_weight_norm.default",

@@ -15,7 +15,7 @@ from onward.capture.aten.shape import padded_dims
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.ops.conv import Window
-from onward.graph.types import Size, divide, product
+from onward.graph.types import DType, Size, divide, product
 
 
 def _stem(c: Call) -> str:
@@ -94,6 +94,22 @@ def _max_pool(
     c: Call, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil: bool = False,
 ) -> Value:  # fmt: skip
+    return _largest(c, x, kernel, stride, padding, dilation, ceil, c.type.shape, False)[0]
+
+
+def _max_pool_indexed(
+    c: Call, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    ceil: bool = False,
+) -> list[Value]:  # fmt: skip
+    """With the largest ones' numbers in their plane."""
+    shape = tuple([c.t.size_of(s) for s in c.node.meta["val"][0].shape])
+    return _largest(c, x, kernel, stride, padding, dilation, ceil, shape, True)
+
+
+def _largest(
+    c: Call, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool,
+    shape: Sequence[Size], indexed: bool,
+) -> list[Value]:  # fmt: skip
     dims = _dims(c)
     kernel, pads = each(kernel, dims), each(padding, dims)
     attrs = {
@@ -104,14 +120,33 @@ def _max_pool(
     if ceil:  # a last window that is not whole: whatever is behind is less
         ends = [0] * dims
         for i, size in enumerate(type_of(x).shape[-dims:]):
-            missing = window.covered(c.type.shape[i - dims], i) - size
+            missing = window.covered(shape[i - dims], i) - size
             if not isinstance(missing, int):
                 raise CaptureError("max_pool with ceil_mode over sizes that are not known")
             ends[i] = max(0, missing)
         if any(ends):
-            least = c.b.scalar(-np.inf, type_of(x).dtype)
+            dtype = type_of(x).dtype
+            least = c.b.scalar(-np.inf if type_of(x).is_floating else int(dtype.min), dtype)
             planes = c.b.Pad(planes, c.b.ints([0] * (dims + 4) + ends), least)
-    return c.b.reshape(c.b.MaxPool(planes, **attrs)[0], c.type.shape)
+    y, place = c.b.MaxPool(planes, **attrs)
+    y = c.b.reshape(y, tuple(shape))
+    if not indexed:
+        return [y]
+    place = _in_plane(c, place, type_of(planes).shape[-dims:], type_of(x).shape[-dims:])
+    return [y, c.b.reshape(place, tuple(shape))]
+
+
+def _in_plane(c: Call, place: Value, held: Sequence[Size], sizes: Sequence[Size]) -> Value:
+    """Numbers through all planes of sizes `held` as numbers in one of the first `sizes` of it."""
+    place = c.b.Mod(place, c.b.size(product(held)))
+    if tuple(held) == tuple(sizes):
+        return place
+    total = c.b.scalar(0, DType.INT64)
+    for i in range(len(sizes)):
+        step, inner = c.b.size(product(sizes[i + 1 :])), c.b.size(product(held[i + 1 :]))
+        total = c.b.Add(total, c.b.Mul(c.b.Div(place, inner), step))
+        place = c.b.Mod(place, inner)
+    return total
 
 
 def _adaptive_avg_pool(c: Call, x: Value, sizes: Any) -> Value:
@@ -151,6 +186,8 @@ def _upsample(c: Call, x: Value, size: Any, *rest: Any) -> Value:
     """Each dim by the numbers that PyTorch's operator makes of the identity."""
     name, shape = _stem(c), type_of(x).shape
     align, scales = (None, rest[0]) if len(rest) == 1 else (rest[0], rest[1])
+    if "_aa" in name and 1 in shape[2:]:
+        raise CaptureError("images of one row or column, antialiased; fix: antialias=False")
     for dim in range(2, len(shape)):
         want, scale = c.type.shape[dim], None if scales is None else scales[dim - 2]
         factor = divide(want, shape[dim])
@@ -177,14 +214,16 @@ def _columns(name: str, n: int, m: int, align: Any, scale: Any) -> np.ndarray:
     """`f64[m,n]`: how a dim of size m is made of one of size n."""
     identity = torch.eye(n, dtype=torch.float64)
     more = [] if align is None else [align]
-    if "bicubic" in name:
-        op, sizes, factors = "upsample_bicubic2d", [m, 1], None if scale is None else [scale, 1.0]
-        identity = identity[:, None, :, None]
+    wide = 2  # antialiased, torch's kernel confuses the dims of one column
+    if "bicubic" in name or "_aa" in name:
+        op, sizes, factors = name, [m, wide], None if scale is None else [scale, 1.0]
+        identity = identity[:, None, :, None].expand(n, 1, n, wide).contiguous()
     else:
         op = "upsample_linear1d" if "linear" in name else name.rstrip("123d") + "1d"
         sizes, factors, identity = [m], None if scale is None else [scale], identity[:, None, :]
     given = (None, factors) if factors is not None else (sizes, None)
     made: torch.Tensor = getattr(torch.ops.aten, op).vec(identity, given[0], *more, given[1])
+    made = made[..., 0] if made.dim() == 4 else made
     return np.ascontiguousarray(made.reshape(n, m).numpy().T)
 
 
@@ -209,10 +248,14 @@ TABLE = table(
     {
         _avg_pool: "avg_pool1d.default avg_pool2d.default avg_pool3d.default",
         _max_pool: "max_pool1d.default max_pool2d.default max_pool3d.default",
+        _max_pool_indexed: "max_pool1d_with_indices.default max_pool2d_with_indices.default "
+        "max_pool3d_with_indices.default",
         _adaptive_avg_pool: "adaptive_avg_pool1d.default adaptive_avg_pool2d.default "
-        "adaptive_avg_pool3d.default",
+        "adaptive_avg_pool3d.default _adaptive_avg_pool3d.default",
         _upsample: "upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec "
-        "upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec",
+        "upsample_linear1d.vec upsample_bilinear2d.vec upsample_bicubic2d.vec "
+        "upsample_trilinear3d.vec _upsample_nearest_exact1d.vec _upsample_nearest_exact2d.vec "
+        "_upsample_nearest_exact3d.vec _upsample_bilinear2d_aa.vec _upsample_bicubic2d_aa.vec",
         _im2col: "im2col.default",
     }
 )
@@ -259,9 +302,14 @@ def _rolled(x: Any, shifts: Any, dims: Any = ()) -> list[int]:
 NUMBERED: dict[str, Any] = {
     "im2col.default": _rows_of_numbers,
     "roll.default": _rolled,
-    **{f"max_pool{n}d.default": _last(n) for n in (1, 2, 3)},
+    "_pdist_forward.default": lambda x, *_: [0],
+    "pdist.default": lambda x, *_: [0],
+    **{
+        f"max_pool{n}d{kind}.default": _last(n) for n in (1, 2, 3) for kind in ("", "_with_indices")
+    },
     **{f"avg_pool{n}d.default": _means_of_part(n) for n in (1, 2, 3)},
     "pad.default": padded_dims,
     **{f"adaptive_avg_pool{n}d.default": _adapted for n in (1, 2, 3)},
-    **{name: _resized for name in TABLE if name.startswith("upsample")},
+    "_adaptive_avg_pool3d.default": _adapted,
+    **{name: _resized for name in TABLE if "upsample" in name},
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from onward.capture.aten.call import Call, table
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
-from onward.graph.types import product
+from onward.graph.types import Size, product
 
 
 def _matrix_product(c: Call, x: Value, w: Value, bias: Value | None, transposed: bool) -> Value:
@@ -23,11 +25,83 @@ def _linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
 
 
 def _addmm(c: Call, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Value:
-    if beta != 1 or alpha != 1:
-        raise CaptureError("addmm with alpha or beta")
-    if type_of(bias).rank == 1:
+    if beta == 1 and alpha == 1 and type_of(bias).rank == 1 and type_of(x).is_floating:
         return c.b.Gemm(x, w, bias)
-    return c.b.Add(c.b.Gemm(x, w), bias)
+    return _added(c, bias, c.b.Gemm(x, w) if type_of(x).is_floating else c.b.MatMul(x, w), beta,
+                  alpha)  # fmt: skip
+
+
+def _added(c: Call, x: Value, y: Value, beta: float, alpha: float) -> Value:
+    """`beta x + alpha y`; with 0 for beta x may hold anything."""
+    y = y if alpha == 1 else c.b.Mul(y, alpha)
+    if beta == 0:
+        return c.b.expand(y, c.type.shape)
+    return c.b.Add(y, x if beta == 1 else c.b.Mul(x, beta))
+
+
+def _addmv(c: Call, x: Value, w: Value, v: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+    y = c.b.squeeze(c.b.MatMul(w, c.b.unsqueeze(v, [1])), [1])
+    return _added(c, x, y, beta, alpha)
+
+
+def _addbmm(c: Call, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+    y = c.b.reduce_sum(c.b.MatMul(a, b), [0], keepdims=False)
+    return _added(c, x, y, beta, alpha)
+
+
+def _multi_dot(c: Call, xs: list[Value]) -> Value:
+    first, last = xs[0], xs[-1]
+    first = c.b.unsqueeze(first, [0]) if type_of(first).rank == 1 else first
+    last = c.b.unsqueeze(last, [1]) if type_of(last).rank == 1 else last
+    y = first
+    for x in [*xs[1:-1], last]:
+        y = c.b.MatMul(y, x)
+    return c.b.reshape(y, c.type.shape)
+
+
+def _matrix_power(c: Call, x: Value, n: int) -> Value:
+    if n < 0:
+        raise CaptureError("a negative power of a matrix; fix: invert it before the step")
+    y: Value | None = None
+    if n == 0:
+        size = type_of(x).shape[-1]
+        if not isinstance(size, int):
+            raise CaptureError("the power 0 of a matrix whose size the batch says")
+        eye = c.b.const(np.eye(size, dtype=type_of(x).dtype.numpy()))
+        return c.b.expand(eye, c.type.shape)
+    while n:
+        if n % 2:
+            y = x if y is None else c.b.MatMul(y, x)
+        n //= 2
+        x = c.b.MatMul(x, x) if n else x
+    assert y is not None
+    return y
+
+
+def _kron(c: Call, a: Value, b: Value) -> Value:
+    """Each dim `m` of a beside the dim `n` of b as `m n`."""
+    rank = c.type.rank
+    apart: list[list[Size]] = []
+    for x in (a, b):
+        shape = type_of(x).shape
+        apart.append([*[1] * (rank - len(shape)), *shape])
+    left = [n for size in apart[0] for n in (size, 1)]
+    right = [n for size in apart[1] for n in (1, size)]
+    dtype = c.type.dtype
+    y = c.b.Mul(c.b.reshape(c.value(a, dtype), tuple(left)),
+                c.b.reshape(c.value(b, dtype), tuple(right)))  # fmt: skip
+    return c.b.reshape(y, c.type.shape)
+
+
+def _bilinear(c: Call, a: Value, b: Value, w: Value, bias: Value | None = None) -> Value:
+    """a f[*,I], b f[*,J], w f[O,I,J] -> f[*,O]."""
+    out, i, j = type_of(w).shape
+    rows = product(type_of(a).shape[:-1])
+    flat = c.b.reshape(c.b.transpose(w, [1, 0, 2]), (i, product((out, j))))
+    left = c.b.reshape(c.b.MatMul(c.b.reshape(a, (rows, i)), flat), (rows, out, j))
+    y = c.b.reduce_sum(c.b.Mul(left, c.b.reshape(b, (rows, 1, j))), [2], keepdims=False)
+    y = c.b.reshape(y, c.type.shape)
+    return y if bias is None else c.b.Add(y, bias)
 
 
 def _matmul(c: Call, a: Value, b: Value) -> Value:
@@ -40,9 +114,7 @@ def _matmul(c: Call, a: Value, b: Value) -> Value:
 
 
 def _baddbmm(c: Call, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Value:
-    y = c.b.MatMul(a, b)
-    y = y if alpha == 1 else c.b.Mul(y, alpha)
-    return y if beta == 0 else c.b.Add(y, x if beta == 1 else c.b.Mul(x, beta))
+    return _added(c, x, c.b.MatMul(a, b), beta, alpha)
 
 
 TABLE = table(
@@ -51,5 +123,11 @@ TABLE = table(
         _addmm: "addmm.default",
         _matmul: "mm.default bmm.default matmul.default",
         _baddbmm: "baddbmm.default",
+        _addmv: "addmv.default",
+        _addbmm: "addbmm.default",
+        _multi_dot: "linalg_multi_dot.default",
+        _matrix_power: "linalg_matrix_power.default",
+        _kron: "kron.default",
+        _bilinear: "bilinear.default",
     }
 )

@@ -56,6 +56,15 @@ def _dropped(c: Call, x: Value, ratio: float) -> Value:
     )
 
 
+def _native_dropout(c: Call, x: Value, ratio: float, train: bool | None) -> list[Value]:
+    """With the mask of what is kept."""
+    ones = c.b.full(1.0, type_of(x))
+    if not train or ratio == 0.0:
+        return [x, c.b.full(True, Type(DType.BOOL, type_of(x).shape))]
+    kept = _dropped(c, ones, ratio)
+    return [c.b.Mul(x, kept), c.b.Greater(kept, c.b.scalar(0.0, type_of(x).dtype))]
+
+
 def uniform(c: Call, type: Type) -> Value:
     """Numbers from [0, 1), of the next site."""
     shape, batch = type.shape, c.t.batch_size
@@ -167,6 +176,7 @@ TABLE = table(
     {
         _dropout: "dropout.default dropout_.default feature_dropout.default "
         "feature_dropout_.default",
+        _native_dropout: "native_dropout.default",
         _rand: "rand.default rand_like.default",
         _uniform: "uniform.default",
         _bernoulli: "bernoulli.default",

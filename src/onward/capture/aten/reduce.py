@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from onward.capture.aten.call import Call, table
-from onward.config import CaptureError
+from onward.capture.aten.elementwise import logaddexp
+from onward.capture.held_sizes import SizeError
 from onward.graph.graph import Value, type_of
-from onward.graph.types import DType, Type, product
+from onward.graph.types import DType, Size, Type, product
 
 _REDUCTIONS = {
     "sum": "ReduceSum", "mean": "ReduceMean", "amax": "ReduceMax", "amin": "ReduceMin",
@@ -21,14 +22,17 @@ _REDUCTIONS = {
 def _reduce(c: Call, x: Value, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
     name = c.node.target._schema.name.split("::")[1]
     op_type = _REDUCTIONS[name]
-    return _reduce_to(c, op_type, c.value(x, c.type.dtype), dims, keepdim)
+    return reduce_to(c, op_type, c.value(x, c.type.dtype), dims, keepdim)
 
 
-def _reduce_to(c: Call, op_type: str, x: Value, dims: Any, keepdim: bool) -> Value:
+def reduce_to(c: Call, op_type: str, x: Value, dims: Any, keepdim: bool) -> Value:
     """torch's `dims`: one, several, or all where none is named."""
+    return c.b.one(op_type, [x, c.b.ints(dims_of(x, dims))], {"keepdims": int(keepdim)})
+
+
+def dims_of(x: Value, dims: Any) -> list[int]:
     rank = type_of(x).rank
-    dims = list(range(rank)) if not dims and dims != 0 else [d % rank for d in _list(dims)]
-    return c.b.one(op_type, [x, c.b.ints(dims)], {"keepdims": int(keepdim)})
+    return list(range(rank)) if not dims and dims != 0 else [d % rank for d in _list(dims)]
 
 
 def _list(x: Any) -> list[int]:
@@ -37,6 +41,64 @@ def _list(x: Any) -> list[int]:
 
 def _cumsum(c: Call, x: Value, dim: int, **_: Any) -> Value:
     return c.b.CumSum(c.value(x, c.type.dtype), np.array(dim % type_of(x).rank, dtype=np.int64))
+
+
+def _before(c: Call, x: Value, dim: int, fill: float, count: int) -> Value:
+    """x moved on by so many places of a dim, with a number before them."""
+    ends = [0] * 2 * type_of(x).rank
+    ends[dim] = count
+    size = type_of(x).shape[dim]
+    moved = c.b.slice(x, dim, 0, size - count)
+    return c.b.Pad(moved, c.b.ints(ends), c.b.scalar(fill, type_of(x).dtype))
+
+
+def _cumprod(c: Call, x: Value, dim: int, **_: Any) -> Value:
+    """Each number times what stands 1, 2, 4, ... before it."""
+    x = c.value(x, c.type.dtype)
+    dim = dim % type_of(x).rank
+    step = 1
+    while step < _known(c, type_of(x).shape[dim], dim):
+        x, step = c.b.Mul(x, _before(c, x, dim, 1, step)), 2 * step
+    return x
+
+
+def _known(c: Call, size: Size, dim: int) -> int:
+    """Raises SizeError where the batch says it."""
+    if not isinstance(size, int):
+        raise SizeError(c.node.args[0].meta["val"].shape[dim].node.expr, as_number=True)
+    return size
+
+
+def _logcumsumexp(c: Call, x: Value, dim: int) -> Value:
+    """Each number and what stands 1, 2, 4, ... before it."""
+    dim = dim % type_of(x).rank
+    step = 1
+    while step < _known(c, type_of(x).shape[dim], dim):
+        x, step = logaddexp(c, x, _before(c, x, dim, -math.inf, step)), 2 * step
+    return x
+
+
+def _cumulative_extreme(c: Call, x: Value, dim: int) -> list[Value]:
+    """The largest, or least, so far and its place: the last of equal ones, as in torch."""
+    if not type_of(x).rank:
+        return [x, c.b.full(0, Type(DType.INT64, ()))]
+    dim = dim % type_of(x).rank
+    size = _known(c, type_of(x).shape[dim], dim)
+    least = str(c.node.target).startswith("aten.cummin")
+    ranked = _ranked(c, x, least)
+    apart = [1] * type_of(x).rank
+    apart[dim] = size
+    place = c.b.const(np.arange(size, dtype=np.int64).reshape(apart))
+    place = c.b.expand(place, type_of(x).shape)
+    step, lowest = 1, -math.inf if type_of(x).is_floating else -(2**63)
+    while step < size:
+        before, held = _before(c, ranked, dim, lowest, step), _before(c, place, dim, 0, step)
+        later = c.b.GreaterOrEqual(ranked, before)
+        if type_of(x).is_floating:
+            later = c.b.Or(later, c.b.IsNaN(ranked))
+        ranked, place = c.b.Where(later, ranked, before), c.b.Where(later, place, held)
+        step *= 2
+    return [c.b.GatherElements(x, place, axis=dim), place]
 
 
 def _ranked(c: Call, x: Value, least: bool) -> Value:
@@ -89,17 +151,17 @@ def _variance(
     c: Call, x: Value, dims: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> Value:
     variance = _moments(c, x, dims, correction, keepdim)[0]
-    return _root(c, variance) if "std" in str(c.node.target) else variance
+    return root(c, variance) if "std" in str(c.node.target) else variance
 
 
 def _variance_mean(
     c: Call, x: Value, dims: Any = None, *, correction: float | None = None, keepdim: bool = False
 ) -> list[Value]:
     variance, mean = _moments(c, x, dims, correction, keepdim)
-    return [_root(c, variance) if "std" in str(c.node.target) else variance, mean]
+    return [root(c, variance) if "std" in str(c.node.target) else variance, mean]
 
 
-def _root(c: Call, x: Value) -> Value:
+def root(c: Call, x: Value) -> Value:
     """At zero the root's slope is infinite, and 0 by PyTorch's convention for norms and deviations:
     there it is a constant."""
     dtype = type_of(x).dtype
@@ -108,41 +170,28 @@ def _root(c: Call, x: Value) -> Value:
     return c.b.Where(zero, c.b.scalar(0.0, dtype), root)
 
 
-def _vector_norm(
-    c: Call, x: Value, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any
-) -> Value:
-    x = c.value(x, c.type.dtype)
-    if order in (1, math.inf, -math.inf):
-        op_type = {1: "ReduceSum", math.inf: "ReduceMax", -math.inf: "ReduceMin"}[order]
-        return _reduce_to(c, op_type, c.b.Abs(x), dims, keepdim)
-    if order != 2:
-        raise CaptureError(f"the norm of order {order}; fix: write it with abs, pow and sum")
-    return _root(c, _reduce_to(c, "ReduceSum", c.b.Mul(x, x), dims, keepdim))
-
-
-def _cdist(c: Call, a: Value, b: Value, p: float, _: int | None = None) -> Value:
-    """`f[*S,M,D]`, `f[*S,N,D]` -> distances `f[*S,M,N]`."""
-    if p not in (1, 2, math.inf):
-        raise CaptureError(f"cdist of order {p}; fix: write it with abs, pow and sum")
-    rank = type_of(a).rank
-    off = c.b.Sub(c.b.unsqueeze(a, [rank - 1]), c.b.unsqueeze(b, [rank - 2]))
-    if p == 2:
-        return _root(c, c.b.reduce_sum(c.b.Mul(off, off), [rank], keepdims=False))
-    op_type = "ReduceSum" if p == 1 else "ReduceMax"
-    return c.b.one(op_type, [c.b.Abs(off), c.b.ints([rank])], {"keepdims": 0})
+def _least_and_largest(
+    c: Call, x: Value, *, dim: int | None = None, keepdim: bool = False
+) -> list[Value]:
+    return [reduce_to(c, op, x, dim, keepdim) for op in ("ReduceMin", "ReduceMax")]
 
 
 def _diff(
     c: Call, x: Value, n: int = 1, dim: int = -1, before: Value | None = None,
     after: Value | None = None,
 ) -> Value:  # fmt: skip
-    if n != 1 or type_of(x).dtype == DType.BOOL:
-        raise CaptureError("diff of bools, or of another order than 1")
     dim = dim % type_of(x).rank
+    if n == 0:
+        return x
     parts = [v for v in (before, x, after) if v is not None]
     x = c.b.Concat(*parts, axis=dim) if len(parts) > 1 else x
-    size = type_of(x).shape[dim]
-    return c.b.Sub(c.b.slice(x, dim, 1, size), c.b.slice(x, dim, 0, size - 1))
+    for _ in range(n):
+        size = type_of(x).shape[dim]
+        if isinstance(size, int) and size <= 1:
+            return c.b.slice(x, dim, 0, 0)
+        pair = c.b.slice(x, dim, 1, size), c.b.slice(x, dim, 0, size - 1)
+        x = c.b.Xor(*pair) if type_of(x).dtype == DType.BOOL else c.b.Sub(*pair)
+    return x
 
 
 TABLE = table(
@@ -152,10 +201,12 @@ TABLE = table(
         _extreme: "max.dim min.dim",
         _variance: "var.correction std.correction",
         _variance_mean: "var_mean.correction std_mean.correction",
-        _cdist: "_cdist_forward.default",
         _cumsum: "cumsum.default",
+        _cumprod: "cumprod.default",
+        _logcumsumexp: "logcumsumexp.default",
+        _cumulative_extreme: "cummax.default cummin.default",
         _argmax: "argmax.default argmin.default",
-        _vector_norm: "linalg_vector_norm.default",
+        _least_and_largest: "aminmax.default",
         _diff: "diff.default",
     }
 )

@@ -1,0 +1,156 @@
+"""Ops in the spellings that models use, beside eager: keywords and places, negative dims, dtypes of
+indices, ties and zeros; one capture serves two batch sizes where its sizes may vary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+Form = Callable[[torch.Tensor, torch.Tensor], Any]  # of x f[B,4,5] and i i64[B,4] in 0..4
+FIVE = torch.tensor([0, 3, 3, 1, 0])
+
+
+def wide(i: torch.Tensor) -> torch.Tensor:
+    return i.unsqueeze(-1).expand(-1, -1, 5) % 4
+
+
+def steps(x: torch.Tensor) -> torch.Tensor:
+    """Numbers many of which are equal, some 0, with x's gradient."""
+    return x + ((x * 2).round() / 2 - x).detach()
+
+
+def bag(x: torch.Tensor) -> torch.Tensor:
+    """A table f[20,5]."""
+    return x[:1].reshape(4, 5).repeat(5, 1) * torch.linspace(-1, 1, 20).unsqueeze(1)
+
+
+FORMS: dict[str, Form] = {
+    **{
+        f"scatter_reduce {kind} {'with' if own else 'without'} own, dim {dim}": (
+            lambda x, i, kind=kind, own=own, dim=dim: steps(x).scatter_reduce(
+                dim, wide(i), steps(x * 0.7), kind, include_self=own
+            )
+        )
+        for kind in ("sum", "mean", "prod", "amax", "amin")
+        for own in (True, False)
+        for dim in (1, -2)
+    },
+    "scatter_reduce by keyword, of a part": lambda x, i: x.scatter_reduce(
+        dim=-1, index=wide(i)[:, :2, :3], src=x[:, :2, :3] * 2, reduce="amax"
+    ),
+    "scatter_reduce of a larger source": lambda x, i: x.scatter_reduce(
+        -1, wide(i)[:, :2, :3], (x * 2).detach(), "mean"
+    ),
+    "scatter_reduce of whole numbers": lambda x, i: i.scatter_reduce(1, i % 4, i * 3, "mean"),
+    "scatter_reduce in place": lambda x, i: (x * 1).scatter_reduce_(1, wide(i), x, "amin"),
+    **{
+        f"index_reduce {kind} {'with' if own else 'without'} own": (
+            lambda x, i, kind=kind, own=own: steps(x).index_reduce(
+                -1, FIVE, steps(x * 0.7), kind, include_self=own
+            )
+        )
+        for kind in ("mean", "prod", "amax", "amin")
+        for own in (True, False)
+    },
+    "take": lambda x, i: x.take(i * 3 - 7),
+    "take of i32": lambda x, i: torch.take(x, (i * 3).long()),
+    "put": lambda x, i: (x * 1).put(torch.tensor([3, -1, 0]), x[0, 0, :3]),
+    "put added": lambda x, i: x.put(FIVE - 2, x[0, 0], accumulate=True),
+    "diagonal_scatter": lambda x, i: x.diagonal_scatter(x[:, :, 0] * 3, 0, -2, -1),
+    "diagonal_scatter below": lambda x, i: x.diagonal_scatter(x[:, 1:, 0] * 3, -1, 1, 2),
+    "slice_scatter in steps": lambda x, i: x.slice_scatter(x[..., :2] * 3, -1, 1, 4, 2),
+    "slice_scatter of samples": lambda x, i: x.slice_scatter(x[1:] * 3, 0, 1),
+    "trace": lambda x, i: x[:, :, 0].T.matmul(x[:, :, 1]).trace(),
+    "diagonal of samples": lambda x, i: x.matmul(x.mT).diagonal(1, -1, -2),
+    "cumprod": lambda x, i: steps(x).cumprod(-1),
+    "cumprod of samples": lambda x, i: x.cumprod(0),
+    "logcumsumexp": lambda x, i: (x * 30).logcumsumexp(1),
+    "logcumsumexp downhill": lambda x, i: (x - 200.0 * torch.arange(5)).logcumsumexp(-1),
+    "cummax": lambda x, i: steps(x).cummax(-1),
+    "cummin of whole numbers": lambda x, i: i.cummin(1),
+    "cummin": lambda x, i: torch.cummin(steps(x), dim=0),
+    **{
+        f"norm {order} over {dim}": (
+            lambda x, i, order=order, dim=dim: torch.linalg.vector_norm(
+                steps(x), order, dim=dim, keepdim=True
+            )
+        )
+        for order in (0, 0.5, 1, 1.5, 2, 3, -1, float("inf"), float("-inf"))
+        for dim in (-1, (0, 2), None)
+    },
+    **{
+        f"cdist {p}": lambda x, i, p=p: torch.cdist(steps(x), steps(x.flip(1)), p)
+        for p in (0, 0.5, 1, 1.5, 2, 3, float("inf"))
+    },
+    "pdist": lambda x, i: F.pdist(x[0], 3),
+    "pdist of samples": lambda x, i: torch.pdist(steps(x[:, 0]), float("inf")),
+    **{
+        f"bag {mode} {padding}": (
+            lambda x, i, mode=mode, padding=padding: F.embedding_bag(
+                i, bag(x), mode=mode, padding_idx=padding
+            )
+        )
+        for mode in ("sum", "mean", "max")
+        for padding in (None, 2, -18)
+    },
+    "bag by offsets": lambda x, i: F.embedding_bag(
+        i.reshape(-1), bag(x), torch.tensor([0, 3, 3, 5]), mode="mean"
+    ),
+    "bag by offsets with the last": lambda x, i: F.embedding_bag(
+        i.reshape(-1)[:7].int(), bag(x), torch.tensor([0, 3, 3, 7]).int(), mode="max",
+        include_last_offset=True, padding_idx=1,
+    ),
+    "bag weighed": lambda x, i: F.embedding_bag(
+        i, bag(x), per_sample_weights=x[:, :, 0] * 2, mode="sum", padding_idx=3
+    ),
+    "bag of ties": lambda x, i: F.embedding_bag(i, steps(bag(x)), mode="max"),
+    "max_pool2d with indices": lambda x, i: F.max_pool2d(x, 2, return_indices=True),
+    "max_pool2d with indices, ends cut off": lambda x, i: F.max_pool2d(
+        x, 2, 2, 0, ceil_mode=True, return_indices=True
+    ),
+    "max_pool1d with indices": lambda x, i: F.max_pool1d(x, 3, 2, 1, return_indices=True),
+    "native_layer_norm": lambda x, i: torch.native_layer_norm(x, [5], x[0, 0], None, 1e-3),
+}  # fmt: skip
+
+
+class Net(nn.Module):
+    """The sum of a form's numbers, each with a weight of its own."""
+
+    def __init__(self, form: Form) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.form, self.w = form, nn.Parameter(torch.randn(5))
+
+    def forward(self, x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        made = self.form(x * self.w, i)
+        loss = (self.w * 0.5).sum()
+        for y in made if isinstance(made, (list, tuple)) else [made]:
+            flat = y.to(x.dtype).reshape(-1)
+            loss = loss + (flat * torch.cos(torch.arange(flat.numel()) * 0.7 + 0.3)).sum()
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", FORMS)
+def test_a_form_is_eagers_at_two_batch_sizes(name: str) -> None:
+    model, random = Net(FORMS[name]), torch.Generator().manual_seed(1)
+    made = None
+    for size in (3, 4):
+        x = torch.randn(size, 4, 5, generator=random)
+        data = {"x": x, "i": torch.randint(0, 5, (size, 4), generator=random)}
+        if made is None or made.captured.dims(list(data.values())) is None:
+            made = tiny.compiled(model, data)  # a form that needs its sizes as numbers
+            graph = made.differentiated(tiny.trained(made))
+        names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
+        have = tiny.plain(tiny.execute(made, graph, data, names))
+        want = tiny.eager(model, data, torch.float32)
+        assert set(have) == set(want)
+        for key, y in want.items():
+            torch.testing.assert_close(have[key], y, rtol=2e-5, atol=2e-5, msg=key)

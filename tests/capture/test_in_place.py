@@ -1,0 +1,115 @@
+"""Ops that write in place, through views of every kind: loss and gradients are eager's."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+import tiny
+import torch
+from tiny_families import assert_same
+from torch import nn
+from torch.nn import functional as F
+
+from onward.capture import capture
+from onward.config import CaptureError
+
+View = Callable[[torch.Tensor], torch.Tensor]  # of f32[B,4,6]
+
+VIEWS: dict[str, View] = {
+    "itself": lambda y: y,
+    "the same": lambda y: y.float(),
+    "contiguous": lambda y: y.contiguous(),
+    "alias": lambda y: y[:],
+    "rows": lambda y: y[:, 1:3],
+    "last rows": lambda y: y[:, -2:],
+    "columns": lambda y: y[..., :3],
+    "a row": lambda y: y[:, 2],
+    "a last column": lambda y: y[..., -1],
+    "an element": lambda y: y[0, 1, 2],
+    "a sample": lambda y: y[0],
+    "narrow": lambda y: y.narrow(2, 1, 4),
+    "transposed": lambda y: y.transpose(1, 2),
+    "mT": lambda y: y.mT,
+    "permuted": lambda y: y.permute(2, 0, 1),
+    "moved": lambda y: y.movedim(0, 2),
+    "view": lambda y: y.view(y.shape[0], 24),
+    "flattened": lambda y: y.flatten(0, 1),
+    "unflattened": lambda y: y.unflatten(2, (3, 2)),
+    "reshaped": lambda y: y.reshape(-1, 3),
+    "reshaped copy": lambda y: y.transpose(0, 2).reshape(-1),
+    "contiguous copy": lambda y: y.transpose(0, 2).contiguous(),
+    "unsqueezed": lambda y: y.unsqueeze(1),
+    "squeezed": lambda y: y.unsqueeze(1).squeeze(1),
+    "expanded to its shape": lambda y: y.expand(-1, -1, -1),
+    "row of a transposed": lambda y: y.transpose(1, 2)[:, 1:][:, 0],
+    "part of a part": lambda y: y[:, 1:][..., 2:5].transpose(1, 2)[:, :2],
+}
+# Views of which autograd lets nothing be written: of tensors without gradients.
+PIECES: dict[str, View] = {
+    "of split": lambda y: y.split(2, dim=1)[1],
+    "of split sizes": lambda y: y.split([1, 3, 2], -1)[1],
+    "of chunk": lambda y: y.chunk(3, -1)[2],
+    "of unbind": lambda y: y.unbind(1)[3],
+    "chunk of a view": lambda y: y.view(-1, 6).chunk(2, 1)[0][1:],
+}
+Write = Callable[[torch.Tensor], object]
+WRITES: dict[str, Write] = {
+    "mul_": lambda v: v.mul_(1.5),
+    "add_ of a computed": lambda v: v.add_(v.detach().sin(), alpha=0.5),
+    "zero_": lambda v: v.zero_(),
+    "assigned": lambda v: v.copy_(v.detach().cos()),
+    "masked_fill_": lambda v: v.masked_fill_(v > 0.5, 0.25),
+    "dropout that is off": lambda v: F.dropout(v.mul_(0.5), 0.5, False, inplace=True).add_(1.0),
+    "twice": lambda v: v.div_(2.0).add_(v[..., :1].clone() if v.dim() else 1.0),
+}
+
+
+class InPlace(nn.Module):
+    """Reads the tensor, the view that was written, and views taken before and after."""
+
+    def __init__(self, view: View, write: Write) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w, self.view, self.write = nn.Parameter(torch.randn(6, 6)), view, write
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x.sin() if self.view in PIECES.values() else x @ self.w + x
+        first, flat = y[:, :1].transpose(1, 2), y.view(-1)
+        piece = y[..., 3:].reshape(-1, 3)  # a copy
+        z = y * 1.0  # read before
+        view = self.view(y)
+        self.write(view)
+        found = [y, first, flat, piece, z, view, y[:, 3:], flat[2:7]]
+        return sum((t * torch.arange(t.shape[-1] if t.dim() else 1)).mean() for t in found) + (
+            y @ self.w
+        ).sum().mul(0.1)
+
+
+ALL = {**VIEWS, **PIECES}
+CASES = list(itertools.product(ALL, WRITES))
+
+
+@pytest.mark.sample(6)
+@pytest.mark.parametrize(("view", "write"), CASES, ids=map("-".join, CASES))
+def test_a_write_is_seen_by_every_name(view: str, write: str) -> None:
+    model = InPlace(ALL[view], WRITES[write])
+    x = torch.randn(3, 4, 6, generator=torch.Generator().manual_seed(1))
+    assert_same([tiny.gradients(model, {"x": x})], model, [{"x": x}])
+
+
+REFUSED: dict[str, View] = {
+    "a step": lambda y: y[:, ::2],
+    "expanded": lambda y: y[:, :1].expand(-1, 3, -1),
+    "diagonal": lambda y: y.diagonal(0, 1, 2),
+    "windows": lambda y: y.unfold(1, 2, 1),
+    "detached": lambda y: y.detach(),
+}
+
+
+@pytest.mark.parametrize("view", REFUSED)
+def test_other_views_are_refused(view: str) -> None:
+    model = InPlace(REFUSED[view], lambda v: v.mul_(1.5))
+    with pytest.raises(CaptureError, match=r"another tensor shares; fix: use"):
+        capture(model, (), {"x": torch.randn(3, 4, 6)})
