@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses import FakeTensor
 
 import onward
 
@@ -76,9 +77,21 @@ def layers_dropped_never(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch
     return x * 0 if torch.rand([]) < 0.0 else x
 
 
+def traced(x: torch.Tensor) -> bool:
+    """As transformers asks."""
+    return isinstance(x, FakeTensor)
+
+
+def asked_in_eager_alone(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As transformers' masks, and the checks of torch.distributions."""
+    if not traced(x) and not mask.all():
+        x = x * 1.0
+    return x * 2 if mask[0].any() else x
+
+
 HONOURED = (
-    nothing_hidden, three, without_gradients, loop, of_sizes, asserted, written_later,
-    layers_dropped_never,
+    asked_in_eager_alone, nothing_hidden, three, without_gradients, loop, of_sizes, asserted,
+    written_later, layers_dropped_never,
 )  # fmt: skip
 
 
@@ -145,3 +158,16 @@ def test_what_eager_asserts_is_asserted() -> None:
     trainer.train_step(torch.randn(3, 4, 5), masks()[1])
     with pytest.raises(onward.CaptureError, match="nothing to see"):
         trainer.train_step(torch.randn(3, 4, 5), masks()[0])
+
+
+def test_an_answer_to_another_question_is_seen() -> None:
+    def form(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        for row in mask[1:] if traced(x) else mask:
+            x = x * 2 if row.any() else x
+        return x
+
+    model = Net(form)
+    trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    mask = torch.tensor([[True] * 4, [False] * 4, [True] * 4])
+    with pytest.raises(onward.CaptureError, match="asks other tensors while it is traced; fix"):
+        trainer.train_step(torch.randn(3, 4, 5), mask)

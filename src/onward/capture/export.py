@@ -7,6 +7,7 @@ symbol, and that equality is guarded (`CapturedModule.dims`).
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from typing import Any
 
@@ -86,8 +87,7 @@ def _capture(
         if numbers is None:
             raise
         return numbers
-    answers = flat.noted.answers or []
-    pinned = take(program, flat.noted.questions, answers, len(tensors))
+    pinned = take(program, flat.noted.asked, tensors)
     shown = choose(program, tensors)
     graph = Graph("forward")
     translator = Translator(graph, program)
@@ -144,11 +144,10 @@ def _capture(
 
 def _exported(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: Held) -> Any:
     """The exported program; a forward that asks tensors runs once before, for the answers."""
-    try:
+    with contextlib.suppress(Unasked):
         return export(flat, tensors, names, held)
-    except Unasked:
-        flat.ask(*tensors)
-        return export(flat, tensors, names, held)
+    flat.ask(*tensors)  # outside, so that Unasked is no cause of what the second try raises
+    return export(flat, tensors, names, held)
 
 
 def _translate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from onward.capture.as_eager import answering_as_eager
 from onward.capture.chosen import Choosing, Chosen
 from onward.capture.effects import Effects, keeping_buffers, undoing
 from onward.capture.object_graph import traces_names
-from onward.capture.pins import Asked
+from onward.capture.pins import Answer, Asked
 from onward.config import CaptureError
 from onward.graph.names import distinct
 
@@ -24,14 +24,15 @@ class _Noted:
     """What the wrapper notes in a run: an export restores a module's own attributes.
 
     names: of its outputs. lies: whether the forward asks how tensors lie in memory. answers: to
-    what it asks tensors, from a run before; None before one. questions: how many it asked.
+    what it asks tensors, from a run before, with their places; None before one. asked: the answers
+    that the traced run was given.
     """
 
     names: tuple[str, ...] | list[str] = ()
     chosen: tuple[str, ...] | list[str] = ()
     lies = False
-    answers: list[bool] | None = None
-    questions = 0
+    answers: list[Answer] | None = None
+    asked: Sequence[bool] = ()
 
     def layout(self) -> None:
         self.lies = True
@@ -70,7 +71,7 @@ class FlatCall(torch.nn.Module):
             Choosing(),
         ):
             results = self.run(*leaves)
-        self.noted.questions = len(asked.questions)
+        self.noted.asked = [answer for _, answer in asked.answers]
         return (*results, *asked.questions)
 
     def ask(self, *leaves: torch.Tensor) -> None:

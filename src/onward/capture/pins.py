@@ -8,9 +8,10 @@ are refused: their answers change from step to step.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -19,6 +20,9 @@ from onward.capture.attention_forms import Given
 from onward.config import CaptureError
 
 _MOST = 64  # questions of one forward
+_FRAMES = 4  # innermost ones that say where a question comes from
+
+Answer: TypeAlias = tuple[Any, bool]  # where it was asked, and what was said
 
 _RANDOM = ("rand", "rand_like", "bernoulli")
 _LESS = ("lt.Scalar", "less.Scalar")
@@ -32,14 +36,17 @@ class Asked(TorchFunctionMode):
     """Within it, answers to `bool(tensor)`, and to `torch.equal`, are those given, in order; or,
     without any, the tensor's own, and noted.
 
+    A forward may ask more in eager mode than while it is traced: an answer is for the next question
+    from its own place.
+
     questions: the tensors that were asked. answers: what was said.
     """
 
-    def __init__(self, answers: Sequence[bool] | None = None) -> None:
+    def __init__(self, answers: Sequence[Answer] | None = None) -> None:
         super().__init__()
-        self.given = answers
+        self.given = None if answers is None else iter(answers)
         self.questions: list[torch.Tensor] = []
-        self.answers: list[bool] = []
+        self.answers: list[Answer] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -54,22 +61,32 @@ class Asked(TorchFunctionMode):
         return self._answer(args[0])
 
     def _answer(self, question: torch.Tensor) -> bool:
-        i = len(self.answers)
+        place = _place()
         if self.given is None:
             answer = bool(question)
-        elif i < len(self.given):
-            answer = self.given[i]
         else:
-            raise Unasked("the forward asks a tensor")
-        if i >= _MOST:
+            said = next((a for where, a in self.given if where == place), None)
+            if said is None:
+                raise Unasked("the forward asks a tensor")
+            answer = said
+        if len(self.answers) >= _MOST:
             raise CaptureError(
                 f"the forward asks more than {_MOST} tensors for their truth, such as in a loop; "
                 "fix: compute with the tensors instead of choosing by them"
             )
-        self.answers.append(answer)
+        self.answers.append((place, answer))
         # of its own, since what is written later is no matter of this question
         self.questions.append(question.detach().clone())
         return answer
+
+
+def _place() -> Any:
+    """Where in the forward the question is asked."""
+    frame, found = sys._getframe(3), []
+    while frame is not None and len(found) < _FRAMES:
+        found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(found)
 
 
 @dataclass(frozen=True)
@@ -84,21 +101,28 @@ class Pinned:
             return bool(self.question(*[t.detach() for t in tensors])) is self.answer
 
 
-def take(program: Any, count: int, answers: Sequence[bool], leaves: int) -> list[Pinned]:
-    """Takes the questions, which are the program's last outputs, out of it. leaves: how many the
-    batch has.
+def take(program: Any, answers: Sequence[bool], tensors: Sequence[torch.Tensor]) -> list[Pinned]:
+    """Takes the questions, which are the program's last outputs, out of it. answers: what they were
+    answered. tensors: the first batch's leaves.
 
-    Raises CaptureError for one that does not follow from the batch.
+    Raises CaptureError for one that does not follow from the batch, or that the trace has mistaken
+    for another.
     """
     output = next(n for n in program.graph.nodes if n.op == "output")
     results = output.args[0]
-    kept, asked = results[: len(results) - count], results[len(results) - count :]
+    first = len(results) - len(answers)
+    kept, asked = results[:first], results[first:]
     given = Given(program)
     found = [
-        Pinned(_question(node, given, leaves), answer)
+        Pinned(_question(node, given, len(tensors)), answer)
         for node, answer in zip(asked, answers, strict=True)
         if not _never(node, answer)
     ]
+    if not all(pinned.holds(tensors) for pinned in found):
+        raise CaptureError(
+            "data-dependent control flow: the forward asks other tensors while it is traced; fix: "
+            "compute both sides and choose with torch.where"
+        )
     output.args = (tuple(kept),)
     return found
 
