@@ -6,6 +6,7 @@ from fault import (
     AS_EAGER,
     BUFFERS,
     CAPTURE,
+    CHOSEN,
     CONVOLUTIONS,
     CORE,
     CTC,
@@ -381,6 +382,22 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "        if not self.suits(tensors):\n            return None\n"
         "        dims: dict[str, int] = {}\n        for leaf, dim, size in self._sizes:",
         ("kernels/test_hidden_rows.py",),
+    ),
+    Fault(
+        "chosen rows: those that do not count stay", "capture/chosen/rows.py",
+        "torch.where(wide(member, rows), rows, copies)", "rows", CHOSEN,
+    ),
+    Fault(
+        "chosen rows: any two masks choose the same", "capture/chosen/rows.py",
+        "if any(c.key != chosen[0].key for c in chosen):", "if False:", CHOSEN,
+    ),
+    Fault(
+        "chosen rows: a mean is of all rows", "capture/chosen/sums.py",
+        "total / (own.count * each)", "total / (len(own.member) * each)", CHOSEN,
+    ),
+    Fault(
+        "chosen rows: a mask written into is the same mask", "capture/chosen/choosing.py",
+        "if held is None or held[1] != x._version:", "if held is None:", CHOSEN,
     ),
     Fault(
         "updates: counts of what is gone", "train/updates.py",

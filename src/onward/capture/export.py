@@ -112,6 +112,8 @@ def _capture(
                 "position_ids keep no packed documents apart, as in eager PyTorch while the "
                 "model's use_cache is on; fix: model.config.use_cache = False"
             )
+    for name in flat.noted.chosen:
+        result.notes.append(f"{name} is no output: how many rows a boolean mask chooses, data say")
     if held:
         result.notes.append(_held_note(held, names))
     if want_loss:

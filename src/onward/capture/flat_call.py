@@ -9,6 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture.as_eager import answering_as_eager
+from onward.capture.chosen import Choosing, Chosen
 from onward.capture.effects import Effects, keeping_buffers, undoing
 from onward.capture.object_graph import traces_names
 from onward.capture.pins import Answer, Asked
@@ -28,6 +29,7 @@ class _Noted:
     """
 
     names: tuple[str, ...] | list[str] = ()
+    chosen: tuple[str, ...] | list[str] = ()
     lies = False
     answers: list[Answer] | None = None
     asked: Sequence[bool] = ()
@@ -66,6 +68,7 @@ class FlatCall(torch.nn.Module):
             undoing(self.effects, self.model, self.loss_fn) as seen,
             answering_as_eager(seen, trained, self.noted.layout),
             Asked(self.noted.answers or []) as asked,
+            Choosing(),
         ):
             results = self.run(*leaves)
         self.noted.asked = [answer for _, answer in asked.answers]
@@ -79,6 +82,7 @@ class FlatCall(torch.nn.Module):
             torch.no_grad(),
             undoing(Effects(), self.model, self.loss_fn),
             Asked() as asked,
+            Choosing(),
         ):
             self.run(*leaves)
         self.noted.answers = asked.answers
@@ -89,6 +93,13 @@ class FlatCall(torch.nn.Module):
         args, kwargs, target = pytree.tree_unflatten(full, self.spec)
         outputs = self.model(*args, **kwargs, **self.extra)
         named = name_outputs(outputs)
+        chosen = [n for n, v in _pairs(outputs) if isinstance(v, Chosen)]
+        if chosen and (not self.want_loss or chosen[0] == "loss" or not named):
+            raise CaptureError(
+                f"the model returns {chosen[0]}, rows that a boolean mask chooses: how many, only "
+                "data say; fix: return all rows, or a loss that is reduced to a scalar"
+            )
+        self.noted.chosen = chosen
         if not self.want_loss:
             self.noted.names = list(named)
             return tuple(named.values())
@@ -128,14 +139,8 @@ def _give(tensor: torch.Tensor, attributes: dict[str, Any], name: str) -> None:
 
 def name_outputs(outputs: Any) -> dict[str, torch.Tensor]:
     """A model's outputs by name: its own keys, else `output` or `output_0`, `output_1`, ..."""
-    if isinstance(outputs, torch.Tensor):
-        return {"output": outputs}
-    if hasattr(outputs, "items"):
-        pairs = list(outputs.items())
-    else:
-        pairs = [(f"output_{i}", v) for i, v in enumerate(outputs)]
     named: dict[str, torch.Tensor] = {}
-    for name, value in pairs:
+    for name, value in _pairs(outputs):
         leaves = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
         if isinstance(value, torch.Tensor):
             named[distinct(str(name), named)] = value
@@ -143,6 +148,14 @@ def name_outputs(outputs: Any) -> dict[str, torch.Tensor]:
             for i, leaf in enumerate(leaves):
                 named[distinct(f"{name}_{i}", named)] = leaf
     return named
+
+
+def _pairs(outputs: Any) -> list[tuple[str, Any]]:
+    if isinstance(outputs, (torch.Tensor, Chosen)):
+        return [("output", outputs)]
+    if hasattr(outputs, "items"):
+        return list(outputs.items())
+    return [(f"output_{i}", v) for i, v in enumerate(outputs)]
 
 
 def model_path(target: str | None) -> str:

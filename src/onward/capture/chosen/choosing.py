@@ -1,0 +1,123 @@
+"""Where chosen rows begin: the choices by a mask of data that a forward makes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from onward.capture.chosen import functions, sums
+from onward.capture.chosen.functions import put_back
+from onward.capture.chosen.rows import Chosen, applied, choose, found_in, is_mask, row_numbers
+from onward.config import CaptureError
+
+Tensor = torch.Tensor
+
+
+class Choosing(TorchFunctionMode):
+    """Within it, a choice by a boolean mask gives a `Chosen`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._keys: dict[int, tuple[Tensor, int, Any]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if name == "__setitem__" and isinstance(args[2], Chosen) and is_mask(args[1]):
+            return put_back(args[0], args[1], self.key(args[1]), args[2])
+        if found_in((args, kwargs)):
+            return applied(func, args, kwargs)
+        made = self._begun(func, name, args, kwargs)
+        if made is None:
+            made = func(*args, **kwargs)
+            self._note(name, args, kwargs, made)
+        return made
+
+    def _begun(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if name == "__getitem__":
+            first, *rest = args[1] if isinstance(args[1], tuple) else (args[1],)
+            if not is_mask(first) or any(is_mask(i) for i in rest):
+                return None
+            found = choose(args[0], first, self.key(first))
+            full = all(i is Ellipsis or i == slice(None) for i in rest)
+            return found if full else applied(func, (found, (slice(None), *rest)), {})
+        if name == "masked_select" and len(args) == 2 and not kwargs:
+            return self._selected(*args)
+        if name in ("nonzero", "argwhere") or (name == "where" and len(args) == 1):
+            if not args[0].dim():
+                return None
+            mask = args[0] if args[0].dtype == torch.bool else args[0] != 0
+            found = row_numbers(mask, self.key(args[0]))
+            if name == "where" or kwargs.get("as_tuple"):
+                return tuple(found)
+            stacked = torch.stack([c.full for c in found], -1)
+            return found[0].with_rows(stacked, len(found) == 1)
+        if name == "_pack_padded_sequence":
+            raise CaptureError(
+                "pack_padded_sequence: how many rows there are in a step, only data say; fix: give "
+                "the layer the padded tensor, and mask what it returns"
+            )
+        return None
+
+    def _selected(self, x: Tensor, mask: Tensor) -> Chosen:
+        """`masked_select`: single numbers, which may be those of whole rows."""
+        key, lead = self.key(mask), mask.dim()
+        while lead and mask.dim() == x.dim() and mask.shape[lead - 1] == 1:
+            lead -= 1
+        if 0 < lead < x.dim() and tuple(mask.shape[:lead]) == tuple(x.shape[:lead]):
+            rows = choose(x, mask.reshape(mask.shape[:lead]), key)
+            each = rows.full[0].numel()
+            member = rows.member.unsqueeze(1).expand(-1, each).reshape(-1)
+            made = Chosen(rows.full.reshape(-1), member, (key, str(each)))
+            made.rows = rows
+            return made
+        if tuple(mask.shape) == tuple(x.shape):
+            return choose(x, mask, key)
+        x, mask = torch.broadcast_tensors(x, mask)
+        return choose(x, mask, (key, str(tuple(x.shape))))
+
+    def key(self, x: Tensor) -> Any:
+        """Equal for tensors that are proved to hold the same numbers, in row-major order."""
+        held = self._keys.get(id(x))
+        if held is None or held[1] != x._version:
+            held = self._keys[id(x)] = (x, x._version, object())
+        return held[2]
+
+    def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        """What a tensor of numbers or bools was made of."""
+        if not isinstance(made, Tensor) or made.is_floating_point() or id(made) in self._keys:
+            return
+        if name in _SAME and args and isinstance(args[0], Tensor) and args[0].dtype == made.dtype:
+            self._keys[id(made)] = (made, made._version, self.key(args[0]))
+            return
+        if name.startswith(("rand", "empty", "new_empty")) or name in (
+            "bernoulli",
+            "multinomial",
+            "__get__",
+        ):
+            return
+        parts = [self._part(a) for a in (*args, *sorted(kwargs.items()))]
+        shapes = [str(tuple(a.shape)) for a in args if isinstance(a, Tensor)]
+        key = (name, *parts, *(shapes if len(shapes) > 1 or name not in _UNARY else ()))
+        self._keys[id(made)] = (made, made._version, key)
+
+    def _part(self, x: Any) -> Any:
+        if isinstance(x, Tensor):
+            return self.key(x)
+        if isinstance(x, (tuple, list)):
+            return tuple(map(self._part, x))
+        if x is None or isinstance(x, (bool, int, float, str, torch.dtype)):
+            return (type(x).__name__, x)
+        return str(x) if isinstance(x, (slice, type(Ellipsis))) else object()
+
+
+_SAME = ("view", "reshape", "flatten", "ravel", "contiguous", "squeeze", "unsqueeze", "bool",
+         "long", "detach", "clone", "to", "view_as")  # fmt: skip
+_UNARY = ("__eq__", "__ne__", "__gt__", "__ge__", "__lt__", "__le__", "eq", "ne", "gt", "ge", "lt",
+          "le", "bool", "long", "to", "__invert__", "logical_not", "bitwise_not")  # fmt: skip
+
+
+__all__ = ["Choosing", "functions", "sums"]

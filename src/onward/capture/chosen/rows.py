@@ -1,0 +1,214 @@
+"""The rows that a mask chooses, as a value within a trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from onward.config import CaptureError
+
+Tensor = torch.Tensor
+ROWS_OF = "rows_of"  # an attribute of counts: the key of what they count
+FIX = "fix: keep all rows, and weigh them with 0 or ignore their labels"
+
+
+class Chosen:
+    """Of `full` (`[N, ...]`), the rows where `member` (`b[N]`) is true. key: equal where masks are.
+
+    count: how many they are, `i64[]`. numbers: whether they are their own numbers among the N, as
+    `nonzero` makes them. rows: what these are the features of, one after the other. name: its own.
+    """
+
+    def __init__(self, full: Tensor, member: Tensor, key: Any, count: Tensor | None = None) -> None:
+        self.full, self.member, self.key = full, member, key
+        self.count = member.sum() if count is None else count
+        setattr(self.count, ROWS_OF, key)
+        self.numbers, self.name = False, object()
+        self.rows: Chosen | None = None
+
+    def with_rows(self, full: Any, numbers: bool = False) -> Any:
+        """The same rows of another tensor; of a tuple of them, each."""
+        if isinstance(full, (tuple, list)):
+            each = [self.with_rows(x) for x in full]
+            return Pair(*each) if hasattr(full, "indices") else tuple(each)
+        made = Chosen(full, self.member, self.key, self.count)
+        made.numbers = numbers
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return applied(func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or not hasattr(Tensor, name):
+            raise AttributeError(name)
+        func = getattr(Tensor, name)
+        if not callable(func):
+            raise refusal(name)
+        return lambda *args, **kwargs: applied(func, (self, *args), kwargs)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return (self.count, *self.full.shape[1:])
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def numel(self) -> Tensor:
+        return self.count * self.full[0].numel()
+
+    def dim(self) -> int:
+        return self.full.dim()
+
+    def is_floating_point(self) -> bool:
+        return self.full.is_floating_point()
+
+    def __len__(self) -> int:
+        raise refusal("len()")
+
+    def __iter__(self) -> Any:
+        raise refusal("a loop")
+
+    def __bool__(self) -> bool:
+        raise refusal("bool()")
+
+    ndim = property(dim)
+    dtype = property(lambda self: self.full.dtype)
+    device = property(lambda self: self.full.device)
+    requires_grad = property(lambda self: self.full.requires_grad)
+
+
+class Pair(NamedTuple):
+    """Of functions that give values and where they stand."""
+
+    values: Any
+    indices: Any
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *others: applied(getattr(Tensor, name), (self, *others), {})
+
+
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or")
+OPERATORS = (
+    *(f"__{side}{name}__" for name in _ARITHMETIC for side in ("", "r")),
+    *(f"__{name}__" for name in ("eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "invert")),
+    "__getitem__", "__xor__", "__rxor__",
+)  # fmt: skip
+for _name in OPERATORS:
+    if hasattr(Tensor, _name):
+        setattr(Chosen, _name, _operator(_name))
+Chosen.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def refusal(what: str) -> CaptureError:
+    return CaptureError(
+        f"{what.strip('_')} of rows that a boolean mask chooses: they have no places; {FIX}"
+    )
+
+
+def choose(x: Tensor, mask: Tensor, key: Any) -> Chosen:
+    """`x[mask]`."""
+    k = mask.dim()
+    if tuple(x.shape[:k]) != tuple(mask.shape):
+        raise CaptureError(
+            f"a mask of {tuple(mask.shape)} chooses rows of {tuple(x.shape)}; fix: a mask of the "
+            "leading dims"
+        )
+    rows = x.flatten(0, k - 1) if k > 1 else x
+    member = mask.reshape(-1).bool()
+    first = member.long().argmax(0, keepdim=True)
+    copies = rows.index_select(0, first)
+    return Chosen(torch.where(wide(member, rows), rows, copies), member, key)
+
+
+def wide(member: Tensor, like: Tensor) -> Tensor:
+    return member.view(-1, *[1] * (like.dim() - 1))
+
+
+def row_numbers(mask: Tensor, key: Any) -> list[Chosen]:
+    """`mask.nonzero(as_tuple=True)`."""
+    shape, found = mask.shape, []
+    for d in range(mask.dim()):
+        own = torch.arange(shape[d]).view(*[-1 if i == d else 1 for i in range(mask.dim())])
+        made = choose(own.expand(shape), mask, key)
+        made.numbers = mask.dim() == 1
+        found.append(made)
+    return found
+
+
+# ---- functions of chosen rows
+
+Rule = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+RULES: dict[str, Rule] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    def decorate(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names, function))
+        return function
+
+    return decorate
+
+
+def applied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function of torch's on arguments some of which are chosen rows."""
+    name = getattr(func, "__name__", str(func))
+    if name not in RULES:
+        raise refusal(name.strip("_"))
+    return RULES[name](func, args, kwargs)
+
+
+def found_in(args: Any) -> list[Chosen]:
+    """The chosen rows among arguments."""
+    if isinstance(args, Chosen):
+        return [args]
+    if isinstance(args, dict):
+        return found_in(list(args.values()))
+    return [c for a in args for c in found_in(a)] if isinstance(args, (tuple, list)) else []
+
+
+def one_of(name: str, chosen: Sequence[Chosen]) -> Chosen:
+    """One of them, that all have the rows of."""
+    if any(c.key != chosen[0].key for c in chosen):
+        raise CaptureError(
+            f"{name}: rows chosen by two masks meet, which may have other places; fix: compute "
+            "the mask once, and choose by it everywhere"
+        )
+    return chosen[0]
+
+
+def plain(args: Any) -> Any:
+    """All rows in place of those chosen."""
+    if isinstance(args, Chosen):
+        return args.full
+    if isinstance(args, dict):
+        return {k: plain(v) for k, v in args.items()}
+    if isinstance(args, (tuple, list)):
+        return type(args)(map(plain, args))
+    return args
+
+
+def tensors_in(args: Any) -> list[Tensor]:
+    """Tensors among arguments that are not chosen rows."""
+    if isinstance(args, dict):
+        return tensors_in(list(args.values()))
+    if isinstance(args, (tuple, list)):
+        return [t for a in args for t in tensors_in(a)]
+    return [args] if isinstance(args, Tensor) else []
+
+
+def is_mask(index: Any) -> bool:
+    """Whether an index is a mask of data."""
+    return isinstance(index, Tensor) and index.dim() > 0 and index.dtype == torch.bool
+
+
+def product_of(sizes: Sequence[Any]) -> Any:
+    total = 1
+    for n in sizes:
+        total = total * n
+    return total
