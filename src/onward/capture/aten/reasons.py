@@ -21,9 +21,9 @@ _SPECIAL = (
     "no op of ONNX computes this function; fix: write it by a series of other ops, or compute it "
     "before the step"
 )
-_COMPLEX = (
-    "it makes complex numbers, which a graph does not hold; fix: compute it before the step, or "
-    "multiply by the matrices of its cosines and sines"
+_FOURIER = (
+    "of the Fourier transforms fft and ifft have translations, over several dims too; fix: "
+    "write it by these, or compute it before the step"
 )
 _BACKWARD = (
     "it is the gradient of another op; fix: call that op, whose gradient the step writes itself"
@@ -37,7 +37,7 @@ _DRAWN = (
 _RESIZED = "it resizes its input in place; fix: make a new tensor by reshape, slicing or padding"
 
 _BY_REASON: dict[str, str] = {
-    _COUNTED: "nonzero nonzero_static argwhere _unique _unique2 unique_dim "
+    _COUNTED: "nonzero nonzero_static argwhere masked_select _unique _unique2 unique_dim "
     "unique_consecutive unique_dim_consecutive bincount",
     _READ: "_local_scalar_dense item equal allclose is_nonzero",
     _FACTORED: "cholesky cholesky_inverse cholesky_solve geqrf linalg_cholesky linalg_cholesky_ex "
@@ -60,10 +60,8 @@ _BY_REASON: dict[str, str] = {
     "special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t "
     "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
     "special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_zeta",
-    _COMPLEX: "_fft_c2c _fft_c2r _fft_r2c angle complex fft_fft fft_fft2 fft_fftn fft_hfft "
-    "fft_hfft2 fft_hfftn fft_ifft fft_ifft2 fft_ifftn fft_ihfft fft_ihfft2 fft_ihfftn fft_irfft "
-    "fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn istft polar stft view_as_complex "
-    "view_as_real",
+    _FOURIER: "_fft_c2c _fft_c2r _fft_r2c fft_hfft fft_hfft2 fft_hfftn fft_ihfft fft_ihfft2 "
+    "fft_ihfftn fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn istft stft",
     _BACKWARD: "_adaptive_avg_pool2d_backward avg_pool2d_backward convolution_backward "
     "embedding_dense_backward max_pool2d_with_indices_backward native_group_norm_backward "
     "native_layer_norm_backward",

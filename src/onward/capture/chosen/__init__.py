@@ -8,12 +8,14 @@ eager PyTorch would not compute. Row demand then drops them. What mixes rows is 
 
 rows.py       the value, and how functions of it are found
 functions.py  what treats each row by itself
+labels.py     labels of ctc_loss
 sums.py       what looks along the rows: sums, means, losses
 choosing.py   where they begin
 """
 
 from __future__ import annotations
 
+from onward.capture.chosen import labels as labels  # enters its rule
 from onward.capture.chosen.choosing import Choosing
 from onward.capture.chosen.rows import Chosen
 
