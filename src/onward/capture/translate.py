@@ -11,6 +11,8 @@ import torch
 
 from onward.capture import functionalize, memory_shared
 from onward.capture.aten import TABLE, Call, stop_gradient
+from onward.capture.aten.complex_numbers import COMPLEX, is_complex
+from onward.capture.aten.complex_numbers import translated as over_pairs
 from onward.capture.aten.pool import NUMBERED
 from onward.capture.aten.reasons import reason
 from onward.capture.decompose import expansion, functional, inputs_of, plain_name
@@ -276,7 +278,10 @@ class Translator:
             else:
                 args = [self._resolve(a) for a in node.args]
                 kwargs = {k: self._resolve(v) for k, v in node.kwargs.items()}
-                self.env[node] = _translated(TABLE[name], call, args, kwargs)
+                if is_complex(node):
+                    self.env[node] = over_pairs(name, TABLE.get(name), call, args, kwargs)
+                else:
+                    self.env[node] = _translated(TABLE[name], call, args, kwargs)
             self._require_type(self.env[node], val)
             if written:
                 functionalize.settle(node.args[0], self.env[node], call, self._take)
@@ -408,6 +413,7 @@ def _untranslated(node: Any, module: Any) -> str | None:
         node.target is operator.getitem
         or node.target in _SYMBOLIC
         or name in TABLE
+        or (name in COMPLEX and is_complex(node))
         or name in _REGIONS
         or name.partition(".")[0] in _SILENT
         or isinstance(node.meta.get("val"), (torch.SymInt, int, torch.SymBool, torch.SymFloat))

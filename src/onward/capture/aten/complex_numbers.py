@@ -1,0 +1,218 @@
+"""Complex numbers as two tensors: rotary embeddings by `polar` and `view_as_complex`, `fft`.
+
+ONNX's operators take real tensors alone. A complex value exists in the capture only, as a pair, and
+ends in `view_as_real`, `.real`, `.imag` or `abs`. Gradients are those of the real parts, which is
+PyTorch's convention for a real loss.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward.capture.aten.call import Call, Translation, table
+from onward.config import CaptureError
+from onward.graph.graph import Value, type_of
+from onward.graph.types import DType, Type
+
+
+@dataclass(frozen=True)
+class Complex:
+    """`re + i im`, both of one shape."""
+
+    re: Value
+    im: Value
+
+
+class PartCall(Call):
+    """A call of which the result is complex, for one of its two parts."""
+
+    @property
+    def type(self) -> Type:
+        made = self.node.meta["val"]
+        dtype = DType.DOUBLE if made.dtype == torch.complex128 else DType.FLOAT
+        return Type(dtype, tuple(self.t.size_of(s) for s in made.shape))
+
+
+def is_complex(node: Any) -> bool:
+    """Whether an op takes or makes complex tensors."""
+    made = [n.meta.get("val") for n in (node, *node.all_input_nodes)]
+    tensors = [t for m in made for t in (m if isinstance(m, (list, tuple)) else [m])]
+    return any(isinstance(t, torch.Tensor) and t.is_complex() for t in tensors)
+
+
+def translated(name: str, plain: Translation | None, c: Call, args: Any, kwargs: Any) -> Any:
+    """The op over pairs. plain: its translation over real tensors.
+
+    Raises CaptureError for an op that has none.
+    """
+    call = PartCall(c.t, c.node, c.b)
+    if name in COMPLEX:
+        return COMPLEX[name](call, *args, **kwargs)
+    if name in _EACH and plain is not None:
+        parts = [plain(call, *[_part(a, which) for a in args], **kwargs) for which in ("re", "im")]
+        if isinstance(parts[0], list):
+            return [Complex(re, im) for re, im in zip(*parts, strict=True)]
+        return Complex(*parts)
+    raise CaptureError(
+        f"{name} of complex numbers, which a graph holds in pairs; fix: write it with the real and "
+        "imaginary parts"
+    )
+
+
+def _part(argument: Any, which: str) -> Any:
+    if isinstance(argument, list):
+        return [_part(a, which) for a in argument]
+    return getattr(argument, which) if isinstance(argument, Complex) else argument
+
+
+def _pair(c: Call, x: Any, dtype: DType = DType.FLOAT) -> Complex:
+    if isinstance(x, Complex):
+        return x
+    if isinstance(x, complex):
+        return Complex(c.b.scalar(x.real, dtype), c.b.scalar(x.imag, dtype))
+    re = c.value(x, dtype)
+    return Complex(re, c.b.full(0.0, type_of(re)))
+
+
+def _view_as_complex(c: Call, x: Value) -> Complex:
+    last = type_of(x).rank - 1
+    re, im = (c.b.squeeze(c.b.slice(x, last, i, i + 1), [last]) for i in (0, 1))
+    return Complex(re, im)
+
+
+def _view_as_real(c: Call, x: Complex) -> Value:
+    last = type_of(x.re).rank
+    return c.b.Concat(c.b.unsqueeze(x.re, [last]), c.b.unsqueeze(x.im, [last]), axis=last)
+
+
+def _polar(c: Call, size: Value, angle: Value) -> Complex:
+    return Complex(c.b.Mul(size, c.b.Cos(angle)), c.b.Mul(size, c.b.Sin(angle)))
+
+
+def _mul(c: Call, a: Any, b: Any) -> Complex:
+    if not isinstance(b, (Complex, complex)):
+        a, b = b, a
+    if not isinstance(a, (Complex, complex)):
+        a, b = c.value(a, c.type.dtype), _pair(c, b, c.type.dtype)
+        return Complex(c.b.Mul(a, b.re), c.b.Mul(a, b.im))
+    a, b = _pair(c, a, c.type.dtype), _pair(c, b, c.type.dtype)
+    re = c.b.Sub(c.b.Mul(a.re, b.re), c.b.Mul(a.im, b.im))
+    return Complex(re, c.b.Add(c.b.Mul(a.re, b.im), c.b.Mul(a.im, b.re)))
+
+
+def _div(c: Call, a: Any, b: Any) -> Complex:
+    if isinstance(b, (Complex, complex)):
+        raise CaptureError("a division by complex numbers; fix: multiply by the conjugate")
+    a, b = _pair(c, a, c.type.dtype), c.value(b, c.type.dtype)
+    return Complex(c.b.Div(a.re, b), c.b.Div(a.im, b))
+
+
+def _add(c: Call, a: Any, b: Any, *, alpha: float = 1) -> Complex:
+    a, b = _pair(c, a, c.type.dtype), _pair(c, b, c.type.dtype)
+    if alpha != 1:
+        b = _mul(c, alpha, b)
+    shape = c.type.shape
+    return Complex(*(c.b.expand(c.b.Add(x, y), shape) for x, y in ((a.re, b.re), (a.im, b.im))))
+
+
+def _sub(c: Call, a: Any, b: Any, *, alpha: float = 1) -> Complex:
+    return _add(c, a, b, alpha=-alpha)
+
+
+def _product(c: Call, a: Any, b: Any) -> Complex:
+    a, b = _pair(c, a, c.type.dtype), _pair(c, b, c.type.dtype)
+    re = c.b.Sub(c.b.MatMul(a.re, b.re), c.b.MatMul(a.im, b.im))
+    return Complex(re, c.b.Add(c.b.MatMul(a.re, b.im), c.b.MatMul(a.im, b.re)))
+
+
+def _to(c: Call, x: Any, *_: Any, **__: Any) -> Any:
+    if c.node.meta["val"].is_complex():
+        return _pair(c, x, c.type.dtype)
+    return c.b.cast(x.re, Call.type.fget(c).dtype)  # type: ignore[misc]
+
+
+def _fourier(
+    c: Call, x: Any, size: Any = None, dim: Any = None, norm: str | None = None
+) -> Complex:
+    """The discrete Fourier transform as products with its matrix, a dim at a time."""
+    name = c.node.target._schema.name.split("::")[1]
+    if size is not None:
+        raise CaptureError("a Fourier transform of another size; fix: pad or slice before")
+    found = _pair(c, x, c.type.dtype)
+    rank = type_of(found.re).rank
+    if name.endswith("fft"):
+        dims = [-1 if dim is None else dim]
+    else:
+        dims = dim or ([-2, -1] if name.endswith("2") else range(rank))
+    inverse = name.removeprefix("fft_").startswith("i")
+    for d in dims:
+        found = _transform(c, found, d % rank, inverse, norm)
+    return found
+
+
+def _transform(c: Call, x: Complex, dim: int, inverse: bool, norm: str | None) -> Complex:
+    size = type_of(x.re).shape[dim]
+    dtype = type_of(x.re).dtype
+    count = c.value(size, DType.DOUBLE)
+    places = c.b.arange(size)
+    turns = c.b.Mod(c.b.Mul(c.b.unsqueeze(places, [1]), places), c.b.size(size))  # i64[N,N]
+    full = c.b.scalar(2 * math.pi * (1 if inverse else -1), DType.DOUBLE)
+    angle = c.b.Mul(c.b.Div(c.b.cast(turns, DType.DOUBLE), count), full)
+    matrix = Complex(*(c.b.cast(f(angle), dtype) for f in (c.b.Cos, c.b.Sin)))
+    order = [*(d for d in range(type_of(x.re).rank) if d != dim), dim]
+    back = [int(i) for i in np.argsort(order)]
+    moved = Complex(c.b.transpose(x.re, order), c.b.transpose(x.im, order))
+    y = _product(c, moved, matrix)
+    if norm == "ortho" or (norm or "backward") == ("backward" if inverse else "forward"):
+        whole = c.value(size, dtype)
+        whole = c.b.Sqrt(whole) if norm == "ortho" else whole
+        y = Complex(c.b.Div(y.re, whole), c.b.Div(y.im, whole))
+    return Complex(c.b.transpose(y.re, back), c.b.transpose(y.im, back))
+
+
+def _abs(c: Call, x: Complex) -> Value:
+    """With the slope 0 at 0, as PyTorch's."""
+    square = c.b.Add(c.b.Mul(x.re, x.re), c.b.Mul(x.im, x.im))
+    zero, one = (c.b.scalar(n, type_of(square).dtype) for n in (0.0, 1.0))
+    nothing = c.b.Equal(square, zero)
+    return c.b.Where(nothing, zero, c.b.Sqrt(c.b.Where(nothing, one, square)))
+
+
+Over = Callable[..., Any]
+COMPLEX: dict[str, Over] = table(
+    {
+        _view_as_complex: "view_as_complex.default",
+        _view_as_real: "view_as_real.default",
+        _polar: "polar.default",
+        lambda c, re, im: Complex(re, im): "complex.default",
+        lambda c, x: _pair(c, x).re: "real.default",
+        lambda c, x: _pair(c, x).im: "imag.default",
+        lambda c, x: Complex(x.re, c.b.Neg(x.im)): "conj.default _conj.default "
+        "conj_physical.default",
+        lambda c, x: Complex(c.b.Neg(x.re), c.b.Neg(x.im)): "neg.default",
+        _mul: "mul.Tensor mul.Scalar",
+        _div: "div.Tensor div.Scalar",
+        _add: "add.Tensor",
+        _sub: "sub.Tensor",
+        _abs: "abs.default",
+        _product: "matmul.default mm.default bmm.default",
+        _to: "to.dtype to.device to.dtype_layout _to_copy.default",
+        _fourier: "fft_fft.default fft_ifft.default fft_fftn.default fft_ifftn.default "
+        "fft_fft2.default fft_ifft2.default",
+    }
+)
+# What moves elements about does so with both parts.
+_EACH = (
+    "view.default", "reshape.default", "unsqueeze.default", "squeeze.default", "squeeze.dim",
+    "squeeze.dims", "expand.default", "expand_as.default", "permute.default", "transpose.int",
+    "t.default", "slice.Tensor", "select.int", "index_select.default", "index.Tensor",
+    "clone.default", "contiguous.default", "alias.default", "detach.default", "cat.default",
+    "stack.default", "flatten.using_ints", "unflatten.int", "split.Tensor", "chunk.default",
+    "unbind.int", "resolve_conj.default", "resolve_neg.default", "lift_fresh_copy.default",
+)  # fmt: skip
