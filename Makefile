@@ -40,6 +40,7 @@ NATIVE := setup.py $(wildcard src/onward/kernels/native/src/*)
 # What a set of extras holds is not installed again by itself.
 WITHIN-dev := test hf,ort
 WITHIN-test := hf,ort
+WITHIN-sweep := test hf,ort
 
 $(VENV)/.installed-%: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[$*]' --constraint constraints.txt
@@ -66,8 +67,9 @@ false-alarms: $(VENV)/.installed-test ## verify right models 500 times: no alarm
 fuzz: $(VENV)/.installed-test ## train random programs beside eager PyTorch (FUZZ_ARGS="--only 17 --shrink")
 	$(BIN)/python tests/fuzz/run.py --workers $(TEST_WORKERS) $(FUZZ_ARGS)
 
-sweep: $(VENV)/.installed-test ## try every model class of transformers beside eager, write docs/models.md (hours; SWEEP_ARGS="--kind text")
+sweep: $(VENV)/.installed-sweep ## try every model class of transformers beside eager, write docs/models.md (hours; SWEEP_ARGS="--kind text")
 	@mkdir -p $(dir $(SWEEP_OUT))
+	$(BIN)/python -m pip install --quiet --no-deps timm --constraint constraints.txt
 	$(BIN)/python tests/sweep/run.py --jobs $(TEST_WORKERS) --out $(SWEEP_OUT) $(SWEEP_ARGS)
 	$(BIN)/python tests/sweep/page.py $(SWEEP_OUT) --out docs/models.md
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize, scaled_dot_product_attention
 
 from suite.batches import IGNORED_LABEL
-from suite.models import TwoTower, WeightedTower
+from suite.models import JoinedTower, TwoTower, WeightedTower
 
 # Modules of transformers are Any below: their submodules have no types.
 
@@ -67,8 +67,7 @@ class RealTowers(nn.Module):
         """The mean cross-entropy of each query against all passages of the batch."""
         queries = self._embed(self.model.query, query_ids, query_mask)  # [B, D]
         passages = self._embed(self.model.passage, passage_ids, passage_mask)  # [B, D]
-        scores = queries @ passages.t() / self.model.temperature  # [B, B]
-        return cross_entropy(scores, torch.arange(len(scores), device=scores.device))
+        return self.model.compared(queries @ passages.t() / self.model.temperature)
 
 
 class RealWeightedTowers(RealTowers):
@@ -84,6 +83,18 @@ class RealWeightedTowers(RealTowers):
         return normalize(sums / total, dim=-1)
 
 
+class RealJoinedTowers(RealTowers):
+    """The first token's row beside the mean; a sequence begins with a real token."""
+
+    @staticmethod
+    def _embed(tower: Any, ids: Tensor, mask: Tensor) -> Tensor:
+        rows, index = _packed(tower, ids, mask)  # [N, D]
+        sums = rows.new_zeros(len(ids), rows.shape[1]).index_add(0, index // ids.shape[1], rows)
+        first = (index % ids.shape[1] == 0).nonzero().squeeze(1)
+        vectors = [rows.index_select(0, first), sums / mask.sum(1, keepdim=True)]
+        return normalize(torch.cat(vectors, -1), dim=-1)
+
+
 def labelled_rows(model: nn.Module) -> nn.Module:
     """The masked language model with a sparse head."""
     return LabelledRows(model)
@@ -91,8 +102,9 @@ def labelled_rows(model: nn.Module) -> nn.Module:
 
 def real_rows(model: nn.Module) -> nn.Module:
     """The model without padding; with a sparse head where it has labels."""
-    if isinstance(model, WeightedTower):
-        return RealWeightedTowers(model)
+    for kind, towers in ((WeightedTower, RealWeightedTowers), (JoinedTower, RealJoinedTowers)):
+        if isinstance(model, kind):
+            return towers(model)
     return RealTowers(model) if isinstance(model, TwoTower) else RealRows(model)
 
 

@@ -49,6 +49,8 @@ PADDED = (
     Case("BERT MLM, padded", "bert_padded", batch=16, tokens=128, real=0.46, labelled=0.15),
     Case("two towers, padded", "two_tower_padded", batch=64, tokens=64, real=0.45),
     Case("two towers by weights", "two_tower_weighted", batch=64, tokens=64, real=0.45),
+    Case("two towers, first and mean", "two_tower_joined", batch=64, tokens=64, real=0.45),
+    Case("two towers, both ways", "two_tower_contrastive", batch=64, tokens=64, real=0.45),
 )
 
 # A model of each family, with the dropout that it has by default.
@@ -85,8 +87,7 @@ STEPS: Mapping[str, int] = {
     "gpt2_small": 3,
     "tutorial": 12,
     "bert_padded": 3,
-    "two_tower_padded": 5,
-    "two_tower_weighted": 5,
+    **dict.fromkeys((case.model for case in PADDED if case.model.startswith("two_tower")), 5),
     **dict.fromkeys((case.model for case in FAMILIES if case.model != "gpt2_small"), 2),
 }
 

@@ -112,7 +112,11 @@ class TwoTower(nn.Module):
         """The mean cross-entropy of each query against all passages of the batch."""
         queries = self._embed(self.query, query_ids, query_mask)  # [B, D]
         passages = self._embed(self.passage, passage_ids, passage_mask)  # [B, D]
-        scores = queries @ passages.t() / self.temperature  # [B, B]
+        return self.compared(queries @ passages.t() / self.temperature)
+
+    @staticmethod
+    def compared(scores: Tensor) -> Tensor:
+        """The loss of `f32[B,B]`, each query by each passage."""
         return nn.functional.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
 
 
@@ -130,6 +134,28 @@ class WeightedTower(TwoTower):
         scores = tower.score(hidden).squeeze(-1)  # [B, T]
         weights = torch.softmax(scores.masked_fill(mask == 0, float("-inf")), dim=-1)
         return nn.functional.normalize((weights.unsqueeze(1) @ hidden).squeeze(1), dim=-1)
+
+
+class JoinedTower(TwoTower):
+    """The same, of the first token and the mean of the real ones, side by side."""
+
+    @staticmethod
+    def _embed(tower: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+        hidden = tower(input_ids=ids, attention_mask=mask).last_hidden_state  # [B, T, D]
+        weights = mask.unsqueeze(-1).to(hidden.dtype)  # [B, T, 1]
+        mean = (hidden * weights).sum(1) / weights.sum(1)
+        return nn.functional.normalize(torch.cat([hidden[:, 0], mean], -1), dim=-1)
+
+
+class ContrastiveTower(TwoTower):
+    """The same by means, each passage compared with all queries as well (InfoNCE, both ways)."""
+
+    @staticmethod
+    def compared(scores: Tensor) -> Tensor:
+        """The loss of `f32[B,B]`, each query by each passage."""
+        own = torch.arange(len(scores), device=scores.device)
+        there, back = (nn.functional.cross_entropy(s, own) for s in (scores, scores.t()))
+        return (there + back) / 2
 
 
 class TutorialTransformer(nn.Module):

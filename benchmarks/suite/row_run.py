@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from suite import cases
 from suite.batches import shares
 from suite.cases import Case
 from suite.engines import Engine
@@ -21,7 +22,7 @@ from suite.row_report import table
 from suite.workloads import make_batches
 
 # Of the mean loss. Few pairs and a low temperature: dropout moves the towers' loss more.
-LEVEL = {"bert_padded": 0.02, "two_tower_padded": 0.08, "two_tower_weighted": 0.08}
+LEVEL = {case.model: 0.02 if case.model == "bert_padded" else 0.08 for case in cases.PADDED}
 
 
 @dataclass

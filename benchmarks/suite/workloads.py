@@ -20,6 +20,8 @@ from suite.batches import (
 from suite.cases import Case
 from suite.family_models import FAMILY_MODELS
 from suite.models import (
+    ContrastiveTower,
+    JoinedTower,
     TutorialTransformer,
     TwoTower,
     WeightedTower,
@@ -73,6 +75,18 @@ MODELS: dict[str, Workload] = {
         bert_vocabulary,
         padded_pair_batch,
         "two BERT towers, 3 layers, 384 wide, pooled by a masked softmax's weights @ states",
+    ),
+    "two_tower_joined": Workload(
+        JoinedTower,
+        bert_vocabulary,
+        padded_pair_batch,
+        "two BERT towers, 3 layers, 384 wide, the first token and the mean side by side",
+    ),
+    "two_tower_contrastive": Workload(
+        ContrastiveTower,
+        bert_vocabulary,
+        padded_pair_batch,
+        "two BERT towers, 3 layers, 384 wide, means, compared both ways",
     ),
     **FAMILY_MODELS,
 }

@@ -173,6 +173,11 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "rows = demand.rows", ROWS,
     ),
     Fault(
+        "rows: a mask that hides too little is no reason", "rewrite/rows/rules/attention.py",
+        'if low := next(filter(None, map(too_weak, batch_masks(q))), ""):', 'if low := "":',
+        ("models/test_row_reasons.py",),
+    ),
+    Fault(
         "rows: rows stay where they are in any other shape", "rewrite/rows/packer.py",
         "if product(shape[:last]) == product(y[d] for d in range(dims_y[-1]) if d not in dims_y):",
         "if True:", ROWS,

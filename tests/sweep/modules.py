@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from batches import MADE_UP, Batch, Form
 from classes import Entry
+from no_torchvision import import_timm
 from torch import nn
 
 TASK = "MODULE"
@@ -32,8 +33,10 @@ def _x(kind: str, **more: Any) -> nn.Module:
 
 
 def _timm(name: str, **more: Any) -> nn.Module:
+    if not import_timm():
+        raise ImportError("requires the timm library")
     package: Any = importlib.import_module("timm")
-    return package.create_model(name, img_size=32, num_classes=3, **more)
+    return package.create_model(name, img_size=32, num_classes=3, drop_path_rate=0.0, **more)
 
 
 SMALL = {"embed_dim": 32, "depth": 2, "num_heads": 4, "patch_size": 8}

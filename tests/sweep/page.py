@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
-STATUSES = ("equal", "refused", "WRONG", "CRASH", "timeout", "eager-fails")
+STATUSES = ("equal", "refused", "WRONG", "sites", "CRASH", "timeout", "eager-fails")
 KINDS = ("text", "vision", "speech", "multimodal", "other")
 MEANING = {
     "equal": "loss and every gradient are eager's, for a second batch too",
     "refused": "Onward says in one line why not",
     "WRONG": "numbers that are not eager's",
+    "sites": "equal, but with dropout on it is refused, or has other sites than the forward",
     "CRASH": "an error that is not a refusal",
     "timeout": "not done within the limit of the sweep",
     "eager-fails": "the tiny model does not train in eager PyTorch here; says nothing of Onward",
@@ -151,7 +152,7 @@ classes is made up of their results: their forward has none that can be asked fo
 
 ## What remains, by cause
 
-{table(head, by_cause(rows, ("refused", "WRONG", "CRASH", "timeout")))}
+{table(head, by_cause(rows, ("refused", "WRONG", "sites", "CRASH", "timeout")))}
 
 ## Not tried, by cause
 

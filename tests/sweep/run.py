@@ -33,6 +33,7 @@ import torch
 import transformers
 from classes import Entry, entries, import_all
 from modules import TASK, module_entries
+from no_torchvision import import_timm
 from outcome import outcome
 from page import rows_of
 
@@ -129,6 +130,7 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
+    import_timm()  # before transformers' backbones of it are
     missing = import_all()
     done = set()
     if options.out.exists():

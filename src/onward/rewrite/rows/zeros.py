@@ -197,14 +197,20 @@ def weights_hint(value: Value | None) -> str:
     name, made = f"the softmax at {where(node) or '(top)'}", node.inputs[0].producer()
     while made is not None and made.op_type in _MOVES:
         made = None if made.inputs[0] is None else made.inputs[0].producer()
-    fills: list[float] = []
     for x in () if made is None else made.inputs:
-        if made is not None and made.op_type in ("Where", "Add"):
-            fills += [float(a.min()) for a in _constants(_unexpanded(x)) if a.size]
-    least = min(fills, default=0.0)
-    if sets.HIDDEN < least <= -100:
-        return f"{name} hides rows by {least:g}, which a score may outweigh (-inf hides for sure)"
+        if made is not None and made.op_type in ("Where", "Add") and (low := too_weak(x)):
+            return f"{name} hides rows by {low}"
     return f"{name} hides no row"
+
+
+def too_weak(value: Value | None) -> str:
+    """Of a mask that is added, or filled in: the number that hides too little, and what would hide;
+    "" where there is none."""
+    fills = [float(a.min()) for a in _constants(_unexpanded(value)) if a.size]
+    least = min(fills, default=0.0)
+    if not sets.HIDDEN < least <= -100:
+        return ""
+    return f"{least:g}, which a score may outweigh (-inf or the dtype's finfo.min hides for sure)"
 
 
 # ---- conditions
@@ -358,4 +364,4 @@ def _is_positive(value: Value | None) -> bool:
     return any(a is not None and bool((a > 0).all()) for a in arrays)
 
 
-__all__ = ["Zeros", "weights_hint"]
+__all__ = ["Zeros", "too_weak", "weights_hint"]

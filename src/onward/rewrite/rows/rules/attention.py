@@ -20,6 +20,7 @@ from onward.rewrite.rows.demand import (
 )
 from onward.rewrite.rows.packer import Packer, pack_rule
 from onward.rewrite.rows.sets import Condition, Conditions, both, reached
+from onward.rewrite.rows.zeros import too_weak
 
 ATTENTION = ("Attention", "FlashAttention")
 
@@ -35,9 +36,12 @@ def _reads(q: Question) -> Answer:
     demand = over(q.y, q.demand, (0, 2))
     seen = visible(q, demand.rows)
     if seen is None:
-        keys = mixed(q, all_of(), "no mask hides a key")
+        sums = "its masks are added up: one alone may hide a key that their sum shows"
+        keys = mixed(q, all_of(), sums if batch_masks(q) else "no mask hides a key")
     else:
         keys = Demand((0, 2), seen, keys=True)
+        if low := next(filter(None, map(too_weak, batch_masks(q))), ""):
+            keys = mixed(q, keys, f"its mask hides keys by {low}")
     return others_whole(q, {0: demand, 1: keys, 2: keys})
 
 
