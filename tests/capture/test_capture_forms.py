@@ -110,6 +110,9 @@ FORMS: dict[str, Form] = {
         i, bag(x), per_sample_weights=x[:, :, 0] * 2, mode="sum", padding_idx=3
     ),
     "bag of ties": lambda x, i: F.embedding_bag(i, steps(bag(x)), mode="max"),
+    "roll": lambda x, i: x.roll((7, -3), (0, -1)) + x.roll(1),
+    "roll by a size": lambda x, i: x.roll(x.shape[0] - 5, 0),
+    "fftshift": lambda x, i: torch.fft.ifftshift(torch.fft.fftshift(x, (0, 1)), -1),
     "max_pool2d with indices": lambda x, i: F.max_pool2d(x, 2, return_indices=True),
     "max_pool2d with indices, ends cut off": lambda x, i: F.max_pool2d(
         x, 2, 2, 0, ceil_mode=True, return_indices=True

@@ -10,7 +10,7 @@ import numpy as np
 from onward.capture.aten.call import Call, table
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
-from onward.graph.types import Size, Type, broadcast, product
+from onward.graph.types import DType, Size, Type, broadcast, product
 
 
 def _view(c: Call, x: Value, *_: Any) -> Value:
@@ -131,19 +131,19 @@ def padded_dims(x: Any, pads: list[int], mode: str = "constant", *_: Any) -> lis
 def _roll(c: Call, x: Value, shifts: Any, dims: Any = ()) -> Value:
     """Without dims: of the elements in a row."""
     shape = type_of(x).shape
-    shifts, dims = ([n] if isinstance(n, int) else list(n) for n in (shifts, dims))
+    shifts, dims = (list(n) if isinstance(n, (list, tuple)) else [n] for n in (shifts, dims))
     y = x if dims else c.b.reshape(x, (product(shape),))
     for shift, dim in zip(shifts, dims or [0], strict=True):
         dim %= type_of(y).rank
         size = type_of(y).shape[dim]
-        if isinstance(size, int):
-            shift = shift % size if size else 0
-        elif abs(shift) > 2:  # the least size that is open
-            raise CaptureError(f"roll by {shift} of a dim whose size is not known")
+        if not isinstance(size, int) or not isinstance(shift, int):
+            back = c.b.Sub(c.b.arange(size), c.value(shift, DType.INT64))
+            y = c.b.Gather(y, c.b.Mod(back, c.value(size, DType.INT64)), axis=dim)
+            continue
+        shift = shift % size if size else 0
         if shift == 0:
             continue
-        cut = size - shift if shift > 0 else -shift
-        parts = (c.b.slice(y, dim, cut, size), c.b.slice(y, dim, 0, cut))
+        parts = (c.b.slice(y, dim, size - shift, size), c.b.slice(y, dim, 0, size - shift))
         y = c.b.Concat(*parts, axis=dim)
     return c.b.reshape(y, shape)
 
