@@ -8,6 +8,7 @@ from __future__ import annotations
 UNWRITTEN = "no translation, rule or pass writes it: it is there for graphs read from files"
 NO_RULE = "no rule is written yet: refused by name"
 NOTHING_FLOWS = "its result is whole, a choice or made of steps: no gradient flows"
+OPAQUE = "it stands for the gradient that will arrive"
 SIZES = "it is made of sizes alone"
 
 _BACKWARD = frozenset(
@@ -36,12 +37,16 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
             }
         ),
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
+        OPAQUE: frozenset({"GradientOf"}),
         NO_RULE: frozenset({"Clip"}),
     },
     # Without a rule an op reads all rows of its inputs.
     "rows": {
         "gradients and updates come after row demand, which rewrites the forward": (
             _BACKWARD | _UPDATES | {"AllFinite", "ScatterElements"}
+        ),
+        "a part with a backward of its own is given all rows": (
+            frozenset({"GradientOf", "WithGradient"})
         ),
         "row demand itself writes it": frozenset({"Rows", "NonZero", "ScatterND"}),
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
@@ -55,6 +60,9 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
     # An own op without a kernel runs as its body, one of the standard not at all.
     "kernel": {
         "strides always say what it does": frozenset({"Split", "Slice"}),
+        "differentiation takes it away; else its body is an Identity": (
+            frozenset({"GradientOf", "WithGradient"})
+        ),
         "folded once sizes are numbers": frozenset({"Shape"}),
         "drawn a few numbers at a time: its body is enough": frozenset({"RandomUniform"}),
         "its result's size is not known before it runs: it runs apart, before the step": (

@@ -17,6 +17,7 @@ from fault import (
     IN_PLACE,
     INDEXING,
     KINKS,
+    OWN_GRADIENTS,
     PATCHES,
     PLAN,
     RANDOM,
@@ -127,6 +128,16 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "    if found is None:\n        return node.args[0] if annotated else None",
         "    if found is None or annotated:\n        return node.args[0] if annotated else None",
         IN_PLACE,
+    ),
+    Fault(
+        "capture: equal parts with a backward of their own are one", "capture/aten/copies.py",
+        "    c.t.parts_with_gradients += 1\n", "", OWN_GRADIENTS,
+    ),
+    Fault(
+        "walk: a part with a backward of its own has the gradient of its forward",
+        "differentiate/rules/own_gradient.py",
+        "made[place] = b.full(0, type_of(y)) if dy is None else dy", "made[place] = y",
+        OWN_GRADIENTS,
     ),
     Fault(
         "capture: dims of indices with gaps stay where they are", "capture/aten/indexing.py",

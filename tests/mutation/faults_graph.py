@@ -71,9 +71,9 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     Fault(
         "walk: a stopped gradient passes", "differentiate/reverse.py",
         '        if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):\n'
-        "            continue\n        if any(x in reached for x in node.inputs):",
+        "            continue\n        if any(x in reached for x in _ways(node)):",
         "        if node.op_type in NO_GRADIENT:\n            continue\n"
-        "        if any(x in reached for x in node.inputs):", RULES,
+        "        if any(x in reached for x in _ways(node)):", RULES,
     ),
     # rows
     Fault(

@@ -51,6 +51,8 @@ def _sources(node: Any) -> list[Any]:
         return []
     if stops(node):
         return []
+    if name == "onward::with_gradient":
+        return list(node.args[3])
     if target is operator.getitem and stops(node.args[0]):
         given = unchanged(node)
         return [] if given is node else [given]

@@ -11,10 +11,12 @@ from torch.nn.modules import module as modules
 from torch.utils.checkpoint import CheckpointFunction
 
 from onward.capture.object_graph import module_of
-from onward.capture.patches import Patch, caller, patched
+from onward.capture.own_gradients import applied
+from onward.capture.patches import Patch, patched
 from onward.capture.refusals import NO_HOOKS, keeps_numbers
 from onward.config import CaptureError
 
+_Single: Any = torch.autograd.function._SingleLevelFunction
 _IN_BACKWARD: dict[tuple[Any, str], str] = {
     (torch.Tensor, "register_hook"): NO_HOOKS,
     (torch.Tensor, "register_post_accumulate_grad_hook"): NO_HOOKS,
@@ -31,38 +33,30 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
 
     trains: whether gradients are asked for; without them hooks have nothing to run on.
     """
-    functions, packing = torch.autograd.function, torch.autograd.graph.saved_tensors_hooks
-    places: list[Patch] = [
-        (
-            functions,
-            "_is_setup_context_defined",
-            _refuse_custom(functions._is_setup_context_defined),
-        )
-    ]
+    packing = torch.autograd.graph.saved_tensors_hooks
+    places: list[Patch] = []
     if trains:
+        places.append((_Single, "apply", classmethod(_apply)))
         places.append((packing, "__enter__", _refuse_pack(packing.__enter__)))
         places += [(*place, _refuse_call(place[1], why)) for place, why in _IN_BACKWARD.items()]
     with patched(places):
         yield
 
 
-def _refuse_custom(defined: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    def refuse(setup_context: Any) -> bool:
-        """`Function.apply` asks this first, also where it was bound long ago (`f = F.apply`)."""
-        cls = caller().f_locals["cls"]
-        if cls is CheckpointFunction:
-            raise CaptureError(
-                "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward a "
-                "capture would drop; fix: use_reentrant=False"
-            )
-        if module_of(cls).partition(".")[0] == "torch":  # which its tracing knows
-            return defined(setup_context)
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place of what `Function.apply` calls; that itself may be bound (`f = F.apply`)."""
+    if cls is CheckpointFunction:
         raise CaptureError(
-            f"the model uses the torch.autograd.Function {cls.__qualname__}, whose backward a "
-            "capture would drop; fix: write it with differentiable torch ops"
+            "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward a "
+            "capture would drop; fix: use_reentrant=False"
         )
-
-    return refuse
+    if module_of(cls).partition(".")[0] == "torch":  # which its tracing knows
+        return super(_Single, cls).apply(*args, **kwargs)
+    defined = torch.autograd.function._is_setup_context_defined(cls.setup_context)
+    refuse = _refuse_call("torch.autograd.grad", "its backward would be traced without it; fix: "
+                          "write the gradient with torch ops")  # fmt: skip
+    with patched([(torch.autograd, "grad", refuse)]):
+        return applied(cls, defined, args)
 
 
 def _refuse_pack(pack: Callable[[Any], None]) -> Callable[[Any], None]:

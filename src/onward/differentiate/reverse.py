@@ -44,7 +44,7 @@ def vjp(
         _require_rules(graph, needed, end)
     for node in reversed(list(graph)):
         dys = [gradients.pop(y, None) for y in node.outputs]
-        if all(dy is None for dy in dys) or not any(x in needed for x in node.inputs):
+        if all(dy is None for dy in dys) or not any(x in needed for x in _ways(node)):
             continue
         if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):
             continue  # an output itself, whose cotangent ends here
@@ -64,6 +64,7 @@ def vjp(
         if dx is not None:
             made[name] = graph.output(f"grad.{name}", dx)
     graph.signature = graph.signature.but(cotangents=cotangents, gradients=made)
+    _settle_own_gradients(graph)
     return graph
 
 
@@ -76,6 +77,22 @@ def _derive(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
         raise ValueError(
             f"no gradient of {node.op_type} at {where(node) or '(top)'}: {error}"
         ) from error
+
+
+def _settle_own_gradients(graph: Graph) -> None:
+    """Parts with a backward of their own, which now stands where it is run, are their results."""
+    for node in list(graph):
+        if node.op_type == "WithGradient":
+            for y, x in zip(node.outputs, node.inputs, strict=False):
+                assert x is not None
+                graph.replace(y, x)
+            graph.remove([node])
+
+
+def _ways(node: Node) -> Sequence[Value | None]:
+    """The inputs that a gradient may reach from the node."""
+    own = node.op_type == "WithGradient"
+    return node.inputs[-attributes(node)["sources"] :] if own else node.inputs
 
 
 def unbroadcast(b: Builder, dx: Value, shape: Shape) -> Value:
@@ -107,7 +124,7 @@ def _reached_from(graph: Graph, inputs: Sequence[Value]) -> set[Value]:
     for node in graph:
         if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):
             continue
-        if any(x in reached for x in node.inputs):
+        if any(x in reached for x in _ways(node)):
             reached.update(y for y in node.outputs if type_of(y).is_floating)
     return reached
 
@@ -133,7 +150,7 @@ def _ancestors(value: Value) -> list[Node]:
         if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):
             continue  # no gradient passes, so what lies behind needs no rule
         seen[node] = None
-        stack.extend(x.producer() for x in node.inputs if x is not None)
+        stack.extend(x.producer() for x in _ways(node) if x is not None)
     return list(seen)
 
 

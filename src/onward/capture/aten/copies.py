@@ -34,12 +34,27 @@ def _assign(c: Call, x: Value, y: Any, *_: Any) -> Value:
     return c.b.expand(c.value(y, type_of(x).dtype), type_of(x).shape)
 
 
+def _gradient_of(c: Call, y: Value) -> Value:
+    return c.b.GradientOf(y)
+
+
+def _with_gradient(
+    c: Call, ys: list[Value], gs: list[Value], dxs: list[Value], xs: list[Value]
+) -> list[Value]:
+    c.t.parts_with_gradients += 1
+    attrs = {"results": len(ys), "sources": len(xs), "site": c.t.parts_with_gradients}
+    made = c.b.node("WithGradient", [*ys, *gs, *dxs, *xs], attrs)
+    return list(made) if isinstance(made, tuple) else [made]
+
+
 TABLE = table(
     {
         _same: "contiguous.default clone.default alias.default lift_fresh_copy.default "
         "lift_fresh.default",
         _detach: "detach.default detach_.default",
         _to: "to.dtype to.dtype_layout _to_copy.default type_as.default to.device",
+        _gradient_of: "onward.gradient_of.default",
+        _with_gradient: "onward.with_gradient.default",
         _assign: "copy_.default copy.default fill_.Tensor fill_.Scalar",
     }
 )
