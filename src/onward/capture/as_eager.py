@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from onward.capture.chosen import Chosen
 from onward.capture.object_graph import Walk, module_of
 from onward.capture.patches import Patch, caller, patched
 from onward.config import CaptureError
@@ -174,7 +175,7 @@ def _of_inference_mode() -> Iterator[Patch]:
 
 def _class_of(x: Any) -> type:
     """As in eager."""
-    if type(x) is FakeTensor:
+    if type(x) is FakeTensor or type(x) is Chosen:
         return torch.nn.Parameter if isinstance(x, torch.nn.Parameter) else torch.Tensor
     return x.__class__ if type(x) is _Node else _NUMBERS.get(type(x), type(x))
 

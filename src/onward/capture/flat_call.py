@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture.as_eager import answering_as_eager
-from onward.capture.chosen import Choosing, Chosen
+from onward.capture.chosen import Choosing, Chosen, is_tensor
 from onward.capture.effects import Effects, keeping_buffers, undoing
 from onward.capture.object_graph import traces_names
 from onward.capture.pins import Answer, Asked
@@ -141,8 +141,8 @@ def name_outputs(outputs: Any) -> dict[str, torch.Tensor]:
     """A model's outputs by name: its own keys, else `output` or `output_0`, `output_1`, ..."""
     named: dict[str, torch.Tensor] = {}
     for name, value in _pairs(outputs):
-        leaves = [v for v in pytree.tree_leaves(value) if isinstance(v, torch.Tensor)]
-        if isinstance(value, torch.Tensor):
+        leaves = [v for v in pytree.tree_leaves(value) if is_tensor(v)]
+        if is_tensor(value):
             named[distinct(str(name), named)] = value
         else:
             for i, leaf in enumerate(leaves):

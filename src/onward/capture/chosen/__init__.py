@@ -17,6 +17,6 @@ from __future__ import annotations
 
 from onward.capture.chosen import labels as labels  # enters its rule
 from onward.capture.chosen.choosing import Choosing
-from onward.capture.chosen.rows import Chosen
+from onward.capture.chosen.rows import Chosen, is_tensor
 
-__all__ = ["Choosing", "Chosen"]
+__all__ = ["Choosing", "Chosen", "is_tensor"]

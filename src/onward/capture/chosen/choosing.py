@@ -9,7 +9,15 @@ from torch.overrides import TorchFunctionMode
 
 from onward.capture.chosen import functions, sums
 from onward.capture.chosen.functions import put_back
-from onward.capture.chosen.rows import Chosen, applied, choose, found_in, is_mask, row_numbers
+from onward.capture.chosen.rows import (
+    Chosen,
+    applied,
+    choose,
+    found_in,
+    is_mask,
+    is_tensor,
+    row_numbers,
+)
 from onward.config import CaptureError
 
 Tensor = torch.Tensor
@@ -88,9 +96,9 @@ class Choosing(TorchFunctionMode):
 
     def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
         """What a tensor of numbers or bools was made of."""
-        if not isinstance(made, Tensor) or made.is_floating_point() or id(made) in self._keys:
+        if not is_tensor(made) or made.is_floating_point() or id(made) in self._keys:
             return
-        if name in _SAME and args and isinstance(args[0], Tensor) and args[0].dtype == made.dtype:
+        if name in _SAME and args and is_tensor(args[0]) and args[0].dtype == made.dtype:
             self._keys[id(made)] = (made, made._version, self.key(args[0]))
             return
         if name.startswith(("rand", "empty", "new_empty")) or name in (
@@ -100,12 +108,12 @@ class Choosing(TorchFunctionMode):
         ):
             return
         parts = [self._part(a) for a in (*args, *sorted(kwargs.items()))]
-        shapes = [str(tuple(a.shape)) for a in args if isinstance(a, Tensor)]
+        shapes = [str(tuple(a.shape)) for a in args if is_tensor(a)]
         key = (name, *parts, *(shapes if len(shapes) > 1 or name not in _UNARY else ()))
         self._keys[id(made)] = (made, made._version, key)
 
     def _part(self, x: Any) -> Any:
-        if isinstance(x, Tensor):
+        if is_tensor(x):
             return self.key(x)
         if isinstance(x, (tuple, list)):
             return tuple(map(self._part, x))

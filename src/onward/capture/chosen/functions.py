@@ -14,6 +14,7 @@ from onward.capture.chosen.rows import (
     choose,
     found_in,
     is_mask,
+    is_tensor,
     one_of,
     plain,
     product_of,
@@ -50,14 +51,14 @@ def elementwise(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     """Each row by itself; what else there is has no rows, or one for all."""
     name, chosen = func.__name__.strip("_"), found_in((args, kwargs))
     if name in ("to", "type_as", "type"):  # another tensor says the dtype
-        args = tuple(a.dtype if i and isinstance(a, (Tensor, Chosen)) else a
+        args = tuple(a.dtype if i and isinstance(a, Tensor) else a
                      for i, a in enumerate(args))  # fmt: skip
         func, chosen = (Tensor.to if name == "type_as" else func), found_in(args)
     own = one_of(name, chosen)
     rank = max(c.dim() for c in chosen)
     if any(c.dim() != rank for c in chosen):
         raise refusal(f"{name}, which broadcasts,")
-    for other in (a for a in (*args, *kwargs.values()) if isinstance(a, Tensor)):
+    for other in (a for a in (*args, *kwargs.values()) if is_tensor(a)):
         if other.dim() > rank or (other.dim() == rank and other.shape[0] != 1):
             raise refusal(f"{name} with a tensor of shape {tuple(other.shape)}")
     same = own.numbers and name in ("long", "to", "detach", "clone", "contiguous")
@@ -136,7 +137,7 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or not isinstance(own, Chosen):
         raise refusal(name)
     first, *rest = list_of(args[1]) if len(args) == 2 else args[1:]
-    counted = isinstance(first, Tensor) and getattr(first, ROWS_OF, None) == own.key
+    counted = is_tensor(first) and getattr(first, ROWS_OF, None) == own.key
     if not (counted or (isinstance(first, int) and first == -1)):
         raise refusal(name)
     inner = tuple(own.full.shape[1:])
@@ -218,7 +219,7 @@ def _index_select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x[mask] = rows`: of the same mask, or of numbers that it made."""
     x, index, rows = args
-    if not isinstance(x, Tensor) or not isinstance(rows, Chosen):
+    if not is_tensor(x) or not isinstance(rows, Chosen):
         raise refusal("an assignment")
     if not isinstance(index, Chosen) or not index.numbers:
         raise refusal("an assignment to places")

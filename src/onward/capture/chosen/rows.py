@@ -76,10 +76,16 @@ class Chosen:
     def __bool__(self) -> bool:
         raise refusal("bool()")
 
+    __class__ = property(lambda self: Tensor)  # type: ignore[assignment]  # as a forward asks
     ndim = property(dim)
     dtype = property(lambda self: self.full.dtype)
     device = property(lambda self: self.full.device)
     requires_grad = property(lambda self: self.full.requires_grad)
+
+
+def is_tensor(x: Any) -> bool:
+    """Whether it is a tensor of all its rows."""
+    return isinstance(x, Tensor) and type(x) is not Chosen
 
 
 class Pair(NamedTuple):
@@ -199,12 +205,12 @@ def tensors_in(args: Any) -> list[Tensor]:
         return tensors_in(list(args.values()))
     if isinstance(args, (tuple, list)):
         return [t for a in args for t in tensors_in(a)]
-    return [args] if isinstance(args, Tensor) else []
+    return [args] if is_tensor(args) else []
 
 
 def is_mask(index: Any) -> bool:
     """Whether an index is a mask of data."""
-    return isinstance(index, Tensor) and index.dim() > 0 and index.dtype == torch.bool
+    return is_tensor(index) and index.dim() > 0 and index.dtype == torch.bool
 
 
 def product_of(sizes: Sequence[Any]) -> Any:

@@ -11,6 +11,7 @@ from onward.capture.chosen.functions import elementwise
 from onward.capture.chosen.rows import (
     Chosen,
     found_in,
+    is_tensor,
     one_of,
     plain,
     product_of,
@@ -37,7 +38,7 @@ _CALLS = ("dim", "keepdim", "dtype", "unbiased", "correction", "p")
 def _reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Along other dims, each row by itself; along the rows, of those that count."""
     name = func.__name__
-    if len(args) > 1 and isinstance(args[1], (Tensor, Chosen)):  # the greater of two
+    if len(args) > 1 and isinstance(args[1], Tensor):  # the greater of two
         return elementwise(func, args, kwargs)
     kwargs = {{"axis": "dim"}.get(k, k): v for k, v in kwargs.items()}
     own = args[0] if args else None
@@ -96,7 +97,7 @@ def _loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = dict(call.arguments)
     if given.pop("size_average", None) is not None or given.pop("reduce", None) is not None:
         raise refusal(f"{name} with size_average or reduce")
-    if any(isinstance(v, Tensor) for k, v in given.items() if "weight" not in k):
+    if any(is_tensor(v) for k, v in given.items() if "weight" not in k):
         raise refusal(f"{name} with a tensor of all rows")
     reduction, target = given["reduction"], found_in(given.get("target"))
     if name == "cross_entropy" and not given["target"].is_floating_point():
