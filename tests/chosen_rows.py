@@ -6,6 +6,7 @@ A program makes a loss of the states `h f[B,T,D]` and the batch; `Choosing` is i
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F

@@ -216,6 +216,23 @@ NETS: dict[str, Net] = {
         lambda: nn.Sequential(Then(lambda x: F.avg_pool2d(x, 3, 2, 1)), nn.Flatten(), Scale()),
         ((2, 3, 7, 5), (3, 3, 7, 5), (3, 4, 7, 5)), 2,
     ),
+    "mean, the last one cut off": Net(
+        body(lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True)), ((2, 3, 8, 6), (3, 3, 9, 7)), 2
+    ),
+    "mean cut off, padded": Net(
+        body(lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True)), ((2, 3, 8, 6), (3, 3, 8, 6))
+    ),
+    "mean cut off, without the padding": Net(
+        body(lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False)),
+        ((2, 3, 8, 6), (3, 3, 8, 6)),
+    ),
+    "mean cut off, by another number": Net(
+        body(lambda x: F.avg_pool2d(x, 2, ceil_mode=True, divisor_override=3)), ((2, 3, 7, 5),)
+    ),
+    "mean1d cut off": Net(body(lambda x: F.avg_pool1d(x.flatten(2), 5, ceil_mode=True)), IMAGES),
+    "mean3d cut off": Net(
+        body(lambda x: F.avg_pool3d(x.unflatten(1, (2, 2)), 2, ceil_mode=True)), ((2, 3, 7, 5),)
+    ),
     "mean1d": Net(body(lambda x: F.avg_pool1d(x.flatten(2), 3, 2))),
     "mean of all": Net(body(lambda x: F.adaptive_avg_pool2d(x, 1)), (*IMAGES, (2, 3, 5, 5)), 2),
     "mean to a divisor": Net(body(lambda x: F.adaptive_avg_pool2d(x, (4, 3)))),
@@ -281,9 +298,6 @@ def test_loss_and_gradients(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "a mean cut off": (
-        lambda: nn.AvgPool2d(3, 2, ceil_mode=True), "avg_pool with ceil_mode.*; fix: "
-    ),
     "a kernel larger than its input": (lambda: nn.Conv2d(3, 3, 9), "larger|Kernel size"),
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
+from loops import OPTIMIZERS, Pair
 
 import onward
 
@@ -91,3 +92,28 @@ def test_what_is_held_is_noted() -> None:
     model = Net(FORMS["patches"][0])
     made = tiny.compiled(model, {"x": torch.randn(3, 12, 5)})
     assert made.captured.notes == ["captured anew for other sizes of: x dim 1 (multiples of 4)"]
+
+
+class Segments(torch.nn.Module):
+    """A map of classes of one size, or of the labels' own, and labels of a size that varies."""
+
+    def __init__(self, resized: bool) -> None:
+        super().__init__()
+        self.resized, self.map = resized, torch.nn.Conv2d(1, 3, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        y = self.map(F.interpolate(x, size=(4, 4), mode="bilinear"))
+        if self.resized:
+            y = F.interpolate(y, size=labels.shape[-2:], mode="bilinear", align_corners=False)
+        return F.cross_entropy(y, labels, ignore_index=2)
+
+
+@pytest.mark.parametrize("resized", [False, True])
+def test_labels_of_a_map_of_classes(resized: bool) -> None:
+    torch.manual_seed(0)
+    pair = Pair(Segments(resized), OPTIMIZERS["sgd"])
+    for batch, size in [(2, 4), (3, 4), *[(2, 6), (2, 4)] * resized]:
+        pair.step(torch.randn(batch, 1, 5, 5), torch.randint(0, 3, (batch, size, size)))
+    if not resized:
+        with pytest.raises((onward.CaptureError, RuntimeError)):
+            pair.trainer.train_step(torch.randn(2, 1, 5, 5), torch.randint(0, 3, (2, 6, 6)))

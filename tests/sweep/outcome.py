@@ -83,7 +83,7 @@ def loss_of(model: nn.Module, batch: Batch) -> str:
     if len(first) < 2 or not any(t.any() for n, t in first.items() if n != "loss"):
         return "no gradients"
     again = tiny.eager(model, batch, torch.float32)
-    if not torch.allclose(first["loss"], again["loss"], rtol=1e-6, atol=1e-7):
+    if not all(torch.equal(t, again[n]) for n, t in first.items()):
         return "random numbers in the forward"
     return ""
 
@@ -313,26 +313,35 @@ _DROPOUTS = (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout,
 
 
 class Sites(TorchFunctionMode):
-    """Counts the calls that draw a mask of dropout."""
+    """Keeps the results of the calls that draw a mask of dropout."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.count = 0
+        self.made: list[torch.Tensor] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
         given = dict(zip(("x", "p", "training"), args, strict=False)) | kwargs
+        draws = False
         if func in _DROPOUTS:
-            on = given.get("p", 0.5) > 0 and given.get("training", given.get("train", True))
-            self.count += bool(on)
+            draws = given.get("p", 0.5) > 0 and given.get("training", given.get("train", True))
         elif func is F.scaled_dot_product_attention:
-            dropout = dict(zip("qkvmp", args, strict=False)).get("p", kwargs.get("dropout_p", 0.0))
-            self.count += dropout > 0
+            draws = dict(zip("qkvmp", args, strict=False)).get("p", kwargs.get("dropout_p", 0)) > 0
         elif func is F.multi_head_attention_forward:
-            self.count += args[10] > 0 and given_training(args, kwargs)
-        return func(*args, **kwargs)
+            draws = args[10] > 0 and given_training(args, kwargs)
+        result = func(*args, **kwargs)
+        if draws:
+            made = result[0] if isinstance(result, tuple) else result
+            self.made.append(made)
+            if made.requires_grad:
+                made.retain_grad()
+        return result
+
+    def read(self) -> int:
+        """How many of them the loss has read."""
+        return sum(t.grad is not None or not t.requires_grad for t in self.made)
 
 
 def given_training(args: tuple[Any, ...], kwargs: Any) -> bool:
@@ -350,19 +359,21 @@ def dropped(whole: nn.Module, batch: Batch) -> tuple[int, str]:
             if "dropout" in name and isinstance(value, float) and value == 0.0:
                 setattr(module, name, RATE)
     with Sites() as sites, torch.random.fork_rng():
-        copy.deepcopy(model)(**batch)
-    if not sites.count:
+        outputs = copy.deepcopy(model)(**batch)
+        (outputs if isinstance(outputs, torch.Tensor) else outputs.loss).backward()
+    count = sites.read()
+    if not count:
         return 0, ""
     try:
         made = tiny.compiled(model, batch)
         have = len(tiny.dropout_nodes(made.captured.graph))
         values = gradients(made, batch, both=False)[0][1]
     except Exception as error:
-        return sites.count, f"with dropout: {type(error).__name__}: {_line(error)}"
-    if have != sites.count:
-        return sites.count, f"with dropout: {have} sites of {sites.count}"
+        return count, f"with dropout: {type(error).__name__}: {_line(error)}"
+    if have != count:
+        return count, f"with dropout: {have} sites of {count}"
     finite = all(t.isfinite().all() for t in values.values())
-    return sites.count, "" if finite else "with dropout: a number that is not finite"
+    return count, "" if finite else "with dropout: a number that is not finite"
 
 
 def _prefix(where: str) -> str:

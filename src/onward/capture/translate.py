@@ -23,7 +23,7 @@ from onward.capture.sizes import forced
 from onward.config import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
-from onward.graph.types import Size, Type, divide, floor_divide, product, symbol
+from onward.graph.types import Dim, Size, Type, divide, floor_divide, product, symbol
 
 _SILENT = (  # assertions that export writes; the guards hold the same facts
     "_assert_tensor_metadata",
@@ -168,6 +168,15 @@ class Translator:
             return size
         numbers = {str(name): n for (_, n), name in self._places.items()}
         return size.number(numbers) if size.symbols <= numbers.keys() else None
+
+    def as_numbers(self, sizes: Sequence[Size]) -> list[int]:
+        """The sizes of an op that needs numbers. Raises SizeError for those that the batch says."""
+        found = {s for size in sizes if isinstance(size, Dim) for s in size.symbols}
+        if not found:
+            return [size for size in sizes if isinstance(size, int)]
+        named = [s for s, size in self.symbols.items() if isinstance(size, Dim)
+                 and size.symbols & found]  # fmt: skip
+        raise SizeError(sympy.Add(*named), as_number=True)
 
     def size_of_argument(self, arg: Any) -> Size:
         """What an op was given as a size: an int, or the FX node of a SymInt."""

@@ -14,7 +14,7 @@ from onward.graph.types import DType
 
 def _arange(c: Call, *ends: Any, **_: Any) -> Value:
     start, end, step = (0, *ends, 1) if len(ends) == 1 else (*ends, 1)[:3]
-    if step != 1 or isinstance(end, float):
+    if step != 1 or isinstance(start, float) or isinstance(end, float):
         if not all(isinstance(n, (int, float)) for n in (start, end, step)):
             return _stepped(c, start, step)
         return c.b.const(np.arange(start, end, step).astype(c.type.dtype.numpy()))

@@ -27,6 +27,9 @@ def _cross_entropy(
     if len(shape) == 1:
         x = c.b.reshape(x, (1, *shape))
     elif len(shape) > 2:  # f[N,C,*S] -> f[N*S,C]
+        for pair in zip(shape[2:], rows[1:], strict=True):
+            if pair[0] != pair[1]:  # torch compares them where it computes
+                c.t.as_numbers(pair)
         x = c.b.transpose(x, [0, *range(2, len(shape)), 1])
         x = c.b.reshape(x, (product(rows), shape[1]))
     labels = c.b.reshape(labels, (product(rows),))

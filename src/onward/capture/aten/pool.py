@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from onward.capture.aten.call import Call, table
 from onward.capture.aten.conv import batched, each
@@ -25,12 +26,6 @@ def _stem(c: Call) -> str:
 def _dims(c: Call) -> int:
     """The 2 of `avg_pool2d`."""
     return next(int(s) for s in _stem(c) if s.isdigit())
-
-
-def _numbers(sizes: Sequence[Size]) -> list[int]:
-    if not all(isinstance(n, int) for n in sizes):
-        raise CaptureError(f"sizes {list(sizes)} that are not known")
-    return [int(n) for n in sizes]  # type: ignore[arg-type]
 
 
 def _merged(c: Call, x: Value, dims: int) -> Value:
@@ -72,21 +67,34 @@ def _avg_pool(
     attrs = {"strides": strides, "pads": pads * 2}
     window = Window(attrs, kernel)
     sizes = [window.places(n, i) for i, n in enumerate(type_of(x).shape[-dims:])]
-    if ceil and sizes != list(c.type.shape[-dims:]):
-        raise CaptureError("avg_pool with ceil_mode where a window is cut off; fix: pad the input")
+    ends = [0] * dims
+    if ceil and sizes != list(c.type.shape[-dims:]):  # a last window that is not whole
+        held, places = (c.t.as_numbers(t.shape[-dims:]) for t in (type_of(x), c.type))
+        for i, (n, m) in enumerate(zip(held, places, strict=True)):
+            ends[i] = max(0, (m - 1) * strides[i] + kernel[i] - n - 2 * pads[i])
+        sizes = list(places)
     channels = type_of(x).shape[1] if type_of(x).rank == dims + 2 else 1
     channels = channels if isinstance(channels, int) else 1
     planes = _merged(c, x, dims) if channels == 1 else x
+    if any(ends):
+        planes = c.b.Pad(planes, c.b.ints([0] * (dims + 4) + ends), c.b.scalar(0.0, dtype))
     more = {"group": channels} if channels > 1 else {}
     one = np.ones((channels, 1, *kernel), dtype=dtype.numpy())
-    if count_padding or divisor is not None or not any(pads):
+    if not any(ends) and (count_padding or divisor is not None or not any(pads)):
         y = c.b.Conv(planes, c.b.const(one / one.dtype.type(count)), **attrs, **more)
     else:
-        whole = torch.ones(1, 1, *_numbers(type_of(x).shape[-dims:]), dtype=torch.float64)
+        whole = torch.ones(1, 1, *c.t.as_numbers(type_of(x).shape[-dims:]), dtype=torch.float64)
         weight = torch.ones(1, 1, *kernel, dtype=torch.float64)
-        held = torch.convolution(whole, weight, None, strides, pads, [1] * dims, False, [0], 1)
+        filled = F.pad(whole, [n for p, e in zip(pads[::-1], ends[::-1], strict=True)
+                               for n in (p, p + e)])  # fmt: skip
+        held = torch.convolution(filled, weight, None, strides, [0], [1] * dims, False, [0], 1)
+        # so much of a window is there; by what it is divided, torch's own mean of ones says
+        pooled = getattr(torch.ops.aten, _stem(c))
+        means = pooled(whole, kernel, strides, pads, ceil,
+                       count_padding, *[divisor][: dims - 1])  # fmt: skip
         y = c.b.Conv(planes, c.b.const(one), **attrs, **more)
-        y = c.b.Div(y, c.b.const(held.numpy().astype(dtype.numpy())))
+        counts = (held.reshape(means.shape) / means).reshape(held.shape)
+        y = c.b.Div(y, c.b.const(counts.numpy().astype(dtype.numpy())))
     return c.b.reshape(y, (*type_of(x).shape[:-dims], *sizes))
 
 
@@ -153,7 +161,7 @@ def _adaptive_avg_pool(c: Call, x: Value, sizes: Any) -> Value:
     """Place i of n is the mean from `floor(i S / n)` to `ceil((i+1) S / n)`."""
     dims, shape = _dims(c), type_of(x).shape
     outer = len(shape) - dims
-    places = _numbers(c.type.shape[outer:])
+    places = c.t.as_numbers(c.type.shape[outer:])
     if all(n == 1 for n in places):
         return c.b.ReduceMean(x, c.b.ints(list(range(outer, len(shape)))), keepdims=1)
     kernel = [divide(size, n) for size, n in zip(shape[outer:], places, strict=True)]
@@ -161,7 +169,7 @@ def _adaptive_avg_pool(c: Call, x: Value, sizes: Any) -> Value:
         means = _means(c, x, [k for k in kernel if isinstance(k, int)])
         if means is not None:
             return means
-    for i, (size, n) in enumerate(zip(_numbers(shape[outer:]), places, strict=True)):
+    for i, (size, n) in enumerate(zip(c.t.as_numbers(shape[outer:]), places, strict=True)):
         weights = np.zeros((n, size))
         for row in range(n):
             first, last = row * size // n, -(-(row + 1) * size // n)
@@ -201,7 +209,7 @@ def _upsample(c: Call, x: Value, size: Any, *rest: Any) -> Value:
             )
             x = c.b.reshape(y, (*have[:dim], want, *have[dim + 1 :]))
             continue
-        (n, m) = _numbers([shape[dim], want])
+        (n, m) = c.t.as_numbers([shape[dim], want])
         columns = _columns(name, n, m, align, scale)
         if "nearest" in name:
             x = c.b.Gather(x, c.b.const(columns.argmax(1).astype(np.int64)), axis=dim)
@@ -235,7 +243,7 @@ def _im2col(c: Call, x: Value, kernel: Any, dilation: Any, padding: Any, stride:
         ends = [0, 0, *pads, 0, 0, *pads]
         planes = c.b.Pad(planes, c.b.ints(ends), c.b.scalar(0.0, type_of(x).dtype))
     window = Window({"strides": each(stride, 2), "dilations": each(dilation, 2)}, each(kernel, 2))
-    sizes = _numbers(type_of(planes).shape[2:])
+    sizes = c.t.as_numbers(type_of(planes).shape[2:])
     for i, size in enumerate(sizes):  # one after the other, each dim becomes two
         steps = np.arange(window.kernel[i]) * window.dilations[i]
         starts = np.arange(int(window.places(size, i))) * window.strides[i]  # type: ignore[arg-type]
