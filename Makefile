@@ -71,7 +71,7 @@ sweep: $(VENV)/.installed-sweep ## try every model class of transformers beside 
 	@mkdir -p $(dir $(SWEEP_OUT))
 	$(BIN)/python -m pip install --quiet --no-deps timm --constraint constraints.txt
 	$(BIN)/python tests/sweep/run.py --jobs $(TEST_WORKERS) --out $(SWEEP_OUT) $(SWEEP_ARGS)
-	$(BIN)/python tests/sweep/page.py $(SWEEP_OUT) --out docs/models.md
+	$(BIN)/python tests/sweep/page.py $(SWEEP_OUT) --rows tests/sweep/rows.jsonl --out docs/models.md
 
 node-tests: $(VENV)/.installed-test ## run onnx's own node tests, results and gradients, write their table and docs/operators.md (two minutes)
 	$(BIN)/python tests/nodes/run.py --jobs $(TEST_WORKERS) --write $(NODE_ARGS)

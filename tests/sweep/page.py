@@ -1,6 +1,8 @@
 """docs/models.md from the lines of a sweep: what trains, what does not, and why.
 
 `python tests/sweep/page.py FILE.jsonl [--out docs/models.md]`; without `--out` it is printed.
+`--rows tests/sweep/rows.jsonl` holds the outcomes so far: those of the file are entered, unless a
+class that was equal no longer is, which ends with exit code 1 and nothing written.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import argparse
 import collections
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,22 @@ def rows_of(file: Path) -> list[Row]:
         row = json.loads(line)
         last[row["class"]] = row
     return sorted(last.values(), key=lambda r: (r["family"], r["class"]))
+
+
+def entered(held: list[Row], found: list[Row]) -> tuple[list[Row], list[str]]:
+    """The rows so far with what was found in their place, and the classes that were equal and are
+    so no longer. What a sweep without torch.export left open is as it was."""
+    rows = {r["class"]: r for r in held}
+    lost = []
+    for row in found:
+        before = rows.get(row["class"], {})
+        if before.get("status") == "equal" != row["status"]:
+            lost.append(f"{row['class']}: {row['status']}, {row['reason']}")
+        new = {**row, "reason": str(row["reason"])[:300]}
+        if new["export_ok"] is None:
+            new |= {k: before.get(k) for k in ("export_ok", "export_reason") if k in before}
+        rows[row["class"]] = new
+    return sorted(rows.values(), key=lambda r: (r["family"], r["class"])), lost
 
 
 def causes(row: Row) -> list[str]:
@@ -164,17 +183,28 @@ classes is made up of their results: their forward has none that can be asked fo
 """
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--rows", type=Path)
     options = parser.parse_args()
-    text = page(rows_of(options.file))
+    rows = rows_of(options.file)
+    if options.rows:
+        held = rows_of(options.rows) if options.rows.exists() else []
+        rows, lost = entered(held, rows)
+        if lost:
+            print("no longer equal:", *lost, sep="\n  ", file=sys.stderr)
+            return 1
+        lines = [json.dumps(row, sort_keys=True) + "\n" for row in rows]
+        options.rows.write_text("".join(lines))
+    text = page(rows)
     if options.out:
         options.out.write_text(text)
     else:
         print(text)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import classes
 import outcome
 import page
@@ -10,7 +12,9 @@ import tiny
 import torch
 from modules import module_entries, module_fitting
 
-SAMPLE = (
+ROWS = page.rows_of(Path(__file__).parent / "rows.jsonl")
+EQUAL = [r["class"] for r in ROWS if r["status"] == "equal" and r["seconds"] < 15]
+COMMON = (
     "AlbertForMaskedLM", "BartForConditionalGeneration", "BertForMaskedLM", "LlamaForCausalLM",
     "WhisperForCausalLM", "BertForMultipleChoice", "GPT2ForSequenceClassification",
     "RobertaForTokenClassification", "DistilBertForQuestionAnswering", "T5ForConditionalGeneration",
@@ -24,15 +28,19 @@ def entries() -> dict[str, classes.Entry]:
 
 
 def test_the_sweep_finds_classes_of_every_kind(entries: dict[str, classes.Entry]) -> None:
-    assert set(SAMPLE) <= set(entries)
+    assert set(COMMON) <= set(entries)
     assert {e.task for e in entries.values()} > {"CAUSAL_LM", "CTC", "IMAGE_CLASSIFICATION"}
     assert len(entries) > 500
 
 
-@pytest.mark.sample(6)
-@pytest.mark.parametrize("name", SAMPLE)
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("name", dict.fromkeys((*COMMON, *EQUAL)))
 def test_a_class_is_eagers_equal(name: str, entries: dict[str, classes.Entry]) -> None:
+    if name not in entries:
+        pytest.skip("a class of another version of transformers")
     row = outcome.outcome(entries[name], export=False)
+    if row["status"] == "eager-fails":
+        pytest.skip(row["reason"])  # a package that is not installed, another version
     assert (row["status"], row["reason"]) == ("equal", "")
     assert row["loss"] == ("own" if entries[name].own_loss else "made up")
 
@@ -47,6 +55,21 @@ def test_wrong_numbers_are_seen() -> None:
     assert outcome.difference(off, whole, batch).startswith("loss off by")
     name = next(n for n in right if n.endswith("weight"))
     assert outcome.difference({n: t for n, t in right.items() if n != name}, whole, batch)
+
+
+def test_a_class_that_was_equal_may_not_be_lost() -> None:
+    held = [{"family": "a", "class": "A", "status": "equal", "reason": "", "export_ok": True}]
+    refused = {**held[0], "status": "refused", "reason": "why", "export_ok": None}
+    assert page.entered(held, [refused])[1] == ["A: refused, why"]
+    rows, lost = page.entered([refused], [{**held[0], "export_ok": None}])
+    assert not lost
+    assert rows[0]["status"] == "equal"
+    assert [r["class"] for r in page.entered(held, [{**refused, "class": "B"}])[0]] == ["A", "B"]
+
+
+def test_the_page_is_of_the_rows() -> None:
+    written = Path(__file__).parents[2] / "docs" / "models.md"
+    assert written.read_text() == page.page(ROWS), "fix: make sweep"
 
 
 def test_causes_share_their_words() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onward.capture.aten import Call
+from onward.capture.aten import TABLE, Call
 from onward.capture.memory_shared import is_region, source, writes
 from onward.graph.graph import Value, type_of
 
@@ -32,6 +32,7 @@ _TURNED = (
     "transpose", "permute", "t", "swapaxes", "swapdims", "movedim", "moveaxis", "numpy_T", "mT",
     "adjoint", "matrix_H",
 )  # fmt: skip
+_WINDOWS = ("slice", "select", "narrow", "diagonal")
 _PARTS = ("split", "split_with_sizes", "chunk", "unbind", "tensor_split")
 
 
@@ -71,12 +72,10 @@ def _passable(view: Any, kept: bool) -> bool:
     """Whether what is behind a view can be made of the view and of what was there. kept: of a
     buffer."""
     stem = _stem(view)
-    if writes(view.target) or stem in (*_TURNED, *_PARTS, "select", "narrow"):
+    if writes(view.target) or stem in (*_TURNED, *_PARTS, *_WINDOWS):
         return True
     if view.target is operator.getitem:
         return not is_region(view.args[0])
-    if stem == "slice":
-        return _argument(view, "step") == 1
     return _covers(view) if stem in _ALL else stem == "detach" and kept
 
 
@@ -142,27 +141,27 @@ def _whole(c: Call, before: Any, view: Any, value: Any) -> Any:
         sizes = torch.empty(*range(2, 2 + type_of(before).rank), device="meta")
         order = [n - 2 for n in view.target(sizes, *view.args[1:], **view.kwargs).shape]
         return c.b.transpose(value, [order.index(d) for d in range(len(order))])
-    if stem in ("slice", "select", "narrow"):
+    if stem in _WINDOWS:
         return _written(c, before, view, value)
     return value if writes(view.target) else c.b.reshape(value, type_of(before).shape)
 
 
 def _written(c: Call, whole: Value, window: Any, value: Value) -> Value:
-    """`whole` with `value` where `window`, a slice or a select of it, lies."""
-    dim = _argument(window, "dim") % type_of(whole).rank
-    selects = _stem(window) == "select"
-    start = _argument(window, "index" if selects else "start")
-    if selects:
-        value = c.b.unsqueeze(value, [dim])
-    size = type_of(whole).shape[dim]
-    first, _ = c.bounds(size, c.t.size_of_argument(start or 0), None)
-    last = first + type_of(value).shape[dim]
-    parts = [value]
-    if first != 0:
-        parts.insert(0, c.b.slice(whole, dim, 0, first))
-    if last != size:
-        parts.append(c.b.slice(whole, dim, last, size))
-    return c.b.Concat(*parts, axis=dim) if len(parts) > 1 else value
+    """`whole` with `value` where `window`, a part of it, lies."""
+    stem = _stem(window)
+    names = {
+        "slice": ("dim", "start", "end", "step"),
+        "select": ("dim", "index"),
+        "narrow": ("dim", "start", "length"),
+        "diagonal": ("offset", "dim1", "dim2"),
+    }
+    given = [c.t.size_of_argument(n) for n in (_argument(window, name) for name in names[stem])]
+    if stem == "narrow":
+        dim, start, length = given
+        size = type_of(whole).shape[dim]
+        first, _ = c.bounds(size, start, None)
+        stem, given = "slice", [dim, first, first + length, 1]
+    return TABLE[f"{stem}_scatter.default"](c, whole, value, *given)
 
 
 def _argument(node: Any, name: str) -> Any:

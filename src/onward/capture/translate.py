@@ -180,7 +180,7 @@ class Translator:
 
     def size_of_argument(self, arg: Any) -> Size:
         """What an op was given as a size: an int, or the FX node of a SymInt."""
-        return arg if isinstance(arg, int) else self.env[arg]
+        return self.env[arg] if isinstance(arg, torch.fx.Node) else arg
 
     def type_of_fx(self, node: Any) -> Type:
         val = node.meta["val"]
