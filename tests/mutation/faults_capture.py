@@ -174,7 +174,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: a mean counts the padding", "capture/aten/pool.py",
-        "    if count_padding or divisor is not None or not any(pads):\n", "    if True:\n",
+        "    if not any(ends) and (count_padding or divisor is not None or not any(pads)):\n",
+        "    if not any(ends):\n",
         CONVOLUTIONS,
     ),
     Fault(
@@ -319,7 +320,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: a trace's tensors are of a class of their own", "capture/as_eager.py",
-        "if type(x) is FakeTensor:", "if False:", AS_EAGER,
+        "if type(x) is FakeTensor or type(x) is Chosen:", "if False:", AS_EAGER,
     ),
     Fault(
         "capture: a size is no int", "capture/as_eager.py",
