@@ -204,7 +204,7 @@ def difference(ours: Tensors, model: nn.Module, data: Tensors) -> str:
     ours = tiny.plain(ours)
     off = tiny.differing_most(ours, want, exact)
     if off and len(ours) == len(want):
-        rounded = [tiny.eager(_rounded(model, seed), data, torch.float32) for seed in range(4)]
+        rounded = [tiny.eager(_rounded(model, seed), data, torch.float32) for seed in range(16)]
         if all(_within(ours[n], want[n], [r[n] for r in rounded]) for n in want):
             return ""
     return off
@@ -222,9 +222,9 @@ def _rounded(model: nn.Module, seed: int) -> nn.Module:
 
 def _within(ours: torch.Tensor, want: torch.Tensor, rounded: list[torch.Tensor]) -> bool:
     """Whether eager itself is as far off where its parameters are rounded otherwise: batches of a
-    few numbers, which normalization divides by next to nothing."""
+    few numbers, which normalization divides by next to nothing. Twice, as in the law itself."""
     far = max(float((r - want).norm()) for r in rounded)
-    return float((ours - want).norm()) <= far + 1e-5 * float(want.norm())
+    return float((ours - want).norm()) <= 2 * far + 1e-5 * float(want.norm())
 
 
 def second_batch(
