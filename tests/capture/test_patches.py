@@ -17,6 +17,10 @@ class Parent:
     def inherited(self) -> str:
         return "inherited"
 
+    @classmethod
+    def made(cls) -> str:
+        return f"of {cls.__name__}"
+
 
 class Owner(Parent):
     __slots__ = ("slot",)
@@ -105,6 +109,17 @@ def test_patches_within_patches(case: str) -> None:
         assert look(owner, name) is outer
         assert ask() == "replaced"
     assert look(owner, name) is own
+
+
+def test_an_inherited_class_method_is_given_the_class_that_was_asked() -> None:
+    class Child(Owner):
+        pass
+
+    with patched([(Owner, "made", classmethod(no))]):
+        assert (Owner.made(), Child.made()) == ("replaced", "replaced")
+        assert in_another_thread(lambda: (Owner.made(), Child.made())) == ("of Owner", "of Child")
+    assert Child.made() == "of Child"
+    assert look(Owner, "made") is ABSENT
 
 
 def test_a_place_that_is_patched_twice_is_put_back_once_and_for_all() -> None:

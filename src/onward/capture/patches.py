@@ -91,7 +91,12 @@ def _for_this_thread(owner: Any, name: str, own: Any, replacement: Any) -> Any:
         kind, replacement = type(replacement), replacement.__func__
     if not isinstance(replacement, types.FunctionType):
         return replacement
-    plain = own.__func__ if isinstance(own, _BOUND_OTHERWISE) else _found(owner, name, own)
+    if isinstance(own, _BOUND_OTHERWISE):
+        plain = own.__func__
+    elif own is ABSENT and kind is classmethod:
+        plain = _inherited(owner, name)
+    else:
+        plain = _found(owner, name, own)
     here = threading.get_ident()
 
     @functools.wraps(replacement)
@@ -99,6 +104,15 @@ def _for_this_thread(owner: Any, name: str, own: Any, replacement: Any) -> Any:
         return (replacement if threading.get_ident() == here else plain)(*args, **kwargs)
 
     return by_thread if kind is None else kind(by_thread)
+
+
+def _inherited(owner: Any, name: str) -> Any:
+    """The class method that `owner` inherits, of the class that is given."""
+
+    def of_class(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return getattr(super(owner, cls), name)(*args, **kwargs)
+
+    return of_class
 
 
 def _found(owner: Any, name: str, own: Any) -> Any:
