@@ -67,6 +67,8 @@ WRITES: dict[str, Write] = {
     "assigned": lambda v: v.copy_(v.detach().cos()),
     "masked_fill_": lambda v: v.masked_fill_(v > 0.5, 0.25),
     "dropout that is off": lambda v: F.dropout(v.mul_(0.5), 0.5, False, inplace=True).add_(1.0),
+    "pow_ of a computed": lambda v: v.pow_(v.detach().abs().ceil()),
+    "pow_": lambda v: v.pow_(3),
     "twice": lambda v: v.div_(2.0).add_(v[..., :1].clone() if v.dim() else 1.0),
 }
 
@@ -116,3 +118,78 @@ def test_other_views_are_refused(view: str) -> None:
     model = InPlace(REFUSED[view], lambda v: v.mul_(1.5))
     with pytest.raises(CaptureError, match=r"another tensor shares; fix: use"):
         capture(model, (), {"x": torch.randn(3, 4, 6)})
+
+
+# Ops that change sizes and strides of a tensor where it stands, and leave what it holds.
+RESHAPES: dict[str, Write] = {
+    "t_": lambda v: v.t_(),
+    "transpose_": lambda v: v.transpose_(0, 1),
+    "swapaxes_": lambda v: v.swapaxes_(0, 1),
+    "swapdims_": lambda v: v.swapdims_(0, 1),
+    "unsqueeze_": lambda v: v.unsqueeze_(0),
+    "squeeze_": lambda v: v.squeeze_(),
+    "detach_": lambda v: v.detach_(),
+    "t_, then mul_": lambda v: v.t_().mul_(2),
+    "mul_, then t_": lambda v: v.mul_(2).t_(),
+    "unsqueeze_, then a row of it": lambda v: v.unsqueeze_(0)[0, :1].mul_(2),
+}
+MATRICES: dict[str, View] = {  # of f32[B,6]
+    "itself": lambda y: y,
+    "alias": lambda y: y[:],
+    "rows": lambda y: y[:2],
+    "transposed": lambda y: y.t(),
+    "view": lambda y: y.view(-1, 3),
+    "a clone": lambda y: y.clone(),
+}
+
+
+class Reshaped(nn.Module):
+    """Reads the tensor whose sizes were changed, what it shows, and views from before."""
+
+    def __init__(self, view: View, change: Write) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w, self.view, self.change = nn.Parameter(torch.randn(6, 6)), view, change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x @ self.w
+        before, view = y[1:], self.view(y)
+        self.change(view)
+        found = [y, before, view, view * 2]
+        each = [(t.flatten() * torch.arange(t.numel())).mean() * (t.dim() + 1) for t in found]
+        return torch.stack(each).sum()
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("change", RESHAPES)
+@pytest.mark.parametrize("view", MATRICES)
+def test_sizes_change_in_place(view: str, change: str) -> None:
+    model, x = Reshaped(MATRICES[view], RESHAPES[change]), torch.randn(4, 6)
+    try:
+        tiny.eager(model, {"x": x}, torch.float32)
+    except RuntimeError as error:
+        pytest.skip(f"eager: {error}")
+    assert_same([tiny.gradients(model, {"x": x})], model, [{"x": x}])
+
+
+class OfGiven(nn.Module):
+    def __init__(self, which: str) -> None:
+        super().__init__()
+        self.w, self.which = nn.Parameter(torch.randn(6, 6)), which
+        self.table: torch.Tensor
+        self.register_buffer("table", torch.randn(4, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        {"input": x, "buffer": self.table, "view of an input": x[:3]}[self.which].t_()
+        return (x * x).sum() + (self.table @ self.w if self.table.shape[1] == 6 else self.w).sum()
+
+
+@pytest.mark.parametrize("which", ["input", "buffer"])
+def test_a_given_tensor_keeps_its_sizes(which: str) -> None:
+    with pytest.raises(CaptureError, match="changes the shape of a tensor that the forward was"):
+        capture(OfGiven(which), (), {"x": torch.randn(4, 6)})
+
+
+def test_a_view_of_a_given_tensor_may_change_them() -> None:
+    model, x = OfGiven("view of an input"), torch.randn(4, 6)
+    assert_same([tiny.gradients(model, {"x": x})], model, [{"x": x}])

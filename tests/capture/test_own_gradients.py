@@ -113,6 +113,31 @@ class Picked(Function):
         return dy.new_zeros(ctx.shape).scatter_add(1, places, dy * 1.5), None, None
 
 
+class Twice(Function):
+    """Two results that are one tensor: the input, or a new one."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, new: bool) -> tuple[torch.Tensor, ...]:
+        y = x * 2 if new else x
+        return y, y
+
+    @staticmethod
+    def backward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return a * 2 + b * 5, None
+
+
+class Alike(Function):
+    """Results that are computed alike."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sin(), x.sin(), x.cos()
+
+    @staticmethod
+    def backward(ctx: Any, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return a * 2 + b * 5 - c
+
+
 class Within(Function):
     """Another function inside its backward."""
 
@@ -154,6 +179,9 @@ BODIES: dict[str, Body] = {
     ),
     "one result read": lambda net, h: Two.apply(h, net.v)[2],
     "whole numbers": picked,
+    "its input twice": lambda net, h: (lambda a, b: a + b.sin())(*Twice.apply(h, False)),
+    "a result twice": lambda net, h: (lambda a, b: a + b.sin())(*Twice.apply(h, True)),
+    "results alike": lambda net, h: (lambda a, b, c: a + b.exp() * c)(*Alike.apply(h)),
     "a function in its backward": lambda net, h: Within.apply(h),
     "no_grad": without_gradients,
     "a loss of nothing else": lambda net, h: Cubed.apply(h.sum()).reshape(1, 1),

@@ -130,6 +130,19 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         IN_PLACE,
     ),
     Fault(
+        "capture: an op that turns a tensor in place writes into it", "capture/memory_shared.py",
+        "return mutates(target) and torch.Tag.inplace_view in target.tags",
+        "return mutates(target) and False", IN_PLACE,
+    ),
+    Fault(
+        "capture: two results that are one tensor have one gradient", "capture/aten/copies.py",
+        "c.b.GradientOf(y, result=result)", "c.b.GradientOf(y, result=0)", OWN_GRADIENTS,
+    ),
+    Fault(
+        "capture: a new tensor returned twice has two gradients", "capture/own_gradients.py",
+        "i if id(found[i]) in inputs else last[id(found[i])]", "i", OWN_GRADIENTS,
+    ),
+    Fault(
         "capture: equal parts with a backward of their own are one", "capture/aten/copies.py",
         "    c.t.parts_with_gradients += 1\n", "", OWN_GRADIENTS,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fault import NODES, ROWS, RULES, Fault
+from fault import NODES, ONE_ROW, ROWS, RULES, Fault
 
 DECODERS = ("rewrite/test_decoder_fusions.py",)
 
@@ -166,6 +166,14 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "rows: a softmax hides rows along any dim", "rewrite/rows/zeros.py",
         "if axis not in shown.dims or shown.rows is None:",
         "axis = shown.dims[-1]\n    if shown.rows is None:", ROWS,
+    ),
+    Fault(
+        "rows: conditions of dims that are gone choose rows of none", "rewrite/rows/demand.py",
+        "if not kept:  # rows", "if False:  # rows", ONE_ROW,
+    ),
+    Fault(
+        "rows: a reduction over a dim of 1 keeps its rows' place", "rewrite/rows/rules/reduce.py",
+        " or len(asked.dims) != len(demand.dims):", ":", ONE_ROW,
     ),
     Fault(
         "rows: transposed rows keep their numbers", "rewrite/rows/rules/shape.py",

@@ -77,10 +77,12 @@ def functional(target: Any) -> Any:
     namespace, name = target._schema.name.split("::")
     plain = plain_name(name)
     packet = getattr(getattr(torch.ops, namespace), plain, None)
-    overload = target._overloadname
-    if plain == name or packet is None or overload not in packet.overloads():
+    if plain == name or packet is None:
         return None
-    return getattr(packet, overload)
+    takes = [str(a.type) for a in target._schema.arguments]
+    named = sorted(packet.overloads(), key=lambda overload: overload != target._overloadname)
+    found = (getattr(packet, overload) for overload in named)  # of the same name first
+    return next((op for op in found if [str(a.type) for a in op._schema.arguments] == takes), None)
 
 
 def _parts(target: Any) -> Callable[..., Any] | None:

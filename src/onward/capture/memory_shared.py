@@ -20,12 +20,22 @@ def is_region(node: Any) -> bool:
     return getattr(node.target, "__name__", "") in REGIONS
 
 
-def writes(target: Any) -> bool:
-    """Whether an op writes into one of its arguments."""
+def mutates(target: Any) -> bool:
+    """Whether an op changes one of its arguments: what it holds, or its sizes and strides."""
     schema = getattr(target, "_schema", None)
     return schema is not None and any(
         a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
     )
+
+
+def reshapes(target: Any) -> bool:
+    """Whether it changes sizes and strides alone (`t_`, `unsqueeze_`): a view, taken in place."""
+    return mutates(target) and torch.Tag.inplace_view in target.tags
+
+
+def writes(target: Any) -> bool:
+    """Whether an op writes into the memory of one of its arguments."""
+    return mutates(target) and not reshapes(target)
 
 
 def source(node: Any) -> Any:

@@ -14,13 +14,13 @@ from onward.config import CaptureError
 
 
 @torch.library.custom_op("onward::gradient_of", mutates_args=())
-def gradient_of(y: torch.Tensor) -> torch.Tensor:
-    """Placeholder op: the gradient that will arrive at y."""
+def gradient_of(y: torch.Tensor, result: int) -> torch.Tensor:
+    """Placeholder op: the gradient that will arrive at y, the result of this number."""
     raise NotImplementedError("onward::gradient_of exists during capture only")
 
 
 @gradient_of.register_fake
-def _(y: Any) -> Any:
+def _(y: Any, result: int) -> Any:
     return torch.empty_like(y)
 
 
@@ -82,12 +82,16 @@ def applied(cls: Any, own_context: bool, args: tuple[Any, ...]) -> Any:
     found = list(results) if isinstance(results, tuple) else [results]
     fixed = [id(t) for t in ctx.non_differentiable]
     places = [i for i, t in enumerate(found) if _floating(t) and id(t) not in fixed]
+    # As autograd does it: inputs are views of their own; a new tensor returned twice has one place.
+    inputs, last = [id(a) for a in given], {id(found[i]): i for i in places}
+    place = {i: i if id(found[i]) in inputs else last[id(found[i])] for i in places}
+    places = sorted({*place.values()})
     if not places or not any(ctx.needs_input_grad):
         return results
     gs: list[Any] = [None] * len(found)
     for i, t in enumerate(found):
         if i in places:
-            gs[i] = torch.ops.onward.gradient_of(t)
+            gs[i] = torch.ops.onward.gradient_of(t, i)
         elif isinstance(t, torch.Tensor) and ctx.materialize_grads:
             gs[i] = torch.zeros_like(t)
     dxs = cls.backward(ctx, *gs)
@@ -98,8 +102,9 @@ def applied(cls: Any, own_context: bool, args: tuple[Any, ...]) -> Any:
         [found[i] for i in places], [gs[i] for i in places],
         [dx for dx, _ in pairs], [x for _, x in pairs],
     )  # fmt: skip
-    for i, y in zip(places, ys, strict=True):
-        found[i] = y
+    made = dict(zip(places, ys, strict=True))
+    for i, at in place.items():
+        found[i] = made[at]
     return tuple(found) if isinstance(results, tuple) else found[0]
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from onward.capture.memory_shared import on_meta, parts_of_region, writes
+from onward.capture.memory_shared import mutates, on_meta, parts_of_region
 
 
 def stops(node: Any) -> bool:
@@ -28,6 +28,13 @@ def unchanged(node: Any) -> Any:
             break
         node = given
     return node
+
+
+def made_by(node: Any) -> Any:
+    """The same, also where ops in place have changed the tensor since."""
+    while (first := unchanged(node)).op == "call_function" and mutates(first.target):
+        node = first.args[0]
+    return first
 
 
 def _switches(node: Any) -> bool:
@@ -46,7 +53,7 @@ def _of_region(node: Any) -> Any:
 
 def _returned(node: Any) -> Any:
     """The argument that the op returns, asked of torch."""
-    if not isinstance(node.target, torch._ops.OpOverload) or writes(node.target):
+    if not isinstance(node.target, torch._ops.OpOverload) or mutates(node.target):
         return None
     made = node.meta.get("val")
     if not any(_alike(n.meta.get("val"), made) for n in node.all_input_nodes):

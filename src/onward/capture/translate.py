@@ -15,10 +15,10 @@ from onward.capture.aten.complex_numbers import COMPLEX, is_complex
 from onward.capture.aten.complex_numbers import translated as over_pairs
 from onward.capture.aten.pool import NUMBERED
 from onward.capture.aten.reasons import reason
-from onward.capture.decompose import expansion, functional, inputs_of, plain_name
+from onward.capture.decompose import expansion, functional, inputs_of
 from onward.capture.dtypes import dtype_of
 from onward.capture.held_sizes import SizeError, alike
-from onward.capture.same_tensor import unchanged
+from onward.capture.same_tensor import made_by, unchanged
 from onward.capture.sizes import forced
 from onward.config import CaptureError
 from onward.graph.build import Builder
@@ -33,7 +33,6 @@ _SILENT = (  # assertions that export writes; the guards hold the same facts
     "_assert_async",
 )
 
-_REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 
 _SYMBOLIC = {
     operator.add: lambda a, b: a + b,
@@ -234,7 +233,7 @@ class Translator:
         """Whether an op without a translation is made of ops that have one; keeps these."""
         if node.op != "call_function" or reason(_op_name(node.target)):
             return False
-        target = functional(node.target) if memory_shared.writes(node.target) else node.target
+        target = functional(node.target) if memory_shared.mutates(node.target) else node.target
         module = None if target is None else expansion(node, target)
         if module is None:
             return False
@@ -251,7 +250,7 @@ class Translator:
         return True
 
     def _call(self, node: Any) -> None:
-        name = _functional(_op_name(node.target))
+        name = _translated_name(node.target)
         if name.partition(".")[0] in _SILENT:
             return
         if node.target is operator.getitem:
@@ -263,7 +262,7 @@ class Translator:
                 raise CaptureError(f"{name} at {path}: no translation of its result {number}")
             self.env[node] = made[number]
             return
-        if name in _REGIONS:
+        if memory_shared.is_region(node):
             self._region(node, name)
             return
         val = node.meta.get("val")
@@ -278,6 +277,11 @@ class Translator:
         written = memory_shared.writes(node.target)
         if written:
             self._require_own(node, node.args[0])
+        elif memory_shared.reshapes(node.target) and made_by(node.args[0]).op != "call_function":
+            raise CaptureError(
+                f"{_op_name(node.target)} at {module_path(node)} changes the shape of a tensor "
+                "that the forward was given; fix: use the op that returns a new tensor"
+            )
         try:
             call = Call(self, node, self.builder)
             for made in val if isinstance(val, (list, tuple)) else [val]:
@@ -418,13 +422,13 @@ def _untranslated(node: Any, module: Any) -> str | None:
         return None
     if node.op != "call_function":
         return f"{node.op} {node.target}"
-    name = _functional(_op_name(node.target))
+    name = _translated_name(node.target)
     known = (
         node.target is operator.getitem
         or node.target in _SYMBOLIC
         or name in TABLE
         or (name in COMPLEX and is_complex(node))
-        or name in _REGIONS
+        or memory_shared.is_region(node)
         or name.partition(".")[0] in _SILENT
         or isinstance(node.meta.get("val"), (torch.SymInt, int, torch.SymBool, torch.SymFloat))
     )
@@ -469,14 +473,16 @@ def _op_name(target: Any) -> str:
     return getattr(target, "__name__", str(target))
 
 
-def _functional(name: str) -> str:
+def _translated_name(target: Any) -> str:
     """`masked_fill_.Scalar` -> `masked_fill.Scalar`; ops that write nothing keep their name.
 
     An export lets what follows read the result of the op that wrote, never the tensor before it.
     """
-    stem, _, overload = name.partition(".")
-    plain = f"{plain_name(stem)}.{overload}"
-    return plain if name not in TABLE and plain in TABLE else name
+    name = _op_name(target)
+    if name in TABLE or not memory_shared.mutates(target):
+        return name
+    plain = functional(target)
+    return name if plain is None or (new := _op_name(plain)) not in TABLE else new
 
 
 def module_path(node: Any) -> str:

@@ -34,8 +34,8 @@ def _assign(c: Call, x: Value, y: Any, *_: Any) -> Value:
     return c.b.expand(c.value(y, type_of(x).dtype), type_of(x).shape)
 
 
-def _gradient_of(c: Call, y: Value) -> Value:
-    return c.b.GradientOf(y)
+def _gradient_of(c: Call, y: Value, result: int) -> Value:
+    return c.b.GradientOf(y, result=result)
 
 
 def _with_gradient(

@@ -18,9 +18,16 @@ def _layer_norm(
     eps: float = 1e-5, *_: Any,
 ) -> Value:  # fmt: skip
     inner = Type(type_of(x).dtype, tuple(shape))
-    scale = weight if weight is not None else c.b.const(np.ones(shape, inner.dtype.numpy()))
-    shift = bias if bias is not None else c.b.const(np.zeros(shape, inner.dtype.numpy()))
+    scale = weight if weight is not None else _all(c, 1, inner)
+    shift = bias if bias is not None else _all(c, 0, inner)
     return c.b.LayerNormalization(x, scale, shift, axis=-len(shape), epsilon=eps)[0]
+
+
+def _all(c: Call, number: float, type: Type) -> Value:
+    sizes = [size for size in type.shape if isinstance(size, int)]
+    if len(sizes) < len(type.shape):
+        return c.b.full(number, type)
+    return c.b.const(np.full(sizes, number, type.dtype.numpy()))
 
 
 def _native_layer_norm(

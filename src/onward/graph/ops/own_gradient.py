@@ -40,8 +40,9 @@ OPS = (
         name="GradientOf",
         infer=lambda call: [call.type(0)],
         body=_as_it_is,
-        doc="The gradient of y, which differentiation puts in its place.",
-        cases=(({}, ("f32[2,3]",)),),
+        doc="The gradient of y, which differentiation puts in its place. Two results may be one y: "
+        "`result` tells their gradients apart.",
+        cases=(({"result": 0}, ("f32[2,3]",)),),
     ),
     Op(
         name="WithGradient",

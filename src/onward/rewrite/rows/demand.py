@@ -202,9 +202,9 @@ def over(shape: Shape, demand: Demand, dims: Sequence[int]) -> Demand:
         return demand
     kept = tuple(d for d in have if d in dims)
     rows = demand.rows
+    if not kept:  # rows of other dims only, or of none
+        return all_of(*demand.whys, weak=demand.weak)
     if any(d not in dims and shape[d] != 1 for d in have):
-        if not kept:
-            return all_of(*demand.whys, weak=demand.weak)
         sizes = tuple(shape[d] for d in have)
         rows = sets.projected(rows, sizes, tuple(have.index(d) for d in kept))
     rows = spread(shape, Demand(kept, rows), dims)

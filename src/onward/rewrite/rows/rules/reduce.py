@@ -51,7 +51,7 @@ def _reduction(p: Packer, node: Node) -> bool:
     asked = DEMAND[node.op_type](Question(node, (demand,), p.known))[0]
     x = node.inputs[0]
     assert asked is not None and x is not None
-    if asked.rows != demand.rows:
+    if asked.rows != demand.rows or len(asked.dims) != len(demand.dims):
         return False  # some of its rows are of dims of size 1
     rows = p.choose(demand, shape_of(node), p.held(node))
     sizes = tuple(type_of(x).shape[d] for d in asked.dims)
