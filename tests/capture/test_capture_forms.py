@@ -118,6 +118,13 @@ FORMS: dict[str, Form] = {
         x, 2, 2, 0, ceil_mode=True, return_indices=True
     ),
     "max_pool1d with indices": lambda x, i: F.max_pool1d(x, 3, 2, 1, return_indices=True),
+    "as_strided, windows that overlap": lambda x, i: (x * 1).as_strided(
+        (x.shape[0], 3, 2, 5), (20, 5, 5, 1)
+    ),
+    "as_strided of turned memory": lambda x, i: (x * 1).transpose(0, 1).as_strided(
+        (x.shape[0] - 1, 7), (20, 2), 3
+    ),
+    "as_strided of turned numbers": lambda x, i: (x[:2] * 1).mT.as_strided((2, 7), (20, 2), 3),
     "native_layer_norm": lambda x, i: torch.native_layer_norm(x, [5], x[0, 0], None, 1e-3),
 }  # fmt: skip
 

@@ -72,6 +72,20 @@ def written_later(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor
     return x + seen[..., None].float()
 
 
+def written_before(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """By views of what is asked: the first column alone is left, and a mark."""
+    seen = mask.clone()
+    seen.t()[1:].zero_()
+    seen[0, 3:].logical_or_(mask[1, 1:2])
+    return x * 2 if seen.any() else x
+
+
+def of_constants(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As Gemma 3n: torch.distributions checks its arguments; torch alone has the function."""
+    normal = torch.distributions.Normal(0.0, 1.0)
+    return x * normal.icdf(torch.tensor(0.95)) * 2 if mask.any() else x
+
+
 def layers_dropped_never(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """As BART's layerdrop, at a probability of 0."""
     return x * 0 if torch.rand([]) < 0.0 else x
@@ -91,7 +105,7 @@ def asked_in_eager_alone(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch
 
 HONOURED = (
     asked_in_eager_alone, nothing_hidden, three, without_gradients, loop, of_sizes, asserted,
-    written_later, layers_dropped_never,
+    written_later, written_before, of_constants, layers_dropped_never,
 )  # fmt: skip
 
 

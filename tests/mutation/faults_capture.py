@@ -201,8 +201,28 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "pins: any answer will do", "capture/pins.py",
-        "return bool(self.question(*[t.detach() for t in tensors])) is self.answer", "return True",
+        "return bool(_said(said, type(self.answer)) == self.answer)", "return True",
         ("capture/test_pins.py",),
+    ),
+    Fault(
+        "pins: what is written before a question is left out", "capture/known.py",
+        "            waiting += writers\n", "", ("capture/test_pins.py",),
+    ),
+    Fault(
+        "pins: a number that is read holds for every batch", "capture/pins.py",
+        "    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:\n",
+        "    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:\n"
+        "        if type(self.answer) is not bool:\n            return True\n",
+        ("capture/test_read_numbers.py",),
+    ),
+    Fault(
+        "pins: rows that a mask leaves out are there", "capture/pins.py",
+        "said = bool(mask.all()) if first else", "said = True if first else",
+        ("capture/test_read_numbers.py",),
+    ),
+    Fault(
+        "capture: as_strided takes turned memory as it is shown", "capture/aten/indexing.py",
+        "x = x if order == sorted(order) else c.b.transpose(x, order)", "pass", FORMS,
     ),
     Fault(
         "capture: bits of whole numbers", "capture/aten/elementwise.py",

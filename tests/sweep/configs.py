@@ -88,6 +88,8 @@ OWN: dict[str, dict[str, Any]] = {
     "mpnet": {"relative_attention_num_buckets": 32},  # the number that its forward takes
     "reformer": {"axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},
+    "big_bird": {"attention_type": "original_full"},  # the one that a decoder may have
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},  # else one expert, and no choice
     "mamba2": {"head_dim": 16, "n_groups": 2},
 }
 

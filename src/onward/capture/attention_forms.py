@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from onward.capture.known import Given
 from onward.config import CaptureError
 
 _MASK, _PADDING, _BIAS, _CAUSAL, _COMPACT = 3, 4, 5, 6, 9  # arguments of onward::attention
@@ -47,77 +48,6 @@ class Shown:
             nothing = (mask == -torch.inf).all(-1, keepdim=True) if self.added else False
             mask = (mask > _HIDDEN) | nothing
         return bool((mask[..., 0] if self.first else mask.any(-1)).all())
-
-
-class Given:
-    """What is known of a program before it runs: the batch's leaves, their sizes, constants."""
-
-    def __init__(self, program: Any) -> None:
-        signature = program.graph_signature
-        self.leaves = {name: i for i, name in enumerate(signature.user_inputs)}
-        self.constants = {
-            name: program.constants[path]
-            for name, path in signature.inputs_to_lifted_tensor_constants.items()
-        }
-        self.sizes: dict[str, tuple[int, int]] = {}  # symbol -> leaf and dim
-        for node in program.graph.nodes:
-            if node.name in self.leaves and isinstance(node.meta.get("val"), torch.Tensor):
-                for dim, size in enumerate(node.meta["val"].shape):
-                    if isinstance(size, torch.SymInt):
-                        self.sizes.setdefault(str(size), (self.leaves[node.name], dim))
-
-    def steps(self, node: Any) -> tuple[Any, ...] | None:
-        """The nodes that compute this one from what is given; None where that is not enough."""
-        needed, waiting = set(), [node]
-        while waiting:
-            step = waiting.pop()
-            if step in needed:
-                continue
-            needed.add(step)
-            if self.size(step) or step.name in self.leaves or step.name in self.constants:
-                continue
-            if _is_region(step):
-                continue
-            if step.op != "call_function" or not (_is_function(step.target) or _enters(step)):
-                return None
-            waiting += step.all_input_nodes
-        return tuple(step for step in node.graph.nodes if step in needed)
-
-    def value(self, node: Any, tensors: Sequence[torch.Tensor], found: dict[Any, Any]) -> Any:
-        """The node's value for a batch; `found`: those of the nodes before."""
-        size = self.size(node)
-        if size is not None:
-            return tensors[size[0]].shape[size[1]]
-        if node.op == "placeholder":
-            i = self.leaves.get(node.name)
-            return self.constants[node.name] if i is None else tensors[i].detach()
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), found.__getitem__)
-        return node.target(*args, **kwargs)
-
-    def size(self, node: Any) -> tuple[int, int] | None:
-        """The leaf and dim that a size is of; None for what is none."""
-        value = node.meta.get("val")
-        return self.sizes.get(str(value)) if isinstance(value, torch.SymInt) else None
-
-
-def _is_region(node: Any) -> bool:
-    """What a mode of gradients encloses, where it is made of functions."""
-    held = getattr(node.graph.owning_module, node.target, None) if node.op == "get_attr" else None
-    return isinstance(held, torch.fx.GraphModule) and all(
-        n.op in ("placeholder", "output") or (n.op == "call_function" and _is_function(n.target))
-        for n in held.graph.nodes
-    )
-
-
-def _enters(node: Any) -> bool:
-    return getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled"
-
-
-def _is_function(target: Any) -> bool:
-    """Whether it gives the same for the same, and writes nothing."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return not isinstance(target, torch._ops.OperatorBase)
-    return not target._schema.is_mutable and torch.Tag.nondeterministic_seeded not in target.tags
 
 
 def choose(program: Any, tensors: Sequence[torch.Tensor]) -> list[Shown]:

@@ -79,6 +79,24 @@ def keeping_buffers(model: torch.nn.Module, loss_fn: Any) -> Iterator[None]:
                     buffer.copy_(before)
 
 
+@contextmanager
+def keeping_parameters(model: torch.nn.Module, loss_fn: Any, numbers: bool) -> Iterator[None]:
+    """Puts back parameters whose memory is another behind what runs within; and their numbers,
+    where `numbers`, which takes a copy of each."""
+    roots = [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)]
+    held = [(p, p.data, p.detach().clone() if numbers else None) for m in roots
+            for p in m.parameters()]  # fmt: skip
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for parameter, data, before in held:
+                if parameter.dtype != data.dtype or parameter.data_ptr() != data.data_ptr():
+                    parameter.data = data
+                if before is not None and not torch.equal(data, before):
+                    data.copy_(before)
+
+
 def changes(before: Walk, after: Walk) -> dict[str, Any]:
     """Paths of what was set to something else, and the facts there now."""
     paths = dict.fromkeys([*before.facts, *after.facts])
@@ -98,4 +116,12 @@ def drawn_since(before: dict[str, Any]) -> str:
     return next((name for name, state in before.items() if state != now[name]), "")
 
 
-__all__ = ["Effects", "changes", "drawn_since", "keeping_buffers", "random_states", "undoing"]
+__all__ = [
+    "Effects",
+    "changes",
+    "drawn_since",
+    "keeping_buffers",
+    "keeping_parameters",
+    "random_states",
+    "undoing",
+]

@@ -48,12 +48,22 @@ def capture(
 
     Raises CaptureError with the complete list of what could not be captured.
     """
-    held: Held = {}
-    while True:
-        done = _capture(model, args, kwargs, target, loss_fn, want_loss, held)
-        if isinstance(done, CapturedModule):
-            return done
-        held = done
+
+    def with_sizes(values: bool) -> CapturedModule:
+        """With those sizes held that have to be."""
+        held: Held = {}
+        while True:
+            done = _capture(model, args, kwargs, target, loss_fn, want_loss, held, values)
+            if isinstance(done, CapturedModule):
+                return done
+            held = done
+
+    try:
+        return with_sizes(values=False)
+    except CaptureError as error:
+        with contextlib.suppress(Exception):  # the forward runs in eager mode too
+            return with_sizes(values=True)
+        raise error from error.__cause__
 
 
 def _capture(
@@ -64,8 +74,12 @@ def _capture(
     loss_fn: LossFunction | None,
     want_loss: bool,
     held: Held,
+    values: bool,
 ) -> CapturedModule | Held:
-    """The same with these sizes held; or more sizes to hold, for another try."""
+    """The same with these sizes held; or more sizes to hold, for another try.
+
+    values: whole numbers that the forward reads into Python are those of this batch.
+    """
     refuse_model(model, loss_fn, want_loss and model.training)
     paths, spec = pytree.tree_flatten_with_path((args, kwargs, target))
     leaves = [leaf for _, leaf in paths]
@@ -77,9 +91,13 @@ def _capture(
     tensors = [_detached(v) for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
     _refuse_dtypes(model, dict(zip(names, tensors, strict=True)))
     require_mask(model, kwargs)
-    flat = FlatCall(model, spec, fixed, loss_fn, want_loss)
+    flat = FlatCall(model, spec, fixed, loss_fn, want_loss, values)
     flat.training = model.training  # its own flag alone: submodules keep theirs
     flat.extra = forward_defaults(model, kwargs) if _takes(model, "use_cache") else {}
+    if values:
+        flat.ask(*[t.clone() for t in tensors])
+        if not flat.noted.read:
+            raise CaptureError("the forward reads no number into Python")
     try:
         program = _exported(flat, tensors, names, held)
     except CaptureError:
@@ -114,6 +132,11 @@ def _capture(
             )
     for name in flat.noted.chosen:
         result.notes.append(f"{name} is no output: how many rows a boolean mask chooses, data say")
+    if flat.noted.read:
+        result.notes.append(
+            f"captured anew for other numbers where the forward reads {flat.noted.read} of the "
+            "batch's into Python, or chooses rows by a mask"
+        )
     if held:
         result.notes.append(_held_note(held, names))
     if want_loss:
@@ -146,7 +169,9 @@ def _exported(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], hel
     """The exported program; a forward that asks tensors runs once before, for the answers."""
     with contextlib.suppress(Unasked):
         return export(flat, tensors, names, held)
-    flat.ask(*tensors)  # outside, so that Unasked is no cause of what the second try raises
+    flat.ask(
+        *[t.clone() for t in tensors]
+    )  # outside, so that Unasked is no cause of what the second try raises
     return export(flat, tensors, names, held)
 
 

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from onward.capture.as_eager import answering_as_eager
 from onward.capture.chosen import Choosing, Chosen, is_tensor
-from onward.capture.effects import Effects, keeping_buffers, undoing
+from onward.capture.effects import Effects, keeping_buffers, keeping_parameters, undoing
 from onward.capture.object_graph import traces_names
 from onward.capture.pins import Answer, Asked
 from onward.config import CaptureError
@@ -24,15 +24,18 @@ class _Noted:
     """What the wrapper notes in a run: an export restores a module's own attributes.
 
     names: of its outputs. lies: whether the forward asks how tensors lie in memory. answers: to
-    what it asks tensors, from a run before, with their places; None before one. asked: the answers
-    that the traced run was given.
+    what it asks tensors, from a run before, with their places; None before one. masks: the same of
+    masks that choose rows. asked: the answers that the traced run was given. read: how many of the
+    questions are for numbers.
     """
 
     names: tuple[str, ...] | list[str] = ()
     chosen: tuple[str, ...] | list[str] = ()
     lies = False
     answers: list[Answer] | None = None
-    asked: Sequence[bool] = ()
+    masks: Sequence[Answer] = ()
+    asked: Sequence[Any] = ()
+    read = 0
 
     def layout(self) -> None:
         self.lies = True
@@ -48,9 +51,12 @@ class FlatCall(torch.nn.Module):
         fixed: list[Any],
         loss_fn: LossFunction | None,
         want_loss: bool,
+        values: bool = False,
     ) -> None:
+        """values: numbers that are read into Python are answered as in the first batch."""
         super().__init__()
         self.model = model
+        self.values = values
         self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
         self.want_loss = want_loss
         self.noted = _Noted()
@@ -67,8 +73,8 @@ class FlatCall(torch.nn.Module):
         with (
             undoing(self.effects, self.model, self.loss_fn) as seen,
             answering_as_eager(seen, trained, self.noted.layout),
-            Asked(self.noted.answers or []) as asked,
-            Choosing(),
+            Asked(self.noted.answers or [], self.noted.masks, self.values) as asked,
+            Choosing(asked.whole if self.values else None),
         ):
             results = self.run(*leaves)
         self.noted.asked = [answer for _, answer in asked.answers]
@@ -78,14 +84,16 @@ class FlatCall(torch.nn.Module):
         """A run in eager mode, which leaves nothing behind but the answers to what it asks."""
         with (
             keeping_buffers(self.model, self.loss_fn),
+            keeping_parameters(self.model, self.loss_fn, numbers=self.values),
             torch.random.fork_rng(),
             torch.no_grad(),
             undoing(Effects(), self.model, self.loss_fn),
-            Asked() as asked,
-            Choosing(),
+            Asked(values=self.values) as asked,
+            Choosing(asked.whole if self.values else None),
         ):
             self.run(*leaves)
-        self.noted.answers = asked.answers
+        self.noted.answers, self.noted.masks = asked.answers, asked.masks
+        self.noted.read = asked.read
 
     def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rest = iter(leaves)

@@ -60,6 +60,7 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
     places: list[Patch] = [
         (torch, "ctc_loss", ctc_op.recorded),
         (transformer, "_detect_is_causal_mask", causal_as_said),
+        (torch.nn.Module, "to", _moved),
     ]
     if hasattr(fx, "do_not_emit_stack_traces"):  # which nobody reads
         places.append((fx, "do_not_emit_stack_traces", True))
@@ -73,6 +74,23 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
+
+
+_to: Any = torch.nn.Module.to
+_parse_to: Any = getattr(torch._C, "_nn")._parse_to  # noqa: B009
+
+
+def _moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+    """`Module.to`, which sets every parameter anew, also where each is as asked: a trace has no
+    place for that."""
+    device, dtype, _, lying = _parse_to(*args, **kwargs)
+    tensors = [*module.parameters(), *module.buffers()]
+    as_asked = lying is None and all(
+        device in (None, t.device)
+        and (dtype in (None, t.dtype) or not (t.is_floating_point() or t.is_complex()))
+        for t in tensors
+    )
+    return module if as_asked else _to(module, *args, **kwargs)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

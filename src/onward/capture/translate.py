@@ -18,6 +18,7 @@ from onward.capture.aten.reasons import reason
 from onward.capture.decompose import expansion, functional, inputs_of
 from onward.capture.dtypes import dtype_of
 from onward.capture.held_sizes import SizeError, alike
+from onward.capture.known import constants
 from onward.capture.same_tensor import made_by, unchanged
 from onward.capture.sizes import forced
 from onward.config import CaptureError
@@ -60,6 +61,7 @@ class Translator:
         # nodes of the model's buffers; in a region: of which outside, and the region's node
         self.buffers: dict[Any, tuple[Any, ...]] = {}
         self.parts: dict[Any, Any] = {}  # of ops without a translation, the ops they are made of
+        self.folded: dict[Any, torch.Tensor] = {}  # ops without one, of constants: their results
         self.lacking: dict[str, str] = {}  # of ops that cannot be expanded, the part that is why
         self.builder = Builder(graph)
 
@@ -204,7 +206,7 @@ class Translator:
         for node, inner in _walk(module):
             self.order[node] = len(self.order)
             name = _untranslated(node, inner)
-            if name is not None and not self._expand(node):
+            if name is not None and not self._expand(node) and not self._fold(node):
                 missing.setdefault(name, []).append(module_path(node))
         if missing:
             lines = [
@@ -249,7 +251,17 @@ class Translator:
         self.parts[node] = module
         return True
 
+    def _fold(self, node: Any) -> bool:
+        """Whether constants alone decide what an op without a translation gives; keeps that."""
+        made = constants(self.program, node) if node.op == "call_function" else None
+        if isinstance(made, torch.Tensor) and not made.is_complex():
+            self.folded[node] = made
+        return node in self.folded
+
     def _call(self, node: Any) -> None:
+        if node in self.folded:
+            self.env[node] = self.graph.constant(self.folded[node].cpu().numpy())
+            return
         name = _translated_name(node.target)
         if name.partition(".")[0] in _SILENT:
             return

@@ -152,16 +152,34 @@ def _masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
 
 
 def _as_strided(c: Call, x: Value, size: list[Any], stride: list[Any], offset: Any = None) -> Value:
-    """Places of the elements in a row, where they lie so in memory, as in an expansion's result."""
+    """Places of the elements in the order of memory, which a tensor without gaps has turned."""
     held = c.node.args[0].meta["val"]
-    numbers = [*size, *stride, *type_of(x).shape, offset or 0]
-    if not held.is_contiguous() or not all(isinstance(n, int) for n in numbers):
-        raise CaptureError("as_strided of a tensor with gaps, or with sizes of the batch")
+    order = sorted(range(held.dim()), key=lambda d: _stride_of(held, d), reverse=True)
+    if held.storage_offset() != 0 or not held.permute(order).is_contiguous():
+        raise CaptureError("as_strided of a tensor with gaps; fix: its .contiguous() first")
+    x = x if order == sorted(order) else c.b.transpose(x, order)
+    flat = c.b.reshape(x, (product(type_of(x).shape),))
+    if not all(isinstance(n, int) for n in (*size, *stride, offset or 0)):
+        return c.b.Gather(flat, _places(c, size, stride, offset or 0), axis=0)
     place = np.array(offset or 0, dtype=np.int64)
     for n, step in zip(size, stride, strict=True):
         place = place[..., None] + np.arange(n, dtype=np.int64) * step
-    flat = c.b.reshape(x, (product(type_of(x).shape),))
     return c.b.Gather(flat, c.b.const(np.ascontiguousarray(place)), axis=0)
+
+
+def _stride_of(x: Any, dim: int) -> int:
+    """In the traced batch; of a dim of 1 as if it came last of those alike."""
+    n = x.stride(dim)
+    return int(n if isinstance(n, int) else n.node.hint)
+
+
+def _places(c: Call, size: list[Any], stride: list[Any], offset: Any) -> Value:
+    """`i64[*size]`: the places at these strides, some of which the batch says."""
+    place = c.value(offset, DType.INT64)
+    for d, (n, step) in enumerate(zip(size, stride, strict=True)):
+        along = c.b.Mul(c.b.arange(n), c.value(step, DType.INT64))
+        place = c.b.Add(place, c.b.reshape(along, (n, *[1] * (len(size) - 1 - d))))
+    return place
 
 
 def _select_scatter(c: Call, x: Value, source: Value, dim: int, index: Any) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,10 +25,12 @@ Tensor = torch.Tensor
 
 
 class Choosing(TorchFunctionMode):
-    """Within it, a choice by a boolean mask gives a `Chosen`."""
+    """Within it, a choice by a boolean mask gives a `Chosen`; or the rows themselves where
+    `whole` says that the mask leaves none out."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: Callable[[Tensor], bool] | None = None) -> None:
         super().__init__()
+        self._whole = whole
         self._keys: dict[int, tuple[Tensor, int, Any]] = {}
 
     def __torch_function__(
@@ -38,11 +41,20 @@ class Choosing(TorchFunctionMode):
             return put_back(args[0], args[1], self.key(args[1]), args[2])
         if found_in((args, kwargs)):
             return applied(func, args, kwargs)
-        made = self._begun(func, name, args, kwargs)
+        made = self._settled(self._begun(func, name, args, kwargs))
         if made is None:
             made = func(*args, **kwargs)
             self._note(name, args, kwargs, made)
         return made
+
+    def _settled(self, made: Any) -> Any:
+        """Chosen rows as they are, or all rows."""
+        if self._whole is None or not found_in(made):
+            return made
+        if isinstance(made, tuple):
+            whole = self._whole(made[0].member)
+            return tuple(c.full for c in made) if whole else made
+        return made.full if self._whole(made.member) else made
 
     def _begun(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "__getitem__":
