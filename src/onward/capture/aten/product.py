@@ -20,7 +20,7 @@ def _matrix_product(c: Call, x: Value, w: Value, bias: Value | None, transposed:
     return c.b.reshape(y, (*type.shape[:-1], n))
 
 
-def _linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
+def linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
     return _matrix_product(c, x, w, bias, transposed=True)
 
 
@@ -119,7 +119,7 @@ def _baddbmm(c: Call, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: f
 
 TABLE = table(
     {
-        _linear: "linear.default",
+        linear: "linear.default",
         _addmm: "addmm.default",
         _matmul: "mm.default bmm.default matmul.default",
         _baddbmm: "baddbmm.default",
