@@ -31,6 +31,8 @@ struct Filter {
     const int64_t *seed, *offset;
     int64_t site, threshold, sample_dim;
     float scale;  // 1 / (1 - ratio); 1 without dropout
+    float softcap;  // 0: scores stay
+    const float* filled;  // what `allowed` puts in the place of hidden scores; null: it hides them
 
     bool drops() const { return seed != nullptr; }
 
@@ -44,15 +46,37 @@ struct Filter {
         return g.places ? row : row.behind(uint32_t(g.first + k));
     }
 
+    // s := softcap tanh(s / softcap); `slope`: of it, unless null.
+    void cap(int64_t n, float* s, float* slope) const {
+        if (softcap == 0.0f) return;
+        const float inverse = 1.0f / softcap;
+        #pragma omp simd
+        for (int64_t j = 0; j < n; ++j) s[j] = math::tanh(s[j] * inverse);
+        for (int64_t j = 0; slope && j < n; ++j) slope[j] = 1.0f - s[j] * s[j];
+        for (int64_t j = 0; j < n; ++j) s[j] *= softcap;
+    }
+
+    // t, the gradient of scores under `mask`, becomes that of those before `cap`.
+    void undo(const Segment& g, int64_t h, int64_t q, int64_t k, int64_t n, float peak,
+              const float* slope, float* t) const
+    {
+        if (softcap != 0.0f)
+            for (int64_t j = 0; j < n; ++j) t[j] *= slope[j];
+        if (!filled || peak - *filled > 90.0f) return;  // then hidden keys have no weight at all
+        const uint8_t* m = allowed.at(g.b, h, q) + k * allowed.col();
+        for (int64_t j = 0; j < n; ++j) t[j] = m[j * allowed.col()] ? t[j] : 0.0f;
+    }
+
     // Masks scores s[n] of query q against keys k, k+1, ...
     void mask(const Segment& g, int64_t h, int64_t q, int64_t k, int64_t n, float* s) const {
         if (allowed.data || g.visible) {
             const int64_t step = g.visible ? 1 : allowed.col();
+            const float hidden = filled ? *filled : -FLT_MAX;
             const uint8_t* m = (g.visible ? g.visible : allowed.at(g.b, h, q)) + k * step;
             if (step == 1)
-                for (int64_t j = 0; j < n; ++j) s[j] = m[j] ? s[j] : -FLT_MAX;
+                for (int64_t j = 0; j < n; ++j) s[j] = m[j] ? s[j] : hidden;
             else
-                for (int64_t j = 0; j < n; ++j) s[j] = m[j * step] ? s[j] : -FLT_MAX;
+                for (int64_t j = 0; j < n; ++j) s[j] = m[j * step] ? s[j] : hidden;
         } else if (added.data) {
             const int64_t step = added.col();
             const float* m = added.at(g.b, h, q) + k * step;
@@ -67,7 +91,7 @@ struct Filter {
     // key sees its segment's first one, which is never hidden.
     // An added mask hides a whole row where it is -infinity throughout.
     bool nothing(float peak) const {
-        return (allowed.data && peak == -FLT_MAX) || (added.data && peak == -INFINITY);
+        return (allowed.data && !filled && peak == -FLT_MAX) || (added.data && peak == -INFINITY);
     }
 };
 
@@ -291,7 +315,7 @@ extern "C" void onward_attention(
     const float* OPTIONAL added, const int64_t* OF(4) mask_strides,
     const int64_t* OPTIONAL OF(2) seed, const int64_t* OPTIONAL OF(1) offset, int64_t site,
     int64_t threshold, int64_t sample_dim, float keep_scale, float scale,
-    const int64_t* OPTIONAL OF(2 * sizes[2]) q_at, const int64_t* OPTIONAL OF(2 * sizes[3]) k_at,
+    float softcap, const float* OPTIONAL OF(1) filled, const int64_t* OPTIONAL OF(2 * sizes[2]) q_at, const int64_t* OPTIONAL OF(2 * sizes[3]) k_at,
     float* y, const int64_t* OF(4) y_strides, float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
     float* OF(sizes[0] * sizes[1] * sizes[2]) totals, const int64_t* OF(8) sizes,
     float* OF(threads * room) scratch, int64_t threads, int64_t room, int32_t* segments)
@@ -301,7 +325,7 @@ extern "C" void onward_attention(
     const Strided<const float> Q{q, q_strides}, K{k, k_strides}, V{v, v_strides};
     const Strided<float> Y{y, y_strides};
     const Filter filter{{allowed, mask_strides}, {added, mask_strides}, seed, offset,
-                        site, threshold, sample_dim, keep_scale};
+                        site, threshold, sample_dim, keep_scale, softcap, filled};
     const int64_t ldo = padded(n.values), most = std::min(QUERIES, n.queries);
     const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
     Table table(n, q_at, k_at, segments);
@@ -340,6 +364,7 @@ extern "C" void onward_attention(
                 for (int64_t i = 0; i < m; ++i) {
                     const int64_t count = below.count[i], whole = padded(count);
                     float *si = s + i * lds, *peak = peaks + row + i, *total = totals + row + i;
+                    filter.cap(count, si, nullptr);
                     filter.mask(g, h, q0 + i, k0, count, si);
                     fill(si, count, whole, -INFINITY);
                     const float here = count > 0 ? highest(si, whole) : -FLT_MAX;
@@ -395,7 +420,8 @@ extern "C" void onward_attention_grad(
     const int64_t* OF(4) v_strides, const uint8_t* OPTIONAL allowed, const float* OPTIONAL added,
     const int64_t* OF(4) mask_strides, const int64_t* OPTIONAL OF(2) seed,
     const int64_t* OPTIONAL OF(1) offset, int64_t site, int64_t threshold, int64_t sample_dim,
-    float keep_scale, float scale, const int64_t* OPTIONAL OF(2 * sizes[2]) q_at,
+    float keep_scale, float scale, float softcap, const float* OPTIONAL OF(1) filled,
+    const int64_t* OPTIONAL OF(2 * sizes[2]) q_at,
     const int64_t* OPTIONAL OF(2 * sizes[3]) k_at, const float* y, const int64_t* OF(4) y_strides,
     const float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
     const float* OF(sizes[0] * sizes[1] * sizes[2]) totals,
@@ -409,7 +435,7 @@ extern "C" void onward_attention_grad(
     const Strided<const float> Q{q, q_strides}, K{k, k_strides}, V{v, v_strides};
     const Strided<float> DQ{dq, dq_strides}, DK{dk, dk_strides}, DV{dv, dv_strides};
     const Filter filter{{allowed, mask_strides}, {added, mask_strides}, seed, offset,
-                        site, threshold, sample_dim, keep_scale};
+                        site, threshold, sample_dim, keep_scale, softcap, filled};
     const int64_t ldk = padded(n.width), ldv = padded(n.values);
     const int64_t most = std::min(QUERIES, n.queries);
     const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
@@ -439,6 +465,7 @@ extern "C" void onward_attention_grad(
         float* k_sum = rest.take(block * ldk);
         float* v_sum = rest.take(block * ldv);
         float* q_sum = rest.take(most * ldk);
+        float* slope = rest.take(lds);  // of one row's soft cap
         // sums of dy * y: of the probabilities' gradient
         float* delta = rest.take(n.shared() * g.queries);
         const bool one_block = block == g.keys;
@@ -483,6 +510,7 @@ extern "C" void onward_attention_grad(
                         fill(ti, 0, below.cols, 0.0f);
                         continue;
                     }
+                    filter.cap(count, si, slope);
                     filter.mask(g, h, q0 + i, k0, count, si);
                     if (one_block) {
                         fill(si, count, whole, -INFINITY);
@@ -503,6 +531,7 @@ extern "C" void onward_attention_grad(
                     else if (filter.drops()) dropped(std::false_type());
                     else if (one_block) whole_row(si, ti, int32_t(whole), peak, inverse);
                     else probabilities(si, ti, int32_t(whole), peak, inverse, deltas[q0 + i]);
+                    filter.undo(g, h, q0 + i, k0, count, peak, slope, ti);
                     fill(si, count, below.cols, 0.0f);
                     fill(ti, count, below.cols, 0.0f);
                 }
