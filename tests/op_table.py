@@ -16,7 +16,7 @@ _BACKWARD = frozenset(
         "AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
         "BiasActivationGrad", "CTCLossGrad", "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter",
         "LayerNormalizationGrad", "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
-        "RMSNormGrad", "SoftmaxCrossEntropyLossGrad",
+        "RMSNormGrad", "RecurrenceGrad", "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
 _UPDATES = frozenset({"AdamUpdate", "SGDUpdate"})
@@ -53,7 +53,8 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         "no model was met where it stands between rows that are dropped": frozenset(
             {
                 "ArgMax", "BatchNormalization", "CTCLoss", "Conv", "ConvTranspose", "CumSum",
-                "MaxPool", "OneHot", "Pad", "RandomUniform", "TopK", "Trilu", "GroupedMatMul",
+                "MaxPool", "OneHot", "Pad", "RandomUniform", "Recurrence", "TopK",
+                "Trilu", "GroupedMatMul",
             }
         ),
     },

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -93,8 +94,15 @@ STEPS: Mapping[str, int] = {
 
 
 def chosen(cases: Sequence[Case], part: str = "", quick: bool = False) -> list[Case]:
-    """The cases whose name contains `part`; `quick`: their tiny forms, one where none is named."""
+    """The cases whose name contains `part`; `quick`: their tiny forms, one where none is named.
+
+    Exits with status 2 where there is none.
+    """
     found = [case for case in cases if part in case.name]
+    if not found:
+        names = ", ".join(case.name for case in cases)
+        print(f"no such case: {part}; there are {names}", file=sys.stderr)
+        raise SystemExit(2)
     if not quick:
         return found
     return [case.tiny() for case in (found if part else found[:1])]

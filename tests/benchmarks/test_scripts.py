@@ -328,6 +328,8 @@ def test_gpu_without_one(tmp_path: Path) -> None:
     ("script", "arguments", "says"),
     [
         ("cpu", ["--engines", "eager,warp"], "no such engine: warp; there are eager, eager-tuned,"),
+        ("families", ["--cases", "Gemma 9"], "no such case: Gemma 9; there are Llama, Qwen3, ViT"),
+        ("row_demand", ["--cases", "nobody"], "no such case: nobody; there are "),
         ("gpu", ["--engines", "warp"], "no such engine: warp; there are eager, compile, onward"),
         pytest.param(
             "ablation", ["--parts", "luck"], "no such part: luck; there are constant_folding,",

@@ -21,6 +21,8 @@ from fault import (
     PATCHES,
     PLAN,
     RANDOM,
+    RECURRENT,
+    RECURRENT_STEPS,
     SAME_TENSOR,
     SLICES,
     STATE,
@@ -46,6 +48,37 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     Fault(
         "capture: the gradient of ctc is that of its value", "capture/aten/ctc.py",
         '"normal": 1}', '"normal": 0}', CTC,
+    ),
+    Fault(
+        "capture: a layer read backwards ends at its last step", "capture/aten/recurrent.py",
+        "last = 0 if way else count - 1", "last = count - 1", RECURRENT,
+    ),
+    Fault(
+        "capture: dropout of a recurrent layer's result", "capture/aten/recurrent.py",
+        "layer < layers - 1:", "layer < layers:", RECURRENT,
+    ),
+    Fault(
+        "capture: dropout between recurrent layers in evaluation", "capture/recurrent_op.py",
+        "dropout if train else 0.0", "dropout", RECURRENT,
+    ),
+    Fault(
+        "capture: the biases of a recurrent layer are one", "capture/aten/recurrent.py",
+        "(own[2], own[3]) if biases", "(own[2], own[2]) if biases", RECURRENT,
+    ),
+    Fault(
+        "recurrent: what a gru keeps of its state has no gradient", "kernels/aten/recurrent.py",
+        "dh.mul_(keep[step]).addmm_(dhidden[step], layer.r)",
+        "dh.zero_().addmm_(dhidden[step], layer.r)", RECURRENT_STEPS,
+    ),
+    Fault(
+        "recurrent: nobody reads the cells", "kernels/aten/recurrent.py",
+        "            if dcells is not None:\n                dc.add_(dcells[step])\n", "",
+        RECURRENT_STEPS,
+    ),
+    Fault(
+        "scan: what backward steps have made stays turned", "graph/scan.py",
+        "return ends, [_turned(b, x) if backwards else x for x in made]", "return ends, made",
+        RECURRENT,
     ),
     Fault(
         "ctc: equal labels need no blank between them", "graph/ops/ctc.py",

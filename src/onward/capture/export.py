@@ -21,6 +21,7 @@ from onward.capture.buffer_updates import store_buffers
 from onward.capture.captured_module import CapturedModule, layout
 from onward.capture.dtypes import dtype_of
 from onward.capture.flat_call import TENSOR, FlatCall, LossFunction, named_tensors
+from onward.capture.fuse_attention import fuse_attention
 from onward.capture.fuse_composites import fuse_composites
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import forward_defaults, require_mask
@@ -147,6 +148,7 @@ def _capture(
             read = [program.constants[lifted[n.name]] for n in nodes if n.name in lifted]
             refuse_unlisted(read, model, loss_fn)
     fuse_composites(graph)
+    fuse_attention(graph)
     result.guard(getattr(program, "_guards_code", None) or [])
     with ONE_AT_A_TIME:
         require_harmless(

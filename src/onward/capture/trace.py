@@ -18,6 +18,7 @@ from onward.capture.gradient_code import refusing_gradient_code
 from onward.capture.held_sizes import Held, dynamic_shapes
 from onward.capture.huggingface import attention_kept_whole
 from onward.capture.patches import Patch, patched
+from onward.capture.recurrent_op import recurrent_layers_kept_whole
 from onward.capture.transformer_encoder import padded_with_zeros
 from onward.config import CaptureError
 
@@ -70,6 +71,7 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
         attention_kept_whole(model, own_positions),
         refusing_gradient_code(model.training),
         padded_with_zeros(model.training),
+        recurrent_layers_kept_whole(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")

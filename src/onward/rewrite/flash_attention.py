@@ -13,6 +13,8 @@ def flash_attention(graph: Graph, context: Context) -> int:
     edits = 0
     trained = _reached_from_parameters(graph)
     for node in list(graph):
+        if node.op_type == "Softmax" and (why := node.meta.get("unfused")):
+            context.missed(node, "FlashAttention", why)
         if node.op_type != "Attention" or not _fits(node, trained, context):
             continue
         b = Builder.at(graph, node)

@@ -17,6 +17,7 @@ import torch
 
 from onward.capture.aten.call import Call, Translation, table
 from onward.config import CaptureError
+from onward.graph.einsum import einsum
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Type
 
@@ -184,6 +185,20 @@ def _abs(c: Call, x: Complex) -> Value:
     return c.b.Where(nothing, zero, c.b.Sqrt(c.b.Where(nothing, one, square)))
 
 
+def _einsum(c: Call, equation: str, tensors: list[Any], **_: Any) -> Complex:
+    xs = [_pair(c, x) for x in tensors]
+    if len(xs) == 1:
+        return Complex(einsum(c.b, equation, [xs[0].re]), einsum(c.b, equation, [xs[0].im]))
+    if len(xs) > 2:
+        raise CaptureError("an einsum of three complex operands; fix: two at a time")
+    ac, bd, ad, bc = (
+        einsum(c.b, equation, pair)
+        for pair in ((xs[0].re, xs[1].re), (xs[0].im, xs[1].im), (xs[0].re, xs[1].im),
+                     (xs[0].im, xs[1].re))
+    )  # fmt: skip
+    return Complex(c.b.Sub(ac, bd), c.b.Add(ad, bc))
+
+
 Over = Callable[..., Any]
 COMPLEX: dict[str, Over] = table(
     {
@@ -201,6 +216,7 @@ COMPLEX: dict[str, Over] = table(
         _add: "add.Tensor",
         _sub: "sub.Tensor",
         _abs: "abs.default",
+        _einsum: "einsum.default",
         _product: "matmul.default mm.default bmm.default",
         _to: "to.dtype to.device to.dtype_layout _to_copy.default",
         _fourier: "fft_fft.default fft_ifft.default fft_fftn.default fft_ifftn.default "

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from onward.capture.aten.call import Call, table
 from onward.config import CaptureError
+from onward.graph.einsum import einsum
 from onward.graph.graph import Value, type_of
 from onward.graph.types import Size, product
 
@@ -20,7 +23,7 @@ def _matrix_product(c: Call, x: Value, w: Value, bias: Value | None, transposed:
     return c.b.reshape(y, (*type.shape[:-1], n))
 
 
-def _linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
+def linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
     return _matrix_product(c, x, w, bias, transposed=True)
 
 
@@ -117,9 +120,14 @@ def _baddbmm(c: Call, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: f
     return _added(c, x, c.b.MatMul(a, b), beta, alpha)
 
 
+def _einsum(c: Call, equation: str, tensors: list[Value], **_: Any) -> Value:
+    return einsum(c.b, equation, tensors)
+
+
 TABLE = table(
     {
-        _linear: "linear.default",
+        _einsum: "einsum.default",
+        linear: "linear.default",
         _addmm: "addmm.default",
         _matmul: "mm.default bmm.default matmul.default",
         _baddbmm: "baddbmm.default",

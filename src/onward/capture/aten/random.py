@@ -45,11 +45,11 @@ def _dropout(c: Call, x: Value, ratio: float, train: bool) -> Value:
     if "feature" in str(c.node.target):  # whole channels: x f[N,C,*S]
         shape = type_of(x).shape
         ones = c.b.full(1.0, Type(type_of(x).dtype, (*shape[:2], *[1] * len(shape[2:]))))
-        return c.b.Mul(x, _dropped(c, ones, ratio))
-    return _dropped(c, x, ratio)
+        return c.b.Mul(x, dropped(c, ones, ratio))
+    return dropped(c, x, ratio)
 
 
-def _dropped(c: Call, x: Value, ratio: float) -> Value:
+def dropped(c: Call, x: Value, ratio: float) -> Value:
     r = random_site(c, x)
     return c.b.Dropout(
         x, r["seed"], r["offset"], ratio=float(ratio), site=r["site"], sample_dim=r["sample_dim"]
@@ -61,7 +61,7 @@ def _native_dropout(c: Call, x: Value, ratio: float, train: bool | None) -> list
     ones = c.b.full(1.0, type_of(x))
     if not train or ratio == 0.0:
         return [x, c.b.full(True, Type(DType.BOOL, type_of(x).shape))]
-    kept = _dropped(c, ones, ratio)
+    kept = dropped(c, ones, ratio)
     return [c.b.Mul(x, kept), c.b.Greater(kept, c.b.scalar(0.0, type_of(x).dtype))]
 
 

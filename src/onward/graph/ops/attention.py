@@ -46,17 +46,24 @@ def repeated(b: Builder, x: Value, q: Value) -> Value:
     return b.reshape(wide, (*shape[:-3], type_of(q).shape[-3], *shape[-2:]))
 
 
-def scores(
-    b: Builder, inputs: list[Value | None], attrs: dict[str, Any]
-) -> tuple[Value, Value | None]:
-    """Masked scores f[B,H,Q,S], and where a query may attend to a key (None: everywhere)."""
-    q, k, _, mask, _, _, q_at, k_at = [*inputs, *[None] * 5][:8]
-    assert q is not None and k is not None
-    dtype, queries, keys = type_of(q).dtype, type_of(q).shape[-2], type_of(k).shape[-2]
+def products(b: Builder, q: Value, k: Value, attrs: dict[str, Any]) -> Value:
+    """The scores before masks f[B,H,Q,S]: `cap * tanh(scale q k^T / cap)` where there is a cap."""
     rank = type_of(q).rank
     perm = [*range(rank - 2), rank - 1, rank - 2]
-    k = repeated(b, k, q)
-    s = b.MatMul(b.Mul(q, float(attrs["scale"])), b.transpose(k, perm))
+    s = b.MatMul(b.Mul(q, float(attrs["scale"])), b.transpose(repeated(b, k, q), perm))
+    cap = float(attrs.get("softcap", 0.0))
+    return b.Mul(b.Tanh(b.Div(s, cap)), cap) if cap else s
+
+
+def scores(
+    b: Builder, s: Value, inputs: list[Value | None], attrs: dict[str, Any]
+) -> tuple[Value, Value | None]:
+    """The scores s f[B,H,Q,S] with masks, and where a query may attend to a key (None: everywhere).
+
+    inputs: of the node, from q on.
+    """
+    _, _, _, mask, _, _, q_at, k_at = [*inputs, *[None] * 5][:8]
+    dtype, (queries, keys) = type_of(s).dtype, type_of(s).shape[-2:]
     allowed: Value | None = None
     if mask is not None and type_of(mask).dtype == DType.BOOL:
         allowed = mask
@@ -70,7 +77,8 @@ def scores(
         causal = b.GreaterOrEqual(b.unsqueeze(q_place, [1]), b.unsqueeze(k_place, [0]))  # b[Q,S]
         allowed = causal if allowed is None else b.And(allowed, causal)
     if allowed is not None:
-        s = b.Where(allowed, s, np.array(np.finfo(dtype.numpy()).min, dtype=dtype.numpy()))
+        fill = attrs.get("fill", np.finfo(dtype.numpy()).min)
+        s = b.Where(allowed, s, np.array(fill, dtype=dtype.numpy()))
     return s, allowed
 
 
@@ -99,7 +107,8 @@ def attended(
     p = b.Softmax(s, axis=-1)
     if alive is not None:
         p = b.Where(alive, p, np.zeros((), dtype=type_of(p).dtype.numpy()))
-    if allowed is not None and (mask is not None or draw[-1] is not None):
+    hides = allowed is not None and "fill" not in attrs
+    if hides and (mask is not None or draw[-1] is not None):
         zero = np.zeros((), dtype=type_of(p).dtype.numpy())
         p = b.Where(allowed, p, zero)  # rows with nothing allowed
     return b.MatMul(dropped(b, p, draw, attrs), repeated(b, v, s))
@@ -122,7 +131,9 @@ def dropped(b: Builder, p: Value, draw: list[Value | None], attrs: dict[str, Any
 
 
 def _attention(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    s, allowed = scores(b, inputs, attrs)
+    q, k = inputs[:2]
+    assert q is not None and k is not None
+    s, allowed = scores(b, products(b, q, k, attrs), inputs, attrs)
     return [attended(b, s, allowed, inputs, attrs)]
 
 
@@ -148,9 +159,19 @@ def check_groups(call: Call) -> None:
         raise ValueError(f"{call.op_type}: {heads} heads over {groups} of keys")
 
 
+def check_fill(call: Call, first: int = 0) -> None:
+    """Raises ValueError where `fill` is given, and a mask of bools is not all that hides keys."""
+    if "fill" not in call.attrs:
+        return
+    bits = call.present(first + 3) and call.type(first + 3).dtype == DType.BOOL
+    if not bits or call.attrs.get("is_causal"):
+        raise ValueError(f"{call.op_type}: scores are filled by a mask of bools alone")
+
+
 def _infer(call: Call) -> list[Type]:
     check_groups(call)
     check_packed(call)
+    check_fill(call)
     q, v = call.type(0), call.type(2)
     return [q.with_shape((*q.shape[:-1], v.shape[-1]))]
 
@@ -165,6 +186,18 @@ GROUPED = (
     ({"scale": 0.5, "is_causal": 0}, ("f32[2,4,5,4]", "f32[2,1,6,4]", "f32[2,1,6,8]")),
     ({**_DROP, "is_causal": 0}, (*_GROUPS, "b[2,1,1,6]", "i64[2]", "i64[]")),
 )
+
+FORMS = (
+    ({"scale": 0.5, "is_causal": 0, "softcap": 0.75}, _QKV),
+    ({"scale": 0.5, "is_causal": 1, "softcap": 1.5}, (*_SELF, "b[2,1,1,5]")),
+    ({**_DROP, "is_causal": 0, "softcap": 0.75}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
+    ({"scale": 0.5, "is_causal": 0, "softcap": 0.5}, (*_QKV, "f32[2,1,5,6]")),
+    ({"scale": 0.5, "is_causal": 0, "fill": -1.25}, (*_QKV, "b[2,1,5,6]")),
+    ({"scale": 0.5, "is_causal": 0, "fill": -2e4}, (*_QKV, "b[2,1,5,6]")),
+    ({**_DROP, "is_causal": 0, "fill": -3e4, "softcap": 2.0},
+     (*_SELF, "b[2,1,5,5]", "i64[2]", "i64[]")),
+    ({"scale": 0.5, "is_causal": 0, "fill": -1e4}, (*_GROUPS, "b[2,1,1,6]")),
+)  # fmt: skip
 
 _PACKED = ("f32[1,3,5,4]", "f32[1,3,6,4]", "f32[1,3,6,8]", None)
 PACKED = (
@@ -200,7 +233,10 @@ OPS = (
         "after the other, mask (bool: true may attend; float: added), "
         "seed, offset, and for packed rows the coordinates i64[N,2] of queries, i64[M,2] of keys: "
         "sequences ascend along the rows and positions within a sequence, but keys of sequence -1, "
-        "which no query sees, may lie anywhere.",
+        "which no query sees, may lie anywhere. softcap: scores become softcap tanh(s / softcap) "
+        "(arXiv 2408.00118), before masks; 0: they stay. fill: what a mask of bools puts in the "
+        "place of hidden scores, so that a query to which all is hidden sees all keys alike; "
+        "without it such a query's result is 0.",
         cases=(
             ({"scale": 0.5, "is_causal": 0}, _QKV),
             ({"scale": 0.3, "is_causal": 1}, _SELF),
@@ -210,6 +246,7 @@ OPS = (
             ({**_DROP, "is_causal": 1}, (*_SELF, None, "i64[2]", "i64[]")),
             ({**_DROP, "is_causal": 0}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
             *GROUPED,
+            *FORMS,
             *PACKED,
         ),
     ),

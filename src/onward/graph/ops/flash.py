@@ -15,14 +15,17 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.ops.attention import (
+    FORMS,
     GROUPED,
     PACKED,
     attended,
+    check_fill,
     check_groups,
     check_packed,
     dropped,
     flops,
     live,
+    products,
     repeated,
     scores,
 )
@@ -37,7 +40,9 @@ Value = ir.Value
 
 
 def _flash(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    s, allowed = scores(b, inputs, attrs)
+    q, k = inputs[:2]
+    assert q is not None and k is not None
+    s, allowed = scores(b, products(b, q, k, attrs), inputs, attrs)
     if type_of(s).shape[-1] == 0:  # the highest of nothing
         peak = b.full(-np.inf, type_of(s).with_shape((*type_of(s).shape[:-1], 1)))
     else:
@@ -53,6 +58,7 @@ def _flash(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> lis
 def _infer(call: Call) -> list[Type]:
     check_groups(call)
     check_packed(call)
+    check_fill(call)
     q, v = call.type(0), call.type(2)
     row = q.with_shape(q.shape[:-1])
     return [q.with_shape((*q.shape[:-1], v.shape[-1])), row, row]
@@ -64,25 +70,27 @@ def _turned(b: Builder, x: Value) -> Value:
 
 
 def _probabilities(
-    b: Builder, inputs: list[Value | None], attrs: dict[str, Any]
+    b: Builder, raw: Value, inputs: list[Value | None], attrs: dict[str, Any]
 ) -> tuple[Value, Value]:
-    """The probabilities again, and the gradient of the masked scores: both f[B,H,Q,S]."""
+    """The probabilities again, and the gradient of the scores `raw` before masks: f[B,H,Q,S]."""
     dy, q, k, v, mask, seed, offset, y, peak, total, q_at, k_at = [*inputs, None, None][:12]
     assert dy is not None and v is not None and y is not None
     assert peak is not None and total is not None
-    s, allowed = scores(b, [q, k, v, mask, seed, offset, q_at, k_at], attrs)
+    s, allowed = scores(b, raw, [q, k, v, mask, seed, offset, q_at, k_at], attrs)
     last = type_of(s).rank - 1
     p = b.Div(b.Exp(b.Sub(s, b.unsqueeze(peak, [last]))), b.unsqueeze(total, [last]))
     alive = live(b, s, mask)
-    for where in (allowed, alive):
+    zero = np.zeros((), dtype=type_of(p).dtype.numpy())
+    for where in (None if "fill" in attrs else allowed, alive):
         if where is not None:
-            p = b.Where(where, p, np.zeros((), dtype=type_of(p).dtype.numpy()))
+            p = b.Where(where, p, zero)
     dp = dropped(b, b.MatMul(dy, _turned(b, repeated(b, v, s))), [seed, offset, q_at, k_at], attrs)
     # also the sum of dy * y; the mass is 1 but for rounding, and 0 where nothing is allowed
     tiny = float(np.finfo(type_of(p).dtype.numpy()).tiny)
     mass = b.Max(b.reduce_sum(p, [last], keepdims=True), tiny)
     delta = b.Div(b.reduce_sum(b.Mul(p, dp), [last], keepdims=True), mass)
-    return p, b.Mul(p, b.Sub(dp, delta))
+    ds = b.Mul(p, b.Sub(dp, delta))
+    return p, b.Where(allowed, ds, zero) if allowed is not None and "fill" in attrs else ds
 
 
 def mask_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> Value:
@@ -90,13 +98,20 @@ def mask_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any])
 
     Written in standard ops: a mask that is trained is better left to Attention's body.
     """
-    return _probabilities(b, inputs, attrs)[1]
+    q, k = inputs[1:3]
+    assert q is not None and k is not None
+    return _probabilities(b, products(b, q, k, attrs), inputs, attrs)[1]
 
 
 def _flash_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
     dy, q, k, v, _, seed, offset, _, _, _, q_at, k_at = [*inputs, None, None][:12]
     assert dy is not None and q is not None and k is not None and v is not None
-    p, ds = _probabilities(b, inputs, attrs)
+    raw = products(b, q, k, attrs)
+    p, ds = _probabilities(b, raw, inputs, attrs)
+    cap = float(attrs.get("softcap", 0.0))
+    if cap:  # the slope of cap * tanh(x / cap)
+        share = b.Div(raw, cap)
+        ds = b.Mul(ds, b.Sub(b.scalar(1.0, type_of(raw).dtype), b.Mul(share, share)))
     scale = float(attrs["scale"])
     dq = b.Mul(b.MatMul(ds, repeated(b, k, q)), scale)
     dk = b.MatMul(_turned(b, ds), b.Mul(q, scale))
@@ -117,6 +132,7 @@ def _of_groups(b: Builder, dx: Value, x: Value) -> Value:
 
 def _infer_grad(call: Call) -> list[Type]:
     check_packed(call, first=1, at=10)
+    check_fill(call, first=1)
     return [call.type(1), call.type(2), call.type(3)]
 
 
@@ -132,6 +148,7 @@ _CASES = (
     ({**_DROP, "is_causal": 1}, (*_SELF, None, "i64[2]", "i64[]")),
     ({**_DROP, "is_causal": 0, "sample_dim": 2}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
     *GROUPED,
+    *FORMS,
     *PACKED,
 )
 

@@ -13,6 +13,7 @@ from onward.kernels.aten import (
     pool,
     product,
     random,
+    recurrent,
     reduce,
     update,
 )
@@ -34,6 +35,7 @@ TABLE: dict[str, tuple[Kernel, ...]] = {
         ctc,
         linear_cross_entropy,
         random,
+        recurrent,
         update,
     )
     for op, kernels in family.KERNELS.items()

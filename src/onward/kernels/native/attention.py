@@ -101,7 +101,8 @@ def _scratch_grad(spec: KernelSpec) -> list[Type]:
     room = _room(
         width * k_row, values * k_row, block * q_row,  # panels of keys and values
         rows * width, rows * q_row, rows * values, rows * v_row,
-        2 * rows * k_row, block * q_row, block * v_row, rows * q_row, q[1] // k[1] * queries,
+        2 * rows * k_row, block * q_row, block * v_row, rows * q_row, k_row,
+        q[1] // k[1] * queries,
     )  # fmt: skip
     return [room, _table(spec, q[0], queries, keys)]
 
@@ -123,7 +124,8 @@ def _filter(args: KernelArguments, first: int, shape: tuple[int, ...]) -> dict[s
         "allowed": allowed, "added": added, "mask_strides": strides,
         "seed": seed if ratio > 0.0 else None, "offset": offset, "site": site, "threshold": bound,
         "sample_dim": int(args.attrs.get("sample_dim", -1)), "keep_scale": keep,
-        "scale": float(args.attrs["scale"]),
+        "scale": float(args.attrs["scale"]), "softcap": float(args.attrs.get("softcap", 0.0)),
+        "filled": [float(args.attrs["fill"])] if "fill" in args.attrs else None,
     }  # fmt: skip
 
 

@@ -110,14 +110,15 @@ class Seen:
     """Keys `(b, s)` that an attention mask `[B|1,H|1,T|1,S]` shows to some query of `members`.
 
     Boolean masks show where they are true. Added ones hide a key where they are below `HIDDEN`,
-    unless they hide every key from a query, whose softmax then sees all of them. No members: any
-    query counts.
+    unless they hide every key from a query, whose softmax then sees all of them; so do boolean ones
+    where hidden scores are `filled`. No members: any query counts.
     """
 
     mask: Value
     members: frozenset[Condition] | None
     queries: Shape
     keys: Shape
+    filled: bool = False
 
 
 @dataclass(frozen=True)
@@ -437,8 +438,8 @@ def order_key(condition: Condition) -> str:
             return f"both ({order_key(left)}) ({order_key(right)})"
         case Reached(members, _, _, causal):
             return f"reached {causal} {sorted(map(order_key, members))}"
-        case Seen(mask, members, _, _):
-            return f"seen {mask.name} {sorted(map(order_key, members or ()))}"
+        case Seen(mask, members, _, _, filled):
+            return f"seen {mask.name} {sorted(map(order_key, members or ()))} {filled}"
         case Above(value, number):
             return f"above {value.name} {number}"
         case Attended(inner, _, dim):
@@ -562,10 +563,10 @@ def _seen_value(b: Builder, c: Seen) -> Value:
     mask, (batch, keys) = c.mask, c.keys
     missing = 4 - type_of(mask).rank
     mask = b.unsqueeze(mask, list(range(missing))) if missing else mask
-    if type_of(mask).dtype == DType.BOOL:
-        shown = b.cast(mask, DType.INT64)  # i64[B|1,H|1,T|1,S]
-    else:
-        clear = b.cast(b.Greater(mask, HIDDEN), DType.INT64)
+    is_bool = type_of(mask).dtype == DType.BOOL
+    shown = b.cast(mask if is_bool else b.Greater(mask, HIDDEN), DType.INT64)  # [B|1,H|1,T|1,S]
+    if c.filled or not is_bool:
+        clear = shown
         none = b.Sub(b.const(np.array(1, np.int64)), b.ReduceMax(clear, b.ints([3]), keepdims=1))
         shown = b.Max(clear, none)
     if c.members is not None and type_of(shown).shape[2] != 1:

@@ -207,7 +207,11 @@ def too_weak(value: Value | None) -> str:
     """Of a mask that is added, or filled in: the number that hides too little, and what would hide;
     "" where there is none."""
     fills = [float(a.min()) for a in _constants(_unexpanded(value)) if a.size]
-    least = min(fills, default=0.0)
+    return weak_number(min(fills, default=0.0))
+
+
+def weak_number(least: float) -> str:
+    """The number, where it is low but may not hide; else ""."""
     if not sets.HIDDEN < least <= -100:
         return ""
     return f"{least:g}, which a score may outweigh (-inf or the dtype's finfo.min hides for sure)"

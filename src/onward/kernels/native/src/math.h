@@ -77,6 +77,18 @@ inline Logistic logistic(float x) {
     return {s, e * s};
 }
 
+// tanh(x) to 3e-7 in relative error: near 0 by its series, where 1 - e^-2x would cancel.
+inline float tanh(float x) {
+    const float t = x < 0.0f ? -x : x, square = x * x;
+    float p = -8.863236e-3f;
+    p = p * square + 2.1869488e-2f;
+    p = p * square - 5.3968254e-2f;
+    p = p * square + 1.3333333e-1f;
+    p = p * square - 3.3333333e-1f;
+    const float e = exp_within_87(t > 40.0f ? -80.0f : -2.0f * t), far = (1.0f - e) / (1.0f + e);
+    return t < 0.35f ? x + x * square * p : x < 0.0f ? -far : far;
+}
+
 // The standard normal distribution at x: cdf = P(X <= x), and bell = e^(-x^2 / 2).
 struct Normal {
     float cdf, bell;

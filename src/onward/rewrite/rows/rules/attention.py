@@ -20,7 +20,7 @@ from onward.rewrite.rows.demand import (
 )
 from onward.rewrite.rows.packer import Packer, pack_rule
 from onward.rewrite.rows.sets import Condition, Conditions, both, reached
-from onward.rewrite.rows.zeros import too_weak
+from onward.rewrite.rows.zeros import too_weak, weak_number
 
 ATTENTION = ("Attention", "FlashAttention")
 
@@ -40,7 +40,9 @@ def _reads(q: Question) -> Answer:
         keys = mixed(q, all_of(), sums if batch_masks(q) else "no mask hides a key")
     else:
         keys = Demand((0, 2), seen, keys=True)
-        if low := next(filter(None, map(too_weak, batch_masks(q))), ""):
+        fill = q.attrs.get("fill", -np.inf)
+        low = next(filter(None, map(too_weak, batch_masks(q))), "") or weak_number(fill)
+        if low:
             keys = mixed(q, keys, f"its mask hides keys by {low}")
     return others_whole(q, {0: demand, 1: keys, 2: keys})
 
@@ -55,7 +57,12 @@ def visible(q: Question, members: Conditions | None) -> Conditions | None:
     if mask is not None and type_of(mask).dtype != DType.BOOL and (causal or len(addends) > 1):
         return None  # where each of two hides what the other shows, their sum hides nothing
     near = None if members is None else reached(members, queries, places, causal)
-    shown = None if mask is None else frozenset({_shown(mask, members, queries, places)})
+    fill = q.attrs.get("fill")
+    if fill is not None and fill > sets.HIDDEN:
+        return near  # hidden keys have some weight
+    shown = None
+    if mask is not None:
+        shown = frozenset({_shown(mask, members, queries, places, fill is not None)})
     if near is None or shown is None:
         return near if shown is None else shown
     (condition,) = shown
@@ -88,10 +95,12 @@ def _hides(mask: np.ndarray) -> bool:
     return bool((~mask if mask.dtype == bool else mask <= sets.HIDDEN).any())
 
 
-def _shown(mask: Value, members: Conditions | None, queries: Shape, keys: Shape) -> Condition:
-    if key_mask(mask, keys):
+def _shown(
+    mask: Value, members: Conditions | None, queries: Shape, keys: Shape, filled: bool
+) -> Condition:
+    if key_mask(mask, keys) and not filled:
         return sets.test(mask)
-    return sets.Seen(mask, members, queries, keys)
+    return sets.Seen(mask, members, queries, keys, filled)
 
 
 def key_mask(mask: Value, keys: Shape) -> bool:
@@ -119,6 +128,8 @@ def _pack(p: Packer, node: Node) -> bool:
     known = batch_masks(question)
     if mask is not None and (known != [mask] or not key_mask(mask, (keys[0], keys[2]))):
         return False
+    if "fill" in question.attrs:
+        return False  # a query to which all is hidden sees its sequence's hidden keys
     draw = [*node.inputs[4:6], None, None][:2]
     if not p.context.takes(node, node.op_type, _packed(q, k, v, draw), attributes(node)):
         return False

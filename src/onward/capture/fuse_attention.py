@@ -1,0 +1,323 @@
+"""Attention that a model writes out, as one Attention node: `dropout(softmax(scores)) v`.
+
+The scores are `scale q k^T`, in any order with divisions by a constant, under a soft cap
+`c tanh(scores / c)`, added masks and biases, and `where(mask, scores, number)`. Products of three
+dims (`bmm`, `baddbmm`) are heads and samples in one. What stands in the way is noted at the
+softmax, `node.meta["unfused"]`, where the rewrite that looks for attention reads it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Node, Value, array_of, attributes, type_of
+from onward.graph.types import Shape, product
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """`softcap tanh(scale q k^T / softcap)` (no cap: 0) under what is added and filled."""
+
+    matmul: Node
+    scale: float
+    softcap: float = 0.0
+    added: tuple[tuple[Value, float], ...] = ()  # each times a number
+    filled: tuple[tuple[Value, bool, float], ...] = ()  # where a value is (not): a number
+
+
+@dataclass
+class _Walk:
+    """From the softmax to the product, against the order of computing."""
+
+    factor: float = 1.0  # of what is below, from the constants above
+    added: list[tuple[Value, float]] = field(default_factory=list)
+    filled: list[tuple[Value, bool, float]] = field(default_factory=list)
+    softcap: float = 0.0
+    shape: Shape | None = None  # of the scores above a Reshape, where one was met
+
+
+def fuse_attention(graph: Graph) -> int:
+    """Returns how many attentions were found."""
+    outputs, found = set(graph.outputs.values()), 0
+    for node in list(graph):
+        if node.op_type != "Softmax":
+            continue
+        made = _fused(graph, node, outputs)
+        if made is None:
+            found += 1
+        elif made:
+            node.meta["unfused"] = made
+    return found
+
+
+def _fused(graph: Graph, softmax: Node, outputs: set[Value]) -> str | None:
+    """None where it is an attention, and now a node. Else why not, "" where it looks like none."""
+    x, probabilities = softmax.inputs[0], softmax.outputs[0]
+    assert x is not None
+    rank = type_of(x).rank
+    if attributes(softmax).get("axis", -1) % rank != rank - 1 or rank not in (3, 4):
+        return ""
+    scores = _scores(x)
+    dropout = _reader(probabilities, "Dropout")
+    dropped = probabilities if dropout is None else dropout.outputs[0]
+    last, reshape = _reader(dropped, "MatMul"), None
+    if last is None and (reshape := _reader(dropped, "Reshape")) is not None:
+        last = _reader(reshape.outputs[0], "MatMul")
+    if last is None or scores is None or isinstance(scores, str):
+        return scores if last is not None and isinstance(scores, str) else ""
+    chain = [n for n in (softmax, dropout, reshape) if n is not None]
+    for node, reader in zip(chain, [*chain[1:], last], strict=True):
+        if node.meta.get("stop_gradient"):
+            return "its probabilities have no gradient"
+        others = [n for n in node.outputs[0].consumers() if n is not reader]
+        if others:
+            return f"its probabilities are read by {others[0].op_type} too"
+    if last.meta.get("stop_gradient"):
+        return "its result has no gradient"
+    made = _attention(graph, x, scores, dropout, reshape, last)
+    if isinstance(made, str):
+        return made
+    graph.replace(last.outputs[0], made)
+    _remove_unread(graph, last, outputs)
+    return None
+
+
+def _reader(value: Value, op_type: str) -> Node | None:
+    """The first node of this kind that takes it as its first input."""
+    found = (n for n in value.consumers() if n.op_type == op_type and n.inputs[0] is value)
+    return next(found, None)
+
+
+def _attention(
+    graph: Graph, x: Value, scores: _Scores, dropout: Node | None, reshape: Node | None, last: Node
+) -> Value | str:
+    """The node's result, in the shape of `last`'s."""
+    q, turned = scores.matmul.inputs
+    v, y = last.inputs[1], type_of(last.outputs[0]).shape
+    assert q is not None and turned is not None and v is not None
+    shape = type_of(x).shape
+    ranks = {type_of(value).rank for value in (q, turned)}
+    if len(ranks) != 1 or type_of(v).rank != len(y) or min(*ranks, len(y)) < 3:
+        return "its products broadcast over samples or heads"
+    if reshape is not None and not _joins(shape, type_of(reshape.outputs[0]).shape):
+        return "its probabilities are reshaped"
+    b = Builder.at(graph, last)
+    leading = shape[:-2]
+    q, turned = (_led(b, value, leading) for value in (q, turned))
+    v = _led(b, v, leading)
+    if q is None or turned is None or v is None:
+        return "its products broadcast over samples or heads"
+    mask = _mask(b, scores, shape)
+    if isinstance(mask, str):
+        return mask
+    k = _transposed(b, turned)
+    if len(shape) == 3:
+        q, k, v = (b.unsqueeze(value, [1]) for value in (q, k, v))
+    attrs = {"scale": scores.scale, "is_causal": 0}
+    if scores.softcap:
+        attrs["softcap"] = scores.softcap
+    if scores.filled and math.isfinite(fill := scores.filled[0][2]):
+        attrs["fill"] = fill
+    draw: list[Value | None] = []
+    if dropout is not None:
+        given = attributes(dropout)
+        attrs |= given
+        at = given.get("sample_dim", -1)
+        if len(shape) == 3 and at > 0:
+            attrs["sample_dim"] = at + 1
+        draw = list(dropout.inputs[1:])
+    inputs = [q, k, v, *([mask] if mask is not None or draw else []), *draw]
+    made: Value = b.Attention(*inputs, **attrs)
+    return b.reshape(made, y) if type_of(made).shape != y else made
+
+
+def _joins(whole: Shape, flat: Shape) -> bool:
+    """Whether `[B,H,T,S]` becomes `[B*H,T,S]`."""
+    return len(flat) > 2 and flat[-2:] == whole[-2:] and product(flat[:-2]) == product(whole[:-2])
+
+
+def _led(b: Builder, value: Value, leading: Shape) -> Value | None:
+    """With these dims before its last two; None where it is broadcast over samples."""
+    shape = type_of(value).shape
+    own = shape[:-2]
+    if own == leading:
+        return value
+    if len(own) == len(leading) == 2 and own[0] == leading[0] and own[1] == 1:
+        return value  # keys and values that all heads share
+    if product(own) == product(leading):
+        return b.reshape(value, (*leading, *shape[-2:]))
+    return None
+
+
+def _transposed(b: Builder, turned: Value) -> Value:
+    """`k` of `k^T`."""
+    rank, node = type_of(turned).rank, turned.producer()
+    swap = [*range(rank - 2), rank - 1, rank - 2]
+    if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
+        perm = attributes(node).get("perm")
+        if perm is not None and not node.meta.get("stop_gradient"):
+            return b.transpose(node.inputs[0], [perm[d] for d in swap])
+    return b.transpose(turned, swap)
+
+
+def _mask(b: Builder, scores: _Scores, shape: Shape) -> Value | str | None:
+    """One mask for all that is filled or added: bools, or floats; why there is none for it."""
+    low = {number for _, _, number in scores.filled}
+    if len(low) > 1:
+        return "its masks fill scores with different numbers"
+    allowed: Value | None = None
+    for where, hides, _ in scores.filled:
+        inner = where.producer()
+        if hides and inner is not None and inner.op_type == "Not" and inner.inputs[0] is not None:
+            visible = inner.inputs[0]
+        else:
+            visible = b.Not(where) if hides else where
+        allowed = visible if allowed is None else b.And(allowed, visible)
+    added: Value | None = None
+    for value, factor in scores.added:
+        value = value if factor == 1.0 else b.Mul(value, factor)
+        added = value if added is None else b.Add(added, value)
+    if allowed is not None and added is not None:
+        if low != {-math.inf}:  # where all is hidden, the numbers that are filled in are alike
+            return "its mask fills scores that a bias was added to; -inf would do"
+        number = np.array(-np.inf, dtype=type_of(added).dtype.numpy())
+        added, allowed = b.Where(allowed, added, number), None
+    mask = added if allowed is None else allowed
+    if mask is not None and len(shape) == 3 and type_of(mask).rank == 3:
+        mask = b.unsqueeze(mask, [1])
+    return mask
+
+
+# ---- the way from the softmax to the product
+
+
+def _scores(x: Value) -> _Scores | str | None:
+    """None where no product is found; why, where one is, under something else."""
+    walk = _Walk()
+    value = x
+    while (node := value.producer()) is not None:
+        if node.op_type == "MatMul":
+            return _at_product(node, walk)
+        if node.meta.get("stop_gradient"):
+            return None
+        below = _below(node, walk)
+        if below is None or isinstance(below, str):
+            return below
+        value = below
+    return None
+
+
+def _at_product(node: Node, walk: _Walk) -> _Scores | str:
+    if node.meta.get("stop_gradient"):
+        return "its scores have no gradient"
+    if walk.softcap:  # factor: of what tanh is taken
+        scale, cap = walk.factor * walk.softcap, walk.softcap
+    else:
+        scale, cap = walk.factor, 0.0
+    if scale <= 0.0:
+        return "its scores are scaled by what is not above 0"
+    return _Scores(node, scale, cap, tuple(walk.added), tuple(walk.filled))
+
+
+def _below(node: Node, walk: _Walk) -> Value | str | None:
+    """The scores that a node was given, what it does to them noted."""
+    match node.op_type:
+        case "Mul" | "Div":
+            for i, j in ((0, 1), (1, 0)) if node.op_type == "Mul" else ((0, 1),):
+                number = _number(node.inputs[j])
+                if number is not None and number > 0.0:
+                    walk.factor *= number if node.op_type == "Mul" else 1.0 / number
+                    return node.inputs[i]
+            return None
+        case "Tanh":
+            if walk.softcap or walk.shape is not None:
+                return "its scores are capped twice"
+            walk.softcap, walk.factor = walk.factor, 1.0
+            return node.inputs[0]
+        case "Where":
+            return _filled(node, walk)
+        case "Add":
+            return _added(node, walk)
+        case "Reshape":
+            assert node.inputs[0] is not None
+            inner = type_of(node.inputs[0]).shape
+            if walk.shape is not None or not _joins(type_of(node.outputs[0]).shape, inner):
+                return None
+            walk.shape = type_of(node.outputs[0]).shape
+            return node.inputs[0]
+        case _:
+            return None
+
+
+def _filled(node: Node, walk: _Walk) -> Value | str | None:
+    condition, *sides = node.inputs
+    y = type_of(node.outputs[0]).shape
+    assert condition is not None
+    for i, side in enumerate(sides):
+        number = _number(_unexpanded(side))
+        other = sides[1 - i]
+        if number is None or other is None or type_of(other).shape != y:
+            continue
+        if walk.softcap or walk.shape is not None:
+            return "its mask lies under its soft cap, or under a reshape"
+        if walk.added and number != -math.inf:
+            return "something is added where its mask has filled scores; -inf would do"
+        if math.isnan(number) or number == math.inf:
+            return None
+        walk.filled.append((condition, i == 0, number * walk.factor))
+        return other
+    return None
+
+
+def _added(node: Node, walk: _Walk) -> Value | str | None:
+    """The side that a product is behind; the other is a mask or a bias."""
+    if walk.softcap:
+        return "a bias lies under its soft cap"
+    y = type_of(node.outputs[0]).shape
+    for scores, other in (node.inputs, node.inputs[::-1]):
+        if scores is None or other is None or type_of(scores).shape != y:
+            continue
+        if not isinstance(_scores(scores), _Scores):
+            continue
+        if walk.shape is None:
+            walk.added.append((other, walk.factor))
+            return scores
+        return "a bias lies under a reshape"
+    return None
+
+
+# ---- constants, and what is left
+
+
+def _unexpanded(value: Value | None) -> Value | None:
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type in ("Expand", "Identity"):
+        return _unexpanded(node.inputs[0])
+    return value
+
+
+def _number(value: Value | None) -> float | None:
+    """Of a constant that is one number throughout."""
+    array = array_of(value)
+    if array is None or array.size == 0 or array.dtype == bool:
+        return None
+    return float(array.reshape(-1)[0]) if (array == array.reshape(-1)[0]).all() else None
+
+
+def _remove_unread(graph: Graph, last: Node, outputs: set[Value]) -> None:
+    """The nodes that nobody reads any more, from `last` on."""
+    stack = [last]
+    while stack:
+        node = stack.pop()
+        if node.graph is None or any(y in outputs or list(y.consumers()) for y in node.outputs):
+            continue
+        makers = [x.producer() for x in node.inputs if x is not None]
+        graph.remove([node])
+        stack += [maker for maker in makers if maker is not None]
+
+
+__all__ = ["fuse_attention"]
