@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,20 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Li
     return loaded
 
 
+# Which keys a query sees, both numbered alike; most leave out whole blocks of them.
+PATTERNS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "window": lambda q, k: (q - k).abs() <= 20,
+    "behind": lambda q, k: (k <= q) & (k > q - 33),
+    "below": lambda q, k: k <= q,
+    "above": lambda q, k: k > q,
+    "documents": lambda q, k: q // 50 == k // 50,
+    "last": lambda q, k: k >= k[-1] - 40 * q.clamp(max=1),
+    "middle": lambda q, k: (q >= 0) & (k > 90) & (k < 101),
+    "ends": lambda q, k: (k == 0) | (k == k[-1]) | (q < 3),
+    "few": lambda q, k: (q % 70 > 64) & (k >= 0),
+}
+
+
 @dataclass(frozen=True)
 class Call:
     """Sizes, mask and dropout of one attention."""
@@ -37,19 +52,25 @@ class Call:
     K: int = 8
     E: int = 8
     causal: bool = False
-    mask: str = ""  # kind and shape: "bool 2,1,1,5"
+    mask: str = ""  # kind and shape: "bool 2,1,1,5"; a pattern has "least " or "infinite " before
     ratio: float = 0.0
     sample_dim: int = 0
+    softcap: float = 0.0
+    fill: float | None = None
 
     def __str__(self) -> str:
         kind = f" {self.mask}" if self.mask else ""
         drop = f" drop{self.ratio}@{self.sample_dim}" if self.ratio else ""
+        drop += f" cap{self.softcap}" if self.softcap else ""
+        drop += "" if self.fill is None else f" fill{self.fill:g}"
         sizes = (self.B, self.H, self.Q, self.S, self.K, self.E)
         return ",".join(map(str, sizes)) + " causal" * self.causal + kind + drop
 
     @property
     def attrs(self) -> dict[str, Any]:
         attrs = {"scale": 1 / math.sqrt(self.K), "is_causal": int(self.causal)}
+        attrs |= {"softcap": self.softcap} if self.softcap else {}
+        attrs |= {} if self.fill is None else {"fill": self.fill}
         drop = {"ratio": self.ratio, "site": 2**20 + 3, "sample_dim": self.sample_dim}
         return attrs | drop if self.ratio else attrs
 
@@ -59,11 +80,17 @@ class Call:
         B, H, Q, S, K, E = self.B, self.H, self.Q, self.S, self.K, self.E
         shapes = [(B, H, Q, E), (B, H, Q, K), (B, H, S, K), (B, H, S, E)]
         tensors = [torch.randn(*shape, generator=g) for shape in shapes]
-        kind, _, sizes = self.mask.partition(" ")
+        added, _, rest = self.mask.rpartition("added ")
+        kind, _, sizes = rest.partition(" ")
         if not kind:
             return tensors, None
         shape = [int(n) for n in sizes.split(",")]
         drawn = torch.randn(shape, generator=g)
+        if kind in PATTERNS:
+            query = torch.arange(shape[-2]).unsqueeze(1) * S // Q
+            mask = PATTERNS[kind](query, torch.arange(shape[-1])).expand(shape).clone()
+            low = {"least ": torch.finfo(torch.float32).min, "infinite ": -torch.inf}
+            return tensors, torch.where(mask, 0.0, low[added]) if added else mask
         if kind == "bool":
             mask = drawn > -0.8
             mask[..., 0] = True

@@ -13,6 +13,7 @@
 
 #include <cfloat>
 #include <cmath>
+#include <cstring>
 #include <type_traits>
 
 #include "math.h"
@@ -23,6 +24,8 @@
 using namespace onward;
 
 namespace {
+
+constexpr float HIDDEN = -1e30f;  // scores are far above, and what hides them is far below
 
 // What restricts and thins the scores: at most one of the masks is given.
 struct Filter {
@@ -87,6 +90,43 @@ struct Filter {
         }
     }
 
+    // Whether keys that a mask hides can be told to have no weight, without their scores.
+    bool scans(const Segment& g) const {
+        if (g.visible || (filled && *filled > HIDDEN)) return false;
+        return (allowed.data && allowed.col() == 1) || (added.data && added.col() == 1);
+    }
+
+    // Query q's keys k + low, ..., k + high - 1 of a block hold all that have weight. Before, `high`
+    // is the block's keys. They stay where that is not known: a row of which all is hidden sees all
+    // keys alike, or by what is added. `peak`: the row's highest score; null: not known yet.
+    void shown(const Segment& g, int64_t h, int64_t q, int64_t k, const float* peak, int64_t& low,
+               int64_t& high) const
+    {
+        int64_t a = 0, b = high;
+        if (allowed.data) {
+            const uint8_t* m = allowed.at(g.b, h, q) + k;
+            const auto none = [&](int64_t j) {
+                uint64_t eight;
+                std::memcpy(&eight, m + j, 8);
+                return eight == 0;
+            };
+            while (b - a >= 8 && none(a)) a += 8;
+            while (a < b && !m[a]) ++a;
+            while (b - a >= 8 && none(b - 8)) b -= 8;
+            while (a < b && !m[b - 1]) --b;
+        } else {
+            const float* m = added.at(g.b, h, q) + k;
+            while (a < b && m[a] <= HIDDEN) ++a;
+            while (a < b && m[b - 1] <= HIDDEN) --b;
+        }
+        const bool hides = allowed.data && !filled;  // whatever else the row sees
+        const bool sees = peak ? *peak > HIDDEN : a < b && (added.data || high == g.keys);
+        if (hides || sees) {
+            low = a;
+            high = b;
+        }
+    }
+
     // Whether a row with this highest score has nothing to attend to. A packed row that sees any
     // key sees its segment's first one, which is never hidden.
     // An added mask hides a whole row where it is -infinity throughout.
@@ -95,24 +135,37 @@ struct Filter {
     }
 };
 
-// Which of a block's keys its queries may see: row i the first count[i], of which no row has more
-// than `cols`, nor row i more than i + 1 + diagonal.
+// Which of a block's keys its queries may see: those from `first` on, row i the first count[i], of
+// which no row has more than `cols`, nor row i more than i + 1 + diagonal. `peaks`: of the rows,
+// where they are known.
 struct Below {
-    int64_t count[QUERIES], cols = 0, diagonal = UNBOUNDED;
+    int64_t first = 0, count[QUERIES], cols = 0, diagonal = UNBOUNDED;
 
-    Below(const Segment& g, bool causal, int64_t q0, int64_t m, int64_t k0, int64_t keys) {
-        if (!causal) {
+    Below(const Segment& g, const Filter& filter, bool causal, int64_t h, int64_t q0, int64_t m,
+          int64_t k0, int64_t keys, const float* peaks)
+    {
+        if (!causal && !filter.scans(g)) {
             for (int64_t i = 0; i < m; ++i) count[i] = keys;
             cols = keys;
             return;
         }
         diagonal = -UNBOUNDED;
+        first = keys;
         for (int64_t i = 0; i < m; ++i) {
-            const int64_t reach = g.reach(q0 + i) - k0;
-            count[i] = std::clamp(reach, int64_t(0), keys);
-            diagonal = std::max(diagonal, reach - 1 - i);
+            int64_t low = 0, high = keys;
+            if (filter.scans(g))
+                filter.shown(g, h, q0 + i, k0, peaks ? peaks + i : nullptr, low, high);
+            if (causal) high = std::clamp(g.reach(q0 + i) - k0, int64_t(0), high);
+            count[i] = low < high ? high : 0;
+            if (low >= high) continue;
+            first = std::min(first, low);
+            cols = std::max(cols, high);
+            diagonal = std::max(diagonal, high - 1 - i);
         }
-        cols = count[m - 1];
+        first = cols > 0 ? first / COLS * COLS : 0;
+        for (int64_t i = 0; i < m; ++i) count[i] = std::max(count[i] - first, int64_t(0));
+        cols -= first;
+        diagonal -= first;
     }
 };
 
@@ -306,16 +359,18 @@ inline void clear(const Strided<float>& x, int64_t h, int64_t first, int64_t end
 
 // y[B,H,Q,E], peak[B,H,Q], total[B,H,Q] from q[B,H,Q,K], k[B,G,S,K], v[B,G,S,E]; of packed rows
 // with their coordinates q_at[Q][2], k_at[S][2] (null: no packed rows). sizes: B, H, Q, S, K, E,
-// is_causal, G, a divisor of H. peak, total: of the rows' scores. `allowed` and `added` are two kinds of mask, of
-// which one is null, or both. `seed` null: no dropout. scratch: f32[threads, room], and the table
-// of the segments.
+// is_causal, G, a divisor of H. peak, total: of the rows' scores. `allowed` and `added` are two
+// kinds of mask, of which one is null, or both; `filled`: what the first one puts in the place of
+// hidden scores, null: they are left out. `seed` null: no dropout. scratch: f32[threads, room], and
+// the table of the segments.
 extern "C" void onward_attention(
     const float* q, const int64_t* OF(4) q_strides, const float* k, const int64_t* OF(4) k_strides,
     const float* v, const int64_t* OF(4) v_strides, const uint8_t* OPTIONAL allowed,
     const float* OPTIONAL added, const int64_t* OF(4) mask_strides,
     const int64_t* OPTIONAL OF(2) seed, const int64_t* OPTIONAL OF(1) offset, int64_t site,
     int64_t threshold, int64_t sample_dim, float keep_scale, float scale,
-    float softcap, const float* OPTIONAL OF(1) filled, const int64_t* OPTIONAL OF(2 * sizes[2]) q_at, const int64_t* OPTIONAL OF(2 * sizes[3]) k_at,
+    float softcap, const float* OPTIONAL OF(1) filled,
+    const int64_t* OPTIONAL OF(2 * sizes[2]) q_at, const int64_t* OPTIONAL OF(2 * sizes[3]) k_at,
     float* y, const int64_t* OF(4) y_strides, float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
     float* OF(sizes[0] * sizes[1] * sizes[2]) totals, const int64_t* OF(8) sizes,
     float* OF(threads * room) scratch, int64_t threads, int64_t room, int32_t* segments)
@@ -356,16 +411,17 @@ extern "C" void onward_attention(
             for (int64_t q0 = first; q0 < last; q0 += QUERIES) {
                 const int64_t m = std::min(QUERIES, g.queries - q0);
                 const int64_t row = (g.b * n.heads + h) * n.queries + g.q0 + q0;
-                const Below below(g, n.causal, q0, m, k0, keys);
+                const Below below(g, filter, n.causal, h, q0, m, k0, keys, nullptr);
                 if (k0 > 0 && below.cols == 0) continue;
+                const int64_t k1 = k0 + below.first;
                 pack_rows(Q.at(g.b, h, g.q0 + q0), Q.row(), Q.col(), m, n.width, scale, rows);
-                product_below(m, below.cols, n.width, rows, n.width, turned, s, lds,
-                              below.diagonal);
+                product_below(m, below.cols, n.width, rows, n.width,
+                              turned + below.first * n.width, s, lds, below.diagonal);
                 for (int64_t i = 0; i < m; ++i) {
                     const int64_t count = below.count[i], whole = padded(count);
                     float *si = s + i * lds, *peak = peaks + row + i, *total = totals + row + i;
                     filter.cap(count, si, nullptr);
-                    filter.mask(g, h, q0 + i, k0, count, si);
+                    filter.mask(g, h, q0 + i, k1, count, si);
                     fill(si, count, whole, -INFINITY);
                     const float here = count > 0 ? highest(si, whole) : -FLT_MAX;
                     if (count == 0 || filter.nothing(here) || (k0 > 0 && here == -INFINITY)) {
@@ -383,11 +439,11 @@ extern "C" void onward_attention(
                         sum = exponentials(si, int32_t(whole), here);
                     else if (g.places)
                         sum = exponentials<true>(si, int32_t(whole), here,
-                                                 filter.key(g, h, q0 + i, k0), g.places + k0,
+                                                 filter.key(g, h, q0 + i, k1), g.places + k1,
                                                  uint32_t(threshold));
                     else
                         sum = exponentials<false>(si, int32_t(whole), here,
-                                                  filter.key(g, h, q0 + i, k0), nullptr,
+                                                  filter.key(g, h, q0 + i, k1), nullptr,
                                                   uint32_t(threshold));
                     fill(si, whole, below.cols, 0.0f);
                     // Joined with the blocks before, where one had something for this row.
@@ -404,8 +460,8 @@ extern "C" void onward_attention(
                     kept[i] = before / all;
                 }
                 fill(o, 0, m * ldo, 0.0f);
-                add_product(m, n.values, below.cols, s, lds, panels, keys, o, ldo,
-                            below.diagonal);
+                add_product(m, n.values, below.cols, s, lds, panels + below.first * COLS, keys, o,
+                            ldo, below.diagonal);
                 for (int64_t i = 0; i < m; ++i)
                     join(o + i * ldo, n.values, factor[i], kept[i], Y.at(g.b, h, g.q0 + q0 + i));
             }
@@ -486,8 +542,9 @@ extern "C" void onward_attention_grad(
                 float* deltas = delta + member * g.queries;
                 const int64_t m = std::min(QUERIES, g.queries - q0);
                 const int64_t row = (g.b * n.heads + h) * n.queries + g.q0 + q0;
-                const Below below(g, n.causal, q0, m, k0, keys);
+                const Below below(g, filter, n.causal, h, q0, m, k0, keys, peaks + row);
                 if (k0 > 0 && below.cols == 0) continue;  // the first block writes each dq
+                const int64_t first = below.first, k1 = k0 + first;
                 const float* qb = Q.at(g.b, h, g.q0 + q0);
                 const float* gb = DY.at(g.b, h, g.q0 + q0);
                 pack_rows(qb, Q.row(), Q.col(), m, n.width, scale, q_rows);
@@ -497,10 +554,10 @@ extern "C" void onward_attention_grad(
                 for (int64_t i = 0; i < m && !one_block && k0 == 0; ++i)
                     deltas[q0 + i] = dot(dy_rows + i * n.values, Y.at(g.b, h, g.q0 + q0 + i),
                                          Y.col(), n.values);
-                product_below(m, below.cols, n.width, q_rows, n.width, k_turned, s, lds,
-                              below.diagonal);
-                product_below(m, below.cols, n.values, dy_rows, n.values, v_turned, t, lds,
-                              below.diagonal);
+                product_below(m, below.cols, n.width, q_rows, n.width,
+                              k_turned + first * n.width, s, lds, below.diagonal);
+                product_below(m, below.cols, n.values, dy_rows, n.values,
+                              v_turned + first * n.values, t, lds, below.diagonal);
                 for (int64_t i = 0; i < m; ++i) {
                     const int64_t count = below.count[i], whole = padded(count);  // no scalar rest
                     const float peak = peaks[row + i], inverse = 1.0f / totals[row + i];
@@ -511,37 +568,38 @@ extern "C" void onward_attention_grad(
                         continue;
                     }
                     filter.cap(count, si, slope);
-                    filter.mask(g, h, q0 + i, k0, count, si);
+                    filter.mask(g, h, q0 + i, k1, count, si);
                     if (one_block) {
                         fill(si, count, whole, -INFINITY);
                         fill(ti, count, whole, 0.0f);
                     }
+                    const int32_t* places = g.places ? g.places + k1 : nullptr;
                     const auto dropped = [&](auto listed) {
                         constexpr bool LISTED = decltype(listed)::value;
-                        const RowKey key = filter.key(g, h, q0 + i, k0);
+                        const RowKey key = filter.key(g, h, q0 + i, k1);
                         if (one_block)
                             whole_row<LISTED>(si, ti, int32_t(whole), peak, inverse, key,
-                                              g.places, uint32_t(threshold), keep_scale);
+                                              places, uint32_t(threshold), keep_scale);
                         else
                             probabilities<LISTED>(si, ti, int32_t(whole), peak, inverse,
-                                                  deltas[q0 + i], key, g.places + k0,
+                                                  deltas[q0 + i], key, places,
                                                   uint32_t(threshold), keep_scale);
                     };
                     if (filter.drops() && g.places) dropped(std::true_type());
                     else if (filter.drops()) dropped(std::false_type());
                     else if (one_block) whole_row(si, ti, int32_t(whole), peak, inverse);
                     else probabilities(si, ti, int32_t(whole), peak, inverse, deltas[q0 + i]);
-                    filter.undo(g, h, q0 + i, k0, count, peak, slope, ti);
+                    filter.undo(g, h, q0 + i, k1, count, peak, slope, ti);
                     fill(si, count, below.cols, 0.0f);
                     fill(ti, count, below.cols, 0.0f);
                 }
-                add_turned_product(below.cols, n.values, m, s, lds, dy_panels, m, v_sum, ldv,
-                                   below.diagonal);
-                add_turned_product(below.cols, n.width, m, t, lds, q_panels, m, k_sum, ldk,
-                                   below.diagonal);
+                add_turned_product(below.cols, n.values, m, s, lds, dy_panels, m,
+                                   v_sum + first * ldv, ldv, below.diagonal);
+                add_turned_product(below.cols, n.width, m, t, lds, q_panels, m,
+                                   k_sum + first * ldk, ldk, below.diagonal);
                 fill(q_sum, 0, m * ldk, 0.0f);
-                add_product(m, n.width, below.cols, t, lds, k_panels, keys, q_sum, ldk,
-                            below.diagonal);
+                add_product(m, n.width, below.cols, t, lds, k_panels + first * COLS, keys, q_sum,
+                            ldk, below.diagonal);
                 const float before = k0 > 0 ? 1.0f : 0.0f;
                 for (int64_t i = 0; i < m; ++i)
                     join(q_sum + i * ldk, n.width, scale, before, DQ.at(g.b, h, g.q0 + q0 + i));
