@@ -9,6 +9,7 @@ import pytest
 import tiny
 import torch
 import torch.nn.functional as F
+from row_programs import wrong_numbers
 from tiny_families import assert_same
 from torch import Tensor, nn
 
@@ -140,6 +141,8 @@ FUSED: dict[str, Body] = {
         (q @ k.mT + (~keys(mask)).float() * -10000.0) * 0.5, v),
     "a bias": lambda m, q, k, v, mask: attended(
         plain(q, k) + m.near[:, :, : q.shape[2], : q.shape[2]], v),
+    "a bias before the scale": lambda m, q, k, v, mask: attended(
+        (q @ k.mT + m.near[:, :, : q.shape[2], : q.shape[2]]) / 3.0, v),
     "a bias first": lambda m, q, k, v, mask: attended(
         m.near[:, :, : q.shape[2], : q.shape[2]] + plain(q, k), v),
     "a bias and a mask": lambda m, q, k, v, mask: attended(
@@ -251,3 +254,26 @@ def test_others_are_left(name: str) -> None:
     assert "Softmax" in ops
     assert [r[: len(reason)] for r in reasons] == ([reason] if reason else [])
     assert_same([tiny.gradients(model, batch) for batch in data], model, data)
+
+
+class Tagged(ByHand):
+    """The same, with a label for some tokens."""
+
+    def forward(self, x: Tensor, mask: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
+        h = self.packed(x.tanh()).unflatten(-1, (3, HEADS, WIDTH))
+        q, k, v = (t.transpose(1, 2) for t in h.unbind(2))
+        y = self.out(self.body(self, q, k, v, mask).transpose(1, 2).flatten(2))
+        return F.cross_entropy(y.flatten(0, 1), labels.flatten())
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", [n for n in FUSED if "all heads" not in n])
+def test_rows_that_are_read_are_computed(name: str) -> None:
+    """Also where a label lies in a sequence of which all is hidden, but for -inf."""
+    batch = _batch(4, 6) | {"labels": torch.full((4, 6), -100)}
+    batch["labels"][:, 0] = torch.tensor([1, 2, 3, 0])
+    batch["labels"][2, 0] = -100
+    if name in HIDDEN:
+        batch["mask"][1] = False
+    wrong = wrong_numbers(Tagged(FUSED[name]), [batch])
+    assert not wrong, "\n".join(wrong)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from fault import (
     AS_EAGER,
     BUFFERS,
+    BY_HAND,
     CAPTURE,
     CHOSEN,
     CONVOLUTIONS,
     CORE,
     CTC,
     EFFECTS,
+    EINSUM,
     FORMS,
     GUARDS,
     HOOKS,
@@ -206,6 +208,31 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     Fault(
         "capture: a new tensor returned twice has two gradients", "capture/own_gradients.py",
         "i if id(found[i]) in inputs else last[id(found[i])]", "i", OWN_GRADIENTS,
+    ),
+    Fault(
+        "attention by hand: what fills scores hides them", "capture/fuse_attention.py",
+        'attrs["fill"] = fill', "pass", BY_HAND,
+    ),
+    Fault(
+        "attention by hand: others read its probabilities", "capture/fuse_attention.py",
+        "        if others:\n", "        if False:\n", BY_HAND,
+    ),
+    Fault(
+        "attention by hand: what is added is not scaled", "capture/fuse_attention.py",
+        "walk.added.append((other, walk.factor))", "walk.added.append((other, 1.0))", BY_HAND,
+    ),
+    Fault(
+        "attention by hand: a cap is a scale", "capture/fuse_attention.py",
+        "scale, cap = walk.factor * walk.softcap, walk.softcap",
+        "scale, cap = walk.factor, walk.softcap", BY_HAND,
+    ),
+    Fault(
+        "attention by hand: a bias is added to what was filled", "capture/fuse_attention.py",
+        "if low != {-math.inf}:", "if False:", BY_HAND,
+    ),
+    Fault(
+        "einsum: a dim of 1 is not copied", "graph/einsum.py",
+        "y.size(n) if x.size(n) == 1 else x.size(n)", "y.size(n)", EINSUM,
     ),
     Fault(
         "capture: equal parts with a backward of their own are one", "capture/aten/copies.py",

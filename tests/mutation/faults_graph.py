@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fault import NODES, ONE_ROW, ROWS, RULES, Fault
+from fault import BY_HAND, NODES, ONE_ROW, ROWS, RULES, Fault
 
 DECODERS = ("rewrite/test_decoder_fusions.py",)
 
@@ -182,8 +182,17 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rows: a mask that hides too little is no reason", "rewrite/rows/rules/attention.py",
-        'if low := next(filter(None, map(too_weak, batch_masks(q))), ""):', 'if low := "":',
+        'low = next(filter(None, map(too_weak, batch_masks(q))), "") or', 'low =',
         ("models/test_row_reasons.py",),
+    ),
+    Fault(
+        "rows: where scores are filled, hidden keys are left out",
+        "rewrite/rows/rules/attention.py",
+        "if key_mask(mask, keys) and not filled:", "if key_mask(mask, keys):", BY_HAND,
+    ),
+    Fault(
+        "rows: packed rows forget what fills scores", "rewrite/rows/rules/attention.py",
+        'if "fill" in question.attrs:', 'if question.attrs.get("fill") == 1:', BY_HAND,
     ),
     Fault(
         "rows: rows stay where they are in any other shape", "rewrite/rows/packer.py",
