@@ -25,6 +25,20 @@ def steps(x: torch.Tensor) -> torch.Tensor:
     return x + ((x * 2).round() / 2 - x).detach()
 
 
+def holes(x: torch.Tensor) -> torch.Tensor:
+    """x with an element of its second row that is no number."""
+    gap = torch.zeros(4, 5)
+    gap[1, 2], gap[3, :] = torch.nan, torch.tensor([0.0, torch.nan, 0.0, 0.0, 0.0])
+    return torch.where(gap.isnan(), gap, x)
+
+
+def hidden(x: torch.Tensor) -> torch.Tensor:
+    """x with -inf in some places, in one row and one column everywhere."""
+    gap = torch.zeros(4, 5, dtype=torch.bool)
+    gap[1], gap[:, 3], gap[0, 0] = True, True, True
+    return x.masked_fill(gap, -torch.inf)
+
+
 def bag(x: torch.Tensor) -> torch.Tensor:
     """A table f[20,5]."""
     return x[:1].reshape(4, 5).repeat(5, 1) * torch.linspace(-1, 1, 20).unsqueeze(1)
@@ -110,6 +124,73 @@ FORMS: dict[str, Form] = {
         i, bag(x), per_sample_weights=x[:, :, 0] * 2, mode="sum", padding_idx=3
     ),
     "bag of ties": lambda x, i: F.embedding_bag(i, steps(bag(x)), mode="max"),
+    **{
+        f"{name} of dim {dim}": lambda x, i, name=name, dim=dim: getattr(torch, name)(
+            x, dim, keepdim=dim == 0
+        )
+        for name in ("median", "nanmedian")
+        for dim in (0, 1, -1)
+    },
+    "median of all, equal ones": lambda x, i: steps(x).median() + x.nanmedian(),
+    "median of whole numbers": lambda x, i: (i.median(), i.median(1).values),
+    **{
+        f"{name} where some are no numbers": lambda x, i, name=name: torch.nan_to_num(
+            getattr(torch, name)(holes(x), 1).values, 3.0
+        )
+        for name in ("median", "nanmedian")
+    },
+    "nanmedian of all where some are no numbers": lambda x, i: holes(x).nanmedian(),
+    **{f"kthvalue {k} of {dim}": lambda x, i, k=k, dim=dim: x.kthvalue(k, dim)
+       for k, dim in ((1, -1), (3, 0), (4, 1))},
+    **{
+        f"quantile {kind}, {form}": lambda x, i, kind=kind, q=q, dim=dim: torch.quantile(
+            x if dim is None else steps(x), q, dim, keepdim=dim == 1, interpolation=kind
+        )
+        for kind in ("linear", "lower", "higher", "midpoint", "nearest")
+        for form, (q, dim) in {
+            "of all": (0.3, None),
+            "of a dim": (0.5, -1),
+            "several of a dim": (torch.tensor([0.0, 0.4, 0.85, 1.0]), 1),
+            "several of all": (torch.tensor([0.1, 0.6]), None),
+        }.items()
+    },
+    "nanquantile": lambda x, i: torch.nanquantile(holes(x), torch.tensor([0.2, 0.9]), 1),
+    "quantile where some are no numbers": lambda x, i: torch.nan_to_num(holes(x).quantile(0.4, 1)),
+    "quantile by a trained number": lambda x, i: x.quantile(x[0, 0, 0].sigmoid(), dim=2),
+    "fill_diagonal_": lambda x, i: (x[:, :, 0] * 1).fill_diagonal_(2.0),
+    "fill_diagonal_ of a tall matrix": lambda x, i: (
+        (torch.zeros(7, 2) + x[0, 0, 0]).fill_diagonal_(1, True)
+    ),
+    "fill_diagonal_ of a cube": lambda x, i: (torch.zeros(3, 3, 3) + x[0, 0, :3]).fill_diagonal_(
+        0.5
+    ),
+    "angle": lambda x, i: x.angle() + i.angle().unsqueeze(-1),
+    "chain_matmul": lambda x, i: torch.linalg.multi_dot([x[0], x[1].T, x[2]]),
+    **{
+        f"adaptive_max_pool1d to {n}": lambda x, i, n=n: F.adaptive_max_pool1d(
+            steps(x), n, return_indices=True
+        )
+        for n in (1, 2, 3, 5)
+    },
+    **{
+        f"adaptive_max_pool2d to {n}": lambda x, i, n=n: F.adaptive_max_pool2d(steps(x), n)
+        for n in (1, (2, 5), (3, 2))
+    },
+    "adaptive_max_pool3d": lambda x, i: F.adaptive_max_pool3d(steps(x)[:2, None], (2, 3, 2)),
+    "_safe_softmax": lambda x, i: torch.ops.aten._safe_softmax(hidden(x), -1),
+    "_safe_softmax of samples": lambda x, i: torch.ops.aten._safe_softmax(hidden(x), 1),
+    **{
+        f"grid_sample 3d {mode}, {padding}, {aligned}": (
+            lambda x, i, mode=mode, padding=padding, aligned=aligned: F.grid_sample(
+                x[:2, :2, None].reshape(1, 2, 2, 1, 5) * 1.0,
+                (x[:, :, :3] * 1.3).reshape(1, -1, 2, 2, 3),
+                mode, padding, aligned,
+            )
+        )
+        for mode in ("bilinear", "nearest")
+        for padding in ("zeros", "border", "reflection")
+        for aligned in (True, False)
+    },
     "roll": lambda x, i: x.roll((7, -3), (0, -1)) + x.roll(1),
     "roll by a size": lambda x, i: x.roll(x.shape[0] - 5, 0),
     "fftshift": lambda x, i: torch.fft.ifftshift(torch.fft.fftshift(x, (0, 1)), -1),

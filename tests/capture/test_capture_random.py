@@ -64,6 +64,19 @@ DRAWS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], float, float, flo
     "randint from": (lambda x: torch.randint(-2, 3, (x.shape[0], D)), 0.0, 2.0, -2, 2),
     "randint_like": (lambda x: torch.randint_like(x, 3, 9), 5.5, 35 / 12, 3, 8),
     "randperm": (lambda x: torch.randperm(x.shape[0]), (N - 1) / 2, (N**2 - 1) / 12, 0, N - 1),
+    "multinomial": (
+        lambda x: torch.multinomial(
+            torch.tensor([0.0, 2.0, 0.0, 1.0, 1.0, 0.0]).expand(x.shape[0], 6), D, True
+        ),
+        2.25, 1.6875, 1, 4,
+    ),
+    "multinomial of rows": (
+        lambda x: torch.multinomial(torch.tensor([0.0, 0.3, 0.7]).expand(x.shape[0], 3), 1),
+        1.7, 0.21, 1, 2,
+    ),
+    "multinomial, each once": (
+        lambda x: torch.multinomial(torch.ones(x.shape[0], 4), 4).flip(0), 1.5, 1.25, 0, 3,
+    ),
     "gumbel_softmax": (lambda x: F.gumbel_softmax(x * 0, hard=True), 0.25, 3 / 16, 0, 1),
     "dropout2d": (
         lambda x: F.dropout2d(x.new_ones(x.shape[0], D, 2, 3), 0.25), 1.0, 1 / 3, 0, 1.334

@@ -27,6 +27,7 @@ from fault import (
     RECURRENT_STEPS,
     SAME_TENSOR,
     SLICES,
+    SPECIAL,
     STATE,
     Fault,
 )
@@ -81,6 +82,37 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "scan: what backward steps have made stays turned", "graph/scan.py",
         "return ends, [_turned(b, x) if backwards else x for x in made]", "return ends, made",
         RECURRENT,
+    ),
+    Fault(
+        "capture: the upper of the two in the middle", "capture/aten/order.py",
+        "at = c.b.Div(c.b.Max(c.b.Sub(count, one), c.b.scalar(0, DType.INT64)), two)",
+        "at = c.b.Div(count, two)", FORMS,
+    ),
+    Fault(
+        "capture: the median of all gives one its gradient", "capture/aten/order.py",
+        "    middle = stop_gradient(c.b, middle)\n", "    return c.b.reshape(middle, ())\n", FORMS,
+    ),
+    Fault(
+        "capture: erfc is flat at 0", "capture/aten/special.py",
+        "return below, c.b.Where(below, c.b.Neg(x), x)", "return below, c.b.Abs(x)", SPECIAL,
+    ),
+    Fault(
+        "capture: the mean over batches of a biased variance", "capture/running_mean.py",
+        "unbiased=True", "unbiased=False", BUFFERS,
+    ),
+    Fault(
+        "capture: adaptive windows do not overlap", "capture/aten/pool.py",
+        "[range(i * size // n, -(-(i + 1) * size // n)) for i in range(n)]",
+        "[range(i * size // n, (i + 1) * size // n) for i in range(n)]", FORMS,
+    ),
+    Fault(
+        "capture: what is likely is seldom drawn", "capture/aten/random.py",
+        "rank = c.b.Div(p, c.b.Neg(c.b.Log(drawn)))",
+        "rank = c.b.Mul(p, c.b.Log(drawn))", RANDOM,
+    ),
+    Fault(
+        "capture: reflections do not turn", "capture/aten/sample.py",
+        "b.Where(odd, b.Sub(span, rest), rest)", "rest", FORMS,
     ),
     Fault(
         "ctc: equal labels need no blank between them", "graph/ops/ctc.py",

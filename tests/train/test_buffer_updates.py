@@ -73,6 +73,12 @@ PARTS: dict[str, Callable[[], torch.nn.Module]] = {
     "BatchNorm2d without affine": lambda: Written(torch.nn.BatchNorm2d(3, affine=False), (3, 2, 1)),
     "BatchNorm3d, momentum": lambda: Written(torch.nn.BatchNorm3d(3, momentum=0.7), (3, 1, 2, 1)),
     "BatchNorm1d, eps": lambda: Written(torch.nn.BatchNorm1d(6, eps=0.1), (6,)),
+    **{
+        f"BatchNorm{n}d over all batches": lambda n=n: Written(
+            getattr(torch.nn, f"BatchNorm{n}d")(3, momentum=None), (3, 2, 1, 1)[: n + 1]
+        )
+        for n in (1, 2, 3)
+    },
     "InstanceNorm1d": lambda: Written(
         torch.nn.InstanceNorm1d(2, affine=True, track_running_stats=True), (2, 3)
     ),

@@ -16,11 +16,6 @@ from torch._decomp import decomposition_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
-# Decompositions that compute what PyTorch's kernel computes, but whose gradient, taken of the
-# parts, is another: they stay ops without a translation.
-# `_safe_softmax` of a row of -inf: not a number, in place of which 0 is chosen afterwards.
-_OTHER_GRADIENT = frozenset({"aten._safe_softmax.default"})
-
 # Ops that are others by another name.
 _ALIKE = {
     torch.ops.aten._is_all_true.default: torch.ops.aten.all.default,
@@ -86,7 +81,7 @@ def functional(target: Any) -> Any:
 
 
 def _parts(target: Any) -> Callable[..., Any] | None:
-    if not isinstance(target, torch._ops.OpOverload) or str(target) in _OTHER_GRADIENT:
+    if not isinstance(target, torch._ops.OpOverload):
         return None
     try:
         composite = target._can_decompose()

@@ -19,6 +19,7 @@ from onward.capture.held_sizes import Held, dynamic_shapes
 from onward.capture.huggingface import attention_kept_whole
 from onward.capture.patches import Patch, patched
 from onward.capture.recurrent_op import recurrent_layers_kept_whole
+from onward.capture.running_mean import averaged_over_batches
 from onward.capture.transformer_encoder import padded_with_zeros
 from onward.config import CaptureError
 
@@ -72,6 +73,7 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
         refusing_gradient_code(model.training),
         padded_with_zeros(model.training),
         recurrent_layers_kept_whole(),
+        averaged_over_batches(),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")

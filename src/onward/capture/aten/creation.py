@@ -8,7 +8,7 @@ import numpy as np
 
 from onward.capture.aten.call import Call, table
 from onward.config import CaptureError
-from onward.graph.graph import Value
+from onward.graph.graph import Value, type_of
 from onward.graph.types import DType
 
 
@@ -42,8 +42,28 @@ def _full(c: Call, *args: Any, **_: Any) -> Value:
     return c.b.full(number, c.type)
 
 
+def _fill_diagonal(c: Call, x: Value, number: Any, wrap: bool = False) -> Value:
+    """Of dims of one size, or of a matrix; with `wrap` a tall one's begins anew behind its end."""
+    shape = type_of(x).shape
+    each = [
+        c.b.unsqueeze(c.b.arange(n), [i for i in range(len(shape)) if i != d])
+        for d, n in enumerate(shape)
+    ]
+    if wrap and len(shape) == 2:
+        width = c.value(shape[1], DType.INT64)
+        place = c.b.Add(c.b.Mul(each[0], width), each[1])
+        step = c.b.Add(width, c.b.scalar(1, DType.INT64))
+        on = c.b.Equal(c.b.Mod(place, step), c.b.scalar(0, DType.INT64))
+    else:
+        on = c.b.Equal(each[0], each[1])
+        for index in each[2:]:
+            on = c.b.And(on, c.b.Equal(each[0], index))
+    return c.b.Where(on, c.value(number, c.type.dtype), x)
+
+
 TABLE = table(
     {
+        _fill_diagonal: "fill_diagonal_.default",
         _arange: "arange.default arange.start arange.start_step",
         _full: "full.default zeros.default ones.default full_like.default zeros_like.default "
         "empty.memory_format empty_like.default new_empty.default empty_strided.default "

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from onward.capture.aten.call import Call, table
+from onward.capture.aten.copies import stop_gradient
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, dtype_name
@@ -55,6 +56,13 @@ def _binary(op_type: str) -> Callable[..., Any]:
         return c.b.one(op_type, [c.value(a, dtype), right], {})
 
     return translate
+
+
+def _angle(c: Call, x: Value) -> Value:
+    """Of real numbers: 0, or pi below 0."""
+    x = stop_gradient(c.b, c.value(x, c.type.dtype))
+    y = c.b.Where(c.b.Less(x, 0.0), c.b.scalar(math.pi, c.type.dtype), 0.0)
+    return c.b.Where(c.b.IsNaN(x), x, y)
 
 
 def _rsub(c: Call, a: Any, b: Any, alpha: float = 1) -> Value:
@@ -360,6 +368,7 @@ TABLE = table(
         **{_unary(op): f"{name}.default" for name, op in _UNARY.items()},
         **{_comparison(op): f"{name}.Tensor {name}.Scalar" for name, op in _COMPARISONS.items()},
         **{_step(op): f"{name}.default" for name, op in _STEPS.items()},
+        _angle: "angle.default",
         _logical("And"): "logical_and.default",
         _logical("Or"): "logical_or.default",
         _logical("Xor"): "logical_xor.default",

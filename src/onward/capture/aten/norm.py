@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from onward.capture.aten.call import Call, table
 from onward.capture.aten.copies import stop_gradient
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
-from onward.graph.types import Shape, Size, Type, divide, product
+from onward.graph.types import DType, Shape, Size, Type, divide, product
 
 
 def _layer_norm(
@@ -49,6 +50,20 @@ def _softmax(c: Call, x: Value, dim: int, *_: Any) -> Value:
     y = c.b.one(op_type, [c.b.transpose(x, swap)], {"axis": -1})
     back = [swap.index(i) for i in range(rank)]
     return c.b.transpose(y, back)
+
+
+def _safe_softmax(c: Call, x: Value, dim: int, *_: Any) -> Value:
+    """Rows of nothing but -inf are 0."""
+    x = c.value(x, c.type.dtype)
+    if not type_of(x).rank:
+        x = c.b.unsqueeze(x, [0])
+        return c.b.reshape(_safe_softmax(c, x, 0), ())
+    zero = c.b.scalar(0.0, c.type.dtype)
+    seen = c.b.cast(c.b.Not(c.b.Equal(x, -math.inf)), DType.INT64)
+    hidden = c.b.ReduceMax(seen, c.b.ints([dim % type_of(x).rank]), keepdims=1)
+    hidden = c.b.Equal(hidden, c.b.scalar(0, DType.INT64))
+    y = _softmax(c, c.b.Where(hidden, zero, x), dim)
+    return c.b.Where(hidden, zero, y)
 
 
 def _channels(c: Call, x: Value, v: Value) -> Value:
@@ -244,6 +259,7 @@ TABLE = table(
         _instance_norm: "instance_norm.default",
         _rms_norm: "rms_norm.default",
         _weight_norm: "_weight_norm.default",
+        _safe_softmax: "_safe_softmax.default",
         _softmax: "softmax.int _softmax.default log_softmax.int _log_softmax.default",
     }
 )

@@ -3,6 +3,7 @@ sizes alone give."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -157,6 +158,44 @@ def _in_plane(c: Call, place: Value, held: Sequence[Size], sizes: Sequence[Size]
     return total
 
 
+def _adaptive_max_pool(c: Call, x: Value, sizes: Any) -> list[Value]:
+    """Place i of n is the largest from `floor(i S / n)` to `ceil((i+1) S / n)`, the first of
+    equal ones; with its number in its plane."""
+    dims, shape = _dims(c), type_of(x).shape
+    outer = len(shape) - dims
+    made = tuple([c.t.size_of(s) for s in c.node.meta["val"][0].shape])
+    flat = c.b.reshape(x, (*shape[:outer], product(shape[outer:])))
+    places = c.t.as_numbers(made[outer:])
+    if all(n == 1 for n in places):
+        place = c.b.ArgMax(flat, axis=outer, keepdims=1)
+    else:
+        held = c.t.as_numbers(shape[outer:])
+        if all(size % n == 0 for size, n in zip(held, places, strict=True)):
+            kernel = [size // n for size, n in zip(held, places, strict=True)]
+            return _largest(c, x, kernel, None, 0, 1, False, made, True)
+        windows = c.b.const(_windows(held, places))  # i64[O,W]
+        taken = c.b.Gather(flat, windows, axis=outer)
+        best = c.b.ArgMax(taken, axis=outer + 1, keepdims=1)
+        wide = c.b.expand(windows, type_of(taken).shape)
+        place = c.b.squeeze(c.b.GatherElements(wide, best, axis=outer + 1), [outer + 1])
+    y = c.b.GatherElements(flat, place, axis=outer)
+    return [c.b.reshape(v, made) for v in (y, place)]
+
+
+def _windows(sizes: Sequence[int], places: Sequence[int]) -> np.ndarray:
+    """i64[O,W]: the elements of each window of a plane in their order; the first again where it
+    has fewer than others."""
+    each_dim = [
+        [range(i * size // n, -(-(i + 1) * size // n)) for i in range(n)]
+        for size, n in zip(sizes, places, strict=True)
+    ]
+    rows = []
+    for window in itertools.product(*each_dim):
+        rows.append([np.ravel_multi_index(at, sizes) for at in itertools.product(*window)])
+    width = max(map(len, rows))
+    return np.array([row + row[:1] * (width - len(row)) for row in rows], dtype=np.int64)
+
+
 def _adaptive_avg_pool(c: Call, x: Value, sizes: Any) -> Value:
     """Place i of n is the mean from `floor(i S / n)` to `ceil((i+1) S / n)`."""
     dims, shape = _dims(c), type_of(x).shape
@@ -258,6 +297,8 @@ TABLE = table(
         _max_pool: "max_pool1d.default max_pool2d.default max_pool3d.default",
         _max_pool_indexed: "max_pool1d_with_indices.default max_pool2d_with_indices.default "
         "max_pool3d_with_indices.default",
+        _adaptive_max_pool: "adaptive_max_pool1d.default adaptive_max_pool2d.default "
+        "adaptive_max_pool3d.default",
         _adaptive_avg_pool: "adaptive_avg_pool1d.default adaptive_avg_pool2d.default "
         "adaptive_avg_pool3d.default _adaptive_avg_pool3d.default",
         _upsample: "upsample_nearest1d.vec upsample_nearest2d.vec upsample_nearest3d.vec "
@@ -317,7 +358,7 @@ NUMBERED: dict[str, Any] = {
     },
     **{f"avg_pool{n}d.default": _means_of_part(n) for n in (1, 2, 3)},
     "pad.default": padded_dims,
-    **{f"adaptive_avg_pool{n}d.default": _adapted for n in (1, 2, 3)},
+    **{f"adaptive_{kind}_pool{n}d.default": _adapted for n in (1, 2, 3) for kind in ("avg", "max")},
     "_adaptive_avg_pool3d.default": _adapted,
     **{name: _resized for name in TABLE if "upsample" in name},
 }

@@ -133,7 +133,7 @@ TABLE = table(
         _baddbmm: "baddbmm.default",
         _addmv: "addmv.default",
         _addbmm: "addbmm.default",
-        _multi_dot: "linalg_multi_dot.default",
+        _multi_dot: "linalg_multi_dot.default chain_matmul.default",
         _matrix_power: "linalg_matrix_power.default",
         _kron: "kron.default",
         _bilinear: "bilinear.default",

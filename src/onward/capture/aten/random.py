@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from onward.capture.aten.call import Call, table
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of
@@ -139,6 +141,24 @@ def _randperm(c: Call, n: Size, *_: Any, generator: Any = None, **__: Any) -> Va
     return c.b.cast(c.b.TopK(drawn, c.b.size(n), axis=0, largest=1, sorted=1)[1], c.type.dtype)
 
 
+def _multinomial(
+    c: Call, p: Value, count: Size, replacement: bool = False, generator: Any = None
+) -> Value:
+    """Numbers of columns of p f[*,K], as likely as p says. Without replacement those whose
+    exponential variable of the rate p is the least."""
+    _of_a_generator(generator)
+    dtype, last = type_of(p).dtype, type_of(p).rank - 1
+    if not replacement:
+        drawn = c.b.Max(uniform(c, type_of(p)), c.b.scalar(2.0**-25, dtype))
+        rank = c.b.Div(p, c.b.Neg(c.b.Log(drawn)))
+        return c.b.TopK(rank, c.b.size(count), axis=last, largest=1, sorted=1)[1]
+    ends = c.b.CumSum(p, np.array(last, dtype=np.int64))
+    total = c.b.slice(ends, last, type_of(p).shape[last] - 1, type_of(p).shape[last])
+    drawn = c.b.Mul(uniform(c, Type(dtype, c.type.shape)), total)
+    below = c.b.LessOrEqual(c.b.unsqueeze(ends, [last]), c.b.unsqueeze(drawn, [last + 1]))
+    return c.b.reduce_sum(c.b.cast(below, DType.INT64), [last + 1], keepdims=False)
+
+
 def _exponential(c: Call, x: Value, rate: float = 1.0, generator: Any = None) -> Value:
     """Above 0, whose logarithm models take (Gumbel's distribution)."""
     _of_a_generator(generator)
@@ -185,6 +205,7 @@ TABLE = table(
         _normal: "normal_.default",
         _normal_of_numbers: "normal.float_float",
         _randperm: "randperm.default",
+        _multinomial: "multinomial.default",
         _exponential: "exponential.default",
         _randint: "randint.default",
         _randint_low: "randint.low",

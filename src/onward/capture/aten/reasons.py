@@ -36,6 +36,15 @@ _DRAWN = (
 )
 _RESIZED = "it resizes its input in place; fix: make a new tensor by reshape, slicing or padding"
 
+_UNSAID = (
+    "which of the numbers that are as frequent it means, and which of equal ones it names, torch "
+    "does not say; fix: count them with one_hot and sum, and take argmax"
+)
+_RENORMED = (
+    "it rescales rows of its table in place, whenever they are read; fix: divide what is read by "
+    "its norm, without max_norm"
+)
+
 _BY_REASON: dict[str, str] = {
     _COUNTED: "nonzero nonzero_static argwhere masked_select _unique _unique2 unique_dim "
     "unique_consecutive unique_dim_consecutive bincount",
@@ -49,12 +58,12 @@ _BY_REASON: dict[str, str] = {
     "linalg_solve_triangular _linalg_svd linalg_svd linalg_svdvals linalg_tensorinv "
     "linalg_tensorsolve logdet _lu_with_info lu_solve lu_unpack matrix_exp nuclear_norm ormqr "
     "pinverse qr svd triangular_solve",
-    _SPECIAL: "digamma erfinv i0 igamma igammac lgamma mvlgamma nextafter polygamma "
+    _SPECIAL: "erfinv i0 igamma igammac nextafter polygamma "
     "special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 "
     "special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v "
-    "special_chebyshev_polynomial_w special_erfcx special_hermite_polynomial_h "
+    "special_chebyshev_polynomial_w special_hermite_polynomial_h "
     "special_hermite_polynomial_he special_i0e special_i1 special_i1e "
-    "special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr "
+    "special_laguerre_polynomial_l special_legendre_polynomial_p "
     "special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0 "
     "special_modified_bessel_k1 special_ndtri special_polygamma special_scaled_modified_bessel_k0 "
     "special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t "
@@ -67,6 +76,8 @@ _BY_REASON: dict[str, str] = {
     "native_layer_norm_backward",
     _LOW_BITS: "frexp hash_tensor",
     _DRAWN: "binomial cauchy geometric log_normal poisson _sample_dirichlet _standard_gamma",
+    _UNSAID: "mode",
+    _RENORMED: "embedding_renorm",
     _RESIZED: "resize resize_as set",
 }  # fmt: skip
 
