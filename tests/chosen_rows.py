@@ -279,7 +279,7 @@ REFUSED: dict[str, tuple[Program, str]] = {
         lambda p, h, d: nn.utils.rnn.pack_padded_sequence(
             h, d["last"] + 1, batch_first=True, enforce_sorted=False
         ).data.sum(),
-        "pack_padded_sequence: how many rows .*; fix: give the layer the padded tensor",
+        "a packed sequence .*, whose rows only the data count; fix: give the layer the padded",
     ),
 }  # fmt: skip
 

@@ -97,6 +97,16 @@ def _einsum_rows_first(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor)
     return torch.einsum("bhts,bshd->bthd", scores.softmax(-1), v).transpose(1, 2)
 
 
+def _baddbmm(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """A bias for each head and sample under a view, as models with ALiBi have it."""
+    b, h, t, _ = q.shape
+    slopes = m.near[0, :, :1, :t].expand(b, h, 1, t).reshape(b * h, 1, t)
+    scores = slopes.baddbmm(_flat(q), _flat(k).transpose(1, 2), beta=0.7, alpha=0.5)
+    scores = scores.view(b, h, t, t) + (~keys(mask)).float() * LEAST
+    p = m.drop(scores.softmax(-1))
+    return torch.bmm(p.view(b * h, t, t), _flat(v)).view(q.shape)
+
+
 # Every one is one Attention node.
 FUSED: dict[str, Body] = {
     "divided": lambda m, q, k, v, mask: attended(plain(q, k), v),
@@ -159,7 +169,12 @@ FUSED: dict[str, Body] = {
     "keys of all heads": lambda m, q, k, v, mask: attended(plain(q, k[:, :1]), v[:, :1]),
     "dropout module": lambda m, q, k, v, mask: F.dropout(
         plain(q, k).softmax(dim=-1), p=0.0, training=True) @ v,
+    "subtracted": lambda m, q, k, v, mask: attended(
+        plain(q, k) - 65000.0 * (~keys(mask)).float(), v),
+    "a bias subtracted": lambda m, q, k, v, mask: attended(
+        plain(q, k) - m.near[:, :, : q.shape[2], : q.shape[2]], v),
     "bmm": _bmm,
+    "baddbmm": _baddbmm,
     "bmm, with views between": _bmm_between,
     "einsum": _einsum,
     "einsum, rows first": _einsum_rows_first,
@@ -196,6 +211,8 @@ LEFT: dict[str, tuple[Body, str]] = {
             plain(q, k).masked_fill(causal(m, q), -1e9) + (~keys(mask)).float() * -1e9, v),
         "something is added where its mask has filled scores",
     ),
+    "subtracted from": (
+        lambda m, q, k, v, mask: attended((~keys(mask)).float() - plain(q, k), v), ""),
     "scaled below 0": (lambda m, q, k, v, mask: attended(-plain(q, k), v), ""),
     "no product": (lambda m, q, k, v, mask: attended(q.abs().sqrt() * k.abs(), v.mT), ""),
 }  # fmt: skip

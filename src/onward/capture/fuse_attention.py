@@ -19,13 +19,22 @@ from onward.graph.types import Shape, product
 
 
 @dataclass(frozen=True)
+class _Addend:
+    """A mask or bias, times a number. leading: the dims that its first one stands for, or None."""
+
+    value: Value
+    factor: float
+    leading: Shape | None
+
+
+@dataclass(frozen=True)
 class _Scores:
     """`softcap tanh(scale q k^T / softcap)` (no cap: 0) under what is added and filled."""
 
     matmul: Node
     scale: float
     softcap: float = 0.0
-    added: tuple[tuple[Value, float], ...] = ()  # each times a number
+    added: tuple[_Addend, ...] = ()
     filled: tuple[tuple[Value, bool, float], ...] = ()  # where a value is (not): a number
 
 
@@ -34,7 +43,7 @@ class _Walk:
     """From the softmax to the product, against the order of computing."""
 
     factor: float = 1.0  # of what is below, from the constants above
-    added: list[tuple[Value, float]] = field(default_factory=list)
+    added: list[_Addend] = field(default_factory=list)
     filled: list[tuple[Value, bool, float]] = field(default_factory=list)
     softcap: float = 0.0
     shape: Shape | None = None  # of the scores above a Reshape, where one was met
@@ -178,8 +187,11 @@ def _mask(b: Builder, scores: _Scores, shape: Shape) -> Value | str | None:
             visible = b.Not(where) if hides else where
         allowed = visible if allowed is None else b.And(allowed, visible)
     added: Value | None = None
-    for value, factor in scores.added:
-        value = value if factor == 1.0 else b.Mul(value, factor)
+    for addend in scores.added:
+        value = addend.value
+        if addend.leading is not None:
+            value = b.reshape(value, (*addend.leading, *type_of(value).shape[-2:]))
+        value = value if addend.factor == 1.0 else b.Mul(value, addend.factor)
         added = value if added is None else b.Add(added, value)
     if allowed is not None and added is not None:
         if low != {-math.inf}:  # where all is hidden, the numbers that are filled in are alike
@@ -240,7 +252,7 @@ def _below(node: Node, walk: _Walk) -> Value | str | None:
             return node.inputs[0]
         case "Where":
             return _filled(node, walk)
-        case "Add":
+        case "Add" | "Sub":
             return _added(node, walk)
         case "Reshape":
             assert node.inputs[0] is not None
@@ -277,17 +289,23 @@ def _added(node: Node, walk: _Walk) -> Value | str | None:
     """The side that a product is behind; the other is a mask or a bias."""
     if walk.softcap:
         return "a bias lies under its soft cap"
-    y = type_of(node.outputs[0]).shape
-    for scores, other in (node.inputs, node.inputs[::-1]):
+    y, is_sum = type_of(node.outputs[0]).shape, node.op_type == "Add"
+    reason: str | None = None
+    for scores, other in (node.inputs, node.inputs[::-1]) if is_sum else (node.inputs,):
         if scores is None or other is None or type_of(scores).shape != y:
             continue
-        if not isinstance(_scores(scores), _Scores):
+        found = _scores(scores)
+        if not isinstance(found, _Scores):
+            reason = reason or found
             continue
-        if walk.shape is None:
-            walk.added.append((other, walk.factor))
-            return scores
-        return "a bias lies under a reshape"
-    return None
+        leading = None
+        if walk.shape is not None and type_of(other).rank == len(y):
+            if type_of(other).shape[:-2] != y[:-2]:
+                return "a bias lies under a reshape"
+            leading = walk.shape[:-2]
+        walk.added.append(_Addend(other, walk.factor if is_sum else -walk.factor, leading))
+        return scores
+    return reason
 
 
 # ---- constants, and what is left

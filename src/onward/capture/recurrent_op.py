@@ -74,7 +74,7 @@ def _recorded(kind: str) -> Callable[..., Any]:
 def _refuse_packed(*_: Any, **__: Any) -> Any:
     raise CaptureError(
         "a packed sequence (torch.nn.utils.rnn), whose rows only the data count; fix: give the "
-        "layer the padded sequence, and leave the padding out of the loss"
+        "layer the padded sequence, and mask what it returns"
     )
 
 

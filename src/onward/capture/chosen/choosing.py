@@ -19,7 +19,6 @@ from onward.capture.chosen.rows import (
     is_tensor,
     row_numbers,
 )
-from onward.config import CaptureError
 
 Tensor = torch.Tensor
 
@@ -75,11 +74,6 @@ class Choosing(TorchFunctionMode):
                 return tuple(found)
             stacked = torch.stack([c.full for c in found], -1)
             return found[0].with_rows(stacked, len(found) == 1)
-        if name == "_pack_padded_sequence":
-            raise CaptureError(
-                "pack_padded_sequence: how many rows there are in a step, only data say; fix: give "
-                "the layer the padded tensor, and mask what it returns"
-            )
         return None
 
     def _selected(self, x: Tensor, mask: Tensor) -> Chosen:
