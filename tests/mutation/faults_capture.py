@@ -219,7 +219,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "attention by hand: what is added is not scaled", "capture/fuse_attention.py",
-        "walk.added.append((other, walk.factor))", "walk.added.append((other, 1.0))", BY_HAND,
+        "value if addend.factor == 1.0 else b.Mul(value, addend.factor)", "value", BY_HAND,
     ),
     Fault(
         "attention by hand: a cap is a scale", "capture/fuse_attention.py",
