@@ -225,6 +225,13 @@ def _attention(
     empty = ~allowed.any(-1, keepdim=True)
     bias = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill(~(allowed | empty), -torch.inf)
     bias = bias if added is None else bias + added
+    if "softcap" in attrs or "fill" in attrs:  # which torch's has not
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        scores, cap = q @ k.mT * attrs["scale"], attrs.get("softcap")
+        scores = scores if cap is None else cap * torch.tanh(scores / cap)
+        if "fill" in attrs:
+            return scores.masked_fill(~mask, attrs["fill"]).softmax(-1) @ v
+        return torch.where(empty, 0.0, (scores + bias).softmax(-1) @ v)
     y = F.scaled_dot_product_attention(q, k, v, bias, scale=attrs["scale"], enable_gqa=True)
     return torch.where(empty, 0.0, y)
 
