@@ -230,7 +230,7 @@ def _attention(
         scores, cap = q @ k.mT * attrs["scale"], attrs.get("softcap")
         scores = scores if cap is None else cap * torch.tanh(scores / cap)
         if "fill" in attrs:
-            return scores.masked_fill(~mask, attrs["fill"]).softmax(-1) @ v
+            return scores.masked_fill(~allowed, attrs["fill"]).softmax(-1) @ v
         return torch.where(empty, 0.0, (scores + bias).softmax(-1) @ v)
     y = F.scaled_dot_product_attention(q, k, v, bias, scale=attrs["scale"], enable_gqa=True)
     return torch.where(empty, 0.0, y)
