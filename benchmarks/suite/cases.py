@@ -66,6 +66,7 @@ FAMILIES = (
          causal=False),
     Case("T5", "t5", batch=4, tokens=256, causal=False),
     Case("GPT-2, 1024 tokens", "gpt2_small", batch=1, tokens=1024),
+    Case("GPT-J, 512 tokens", "gptj", batch=2, tokens=512),
     Case("RoBERTa class, padded", "roberta", batch=16, tokens=128, real=0.45, causal=False),
     Case("CLIP", "clip", batch=8, tokens=64, dropout=0.0, real=0.7, causal=False),
     Case("mixture of experts", "qwen3_moe", batch=4, tokens=256, dropout=0.0),

@@ -229,6 +229,17 @@ FAMILY_MODELS: dict[str, Workload] = {
         ),
         _words(50265), _class_batch, "RoBERTa, two classes, 4 layers, 512 wide, 8 heads",
     ),
+    "gptj": Workload(  # which writes its attention out
+        _of(
+            "GPTJConfig", "GPTJForCausalLM",
+            {
+                "vocab_size": 32000, "n_embd": 512, "n_layer": 4, "n_head": 8, "n_positions": 1024,
+                "rotary_dim": 32, "use_cache": False,
+            },
+            ("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+        ),
+        _words(32000), causal_batch, "GPT-J, 4 layers, 512 wide, 8 heads, V=32000",
+    ),
     "clip": Workload(
         _clip, _words(49408), _captioned_batch,
         "CLIP, towers of 4 layers, 512 wide, images of 224 x 224 in patches of 16",
