@@ -107,6 +107,29 @@ def _baddbmm(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor
     return torch.bmm(p.view(b * h, t, t), _flat(v)).view(q.shape)
 
 
+def _one_head(rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]) -> Body:
+    """Of three dims: f[B,T,K]."""
+
+    def body(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        y = rows(q[:, 0], k[:, 0], v[:, 0], mask[:, None], causal(m, q))
+        return y.unsqueeze(1).expand(-1, HEADS, -1, -1)
+
+    return body
+
+
+def _capped_under_a_view(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    b, h, t, _ = q.shape
+    scores = 2.0 * torch.tanh(torch.bmm(_flat(q), _flat(k).mT) / 2.0)
+    return attended(scores.view(b, h, t, t).masked_fill(~keys(mask), -1e9), v)
+
+
+def _in_place(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    scores = q @ k.mT
+    scores /= 2.0
+    scores[~keys(mask).expand_as(scores)] = LEAST
+    return attended(scores, v)
+
+
 # Every one is one Attention node.
 FUSED: dict[str, Body] = {
     "divided": lambda m, q, k, v, mask: attended(plain(q, k), v),
@@ -173,6 +196,27 @@ FUSED: dict[str, Body] = {
         plain(q, k) - 65000.0 * (~keys(mask)).float(), v),
     "a bias subtracted": lambda m, q, k, v, mask: attended(
         plain(q, k) - m.near[:, :, : q.shape[2], : q.shape[2]], v),
+    "keys, of one head": _one_head(
+        lambda q, k, v, mask, ahead: attended((q @ k.mT).masked_fill(~mask, -1e9), v)),
+    "keys, added for one head": _one_head(
+        lambda q, k, v, mask, ahead: attended(plain(q, k) + (~mask).float() * LEAST, v)),
+    "keys and causal, of one capped head": _one_head(
+        lambda q, k, v, mask, ahead: attended(
+            (torch.tanh(plain(q, k)) * 3.0).masked_fill(ahead | ~mask, LEAST), v)),
+    "causal, of one head": _one_head(
+        lambda q, k, v, mask, ahead: attended(plain(q, k).masked_fill(ahead, -INF), v)),
+    "keys, in place": _in_place,
+    "keys, capped under a view": _capped_under_a_view,
+    "scaled up behind least": lambda m, q, k, v, mask: attended(
+        (q @ k.mT).masked_fill(~keys(mask), LEAST) * 2.0, v),
+    "keys, of a high number": lambda m, q, k, v, mask: attended(
+        plain(q, k).masked_fill(~keys(mask), 1e4), v),
+    "other keys": lambda m, q, k, v, mask: attended(
+        plain(q, k[:, :, :2]).masked_fill(~keys(mask[:, :2]), LEAST), v[:, :, :2]),
+    "a mask that parameters decide": lambda m, q, k, v, mask: attended(
+        plain(q, k).masked_fill(m.near[..., : q.shape[2], : q.shape[2]] > 1, -1e9), v),
+    "detached keys": lambda m, q, k, v, mask: attended(plain(q, k.detach()), v),
+    "values that are keys": lambda m, q, k, v, mask: attended(plain(q, k), k),
     "bmm": _bmm,
     "baddbmm": _baddbmm,
     "bmm, with views between": _bmm_between,
@@ -194,6 +238,14 @@ def _detached(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tenso
 LEFT: dict[str, tuple[Body, str]] = {
     "read twice": (_read_twice, "its probabilities are read by"),
     "detached": (_detached, ""),
+    "a mask of the scores": (
+        lambda m, q, k, v, mask: (lambda s: attended(torch.where(s > 0, s, -1e9), v))(plain(q, k)),
+        "its scores are read twice",
+    ),
+    "without their highest": (
+        lambda m, q, k, v, mask: (lambda s: attended(s - s.amax(-1, True), v))(plain(q, k)),
+        "its scores are read twice",
+    ),
     "over queries": (lambda m, q, k, v, mask: plain(q, k).softmax(-2) @ v, ""),
     "different fills": (
         lambda m, q, k, v, mask: attended(

@@ -223,8 +223,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "attention by hand: a cap is a scale", "capture/fuse_attention.py",
-        "scale, cap = walk.factor * walk.softcap, walk.softcap",
-        "scale, cap = walk.factor, walk.softcap", BY_HAND,
+        "return self.factor * (self.softcap or 1.0)", "return self.factor", BY_HAND,
     ),
     Fault(
         "attention by hand: a bias is added to what was filled", "capture/fuse_attention.py",
@@ -236,7 +235,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: equal parts with a backward of their own are one", "capture/aten/copies.py",
-        "    c.t.parts_with_gradients += 1\n", "", OWN_GRADIENTS,
+        '"site": c.t.order[c.node]', '"site": 0', OWN_GRADIENTS,
     ),
     Fault(
         "walk: a part with a backward of its own has the gradient of its forward",

@@ -27,26 +27,21 @@ class _Addend:
     leading: Shape | None
 
 
-@dataclass(frozen=True)
-class _Scores:
-    """`softcap tanh(scale q k^T / softcap)` (no cap: 0) under what is added and filled."""
-
-    matmul: Node
-    scale: float
-    softcap: float = 0.0
-    added: tuple[_Addend, ...] = ()
-    filled: tuple[tuple[Value, bool, float], ...] = ()  # where a value is (not): a number
-
-
 @dataclass
-class _Walk:
-    """From the softmax to the product, against the order of computing."""
+class _Scores:
+    """`softcap tanh(scale q k^T / softcap)` (no cap: 0) under what is added and filled, as a walk
+    from the softmax to the product, against the order of computing, finds it."""
 
-    factor: float = 1.0  # of what is below, from the constants above
-    added: list[_Addend] = field(default_factory=list)
-    filled: list[tuple[Value, bool, float]] = field(default_factory=list)
+    factor: float = 1.0  # of what is below, or of what tanh is taken
     softcap: float = 0.0
-    shape: Shape | None = None  # of the scores above a Reshape, where one was met
+    added: list[_Addend] = field(default_factory=list)
+    filled: list[tuple[Value, bool, float]] = field(default_factory=list)  # where (not): a number
+    shape: Shape | None = None  # above a Reshape, where one was met
+    matmul: Node | None = None  # its end
+
+    @property
+    def scale(self) -> float:
+        return self.factor * (self.softcap or 1.0)
 
 
 def fuse_attention(graph: Graph) -> int:
@@ -105,6 +100,7 @@ def _attention(
     graph: Graph, x: Value, scores: _Scores, dropout: Node | None, reshape: Node | None, last: Node
 ) -> Value | str:
     """The node's result, in the shape of `last`'s."""
+    assert scores.matmul is not None
     q, turned = scores.matmul.inputs
     v, y = last.inputs[1], type_of(last.outputs[0]).shape
     assert q is not None and turned is not None and v is not None
@@ -209,44 +205,33 @@ def _mask(b: Builder, scores: _Scores, shape: Shape) -> Value | str | None:
 
 def _scores(x: Value) -> _Scores | str | None:
     """None where no product is found; why, where one is, under something else."""
-    walk = _Walk()
-    value = x
+    walk, value = _Scores(), x
     while (node := value.producer()) is not None:
+        if len({n for n in value.consumers() if n.op_type != "Shape"}) > 1:
+            return "its scores are read twice, and would be computed twice"
+        stopped = node.meta.get("stop_gradient")
         if node.op_type == "MatMul":
-            return _at_product(node, walk)
-        if node.meta.get("stop_gradient"):
-            return None
-        below = _below(node, walk)
+            walk.matmul = node
+            return "its scores have no gradient" if stopped else walk
+        below = None if stopped else _below(node, walk)
         if below is None or isinstance(below, str):
             return below
         value = below
     return None
 
 
-def _at_product(node: Node, walk: _Walk) -> _Scores | str:
-    if node.meta.get("stop_gradient"):
-        return "its scores have no gradient"
-    if walk.softcap:  # factor: of what tanh is taken
-        scale, cap = walk.factor * walk.softcap, walk.softcap
-    else:
-        scale, cap = walk.factor, 0.0
-    if scale <= 0.0:
-        return "its scores are scaled by what is not above 0"
-    return _Scores(node, scale, cap, tuple(walk.added), tuple(walk.filled))
-
-
-def _below(node: Node, walk: _Walk) -> Value | str | None:
+def _below(node: Node, walk: _Scores) -> Value | str | None:
     """The scores that a node was given, what it does to them noted."""
     match node.op_type:
         case "Mul" | "Div":
             for i, j in ((0, 1), (1, 0)) if node.op_type == "Mul" else ((0, 1),):
                 number = _number(node.inputs[j])
-                if number is not None and number > 0.0:
+                if number is not None and 0.0 < number < math.inf:
                     walk.factor *= number if node.op_type == "Mul" else 1.0 / number
                     return node.inputs[i]
             return None
         case "Tanh":
-            if walk.softcap or walk.shape is not None:
+            if walk.softcap:
                 return "its scores are capped twice"
             walk.softcap, walk.factor = walk.factor, 1.0
             return node.inputs[0]
@@ -265,7 +250,7 @@ def _below(node: Node, walk: _Walk) -> Value | str | None:
             return None
 
 
-def _filled(node: Node, walk: _Walk) -> Value | str | None:
+def _filled(node: Node, walk: _Scores) -> Value | str | None:
     condition, *sides = node.inputs
     y = type_of(node.outputs[0]).shape
     assert condition is not None
@@ -280,12 +265,14 @@ def _filled(node: Node, walk: _Walk) -> Value | str | None:
             return "something is added where its mask has filled scores; -inf would do"
         if math.isnan(number) or number == math.inf:
             return None
-        walk.filled.append((condition, i == 0, number * walk.factor))
+        number *= walk.factor
+        least = float(np.finfo(type_of(other).dtype.numpy()).min)
+        walk.filled.append((condition, i == 0, number if number >= least else -math.inf))
         return other
     return None
 
 
-def _added(node: Node, walk: _Walk) -> Value | str | None:
+def _added(node: Node, walk: _Scores) -> Value | str | None:
     """The side that a product is behind; the other is a mask or a bias."""
     if walk.softcap:
         return "a bias lies under its soft cap"

@@ -55,7 +55,6 @@ class Translator:
         self._places: dict[tuple[int, int], Size] = {}
         self.batch_size: Size | None = None
         self.sites = 0
-        self.parts_with_gradients = 0  # each has a number: equal ones are run on other gradients
         self.no_grad = False
         self.order: dict[Any, int] = {}
         # nodes of the model's buffers; in a region: of which outside, and the region's node

@@ -31,11 +31,13 @@ class Complex:
 
 
 class PartCall(Call):
-    """A call of which the result is complex, for one of its two parts."""
+    """A call of which the result is complex, for one of its two parts; or real."""
 
     @property
     def type(self) -> Type:
         made = self.node.meta["val"]
+        if not made.is_complex():
+            return super().type
         dtype = DType.DOUBLE if made.dtype == torch.complex128 else DType.FLOAT
         return Type(dtype, tuple(self.t.size_of(s) for s in made.shape))
 
@@ -135,7 +137,7 @@ def _product(c: Call, a: Any, b: Any) -> Complex:
 def _to(c: Call, x: Any, *_: Any, **__: Any) -> Any:
     if c.node.meta["val"].is_complex():
         return _pair(c, x, c.type.dtype)
-    return c.b.cast(x.re, Call.type.fget(c).dtype)  # type: ignore[misc]
+    return c.b.cast(x.re, c.type.dtype)
 
 
 def _fourier(

@@ -41,8 +41,7 @@ def _gradient_of(c: Call, y: Value, result: int) -> Value:
 def _with_gradient(
     c: Call, ys: list[Value], gs: list[Value], dxs: list[Value], xs: list[Value]
 ) -> list[Value]:
-    c.t.parts_with_gradients += 1
-    attrs = {"results": len(ys), "sources": len(xs), "site": c.t.parts_with_gradients}
+    attrs = {"results": len(ys), "sources": len(xs), "site": c.t.order[c.node]}
     made = c.b.node("WithGradient", [*ys, *gs, *dxs, *xs], attrs)
     return list(made) if isinstance(made, tuple) else [made]
 
