@@ -229,6 +229,22 @@ NETS: dict[str, Net] = {
     "mean cut off, by another number": Net(
         body(lambda x: F.avg_pool2d(x, 2, ceil_mode=True, divisor_override=3)), ((2, 3, 7, 5),)
     ),
+    "mean2d of a larger window": Net(
+        body(lambda x: F.avg_pool2d(x, (32, 3), ceil_mode=True)), ((2, 3, 8, 6), (3, 3, 9, 7)), 2
+    ),
+    "mean2d of a larger window, padded": Net(
+        body(lambda x: F.avg_pool2d(x, (12, 3), 11, (2, 1), ceil_mode=True)), ((2, 3, 7, 5),)
+    ),
+    "mean2d of a larger window, padding not counted": Net(
+        body(lambda x: F.avg_pool2d(x, 12, 11, 2, ceil_mode=True, count_include_pad=False)),
+        ((2, 3, 7, 5),)
+    ),
+    "mean2d of a larger window, divided by 3": Net(
+        body(lambda x: F.avg_pool2d(x, 12, ceil_mode=True, divisor_override=3)), ((2, 3, 7, 5),)
+    ),
+    "max2d of a larger window": Net(
+        body(lambda x: F.max_pool2d(x, 12, ceil_mode=True)), ((2, 3, 7, 5),)
+    ),
     "mean1d cut off": Net(body(lambda x: F.avg_pool1d(x.flatten(2), 5, ceil_mode=True)), IMAGES),
     "mean3d cut off": Net(
         body(lambda x: F.avg_pool3d(x.unflatten(1, (2, 2)), 2, ceil_mode=True)), ((2, 3, 7, 5),)

@@ -12,10 +12,11 @@ import pytest
 import tiny
 import torch
 import transformers as hf
-from tiny_families import BART, BERT, LLAMA, T5
+from tiny_families import BART, BERT, LLAMA, T5, assert_same
 from torch import nn
 from transformers import masking_utils
 from transformers.integrations.sdpa_attention import repeat_kv
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 import onward
 from onward.capture import capture
@@ -268,3 +269,39 @@ def test_attention_that_is_causal_only_where_nothing_is_hidden_is_refused() -> N
     model.get_submodule("transformer.h.0.attn").is_causal = False
     with pytest.raises(CaptureError, match=r"causal on a batch that hides no token.*; fix: "):
         capture(model, (), hidden())
+
+
+class OfFour(GPT2Attention):
+    """As GPT-2's of transformers 4, which names no mask's attention causal, and any other not."""
+
+    def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        attention_mask = kwargs.get("attention_mask")
+        is_causal = attention_mask is None and hidden_states.shape[1] > 1
+        return super().forward(hidden_states, *args, is_causal=is_causal, **kwargs)
+
+
+class Otherwise(GPT2Attention):
+    """Causal on no batch that hides nothing."""
+
+    def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
+        return super().forward(hidden_states, *args, is_causal=False, **kwargs)
+
+
+@pytest.mark.parametrize("kind", [OfFour, Otherwise])
+def test_attention_that_is_causal_without_a_mask(kind: type[GPT2Attention]) -> None:
+    model = made("GPT-2", "sdpa")
+    model.get_submodule("transformer.h.0.attn").__class__ = kind
+    whole = {**hidden(), "attention_mask": torch.ones(4, 7, dtype=torch.long)}
+    padded = {**whole, "attention_mask": torch.ones(4, 7, dtype=torch.long).index_fill(
+        1, torch.tensor([5, 6]), 0)}  # fmt: skip
+    if kind is Otherwise:
+        with pytest.raises(CaptureError, match=r"causal on a batch that hides no token.*; fix: "):
+            capture(model, (), whole)
+        return
+    for batch in (whole, padded):
+        compiled = tiny.compiled(model, batch)
+        graph = compiled.differentiated(tiny.trained(compiled))
+        wanted = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
+        for given in (whole, padded):
+            ours = tiny.plain(tiny.execute(compiled, graph, given, wanted))
+            assert_same([ours], model, [given])

@@ -71,6 +71,19 @@ def test_fold_evaluates_what_only_constants_enter() -> None:
     np.testing.assert_array_equal(array_of(graph.outputs["o2"]), array.T[1:])
 
 
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_fold_picks_elements_of_long_tensors(axis: int) -> None:
+    m = Made()
+    data = np.arange(100 * 70, dtype=np.float32).reshape(100, 70)
+    at = np.array([[3, -1, 69], [0, 64, 68]])
+    picked = m.b.GatherElements(m.b.const(data), m.b.const(at), axis=axis)
+    graph = m.out(picked)
+    assert constant_folding(graph) == 1
+    rows, columns = np.indices(at.shape)
+    want = data[at, columns] if axis == 0 else data[rows, at]
+    np.testing.assert_array_equal(array_of(graph.outputs["o0"]), want)
+
+
 def test_fold_writes_known_sizes_as_numbers_and_leaves_unknown_ones() -> None:
     m = Made("f32[B,3]")
     sizes, first = m.b.Shape(m.x), m.b.Shape(m.x, start=1)

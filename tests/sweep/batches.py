@@ -13,7 +13,7 @@ from configs import FIRST_SPECIAL, IMAGE, LABELS, MELS, VOCABULARY
 
 Batch = dict[str, Any]
 MADE_UP = "none"
-MORE = ("", "bare", "extras")
+MORE = ("", "bare", "extras", "codebooks")
 
 TARGETS: dict[str, tuple[str, ...]] = {
     "CAUSAL_LM": ("tokens",), "MASKED_LM": ("tokens",), "SEQ_TO_SEQ_CAUSAL_LM": ("tokens",),
@@ -55,9 +55,10 @@ def forms(entry: Entry) -> Iterator[Form]:
     targets = TARGETS.get(entry.task, GUESSES) if entry.own_loss else ()
     pixels = ("image", "video", "patches", "images") if _seen(names) else ("image",)
     if names & {"image_grid_thw", "image_grid_hw", "spatial_shapes"}:
-        pixels = ("patches", "image")
-    audio = ("time_mel", "mel_time", "wave") if "input_features" in names else ("wave", "time_mel",
-             "channel", "codes")  # fmt: skip
+        pixels = ("patches", "tiles", "rows", "image")
+    audio = ("wave", "time_mel", "channel", "codes")
+    if "input_features" in names:
+        audio = ("time_mel", "mel_time", "wave", "channel_mel")
     audio = audio if names & {"input_features", "input_values", "audio_values"} else ("wave",)
     for target in (*targets, MADE_UP):
         for more in MORE:
@@ -144,6 +145,11 @@ class Maker:
             self.batch["inputs"] = self._words(size, length)
             return self.put("attention_mask", self._mask(size, length))
         shape = (size, 2, length) if self.entry.task == "MULTIPLE_CHOICE" else (size, length)
+        books = 1
+        if self.form.more == "codebooks":
+            books = int(field(self.config, "num_codebooks", "num_channels"))
+            if "decoder_input_ids" not in self.names:
+                shape = (size * books, length)
         ids = self._words(*shape)
         mask = self._mask(*shape)
         marks = self._marks()
@@ -166,7 +172,9 @@ class Maker:
         encoder = field(self.config, "is_encoder_decoder", default=False)
         unlabelled = "labels" not in self.names
         alone = self.form.target in (MADE_UP, "pairs") and encoder
-        if unlabelled or alone:
+        if books > 1:
+            self.put("decoder_input_ids", self._words(size, length - 2, books))
+        elif unlabelled or alone:
             self.put("decoder_input_ids", self._words(size, length - 2))
 
     def _marks(self) -> list[int]:
@@ -184,12 +192,16 @@ class Maker:
         return [n for n in found if isinstance(n, int) and 0 <= n < VOCABULARY]
 
     def _image(self) -> None:
+        if getattr(self.config, "vision_config", self.config) is None:
+            return
         vision = _in(self.config, "vision")
         channels = field(vision, "num_channels", "in_channels", "in_chans", default=3)
         channels = channels if isinstance(channels, int) else 3
         side = field(vision, "image_size", "img_size", "input_size", default=IMAGE)
         high, wide = (side, side) if isinstance(side, int) else (*side, *side)[-2:]
         high, wide = min(high, 256), min(wide, 256)
+        if self.entry.task == "TEXT_RECOGNITION" and not hasattr(vision, "image_size"):
+            high, wide = 48, 96
         frames = field(vision, "num_frames", "frames_per_clip", default=2)
         patch = field(vision, "patch_size", default=8)
         patch = patch if isinstance(patch, int) else patch[-1]
@@ -206,6 +218,12 @@ class Maker:
             else:
                 value = self._patches(vision, channels, patch)
             self.batch[name] = value
+            finer = _in(self.config, "high_res_vision")
+            sides = [int(field(finer, "image_size", default=IMAGE))] * 2
+            self.put("high_res_pixel_values", self.floats(self.size, channels, *sides))
+            if self.form.pixels == "images" and "input_ids" in self.batch:
+                seen = (*self.batch["input_ids"].shape, 1)
+                self.put("image_attention_mask", torch.ones(seen, dtype=torch.long))
         if "pixel_values_videos" in self.names and "pixel_values" not in self.names:
             self.batch["pixel_values_videos"] = self.floats(
                 self.size, int(frames), channels, high, wide
@@ -213,7 +231,7 @@ class Maker:
         if "flattened_patches" in self.names:
             n = 6
             rows = torch.arange(n).view(1, n, 1).expand(self.size, n, 1).float()
-            width = patch * patch * channels
+            width = field(vision, "patch_embed_hidden_size", default=patch * patch * channels)
             self.batch["flattened_patches"] = torch.cat(
                 [rows // 2 + 1, rows % 2 + 1, self.floats(self.size, n, width)], -1
             )
@@ -229,15 +247,22 @@ class Maker:
         count = self.size * side * side
         grid = torch.tensor([[1, side, side]] * self.size)
         self.put("image_grid_thw", grid)
+        self.put("image_merge_sizes", torch.full((self.size,), merge))
         self.put("image_grid_hw", grid[:, 1:].contiguous())
         width = channels * int(deep) * patch * patch
         if "spatial_shapes" in self.names:
             self.batch["spatial_shapes"] = grid[:, 1:].contiguous()
             self.put("pixel_attention_mask", torch.ones(self.size, side * side, dtype=torch.long))
             return self.floats(self.size, side * side, width)
+        if self.form.pixels == "rows":
+            return self.floats(self.size, side * side, width)
+        if self.form.pixels == "tiles":
+            return self.floats(count, channels, patch, patch)
         return self.floats(count, width)
 
     def _sound(self) -> None:
+        if getattr(self.config, "audio_config", self.config) is None:
+            return
         audio = _in(self.config, "audio")
         mels = field(audio, "num_mel_bins", "feature_projection_input_dim", "input_dim",
                      "feature_size", "input_feat_per_channel", "mel_dim", default=MELS)  # fmt: skip
@@ -252,6 +277,7 @@ class Maker:
             "time_mel": (self.size, most if task == "AUDIO_CLASSIFICATION" else frames, mels),
             "mel_time": (self.size, mels, 2 * most),
             "codes": (self.size, 8, self.length),
+            "channel_mel": (self.size, 1, frames, mels),
         }
         for name in ("input_features", "input_values", "audio_values", "waveform"):
             if name not in self.names:
@@ -261,6 +287,10 @@ class Maker:
                 continue
             value = self.floats(*shapes[self.form.audio])
             self.batch[name] = value
+            self.put("is_longer", torch.zeros(self.size, 1, dtype=torch.bool))
+            if self.form.more == "bare" and field(self.config, "is_encoder_decoder"):
+                for text in ("input_ids", "attention_mask"):
+                    self.batch.pop(text, None)
             masked = "attention_mask" in self.names and "input_ids" not in self.names
             if masked and self.form.more != "bare":
                 steps = value.shape[2 if self.form.audio == "mel_time" else 1]
@@ -283,9 +313,8 @@ class Maker:
         channels = (wide,) if wide and not lags else ()
         self.batch["past_values"] = self.floats(self.size, past, *channels)
         ahead = field(c, "prediction_length", "horizon_length", default=4)
-        times = field(c, "num_time_features", default=0) or 1
+        times = field(c, "num_time_features", default=0)
         if lags:
-            c.num_time_features = times
             self.put("past_time_features", self.floats(self.size, past, times))
             self.put("future_time_features", self.floats(self.size, ahead, times))
             self.put("past_observed_mask", torch.ones(self.size, past))
@@ -299,6 +328,21 @@ class Maker:
     def _extras(self) -> None:
         """Inputs that only some models ask for."""
         b, shape = self.batch, (self.size, self.length)
+        c = self.config
+        self.put("states", self.floats(*shape, field(c, "state_dim", default=1)))
+        self.put("actions", self.floats(*shape, field(c, "act_dim", default=1)))
+        self.put("rewards", self.floats(*shape, 1))
+        self.put("returns_to_go", self.floats(*shape, 1))
+        self.put("timesteps", torch.arange(self.length).expand(shape).contiguous())
+        if "returns_to_go" in self.names:
+            self.put("attention_mask", self._mask(*shape))
+        self.put(
+            "spectrogram_labels",
+            self.floats(self.size, 2 * self.length, field(c, "num_mel_bins", default=MELS)),
+        )
+        self.put("duration_labels", torch.full(shape, 2))
+        self.put("pitch_labels", self.floats(*shape, 1))
+        self.put("energy_labels", self.floats(*shape, 1))
         if "input_ids" in b:
             shape = tuple(b["input_ids"].shape)
             if "token_type_ids" not in b:
@@ -347,7 +391,10 @@ class Maker:
         """Labels of a language model; of another length where an encoder's inputs are."""
         ids, mask = self.batch.get("input_ids"), self.batch.get("attention_mask")
         apart = "decoder_input_ids" in self.names or "decoder_inputs_embeds" in self.names
-        if ids is None or (apart and "attention_mask" in self.names):
+        if self.form.more == "codebooks":
+            books = int(field(self.config, "num_codebooks", "num_channels"))
+            labels = self._words(self.size, self.length - 2 * apart, books)
+        elif ids is None or (apart and "attention_mask" in self.names):
             labels = self._words(self.size, self.length - 2)
             labels[1:, -2:] = -100
             if self.entry.task in ("CTC", "RNNT", "TDT"):

@@ -36,6 +36,13 @@ COUNTS: tuple[tuple[str, int], ...] = (
     (r"max_distance$", 10),
     (r"index_topk$", 4),
     (r"num_parallel_samples$", 2),
+    (r"^context_size$", 8),
+    (r"hash_byte_group_vocab$", VOCABULARY),
+    (r"zero_expert_num$|(^|_)n_?groups$", 2),
+    (r"self_attends_per_block$", LAYERS),
+    (r"^n_window(_infer)?$", 8),
+    (r"mm_tokens_per_image$|^num_windows$", 4),
+    (r"^index_kpool$", 2),
 )  # fmt: skip
 WIDTHS: tuple[tuple[str, int], ...] = (
     (r"mamba_(d_head|head_dim)$", 16),
@@ -45,6 +52,7 @@ WIDTHS: tuple[tuple[str, int], ...] = (
     (r"(^|_)rotary_dim$", 4),
     (r"(num_|n_|^)(attention_|key_value_|kv_|mel_attn_)?heads?$|attention_heads$|_heads$", HEADS),
     (r"multi_query_group_num$", HEADS),
+    (r"^upsample_groups$|^d_latents$", WIDTH),
     (r"(ffn|feed_?forward|intermediate|inner|mlp)_?(hidden_)?(dim|size)|^d_ff$|^dff$", INNER),
     (r"^n_inner$|^d_inner$|dim_(ff|feedforward)$|intermediate", INNER),
     (r"^patch_size$", 8),
@@ -61,7 +69,8 @@ WIDTHS: tuple[tuple[str, int], ...] = (
 NEEDED: dict[str, int] = {
     "vocab_size": VOCABULARY, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
     "topk_group": 1, "prediction_length": 4, "n_shared_experts": 1,
-    "head_dim": HEAD, "num_key_value_heads": HEADS,
+    "head_dim": HEAD, "num_key_value_heads": HEADS, "image_token_id": VOCABULARY - 2,
+    "image_token_index": VOCABULARY - 2, "audio_token_id": VOCABULARY - 3,
 }  # fmt: skip
 
 # Lists, one number for each stage of a pyramid.
@@ -76,14 +85,23 @@ STAGES: dict[str, tuple[int, ...]] = {
     "blocks_per_stage": (1, 1, 2, 1),
 }
 # Fields that name layers by number.
-INDICES = re.compile(r"(index(es)?|indices|idxs|layer_ids|cross_attention_layers|_block_indexes)$")
+INDICES = re.compile(
+    r"(index(es)?|indices|idxs|layer_ids|cross_attention_layers|_block_indexes|"
+    r"vision_feature_layers?)$"
+)
 # The same, where as many are wanted elsewhere.
 COUNTED = re.compile(r"out_indices|hook_ids|state_indices|extract_layers|target_layers")
 
+# Layers that share their weights: the same one twice.
+_SHARED: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4,
+    "attention_hidden_size": 64,
+}  # fmt: skip
+# Windows that divide what every stage leaves of an image.
+_PYRAMID: dict[str, Any] = {"image_size": 2 * IMAGE, "window_size": 2}
 # By model_type, what the rules do not find.
 OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
-    "efficientnet": {"width_coefficient": 0.2, "depth_coefficient": 0.2},
     "align_vision_model": {"width_coefficient": 0.2, "depth_coefficient": 0.2},
     "mpnet": {"relative_attention_num_buckets": 32},  # the number that its forward takes
     "reformer": {"axial_pos_embds": False},
@@ -91,6 +109,61 @@ OWN: dict[str, dict[str, Any]] = {
     "big_bird": {"attention_type": "original_full"},  # the one that a decoder may have
     "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},  # else one expert, and no choice
     "mamba2": {"head_dim": 16, "n_groups": 2},
+    "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8}},
+    "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "mistral4": {"head_dim": 16},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 4,
+        "indexer_compress_ratio": 2,
+        "hc_lowrank": 16,
+    },
+    "zamba": _SHARED | {"attention_head_dim": 16},
+    "zamba2": _SHARED | {"attention_head_dim": 16, "kv_channels": 16},
+    "glm4v_moe_text": {"head_dim": 16},
+    "align": {"projection_dim": 64},
+    "bridgetower": {"hidden_size": 64},
+    "bridgetower_text_model": {"hidden_size": 64},
+    "bridgetower_vision_model": {"hidden_size": 64},  # 64 for each head
+    "chameleon": {
+        "vocabulary_map": {
+            "<image>": VOCABULARY - 2,
+            **{f"IMGIMG{'ABCDEFGH'[i]}Z": 48 + i for i in range(8)},
+        }
+    },
+    "clap_audio_model": {"spec_size": 64, "num_mel_bins": 32, "window_size": 2},
+    "chameleon_vqgan": {"num_embeddings": 8},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"]},
+    "donut-swin": _PYRAMID,
+    "swin": _PYRAMID,
+    "swinv2": _PYRAMID | {"pretrained_window_sizes": [0, 0, 0, 0]},
+    "efficientloftr": {"hidden_size": 256},  # of its last feature map
+    "efficientnet": {"width_coefficient": 0.2, "depth_coefficient": 0.2, "hidden_dim": 256},
+    "glmasr_encoder": {"intermediate_size": 4 * WIDTH},
+    "glpn": {"decoder_hidden_size": 64},
+    "mobilevitv2": {"image_size": 64},
+    "sam2_hiera_det_model": {
+        "hidden_size": 16,
+        "embed_dim_per_stage": [16, 32, 48, 64],
+        "num_attention_heads_per_stage": [1, 2, 2, 2],
+    },
+    "sam2_vision_model": {"backbone_channel_list": [64, 48, 32, 16]},
+    "seggpt": {
+        "merge_index": 0,
+        "num_hidden_layers": 5,
+        "intermediate_hidden_state_indices": [1, 2, 3, 4],
+    },
+    "vitmatte": {"convstream_hidden_sizes": [16, 32, 48], "fusion_hidden_sizes": [64, 32, 16, 8]},
+    "ernie4_5_vl_moe_text": {
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [1, 1, 2],
+        }
+    },
 }
 
 
@@ -116,14 +189,25 @@ def small(config: Any, level: int = 0) -> Any:
     changes = {k: v for k, v in changes.items() if mapped.get(k) not in changes}
     for name in getattr(config, "sub_configs", {}):
         part = getattr(config, name, None)
-        if part is not None and hasattr(part, "to_dict"):
+        if part is not None and part.model_type == "timm_backbone":  # any will do
+            changes[name] = _resnet(len(part.out_indices or [4]))
+        elif part is not None and hasattr(part, "to_dict"):
             changes[name] = small(part, level).to_dict()
     changes |= OWN.get(config.model_type, {})
     made = cls(**changes)
-    if any(k.endswith("vocab_size") for k in held) or "text_config" in held:
+    if any(k.endswith("vocab_size") or k in ("text_config", "decoder") for k in held):
         for key, value in TOKENS.items():
             setattr(made, key, value)
     return made
+
+
+def _resnet(maps: int) -> dict[str, Any]:
+    """A small backbone that gives so many feature maps."""
+    return {
+        "model_type": "resnet", "embedding_size": 16, "hidden_sizes": list(STAGES["hidden_sizes"]),
+        "depths": [1, 1, 1, 1], "layer_type": "basic",
+        "out_features": [f"stage{i}" for i in range(5 - min(maps, 4), 5)],
+    }  # fmt: skip
 
 
 def _numbers(held: dict[str, Any], level: int) -> dict[str, Any]:
@@ -140,6 +224,9 @@ def _numbers(held: dict[str, Any], level: int) -> dict[str, Any]:
             turned = re.search(r"vl|omni|glm\d*v|ocr", held.get("model_type", ""))
             if level < 2 and ("mrope_section" in value or turned):
                 changes[key] = {**value, "mrope_section": [2, 1, 1]}
+            elif level < 2 and not value and held.get("layer_types"):
+                rope = {"rope_type": "default", "rope_theta": 10000.0}
+                changes[key] = dict.fromkeys(held["layer_types"], rope)
         elif value is None and key in NEEDED and level < 2:
             changes[key] = NEEDED[key]
         elif not isinstance(value, int) or isinstance(value, bool):
@@ -147,13 +234,20 @@ def _numbers(held: dict[str, Any], level: int) -> dict[str, Any]:
         elif re.search(r"_?(token|tok|mask|pad|sep|cls|eo[sdicav]|bo[sica])_?(id|index)$", key):
             if key in TOKENS:
                 changes[key] = TOKENS[key]
-            elif value >= FIRST_SPECIAL:
+            elif value >= FIRST_SPECIAL or re.search(r"image|video|audio|vision|media", key):
                 changes[key], special = special, min(special + 1, VOCABULARY - 1)
+        elif key == "num_encoder_blocks" and value == len(held.get("depths") or ()):
+            continue
         else:
             rules = COUNTS if level == 2 else COUNTS + WIDTHS
             found = next((size for rule, size in rules if re.search(rule, key)), None)
             if found is not None and value > found:
                 changes[key] = found
+    if level < 2 and {"qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim"} <= held.keys():
+        parts = (changes.get(k, held[k]) for k in ("qk_nope_head_dim", "qk_rope_head_dim"))
+        changes["qk_head_dim"] = sum(n or 0 for n in parts)
+    if level < 2 and {"window_size", "spatial_merge_size", "patch_size"} <= held.keys():
+        changes["window_size"] = 4 * changes.get("patch_size", held["patch_size"])  # in pixels
     if level < 2 and isinstance(shared, int) and isinstance(heads, int) and shared < heads:
         latent = "kv_lora_rank" in held  # where heads share one latent, none share a key
         changes["num_key_value_heads"] = HEADS if latent else min(2, shared)

@@ -23,6 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from onward.config import OnwardError
+from onward.graph.graph import type_of
 
 PARAMETERS = 50_000_000
 RATE = 0.25
@@ -366,7 +367,8 @@ def dropped(whole: nn.Module, batch: Batch) -> tuple[int, str]:
         return 0, ""
     try:
         made = tiny.compiled(model, batch)
-        have = len(tiny.dropout_nodes(made.captured.graph))
+        read = _of_loss(made)
+        have = sum(n in read for n in tiny.dropout_nodes(made.captured.graph))
         values = gradients(made, batch, both=False)[0][1]
     except Exception as error:
         return count, f"with dropout: {type(error).__name__}: {_line(error)}"
@@ -374,6 +376,17 @@ def dropped(whole: nn.Module, batch: Batch) -> tuple[int, str]:
         return count, f"with dropout: {have} sites of {count}"
     finite = all(t.isfinite().all() for t in values.values())
     return count, "" if finite else "with dropout: a number that is not finite"
+
+
+def _of_loss(made: tiny.Compiled) -> set[Any]:
+    """The nodes that the loss reads as floats, as gradients do; a graph may have more results."""
+    found, waiting = set(), [made.captured.graph.outputs["loss"]]
+    while waiting:
+        node = waiting.pop().producer()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [x for x in node.inputs if x is not None and type_of(x).is_floating]
+    return found
 
 
 def _prefix(where: str) -> str:

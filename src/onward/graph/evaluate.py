@@ -6,15 +6,27 @@ from collections.abc import Mapping
 
 import numpy as np
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from onward.graph.build import Builder
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, Node, Role, array_of, attributes, type_of
 
 
+class GatherElements(OpRun):
+    """Of any size: onnx's own takes at most 64 elements of the axis."""
+
+    def _run(
+        self, data: np.ndarray, indices: np.ndarray, axis: int | None = None
+    ) -> tuple[np.ndarray]:
+        at = (axis or 0) % data.ndim
+        shown = tuple(slice(None) if i == at else slice(0, n) for i, n in enumerate(indices.shape))
+        return (np.take_along_axis(data[shown], indices, at),)
+
+
 def evaluate(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Outputs by name. `feeds` gives every input by its name."""
-    session = ReferenceEvaluator(to_proto(graph))
+    session = ReferenceEvaluator(to_proto(graph), new_ops=[GatherElements])
     names = list(graph.outputs)
     wanted = {v.name or "": feeds[v.name or ""] for v in graph.inputs}
     with np.errstate(all="ignore"):

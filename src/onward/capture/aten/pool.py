@@ -60,6 +60,10 @@ def _avg_pool(
     dims = _dims(c)
     kernel, pads = each(kernel, dims), each(padding, dims)
     strides = each(stride, dims) if stride else kernel
+    if ceil:  # of a window that all of a dim does not fill, its one place ends with the padding
+        room = [n + 2 * p for n, p in zip(type_of(x).shape[-dims:], pads, strict=True)]
+        whole = [isinstance(n, int) and n < k for n, k in zip(room, kernel, strict=True)]
+        kernel = [n if w else k for n, k, w in zip(room, kernel, whole, strict=True)]
     if strides == kernel and not any(pads) and divisor is None:
         means = _means(c, x, kernel)
         if means is not None:

@@ -7,7 +7,9 @@ attention function of another kind is traced as it is written.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -59,6 +61,8 @@ class _Attentions:
                     module, query, key, value, attention_mask, dropout=dropout, scaling=scaling,
                     is_causal=is_causal, position_bias=position_bias, **kwargs,
                 )  # fmt: skip
+            if made is not None and made.causal and is_causal is False:
+                is_causal = None if _says_so_without_mask(type(module)) else is_causal
             own = bool(is_causal if is_causal is not None else getattr(module, "is_causal", True))
             single = isinstance(query.shape[2], int) and query.shape[2] == 1  # else it is a symbol
             own = own and not single
@@ -129,6 +133,17 @@ class _Attentions:
             return out, None
 
         return forward
+
+
+@functools.cache
+def _says_so_without_mask(module: type[torch.nn.Module]) -> bool:
+    """Whether a module's `is_causal=False` is that of a mask that is there, and without one its
+    attention is causal: GPT-2 of transformers 4."""
+    try:
+        text = inspect.getsource(inspect.unwrap(module.forward))
+    except (OSError, TypeError):  # no file has it
+        return False
+    return re.search(r"is_causal = attention_mask is None and", text) is not None
 
 
 def _call(
