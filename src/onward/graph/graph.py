@@ -9,8 +9,9 @@ shape vectors. Nothing here knows torch or a device.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -108,6 +109,20 @@ def where(node: Node) -> str:
     return node.metadata_props.get("module", "")
 
 
+class Inputs(NamedTuple):
+    """A graph's inputs, found again: of thousands, most of them parameters and their state."""
+
+    count: int
+    last: Value | None
+    named: dict[str | None, Value]
+    sized: list[Value]  # those with a dim that is not fixed
+
+    @classmethod
+    def of(cls, values: Sequence[Value]) -> Inputs:
+        sized = [v for v in values if not all(isinstance(n, int) for n in type_of(v).shape)]
+        return cls(len(values), values[-1] if values else None, {v.name: v for v in values}, sized)
+
+
 class Graph:
     """A program. `outputs` maps names to values, `state` output names to the inputs they update;
     `signature` says what inputs and outputs mean.
@@ -125,6 +140,7 @@ class Graph:
         self._constants: dict[tuple[str, tuple[int, ...], bytes], Value] = {}
         self._count = 0
         self._taken: set[str] = set()  # names of inputs
+        self._inputs = Inputs.of([])
 
     # ---- making
 
@@ -159,7 +175,10 @@ class Graph:
         return [v for v in self.ir.inputs if role_of(v) in roles]
 
     def find_input(self, name: str) -> Value:
-        return next(v for v in self.ir.inputs if v.name == name)
+        value = self._found().named.get(name)
+        if value is None or value.name != name:  # it was renamed
+            value = next(v for v in self.ir.inputs if v.name == name)
+        return value
 
     def constant(self, array: np.ndarray) -> Value:
         """The constant's value; equal arrays (bits, shape and dtype) share one."""
@@ -210,7 +229,8 @@ class Graph:
     def symbol_source(self, name: str) -> tuple[Value, int] | None:
         """A value and the dim of it whose size prints as `name` (`"B"`, or `"B*T"`): an input, or
         rows that are counted."""
-        for value in (*self.ir.inputs, *(self.counted() if name in self.counts else ())):
+        counted = self._counted() if name in self.counts else ()
+        for value in itertools.chain(self._found().sized, counted):
             for i, size in enumerate(type_of(value).shape):
                 if not isinstance(size, int) and str(size) == name:
                     return value, i
@@ -218,21 +238,29 @@ class Graph:
 
     def symbol_multiple(self, name: str) -> tuple[Value, int] | None:
         """An input and the dim of it whose size is a multiple of `name`, such as `8*T`."""
-        for value in self.ir.inputs:
+        for value in self._found().sized:
             for i, size in enumerate(type_of(value).shape):
                 if isinstance(size, Dim) and [names for names, _ in size.terms] == [(name,)]:
                     return value, i
         return None
 
-    def counted(self) -> list[Value]:
+    def _found(self) -> Inputs:
+        """Inputs only come at the end and go: their count and the last one tell of any change."""
+        inputs = self.ir.inputs
+        last = inputs[-1] if inputs else None
+        if self._inputs.count != len(inputs) or self._inputs.last is not last:
+            self._inputs = Inputs.of(inputs)
+        return self._inputs
+
+    def _counted(self) -> Iterator[Value]:
         """The lists of rows whose lengths the batch decides."""
-        return [node.outputs[0] for node in self.ir if node.op_type == "Rows"]
+        return (node.outputs[0] for node in self.ir if node.op_type == "Rows")
 
     @property
     def symbols(self) -> list[str]:
         """Names of the sizes that are not fixed, in order of first appearance."""
         seen: dict[str, None] = {}
-        for value in self.ir.inputs:
+        for value in self._found().sized:
             for size in type_of(value).shape:
                 if not isinstance(size, int):
                     seen.update(dict.fromkeys(sorted(size.symbols)))
@@ -243,9 +271,8 @@ class Graph:
     def replace(self, old: Value, new: Value) -> None:
         """Every use of `old`, outputs too, becomes `new`."""
         old.replace_all_uses_with(new, replace_graph_outputs=True)
-        for name, value in self.outputs.items():
-            if value is old:
-                self.outputs[name] = new
+        if old in self.outputs.values():
+            self.outputs.update({name: new for name, v in self.outputs.items() if v is old})
 
     def remove(self, nodes: Iterable[Node]) -> None:
         """Removes nodes whose outputs nobody uses any more."""

@@ -24,19 +24,19 @@ def place(sizes: Sequence[int], lives: Sequence[tuple[int, int]]) -> tuple[list[
     need = np.array([aligned(s) for s in sizes], dtype=np.int64)
     first = np.array([a for a, _ in lives], dtype=np.int64)
     last = np.array([b for _, b in lives], dtype=np.int64)
-    by_size = sorted(range(n), key=lambda i: (-int(need[i]), int(first[i])))
-    placed = np.zeros(n, dtype=bool)
-    for i in by_size:
-        meets = np.flatnonzero(placed & (first <= last[i]) & (last >= first[i]))
-        taken = meets[np.argsort(offsets[meets], kind="stable")]
-        best, best_gap, end = -1, -1, 0
-        for j in taken:
-            gap = int(offsets[j]) - end
-            if gap >= need[i] and (best < 0 or gap < best_gap):
-                best, best_gap = end, gap
-            end = max(end, int(offsets[j] + need[j]))
-        offsets[i] = best if best >= 0 else end
-        placed[i] = True
+    placed = np.zeros((4, n), dtype=np.int64)  # begin, end, first and last launch, by begin
+    for done, i in enumerate(sorted(range(n), key=lambda i: (-int(need[i]), int(first[i])))):
+        begins, ends, since, until = placed[:, :done]
+        meets = np.flatnonzero((since <= last[i]) & (until >= first[i]))
+        if len(meets):
+            tops = np.maximum.accumulate(ends[meets])
+            below = np.concatenate(([0], tops[:-1]))  # where the gap under each begins
+            gaps = begins[meets] - below
+            fits = np.flatnonzero(gaps >= need[i])
+            offsets[i] = below[fits[np.argmin(gaps[fits])]] if len(fits) else tops[-1]
+        at = int(np.searchsorted(begins, offsets[i], side="right"))
+        placed[:, at + 1 : done + 1] = placed[:, at:done].copy()
+        placed[:, at] = offsets[i], offsets[i] + need[i], first[i], last[i]
     total = int((offsets + need).max()) if n else 0
     return [int(o) for o in offsets], total
 

@@ -29,13 +29,15 @@ def apply(gradients: Gradients, recipe: Recipe) -> None:
             for name in optimizer.hyperparameters
         }
     updated: dict[str, str] = {}
+    parameters = [name for group in recipe.groups for name in group.parameters]
+    found = {name: graph.find_input(name) for name in parameters}
     slots: dict[Slot, str] = {}
     for group in recipe.groups:
         scalars = [*hyper[group.index].values(), clocks[group.clock]]
         if gradients.scale is not None:
             scalars.append(gradients.scale)
         for name in group.parameters:
-            p, g = graph.find_input(name), gradients.of[name]
+            p, g = found[name], gradients.of[name]
             kept = {
                 slot: graph.input(f"{slot}.{name}", type_of(p), Role.STATE) for slot in group.slots
             }
