@@ -123,7 +123,7 @@ def _prelu(a: Any, x: T, slope: T) -> T:
     return F.prelu(x, slope.reshape(1)) if slope.numel() == 1 else torch.where(x > 0, x, slope * x)
 
 
-@row("Shrink")
+@row("Shrink", kinks="0 at a limit")
 def _shrink(a: Any, x: T) -> T:
     if a.bias == 0:
         return F.hardshrink(x, a.lambd)
