@@ -65,6 +65,12 @@ def asserted(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def counted_as_another(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """As LLaVA's check of its image tokens, in transformers 4: the shape alone of `x` is read."""
+    wide = mask.unsqueeze(-1).expand_as(x)
+    return x * 2 if x[wide].numel() != x.numel() else x
+
+
 def written_later(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     seen = mask.clone()
     x = x * 2 if seen.any() else x
@@ -105,7 +111,7 @@ def asked_in_eager_alone(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch
 
 HONOURED = (
     asked_in_eager_alone, nothing_hidden, three, without_gradients, loop, of_sizes, asserted,
-    written_later, written_before, of_constants, layers_dropped_never,
+    counted_as_another, written_later, written_before, of_constants, layers_dropped_never,
 )  # fmt: skip
 
 

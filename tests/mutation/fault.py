@@ -44,6 +44,7 @@ STATE = (
 GUARDS = ("train/test_stale_graphs.py", "train/test_trainer_guards.py")
 EFFECTS = ("capture/test_effects.py",)
 RANDOM = ("capture/test_capture_random.py", "capture/test_aten_table.py")
+CACHE_POSITION = ("capture/test_cache_position.py",)
 SAME_TENSOR = ("capture/test_same_tensor.py",)
 IN_PLACE = ("capture/test_in_place.py",)
 OWN_GRADIENTS = ("capture/test_own_gradients.py",)

@@ -6,6 +6,7 @@ from fault import (
     AS_EAGER,
     BUFFERS,
     BY_HAND,
+    CACHE_POSITION,
     CAPTURE,
     CHOSEN,
     CONVOLUTIONS,
@@ -34,6 +35,21 @@ from fault import (
 
 CAPTURE_FAULTS: tuple[Fault, ...] = (
     # capture
+    Fault(
+        "capture: a question reads the numbers of the tensor whose shape it takes",
+        "capture/pins.py", "            return args[0].expand(args[1].shape)",
+        "            return func(*args, **kwargs)", ("capture/test_pins.py",),
+    ),
+    Fault(
+        "capture: any cache_position counts from zero", "capture/huggingface/cache_position.py",
+        "        return version == positions._version", "        return True", CACHE_POSITION,
+    ),
+    Fault(
+        "capture: a range of other steps counts from zero",
+        "capture/huggingface/cache_position.py",
+        "type(start) is int and start == 0 and type(step) is int and step == 1",
+        "type(start) is int and start == 0", CACHE_POSITION,
+    ),
     Fault(
         "capture: an element that is not included shares no gradient", "capture/aten/scatter.py",
         "    return c.b.Where(c.b.And(written, c.b.Equal(own, best)), own, lost)",

@@ -92,7 +92,9 @@ class Entry:
 
 def _files() -> Iterator[tuple[str, Path]]:
     for path in sorted((Path(hf.__file__).parent / "models").glob("*/modeling_*.py")):
-        if path.parent.name not in ("auto", "deprecated", "timm_backbone"):
+        if path.parent.name in ("auto", "deprecated", "timm_backbone"):
+            continue
+        if not path.stem.startswith(("modeling_tf_", "modeling_flax_")):  # of older versions
             yield path.parent.name, path
 
 
@@ -123,7 +125,8 @@ def entries() -> list[Entry]:
     forwards = _forwards()
     tasks: dict[str, str] = {}
     for task in TASKS:
-        for names in getattr(auto, f"MODEL_FOR_{task}_MAPPING_NAMES").values():
+        # a version of transformers may have no such list
+        for names in getattr(auto, f"MODEL_FOR_{task}_MAPPING_NAMES", {}).values():
             for name in (names,) if isinstance(names, str) else names:
                 tasks.setdefault(name, task)
     for name, (_, names, model) in forwards.items():

@@ -88,6 +88,9 @@ class Asked(TorchFunctionMode):
             return self._answer((one == other).all(), bool)
         if func is torch.Tensor.__bool__:
             return self._answer(args[0], bool)
+        if func is torch.Tensor.expand_as and isinstance(args[1], torch.Tensor):
+            # a question may follow from the batch though the other's numbers do not
+            return args[0].expand(args[1].shape)
         if self.values:
             if func in _READ and _whole_numbers(args[0]):
                 x = args[0] if func is torch.Tensor.tolist else args[0].reshape(())

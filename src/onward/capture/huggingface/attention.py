@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from onward.capture import attention_op as attention_op  # registers onward::attention
+from onward.capture.huggingface.cache_position import Counted, given_to_masks
 from onward.capture.huggingface.masks import Masks, require_kind
 from onward.capture.huggingface.plain_attention import plain_functions
 from onward.capture.huggingface.settings import configs_with_sdpa
@@ -166,7 +167,8 @@ def attention_kept_whole(model: torch.nn.Module, own_positions: bool) -> Iterato
         return
     from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
-    masks = Masks()
+    counted = Counted() if given_to_masks() else None
+    masks = Masks(counted)
     attentions = _Attentions(plain_functions(model), masks)
     places: list[Patch] = []
     if hasattr(masking_utils, "find_packed_sequence_indices") and not own_positions:
@@ -187,7 +189,7 @@ def attention_kept_whole(model: torch.nn.Module, own_positions: bool) -> Iterato
             return attentions.eager(function) if function is default else function
 
         places.append((AttentionInterface, "get_interface", chosen))
-    with patched(places):
+    with patched(places), counted or nullcontext():
         yield
 
 

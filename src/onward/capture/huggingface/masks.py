@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from onward.capture.huggingface.cache_position import Counted, broadcast, offsets_hidden
 from onward.config import CaptureError
 
 Function = Callable[..., Any]
@@ -61,8 +62,11 @@ def _dense(
 class Masks:
     """The masks of one capture."""
 
-    def __init__(self) -> None:
+    def __init__(self, counted: Counted | None = None) -> None:
+        """counted: the ranges that the forward makes, where the version's mask functions are given
+        `cache_position`."""
         self._made: dict[int, Made] = {}
+        self._counted = counted
 
     def remembering(self, original: Function, added: bool) -> Function:
         """The mask function `original`, whose masks are remembered. added: they are floats."""
@@ -72,6 +76,9 @@ class Masks:
 
         def make(**kwargs: Any) -> torch.Tensor | None:
             function, padding = kwargs["mask_function"], kwargs.get("attention_mask")
+            positions, length = kwargs.get("cache_position"), kwargs.get("q_length")
+            if length is None and positions is not None:
+                length = positions.shape[0]
             if padding is not None and padding.dim() != 2:
                 require_kind(padding)
             causal = function is masking_utils.causal_mask_function
@@ -83,12 +90,17 @@ class Masks:
                 optional = kwargs.get("allow_is_bidirectional_skip", False)
             if known and optional and padding is None:
                 return None  # as in eager; a trace would be given a dense mask
+            if positions is not None:
+                from_zero = self._counted is not None and self._counted.from_zero(positions)
+                if not from_zero and not added and kwargs.get("allow_is_causal_skip", True):
+                    raise CaptureError(offsets_hidden)
+                known &= from_zero
             # whether a batch hides anything is data, so a mask is always made
             if not known or (padding is not None and padding.shape[-1] != kwargs["kv_length"]):
                 never = {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
-                return original(**{**kwargs, **never})
+                return broadcast(original, added, {**kwargs, **never})
             keys = None if padding is None else padding.to(torch.bool)[:, None, None, :]
-            dense = _dense(keys, causal, added, **kwargs)
+            dense = _dense(keys, causal, added, **{**kwargs, "q_length": length})
             self._made[id(dense)] = Made(dense, dense._version, keys, causal, bool(optional))
             return dense
 

@@ -1,0 +1,109 @@
+"""Masks of the versions of transformers that give mask functions `cache_position`, i64[Q].
+
+Later ones give the number of queries and their offset. A model makes `cache_position` by
+`torch.arange(0, Q)` unless it is given one.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+Function = Callable[..., Any]
+
+offsets_hidden = (
+    "a cache_position that is not torch.arange(tokens): transformers reads it on batches that hide "
+    "a token only; fix: leave it out"
+)
+
+
+class Counted(TorchFunctionMode):
+    """Within it, the results of `torch.arange(n)` and `torch.arange(0, n)` are remembered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ranges: dict[int, tuple[torch.Tensor, int]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.arange and _counts_from_zero(*args, **(kwargs or {})):
+            self._ranges[id(result)] = (result, result._version)
+        return result
+
+    def from_zero(self, positions: torch.Tensor) -> bool:
+        """Whether it is one of those, and as it was made."""
+        _, version = self._ranges.get(id(positions), (None, -1))
+        return version == positions._version
+
+
+def _counts_from_zero(*args: Any, start: Any = 0, step: Any = 1, **_: Any) -> bool:
+    start = args[0] if len(args) > 1 else start
+    step = args[2] if len(args) > 2 else step
+    return type(start) is int and start == 0 and type(step) is int and step == 1
+
+
+@functools.cache
+def given_to_masks() -> bool:
+    """Whether the version of transformers gives mask functions `cache_position`."""
+    from transformers import masking_utils
+
+    return "cache_position" in inspect.signature(masking_utils.sdpa_mask).parameters
+
+
+def broadcast(original: Function, added: bool, kwargs: dict[str, Any]) -> torch.Tensor:
+    """The mask `b[B,1,Q,K]` of any mask function, or floats; by `torch.vmap`, which no graph has,
+    only where somebody's own function may need it."""
+    positions, function = kwargs.get("cache_position"), kwargs["mask_function"]
+    if positions is None or "use_vmap" in kwargs or not _is_elementwise(function):
+        return original(**kwargs)
+    from transformers import masking_utils
+
+    size, length, offset = kwargs["batch_size"], kwargs["kv_length"], kwargs.get("kv_offset", 0)
+    padding = kwargs.get("attention_mask")
+    if padding is not None:
+        padding = F.pad(padding.to(torch.bool), (0, max(0, length + offset - padding.shape[-1])))
+        hidden = masking_utils.padding_mask_function(padding)
+        function = masking_utils.and_masks(function, hidden)
+    rows, keys = (torch.arange(n, device=positions.device) for n in (size, length))
+    mask = function(
+        rows[:, None, None, None],
+        torch.zeros(1, 1, 1, 1, dtype=torch.long, device=positions.device),
+        positions[None, None, :, None],
+        (keys + offset)[None, None, None, :],
+    )
+    mask = mask.expand(size, 1, positions.shape[0], length)
+    if not added:
+        return mask
+    dtype = kwargs.get("dtype", torch.float32)
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, torch.finfo(dtype).min)
+
+
+def _is_elementwise(function: Any) -> bool:
+    """Whether it is transformers' own and made of its own: written for single indices, of
+    comparisons and lookups that take tensors of them as well."""
+    return all(_is_own(f) for f in _functions_in(function))
+
+
+def _functions_in(function: Any) -> Iterator[Any]:
+    yield function
+    for cell in getattr(function, "__closure__", None) or ():
+        held = cell.cell_contents
+        for one in held if isinstance(held, (tuple, list)) else (held,):
+            if callable(one):
+                yield from _functions_in(one)
+
+
+def _is_own(function: Any) -> bool:
+    return getattr(function, "__module__", "").startswith("transformers.")
+
+
+__all__ = ["Counted", "broadcast", "given_to_masks", "offsets_hidden"]
