@@ -23,6 +23,7 @@ RULES = ("differentiate/test_walk.py", "differentiate/test_rules.py")
 CALLS = ("kernels/test_native_calls.py",)
 KERNELS = ("kernels/test_kernels.py", "kernels/test_vectorised.py", "kernels/test_norm.py")
 NODES = ("nodes/test_nodes.py",)
+TORCH_FORMS = ("nodes/test_torch_forms.py",)
 PLAN = ("plan",)
 ROWS = ("rewrite/test_rows.py", "rewrite/test_rows_sets.py", "models/test_row_programs.py")
 CAPTURE = (

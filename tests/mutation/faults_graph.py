@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fault import BY_HAND, NODES, ONE_ROW, ROWS, RULES, Fault
+from fault import BY_HAND, NODES, ONE_ROW, ROWS, RULES, TORCH_FORMS, Fault
 
 DECODERS = ("rewrite/test_decoder_fusions.py",)
 
@@ -35,6 +35,16 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "rule: power with exponent zero", "differentiate/rules/elementwise.py",
         "        if e == 0:\n            return (None, None)  # not 0 * x^-1, which is NaN at 0\n",
         "", RULES,
+    ),
+    Fault(
+        "importer: an exponential that is not taken overflows",
+        "graph/importer/decompositions/pointwise.py",
+        "    below = b.Where(above, zero, x)\n", "    below = x\n", TORCH_FORMS,
+    ),
+    Fault(
+        "importer: a leaky slope at zero", "graph/importer/decompositions/pointwise.py",
+        "b.Where(b.Greater(x, b.scalar(0, c.type().dtype)), x, b.Mul(x, slope))",
+        "b.Where(b.Less(x, b.scalar(0, c.type().dtype)), b.Mul(x, slope), x)", TORCH_FORMS,
     ),
     Fault(
         "rule: the padding row learns", "differentiate/rules/indexing.py",

@@ -2,7 +2,8 @@
 
 The results are those that the test gives, to its own tolerance. A gradient is that of
 `sum(result * weights)` with fixed random weights: by our rules, run in fp64, beside central
-differences of onnx's reference evaluator in fp64, along random directions.
+differences of onnx's reference evaluator in fp64, along random directions; and beside torch's
+autograd, element by element (`autograd.py`).
 """
 
 from __future__ import annotations
@@ -14,73 +15,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
-import torch
+from nodes.autograd import by_torch
 from nodes.cases import NodeCase, is_floating
 from nodes.doubled import doubled
-from nodes.reasons import OF_GRADIENTS, OF_RESULTS
+from nodes.engine import BFLOAT16, EQUAL, Feeds, execute, imported, line, moved
+from nodes.reasons import OF_GRADIENTS, OF_RESULTS, OF_TORCH
 from onnx.reference import ReferenceEvaluator
 
-from onward.config import OnwardError
 from onward.differentiate import vjp
-from onward.execute import Executable, Memory
 from onward.graph.graph import Graph, type_of
-from onward.graph.importer import from_onnx
 from onward.graph.types import DType
-from onward.plan import bind, make_plan
 
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-EQUAL, FOLDED = "equal", "computed while it is read"
+FOLDED = "computed while it is read"
 NOTHING = "nothing to differentiate"
 EQUAL_BY_KERNELS = "equal to differences of our forward"
 DIRECTIONS, STEP = 2, 1e-6
-Feeds = Mapping[str, np.ndarray]
-
-
-def execute(graph: Graph, feeds: Feeds) -> dict[str, np.ndarray]:
-    """Outputs by name, through bind, plan and execute."""
-    plan = make_plan(bind(graph, {}), {})
-    executable = Executable(plan, Memory(torch.device("cpu")), {})
-    executable.run({v.name or "": _tensor(feeds[v.name or ""]) for v in graph.inputs})
-    return {name: _array(executable.output(name)) for name in graph.outputs}
-
-
-def _tensor(x: np.ndarray) -> torch.Tensor:
-    x = np.array(x)
-    if x.dtype == BFLOAT16:
-        return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16)
-    return torch.from_numpy(x)
-
-
-def _array(x: torch.Tensor) -> np.ndarray:
-    if x.dtype == torch.bfloat16:
-        return x.contiguous().view(torch.int16).numpy().view(BFLOAT16)
-    return x.numpy()
-
-
-def imported(model: onnx.ModelProto, feeds: Feeds) -> Graph:
-    """The graph with as few inputs known beforehand as it can be planned with: none; then integers
-    and booleans (shapes, axes, counts); then short lists of numbers, of the first
-    input last."""
-    whole = {n: x for n, x in feeds.items() if not is_floating(x)}
-    short = {n: x for n, x in feeds.items() if x.ndim <= 1 and x.size <= 16}
-    later = {n: x for n, x in short.items() if n != next(iter(feeds))}
-    tried: list[set[str]] = []
-    failed: Exception | None = None
-    for known in ({}, whole, whole | later, whole | short):
-        if set(known) in tried:
-            continue
-        tried.append(set(known))
-        try:
-            graph = from_onnx(model, known=known)
-            make_plan(bind(graph, {}), {})
-            return graph
-        except (ValueError, OnwardError, AssertionError) as error:
-            failed = error
-    assert failed is not None
-    raise failed
 
 
 def result(case: NodeCase) -> str:
@@ -92,13 +43,13 @@ def result(case: NodeCase) -> str:
             graph = imported(case.model, case.feeds)
             have = execute(graph, case.feeds)
         except Exception as error:
-            return _line(error)
+            return line(error)
     for name, want in case.wants.items():
         try:
             assert have[name].dtype == np.asarray(want).dtype, f"{have[name].dtype}"
             np.testing.assert_allclose(_wide(have[name]), _wide(want), case.rtol, case.atol)
         except AssertionError as error:
-            return f"differs: {_line(error)}"
+            return f"differs: {line(error)}"
     return FOLDED if not len(graph) and not graph.inputs else EQUAL
 
 
@@ -128,29 +79,29 @@ _TYPES = {
 }
 
 
-def _line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    text = re.sub(r"^Not equal to tolerance .*?(?=Mismatched|Max|x and y|\(shapes)", "", text)
-    return f"{type(error).__name__ if not isinstance(error, ValueError) else ''} {text}".strip()[
-        :160
-    ]
-
-
 # ---- gradients
 
 
-def judged(case: NodeCase) -> tuple[str, str]:
-    """What the results and what the gradients come to."""
+def judged(case: NodeCase) -> tuple[str, str, str]:
+    """What the results come to, and the gradients: beside differences, beside torch's autograd."""
     first = result(case)
     if first.startswith("differs") or first.startswith("cannot"):
-        first = next((why for name, why in OF_RESULTS.items() if re.search(name, case.name)), first)
+        first = _reason(OF_RESULTS, case, first)
     if first != EQUAL:
-        return first, NOTHING
+        return first, NOTHING, NOTHING
     second = gradient(case)
     if second not in (EQUAL, EQUAL_BY_KERNELS, NOTHING):
-        reasons = OF_GRADIENTS.items()
-        second = next((why for name, why in reasons if re.search(name, case.name)), second)
-    return first, second
+        second = _reason(OF_GRADIENTS, case, second)
+    if second == NOTHING:
+        return first, NOTHING, NOTHING
+    third = by_torch(case)
+    if third.startswith("differs"):
+        third = _reason(OF_GRADIENTS | OF_TORCH, case, third)
+    return first, second, third
+
+
+def _reason(reasons: Mapping[str, str], case: NodeCase, found: str) -> str:
+    return next((why for name, why in reasons.items() if re.search(name, case.name)), found)
 
 
 def gradient(case: NodeCase) -> str:
@@ -159,7 +110,7 @@ def gradient(case: NodeCase) -> str:
         try:
             return _gradient(case)
         except Exception as error:
-            return _line(error)
+            return line(error)
 
 
 def _gradient(case: NodeCase) -> str:
@@ -167,7 +118,7 @@ def _gradient(case: NodeCase) -> str:
     rng = np.random.default_rng(zlib.crc32(case.name.encode()))
     free = {v.name for v in imported(case.model, case.feeds).inputs}
     feeds = {
-        n: x if not is_floating(x) else _moved(x, rng) if n in free else x.astype(np.float64)
+        n: x if not is_floating(x) else moved(x, rng) if n in free else x.astype(np.float64)
         for n, x in case.feeds.items()
     }
     graph = imported(model, feeds)
@@ -192,7 +143,7 @@ def _gradient(case: NodeCase) -> str:
         try:
             function = _Sum(evaluate.run, weights, feeds)
         except Exception as error:  # the evaluator does not take fp64 everywhere
-            why = why or _line(error)
+            why = why or line(error)
             continue
         given = {
             **feeds,
@@ -253,12 +204,6 @@ def _by_onnx(model: onnx.ModelProto) -> _Evaluator:
         return {n: np.asarray(y) for n, y in zip(names, found, strict=True)}
 
     return _Evaluator(evaluate, EQUAL, lambda case: case.ops[0] in SLOW)
-
-
-def _moved(x: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """In fp64, off the kinks that round numbers lie on."""
-    x = x.astype(np.float64)
-    return x + 1e-3 * rng.uniform(0.1, 1.0, x.shape)
 
 
 def _differs(

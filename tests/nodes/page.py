@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from nodes.more_cases import every
 from nodes.table import Row, table
+from nodes.torch_forms import AT_KINKS, FORMS, WITHOUT_TORCH
 
 from onward.differentiate.rule_table import RULES, WITHOUT_GRADIENT
 from onward.graph.importer import CONSTANT, DECOMPOSITIONS, REFUSED
@@ -30,14 +32,17 @@ a node with a kernel, a view of its input's memory, nodes that it is decomposed 
 body that ONNX gives for it, or nothing, because it is computed while the model is read. "Gradient"
 says the same of differentiation: a rule of its own, the rules of what it is made of, or none, and
 why. "Tests" are the node tests whose results the executor reproduces to the test's own tolerance,
-of all that there are; "gradients" are those whose gradients, in fp64, equal central differences.
+of all that there are; "differences" are those whose gradients, in fp64, equal central differences,
+"torch" those whose results and gradients, in fp64, equal PyTorch's and its autograd's, and behind
+the plus the calls that those tests leave out (other ranks, groups, directions; ties and kinks).
 
 {ops} operators: {run} run, {refused} are refused with a reason; {rule} have a gradient, through
 {nothing} none flows. {equal} node tests are reproduced, {folded} are computed while they are read,
-{not_run} are not run; {gradients} have equal gradients.
+{not_run} are not run; {gradients} have gradients equal to differences. Beside torch {torch} node
+tests and {calls} calls of {forms} operators are equal; {without} with a gradient have none there.
 
-| op | versions | runs by | gradient | tests | gradients |
-|---|---|---|---|---|---|
+| op | versions | runs by | gradient | tests | differences | torch |
+|---|---|---|---|---|---|---|
 """
 
 
@@ -100,20 +105,23 @@ def _may_float(name: str) -> bool:
 def page() -> str:
     """The text, from the tables as they are."""
     found, ops = table(), names()
-    by_op: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for op, first, second in found.values():
-        by_op[op].append((first, second))
+    by_op: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
+    for op, *row in found.values():
+        by_op[op].append((row[0], row[1], row[2]))
+    calls = Counter(call.op for call in every())
     rows: list[str] = []
     for name, versions in ops.items():
         outcomes = by_op[name]
-        equal = sum(first == EQUAL for first, _ in outcomes)
-        same = sum(second in (EQUAL, BY_KERNELS) for _, second in outcomes)
+        equal = sum(first == EQUAL for first, _, _ in outcomes)
+        same = sum(second in (EQUAL, BY_KERNELS) for _, second, _ in outcomes)
+        torch = sum(third == EQUAL for _, _, third in outcomes)
+        beside = f"{torch} + {calls[name]}" if calls[name] else f"{torch or '-'}"
         tests = f"{equal} of {len(outcomes)}" if outcomes else "-"
         rows.append(
             f"| {name} | {', '.join(map(str, versions))} | {runs_by(name)} | {gradient(name)} | "
-            f"{tests} | {same or '-'} |"
+            f"{tests} | {same or '-'} | {beside} |"
         )
-    results = Counter(first for _, first, _ in found.values())
+    results = Counter(row[1] for row in found.values())
     kinds = Counter(gradient(name).split(":")[0] for name in ops)
     head = HEAD.format(
         first=FIRST, last=onnx.defs.onnx_opset_version(), tests=len(found), ops=len(ops),
@@ -121,7 +129,9 @@ def page() -> str:
         rule=sum(kinds.values()) - kinds["-"] - kinds["none"], nothing=kinds["none"],
         equal=results[EQUAL], folded=results["computed while it is read"],
         not_run=len(found) - results[EQUAL] - results["computed while it is read"],
-        gradients=sum(second in (EQUAL, BY_KERNELS) for _, _, second in found.values()),
+        gradients=sum(row[2] in (EQUAL, BY_KERNELS) for row in found.values()),
+        torch=sum(row[3] == EQUAL for row in found.values()), calls=calls.total(),
+        forms=len(FORMS), without=sum(name in ops for name in WITHOUT_TORCH),
     )  # fmt: skip
     return head + "\n".join(rows) + "\n\n" + _reasons(found)
 
@@ -132,11 +142,19 @@ _TAKEN = ("equal", "computed", "nothing")
 def _reasons(found: dict[str, Row]) -> str:
     """What is not run, and what is not compared, by cause."""
     text = ""
-    titles = ("Node tests that are not reproduced", "Gradients that are not compared")
+    titles = (
+        "Node tests that are not reproduced",
+        "Gradients that are not compared with differences",
+        "Gradients that are not compared with torch's",
+    )
     for i, title in enumerate(titles, 1):
         counts = Counter(row[i] for row in found.values() if not row[i].startswith(_TAKEN))
         text += f"## {title}\n\n| count | why |\n|---|---|\n"
         for why, n in sorted(counts.items(), key=lambda x: (-x[1], x[0])):
             text += f"| {n} | {why.replace('|', '/')} |\n"
         text += "\n"
-    return text.rstrip() + "\n"
+    text += "## Gradients at ties and kinks\n\nWhere a gradient is not unique it is torch's:\n\n"
+    text += "| op | there |\n|---|---|\n"
+    text += "".join(f"| {op} | {there} |\n" for op, there in sorted(AT_KINKS.items()))
+    text += "\n## Operators without a form in torch\n\n| op | why |\n|---|---|\n"
+    return text + "".join(f"| {op} | {why} |\n" for op, why in sorted(WITHOUT_TORCH.items()))

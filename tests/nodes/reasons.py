@@ -12,3 +12,9 @@ OF_GRADIENTS = {
     ),
     "mod_float_edge_cases": "an infinite dividend: the gradient is not finite in torch either",
 }
+
+OF_TORCH = {
+    "(elu|leakyrelu|selu)_example_expanded": (
+        "a body written out: at 0 it has the slope of what is above, the op that of what is below"
+    ),
+}

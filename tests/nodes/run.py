@@ -17,7 +17,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
+from nodes.autograd import call_by_torch
 from nodes.cases import cases, op_of
+from nodes.engine import EQUAL
+from nodes.more_cases import every as every_call
 from nodes.outcome import judged
 from nodes.page import PAGE, page
 from nodes.table import Row, table, write
@@ -27,6 +30,14 @@ def outcomes(names: list[str]) -> dict[str, Row]:
     torch.set_num_threads(1)
     found = cases()
     return {name: (op_of(name), *judged(found[name])) for name in names}
+
+
+def calls(part: range) -> list[str]:
+    """The calls of `more_cases.py` with those numbers that are not as torch's; how."""
+    torch.set_num_threads(1)
+    found = every_call()
+    made = ((found[i], call_by_torch(found[i])) for i in part)
+    return [f"{call} | {why}" for call, why in made if why != EQUAL]
 
 
 def main() -> None:
@@ -45,9 +56,14 @@ def main() -> None:
     for name in names:
         if args.only or held.get(name) != made[name]:
             print(name, *made[name], sep=" | ")
-    for i, what in ((1, "results"), (2, "gradients")):
+    for i, what in ((1, "results"), (2, "gradients"), (3, "beside torch")):
         counts = Counter(row[i] for row in made.values())
         print(f"{what}: " + ", ".join(f"{n} {why[:60]}" for why, n in counts.most_common(12)))
+    with ProcessPoolExecutor(args.jobs) as pool:
+        count = len(every_call())
+        parts = pool.map(calls, [range(i, count, args.jobs) for i in range(args.jobs)])
+        different = [why for part in parts for why in part]
+    print(*different, f"calls beside torch: {count}, of which {len(different)} differ", sep="\n")
     if args.write:
         write(
             {name: made.get(name) or held[name] for name in every if name in made or name in held}

@@ -32,7 +32,7 @@ from onward.kernels.native.random import mask_arguments
 
 # Rows of a block, as in src/attention.cpp: of queries, of keys in the forward and in the backward.
 QUERIES, SEEN, KEYS = 64, 1024, 256
-COLUMNS = 16  # panels are at most this wide
+COLUMNS = 32  # panels are at most this wide
 
 
 def _sizes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> tuple[int, int, int, int]:

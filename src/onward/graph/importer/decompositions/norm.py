@@ -62,7 +62,7 @@ def _layer_norm(c: NodeCall) -> Results:
 @decomposition("BatchNormalization")
 def _batch_norm(c: NodeCall) -> Results:
     """In x's type throughout; the running statistics keep theirs."""
-    kept = {k: v for k, v in c.given.items() if k in ("epsilon", "momentum", "training_mode")}
+    kept = {name: c.attr(name) for name in ("epsilon", "momentum", "training_mode")}
     values = [c.b.cast(c.x(i), c.type().dtype) for i in range(5)]
     y = c.b.node("BatchNormalization", values, kept)
     results = list(y) if isinstance(y, tuple) else [y]

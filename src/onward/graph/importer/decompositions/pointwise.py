@@ -6,7 +6,7 @@ from functools import reduce
 
 import numpy as np
 
-from onward.graph.graph import type_of
+from onward.graph.graph import Value, type_of
 from onward.graph.importer.decomposition import NodeCall, Results, decomposition, numeric
 from onward.graph.types import FLOATING, DType
 
@@ -60,15 +60,39 @@ def _is_inf(c: NodeCall) -> Results:
     return found[0] if found else c.b.And(c.b.IsNaN(c.x()), np.array(False))
 
 
-@decomposition("PRelu")
-def _prelu(c: NodeCall) -> Results:
-    return c.b.Where(c.b.Less(c.x(), 0), c.b.Mul(c.x(), c.x(1)), c.x())
+@decomposition("Elu", "Celu", "Selu")
+def _elu(c: NodeCall) -> Results:
+    """At 0 the slope is that of what is below it, as in torch. What overflows where it is not taken
+    would have a gradient that is no number, so that it is computed of at most 0."""
+    b, x, zero = c.b, c.x(), c.b.scalar(0, c.type().dtype)
+    alpha, gamma = float(c.attr("alpha")), float(c.attr("gamma", 1.0))
+    above = b.Greater(x, zero)
+    below = b.Where(above, zero, x)
+    below = b.Div(below, alpha) if c.op_type == "Celu" else below
+    return b.Where(above, b.Mul(x, gamma), b.Mul(b.Expm1(below), alpha * gamma))
 
 
-@decomposition("HardSwish")
-def _hard_swish(c: NodeCall) -> Results:
+@decomposition("LeakyRelu", "PRelu")
+def _leaky(c: NodeCall) -> Results:
+    """At 0 the slope is that of what is below it, as in torch."""
     b, x = c.b, c.x()
-    return b.Mul(x, b.Max(b.Min(b.Add(b.Div(x, 6.0), 0.5), 1.0), 0.0))
+    slope = float(c.attr("alpha")) if c.op_type == "LeakyRelu" else c.x(1)
+    return b.Where(b.Greater(x, b.scalar(0, c.type().dtype)), x, b.Mul(x, slope))
+
+
+@decomposition("HardSigmoid", "HardSwish")
+def _hard_sigmoid(c: NodeCall) -> Results:
+    """A limit's own slope holds at it, as in torch: 0, and of x times it below 0 and above 1."""
+    b, x, dtype = c.b, c.x(), c.type().dtype
+    if c.op_type == "HardSigmoid":
+        share = b.Add(b.Mul(x, float(c.attr("alpha"))), float(c.attr("beta")))
+        most: Value = b.scalar(1, dtype)
+        y = share
+    else:
+        share = b.Add(b.Div(x, 6.0), 0.5)
+        y, most = b.Mul(x, share), x
+    y = b.Where(b.LessOrEqual(share, b.scalar(0, dtype)), b.scalar(0, dtype), y)
+    return b.Where(b.GreaterOrEqual(share, b.scalar(1, dtype)), most, y)
 
 
 @decomposition("Hardmax")

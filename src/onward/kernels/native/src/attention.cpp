@@ -184,37 +184,31 @@ inline float highest(const float* s, int64_t n) {
 // Sums along rows. The order is written out: where a compiler chose it, a build that does not
 // vectorise (-O1, sanitizers) added one number after the other, and was several times as far from
 // the exact sum of a long row.
-#if defined(__AVX512F__)
-constexpr int64_t WIDE = 16;
-#else
-constexpr int64_t WIDE = LANES;
-#endif
-typedef float Wide __attribute__((vector_size(WIDE * 4), aligned(4), may_alias));
-typedef int32_t WideBits __attribute__((vector_size(WIDE * 4)));
+typedef int32_t Bits __attribute__((vector_size(LANES * 4)));
 
-inline Wide absolute(Wide x) { return (Wide)((WideBits)x & 0x7fffffff); }
+inline Lanes absolute(Lanes x) { return (Lanes)((Bits)x & 0x7fffffff); }
 
 struct Sum {
-    Wide parts[4] = {};
+    Lanes parts[4] = {};
 
     float total() const {
-        const Wide lanes = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+        const Lanes lanes = (parts[0] + parts[1]) + (parts[2] + parts[3]);
         float all = 0.0f;
-        for (int64_t l = 0; l < WIDE / 2; ++l) all += lanes[l] + lanes[l + WIDE / 2];
+        for (int64_t l = 0; l < LANES / 2; ++l) all += lanes[l] + lanes[l + LANES / 2];
         return all;
     }
 };
 
-// Calls add(j, part) for each WIDE of n numbers; n is a multiple of WIDE.
+// Calls add(j, part) for each LANES of n numbers; n is a multiple of LANES.
 template <class Add> inline void each_part(int64_t n, const Add& add) {
     int64_t j = 0;
-    for (; j + 4 * WIDE <= n; j += 4 * WIDE) {
+    for (; j + 4 * LANES <= n; j += 4 * LANES) {
         add(j, 0);
-        add(j + WIDE, 1);
-        add(j + 2 * WIDE, 2);
-        add(j + 3 * WIDE, 3);
+        add(j + LANES, 1);
+        add(j + 2 * LANES, 2);
+        add(j + 3 * LANES, 3);
     }
-    for (; j < n; j += WIDE) add(j, 0);
+    for (; j < n; j += LANES) add(j, 0);
 }
 
 // s := exp(s - peak), 0 where dropped (the rest not scaled); the sum before dropping. n is a
@@ -223,7 +217,7 @@ OUTLINED float exponentials(float* s, int32_t n, float peak) {
     #pragma omp simd
     for (int32_t j = 0; j < n; ++j) s[j] = math::exp(s[j] - peak);
     Sum sum;
-    each_part(n, [&](int64_t j, int part) { sum.parts[part] += *(const Wide*)(s + j); });
+    each_part(n, [&](int64_t j, int part) { sum.parts[part] += *(const Lanes*)(s + j); });
     return sum.total();
 }
 
@@ -239,8 +233,8 @@ OUTLINED float exponentials(float* s, int32_t n, float peak, RowKey key, const i
     }
     Sum sum;
     each_part(n, [&](int64_t j, int part) {
-        const Wide e = *(const Wide*)(s + j);
-        *(Wide*)(s + j) = e > 0.0f ? e : Wide{};
+        const Lanes e = *(const Lanes*)(s + j);
+        *(Lanes*)(s + j) = e > 0.0f ? e : Lanes{};
         sum.parts[part] += absolute(e);
     });
     return sum.total();
@@ -274,10 +268,10 @@ OUTLINED void probabilities(float* s, float* t, int32_t n, float peak, float inv
 template <bool SIGNED> inline float mean(const float* s, const float* t, int64_t n) {
     Sum products, weights;
     each_part(n, [&](int64_t j, int part) {
-        Wide p = *(const Wide*)(s + j);
+        Lanes p = *(const Lanes*)(s + j);
         if (SIGNED) p = absolute(p);
         weights.parts[part] += p;
-        products.parts[part] += p * *(const Wide*)(t + j);
+        products.parts[part] += p * *(const Lanes*)(t + j);
     });
     const float sum = products.total(), mass = weights.total();
     return mass > 0.0f ? sum / mass : sum;
@@ -318,9 +312,9 @@ OUTLINED void whole_row(float* s, float* t, int32_t n, float peak, float inverse
 inline float dot(const float* x, const float* y, int64_t ys, int64_t n) {
     Sum sum;
     int64_t j = 0;
-    for (; ys == 1 && j + WIDE <= n; j += WIDE)
-        sum.parts[0] += *(const Wide*)(x + j) * *(const Wide*)(y + j);
-    for (; j < n; ++j) sum.parts[1][j % WIDE] += x[j] * y[j * ys];
+    for (; ys == 1 && j + LANES <= n; j += LANES)
+        sum.parts[0] += *(const Lanes*)(x + j) * *(const Lanes*)(y + j);
+    for (; j < n; ++j) sum.parts[1][j % LANES] += x[j] * y[j * ys];
     return sum.total();
 }
 

@@ -11,12 +11,16 @@
 
 namespace onward {
 
-#if defined(__AVX__)
-constexpr int64_t LANES = 8;
+// ROWS * 2 vectors of C, two of B and one of A fill the registers; 64 rows are whole tiles where
+// there are registers for more.
+#if defined(__AVX512F__)
+constexpr int64_t LANES = 16, ROWS = 8;
+#elif defined(__AVX__)
+constexpr int64_t LANES = 8, ROWS = 6;
 #else
-constexpr int64_t LANES = 4;
+constexpr int64_t LANES = 4, ROWS = 6;
 #endif
-constexpr int64_t ROWS = 6, COLS = 2 * LANES;
+constexpr int64_t COLS = 2 * LANES;
 constexpr int64_t DEPTH = 256;  // a panel of that depth stays in the first-level cache
 constexpr int64_t UNBOUNDED = int64_t(1) << 40;
 
@@ -37,7 +41,7 @@ inline void tile(const float* a, int64_t lda, const float* b, int64_t inner, flo
     }
     for (int64_t p = 0; p < inner; ++p) {
         const Lanes b0 = *(const Lanes*)(b + p * COLS), b1 = *(const Lanes*)(b + p * COLS + LANES);
-        #pragma GCC unroll 6
+        #pragma GCC unroll 16
         for (int i = 0; i < M; ++i) {
             const float x = TURNED ? a[p * lda + i] : a[i * lda + p];
             left[i] += x * b0;
@@ -60,7 +64,11 @@ inline void tile_of(int64_t m, const float* a, int64_t lda, const float* b, int6
         case 3: return tile<3, TURNED>(a, lda, b, inner, c, ldc, add);
         case 4: return tile<4, TURNED>(a, lda, b, inner, c, ldc, add);
         case 5: return tile<5, TURNED>(a, lda, b, inner, c, ldc, add);
-        default: return tile<6, TURNED>(a, lda, b, inner, c, ldc, add);
+#if defined(__AVX512F__)
+        case 6: return tile<6, TURNED>(a, lda, b, inner, c, ldc, add);
+        case 7: return tile<7, TURNED>(a, lda, b, inner, c, ldc, add);
+#endif
+        default: return tile<ROWS, TURNED>(a, lda, b, inner, c, ldc, add);
     }
 }
 
