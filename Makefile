@@ -72,6 +72,7 @@ sweep: $(VENV)/.installed-sweep ## try every model class of transformers beside 
 	$(BIN)/python -m pip install --quiet --no-deps timm --constraint constraints.txt
 	$(BIN)/python tests/sweep/run.py --jobs $(TEST_WORKERS) --out $(SWEEP_OUT) $(SWEEP_ARGS)
 	$(BIN)/python tests/sweep/page.py $(SWEEP_OUT) --rows tests/sweep/rows.jsonl --out docs/models.md
+	@mv $(SWEEP_OUT) $(SWEEP_OUT).done # one that was interrupted goes on, one that is done begins anew
 
 node-tests: $(VENV)/.installed-test ## run onnx's own node tests, results and gradients, write their table and docs/operators.md (two minutes)
 	$(BIN)/python tests/nodes/run.py --jobs $(TEST_WORKERS) --write $(NODE_ARGS)

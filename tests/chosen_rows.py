@@ -106,6 +106,7 @@ PROGRAMS: dict[str, Program] = {
     "asked for its class": _asked_for_its_class,
     "mean of rows": lambda p, h, d: p.number(h[_real(d)].mean(0)).square().sum(),
     "mean": lambda p, h, d: h[_real(d)].square().mean(),
+    "power": lambda p, h, d: torch.pow(h[_real(d)], 2).mean(),
     "sum": lambda p, h, d: h[_real(d)].square().sum(),
     "mean of features, then all": lambda p, h, d: h[_real(d)].mean(-1).square().mean(),
     "mean, axis": lambda p, h, d: torch.mean(h[_real(d)], axis=-1).square().sum(),  # pyright: ignore

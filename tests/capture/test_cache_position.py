@@ -118,6 +118,18 @@ def test_somebodys_own_function_is_not_broadcast() -> None:
         assert called == [kwargs]
 
 
+@pytest.mark.parametrize("own", [False, True])
+def test_later_versions_are_asked_not_to_map(own: bool) -> None:
+    def somebodys(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return k <= q
+
+    function = somebodys if own else FUNCTIONS["either"]
+    called: list[Any] = []
+    kwargs = {"mask_function": function, "use_vmap": True, "q_length": Q}
+    broadcast(lambda **k: called.append(k), False, kwargs)
+    assert called == [{**kwargs, "use_vmap": own}]
+
+
 @pytest.mark.parametrize("added", [False, True])
 @pytest.mark.parametrize("name", ["from 0", "from 1", "another"])
 def test_masks_of_positions(name: str, added: bool) -> None:

@@ -218,9 +218,9 @@ class Maker:
             else:
                 value = self._patches(vision, channels, patch)
             self.batch[name] = value
-            finer = _in(self.config, "high_res_vision")
-            sides = [int(field(finer, "image_size", default=IMAGE))] * 2
-            self.put("high_res_pixel_values", self.floats(self.size, channels, *sides))
+            if "high_res_pixel_values" in self.names:
+                finer = field(_in(self.config, "high_res_vision"), "image_size", default=IMAGE)
+                self.put("high_res_pixel_values", self.floats(self.size, channels, finer, finer))
             if self.form.pixels == "images" and "input_ids" in self.batch:
                 seen = (*self.batch["input_ids"].shape, 1)
                 self.put("image_attention_mask", torch.ones(seen, dtype=torch.long))

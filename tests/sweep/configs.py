@@ -122,7 +122,7 @@ OWN: dict[str, dict[str, Any]] = {
         "hc_lowrank": 16,
     },
     "zamba": _SHARED | {"attention_head_dim": 16},
-    "zamba2": _SHARED | {"attention_head_dim": 16, "kv_channels": 16},
+    "zamba2": _SHARED | {"attention_head_dim": 16, "kv_channels": 16, "hybrid_layer_ids": [1, 3]},
     "glm4v_moe_text": {"head_dim": 16},
     "align": {"projection_dim": 64},
     "bridgetower": {"hidden_size": 64},

@@ -2,7 +2,8 @@
 
 `python tests/sweep/page.py FILE.jsonl [--out docs/models.md]`; without `--out` it is printed.
 `--rows tests/sweep/rows.jsonl` holds the outcomes so far: those of the file are entered, unless a
-class that was equal no longer is, which ends with exit code 1 and nothing written.
+class that was equal no longer is, which ends with exit code 1 and nothing written. A sweep of
+another version of transformers has rows of its own, `rows-4.57.jsonl`, and a section of the page.
 """
 
 from __future__ import annotations
@@ -146,7 +147,30 @@ def by_cause(rows: list[Row], statuses: tuple[str, ...]) -> list[list[Any]]:
     return body
 
 
-def page(rows: list[Row]) -> str:
+def older_rows(folder: Path) -> dict[str, list[Row]]:
+    """The rows of other versions of transformers, by version."""
+    files = sorted(folder.glob("rows-*.jsonl"))
+    return {file.stem.removeprefix("rows-"): rows_of(file) for file in files}
+
+
+def older(version: str, rows: list[Row], newest: list[Row]) -> str:
+    """The section of another version."""
+    now = {r["class"]: r["status"] for r in newest}
+    lost = [r for r in rows if r["status"] not in ("equal", "eager-fails")]
+    behind = [r for r in lost if now.get(r["class"]) == "equal"]
+    head = ["cause", "classes", "with no other cause", "such as"]
+    return f"""## transformers {version}
+
+One class of each family, by `tests/sweep/run.py --one-per-family` where that version is installed.
+Of the {len(lost)} that are not equal {len(behind)} are with the newest version, whose code differs.
+
+{by_kind(rows)}
+
+{table(head, by_cause(rows, STATUSES[1:-1]))}
+"""
+
+
+def page(rows: list[Row], others: dict[str, list[Row]]) -> str:
     families = {r["family"] for r in rows}
     captures = collections.Counter(r["second_capture"] for r in rows if r["status"] == "equal")
     exports = collections.Counter(r["export_ok"] for r in rows)
@@ -177,6 +201,7 @@ classes is made up of their results: their forward has none that can be asked fo
 
 {table(head, by_cause(rows, ("eager-fails",)))}
 
+{"".join(older(version, found, rows) + chr(10) for version, found in others.items())}\
 ## Families
 
 {by_family(rows)}
@@ -198,7 +223,10 @@ def main() -> int:
             return 1
         lines = [json.dumps(row, sort_keys=True) + "\n" for row in rows]
         options.rows.write_text("".join(lines))
-    text = page(rows)
+    folder = options.rows.parent if options.rows else Path(__file__).parent
+    if options.rows and options.rows.stem != "rows":  # of another version
+        rows = rows_of(folder / "rows.jsonl")
+    text = page(rows, older_rows(folder))
     if options.out:
         options.out.write_text(text)
     else:

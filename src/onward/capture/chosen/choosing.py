@@ -19,8 +19,21 @@ from onward.capture.chosen.rows import (
     is_tensor,
     row_numbers,
 )
+from onward.capture.patches import patched
 
 Tensor = torch.Tensor
+
+
+def _of_rows(function: Any) -> Any:
+    """`torch.pow` and the like, whose own reading of arguments ends the process where the first is
+    no tensor and the second a number."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if found_in((args, kwargs)):
+            return applied(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return called
 
 
 class Choosing(TorchFunctionMode):
@@ -31,6 +44,16 @@ class Choosing(TorchFunctionMode):
         super().__init__()
         self._whole = whole
         self._keys: dict[int, tuple[Tensor, int, Any]] = {}
+
+    def __enter__(self) -> Any:
+        places = [(torch, f.__name__, _of_rows(f)) for f in (torch.pow, torch.float_power)]
+        self._patches = patched(places)
+        self._patches.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._patches.__exit__(*error)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None

@@ -62,8 +62,10 @@ def broadcast(original: Function, added: bool, kwargs: dict[str, Any]) -> torch.
     """The mask `b[B,1,Q,K]` of any mask function, or floats; by `torch.vmap`, which no graph has,
     only where somebody's own function may need it."""
     positions, function = kwargs.get("cache_position"), kwargs["mask_function"]
-    if positions is None or "use_vmap" in kwargs or not _is_elementwise(function):
+    if not _is_elementwise(function):
         return original(**kwargs)
+    if positions is None or "use_vmap" in kwargs:
+        return original(**{**kwargs, "use_vmap": False} if "use_vmap" in kwargs else kwargs)
     from transformers import masking_utils
 
     size, length, offset = kwargs["batch_size"], kwargs["kv_length"], kwargs.get("kv_offset", 0)
