@@ -14,9 +14,10 @@ SIZES = "it is made of sizes alone"
 _BACKWARD = frozenset(
     {
         "AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
-        "BiasActivationGrad", "CTCLossGrad", "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter",
-        "LayerNormalizationGrad", "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
-        "RMSNormGrad", "RecurrenceGrad", "SoftmaxCrossEntropyLossGrad",
+        "BiasActivationGrad", "CTCLossGrad", "ConvWeightGrad", "FlashAttentionGrad",
+        "GroupNormGrad", "GroupedOuter", "LayerNormalizationGrad", "LinearCrossEntropyGrad",
+        "LinearCrossEntropyStep", "MaxPoolGrad", "RMSNormGrad", "RecurrenceGrad",
+        "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
 _UPDATES = frozenset({"AdamUpdate", "SGDUpdate"})

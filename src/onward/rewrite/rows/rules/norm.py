@@ -19,7 +19,13 @@ from onward.rewrite.rows.rules.along_rows import packed_along_rows
 
 
 @demand_rule(
-    "LayerNormalization", "AddLayerNormalization", "RMSNorm", "AddRMSNorm", "Softmax", "LogSoftmax"
+    "LayerNormalization",
+    "AddLayerNormalization",
+    "RMSNorm",
+    "AddRMSNorm",
+    "GroupNorm",
+    "Softmax",
+    "LogSoftmax",
 )
 def along_a_dim(q: Question) -> Answer:
     """A row is normalised by itself, unless the rows are what is normalised."""
