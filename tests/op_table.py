@@ -55,7 +55,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
             {
                 "ArgMax", "BatchNormalization", "CTCLoss", "Conv", "ConvTranspose", "CumSum",
                 "MaxPool", "OneHot", "Pad", "RandomUniform", "Recurrence", "TopK",
-                "Trilu", "GroupedMatMul",
+                "Trilu", "GroupNorm", "GroupedMatMul",
             }
         ),
     },

@@ -19,13 +19,7 @@ from onward.rewrite.rows.rules.along_rows import packed_along_rows
 
 
 @demand_rule(
-    "LayerNormalization",
-    "AddLayerNormalization",
-    "RMSNorm",
-    "AddRMSNorm",
-    "GroupNorm",
-    "Softmax",
-    "LogSoftmax",
+    "LayerNormalization", "AddLayerNormalization", "RMSNorm", "AddRMSNorm", "Softmax", "LogSoftmax"
 )
 def along_a_dim(q: Question) -> Answer:
     """A row is normalised by itself, unless the rows are what is normalised."""
