@@ -331,6 +331,9 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "Attention": _attention, "FlashAttention": _attention,
     "Conv": _convolution(False), "ConvTranspose": _convolution(True),
     "CTCLoss": _ctc, "MaxPool": _max_pool, "BatchNormalization": _batch_norm,
+    "GroupNorm": lambda a, x, w=None, bias=None: F.group_norm(
+        x, a["groups"], w, bias, a["epsilon"]
+    ),
 }  # fmt: skip
 
 
