@@ -57,12 +57,14 @@ class Call:
     sample_dim: int = 0
     softcap: float = 0.0
     fill: float | None = None
+    biases: int = 0  # samples that a bias f[biases,H,Q,S] is given for
 
     def __str__(self) -> str:
         kind = f" {self.mask}" if self.mask else ""
         drop = f" drop{self.ratio}@{self.sample_dim}" if self.ratio else ""
         drop += f" cap{self.softcap}" if self.softcap else ""
         drop += "" if self.fill is None else f" fill{self.fill:g}"
+        drop += f" bias{self.biases}" if self.biases else ""
         sizes = (self.B, self.H, self.Q, self.S, self.K, self.E)
         return ",".join(map(str, sizes)) + " causal" * self.causal + kind + drop
 
@@ -71,8 +73,14 @@ class Call:
         attrs = {"scale": 1 / math.sqrt(self.K), "is_causal": int(self.causal)}
         attrs |= {"softcap": self.softcap} if self.softcap else {}
         attrs |= {} if self.fill is None else {"fill": self.fill}
+        attrs |= {"bias_gradient": 1} if self.biases else {}
         drop = {"ratio": self.ratio, "site": 2**20 + 3, "sample_dim": self.sample_dim}
         return attrs | drop if self.ratio else attrs
+
+    def bias(self) -> torch.Tensor | None:
+        g = torch.Generator().manual_seed(5)
+        shape = (self.biases, self.H, self.Q, self.S)
+        return torch.randn(shape, generator=g) * 2 if self.biases else None
 
     def tensors(self) -> tuple[list[torch.Tensor], torch.Tensor | None]:
         """dy, q, k, v; mask."""

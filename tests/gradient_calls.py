@@ -11,7 +11,7 @@ from onward.graph.types import FLOATING, DType
 # Outputs that are statistics and carry no gradient.
 STATISTICS = {
     "LayerNormalization": {1, 2}, "AddLayerNormalization": {1, 2}, "SoftmaxCrossEntropyLoss": {1},
-    "CrossEntropyLoss": {1}, "FlashAttention": {1, 2}, "MaxPool": {1},
+    "CrossEntropyLoss": {1}, "FlashAttention": {1, 2}, "MaxPool": {1}, "GroupNorm": {1, 2},
 }  # fmt: skip
 
 # Ops through which a gradient could flow.

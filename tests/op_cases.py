@@ -544,8 +544,11 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
     match op, i:
         case ("Log1p", _):
             return Real(shape, -0.9, 2.0)
-        case ("AdamUpdate", 3) | ("LayerNormalizationGrad" | "BatchNormalizationGrad", 4):
-            return Real(shape, 0.1, 2.0)  # a mean of squares; 1/std
+        case ("AdamUpdate", 3) | (
+            "LayerNormalizationGrad" | "BatchNormalizationGrad" | "GroupNormGrad",
+            4,
+        ):
+            return Real(shape, 0.1, 2.0)  # 1/std
         case ("FlashAttentionGrad", 8):
             return Real(shape, 2.0, 4.0)  # the highest score
         case ("FlashAttentionGrad", 9):

@@ -14,9 +14,10 @@ SIZES = "it is made of sizes alone"
 _BACKWARD = frozenset(
     {
         "AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
-        "BiasActivationGrad", "CTCLossGrad", "ConvWeightGrad", "FlashAttentionGrad", "GroupedOuter",
-        "LayerNormalizationGrad", "LinearCrossEntropyGrad", "LinearCrossEntropyStep", "MaxPoolGrad",
-        "RMSNormGrad", "RecurrenceGrad", "SoftmaxCrossEntropyLossGrad",
+        "BiasActivationGrad", "CTCLossGrad", "ConvWeightGrad", "FlashAttentionGrad",
+        "GroupNormGrad", "GroupedOuter", "LayerNormalizationGrad", "LinearCrossEntropyGrad",
+        "LinearCrossEntropyStep", "MaxPoolGrad", "RMSNormGrad", "RecurrenceGrad",
+        "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
 _UPDATES = frozenset({"AdamUpdate", "SGDUpdate"})
@@ -54,7 +55,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
             {
                 "ArgMax", "BatchNormalization", "CTCLoss", "Conv", "ConvTranspose", "CumSum",
                 "MaxPool", "OneHot", "Pad", "RandomUniform", "Recurrence", "TopK",
-                "Trilu", "GroupedMatMul",
+                "Trilu", "GroupNorm", "GroupedMatMul",
             }
         ),
     },

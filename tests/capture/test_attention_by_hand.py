@@ -132,6 +132,13 @@ def _in_place(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tenso
 
 # Every one is one Attention node.
 FUSED: dict[str, Body] = {
+    "a bias under a fill": lambda m, q, k, v, mask: attended(
+        (plain(q, k) + m.near[..., : q.shape[2], : q.shape[2]]).masked_fill(~keys(mask), -1e9), v
+    ),
+    "a bias under -inf": lambda m, q, k, v, mask: attended(
+        (plain(q, k) + m.near[..., : q.shape[2], : q.shape[2]]).masked_fill(
+            causal(m, q), -torch.inf), v
+    ),
     "divided": lambda m, q, k, v, mask: attended(plain(q, k), v),
     "multiplied": lambda m, q, k, v, mask: attended((q @ k.transpose(-2, -1)) * 0.3, v),
     "a scaled query": lambda m, q, k, v, mask: attended((q * 0.3) @ k.mT, v),
@@ -251,12 +258,6 @@ LEFT: dict[str, tuple[Body, str]] = {
         lambda m, q, k, v, mask: attended(
             plain(q, k).masked_fill(~keys(mask), -1e4).masked_fill(causal(m, q), -1e9), v),
         "its masks fill scores with different numbers",
-    ),
-    "a bias under a fill": (
-        lambda m, q, k, v, mask: attended(
-            (plain(q, k) + m.near[..., : q.shape[2], : q.shape[2]]).masked_fill(~keys(mask), -1e9),
-            v),
-        "its mask fills scores that a bias was added to",
     ),
     "added to a fill": (
         lambda m, q, k, v, mask: attended(

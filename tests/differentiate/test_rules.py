@@ -212,27 +212,31 @@ def _attention(
     """`scaled_dot_product_attention`, whose rows with nothing allowed are taken as 0."""
     q_place, k_place = torch.arange(q.shape[-2]), torch.arange(k.shape[-2])
     allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool)
-    if len(more) == 4:  # seed, offset, and the coordinates of packed rows
-        (q_sequence, q_place), (k_sequence, k_place) = (at.unbind(1) for at in more[2:])
+    _, _, q_at, k_at, bias = [*more, *[None] * 5][:5]  # seed, offset, of packed rows coordinates
+    if q_at is not None and k_at is not None:
+        (q_sequence, q_place), (k_sequence, k_place) = (at.unbind(1) for at in (q_at, k_at))
         allowed = q_sequence[:, None] == k_sequence
+        if bias is not None:
+            bias = bias[:, :, q_place][..., torch.where(k_sequence < 0, 0, k_place)]
     if attrs.get("is_causal"):
         allowed = allowed & (q_place[:, None] >= k_place)
-    added = None
+    added = bias
     if mask is not None and mask.dtype == torch.bool:
         allowed = allowed & mask
     elif mask is not None:
-        added = mask
+        added = mask if bias is None else mask + bias
     empty = ~allowed.any(-1, keepdim=True)
-    bias = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill(~(allowed | empty), -torch.inf)
-    bias = bias if added is None else bias + added
+    hides = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill(~(allowed | empty), -torch.inf)
+    hides = hides if added is None else hides + added
     if "softcap" in attrs or "fill" in attrs:  # which torch's has not
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         scores, cap = q @ k.mT * attrs["scale"], attrs.get("softcap")
         scores = scores if cap is None else cap * torch.tanh(scores / cap)
         if "fill" in attrs:
+            scores = scores if bias is None else scores + bias
             return scores.masked_fill(~allowed, attrs["fill"]).softmax(-1) @ v
-        return torch.where(empty, 0.0, (scores + bias).softmax(-1) @ v)
-    y = F.scaled_dot_product_attention(q, k, v, bias, scale=attrs["scale"], enable_gqa=True)
+        return torch.where(empty, 0.0, (scores + hides).softmax(-1) @ v)
+    y = F.scaled_dot_product_attention(q, k, v, hides, scale=attrs["scale"], enable_gqa=True)
     return torch.where(empty, 0.0, y)
 
 
@@ -327,6 +331,9 @@ TORCH: dict[str, Callable[..., torch.Tensor]] = {
     "Attention": _attention, "FlashAttention": _attention,
     "Conv": _convolution(False), "ConvTranspose": _convolution(True),
     "CTCLoss": _ctc, "MaxPool": _max_pool, "BatchNormalization": _batch_norm,
+    "GroupNorm": lambda a, x, w=None, bias=None: F.group_norm(
+        x, a["groups"], w, bias, a["epsilon"]
+    ),
 }  # fmt: skip
 
 

@@ -23,29 +23,37 @@ from onward.kernels.native.library import library
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library")
 
 
+NAMES = ("y", "dq", "dk", "dv", "dbias")
+
+
 def ours(call: Call, place: Any = wide, offset: int = 7) -> dict[str, torch.Tensor]:
-    """y, dq, dk, dv from the kernels, each tensor placed by `place`."""
-    (dy, q, k, v), mask = call.tensors()
+    """y, dq, dk, dv and dbias from the kernels, each tensor placed by `place`."""
+    ((dy, q, k, v), mask), bias = call.tensors(), call.bias()
     dy, q, k, v = (place(x) for x in (dy, q, k, v))
     drop = [SEED, torch.tensor(offset)] if call.ratio else [None, None]
     y = place(torch.empty(call.B, call.H, call.Q, call.E))
     rows = [torch.empty(call.B, call.H, call.Q) for _ in range(2)]
     grads = [place(torch.empty(x.shape)) for x in (q, k, v)]
-    run("FlashAttention", call.attrs, [q, k, v, mask, *drop], [y, *rows])
-    run("FlashAttentionGrad", call.attrs, [dy, q, k, v, mask, *drop, y, *rows], grads)
-    return dict(zip(("y", "dq", "dk", "dv"), (y, *grads), strict=True))
+    last: list[Any] = []
+    if bias is not None:
+        last = [None, None, bias]
+        grads.append(torch.full_like(bias, CANARY))
+    run("FlashAttention", call.attrs, [q, k, v, mask, *drop, *last], [y, *rows])
+    run("FlashAttentionGrad", call.attrs, [dy, q, k, v, mask, *drop, y, *rows, *last], grads)
+    return dict(zip(NAMES, (y, *grads), strict=False))
 
 
 def theirs(call: Call, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """The same by PyTorch; rows with nothing to attend to are 0."""
-    (dy, q, k, v), mask = call.tensors()
+    ((dy, q, k, v), mask), bias = call.tensors(), call.bias()
     dy, q, k, v = (x.to(dtype) for x in (dy, q, k, v))
-    for x in (q, k, v):
+    leaves = [q, k, v] if bias is None else [q, k, v, bias := bias.to(dtype)]
+    for x in leaves:
         x.requires_grad_()
-    if call.softcap or call.fill is not None or "least" in call.mask:
-        y = by_hand(call, q, k, v, mask)
-        grads = torch.autograd.grad(y, (q, k, v), dy)
-        return dict(zip(("y", "dq", "dk", "dv"), (y.detach(), *grads), strict=True))
+    if call.softcap or call.fill is not None or bias is not None or "least" in call.mask:
+        y = by_hand(call, q, k, v, mask, bias)
+        grads = torch.autograd.grad(y, leaves, dy)
+        return dict(zip(NAMES, (y.detach(), *grads), strict=False))
     allowed = torch.ones(call.Q, call.S, dtype=torch.bool)
     if call.causal:
         allowed = allowed.tril()
@@ -62,11 +70,13 @@ def theirs(call: Call, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 
 
 def by_hand(
-    call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None
-) -> torch.Tensor:
+    call: Call, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
     """y from capped and filled scores, as models write it."""
     s = q @ k.mT * call.attrs["scale"]
     s = call.softcap * torch.tanh(s / call.softcap) if call.softcap else s
+    s = s if bias is None else s + bias
     empty = torch.zeros((), dtype=torch.bool)
     if mask is not None and mask.dtype == torch.bool:
         empty = ~mask.any(-1, keepdim=True) & (call.fill is None)
@@ -84,7 +94,7 @@ def assert_law(call: Call, have: dict[str, torch.Tensor]) -> None:
     Three times, where eager keeps all probabilities and the kernel goes by several blocks of keys:
     then, as in torch's own kernel, a row's sum of p dp is dy y, and y is rounded.
     """
-    written_out = call.softcap or call.fill is not None or "least" in call.mask
+    written_out = call.softcap or call.fill is not None or "least" in call.mask or call.biases
     times = 3 if written_out and call.S > 256 else 2
     exact, plain = theirs(call, torch.float64), theirs(call, torch.float32)
     for name, truth in exact.items():
@@ -150,6 +160,17 @@ CALLS = [
       for causal in (False, True)],
     *[Call(Q=70, S=300, softcap=1.5, mask=f"{kind} 70,300", fill=-1e9) for kind in PATTERNS],
     Call(Q=70, S=300, softcap=1.5, mask="least added behind 70,300"),
+    *[
+        Call(B=3, Q=q, S=s, K=5, E=6, biases=biases, causal=causal)
+        for q, s in ((5, 5), (67, 67), (70, 300), (300, 70), (9, 1100))
+        for biases in (1, 3) for causal in (False, True)
+    ],
+    *[
+        Call(Q=70, S=n, K=5, E=6, biases=biases, mask=f"{low}{kind} 2,1,70,{n}")
+        for kind in PATTERNS for n in (70, 300) for low, biases in (("", 1), ("least added ", 2))
+    ],
+    *[Call(Q=70, S=300, biases=1, mask="nothing 2,1,70,300", fill=f) for f in (None, -1e9, -1.5)],
+    *[Call(Q=70, S=300, biases=2, softcap=1.5, mask="behind 70,300", fill=f) for f in (-1e9, 0.5)],
 ]  # fmt: skip
 
 
@@ -231,6 +252,8 @@ def test_outputs_may_be_columns_of_one_buffer() -> None:
         Call(B=1, H=1, Q=200, S=200, causal=True, ratio=0.3),
         Call(B=1, H=3, Q=130, S=70, ratio=0.3),
         Call(B=4, H=2, Q=65, S=65, causal=True),
+        Call(B=4, H=2, Q=65, S=65, biases=1),
+        Call(B=4, H=2, Q=65, S=300, biases=4),
     ],
     ids=str,
 )

@@ -37,6 +37,10 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "", RULES,
     ),
     Fault(
+        "rule: a group norm's gradient without its scale", "differentiate/rules/norm.py",
+        "    scale = xs[1] if len(xs) > 1 else None\n", "    scale = None\n", RULES,
+    ),
+    Fault(
         "importer: an exponential that is not taken overflows",
         "graph/importer/decompositions/pointwise.py",
         "    below = b.Where(above, zero, x)\n", "    below = x\n", TORCH_FORMS,

@@ -195,6 +195,9 @@ def indexed() -> Iterator[Call]:
     yield Call("GatherND", (f(4, 3, 2), np.array([[0, 1], [3, -1], [0, 1]], np.int64)))
     yield Call("GatherND", (f(2, 3, 2), np.array([[[0], [0]], [[2], [1]]], np.int64)),
                {"batch_dims": 1})  # fmt: skip
+    for size in (1, 2, 3, 4):
+        yield Call("Det", (f(2, 3, size, size),))
+    yield Call("Det", (f(3, 3),))
     for upper, k in itertools.product((0, 1), (-1, 0, 2)):
         yield Call("Trilu", (f(2, 4, 5), np.array(k, np.int64)), {"upper": upper})
     for mode in ("constant", "edge", "reflect", "wrap"):

@@ -254,6 +254,11 @@ def _gemm(a: Any, x: T, y: T, c: T | None = None) -> T:
     return a.alpha * (x @ y) if c is None else torch.addmm(c, x, y, beta=a.beta, alpha=a.alpha)
 
 
+@row("Det")
+def _det(a: Any, x: T) -> T:
+    return torch.linalg.det(x)
+
+
 @row("DFT")
 def _dft(a: Any, x: T, length: T | None = None, axis: T | None = None) -> T:
     dim = (int(axis) if axis is not None else -2) % x.dim()

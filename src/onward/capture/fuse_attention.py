@@ -116,9 +116,10 @@ def _attention(
     v = _led(b, v, leading)
     if q is None or turned is None or v is None:
         return "its products broadcast over samples or heads"
-    mask = _mask(b, scores, shape)
-    if isinstance(mask, str):
-        return mask
+    masks = _masks(b, scores, shape)
+    if isinstance(masks, str):
+        return masks
+    mask, bias = masks
     k = _transposed(b, turned)
     if len(shape) == 3:
         q, k, v = (b.unsqueeze(value, [1]) for value in (q, k, v))
@@ -136,6 +137,8 @@ def _attention(
             attrs["sample_dim"] = at + 1
         draw = list(dropout.inputs[1:])
     inputs = [q, k, v, *([mask] if mask is not None or draw else []), *draw]
+    if bias is not None:
+        inputs += [*[None] * (8 - len(inputs)), bias]
     made: Value = b.Attention(*inputs, **attrs)
     return b.reshape(made, y) if type_of(made).shape != y else made
 
@@ -169,8 +172,9 @@ def _transposed(b: Builder, turned: Value) -> Value:
     return b.transpose(turned, swap)
 
 
-def _mask(b: Builder, scores: _Scores, shape: Shape) -> Value | str | None:
-    """One mask for all that is filled or added: bools, or floats; why there is none for it."""
+def _masks(b: Builder, scores: _Scores, shape: Shape) -> tuple[Value | None, Value | None] | str:
+    """One mask for all that is filled or added: bools, or floats. And a bias, where both are. Why
+    there are none."""
     low = {number for _, _, number in scores.filled}
     if len(low) > 1:
         return "its masks fill scores with different numbers"
@@ -189,15 +193,16 @@ def _mask(b: Builder, scores: _Scores, shape: Shape) -> Value | str | None:
             value = b.reshape(value, (*addend.leading, *type_of(value).shape[-2:]))
         value = value if addend.factor == 1.0 else b.Mul(value, addend.factor)
         added = value if added is None else b.Add(added, value)
-    if allowed is not None and added is not None:
-        if low != {-math.inf}:  # where all is hidden, the numbers that are filled in are alike
-            return "its mask fills scores that a bias was added to; -inf would do"
-        number = np.array(-np.inf, dtype=type_of(added).dtype.numpy())
-        added, allowed = b.Where(allowed, added, number), None
-    mask = added if allowed is None else allowed
-    if mask is not None and len(shape) == 3 and type_of(mask).rank == 3:
-        mask = b.unsqueeze(mask, [1])
-    return mask
+    if len(shape) == 3:
+        allowed, added = (
+            b.unsqueeze(x, [1]) if x is not None and type_of(x).rank == 3 else x
+            for x in (allowed, added)
+        )
+        shape = (shape[0], 1, *shape[1:])
+    if allowed is None or added is None:
+        return (added if allowed is None else allowed), None
+    added = b.unsqueeze(added, list(range(4 - type_of(added).rank)))
+    return allowed, b.expand(added, (type_of(added).shape[0], *shape[1:]))
 
 
 # ---- the way from the softmax to the product

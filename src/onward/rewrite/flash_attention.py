@@ -1,39 +1,86 @@
-"""`Attention(q, k, v, ...)  =>  FlashAttention(q, k, v, ...)`, whose gradient keeps no scores."""
+"""`Attention(q, k, v, ...)  =>  FlashAttention(q, k, v, ...)`, whose gradient keeps no scores.
+
+An added mask that parameters decide, such as T5's relative positions (arXiv 1910.10683), becomes a
+bias, which has a gradient; what else is added stays the mask: `(bias + mask)  =>  bias, mask`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Role, Value, attributes, type_of
+from onward.graph.graph import Graph, Role, Value, attributes, type_of
 from onward.graph.types import DType
 from onward.rewrite.context import Context
 
 
 def flash_attention(graph: Graph, context: Context) -> int:
-    """Left as it is: an added mask that may be trained, and what no kernel takes."""
+    """Left as it is: what no kernel takes."""
     edits = 0
     trained = _reached_from_parameters(graph)
     for node in list(graph):
         if node.op_type == "Softmax" and (why := node.meta.get("unfused")):
             context.missed(node, "FlashAttention", why)
-        if node.op_type != "Attention" or not _fits(node, trained, context):
+        if node.op_type != "Attention":
             continue
-        b = Builder.at(graph, node)
-        y, _, _ = b.FlashAttention(*node.inputs, **attributes(node))
+        q, k, v, mask, *rest, bias = [*node.inputs, *[None] * 6][:9]
+        leading = [type_of(x).shape[:-2] for x in (q, k, v)]
+        if leading[1] != leading[2] or leading[0][:-1] != leading[1][:-1]:
+            context.missed(node, "FlashAttention", "sequences share keys")
+            continue
+        b, attrs = Builder.at(graph, node), attributes(node)
+        if bias is None and mask in trained and type_of(mask).dtype != DType.BOOL:
+            assert q is not None and k is not None
+            mask, bias = _parted(b, mask, trained, q, k)
+            trained.add(bias)
+        if bias in trained:
+            attrs["bias_gradient"] = 1
+        inputs = _without_end([q, k, v, mask, *rest, bias])
+        if not context.takes(node, "FlashAttention", inputs, attrs):
+            continue
+        y, _, _ = b.FlashAttention(*inputs, **attrs)
         graph.replace(node.outputs[0], y)
         graph.remove([node])
         edits += 1
     return edits
 
 
-def _fits(node: Node, trained: set[Value], context: Context) -> bool:
-    q, k, v, mask = [*node.inputs, None][:4]
-    leading = [type_of(x).shape[:-2] for x in (q, k, v)]
-    if leading[1] != leading[2] or leading[0][:-1] != leading[1][:-1]:
-        return context.missed(node, "FlashAttention", "sequences share keys")
-    if mask is not None and type_of(mask).dtype != DType.BOOL and mask in trained:
-        reason = "its mask may be trained, whose gradient is as large as the scores"
-        return context.missed(node, "FlashAttention", reason)
-    return context.takes(node, "FlashAttention", node.inputs, attributes(node))
+def _parted(
+    b: Builder, mask: Value, trained: set[Value], q: Value, k: Value
+) -> tuple[Value | None, Value]:
+    """Of what is added f[...,Q,S]: what no parameter decides, and the rest f[1 or B,H,Q,S]."""
+    addends = _addends(mask, trained)
+    fixed = [x for x in addends if x not in trained]
+    if any(type_of(x).rank > 4 for x in addends):
+        addends, fixed = [mask], []
+    bias = _sum(b, [x for x in addends if x not in fixed])
+    bias = b.unsqueeze(bias, list(range(4 - type_of(bias).rank)))
+    shape = (type_of(bias).shape[0], type_of(q).shape[1], type_of(q).shape[2], type_of(k).shape[2])
+    return (_sum(b, fixed) if fixed else None), b.expand(bias, shape)
+
+
+def _addends(value: Value, trained: set[Value]) -> list[Value]:
+    """What is summed to give this value, as far as sums are trained."""
+    node = value.producer()
+    if node is None or node.op_type != "Add" or value not in trained:
+        return [value]
+    if node.meta.get("stop_gradient"):
+        return [value]
+    return [x for part in node.inputs if part is not None for x in _addends(part, trained)]
+
+
+def _sum(b: Builder, values: Sequence[Value]) -> Value:
+    total, *rest = values
+    for x in rest:
+        total = b.Add(total, x)
+    return total
+
+
+def _without_end(inputs: list[Value | None]) -> list[Value | None]:
+    """Without the absent inputs behind the last one."""
+    while inputs[-1] is None:
+        inputs.pop()
+    return inputs
 
 
 def _reached_from_parameters(graph: Graph) -> set[Value]:

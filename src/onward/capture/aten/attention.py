@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
 from onward.capture.aten.call import Call, table
 from onward.capture.aten.random import random_site
 from onward.graph.build import is_zero
 from onward.graph.graph import Value, type_of
-from onward.graph.types import DType, Size, divide
+from onward.graph.types import Size, divide
 
 
 def _attention(
     c: Call, q: Value, k: Value, v: Value, mask: Value | None, ratio: float, causal: bool,
-    scale: float | None,
+    scale: float | None, bias: Value | None = None,
 ) -> Value:  # fmt: skip
     size = type_of(q).shape[-1]
     assert isinstance(size, int)
@@ -25,37 +23,27 @@ def _attention(
         "is_causal": int(causal),
     }
     if ratio == 0.0:
-        return (
-            c.b.Attention(q, k, v, mask, **attrs)
-            if mask is not None
-            else c.b.Attention(q, k, v, **attrs)
-        )
+        given = [mask, *([None] * 4 + [bias] if bias is not None else [])]
+        return c.b.Attention(q, k, v, *(given if given != [None] else []), **attrs)
     shape = (*type_of(q).shape[:-1], type_of(k).shape[-2])
     like = Value(name="probabilities")
     like.meta["type"] = type_of(q).with_shape(shape)
     r = random_site(c, like)
     attrs |= {"ratio": float(ratio), "site": r["site"], "sample_dim": r["sample_dim"]}
-    return c.b.Attention(q, k, v, mask, r["seed"], r["offset"], **attrs)
+    last = [] if bias is None else [None, None, bias]
+    return c.b.Attention(q, k, v, mask, r["seed"], r["offset"], *last, **attrs)
 
 
 def _onward_attention(
     c: Call, q: Value, k: Value, v: Value, mask: Value | None, padding: Value | None,
     bias: Value | None, causal: bool, scale: float, ratio: float, _: bool,
 ) -> Value:  # fmt: skip
-    if mask is None:
-        mask = padding if bias is None or is_zero(bias) else _biased(c, bias, padding)
-    return _attention(c, q, k, v, mask, ratio, causal, scale)
-
-
-def _biased(c: Call, bias: Value, mask: Value | None) -> Value:
-    """`bias + mask`: one sum, so that what is trained and what the batch says stay apart."""
-    if mask is None:
-        return bias
-    if type_of(mask).dtype == DType.BOOL:
-        dtype = type_of(bias).dtype
-        least = c.b.const(np.array(np.finfo(dtype.numpy()).min, dtype=dtype.numpy()))
-        mask = c.b.Where(mask, c.b.scalar(0.0, dtype), least)
-    return c.b.Add(bias, mask)
+    if mask is not None or bias is None or is_zero(bias):
+        return _attention(c, q, k, v, padding if mask is None else mask, ratio, causal, scale)
+    bias = c.b.unsqueeze(bias, list(range(4 - type_of(bias).rank)))
+    shape = (type_of(bias).shape[0], type_of(q).shape[1], type_of(q).shape[2], type_of(k).shape[2])
+    bias = c.b.expand(bias, shape)
+    return _attention(c, q, k, v, padding, ratio, causal, scale, bias)
 
 
 def _each_for_its_group(c: Call, x: Value, heads: Size) -> Value:

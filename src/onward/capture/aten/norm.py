@@ -11,7 +11,8 @@ from onward.capture.aten.call import Call, table
 from onward.capture.aten.copies import stop_gradient
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
-from onward.graph.types import DType, Shape, Size, Type, divide, product
+from onward.graph.ops.group_norm import size_of_group
+from onward.graph.types import DType, Shape, Size, Type, product
 
 
 def _layer_norm(
@@ -77,30 +78,13 @@ def _scaled(c: Call, x: Value, weight: Value | None, bias: Value | None) -> Valu
     return x if bias is None else c.b.Add(x, _channels(c, x, bias))
 
 
-def _normalised(c: Call, x: Value, groups: Size, eps: float) -> list[Value]:
-    """Each of `groups` of a sample's channels by itself, as a row: x, and `f[N,G,1]` twice, the
-    means and what the rows were divided by, inverted."""
-    type = type_of(x)
-    size = _size_of_group(type, groups)
-    rows = c.b.reshape(x, (type.shape[0], groups, size))
-    inner = type.with_shape((size,))
-    ones, zeros = c.b.full(1.0, inner), c.b.full(0.0, inner)
-    y, *statistics = c.b.LayerNormalization(rows, ones, zeros, axis=-1, epsilon=eps)
-    return [c.b.reshape(y, type.shape), *statistics]
-
-
-def _size_of_group(type: Type, groups: Size) -> Size:
-    size = divide(product(type.shape[1:]), groups)
-    if size is None:
-        raise CaptureError(f"{groups} groups of the channels of {type}")
-    return size
-
-
 def _group_norm(
-    c: Call, x: Value, groups: int, weight: Value | None = None, bias: Value | None = None,
+    c: Call, x: Value, groups: Size, weight: Value | None = None, bias: Value | None = None,
     eps: float = 1e-5, *_: Any,
 ) -> Value:  # fmt: skip
-    return _scaled(c, _normalised(c, x, groups, eps)[0], weight, bias)
+    if not isinstance(groups, int):
+        raise CaptureError(f"instance norm of {type_of(x)}; fix: channels of a fixed number")
+    return c.b.GroupNorm(x, weight, bias, groups=groups, epsilon=eps)[0]
 
 
 def _native_group_norm(
@@ -108,14 +92,14 @@ def _native_group_norm(
     inner: Size, groups: int, eps: float,
 ) -> list[Value]:  # fmt: skip
     """With the means and what was divided by, inverted, which have gradients of their own."""
-    y, *_ = _normalised(c, x, groups, eps)
+    y = _group_norm(c, x, groups, weight, bias, eps)
     rows: Shape = (n, groups)
-    flat = c.b.reshape(x, (*rows, _size_of_group(type_of(x), groups)))
+    flat = c.b.reshape(x, (*rows, size_of_group(type_of(x), groups)))
     mean = c.b.ReduceMean(flat, c.b.ints([2]), keepdims=1)
     off = c.b.Sub(flat, mean)
     variance = c.b.ReduceMean(c.b.Mul(off, off), c.b.ints([2]), keepdims=0)
     deviation = c.b.Reciprocal(c.b.Sqrt(c.b.Add(variance, eps)))
-    return [_scaled(c, y, weight, bias), c.b.squeeze(mean, [2]), deviation]
+    return [y, c.b.squeeze(mean, [2]), deviation]
 
 
 def _by_running(
@@ -222,7 +206,7 @@ def _instance_norm(
             batch = [c.b.ReduceMean(s, over, keepdims=0) for s in (own, squares)]
             sizes = tuple([type_of(x).shape[d] for d in dims])
             _run_on(c, mean, variance, batch, sizes, momentum)
-        return _scaled(c, _normalised(c, x, type_of(x).shape[1], eps)[0], weight, bias)
+        return _group_norm(c, x, type_of(x).shape[1], weight, bias, eps)
     assert mean is not None and variance is not None
     return _by_running(c, x, weight, bias, mean, variance, eps)
 

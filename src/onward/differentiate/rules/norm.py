@@ -31,6 +31,16 @@ def _layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -
     return [dx, dscale, dbias]
 
 
+@rule("GroupNorm")
+def _group_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
+    """Through y; its statistics are for the gradient alone."""
+    dy, dmean, dinvstd = dys
+    assert dmean is None and dinvstd is None
+    scale = xs[1] if len(xs) > 1 else None
+    found = b.GroupNormGrad(dy, xs[0], scale, *ys[1:], groups=attrs["groups"])
+    return list(found)[: len(xs)]
+
+
 def _number(b: Builder, size: Size, like: Value) -> Value:
     return b.cast(b.squeeze(b.size(size), [0]), type_of(like).dtype)
 

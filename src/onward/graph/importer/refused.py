@@ -20,7 +20,6 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
              "RandomUniformLike"),
     _WHOLE: ("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear",
              "DequantizeLinear", "DynamicQuantizeLinear"),
-    "its gradient needs a factorisation, which no graph holds": ("Det",),
     "it reads regions whose sizes depend on data": ("MaxRoiPool", "RoiAlign"),
     "it works on single bits, for which there is no kernel": ("BitCast", "BitShift"),
     "it is a convolution at computed places, and is not written": ("DeformConv",),

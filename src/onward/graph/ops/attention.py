@@ -62,13 +62,15 @@ def scores(
 
     inputs: of the node, from q on.
     """
-    _, _, _, mask, _, _, q_at, k_at = [*inputs, *[None] * 5][:8]
+    _, _, _, mask, _, _, q_at, k_at, bias = [*inputs, *[None] * 6][:9]
     dtype, (queries, keys) = type_of(s).dtype, type_of(s).shape[-2:]
     allowed: Value | None = None
     if mask is not None and type_of(mask).dtype == DType.BOOL:
         allowed = mask
     elif mask is not None:
         s = b.Add(s, mask)
+    if bias is not None:
+        s = b.Add(s, _of_places(b, bias, q_at, k_at))
     q_place, k_place = b.arange(queries), b.arange(keys)
     if q_at is not None and k_at is not None:
         (q_sequence, q_place), (k_sequence, k_place) = columns(b, q_at), columns(b, k_at)
@@ -82,10 +84,26 @@ def scores(
     return s, allowed
 
 
-def live(b: Builder, s: Value, mask: Value | None) -> Value | None:
-    """`b[B,H,Q,1]`: rows that an added mask leaves something of, where it may be -infinity
+def _of_places(b: Builder, bias: Value, q_at: Value | None, k_at: Value | None) -> Value:
+    """A bias as the scores f[1,H,N,M] of packed rows take it, by their positions."""
+    if q_at is None or k_at is None:
+        return bias
+    return b.Gather(b.Gather(bias, places(b, q_at), axis=2), places(b, k_at), axis=3)
+
+
+def places(b: Builder, coordinates: Value) -> Value:
+    """The positions i64[N] of packed rows; 0 of hidden ones, which may have any."""
+    sequence, place = columns(b, coordinates)
+    zero = np.array(0, dtype=np.int64)
+    return b.Where(b.Less(sequence, zero), zero, place)
+
+
+def live(b: Builder, s: Value, inputs: list[Value | None]) -> Value | None:
+    """`b[B,H,Q,1]`: rows that an added mask or bias leaves something of, where it may be -infinity
     throughout; None without one. The others are 0, as in torch."""
-    if mask is None or type_of(mask).dtype == DType.BOOL or type_of(s).shape[-1] == 0:
+    given = [*inputs, *[None] * 6]
+    added = [x for x in (given[3], given[8]) if x is not None and type_of(x).is_floating]
+    if not added or type_of(s).shape[-1] == 0:
         return None
     peak = b.ReduceMax(s, b.ints([type_of(s).rank - 1]), keepdims=1)
     return b.Greater(peak, np.array(-np.inf, dtype=type_of(s).dtype.numpy()))
@@ -101,7 +119,7 @@ def attended(
     """y from the masked scores."""
     _, _, v, mask, *draw = [*inputs, *[None] * 5][:8]
     assert v is not None
-    alive = live(b, s, mask)
+    alive = live(b, s, inputs)
     if alive is not None:
         s = b.Where(alive, s, np.zeros((), dtype=type_of(s).dtype.numpy()))
     p = b.Softmax(s, axis=-1)
@@ -152,6 +170,18 @@ def check_packed(call: Call, first: int = 0, at: int = 6) -> None:
         raise ValueError(f"{call.op_type}: packed rows with a mask")
 
 
+def check_bias(call: Call, first: int = 0, at: int = 8) -> None:
+    """Raises ValueError unless input `at` is absent, or a bias of these queries and keys."""
+    if not call.present(at):
+        return
+    q, k, bias = call.type(first), call.type(first + 1), call.type(at)
+    packed, places = call.present(at - 1), (q.shape[-2], k.shape[-2])
+    samples = (1,) if packed else (1, q.shape[0])
+    fits = bias.rank == q.rank == 4 and bias.shape[0] in samples and bias.shape[1] == q.shape[1]
+    if not fits or bias.dtype != q.dtype or not (packed or bias.shape[2:] == places):
+        raise ValueError(f"{call.op_type}: {bias} is no bias of {q} and keys {k}")
+
+
 def check_groups(call: Call) -> None:
     """Raises ValueError where the heads of keys are known not to divide those of queries."""
     heads, groups = (t.shape[-3] if t.rank > 2 else 1 for t in (call.type(0), call.type(1)))
@@ -172,6 +202,7 @@ def _infer(call: Call) -> list[Type]:
     check_groups(call)
     check_packed(call)
     check_fill(call)
+    check_bias(call)
     q, v = call.type(0), call.type(2)
     return [q.with_shape((*q.shape[:-1], v.shape[-1]))]
 
@@ -199,6 +230,16 @@ FORMS = (
     ({"scale": 0.5, "is_causal": 0, "fill": -1e4}, (*_GROUPS, "b[2,1,1,6]")),
 )  # fmt: skip
 
+_BIAS = {"is_causal": 0, "bias_gradient": 1}
+BIASED = (
+    ({"scale": 0.5, **_BIAS}, (*_QKV, *[None] * 5, "f32[1,3,5,6]")),
+    ({"scale": 0.5, **_BIAS}, (*_QKV, "f32[2,1,1,6]", *[None] * 4, "f32[2,3,5,6]")),
+    ({"scale": 0.5, "is_causal": 1}, (*_SELF, "b[2,1,1,5]", *[None] * 4, "f32[1,3,5,5]")),
+    ({**_DROP, **_BIAS, "softcap": 0.75, "fill": -1.25},
+     (*_SELF, "b[2,1,5,5]", "i64[2]", "i64[]", None, None, "f32[1,3,5,5]")),
+    ({"scale": 0.5, **_BIAS}, (*_GROUPS, "b[2,1,1,6]", *[None] * 4, "f32[1,4,5,6]")),
+)  # fmt: skip
+
 _PACKED = ("f32[1,3,5,4]", "f32[1,3,6,4]", "f32[1,3,6,8]", None)
 PACKED = (
     ({"scale": 0.5, "is_causal": 0}, (*_PACKED, None, None, "i64[5,2]", "i64[6,2]")),
@@ -209,6 +250,11 @@ PACKED = (
         {**_DROP, "is_causal": 1},
         ("f32[1,4,5,4]", "f32[1,2,6,4]", "f32[1,2,6,8]", None, "i64[2]", None, "i64[5,2]",
          "i64[6,2]"),
+    ),
+    ({"scale": 0.5, **_BIAS}, (*_PACKED, None, None, "i64[5,2]", "i64[6,2]", "f32[1,3,4,4]")),
+    (
+        {**_DROP, **_BIAS},
+        (*_PACKED, "i64[2]", "i64[]", "i64[5,2]", "i64[6,2]", "f32[1,3,4,5]"),
     ),
 )  # fmt: skip
 
@@ -236,7 +282,9 @@ OPS = (
         "which no query sees, may lie anywhere. softcap: scores become softcap tanh(s / softcap) "
         "(arXiv 2408.00118), before masks; 0: they stay. fill: what a mask of bools puts in the "
         "place of hidden scores, so that a query to which all is hidden sees all keys alike; "
-        "without it such a query's result is 0.",
+        "without it such a query's result is 0. Last, a bias f[1 or B,H,Q,S], added to scores "
+        "before masks; of packed rows f[1,H,P,R], by the positions of queries and keys. "
+        "bias_gradient: 1 where it is trained.",
         cases=(
             ({"scale": 0.5, "is_causal": 0}, _QKV),
             ({"scale": 0.3, "is_causal": 1}, _SELF),
@@ -247,6 +295,7 @@ OPS = (
             ({**_DROP, "is_causal": 0}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
             *GROUPED,
             *FORMS,
+            *BIASED,
             *PACKED,
         ),
     ),

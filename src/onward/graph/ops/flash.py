@@ -15,16 +15,19 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.ops.attention import (
+    BIASED,
     FORMS,
     GROUPED,
     PACKED,
     attended,
+    check_bias,
     check_fill,
     check_groups,
     check_packed,
     dropped,
     flops,
     live,
+    places,
     products,
     repeated,
     scores,
@@ -48,7 +51,7 @@ def _flash(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> lis
     else:
         peak = b.ReduceMax(s, b.ints([type_of(s).rank - 1]), keepdims=1)
     total = b.reduce_sum(b.Exp(b.Sub(s, peak)), [type_of(s).rank - 1], keepdims=False)
-    alive = live(b, s, inputs[3] if len(inputs) > 3 else None)
+    alive = live(b, s, inputs)
     if alive is not None:  # a row of nothing counts its keys
         count = b.cast(b.squeeze(b.size(type_of(s).shape[-1]), [0]), type_of(s).dtype)
         total = b.Where(b.squeeze(alive, [type_of(s).rank - 1]), total, count)
@@ -59,6 +62,7 @@ def _infer(call: Call) -> list[Type]:
     check_groups(call)
     check_packed(call)
     check_fill(call)
+    check_bias(call)
     q, v = call.type(0), call.type(2)
     row = q.with_shape(q.shape[:-1])
     return [q.with_shape((*q.shape[:-1], v.shape[-1])), row, row]
@@ -73,13 +77,15 @@ def _probabilities(
     b: Builder, raw: Value, inputs: list[Value | None], attrs: dict[str, Any]
 ) -> tuple[Value, Value]:
     """The probabilities again, and the gradient of the scores `raw` before masks: f[B,H,Q,S]."""
-    dy, q, k, v, mask, seed, offset, y, peak, total, q_at, k_at = [*inputs, None, None][:12]
+    given = [*inputs, None, None, None][:13]
+    dy, q, k, v, mask, seed, offset, y, peak, total, q_at, k_at, bias = given
+    forward = [q, k, v, mask, seed, offset, q_at, k_at, bias]
     assert dy is not None and v is not None and y is not None
     assert peak is not None and total is not None
-    s, allowed = scores(b, raw, [q, k, v, mask, seed, offset, q_at, k_at], attrs)
+    s, allowed = scores(b, raw, forward, attrs)
     last = type_of(s).rank - 1
     p = b.Div(b.Exp(b.Sub(s, b.unsqueeze(peak, [last]))), b.unsqueeze(total, [last]))
-    alive = live(b, s, mask)
+    alive = live(b, s, forward)
     zero = np.zeros((), dtype=type_of(p).dtype.numpy())
     for where in (None if "fill" in attrs else allowed, alive):
         if where is not None:
@@ -93,10 +99,10 @@ def _probabilities(
     return p, b.Where(allowed, ds, zero) if allowed is not None and "fill" in attrs else ds
 
 
-def mask_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> Value:
-    """Of an added mask, before its broadcasting is undone: f[B,H,Q,S].
+def score_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> Value:
+    """Of an added mask or bias, before its broadcasting is undone: f[B,H,Q,S].
 
-    Written in standard ops: a mask that is trained is better left to Attention's body.
+    Written in standard ops: what is trained is better a bias with `bias_gradient`.
     """
     q, k = inputs[1:3]
     assert q is not None and k is not None
@@ -104,10 +110,14 @@ def mask_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any])
 
 
 def _flash_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    dy, q, k, v, _, seed, offset, _, _, _, q_at, k_at = [*inputs, None, None][:12]
+    given = [*inputs, None, None, None][:13]
+    dy, q, k, v, _, seed, offset, _, _, _, q_at, k_at, bias = given
     assert dy is not None and q is not None and k is not None and v is not None
     raw = products(b, q, k, attrs)
     p, ds = _probabilities(b, raw, inputs, attrs)
+    trained: list[Value] = []
+    if bias is not None and attrs.get("bias_gradient"):
+        trained.append(bias_gradient(b, ds, bias, q_at, k_at))
     cap = float(attrs.get("softcap", 0.0))
     if cap:  # the slope of cap * tanh(x / cap)
         share = b.Div(raw, cap)
@@ -116,7 +126,30 @@ def _flash_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -
     dq = b.Mul(b.MatMul(ds, repeated(b, k, q)), scale)
     dk = b.MatMul(_turned(b, ds), b.Mul(q, scale))
     dv = b.MatMul(_turned(b, dropped(b, p, [seed, offset, q_at, k_at], attrs)), dy)
-    return [dq, _of_groups(b, dk, k), _of_groups(b, dv, v)]
+    return [dq, _of_groups(b, dk, k), _of_groups(b, dv, v), *trained]
+
+
+def bias_gradient(
+    b: Builder, ds: Value, bias: Value, q_at: Value | None, k_at: Value | None
+) -> Value:
+    """Of a bias, from the scores' ds f[B,H,Q,S]: summed over what it is shared by."""
+    if q_at is not None and k_at is not None:
+        _, heads, queries, keys = type_of(bias).shape
+        zeros = b.full(0.0, type_of(bias).with_shape((queries, keys, heads)))
+        moved = b.transpose(b.squeeze(ds, [0]), [1, 2, 0])
+        at = _pairs(b, places(b, q_at), places(b, k_at))
+        moved = b.ScatterND(zeros, at, moved, reduction="add")
+        return b.unsqueeze(b.transpose(moved, [2, 0, 1]), [0])
+    if type_of(bias).shape[0] == 1 != type_of(ds).shape[0]:
+        ds = b.reduce_sum(ds, [0], keepdims=True)
+    return ds
+
+
+def _pairs(b: Builder, first: Value, second: Value) -> Value:
+    """`i64[N,M,2]` of i64[N] and i64[M]."""
+    shape = (*type_of(first).shape, *type_of(second).shape, 1)
+    columns = (b.unsqueeze(first, [1, 2]), b.unsqueeze(second, [0, 2]))
+    return b.Concat(*(b.expand(x, shape) for x in columns), axis=2)
 
 
 def _of_groups(b: Builder, dx: Value, x: Value) -> Value:
@@ -133,7 +166,9 @@ def _of_groups(b: Builder, dx: Value, x: Value) -> Value:
 def _infer_grad(call: Call) -> list[Type]:
     check_packed(call, first=1, at=10)
     check_fill(call, first=1)
-    return [call.type(1), call.type(2), call.type(3)]
+    check_bias(call, first=1, at=12)
+    trained = [call.type(12)] if call.present(12) and call.attrs.get("bias_gradient") else []
+    return [call.type(1), call.type(2), call.type(3), *trained]
 
 
 _QKV = ("f32[2,3,5,4]", "f32[2,3,6,4]", "f32[2,3,6,8]")
@@ -149,6 +184,7 @@ _CASES = (
     ({**_DROP, "is_causal": 0, "sample_dim": 2}, (*_SELF, "b[2,1,1,5]", "i64[2]", "i64[]")),
     *GROUPED,
     *FORMS,
+    *BIASED,
     *PACKED,
 )
 
@@ -190,8 +226,8 @@ OPS = (
         flops=_flops_grad,
         infer=_infer_grad,
         body=_flash_grad,
-        doc="dq, dk, dv of FlashAttention from dy, its first six inputs, its three outputs and the "
-        "coordinates.",
+        doc="dq, dk, dv of FlashAttention, and with `bias_gradient` that of its bias, from dy, its "
+        "first six inputs, its three outputs, the coordinates and the bias.",
         cases=tuple(_grad_case(attrs, inputs) for attrs, inputs in _CASES),
     ),
 )

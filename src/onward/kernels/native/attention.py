@@ -42,7 +42,7 @@ def _sizes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> tuple[int, i
 
 def _packed(spec: KernelSpec) -> bool:
     at = 6 if spec.op == "FlashAttention" else 10
-    return any(t is not None for t in spec.inputs[at:])
+    return any(t is not None for t in spec.inputs[at : at + 2])
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
@@ -120,7 +120,10 @@ def _filter(args: KernelArguments, first: int, shape: tuple[int, ...]) -> dict[s
     strides = mask.expand(shape).stride() if mask is not None else (0, 0, 0, 0)
     ratio = float(args.attrs.get("ratio", 0.0))
     site, bound, keep = mask_arguments(args, ratio) if ratio > 0.0 else (0, 0, 1.0)
+    bias = (*args.inputs, *[None] * 9)[12 if first == 4 else 8]
+    samples = 0 if bias is None or bias.shape[0] == 1 else bias.stride(0)
     return {
+        "bias": bias, "bias_strides": (0,) * 4 if bias is None else (samples, *bias.stride()[1:]),
         "allowed": allowed, "added": added, "mask_strides": strides,
         "seed": seed if ratio > 0.0 else None, "offset": offset, "site": site, "threshold": bound,
         "sample_dim": int(args.attrs.get("sample_dim", -1)), "keep_scale": keep,
@@ -163,24 +166,25 @@ def _bind(args: KernelArguments) -> Launch:
 def _bind_grad(args: KernelArguments) -> Launch:
     dy, q, k, v = args.x(0), args.x(1), args.x(2), args.x(3)
     y, peaks, totals = args.x(7), args.x(8), args.x(9)
-    dq, dk, dv = args.outputs
+    dq, dk, dv, dbias = [*args.outputs, None][:4]
     c = library()
     assert c is not None
     sizes = _all_sizes(args, q, k, v)
+    places = (0, 0, 0) if dbias is None else (*dbias.shape[:1], *dbias.shape[2:])
     return c.launch(
         "onward_attention_grad", **layouts(dy=dy, q=q, k=k, v=v, y=y, dq=dq, dk=dk, dv=dv),
         peaks=peaks, totals=totals, **_filter(args, 4, (*q.shape[:3], k.shape[2])),
-        **_coordinates(args, 10), sizes=sizes, **_room_of(args),
+        dbias=dbias, bias_sizes=places, **_coordinates(args, 10), sizes=sizes, **_room_of(args),
     )  # fmt: skip
 
 
 KERNELS: dict[str, Kernel] = {
     "FlashAttention": Kernel(
-        "native.attention", _bind, unsupported=_unsupported, where=where, contiguous=(4, 6, 7),
+        "native.attention", _bind, unsupported=_unsupported, where=where, contiguous=(4, 6, 7, 8),
         strided=(0,), scratch=_scratch,
     ),
     "FlashAttentionGrad": Kernel(
         "native.attention_grad", _bind_grad, unsupported=_unsupported, where=where,
-        contiguous=(5, 8, 9, 10, 11), strided=(0, 1, 2), scratch=_scratch_grad,
+        contiguous=(5, 8, 9, 10, 11, 12), strided=(0, 1, 2), scratch=_scratch_grad,
     ),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onward.graph.einsum import einsum
-from onward.graph.graph import type_of
+from onward.graph.graph import Value, type_of
 from onward.graph.importer.decomposition import NodeCall, Results, decomposition
 
 
@@ -37,3 +37,35 @@ def _gemm(c: NodeCall) -> Results:
 @decomposition("Einsum")
 def _einsum(c: NodeCall) -> Results:
     return einsum(c.b, str(c.attr("equation")), [c.x(i) for i in range(len(c.inputs))])
+
+
+_LARGEST = 4  # of a determinant that is written out: n! products
+
+
+@decomposition("Det")
+def _det(c: NodeCall) -> Results:
+    """Of matrices x f[*N,n,n], by their first row and the determinants of what is below it."""
+    size = c.sizes()[-1]
+    if not 1 <= size <= _LARGEST or c.sizes()[-2] != size:
+        raise ValueError(
+            f"the determinant of {c.type()}: beyond {_LARGEST} x {_LARGEST} it needs a "
+            "factorisation, which no graph holds"
+        )
+    b, rank = c.b, c.rank()
+    rows = [b.squeeze(b.slice(c.x(), rank - 2, i, i + 1), [rank - 2]) for i in range(size)]
+    cells = [
+        [b.squeeze(b.slice(row, rank - 2, i, i + 1), [rank - 2]) for i in range(size)]
+        for row in rows
+    ]
+
+    def minor(row: int, columns: tuple[int, ...]) -> Value:
+        if len(columns) == 1:
+            return cells[row][columns[0]]
+        total: Value | None = None
+        for i, column in enumerate(columns):
+            part = b.Mul(cells[row][column], minor(row + 1, columns[:i] + columns[i + 1 :]))
+            total = part if total is None else (b.Sub if i % 2 else b.Add)(total, part)
+        assert total is not None
+        return total
+
+    return minor(0, tuple(range(size)))

@@ -13,9 +13,9 @@
 
 #include <cfloat>
 #include <cmath>
-#include <cstring>
 #include <type_traits>
 
+#include "filter.h"
 #include "math.h"
 #include "random.h"
 #include "segments.h"
@@ -24,150 +24,6 @@
 using namespace onward;
 
 namespace {
-
-constexpr float HIDDEN = -1e30f;  // scores are far above, and what hides them is far below
-
-// What restricts and thins the scores: at most one of the masks is given.
-struct Filter {
-    Strided<const uint8_t> allowed;
-    Strided<const float> added;
-    const int64_t *seed, *offset;
-    int64_t site, threshold, sample_dim;
-    float scale;  // 1 / (1 - ratio); 1 without dropout
-    float softcap;  // 0: scores stay
-    const float* filled;  // what `allowed` puts in the place of hidden scores; null: it hides them
-
-    bool drops() const { return seed != nullptr; }
-
-    // Words of key j where positions are counted: word(j), of those that are listed: word(place).
-    RowKey key(const Segment& g, int64_t h, int64_t q, int64_t k) const {
-        const uint32_t start = offset ? uint32_t(*offset) : 0u;
-        const RowKey row = RowKey::start(seed, site)
-            .at(uint32_t(g.sequence) + (sample_dim == 0 ? start : 0u))
-            .at(uint32_t(h) + (sample_dim == 1 ? start : 0u))
-            .at(uint32_t(g.position(q)) + (sample_dim == 2 ? start : 0u));
-        return g.places ? row : row.behind(uint32_t(g.first + k));
-    }
-
-    // s := softcap tanh(s / softcap); `slope`: of it, unless null.
-    void cap(int64_t n, float* s, float* slope) const {
-        if (softcap == 0.0f) return;
-        const float inverse = 1.0f / softcap;
-        #pragma omp simd
-        for (int64_t j = 0; j < n; ++j) s[j] = math::tanh(s[j] * inverse);
-        for (int64_t j = 0; slope && j < n; ++j) slope[j] = 1.0f - s[j] * s[j];
-        for (int64_t j = 0; j < n; ++j) s[j] *= softcap;
-    }
-
-    // t, the gradient of scores under `mask`, becomes that of those before `cap`.
-    void undo(const Segment& g, int64_t h, int64_t q, int64_t k, int64_t n, float peak,
-              const float* slope, float* t) const
-    {
-        if (softcap != 0.0f)
-            for (int64_t j = 0; j < n; ++j) t[j] *= slope[j];
-        if (!filled || peak - *filled > 90.0f) return;  // then hidden keys have no weight at all
-        const uint8_t* m = allowed.at(g.b, h, q) + k * allowed.col();
-        for (int64_t j = 0; j < n; ++j) t[j] = m[j * allowed.col()] ? t[j] : 0.0f;
-    }
-
-    // Masks scores s[n] of query q against keys k, k+1, ...
-    void mask(const Segment& g, int64_t h, int64_t q, int64_t k, int64_t n, float* s) const {
-        if (allowed.data || g.visible) {
-            const int64_t step = g.visible ? 1 : allowed.col();
-            const float hidden = filled ? *filled : -FLT_MAX;
-            const uint8_t* m = (g.visible ? g.visible : allowed.at(g.b, h, q)) + k * step;
-            if (step == 1)
-                for (int64_t j = 0; j < n; ++j) s[j] = m[j] ? s[j] : hidden;
-            else
-                for (int64_t j = 0; j < n; ++j) s[j] = m[j * step] ? s[j] : hidden;
-        } else if (added.data) {
-            const int64_t step = added.col();
-            const float* m = added.at(g.b, h, q) + k * step;
-            if (step == 1)
-                for (int64_t j = 0; j < n; ++j) s[j] += m[j];
-            else
-                for (int64_t j = 0; j < n; ++j) s[j] += m[j * step];
-        }
-    }
-
-    // Whether keys that a mask hides can be told to have no weight, without their scores.
-    bool scans(const Segment& g) const {
-        if (g.visible || (filled && *filled > HIDDEN)) return false;
-        return (allowed.data && allowed.col() == 1) || (added.data && added.col() == 1);
-    }
-
-    // Query q's keys k + low, ..., k + high - 1 of a block hold all that have weight. Before, `high`
-    // is the block's keys. They stay where that is not known: a row of which all is hidden sees all
-    // keys alike, or by what is added. `peak`: the row's highest score; null: not known yet.
-    void shown(const Segment& g, int64_t h, int64_t q, int64_t k, const float* peak, int64_t& low,
-               int64_t& high) const
-    {
-        int64_t a = 0, b = high;
-        if (allowed.data) {
-            const uint8_t* m = allowed.at(g.b, h, q) + k;
-            const auto none = [&](int64_t j) {
-                uint64_t eight;
-                std::memcpy(&eight, m + j, 8);
-                return eight == 0;
-            };
-            while (b - a >= 8 && none(a)) a += 8;
-            while (a < b && !m[a]) ++a;
-            while (b - a >= 8 && none(b - 8)) b -= 8;
-            while (a < b && !m[b - 1]) --b;
-        } else {
-            const float* m = added.at(g.b, h, q) + k;
-            while (a < b && m[a] <= HIDDEN) ++a;
-            while (a < b && m[b - 1] <= HIDDEN) --b;
-        }
-        const bool hides = allowed.data && !filled;  // whatever else the row sees
-        const bool sees = peak ? *peak > HIDDEN : a < b && (added.data || high == g.keys);
-        if (hides || sees) {
-            low = a;
-            high = b;
-        }
-    }
-
-    // Whether a row with this highest score has nothing to attend to. A packed row that sees any
-    // key sees its segment's first one, which is never hidden.
-    // An added mask hides a whole row where it is -infinity throughout.
-    bool nothing(float peak) const {
-        return (allowed.data && !filled && peak == -FLT_MAX) || (added.data && peak == -INFINITY);
-    }
-};
-
-// Which of a block's keys its queries may see: those from `first` on, row i the first count[i], of
-// which no row has more than `cols`, nor row i more than i + 1 + diagonal. `peaks`: of the rows,
-// where they are known.
-struct Below {
-    int64_t first = 0, count[QUERIES], cols = 0, diagonal = UNBOUNDED;
-
-    Below(const Segment& g, const Filter& filter, bool causal, int64_t h, int64_t q0, int64_t m,
-          int64_t k0, int64_t keys, const float* peaks)
-    {
-        if (!causal && !filter.scans(g)) {
-            for (int64_t i = 0; i < m; ++i) count[i] = keys;
-            cols = keys;
-            return;
-        }
-        diagonal = -UNBOUNDED;
-        first = keys;
-        for (int64_t i = 0; i < m; ++i) {
-            int64_t low = 0, high = keys;
-            if (filter.scans(g))
-                filter.shown(g, h, q0 + i, k0, peaks ? peaks + i : nullptr, low, high);
-            if (causal) high = std::clamp(g.reach(q0 + i) - k0, int64_t(0), high);
-            count[i] = low < high ? high : 0;
-            if (low >= high) continue;
-            first = std::min(first, low);
-            cols = std::max(cols, high);
-            diagonal = std::max(diagonal, high - 1 - i);
-        }
-        first = cols > 0 ? first / COLS * COLS : 0;
-        for (int64_t i = 0; i < m; ++i) count[i] = std::max(count[i] - first, int64_t(0));
-        cols -= first;
-        diagonal -= first;
-    }
-};
 
 // The largest of n numbers; n is a multiple of COLS.
 inline float highest(const float* s, int64_t n) {
@@ -355,7 +211,8 @@ inline void clear(const Strided<float>& x, int64_t h, int64_t first, int64_t end
 // with their coordinates q_at[Q][2], k_at[S][2] (null: no packed rows). sizes: B, H, Q, S, K, E,
 // is_causal, G, a divisor of H. peak, total: of the rows' scores. `allowed` and `added` are two
 // kinds of mask, of which one is null, or both; `filled`: what the first one puts in the place of
-// hidden scores, null: they are left out. `seed` null: no dropout. scratch: f32[threads, room], and
+// hidden scores, null: they are left out. `bias`, or null, is added before: of each position of
+// queries and keys, a row's numbers one after the other. `seed` null: no dropout. scratch: f32[threads, room], and
 // the table of the segments.
 extern "C" void onward_attention(
     const float* q, const int64_t* OF(4) q_strides, const float* k, const int64_t* OF(4) k_strides,
@@ -363,7 +220,8 @@ extern "C" void onward_attention(
     const float* OPTIONAL added, const int64_t* OF(4) mask_strides,
     const int64_t* OPTIONAL OF(2) seed, const int64_t* OPTIONAL OF(1) offset, int64_t site,
     int64_t threshold, int64_t sample_dim, float keep_scale, float scale,
-    float softcap, const float* OPTIONAL OF(1) filled,
+    float softcap, const float* OPTIONAL OF(1) filled, const float* OPTIONAL bias,
+    const int64_t* OF(4) bias_strides,
     const int64_t* OPTIONAL OF(2 * sizes[2]) q_at, const int64_t* OPTIONAL OF(2 * sizes[3]) k_at,
     float* y, const int64_t* OF(4) y_strides, float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
     float* OF(sizes[0] * sizes[1] * sizes[2]) totals, const int64_t* OF(8) sizes,
@@ -373,8 +231,8 @@ extern "C" void onward_attention(
                   sizes[7]};
     const Strided<const float> Q{q, q_strides}, K{k, k_strides}, V{v, v_strides};
     const Strided<float> Y{y, y_strides};
-    const Filter filter{{allowed, mask_strides}, {added, mask_strides}, seed, offset,
-                        site, threshold, sample_dim, keep_scale, softcap, filled};
+    const Filter filter{{allowed, mask_strides}, {added, mask_strides}, {bias, bias_strides},
+                        seed, offset, site, threshold, sample_dim, keep_scale, softcap, filled};
     const int64_t ldo = padded(n.values), most = std::min(QUERIES, n.queries);
     const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
     Table table(n, q_at, k_at, segments);
@@ -423,7 +281,7 @@ extern "C" void onward_attention(
                         factor[i] = 0.0f;
                         kept[i] = k0 > 0 ? 1.0f : 0.0f;
                         if (k0 == 0) {
-                            *peak = filter.added.data ? -INFINITY : -FLT_MAX;
+                            *peak = filter.adds() ? -INFINITY : -FLT_MAX;
                             *total = float(n.keys);
                         }
                         continue;
@@ -463,7 +321,9 @@ extern "C" void onward_attention(
     }
 }
 
-// dq, dk, dv from dy and what forward had and made. A task is a head of keys of one segment.
+// dq, dk, dv from dy and what forward had and made. dbias, or null: bias_sizes are 1 or B, and how
+// many positions of queries and of keys there are. A task is a head of keys of one segment, or of
+// all where they share a bias, whose gradient then has one order of summing.
 extern "C" void onward_attention_grad(
     const float* dy, const int64_t* OF(4) dy_strides, const float* q,
     const int64_t* OF(4) q_strides, const float* k, const int64_t* OF(4) k_strides, const float* v,
@@ -471,7 +331,9 @@ extern "C" void onward_attention_grad(
     const int64_t* OF(4) mask_strides, const int64_t* OPTIONAL OF(2) seed,
     const int64_t* OPTIONAL OF(1) offset, int64_t site, int64_t threshold, int64_t sample_dim,
     float keep_scale, float scale, float softcap, const float* OPTIONAL OF(1) filled,
-    const int64_t* OPTIONAL OF(2 * sizes[2]) q_at,
+    const float* OPTIONAL bias, const int64_t* OF(4) bias_strides,
+    float* OPTIONAL OF(bias_sizes[0] * sizes[1] * bias_sizes[1] * bias_sizes[2]) dbias,
+    const int64_t* OF(3) bias_sizes, const int64_t* OPTIONAL OF(2 * sizes[2]) q_at,
     const int64_t* OPTIONAL OF(2 * sizes[3]) k_at, const float* y, const int64_t* OF(4) y_strides,
     const float* OF(sizes[0] * sizes[1] * sizes[2]) peaks,
     const float* OF(sizes[0] * sizes[1] * sizes[2]) totals,
@@ -484,17 +346,17 @@ extern "C" void onward_attention_grad(
     const Strided<const float> DY{dy, dy_strides}, Y{y, y_strides};
     const Strided<const float> Q{q, q_strides}, K{k, k_strides}, V{v, v_strides};
     const Strided<float> DQ{dq, dq_strides}, DK{dk, dk_strides}, DV{dv, dv_strides};
-    const Filter filter{{allowed, mask_strides}, {added, mask_strides}, seed, offset,
-                        site, threshold, sample_dim, keep_scale, softcap, filled};
+    const Filter filter{{allowed, mask_strides}, {added, mask_strides}, {bias, bias_strides},
+                        seed, offset, site, threshold, sample_dim, keep_scale, softcap, filled};
     const int64_t ldk = padded(n.width), ldv = padded(n.values);
     const int64_t most = std::min(QUERIES, n.queries);
     const int used = int(std::min(threads, int64_t(omp_get_max_threads())));
     const Table table(n, q_at, k_at, segments);
-    // One more than the segments: the keys behind the last one's.
-    const int64_t tasks = (table.count + (q_at ? 1 : 0)) * n.groups;
-    #pragma omp parallel for schedule(dynamic) num_threads(used)
-    for (int64_t task = 0; task < tasks; ++task) {
-        const int64_t index = task / n.groups, own = task % n.groups;
+    const int64_t of_head = bias_sizes[1] * bias_sizes[2];
+    const int64_t dbias_strides[] = {bias_sizes[0] > 1 ? n.heads * of_head : 0, of_head,
+                                     bias_sizes[2], 1};
+    const Strided<float> DBIAS{dbias, dbias_strides};
+    const auto gradients = [&](int64_t index, int64_t own) {
         const Segment g = table.segment(index);
         if (q_at) {  // keys that no query sees
             const int64_t free = index > 0 ? table.entries[index - 1].k1 : 0;
@@ -583,7 +445,7 @@ extern "C" void onward_attention_grad(
                     else if (filter.drops()) dropped(std::false_type());
                     else if (one_block) whole_row(si, ti, int32_t(whole), peak, inverse);
                     else probabilities(si, ti, int32_t(whole), peak, inverse, deltas[q0 + i]);
-                    filter.undo(g, h, q0 + i, k1, count, peak, slope, ti);
+                    filter.undo(g, h, q0 + i, k1, count, peak, slope, ti, DBIAS);
                     fill(si, count, below.cols, 0.0f);
                     fill(ti, count, below.cols, 0.0f);
                 }
@@ -603,5 +465,15 @@ extern "C" void onward_attention_grad(
                 write(v_sum + i * ldv, n.values, 1.0f, DV.at(g.b, own, g.k0 + k0 + i));
             }
         }
+    };
+    // One more than the segments: the keys behind the last one's.
+    const int64_t count = table.count + (q_at ? 1 : 0);
+    const int64_t each = dbias && bias_sizes[0] == 1 ? count : 1;
+    #pragma omp parallel for schedule(dynamic) num_threads(used)
+    for (int64_t task = 0; task < count / each * n.groups; ++task) {
+        const int64_t first = task / n.groups * each, own = task % n.groups;
+        for (int64_t h = own * n.shared(); dbias && h < (own + 1) * n.shared(); ++h)
+            fill(DBIAS.at(first, h, 0), 0, of_head, 0.0f);
+        for (int64_t i = first; i < first + each; ++i) gradients(i, own);
     }
 }

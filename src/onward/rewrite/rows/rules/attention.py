@@ -33,6 +33,8 @@ def _reads(q: Question) -> Answer:
     shapes = [q.shape(i) for i in range(3)]
     if any(len(s) != 4 or s[0] != shapes[0][0] for s in shapes):
         return q.refused("heads that are shared")
+    if _of_samples(q.node):
+        return q.refused("its bias is another for each sample")
     demand = over(q.y, q.demand, (0, 2))
     seen = visible(q, demand.rows)
     if seen is None:
@@ -45,6 +47,16 @@ def _reads(q: Question) -> Answer:
         if low:
             keys = mixed(q, keys, f"its mask hides keys by {low}")
     return others_whole(q, {0: demand, 1: keys, 2: keys})
+
+
+def _bias(node: Node) -> Value | None:
+    return [*node.inputs, *[None] * 9][8]
+
+
+def _of_samples(node: Node) -> bool:
+    """Whether a bias goes by more than the positions of queries and keys."""
+    bias = _bias(node)
+    return bias is not None and type_of(bias).shape[0] != 1
 
 
 def visible(q: Question, members: Conditions | None) -> Conditions | None:
@@ -131,7 +143,9 @@ def _pack(p: Packer, node: Node) -> bool:
     if "fill" in question.attrs:
         return False  # a query to which all is hidden sees its sequence's hidden keys
     draw = [*node.inputs[4:6], None, None][:2]
-    if not p.context.takes(node, node.op_type, _packed(q, k, v, draw), attributes(node)):
+    bias = [] if (given := _bias(node)) is None else [p.whole(given)]
+    packed = [*_packed(q, k, v, draw), *bias]
+    if not p.context.takes(node, node.op_type, packed, attributes(node)):
         return False
     queries, places = (shape[0], shape[2]), (keys[0], keys[2])
     if demand.rows is None:
@@ -157,7 +171,7 @@ def _pack(p: Packer, node: Node) -> bool:
     for x in (k, v):
         new.append(p.take(x, (0, 2), (0, 2), places, k_rows) if not k_rows.every else _joined(p, x))
     at = [p.coordinates(q_rows, queries), p.coordinates(k_rows, places, shown)]
-    made = p.emit(node, [*new, None, *draw, *at])
+    made = p.emit(node, [*new, None, *draw, *at, *bias])
     maker = made[0].producer()
     assert maker is not None
     maker.meta["sequences"] = queries[0]
