@@ -94,14 +94,24 @@ class Rows:
     H: int = 2
     K: int = 4
     E: int = 4
+    biased: bool = False
 
     def __str__(self) -> str:
         drop = f" drop{self.ratio}" * bool(self.ratio)
-        return f"{self.name}{' causal' * self.causal}{drop} {self.H},{self.K},{self.E}"
+        bias = " bias" * self.biased
+        return f"{self.name}{' causal' * self.causal}{drop}{bias} {self.H},{self.K},{self.E}"
 
     @property
     def attrs(self) -> dict[str, Any]:
-        return Call(K=self.K, causal=self.causal, ratio=self.ratio).attrs
+        return Call(K=self.K, causal=self.causal, ratio=self.ratio, biases=self.biased).attrs
+
+    @property
+    def bias(self) -> list[torch.Tensor]:
+        """Of every position of queries and keys, and of some that no row has; or none."""
+        q_at, k_at = (at[at[:, 0] >= 0, 1] for at in self.at)
+        sizes = (2 + int(at.max(initial=0)) for at in (q_at, k_at))
+        g = torch.Generator().manual_seed(5)
+        return [torch.randn((1, self.H, *sizes), generator=g)] if self.biased else []
 
     @property
     def at(self) -> tuple[np.ndarray, np.ndarray]:
@@ -120,13 +130,14 @@ def ours_packed(rows: Rows, place: Any = wide) -> dict[str, torch.Tensor]:
     at = [torch.from_numpy(x) for x in rows.at]
     y, numbers = place(torch.empty(dy.shape)), [torch.empty(q.shape[:3]) for _ in range(2)]
     grads = [place(torch.empty(x.shape)) for x in (q, k, v)]
-    run("FlashAttention", rows.attrs, [q, k, v, None, *drop, *at], [y, *numbers])
-    inputs = [dy, q, k, v, None, *drop, y, *numbers, *at]
+    grads += [torch.full_like(x, torch.nan) for x in rows.bias]
+    run("FlashAttention", rows.attrs, [q, k, v, None, *drop, *at, *rows.bias], [y, *numbers])
+    inputs = [dy, q, k, v, None, *drop, y, *numbers, *at, *rows.bias]
     run("FlashAttentionGrad", rows.attrs, inputs, grads)
-    return dict(zip(RESULTS, (y, *numbers, *grads), strict=True))
+    return dict(zip(RESULTS, (y, *numbers, *grads), strict=False))
 
 
-RESULTS = ("y", "peak", "total", "dq", "dk", "dv")
+RESULTS = ("y", "peak", "total", "dq", "dk", "dv", "dbias")
 
 
 @functools.cache
@@ -134,19 +145,21 @@ def bodies(rows: Rows, dtype: DType) -> dict[str, torch.Tensor]:
     """The same from the ops' bodies."""
     dy, q, k, v = (Given(x.numpy()) for x in rows.tensors())
     drop = (Given(SEED.numpy()), Given(np.array(7))) if rows.ratio else (None, None)
-    at = [Given(x) for x in rows.at]
+    at = [Given(x) for x in (*rows.at, *(x.numpy() for x in rows.bias))]
     case = OpCase("FlashAttention", (q, k, v, None, *drop, *at), rows.attrs)
     made = list(evaluate(case.graph(dtype), case.feeds(dtype)).values())
     saved = [Given(x) for x in made]
     case = OpCase("FlashAttentionGrad", (dy, q, k, v, None, *drop, *saved, *at), rows.attrs)
     made += evaluate(case.graph(dtype), case.feeds(dtype)).values()
-    return {name: torch.tensor(x) for name, x in zip(RESULTS, made, strict=True)}
+    return {name: torch.tensor(x) for name, x in zip(RESULTS, made, strict=False)}
 
 
 PACKED_ROWS = [
     *[Rows(name, causal) for name in PACKED for causal in (False, True)],
     *[Rows(name, causal, 0.3, K=7, E=18, H=1) for name in PACKED for causal in (False, True)],
     Rows("whole", True, 0.1, H=3, K=64, E=64),
+    *[Rows(name, biased=True) for name in PACKED],
+    *[Rows(name, True, 0.3, K=7, E=18, H=3, biased=True) for name in PACKED],
 ]
 
 
@@ -176,7 +189,7 @@ def test_packed_rows_are_as_many_attentions(name: str, causal: bool) -> None:
     dy, q, k, v = (x.double() for x in rows.tensors())
     q_at, k_at = map(torch.from_numpy, rows.at)
     have = ours_packed(rows)
-    want = {"y": torch.zeros_like(dy), **dict(zip(RESULTS[3:], map(torch.zeros_like, (q, k, v)),
+    want = {"y": torch.zeros_like(dy), **dict(zip(RESULTS[3:6], map(torch.zeros_like, (q, k, v)),
                                                   strict=True))}  # fmt: skip
     for sequence in q_at[:, 0].unique():
         own, keys = ((at[:, 0] == sequence).nonzero()[:, 0] for at in (q_at, k_at))
@@ -190,7 +203,7 @@ def test_packed_rows_are_as_many_attentions(name: str, causal: bool) -> None:
         )
         grads = torch.autograd.grad(y, parts, dy[:, :, own[seen]])
         want["y"][:, :, own[seen]] = y.detach()
-        for x, i, name in zip(grads, (own, keys, keys), RESULTS[3:], strict=True):
+        for x, i, name in zip(grads, (own, keys, keys), RESULTS[3:6], strict=True):
             want[name][:, :, i] = x
     for name, truth in want.items():
         torch.testing.assert_close(have[name].double(), truth, rtol=1e-5, atol=2e-6)
@@ -225,9 +238,10 @@ def test_where_packed_rows_lie_changes_no_bit(name: str) -> None:
         assert torch.equal(have, want[result]), result
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("name", ["whole", "one sequence", "blocks", "hidden within", "some ask"])
-def test_threads_change_no_bit_of_packed_rows(name: str) -> None:
-    rows = Rows(name, causal=True, ratio=0.3, H=1)
+def test_threads_change_no_bit_of_packed_rows(name: str, biased: bool) -> None:
+    rows = Rows(name, causal=True, ratio=0.3, H=1 + biased, biased=biased)
     want = ours_packed(rows)
     torch.set_num_threads(2)
     try:

@@ -243,7 +243,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "attention by hand: a bias is added to what was filled", "capture/fuse_attention.py",
-        "if low != {-math.inf}:", "if False:", BY_HAND,
+        "if walk.added and number != -math.inf:", "if False:", BY_HAND,
     ),
     Fault(
         "einsum: a dim of 1 is not copied", "graph/einsum.py",

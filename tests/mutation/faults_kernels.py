@@ -112,9 +112,21 @@ KERNELS_FAULTS: tuple[Fault, ...] = (
         "return reason is None or not self.missed(place, op, reason)", TARGET,
     ),
     Fault(
-        "fusion: a trained mask loses its gradient's place", "rewrite/flash_attention.py",
-        "type_of(mask).dtype != DType.BOOL and mask in trained", "False",
-        ("rewrite/test_passes.py",),
+        "fusion: what is added to a trained bias is lost", "rewrite/flash_attention.py",
+        "(_sum(b, fixed) if fixed else None)", "None", BIASED,
+    ),
+    Fault(
+        "rows: packed rows lose their bias", "rewrite/rows/rules/attention.py",
+        "[*new, None, *draw, *at, *bias]", "[*new, None, *draw, *at]", BIASED,
+    ),
+    Fault(
+        "rows: rows go by the bias of another sample", "rewrite/rows/rules/attention.py",
+        "if _of_samples(q.node):", "if False:", BIASED,
+    ),
+    Fault(
+        "attention: a bias that samples share is one sample's", "kernels/native/attention.py",
+        "samples = 0 if bias is None or bias.shape[0] == 1 else bias.stride(0)", "samples = 0",
+        ("kernels/test_attention.py",),
     ),
     Fault(
         "fusion: a product that others read", "rewrite/bias_activation.py",
@@ -132,7 +144,7 @@ KERNELS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rows: a kernel that refuses packed rows gets them", "rewrite/rows/rules/attention.py",
-        "if not p.context.takes(node, node.op_type, _packed(q, k, v, draw), attributes(node)):",
+        "if not p.context.takes(node, node.op_type, packed, attributes(node)):",
         "if False:", TARGET,
     ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ PLAN_FAULTS: tuple[Fault, ...] = (
     # plan
     Fault(
         "plan: buffers that meet at one launch share memory", "plan/arena.py",
-        "(first <= last[i]) & (last >= first[i])", "(first < last[i]) & (last > first[i])", PLAN,
+        "(since <= last[i]) & (until >= first[i])", "(since < last[i]) & (until > first[i])", PLAN,
     ),
     Fault(
         "plan: a last read one launch early", "plan/liveness.py",

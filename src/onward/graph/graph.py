@@ -112,7 +112,7 @@ def where(node: Node) -> str:
 class Inputs(NamedTuple):
     """A graph's inputs, found again: of thousands, most of them parameters and their state."""
 
-    count: int
+    number: int
     last: Value | None
     named: dict[str | None, Value]
     sized: list[Value]  # those with a dim that is not fixed
@@ -248,7 +248,7 @@ class Graph:
         """Inputs only come at the end and go: their count and the last one tell of any change."""
         inputs = self.ir.inputs
         last = inputs[-1] if inputs else None
-        if self._inputs.count != len(inputs) or self._inputs.last is not last:
+        if self._inputs.number != len(inputs) or self._inputs.last is not last:
             self._inputs = Inputs.of(inputs)
         return self._inputs
 
