@@ -36,6 +36,16 @@ from fault import (
 CAPTURE_FAULTS: tuple[Fault, ...] = (
     # capture
     Fault(
+        "capture: attention that is never causal is that of a mask",
+        "capture/huggingface/attention.py",
+        'return re.search(r"is_causal = attention_mask is None and", text) is not None',
+        "return True", ("capture/test_capture_masks.py",),
+    ),
+    Fault(
+        "capture: a mean's only window ends before the padding", "capture/aten/pool.py",
+        "room = [n + 2 * p for n, p", "room = [n + p for n, p", CONVOLUTIONS,
+    ),
+    Fault(
         "capture: a question reads the numbers of the tensor whose shape it takes",
         "capture/pins.py", "            return args[0].expand(args[1].shape)",
         "            return func(*args, **kwargs)", ("capture/test_pins.py",),
