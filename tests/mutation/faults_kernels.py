@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fault import CALLS, KERNELS, PLAN, TARGET, Fault
+from fault import BIASED, CALLS, KERNELS, PLAN, TARGET, Fault
 
 KERNELS_FAULTS: tuple[Fault, ...] = (
     # kernels
