@@ -8,7 +8,7 @@ from fusing import fused, reasons
 
 from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
-from onward.graph.graph import Graph, Node, Role, Value, array_of, attributes
+from onward.graph.graph import Graph, Node, Role, Value, array_of, attributes, type_of
 from onward.graph.types import DType, parse_type, product, symbol
 from onward.kernels import Target
 from onward.plan import Fusible
@@ -415,24 +415,51 @@ def test_attention_becomes_the_op_whose_gradient_keeps_no_scores() -> None:
     assert fused(flash_attention, graph) == 0
 
 
+def test_what_parameters_decide_of_a_mask_becomes_a_bias() -> None:
+    m = Heads()
+    b = m.b
+    forms: dict[str, tuple[Value, list[Value], Value | None]] = {
+        "trained": (m.trained, [m.trained], None),
+        "a product": (b.Mul(m.fixed, b.Neg(m.trained)), [m.trained, m.fixed], None),
+        "a sum": (b.Add(m.trained, m.given), [m.trained], m.given),
+        "turned": (b.Add(m.given, m.trained), [m.trained], m.given),
+        "twice": (b.Add(b.Add(m.trained, m.given), m.trained), [m.trained], m.given),
+        "half stopped": (b.Add(m.trained, stopped(b, b.Mul(m.trained, 2.0))), [m.trained], None),
+    }
+    graph = m.out(*[m.attend(mask) for mask, _, _ in forms.values()])
+    assert fused(flash_attention, graph) == len(forms)
+    nodes = [n for n in graph if n.op_type == "FlashAttention"]
+    for node, (_, trained, mask) in zip(nodes, forms.values(), strict=True):
+        assert attributes(node)["bias_gradient"] == 1
+        bias = node.inputs[8]
+        assert bias is not None and str(type_of(bias)) == "f32[1,3,T,T]"
+        assert mask is None or node.inputs[3] is mask
+        assert set(trained) <= leaves(bias) and (mask is None or mask not in leaves(bias))
+
+
+def leaves(value: Value) -> set[Value]:
+    """The inputs of the graph that a value is made of."""
+    node = value.producer()
+    if node is None:
+        return {value}
+    return {leaf for x in node.inputs if x is not None for leaf in leaves(x)}
+
+
 def test_attention_that_the_kernel_does_not_cover_stays() -> None:
     m = Heads()
     b = m.b
     one = b.slice(m.y, 0, 0, 1)
     flat = b.squeeze(b.slice(m.x, 0, 0, 1), [0])
     graph = m.out(
-        m.attend(m.trained),  # its gradient is as large as the scores
-        m.attend(b.Mul(m.fixed, b.Neg(m.trained))),
         m.attend(m.given, is_causal=1),
         b.Attention(m.x, one, one, scale=1.0, is_causal=0),  # keys that sequences share
         b.Attention(flat, flat, flat, scale=1.0, is_causal=0),  # three dims
     )
     before = ops(graph)
     why = reasons(flash_attention, graph, Fusible(Target(instructions="plain")))
-    trained = "its mask may be trained, whose gradient is as large as the scores"
     kernel = "FlashAttention: native.attention: "
     assert why == [
-        trained, trained, f"{kernel}an added mask and a causal one",
+        f"{kernel}an added mask and a causal one",
         "sequences share keys", f"{kernel}3 dims",
     ]  # fmt: skip
     assert ops(graph) == before

@@ -170,7 +170,7 @@ def plan_within(trainer: onward.Trainer, budget: int | float | str | None) -> Pl
     """The plan of the last step's graph within another budget; nothing runs."""
     step = trainer._steps.train[0]
     graph = step.graphs.step
-    outputs = ["loss", *graph.signature.updated.values()]
+    outputs = [*trainer.plan.outputs, *graph.signature.updated.values()]
     return step.graphs.compiler.plan(graph, outputs, trainer.plan.dims, budget)
 
 

@@ -35,7 +35,7 @@ def flash_attention(graph: Graph, context: Context) -> int:
             trained.add(bias)
         if bias in trained:
             attrs["bias_gradient"] = 1
-        inputs = _without_end([q, k, v, mask, *rest, bias])
+        inputs = node.inputs if bias is None else [q, k, v, mask, *rest, bias]
         if not context.takes(node, "FlashAttention", inputs, attrs):
             continue
         y, _, _ = b.FlashAttention(*inputs, **attrs)
@@ -74,13 +74,6 @@ def _sum(b: Builder, values: Sequence[Value]) -> Value:
     for x in rest:
         total = b.Add(total, x)
     return total
-
-
-def _without_end(inputs: list[Value | None]) -> list[Value | None]:
-    """Without the absent inputs behind the last one."""
-    while inputs[-1] is None:
-        inputs.pop()
-    return inputs
 
 
 def _reached_from_parameters(graph: Graph) -> set[Value]:
