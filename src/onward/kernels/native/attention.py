@@ -11,6 +11,13 @@ large ones run at 210:
     2, 16, 1024, 64   0.1       29 + 66 (151, 162)               469 + 233        468 + 285
     2, 16, 1024, 64   0         25 + 62 (170, 173)               41 + 106         180 + 245
 
+On an Intel Xeon (AVX-512, 2 threads, 2026-11-23), no mask and no dropout, of 210 to 260 GFLOP/s:
+
+    1, 6, 1500, 64    0         14.2 + 32.7 (243, 264)           14.2 + 33.6
+    1, 8, 1024, 64    0         9.2 + 22.2 (234, 242)            9.0 + 23.3
+    1, 8, 512, 64     0         2.3 + 5.6 (233, 241)             2.4 + 6.2
+    1, 12, 197, 64    0         0.7 + 1.5 (173, 197)             0.8 + 2.0
+
 Packed rows cost what their own pairs cost. 16 sequences of 20 to 100 tokens (911 rows, 23 % of the
 pairs), 8 heads of 64, dropout 0.1, not causal, the same day: packed 1.0 + 2.4, padded to 128 with
 a mask of the keys 3.8 + 9.1.
