@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, attributes, type_of
+from onward.graph.ops.attention import as_bias
 from onward.graph.types import DType
 from onward.rewrite.context import Context
 
@@ -54,9 +55,7 @@ def _parted(
     if any(type_of(x).rank > 4 for x in addends):
         addends, fixed = [mask], []
     bias = _sum(b, [x for x in addends if x not in fixed])
-    bias = b.unsqueeze(bias, list(range(4 - type_of(bias).rank)))
-    shape = (type_of(bias).shape[0], type_of(q).shape[1], type_of(q).shape[2], type_of(k).shape[2])
-    return (_sum(b, fixed) if fixed else None), b.expand(bias, shape)
+    return (_sum(b, fixed) if fixed else None), as_bias(b, bias, q, k)
 
 
 def _addends(value: Value, trained: set[Value]) -> list[Value]:

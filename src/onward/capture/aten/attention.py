@@ -9,6 +9,7 @@ from onward.capture.aten.call import Call, table
 from onward.capture.aten.random import random_site
 from onward.graph.build import is_zero
 from onward.graph.graph import Value, type_of
+from onward.graph.ops.attention import as_bias
 from onward.graph.types import Size, divide
 
 
@@ -40,10 +41,7 @@ def _onward_attention(
 ) -> Value:  # fmt: skip
     if mask is not None or bias is None or is_zero(bias):
         return _attention(c, q, k, v, padding if mask is None else mask, ratio, causal, scale)
-    bias = c.b.unsqueeze(bias, list(range(4 - type_of(bias).rank)))
-    shape = (type_of(bias).shape[0], type_of(q).shape[1], type_of(q).shape[2], type_of(k).shape[2])
-    bias = c.b.expand(bias, shape)
-    return _attention(c, q, k, v, padding, ratio, causal, scale, bias)
+    return _attention(c, q, k, v, padding, ratio, causal, scale, as_bias(c.b, bias, q, k))
 
 
 def _each_for_its_group(c: Call, x: Value, heads: Size) -> Value:

@@ -91,6 +91,13 @@ def _of_places(b: Builder, bias: Value, q_at: Value | None, k_at: Value | None) 
     return b.Gather(b.Gather(bias, places(b, q_at), axis=2), places(b, k_at), axis=3)
 
 
+def as_bias(b: Builder, added: Value, q: Value, k: Value) -> Value:
+    """What is added to the scores, of up to four dims, as a bias f[1 or B,H,Q,S]."""
+    added = b.unsqueeze(added, list(range(4 - type_of(added).rank)))
+    heads, queries = type_of(q).shape[1:3]
+    return b.expand(added, (type_of(added).shape[0], heads, queries, type_of(k).shape[2]))
+
+
 def places(b: Builder, coordinates: Value) -> Value:
     """The positions i64[N] of packed rows; 0 of hidden ones, which may have any."""
     sequence, place = columns(b, coordinates)
