@@ -15,6 +15,7 @@ import numpy as np
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, array_of, attributes, type_of
+from onward.graph.ops.attention import as_bias
 from onward.graph.types import Shape, product
 
 
@@ -138,7 +139,7 @@ def _attention(
         draw = list(dropout.inputs[1:])
     inputs = [q, k, v, *([mask] if mask is not None or draw else []), *draw]
     if bias is not None:
-        inputs += [*[None] * (8 - len(inputs)), bias]
+        inputs += [*[None] * (8 - len(inputs)), as_bias(b, bias, q, k)]
     made: Value = b.Attention(*inputs, **attrs)
     return b.reshape(made, y) if type_of(made).shape != y else made
 
@@ -198,11 +199,9 @@ def _masks(b: Builder, scores: _Scores, shape: Shape) -> tuple[Value | None, Val
             b.unsqueeze(x, [1]) if x is not None and type_of(x).rank == 3 else x
             for x in (allowed, added)
         )
-        shape = (shape[0], 1, *shape[1:])
     if allowed is None or added is None:
         return (added if allowed is None else allowed), None
-    added = b.unsqueeze(added, list(range(4 - type_of(added).rank)))
-    return allowed, b.expand(added, (type_of(added).shape[0], *shape[1:]))
+    return allowed, added
 
 
 # ---- the way from the softmax to the product
