@@ -37,7 +37,9 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
     try:
         # as in eager: with its cache on, a model takes no notice of packed documents
         with ONE_AT_A_TIME, _capturing(flat.model, "position_ids" in names and not flat.extra):
-            return torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
+            made = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
+            _note_readers(made.graph_module)
+            return made
     except CaptureError:
         raise
     except Exception as error:
@@ -48,6 +50,16 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
         why = reason(first.removeprefix("aten.")) if first.startswith("aten.") else None
         text = f"{first}: {why}" if why else first
         raise CaptureError(f"torch.export could not trace the model: {text}") from error
+
+
+def _note_readers(module: torch.nn.Module) -> None:
+    """Enters nodes in the users of what they read: an export with regions without gradients leaves
+    some out."""
+    for inner in module.modules():
+        if isinstance(inner, torch.fx.GraphModule):
+            for node in inner.graph.nodes:
+                for read in node.all_input_nodes:
+                    read.users.setdefault(node, None)
 
 
 @contextmanager

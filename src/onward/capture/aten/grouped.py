@@ -38,7 +38,8 @@ def _histogram(c: Call, x: Value, bins: int = 100, low: float = 0, high: float =
 
 TABLE = table(
     {
-        _grouped: "_grouped_mm.default transformers.grouped_mm_fallback.default",
+        _grouped: "_grouped_mm.default transformers.grouped_mm_fallback.default "
+        "onward.rows_by_group.default",
         _histogram: "histc.default",
     }
 )

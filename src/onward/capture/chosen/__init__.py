@@ -11,6 +11,13 @@ functions.py  what treats each row by itself
 labels.py     labels of ctc_loss
 sums.py       what looks along the rows: sums, means, losses
 choosing.py   where they begin
+
+A loop over the experts of a mixture, with the rows that are sent to each, is one turn for all:
+
+groups.py     the experts' numbers, tensors and rows
+experts.py    the experts' modules
+one_hot.py    masks that say which expert a row is sent to
+loop_body.py  whether the loop's code may be taken so
 """
 
 from __future__ import annotations

@@ -9,8 +9,22 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from onward.capture.chosen import functions, sums
+from onward.capture.chosen.experts import one_of_modules
 from onward.capture.chosen.functions import put_back
+from onward.capture.chosen.groups import (
+    OF_COUNTS,
+    Each,
+    asking_frame,
+    each_in,
+    looked_up,
+    may_change,
+    of_each,
+    of_loop,
+)
+from onward.capture.chosen.loop_body import skips_nothing
+from onward.capture.chosen.one_hot import OneHot, made_of
 from onward.capture.chosen.rows import (
+    SAID,
     Chosen,
     applied,
     choose,
@@ -44,9 +58,13 @@ class Choosing(TorchFunctionMode):
         super().__init__()
         self._whole = whole
         self._keys: dict[int, tuple[Tensor, int, Any]] = {}
+        self._one_hots: dict[int, tuple[Tensor, int, OneHot]] = {}
 
     def __enter__(self) -> Any:
-        places = [(torch, f.__name__, _of_rows(f)) for f in (torch.pow, torch.float_power)]
+        places: list[Any] = [
+            (torch, f.__name__, _of_rows(f)) for f in (torch.pow, torch.float_power)
+        ]
+        places.append((torch.nn.ModuleList, "__getitem__", one_of_modules))
         self._patches = patched(places)
         self._patches.__enter__()
         return super().__enter__()
@@ -59,14 +77,22 @@ class Choosing(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if not may_change(name, args, kwargs):
+            raise of_loop(f"{name} of what is no expert's")
         if name == "__setitem__" and isinstance(args[2], Chosen) and is_mask(args[1]):
             return put_back(args[0], args[1], self.key(args[1]), args[2])
+        if each_in((args, kwargs)):
+            if name == "__getitem__" and is_tensor(args[0]) and type(args[1]) is Each:
+                return looked_up(args[0], args[1], self._one_hot(args[0]))
+            return of_each(func, args, kwargs)
+        if name == "__bool__" and hasattr(args[0], SAID) and skips_nothing(asking_frame()):
+            return getattr(args[0], SAID)
         if found_in((args, kwargs)):
             return applied(func, args, kwargs)
         made = self._settled(self._begun(func, name, args, kwargs))
         if made is None:
             made = func(*args, **kwargs)
-            self._note(name, args, kwargs, made)
+            self._note(func, name, args, kwargs, made)
         return made
 
     def _settled(self, made: Any) -> Any:
@@ -123,10 +149,25 @@ class Choosing(TorchFunctionMode):
             held = self._keys[id(x)] = (x, x._version, object())
         return held[2]
 
-    def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+    def _one_hot(self, x: Any) -> OneHot | None:
+        """What a tensor is known to be the one-hot of."""
+        held = self._one_hots.get(id(x))
+        return None if held is None or held[1] != x._version else held[2]
+
+    def _note(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
+    ) -> None:
         """What a tensor of numbers or bools was made of."""
         if not is_tensor(made) or made.is_floating_point() or id(made) in self._keys:
             return
+        if args and hasattr(args[0], SAID) and len(args) == 2 and type(args[1]) is int:
+            said = OF_COUNTS.get(name.strip("_"), {}).get(args[1])
+            if said is not None:
+                setattr(made, SAID, said)
+        own = getattr(getattr(func, "__self__", None), "__name__", "")
+        hot = made_of(own if name == "__get__" else name, args, made, self._one_hot)
+        if hot is not None:
+            self._one_hots[id(made)] = (made, made._version, hot)
         if name in _SAME and args and is_tensor(args[0]) and args[0].dtype == made.dtype:
             self._keys[id(made)] = (made, made._version, self.key(args[0]))
             return

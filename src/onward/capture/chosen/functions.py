@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from onward.capture.chosen.rows import (
     refusal,
     rule,
     tensors_in,
+    wide,
 )
 
 Tensor = torch.Tensor
@@ -137,7 +139,7 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if kwargs or not isinstance(own, Chosen):
         raise refusal(name)
     first, *rest = list_of(args[1]) if len(args) == 2 else args[1:]
-    counted = is_tensor(first) and getattr(first, ROWS_OF, None) == own.key
+    counted = getattr(first, ROWS_OF, None) == own.key
     if not (counted or (isinstance(first, int) and first == -1)):
         raise refusal(name)
     inner = tuple(own.full.shape[1:])
@@ -183,12 +185,15 @@ def _indexed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return choose_again(x, index)
     first, *rest = index if isinstance(index, tuple) else (index,)
     whole = isinstance(first, slice) and first == slice(None)
+    if whole and not rest and type(x) is Chosen:
+        return x.with_rows(x.full, x.numbers)
     dotted = first is Ellipsis and len(rest) < x.dim() and all(i is not None for i in rest)
     if not (whole or dotted) or len(tensors_in(rest)) > 1 or found_in(rest):
         raise refusal("a look at single ones")
     if any(is_mask(i) for i in rest):
         raise refusal("another mask")
-    return x.with_rows(x.full[index])
+    full = x.full[index]
+    return x.with_rows(full, x.numbers and full.dim() == 1)
 
 
 def choose_again(x: Chosen, mask: Chosen) -> Chosen:
@@ -198,13 +203,46 @@ def choose_again(x: Chosen, mask: Chosen) -> Chosen:
 
 
 def _looked_at(x: Tensor, index: tuple[Any, ...]) -> Any:
-    """`x[numbers]`, of numbers that are chosen rows themselves."""
-    if not all(isinstance(i, Chosen) and i.dtype == torch.int64 and i.dim() == 1 for i in index):
+    """`x[numbers]`, of numbers that are chosen rows themselves; further dims whole, or new."""
+    if len(index) > 1 and index[0] is None:
+        return Behind(_looked_at(x, index[1:]))
+    numbers = [*takewhile(lambda i: isinstance(i, Chosen), index)]
+    rest = index[len(numbers) :]
+    of_rows = all(i.dtype == torch.int64 and i.dim() == 1 for i in numbers)
+    if not numbers or not of_rows or not all(map(_whole, rest)):
         raise refusal("indexing")
-    own = one_of("indexing", index)
+    own = one_of("indexing", numbers)
     if len(index) == 1 and own.numbers and x.shape[0] == own.member.shape[0]:
         return choose(x, own.member, own.key)  # the rows themselves
-    return own.with_rows(x[tuple(i.full for i in index)])
+    return own.with_rows(x[(*(i.full for i in numbers), *rest)])
+
+
+def _whole(index: Any) -> bool:
+    """Whether it takes a dim as it is, or makes a new one."""
+    return index is None or index is Ellipsis or (isinstance(index, slice) and index == slice(None))
+
+
+class Behind:
+    """Chosen rows behind a new dim of 1, `x[None, numbers]`: they are looked at again without."""
+
+    def __init__(self, rows: Chosen) -> None:
+        self._rows = rows
+
+    def reshape(self, *shape: Any) -> Any:
+        return self._rows.reshape(*shape)
+
+    def squeeze(self, dim: int = 0) -> Any:
+        if dim != 0:
+            raise refusal("squeeze")
+        return self._rows
+
+    view, __getitem__ = reshape, squeeze
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        raise refusal(f"{getattr(func, '__name__', func)} behind a new dim")
 
 
 @rule("index_select")
@@ -221,9 +259,32 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, index, rows = args
     if not is_tensor(x) or not isinstance(rows, Chosen):
         raise refusal("an assignment")
-    if not isinstance(index, Chosen) or not index.numbers:
+    if not isinstance(index, Chosen) or index.each_once is False:
         raise refusal("an assignment to places")
-    put_back(x, index.member, index.key, rows)
+    if index.numbers and index.member.shape[0] == x.shape[0]:
+        put_back(x, index.added(), index.key, rows)
+        return
+    one_of("an assignment", [index, rows])
+    if index.dtype != torch.int64 or index.dim() != 1:
+        raise refusal("an assignment to places")
+    place = torch.where(index.added(), index.full, x.shape[0])  # those not chosen: behind the last
+    room = torch.cat([x, x[:1]]).index_put((place,), rows.full.to(x.dtype))
+    x.copy_(room[:-1])
+
+
+@rule("index_add_", "index_add")
+def _added(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Rows that count, added to others."""
+    names = ("self", "dim", "index", "source")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    x, dim, index, rows = (given.pop(n, None) for n in names)
+    if not (isinstance(index, Chosen) and isinstance(rows, Chosen)) or isinstance(x, Chosen):
+        raise refusal(func.__name__)
+    own = one_of("index_add", [index, rows])
+    if dim not in (0, -x.dim()):
+        raise refusal("index_add along another dim")
+    full = torch.where(wide(own.added(), rows.full), rows.full, 0)
+    return func(x, 0, index.full, full, **given)
 
 
 def put_back(x: Tensor, mask: Tensor, key: Any, rows: Chosen) -> None:

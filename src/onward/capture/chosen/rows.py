@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -11,6 +13,7 @@ from onward.config import CaptureError
 
 Tensor = torch.Tensor
 ROWS_OF = "rows_of"  # an attribute of counts: the key of what they count
+SAID = "said"  # of counts, and of questions to them: what is said where there are rows
 FIX = "fix: keep all rows, and weigh them with 0 or ignore their labels"
 
 
@@ -23,10 +26,11 @@ class Chosen:
 
     def __init__(self, full: Tensor, member: Tensor, key: Any, count: Tensor | None = None) -> None:
         self.full, self.member, self.key = full, member, key
-        self.count = member.sum() if count is None else count
-        setattr(self.count, ROWS_OF, key)
+        self.count = counted(member, key) if count is None else count
         self.numbers, self.name = False, object()
         self.rows: Chosen | None = None
+
+    each_once = True  # whether rows are of a mask, and so of places that differ
 
     def with_rows(self, full: Any, numbers: bool = False) -> Any:
         """The same rows of another tensor; of a tuple of them, each."""
@@ -51,6 +55,10 @@ class Chosen:
             raise refusal(name)
         return lambda *args, **kwargs: applied(func, (self, *args), kwargs)
 
+    def added(self) -> Tensor:
+        """Which rows count where they are added to others, `b[N]`."""
+        return reduce(lambda member, turn: turn.limited(member), RUNNING, self.member)
+
     @property
     def shape(self) -> tuple[Any, ...]:
         return (self.count, *self.full.shape[1:])
@@ -59,7 +67,9 @@ class Chosen:
         return self.shape if dim is None else self.shape[dim]
 
     def numel(self) -> Tensor:
-        return self.count * self.full[0].numel()
+        made = self.count * self.full[0].numel()
+        setattr(made, SAID, True)  # where a turn of a loop may be taken without rows
+        return made
 
     def dim(self) -> int:
         return self.full.dim()
@@ -71,7 +81,7 @@ class Chosen:
         raise refusal("len()")
 
     def __iter__(self) -> Any:
-        raise refusal("a loop")
+        return applied(Tensor.__iter__, (self, sys._getframe(1)), {})
 
     def __bool__(self) -> bool:
         raise refusal("bool()")
@@ -83,9 +93,35 @@ class Chosen:
     requires_grad = property(lambda self: self.full.requires_grad)
 
 
+class Turn(Protocol):
+    """A turn of a loop that a graph has whether eager has it or not."""
+
+    def limited(self, member: Tensor) -> Tensor:
+        """Of rows, those that count: none where eager has no such turn."""
+        ...
+
+
+RUNNING: list[Turn] = []  # of one capture, and no other thread captures meanwhile
+
+
+class Beside:
+    """What may stand beside rows, and says what comes of it."""
+
+    def joined(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        raise NotImplementedError
+
+
+def counted(member: Tensor, key: Any) -> Tensor:
+    """How many rows `member b[N]` takes, `i64[]`."""
+    count = member.sum()
+    setattr(count, ROWS_OF, key)
+    setattr(count, SAID, True)
+    return count
+
+
 def is_tensor(x: Any) -> bool:
     """Whether it is a tensor of all its rows."""
-    return isinstance(x, Tensor) and type(x) is not Chosen
+    return issubclass(type(x), Tensor)  # those of rows and of experts say so, and are none
 
 
 class Pair(NamedTuple):
@@ -163,6 +199,9 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 def applied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A function of torch's on arguments some of which are chosen rows."""
+    for x in (*args, *kwargs.values()):
+        if issubclass(type(x), Beside):
+            return x.joined(func, args, kwargs)
     name = getattr(func, "__name__", str(func))
     if name not in RULES:
         raise refusal(name.strip("_"))

@@ -1,0 +1,263 @@
+"""Loops over chosen rows: does a turn without rows change nothing?
+
+Eager PyTorch skips the turns of a loop whose mask chooses nothing, such as those of experts that no
+token is sent to; a graph has one form for all. So the loop's own code is read: each statement has
+to be one that changes nothing where it meets no rows. What it calls is not read; a forward that
+sets something elsewhere is found by other means.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import inspect
+import itertools
+import textwrap
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from types import CodeType, FrameType
+from typing import Any
+
+_ADDING = "index_add_"
+
+
+def skips_nothing(frame: FrameType | None) -> bool:
+    """Whether a frame that asks in an `if` whether there are rows may be told that there are, in
+    every turn of the loop that it is in: it asks of the rows that the turn has chosen, and does
+    nothing without them on either side."""
+    if frame is None:
+        return False
+    tree, first = _read(frame.f_code)
+    line = frame.f_lineno - first + 1
+    loops = [n for n in ast.walk(tree) if isinstance(n, ast.For) and n.lineno <= line <= _end(n)]
+    loop = max(loops, key=lambda n: n.lineno, default=None)
+    if loop is None or not _changes_nothing(frame.f_code, loop.lineno):
+        return False
+    chosen, choices = _chosen(loop)
+    asked = [s.test for s in _statements(loop.body) if isinstance(s, ast.If)]
+    asked = [t for t in asked if t.lineno <= line <= _end(t)]
+    names = {n.id for t in asked for n in ast.walk(t) if isinstance(n, ast.Name)}
+    return len(asked) == 1 and choices == 1 and names <= chosen
+
+
+def begins(frame: FrameType) -> bool:
+    """Whether a frame, which asks for an iterator, begins such a loop: the iterator's own turns are
+    the loop's, and nobody counts them."""
+    code, at = frame.f_code, frame.f_lasti
+    if not hasattr(code, "co_positions") or code.co_code[at] != dis.opmap["GET_ITER"]:
+        return False
+    place = next(itertools.islice(code.co_positions(), at // 2, None))
+    tree, first = _read(code)
+    for n in ast.walk(tree):
+        # the place of the iterator, or in older Pythons that of the loop
+        if isinstance(n, ast.For) and _width(*place) in (_place(n.iter, first), _place(n, first)):
+            return _changes_nothing(code, n.lineno)
+    return False
+
+
+def _place(node: ast.expr | ast.stmt, first: int) -> Any:
+    shift = first - 1
+    return _width(node.lineno + shift, _end(node) + shift, node.col_offset, node.end_col_offset)
+
+
+def _width(line: Any, end: Any, column: Any, end_column: Any) -> Any:
+    """Of a place in code; what is indented is so in both lines."""
+    return line, end, None if None in (column, end_column) else end_column - column
+
+
+@lru_cache(maxsize=256)
+def _read(code: CodeType) -> tuple[ast.Module, int]:
+    """A function's code, and its first line; nothing where its source is not at hand."""
+    try:
+        lines, first = inspect.getsourcelines(code)
+        return ast.parse(textwrap.dedent("".join(lines))), max(first, 1)
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], []), 1
+
+
+def _end(node: ast.stmt | ast.expr) -> int:
+    return node.end_lineno or node.lineno
+
+
+@lru_cache(maxsize=256)
+def _changes_nothing(code: CodeType, line: int) -> bool:
+    """Whether the loop of this line, of the source that is read, does not where it has no rows."""
+    tree = _read(code)[0]
+    loop = next(n for n in ast.walk(tree) if isinstance(n, ast.For) and n.lineno == line)
+    if loop.orelse:
+        return False
+    chosen, _ = _chosen(loop)
+    if not all(_harmless(s, chosen) for s in _statements(loop.body)):
+        return False
+    if any(_hidden_change(n) for s in loop.body for n in ast.walk(s)):
+        return False
+    if any(isinstance(n, (ast.Global, ast.Nonlocal)) for n in ast.walk(tree)):
+        return False
+    own = {*_names(loop.target)}
+    stored = own | {
+        name for s in _statements(loop.body) if isinstance(s, ast.Assign)
+        for target in s.targets for name in _names(target)
+    }  # fmt: skip
+    return not _reads_first(loop.body, stored - own) and not _read_later(tree, loop, stored)
+
+
+def _harmless(s: ast.stmt, chosen: set[str]) -> bool:
+    match s:
+        case ast.Assign():
+            return all(_names(t) or _of_chosen(t, chosen) for t in s.targets)
+        case ast.AugAssign():
+            return _of_chosen(s.target, chosen)
+        case ast.Expr(value=ast.Constant()):
+            return True
+        case ast.Expr(value=call):
+            return _called(call) == _ADDING and _added_at(call, chosen)
+        case _:
+            return isinstance(s, (ast.If, ast.With, ast.Continue, ast.Pass, ast.Assert))
+
+
+def _chosen(loop: ast.For) -> tuple[set[str], int]:
+    """The names of rows that a turn chooses, and nothing else has; and how often it chooses."""
+    made, others, choices = set[str](), set[str](), 0
+    for s in _statements(loop.body):
+        if isinstance(s, ast.Assign):
+            choice = _is_choice(s.value)
+            choices += choice
+            for target in s.targets:
+                (made if choice else others).update(_names(target))
+    return made - others, choices
+
+
+def _is_choice(node: ast.expr) -> bool:
+    """`where(mask)`, `mask.nonzero(...)`."""
+    if not isinstance(node, ast.Call):
+        return False
+    name, given = _called(node), len(node.args) + len(node.keywords)
+    return (name == "where" and given == 1) or name == "nonzero"
+
+
+def _added_at(call: ast.expr, chosen: set[str]) -> bool:
+    """`y.index_add_(0, rows, ...)`, of rows that the loop chooses."""
+    if not isinstance(call, ast.Call):
+        return False
+    index = next((k.value for k in call.keywords if k.arg == "index"), None)
+    index = call.args[1] if index is None and len(call.args) > 1 else index
+    return isinstance(index, ast.Name) and index.id in chosen
+
+
+def _of_chosen(target: ast.expr, chosen: set[str]) -> bool:
+    """`x[rows]`, of rows that the loop chooses."""
+    if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
+        return False
+    index = target.slice
+    parts = index.elts if isinstance(index, ast.Tuple) else [index]
+    return all(isinstance(p, ast.Name) and p.id in chosen for p in parts)
+
+
+def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Those of a body, and of its `if`s and `with`s."""
+    for s in body:
+        yield s
+        if isinstance(s, (ast.If, ast.With)):
+            yield from _statements(s.body)
+        if isinstance(s, ast.If):
+            yield from _statements(s.orelse)
+
+
+def _names(target: ast.expr) -> list[str]:
+    """Of a target that is names alone; none where it is anything else too."""
+    if isinstance(target, ast.Name):
+        return [target.id]
+    if isinstance(target, (ast.Tuple, ast.List)):
+        found = [_names(t) for t in target.elts]
+        return [n for names in found for n in names] if all(found) else []
+    return []
+
+
+def _called(node: ast.AST) -> str:
+    """The name of the function that an expression calls."""
+    if not isinstance(node, ast.Call):
+        return ""
+    f = node.func
+    return f.attr if isinstance(f, ast.Attribute) else f.id if isinstance(f, ast.Name) else ""
+
+
+def _hidden_change(node: ast.AST) -> bool:
+    """An assignment within an expression, or a call in place other than those that add rows."""
+    name = _called(node)
+    in_place = name.endswith("_") and not name.endswith("__") and name != _ADDING
+    return in_place or isinstance(node, (ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom))
+
+
+def _reads(node: ast.AST, names: set[str]) -> bool:
+    return any(
+        isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in names
+        for n in ast.walk(node)
+    )
+
+
+def _reads_first(body: Sequence[ast.stmt], names: set[str]) -> bool:
+    """Whether a block may read one of these names before it stores it; takes out of `names` those
+    that it stores for certain."""
+    for s in body:
+        if isinstance(s, ast.If):
+            sides = [{*names}, {*names}]
+            inner = zip((s.body, s.orelse), sides, strict=True)
+            if _reads(s.test, names) or any(_reads_first(b, side) for b, side in inner):
+                return True
+            names &= sides[0] | sides[1]  # what a side does not store
+        elif isinstance(s, ast.With):
+            if any(_reads(i, names) for i in s.items) or _reads_first(s.body, names):
+                return True
+        elif isinstance(s, (ast.Continue, ast.Return, ast.Raise)):
+            if _reads(s, names):
+                return True
+            names.clear()  # nobody gets behind it
+        elif _reads(s, names):
+            return True
+        elif isinstance(s, ast.Assign):
+            names.difference_update(n for t in s.targets for n in _names(t))
+    return False
+
+
+def _read_later(tree: ast.Module, loop: ast.For, stored: set[str]) -> bool:
+    """Whether what a turn stores may be read after the loop, by another turn of one around it, or
+    by a function within."""
+    names = {*stored}
+    path = _path(tree.body[0], loop) if tree.body else None
+    if path is None:
+        return True
+    inside = {id(n) for n in ast.walk(loop)}
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    for n in ast.walk(tree.body[0]):
+        within = isinstance(n, functions) and n is not tree.body[0] and id(n) not in inside
+        if within and _reads(n, names):
+            return True
+    for outer, inner in zip(path[-2::-1], path[:0:-1], strict=True):
+        if isinstance(outer, (ast.For, ast.While, ast.Try)):
+            loads = {id(n) for n in ast.walk(outer) if isinstance(n, ast.Name)
+                     and isinstance(n.ctx, ast.Load) and n.id in stored}  # fmt: skip
+            if loads - inside:
+                return True
+        block = next((b for b in _blocks(outer) if any(s is inner for s in b)), [])
+        at = next((i for i, s in enumerate(block) if s is inner), len(block))
+        if _reads_first(block[at + 1 :], names):
+            return True
+    return False
+
+
+def _path(node: ast.stmt, loop: ast.For) -> list[ast.stmt] | None:
+    """The statements around a loop, outermost first, and itself."""
+    if node is loop:
+        return [node]
+    for block in _blocks(node):
+        for s in block:
+            found = _path(s, loop)
+            if found is not None:
+                return [node, *found]
+    return None
+
+
+def _blocks(node: ast.stmt) -> list[list[ast.stmt]]:
+    fields = ("body", "orelse", "finalbody")
+    found = [getattr(node, f) for f in fields if isinstance(getattr(node, f, None), list)]
+    return found + [h.body for h in getattr(node, "handlers", [])]

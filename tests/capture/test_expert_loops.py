@@ -1,0 +1,48 @@
+"""Loops over experts that a router chooses: eager's numbers, or a refusal in one line."""
+
+from __future__ import annotations
+
+import pytest
+import tiny
+import torch
+from expert_loops import LOOPS, REFUSED, Experts, batch
+from row_programs import wrong_numbers
+
+from onward.config import OnwardError
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("name", LOOPS)
+def test_numbers_are_eagers(name: str) -> None:
+    """One capture, whichever experts are hit; on all rows, and on those that are read."""
+    model, data = Experts(LOOPS[name]), [batch(5, 0), batch(5, 1, 30.0), batch(5, 2)]
+    for given, found in zip(data, tiny.gradients_of(model, data), strict=True):
+        want, exact = (tiny.eager(model, given, t) for t in (torch.float32, torch.float64))
+        wrong = tiny.differing_most(found, want, exact)
+        assert not wrong, wrong
+    assert not (wrong := wrong_numbers(model, data)), "\n".join(wrong)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_turn_without_rows_may_change_is_refused(name: str) -> None:
+    with pytest.raises(OnwardError) as found:
+        tiny.compiled(Experts(REFUSED[name]), batch(5, 0))
+    assert "\n" not in str(found.value)
+    assert "fix: " in str(found.value)
+
+
+def test_an_expert_that_is_none_is_not_a_number() -> None:
+    """Eager has an error of an index."""
+    model = Experts(lambda p, x, chosen, scale: LOOPS["one_more"](p, x, chosen + 1, scale))
+    data = batch(5, 0)
+    with pytest.raises(IndexError):
+        model(**data)
+    (found,) = tiny.gradients_of(model, [data])
+    assert found["loss"].isnan()
+
+
+@pytest.mark.parametrize("name", ["tables", "from_a_list"])
+def test_experts_share_one_product_by_group(name: str) -> None:
+    made = tiny.compiled(Experts(LOOPS[name]), batch(5, 0))
+    assert [n.op_type for n in made.captured.graph].count("GroupedMatMul") == 2

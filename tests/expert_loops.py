@@ -1,0 +1,524 @@
+"""Loops over the experts of a mixture, as people write them; a router chooses two of four.
+
+A loop sends the tokens `x f[N,D]` to the experts `chosen i64[N,K]`, with weights `scale f[N,K]`;
+`Experts` is its model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WIDTH, INNER, EXPERTS, TOP, CLASSES = 6, 5, 4, 2, 3
+Loop = Callable[["Experts", Tensor, Tensor, Tensor], Tensor]
+
+
+class Expert(nn.Module):
+    def __init__(self, bias: bool = True, act: Any = None) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, INNER, bias), nn.Linear(INNER, WIDTH, bias)
+        self.act = act or nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+class Experts(nn.Module):
+    def __init__(self, loop: Loop) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.loop = loop
+        self.router, self.head = nn.Linear(WIDTH, EXPERTS), nn.Linear(WIDTH, CLASSES)
+        self.up = nn.Parameter(torch.randn(EXPERTS, INNER, WIDTH) / 2)
+        self.down = nn.Parameter(torch.randn(EXPERTS, WIDTH, INNER) / 2)
+        self.up_bias = nn.Parameter(torch.randn(EXPERTS, INNER))
+        self.down_bias = nn.Parameter(torch.randn(EXPERTS, WIDTH))
+        self.list = nn.ModuleList(Expert() for _ in range(EXPERTS))
+        self.tied = nn.ModuleList([self.list[0], self.list[1], self.list[0], self.list[1]])
+        self.named = nn.ModuleDict({f"expert_{i}": Expert(False) for i in range(EXPERTS)})
+        acts = (nn.SiLU(), nn.Tanh(), nn.ReLU(), nn.GELU())
+        self.unlike = nn.ModuleList(Expert(act=act) for act in acts)
+        self.acts = acts
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        weights, chosen = F.softmax(self.router(x.flatten(0, 1)), -1).topk(TOP, -1)
+        y = x.flatten(0, 1) + self.loop(self, x.flatten(0, 1), chosen, weights)
+        return F.cross_entropy(self.head(y), labels.flatten())
+
+
+def _at(modules: nn.ModuleList, number: Any) -> Any:
+    """By a tensor, as people do, though its type says int."""
+    return modules[number]
+
+
+def hits(mask: Tensor) -> Tensor:
+    return torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
+
+
+def _mask(chosen: Tensor, classes: int = EXPERTS) -> Tensor:
+    with torch.no_grad():
+        return F.one_hot(chosen, num_classes=classes).permute(2, 1, 0)
+
+
+def tables(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Matrices of all experts in one tensor, a number beyond the last for none."""
+    y, mask = torch.zeros_like(x), _mask(chosen, EXPERTS + 1)
+    for e in hits(mask):
+        e = e[0]
+        if e == EXPERTS:
+            continue
+        place, token = torch.where(mask[e])
+        h = F.silu(F.linear(x[token], p.up[e]))
+        h = F.linear(h, p.down[e]) * scale[token, place, None]
+        y.index_add_(0, token, h.to(y.dtype))
+    return y
+
+
+def one_more(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """As Dbrx: the mask has room for an expert that nobody is sent to."""
+    y, mask = torch.zeros_like(x), _mask(chosen, EXPERTS + 1)
+    for e in hits(mask):
+        place, token = torch.where(mask[e[0]])
+        h = F.linear(F.linear(x[token], p.up[e[0]], p.up_bias[e[0]]), p.down[e[0]])
+        y.index_add_(0, token, (h + p.down_bias[e[0]]) * scale[token, place, None])
+    return y
+
+
+def some_nowhere(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Tokens that no expert gets."""
+    return tables(p, x, chosen.masked_fill(x[:, :1] > 0.5, EXPERTS), scale)
+
+
+def with_biases(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask)[:]:
+        e = e[0]
+        with torch.no_grad():
+            place, token = torch.where(mask[e])
+        h = x[token].to(x.dtype) @ p.up[e].to(x.dtype).t() + p.up_bias[e].clone()
+        h = (h[..., ::2].clamp(max=2.0).tanh() if INNER > 9 else h.tanh()) @ p.down[e].T
+        y.index_add_(0, token, (h + p.down_bias[e]) * scale[token, place, None])
+    return y
+
+
+def by_the_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """The weights are looked up by token and expert."""
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    dense = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, scale)
+    for e in hits(mask)[:]:
+        e = e[0]
+        _, token = torch.where(mask[e])
+        h = torch.matmul(F.gelu(F.linear(x[token], p.up[e], p.up_bias[e])), p.down[e].t())
+        y.index_add_(0, token, h * dense[token, e, None])
+    return y
+
+
+def some_leave_rows_alone(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """The last two experts do nothing; numbers are read."""
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero(as_tuple=False)
+    for tensor in hit:
+        e = int(tensor.item())
+        place, token = torch.where(mask[e].squeeze(0))
+        if token.numel() == 0:
+            continue
+        rows = x[token]
+        if e < 2:
+            rows = F.linear(F.silu(F.linear(rows, p.up[e])), p.down[e])
+        rows = rows * scale[token, place, None]
+        y.index_add_(0, token, rows)
+    return y
+
+
+def some_by_comparison(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask)[:, 0]:
+        place, token = mask[e].nonzero(as_tuple=True)
+        if e >= 3:
+            h = x[token] * 2
+        elif e == 1:
+            h = -x[token]
+        else:
+            h = F.linear(F.silu(F.linear(x[token], p.up[e])), p.down[e])
+        y.index_add_(0, token, h * scale[token, place].unsqueeze(-1))
+    return y
+
+
+def from_a_list(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        expert = _at(p.list, e)
+        place, token = torch.where(mask[e].squeeze(0))
+        rows = x[None, token].reshape(-1, WIDTH)
+        rows = expert(rows) * scale[token, place, None]
+        y.index_add_(0, token, rows.to(x.dtype))
+    return y
+
+
+def tied_ones(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        place, token = torch.where(mask[e].squeeze(0))
+        y.index_add_(0, token, _at(p.tied, e)(x[token]) * scale[token, place, None])
+    return y
+
+
+def unlike_ones(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        place, token = torch.where(mask[e].squeeze(0))
+        y.index_add_(0, token, _at(p.unlike, e)(x[token]) * scale[token, place, None])
+    return y
+
+
+def in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Layers of the experts, one after the other."""
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        expert = _at(p.list, e)
+        place, token = torch.where(mask[e].squeeze(0))
+        h = F.relu(expert.up(x[token])) @ expert.down.weight.t()
+        y.index_add_(0, token, h * scale[token, place, None])
+    return y
+
+
+def with_room(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """As Switch Transformers: an expert takes its first tokens, and drops the others."""
+    mask = F.one_hot(chosen[:, 0], num_classes=EXPERTS)
+    mask = mask * (mask.cumsum(0) <= 2)
+    y, mask = torch.zeros_like(x), mask.view(-1, 1, EXPERTS).permute(2, 1, 0)
+    for e in hits(mask):
+        place, token = torch.where(mask[e].squeeze(0))
+        rows = x[None, token].reshape(-1, WIDTH)
+        rows = p.named[f"expert_{e[0]}"](rows) * scale[token, place, None]
+        y.index_add_(0, token, rows.to(x.dtype))
+    return y
+
+
+def one_of_each(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """One expert for a token: the mask has one dim of tokens."""
+    y, mask = torch.zeros_like(x), F.one_hot(chosen[:, 0], EXPERTS).t()
+    for e in (mask.sum(-1) > 0).nonzero():
+        (token,) = torch.where(mask[e[0]])
+        y.index_add_(0, token, F.linear(x[token], p.up[e[0]]).matmul(p.down[e[0]].mT))
+    return y
+
+
+def turned(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), F.one_hot(chosen[:, 1], EXPERTS).T
+    for e in (mask.sum(-1) > 0).nonzero():
+        (token,) = torch.where(mask[e[0]])
+        y.index_add_(0, token, F.linear(x[token], p.up[e[0]]).matmul(p.down[e[0]].mT))
+    return y
+
+
+def one_way_of_two(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """As GPT-OSS: the other way has the same names. Names are stored anew behind the loop."""
+    y, mask, rows = torch.zeros_like(x), _mask(chosen), None
+    if p.training or x.device.type == "cpu":
+        for e in hits(mask):
+            place, token = torch.where(mask[e[0]])
+            rows = x[token] * scale[token, place, None]
+            y.index_add_(0, token, rows)
+    else:
+        y = y if rows is None else rows
+    rows = y * 2
+    return rows + y
+
+
+def unhit(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Experts of one row alone get no turn."""
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in (mask.sum((-1, -2)) > 3).nonzero():
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, F.linear(F.linear(x[token], p.up[e[0]]), p.down[e[0]]))
+    return y
+
+
+def numbers_that_leave_some_out(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Experts of few rows get no turn, each other has one of its own."""
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in (mask.sum((-1, -2)) > 3).nonzero():
+        i = int(e)
+        _, token = torch.where(mask[i])
+        y.index_add_(0, token, p.list[i](x[token]))
+    return y
+
+
+def every_expert(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """As DeepSeek: all have a turn, those without tokens pass."""
+    y, mask = torch.zeros_like(x), F.one_hot(chosen, EXPERTS).permute(2, 0, 1)
+    for i in range(EXPERTS):
+        expert, own = p.list[i], mask[i]
+        token, place = torch.where(own)
+        if token.numel() > 0:
+            weights, rows = scale[token, place], x[token]
+            out = expert(rows) * weights.unsqueeze(-1)
+            y.index_add_(0, token, out)
+    return y.type(x.dtype)
+
+
+def every_expert_in_place(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """As Mistral's own code."""
+    y = torch.zeros_like(x)
+    for i, expert in enumerate(p.list):
+        token, place = torch.where(chosen == i)
+        y[token] += scale[token, place, None] * expert(x[token])
+    return y
+
+
+def if_any_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for i in range(EXPERTS):
+        place, token = torch.where(mask[i])
+        if token.shape[0] == 0:
+            continue
+        y.index_add_(0, token, p.list[i](x[token]) * scale[token, place, None])
+    return y
+
+
+LOOPS: dict[str, Loop] = {
+    f.__name__: f
+    for f in (
+        tables, one_more, some_nowhere, with_biases, by_the_number, some_leave_rows_alone,
+        some_by_comparison, from_a_list, tied_ones, unlike_ones, in_part, with_room, one_of_each,
+        turned, one_way_of_two, unhit,
+        numbers_that_leave_some_out, every_expert, every_expert_in_place, if_any_rows,
+    )
+}  # fmt: skip
+
+
+# ---- loops whose turns without rows would do something, or that are not known to do nothing
+
+
+def counted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask, turns = torch.zeros_like(x), _mask(chosen), 0
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token])
+        turns += 1
+    return y / turns
+
+
+def put_aside(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask, all_ = torch.zeros_like(x), _mask(chosen), []
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        all_.append(x[token].sum())
+    return y + torch.stack(all_).mean()
+
+
+def faded(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.ones_like(x), _mask(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y = y * 0.5
+        y.index_add_(0, token, x[token])
+    return y
+
+
+def changed(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.ones_like(x), _mask(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.mul_(0.5)
+        y.index_add_(0, token, x[token])
+    return y
+
+
+def hidden(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.ones_like(x), _mask(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        rows = x[token] + y.mul_(0.5).mean()
+        y.index_add_(0, token, rows)
+    return y
+
+
+def numbered(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for i, e in enumerate(hits(mask)):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token] * i)
+    return y
+
+
+def read_after(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask, rows = torch.zeros_like(x), _mask(chosen), x
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        rows = x[token]
+        y.index_add_(0, token, rows)
+    return y + rows.mean()
+
+
+def before(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """The rows of the turn before."""
+    y, mask, last = torch.zeros_like(x), _mask(chosen), x.mean()
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token] * last)
+        last = x[token].mean()
+    return y
+
+
+def several(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """A token may be of several experts at one place."""
+    mask = (_mask(chosen) + _mask(chosen.flip(-1) * 0)).clamp(max=1)
+    y = torch.zeros_like(x)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, F.linear(F.linear(x[token], p.up[e[0]]), p.down[e[0]]))
+    return y
+
+
+def mixed(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Rows of one expert see each other."""
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token] - x[token].mean(0))
+    return y
+
+
+def by_their_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token] / token.shape[0])
+    return y
+
+
+def more_than_two(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        if token.numel() > 2:
+            y.index_add_(0, token, x[token])
+    return y
+
+
+def overwritten(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y[token] = x[token] * p.up_bias[e[0]].sum()
+    return y
+
+
+def broken_off(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token])
+        break
+    return y
+
+
+def asked_too_late(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token])
+        if e[0] == 1:
+            y.index_add_(0, token, x[token])
+    return y
+
+
+def mean_of_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Not a number where there are none."""
+    y, mask = x.mean(0), _mask(chosen)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        if token.numel() > 0:
+            y = y + x[token].mean(0)
+    return y.expand_as(x)
+
+
+def once_for_all(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Rows of another mask, for each expert that is hit."""
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        (token,) = torch.where(x[:, 0] > 0)
+        y.index_add_(0, token, x[token])
+    return y
+
+
+def _halve(y: Tensor) -> Tensor:
+    return y.mul_(0.5)
+
+
+def by_a_helper(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.ones_like(x), _mask(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        _ = _halve(y)
+        y.index_add_(0, token, x[token])
+    return y
+
+
+def for_want_of_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """An expert without tokens gets the first one."""
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        if token.numel() > 0:
+            y.index_add_(0, token, p.list[i](x[token]))
+        else:
+            y.index_add_(0, torch.tensor([0]), p.list[i](x[:1]))
+    return y
+
+
+def if_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """It asks for the rows of another mask."""
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    (high,) = torch.where(scale[:, 0] > 0.9)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        if high.numel() > 0:
+            y.index_add_(0, token, x[token])
+    return y
+
+
+def two_choices(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        (high,) = torch.where(x[:, 0] > 0)
+        if token.numel() > 0:
+            y.index_add_(0, high, x[high])
+    return y
+
+
+def of_other_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        if token.numel() > 0:
+            token = torch.arange(len(x))
+            y.index_add_(0, token, x)
+    return y
+
+
+REFUSED: dict[str, Loop] = {
+    f.__name__: f
+    for f in (
+        counted, put_aside, faded, changed, hidden, numbered, read_after, before, several, mixed,
+        by_their_number, more_than_two, overwritten, broken_off, asked_too_late, mean_of_rows,
+        once_for_all, by_a_helper, for_want_of_rows, if_others, two_choices, of_other_rows,
+    )
+}  # fmt: skip
+
+
+def batch(tokens: int, seed: int, lean: float = 0.0) -> dict[str, Tensor]:
+    """lean: how far the tokens lie towards one side, and so to few experts."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, tokens, WIDTH, generator=g) + lean * torch.linspace(-1, 1, WIDTH)
+    labels = torch.randint(0, CLASSES, (2, tokens), generator=g)
+    labels[1, 1:] = -100
+    return {"x": x, "labels": labels}
