@@ -18,13 +18,14 @@ Loop = Callable[["Experts", Tensor, Tensor, Tensor], Tensor]
 
 
 class Expert(nn.Module):
-    def __init__(self, bias: bool = True, act: Any = None) -> None:
+    def __init__(self, bias: bool = True, act: Any = None, scale: float = 1.0) -> None:
         super().__init__()
+        self.scale = scale
         self.up, self.down = nn.Linear(WIDTH, INNER, bias), nn.Linear(INNER, WIDTH, bias)
         self.act = act or nn.SiLU()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.act(self.up(x)))
+        return self.down(self.act(self.up(x))) * self.scale
 
 
 class Experts(nn.Module):
@@ -42,7 +43,7 @@ class Experts(nn.Module):
         self.named = nn.ModuleDict({f"expert_{i}": Expert(False) for i in range(EXPERTS)})
         acts = (nn.SiLU(), nn.Tanh(), nn.ReLU(), nn.GELU())
         self.unlike = nn.ModuleList(Expert(act=act) for act in acts)
-        self.acts = acts
+        self.scaled = nn.ModuleList(Expert(scale=1.0 + i) for i in range(EXPERTS))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         weights, chosen = F.softmax(self.router(x.flatten(0, 1)), -1).topk(TOP, -1)
@@ -175,6 +176,14 @@ def unlike_ones(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     return y
 
 
+def ones_of_other_settings(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), _mask(chosen)
+    for e in hits(mask):
+        place, token = torch.where(mask[e].squeeze(0))
+        y.index_add_(0, token, _at(p.scaled, e)(x[token]) * scale[token, place, None])
+    return y
+
+
 def in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """Layers of the experts, one after the other."""
     y, mask = torch.zeros_like(x), _mask(chosen)
@@ -285,9 +294,9 @@ LOOPS: dict[str, Loop] = {
     f.__name__: f
     for f in (
         tables, one_more, some_nowhere, with_biases, by_the_number, some_leave_rows_alone,
-        some_by_comparison, from_a_list, tied_ones, unlike_ones, in_part, with_room, one_of_each,
-        turned, one_way_of_two, unhit,
-        numbers_that_leave_some_out, every_expert, every_expert_in_place, if_any_rows,
+        some_by_comparison, from_a_list, tied_ones, unlike_ones, ones_of_other_settings, in_part,
+        with_room, one_of_each, turned, one_way_of_two, unhit, numbers_that_leave_some_out,
+        every_expert, every_expert_in_place, if_any_rows,
     )
 }  # fmt: skip
 
@@ -364,6 +373,26 @@ def before(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
         y.index_add_(0, token, x[token] * last)
         last = x[token].mean()
     return y
+
+
+def fading(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Each turn counts for less than the one before."""
+    y, mask, share = torch.zeros_like(x), _mask(chosen), 1.0
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token] * share)
+        share = share / 2
+    return y
+
+
+def noted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Whether there was a turn."""
+    y, mask, share = torch.zeros_like(x), _mask(chosen), 1.0
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token])
+        share = 2.0
+    return y * share
 
 
 def several(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
@@ -510,7 +539,8 @@ REFUSED: dict[str, Loop] = {
     for f in (
         counted, put_aside, faded, changed, hidden, numbered, read_after, before, several, mixed,
         by_their_number, more_than_two, overwritten, broken_off, asked_too_late, mean_of_rows,
-        once_for_all, by_a_helper, for_want_of_rows, if_others, two_choices, of_other_rows,
+        once_for_all, by_a_helper, for_want_of_rows, if_others, two_choices, of_other_rows, fading,
+        noted,
     )
 }  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fault import Fault
 from faults_capture import CAPTURE_FAULTS
+from faults_experts import EXPERTS_FAULTS
 from faults_graph import GRAPH_FAULTS
 from faults_halves import HALVES_FAULTS
 from faults_kernels import KERNELS_FAULTS
@@ -16,6 +17,7 @@ FAULTS = (
     *PLAN_FAULTS,
     *HALVES_FAULTS,
     *CAPTURE_FAULTS,
+    *EXPERTS_FAULTS,
     *TRAIN_FAULTS,
 )
 

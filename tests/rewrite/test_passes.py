@@ -191,6 +191,21 @@ def test_noop_joins_reshapes_and_transposes() -> None:
         np.testing.assert_array_equal(y, want[name])
 
 
+def test_noop_makes_a_product_by_group_as_it_is_wanted() -> None:
+    m = Made("f32[6,3]")
+    ends = m.b.ints([2, 5])
+    outer = [m.b.GroupedOuter(x, m.y, ends) for x in (m.x, m.b.Neg(m.x), m.b.Abs(m.x))]
+    turned, other = m.b.transpose(outer[0], [0, 2, 1]), m.b.transpose(outer[1], [1, 0, 2])
+    graph = m.out(turned, other, outer[2], m.b.transpose(outer[2], [0, 2, 1]))
+    random = np.random.default_rng(0)
+    feeds = {name: random.normal(size=(6, 3)).astype(np.float32) for name in ("x", "y")}
+    feeds["seed"] = np.zeros(2, np.int64)
+    want = evaluate(graph, feeds)
+    assert noop(graph) == 1  # others turn otherwise, or the product is read itself
+    for name, y in evaluate(graph, feeds).items():
+        np.testing.assert_allclose(y, want[name], rtol=1e-6)
+
+
 def test_noop_joins_transposes_that_leave_their_order_to_the_standard() -> None:
     m = Made("f32[2,3,4]")
     graph = m.out(m.b.Transpose(m.b.Transpose(m.x)), m.b.Transpose(m.b.transpose(m.x, [1, 2, 0])))

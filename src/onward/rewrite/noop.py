@@ -1,4 +1,5 @@
-"""Nodes that change nothing: `x + 0`, `x * 1`, `Reshape(Reshape(x))`, casts to the same type."""
+"""Nodes that change nothing: `x + 0`, `x * 1`, `Reshape(Reshape(x))`, casts to the same type; and
+transposes of what its maker can make as it is wanted."""
 
 from __future__ import annotations
 
@@ -70,6 +71,11 @@ def _joined(graph: Graph, node: Node) -> Value | None:
     if node.op_type == "Transpose" and before.op_type == "Transpose":
         first, then = _order(before), _order(node)
         return b.transpose(source, [first[i] for i in then])
+    if node.op_type == "Transpose" and before.op_type == "GroupedOuter":
+        outputs = graph.outputs.values()
+        alone = x is not None and len(x.uses()) == 1 and all(x is not y for y in outputs)
+        if alone and _order(node) == [0, 2, 1]:  # (x^T dy)^T = dy^T x
+            return b.GroupedOuter(before.inputs[1], source, before.inputs[2])
     return None
 
 
