@@ -198,8 +198,8 @@ def test_noop_makes_a_product_by_group_as_it_is_wanted() -> None:
     turned, other = m.b.transpose(outer[0], [0, 2, 1]), m.b.transpose(outer[1], [1, 0, 2])
     graph = m.out(turned, other, outer[2], m.b.transpose(outer[2], [0, 2, 1]))
     random = np.random.default_rng(0)
-    feeds = {name: random.normal(size=(6, 3)).astype(np.float32) for name in ("x", "y")}
-    feeds["seed"] = np.zeros(2, np.int64)
+    numbers = {name: random.normal(size=(6, 3)).astype(np.float32) for name in ("x", "y")}
+    feeds = {**numbers, "seed": np.zeros(2, np.int64)}
     want = evaluate(graph, feeds)
     assert noop(graph) == 1  # others turn otherwise, or the product is read itself
     for name, y in evaluate(graph, feeds).items():
