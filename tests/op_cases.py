@@ -409,6 +409,7 @@ def _convolutions() -> list[OpCase]:
     for x, w, bias, attrs in both:
         out.append(_case("Conv", r(*x), r(*w), *([r(w[0])] if bias else []), **attrs))
     out.append(_case("Conv", r(1, 2, 5), r(3, 2, 2), pads=[0, 1]))
+    out.append(_case("Conv", r(2, 3, 70), r(3, 1, 4), r(3), pads=[3, 3], group=3))
     for x, w, bias, attrs in both:  # w turns channels of its first dim into those of its second
         if "group" not in attrs:  # onnx's evaluator has them wrong; kernels/test_conv.py has these
             more = [r(w[1])] if bias else []
@@ -416,6 +417,7 @@ def _convolutions() -> list[OpCase]:
     out += [
         _case("ConvTranspose", r(2, 3, 4), r(3, 2, 3), strides=[2], output_padding=[1]),
         _case("ConvTranspose", r(1, 2, 4), r(2, 3, 2), pads=[0, 1]),
+        _case("ConvTranspose", r(2, 1, 40), r(1, 1, 4), r(1), pads=[1, 1]),
     ]  # fmt: skip
     for shape, attrs in (
         ((2, 2, 7, 5), {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 1, 0]}),

@@ -1,0 +1,79 @@
+"""Convolutions over one dim with a filter for each channel, and their gradients.
+
+Forward, backward and weight's gradient: the filters of Mamba, Conformer and their kin. Uneven pads,
+as causal ones have, are taken.
+
+A step of such a layer alone, 8 x 768 channels x 1024, on two threads with AVX-512, 2026-11-23: 4 taps
+8.5 ms, eager 43.5; 31 taps 16.7 ms, eager 137.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.native.library import library, only_f32, where
+
+
+def _of_each_channel(spec: KernelSpec) -> str | None:
+    """What is not a filter of taps for each channel, at every place."""
+    inputs, attrs = spec.inputs, spec.attrs
+    image, weight = inputs[0], spec.outputs[0] if spec.op == "ConvWeightGrad" else inputs[1]
+    assert image is not None and weight is not None
+    if (why := only_f32(spec)) is not None:
+        return why
+    channels = image.shape[1] if image.rank > 1 else 0
+    alone = attrs.get("group", 1) == channels and weight.shape[:2] == (channels, 1)
+    if image.rank != 3 or not alone:
+        return f"{spec.op} other than over one dim, by a filter of each channel"
+    return None if attrs.get("strides", [1]) == [1] else f"{spec.op} in strides"
+
+
+def _bind(args: KernelArguments, turn: int) -> Launch:
+    """turn: -1 for a transposed one, which reads backwards."""
+    x, w, bias = [*args.inputs, None][:3]
+    assert x is not None and w is not None
+    c, y = library(), args.y
+    assert c is not None
+    return c.launch(
+        "onward_depthwise_conv", x=x, w=w, bias=bias, y=y, samples=x.shape[0],
+        channels=x.shape[1], size=x.shape[2], taps=w.shape[2], places=y.shape[2],
+        step=turn * _dilation(args), shift=-turn * _pad(args),
+    )  # fmt: skip
+
+
+def _bind_conv(args: KernelArguments) -> Launch:
+    return _bind(args, 1)
+
+
+def _bind_transpose(args: KernelArguments) -> Launch:
+    return _bind(args, -1)
+
+
+def _bind_weight_grad(args: KernelArguments) -> Launch:
+    (dy, x), c, dw = (args.x(i) for i in range(2)), library(), args.y
+    assert c is not None
+    return c.launch(
+        "onward_depthwise_conv_weight_grad", dy=dy, x=x, dw=dw, samples=x.shape[0],
+        channels=x.shape[1], size=x.shape[2], taps=dw.shape[2], places=dy.shape[2],
+        step=_dilation(args), shift=-_pad(args),
+    )  # fmt: skip
+
+
+def _dilation(args: KernelArguments) -> int:
+    return int(args.attrs.get("dilations", [1])[0])
+
+
+def _pad(args: KernelArguments) -> int:
+    return int(args.attrs.get("pads", [0, 0])[0])
+
+
+def _kernel(name: str, bind: Callable[[KernelArguments], Launch]) -> Kernel:
+    return Kernel(name, bind, unsupported=_of_each_channel, where=where, contiguous=None)
+
+
+KERNELS: dict[str, Kernel] = {
+    "Conv": _kernel("native.depthwise_conv", _bind_conv),
+    "ConvTranspose": _kernel("native.depthwise_conv_transpose", _bind_transpose),
+    "ConvWeightGrad": _kernel("native.depthwise_conv_weight_grad", _bind_weight_grad),
+}
