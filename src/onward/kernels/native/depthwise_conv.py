@@ -22,8 +22,10 @@ def _of_each_channel(spec: KernelSpec) -> str | None:
     assert image is not None and weight is not None
     if (why := only_f32(spec)) is not None:
         return why
-    channels = image.shape[1] if image.rank > 1 else 0
-    alone = attrs.get("group", 1) == channels and weight.shape[:2] == (channels, 1)
+    # as many results as channels, and of each channel one: sizes may be names, groups are not
+    other = inputs[1] if spec.op == "ConvWeightGrad" else spec.outputs[0]
+    assert other is not None
+    alone = image.shape[1:2] == other.shape[1:2] and weight.shape[1:2] == (1,)
     if image.rank != 3 or not alone:
         return f"{spec.op} other than over one dim, by a filter of each channel"
     return None if attrs.get("strides", [1]) == [1] else f"{spec.op} in strides"
