@@ -154,7 +154,7 @@ def _together(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 
 def _of_all(values: Sequence[Any], whole: _Cut, loop: Loop, ends: Tensor) -> Any:
-    """What each piece has, for all of them: rows in groups, a tensor of each, or what they share."""
+    """What each piece has, of all: rows in groups, a tensor of each, or what they share."""
     first = values[0]
     if all(type(v) is Piece for v in values):
         calls = [v._made for v in values]
@@ -175,12 +175,24 @@ def _of_all(values: Sequence[Any], whole: _Cut, loop: Loop, ends: Tensor) -> Any
         taken = [whole.taken(v) for v in values]
         base = taken[0]
         one = base is not None and base[0].shape[0] == len(values)
-        if one and all(t is not None and t[0] is base[0] and t[1] == i for i, t in enumerate(taken)):
+        if one and all(
+            t is not None and t[0] is base[0] and t[1] == i for i, t in enumerate(taken)
+        ):
             return Each(loop, base[0])
         return Each(loop, torch.stack(list(values)))
     if all(type(v) is type(first) and v == first for v in values):
         return first
     raise of_pieces("different arguments")
+
+
+def _taken_in_order(taken: Sequence[tuple[Tensor, int] | None]) -> Tensor | None:
+    """The tensor that all were taken of, from its first to its last."""
+    bases = {id(t[0]): t[0] for t in taken if t is not None}
+    numbers = [None if t is None else t[1] for t in taken]
+    base = next(iter(bases.values()), None)
+    if base is None or len(bases) > 1 or numbers != [*range(base.shape[0])]:
+        return None
+    return base
 
 
 __all__ = ["Counts", "Piece", "counts", "cut", "done", "pieces_in"]
