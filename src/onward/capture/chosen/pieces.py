@@ -172,14 +172,8 @@ def _of_all(values: Sequence[Any], whole: _Cut, loop: Loop, ends: Tensor) -> Any
     if all(v is first for v in values):
         return first
     if all(is_tensor(v) for v in values):
-        taken = [whole.taken(v) for v in values]
-        base = taken[0]
-        one = base is not None and base[0].shape[0] == len(values)
-        if one and all(
-            t is not None and t[0] is base[0] and t[1] == i for i, t in enumerate(taken)
-        ):
-            return Each(loop, base[0])
-        return Each(loop, torch.stack(list(values)))
+        base = _taken_in_order([whole.taken(v) for v in values])
+        return Each(loop, torch.stack(list(values)) if base is None else base)
     if all(type(v) is type(first) and v == first for v in values):
         return first
     raise of_pieces("different arguments")
