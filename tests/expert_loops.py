@@ -290,13 +290,36 @@ def if_any_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     return y
 
 
+def _sorted(x: Tensor, chosen: Tensor) -> tuple[Tensor, list[int], Tensor]:
+    """As JetMoe: rows in the order of their experts, how many each has, and their tokens."""
+    hit = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, 1)
+    order = chosen.flatten().sort(0)[1]
+    return order, hit.long().sum(0).tolist(), order.div(TOP, rounding_mode="trunc")
+
+
+def cut_by_counts(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    order, sizes, token = _sorted(x, chosen)
+    parts = x[token].split(sizes, dim=0)
+    h = torch.cat([F.linear(parts[i], p.up[i]) for i in range(EXPERTS)], dim=0)
+    parts = F.silu(h).split(sizes, dim=0)
+    h = torch.cat([F.linear(parts[i], p.down[i]) for i in range(EXPERTS)], dim=0)
+    return torch.zeros_like(x).index_add(0, token, h * scale.flatten()[order][:, None])
+
+
+def cut_for_modules(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    order, sizes, token = _sorted(x, chosen)
+    parts = torch.split(x[token], sizes)
+    h = torch.cat([expert(part) * 2 for expert, part in zip(p.list, parts, strict=True)])
+    return torch.zeros_like(x).index_add(0, token, h * scale.flatten()[order][:, None])
+
+
 LOOPS: dict[str, Loop] = {
     f.__name__: f
     for f in (
         tables, one_more, some_nowhere, with_biases, by_the_number, some_leave_rows_alone,
         some_by_comparison, from_a_list, tied_ones, unlike_ones, ones_of_other_settings, in_part,
         with_room, one_of_each, turned, one_way_of_two, unhit, numbers_that_leave_some_out,
-        every_expert, every_expert_in_place, if_any_rows,
+        every_expert, every_expert_in_place, if_any_rows, cut_by_counts, cut_for_modules,
     )
 }  # fmt: skip
 
@@ -534,13 +557,44 @@ def of_other_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tenso
     return y
 
 
+def in_another_order(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    _, sizes, token = _sorted(x, chosen)
+    parts = x[token].split(sizes, dim=0)
+    h = torch.cat([F.linear(part, p.up[0]) for part in reversed(parts)], dim=0)
+    return x + h.mean()
+
+
+def some_pieces(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    _, sizes, token = _sorted(x, chosen)
+    parts = x[token].split(sizes, dim=0)
+    return x + torch.cat([part * 2 for part in parts[1:]], dim=0).mean()
+
+
+def sums_of_pieces(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    _, sizes, token = _sorted(x, chosen)
+    parts = x[token].split(sizes, dim=0)
+    return x + torch.cat([part - part.mean(0) for part in parts], dim=0).square().mean()
+
+
+def by_count(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    _, sizes, _ = _sorted(x, chosen)
+    return x * (sizes[0] + 1)
+
+
+def unlike_functions(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    _, sizes, token = _sorted(x, chosen)
+    parts = x[token].split(sizes, dim=0)
+    h = [torch.tanh(part) if i else torch.relu(part) for i, part in enumerate(parts)]
+    return x + torch.cat(h, dim=0).mean()
+
+
 REFUSED: dict[str, Loop] = {
     f.__name__: f
     for f in (
         counted, put_aside, faded, changed, hidden, numbered, read_after, before, several, mixed,
         by_their_number, more_than_two, overwritten, broken_off, asked_too_late, mean_of_rows,
         once_for_all, by_a_helper, for_want_of_rows, if_others, two_choices, of_other_rows, fading,
-        noted,
+        noted, in_another_order, some_pieces, sums_of_pieces, by_count, unlike_functions,
     )
 }  # fmt: skip
 

@@ -17,6 +17,7 @@ A loop over the experts of a mixture, with the rows that are sent to each, is on
 groups.py     the experts' numbers, tensors and rows
 experts.py    the experts' modules
 one_hot.py    masks that say which expert a row is sent to
+pieces.py     rows cut by counts, a matrix for each piece, and put together again
 loop_body.py  whether the loop's code may be taken so
 """
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from onward.capture.chosen import functions, sums
@@ -23,6 +24,7 @@ from onward.capture.chosen.groups import (
 )
 from onward.capture.chosen.loop_body import skips_nothing
 from onward.capture.chosen.one_hot import OneHot, made_of
+from onward.capture.chosen.pieces import Counts, counts, cut, done, pieces_in
 from onward.capture.chosen.rows import (
     SAID,
     Chosen,
@@ -36,6 +38,14 @@ from onward.capture.chosen.rows import (
 from onward.capture.patches import patched
 
 Tensor = torch.Tensor
+
+
+_tolist: Any = FakeTensor.tolist
+
+
+def _as_a_tensor(x: Any) -> Any:
+    """`tolist` of a trace's tensor, of which a mode hears."""
+    return Tensor.tolist(x)
 
 
 def _of_rows(function: Any) -> Any:
@@ -59,12 +69,15 @@ class Choosing(TorchFunctionMode):
         self._whole = whole
         self._keys: dict[int, tuple[Tensor, int, Any]] = {}
         self._one_hots: dict[int, tuple[Tensor, int, OneHot]] = {}
+        self._taken: dict[int, tuple[Tensor, int, Tensor, int]] = {}
 
     def __enter__(self) -> Any:
         places: list[Any] = [
             (torch, f.__name__, _of_rows(f)) for f in (torch.pow, torch.float_power)
         ]
         places.append((torch.nn.ModuleList, "__getitem__", one_of_modules))
+        if self._whole is None:
+            places.append((FakeTensor, "tolist", _as_a_tensor))
         self._patches = patched(places)
         self._patches.__enter__()
         return super().__enter__()
@@ -89,6 +102,14 @@ class Choosing(TorchFunctionMode):
             return getattr(args[0], SAID)
         if found_in((args, kwargs)):
             return applied(func, args, kwargs)
+        if name == "tolist" and self._whole is None and isinstance(args[0], FakeTensor):
+            return counts(args[0]) or _tolist(args[0])
+        if name in ("split", "split_with_sizes") and any(
+            type(a) is Counts for a in (*args, *kwargs.values())
+        ):
+            return cut(args, kwargs, self._taken_of)
+        if pieces_in((args, kwargs)):
+            return done(func, args, kwargs)
         made = self._settled(self._begun(func, name, args, kwargs))
         if made is None:
             made = func(*args, **kwargs)
@@ -149,6 +170,11 @@ class Choosing(TorchFunctionMode):
             held = self._keys[id(x)] = (x, x._version, object())
         return held[2]
 
+    def _taken_of(self, x: Any) -> tuple[Tensor, int] | None:
+        """The tensor, and the number, by which one was taken of it."""
+        held = self._taken.get(id(x))
+        return None if held is None or held[3] != x._version else (held[2], held[1])
+
     def _one_hot(self, x: Any) -> OneHot | None:
         """What a tensor is known to be the one-hot of."""
         held = self._one_hots.get(id(x))
@@ -157,7 +183,9 @@ class Choosing(TorchFunctionMode):
     def _note(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
     ) -> None:
-        """What a tensor of numbers or bools was made of."""
+        """What a tensor was taken of; of numbers or bools, what it was made of."""
+        if name == "__getitem__" and type(args[1]) is int and is_tensor(made) and args[1] >= 0:
+            self._taken[id(made)] = (made, args[1], args[0], made._version)
         if not is_tensor(made) or made.is_floating_point() or id(made) in self._keys:
             return
         if args and hasattr(args[0], SAID) and len(args) == 2 and type(args[1]) is int:

@@ -54,10 +54,9 @@ def may_change(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
     """Whether a function may change a tensor in a turn for several experts: for rows of theirs, and
     not once for all."""
     in_place = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-    own = found_in((args, kwargs))
     if not RUNNING or not in_place:
         return True
-    loop = RUNNING[-1]
+    loop, own = RUNNING[-1], found_in((args, kwargs))
     alone = isinstance(loop, Loop) and len(loop.now) == 1
     return any(r.owner.loop is loop if isinstance(r, Grouped) else alone for r in own)
 
@@ -155,6 +154,13 @@ class _Rows(NamedTuple):
     group: Tensor
     ends: Tensor
     kept: Tensor | None
+
+
+def of_whole(x: Tensor, loop: Loop, ends: Tensor) -> Grouped:
+    """Rows that lie by group already. ends: `i64[E]`, where each ends."""
+    numbers = torch.arange(x.shape[0]).unsqueeze(0)
+    group = (numbers >= ends.unsqueeze(1)).long().sum(0)
+    return Grouped(x, _Rows(object(), loop, group, ends, None))
 
 
 class Grouped(Chosen):
@@ -522,4 +528,5 @@ __all__ = [
     "each_in",
     "looked_up",
     "of_each",
+    "of_whole",
 ]

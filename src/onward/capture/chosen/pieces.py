@@ -1,0 +1,192 @@
+"""Rows cut where data say, each piece by a matrix of its own, and put together again.
+
+    sizes = gates.long().sum(0).tolist()                              # how many rows of each expert
+    pieces = x.split(sizes, dim=0)
+    y = torch.cat([F.linear(p, weights[i]) for i, p in enumerate(pieces)], dim=0)
+
+How long the pieces are, data alone say. Within a trace each is a `Piece`, which notes what is done
+to it; where all of them are put together in their order, the same is done once to rows in groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from onward.capture.chosen.groups import Each, Loop, each_in, of_each, of_whole
+from onward.capture.chosen.rows import OPERATORS, applied, found_in, is_tensor
+from onward.config import CaptureError
+
+Tensor = torch.Tensor
+_MOST = 1024  # pieces
+
+
+def of_pieces(what: str) -> CaptureError:
+    return CaptureError(
+        f"{what} of rows that are cut by numbers of a tensor; fix: compute with the tensor, or put "
+        "all pieces together again in their order"
+    )
+
+
+class _Number:
+    """A number that only data say."""
+
+    def _refuse(self, *args: Any) -> Any:
+        raise of_pieces("a number read into Python")
+
+    __int__ = __index__ = __float__ = __bool__ = __format__ = __str__ = __repr__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __lt__ = __le__ = _refuse
+    __gt__ = __ge__ = __eq__ = __ne__ = __floordiv__ = __truediv__ = __mod__ = __neg__ = _refuse  # type: ignore[assignment]
+    __hash__ = object.__hash__
+
+
+class Counts(list[Any]):
+    """What `tolist` gives of whole numbers that data say. tensor: `i64[E]`."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(_Number() for _ in range(tensor.shape[0]))
+        self.tensor = tensor
+
+
+def counts(x: Tensor) -> Counts | None:
+    """`x.tolist()` of a trace, where it is of one dim, whose numbers nobody knows."""
+    own = isinstance(x, FakeTensor) and x.constant is None and x.dtype == torch.int64
+    if not own or x.dim() != 1 or not isinstance(x.shape[0], int) or not 1 < x.shape[0] <= _MOST:
+        return None
+    return Counts(x)
+
+
+class _Cut(NamedTuple):
+    """How rows are cut. taken: the tensor and the number by which another was taken of it."""
+
+    full: Tensor
+    counts: Counts
+    taken: Callable[[Any], tuple[Tensor, int] | None]
+
+
+class Piece:
+    """The rows of one number, and what is done to them: nothing, or a function of them."""
+
+    def __init__(
+        self, cut: _Cut, number: int, func: Any = None, args: Any = (), kwargs: Any = None
+    ) -> None:
+        self._cut, self._number, self._made = cut, number, (func, args, kwargs or {})
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return done(func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        func = getattr(Tensor, name, None)
+        if name.startswith("_") or func is None:
+            raise AttributeError(name)
+        if not callable(func):
+            raise of_pieces(name)
+        return lambda *args, **kwargs: done(func, (self, *args), kwargs)
+
+    def __len__(self) -> int:
+        raise of_pieces("len()")
+
+    def __bool__(self) -> bool:
+        raise of_pieces("bool()")
+
+    __class__ = property(lambda self: Tensor)  # type: ignore[assignment]  # as a forward asks
+
+
+def _operator(name: str) -> Callable[..., Any]:
+    return lambda self, *others: done(getattr(Tensor, name), (self, *others), {})
+
+
+for _name in OPERATORS:
+    if hasattr(Tensor, _name):
+        setattr(Piece, _name, _operator(_name))
+Piece.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+
+def pieces_in(args: Any) -> list[Piece]:
+    if isinstance(args, dict):
+        return pieces_in(list(args.values()))
+    if isinstance(args, (tuple, list)):
+        return [p for a in args for p in pieces_in(a)]
+    return [args] if type(args) is Piece else []
+
+
+def cut(args: Sequence[Any], kwargs: dict[str, Any], taken: Any) -> tuple[Piece, ...]:
+    """`x.split(counts)`."""
+    names = ("tensor", "split_size_or_sections", "dim")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    x = given["tensor"]
+    sizes = next(v for k, v in given.items() if type(v) is Counts)
+    if not is_tensor(x) or given.get("dim", 0) not in (0, -x.dim()):
+        raise of_pieces("another split")
+    whole = _Cut(x, sizes, taken)
+    return tuple(Piece(whole, i) for i in range(len(sizes)))
+
+
+def done(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function on arguments some of which are pieces: noted, or of all of them."""
+    name = getattr(func, "__name__", str(func)).strip("_")
+    found = pieces_in((args, kwargs))
+    if name in ("cat", "concat", "concatenate"):
+        return _together(args, kwargs)
+    if any(p._cut is not found[0]._cut or p._number != found[0]._number for p in found):
+        raise of_pieces(f"{name} of several pieces")
+    return Piece(found[0]._cut, found[0]._number, func, args, kwargs)
+
+
+def _together(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    given = {**dict(zip(("tensors", "dim"), args, strict=False)), **kwargs}
+    pieces, dim = list(given["tensors"]), given.get("dim", given.get("axis", 0))
+    own = all(type(p) is Piece and p._cut is pieces[0]._cut for p in pieces)
+    if not own or dim != 0 or [p._number for p in pieces] != [*range(len(pieces[0]._cut.counts))]:
+        raise of_pieces("cat of others, or in another order,")
+    whole = pieces[0]._cut
+    ends = whole.counts.tensor.cumsum(0)
+    made = _of_all(pieces, whole, Loop(torch.ones_like(ends, dtype=torch.bool)), ends)
+    if not found_in(made):
+        raise of_pieces("cat")
+    return made.full
+
+
+def _of_all(values: Sequence[Any], whole: _Cut, loop: Loop, ends: Tensor) -> Any:
+    """What each piece has, of all: rows in groups, a tensor of each, or what they share."""
+    first = values[0]
+    if all(type(v) is Piece for v in values):
+        calls = [v._made for v in values]
+        func, args, kwargs = calls[0]
+        if func is None and all(c[0] is None for c in calls):
+            return of_whole(whole.full, loop, ends)
+        if any((c[0], len(c[1]), [*c[2]]) != (func, len(args), [*kwargs]) for c in calls):
+            raise of_pieces("different functions")
+        all_args = tuple(
+            _of_all([c[1][i] for c in calls], whole, loop, ends) for i in range(len(args))
+        )
+        all_kwargs = {k: _of_all([c[2][k] for c in calls], whole, loop, ends) for k in kwargs}
+        of = of_each if each_in((all_args, all_kwargs)) else applied
+        return of(func, all_args, all_kwargs)
+    if all(v is first for v in values):
+        return first
+    if all(is_tensor(v) for v in values):
+        base = _taken_in_order([whole.taken(v) for v in values])
+        return Each(loop, torch.stack(list(values)) if base is None else base)
+    if all(type(v) is type(first) and v == first for v in values):
+        return first
+    raise of_pieces("different arguments")
+
+
+def _taken_in_order(taken: Sequence[tuple[Tensor, int] | None]) -> Tensor | None:
+    """The tensor that all were taken of, from its first to its last."""
+    bases = {id(t[0]): t[0] for t in taken if t is not None}
+    numbers = [None if t is None else t[1] for t in taken]
+    base = next(iter(bases.values()), None)
+    if base is None or len(bases) > 1 or numbers != [*range(base.shape[0])]:
+        return None
+    return base
+
+
+__all__ = ["Counts", "Piece", "counts", "cut", "done", "pieces_in"]
