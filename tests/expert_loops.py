@@ -60,14 +60,14 @@ def hits(mask: Tensor) -> Tensor:
     return torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero()
 
 
-def _mask(chosen: Tensor, classes: int = EXPERTS) -> Tensor:
+def mask_of(chosen: Tensor, classes: int = EXPERTS) -> Tensor:
     with torch.no_grad():
         return F.one_hot(chosen, num_classes=classes).permute(2, 1, 0)
 
 
 def tables(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """Matrices of all experts in one tensor, a number beyond the last for none."""
-    y, mask = torch.zeros_like(x), _mask(chosen, EXPERTS + 1)
+    y, mask = torch.zeros_like(x), mask_of(chosen, EXPERTS + 1)
     for e in hits(mask):
         e = e[0]
         if e == EXPERTS:
@@ -81,7 +81,7 @@ def tables(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 def one_more(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """As Dbrx: the mask has room for an expert that nobody is sent to."""
-    y, mask = torch.zeros_like(x), _mask(chosen, EXPERTS + 1)
+    y, mask = torch.zeros_like(x), mask_of(chosen, EXPERTS + 1)
     for e in hits(mask):
         place, token = torch.where(mask[e[0]])
         h = F.linear(F.linear(x[token], p.up[e[0]], p.up_bias[e[0]]), p.down[e[0]])
@@ -95,7 +95,7 @@ def some_nowhere(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor
 
 
 def with_biases(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask)[:]:
         e = e[0]
         with torch.no_grad():
@@ -108,7 +108,7 @@ def with_biases(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 def by_the_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """The weights are looked up by token and expert."""
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     dense = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, scale)
     for e in hits(mask)[:]:
         e = e[0]
@@ -120,7 +120,7 @@ def by_the_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tenso
 
 def some_leave_rows_alone(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """The last two experts do nothing; numbers are read."""
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero(as_tuple=False)
     for tensor in hit:
         e = int(tensor.item())
@@ -136,7 +136,7 @@ def some_leave_rows_alone(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) 
 
 
 def some_by_comparison(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask)[:, 0]:
         place, token = mask[e].nonzero(as_tuple=True)
         if e >= 3:
@@ -150,7 +150,7 @@ def some_by_comparison(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> 
 
 
 def from_a_list(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
         expert = _at(p.list, e)
         place, token = torch.where(mask[e].squeeze(0))
@@ -161,7 +161,7 @@ def from_a_list(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def tied_ones(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
         place, token = torch.where(mask[e].squeeze(0))
         y.index_add_(0, token, _at(p.tied, e)(x[token]) * scale[token, place, None])
@@ -169,7 +169,7 @@ def tied_ones(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def unlike_ones(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
         place, token = torch.where(mask[e].squeeze(0))
         y.index_add_(0, token, _at(p.unlike, e)(x[token]) * scale[token, place, None])
@@ -177,7 +177,7 @@ def unlike_ones(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def ones_of_other_settings(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
         place, token = torch.where(mask[e].squeeze(0))
         y.index_add_(0, token, _at(p.scaled, e)(x[token]) * scale[token, place, None])
@@ -186,7 +186,7 @@ def ones_of_other_settings(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor)
 
 def in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """Layers of the experts, one after the other."""
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
         expert = _at(p.list, e)
         place, token = torch.where(mask[e].squeeze(0))
@@ -227,7 +227,7 @@ def turned(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 def one_way_of_two(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """As GPT-OSS: the other way has the same names. Names are stored anew behind the loop."""
-    y, mask, rows = torch.zeros_like(x), _mask(chosen), None
+    y, mask, rows = torch.zeros_like(x), mask_of(chosen), None
     if p.training or x.device.type == "cpu":
         for e in hits(mask):
             place, token = torch.where(mask[e[0]])
@@ -241,7 +241,7 @@ def one_way_of_two(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tens
 
 def unhit(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """Experts of one row alone get no turn."""
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in (mask.sum((-1, -2)) > 3).nonzero():
         _, token = torch.where(mask[e[0]])
         y.index_add_(0, token, F.linear(F.linear(x[token], p.up[e[0]]), p.down[e[0]]))
@@ -250,7 +250,7 @@ def unhit(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 def numbers_that_leave_some_out(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """Experts of few rows get no turn, each other has one of its own."""
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in (mask.sum((-1, -2)) > 3).nonzero():
         i = int(e)
         _, token = torch.where(mask[i])
@@ -281,7 +281,7 @@ def every_expert_in_place(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) 
 
 
 def if_any_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
+    y, mask = torch.zeros_like(x), mask_of(chosen)
     for i in range(EXPERTS):
         place, token = torch.where(mask[i])
         if token.shape[0] == 0:
@@ -290,7 +290,7 @@ def if_any_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     return y
 
 
-def _sorted(x: Tensor, chosen: Tensor) -> tuple[Tensor, list[int], Tensor]:
+def by_expert(x: Tensor, chosen: Tensor) -> tuple[Tensor, list[int], Tensor]:
     """As JetMoe: rows in the order of their experts, how many each has, and their tokens."""
     hit = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, 1)
     order = chosen.flatten().sort(0)[1]
@@ -298,7 +298,7 @@ def _sorted(x: Tensor, chosen: Tensor) -> tuple[Tensor, list[int], Tensor]:
 
 
 def cut_by_counts(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    order, sizes, token = _sorted(x, chosen)
+    order, sizes, token = by_expert(x, chosen)
     parts = x[token].split(sizes, dim=0)
     h = torch.cat([F.linear(parts[i], p.up[i]) for i in range(EXPERTS)], dim=0)
     parts = F.silu(h).split(sizes, dim=0)
@@ -307,7 +307,7 @@ def cut_by_counts(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tenso
 
 
 def cut_for_modules(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    order, sizes, token = _sorted(x, chosen)
+    order, sizes, token = by_expert(x, chosen)
     parts = torch.split(x[token], sizes)
     h = torch.cat([expert(part) * 2 for expert, part in zip(p.list, parts, strict=True)])
     return torch.zeros_like(x).index_add(0, token, h * scale.flatten()[order][:, None])
@@ -320,281 +320,6 @@ LOOPS: dict[str, Loop] = {
         some_by_comparison, from_a_list, tied_ones, unlike_ones, ones_of_other_settings, in_part,
         with_room, one_of_each, turned, one_way_of_two, unhit, numbers_that_leave_some_out,
         every_expert, every_expert_in_place, if_any_rows, cut_by_counts, cut_for_modules,
-    )
-}  # fmt: skip
-
-
-# ---- loops whose turns without rows would do something, or that are not known to do nothing
-
-
-def counted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask, turns = torch.zeros_like(x), _mask(chosen), 0
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y.index_add_(0, token, x[token])
-        turns += 1
-    return y / turns
-
-
-def put_aside(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask, all_ = torch.zeros_like(x), _mask(chosen), []
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        all_.append(x[token].sum())
-    return y + torch.stack(all_).mean()
-
-
-def faded(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.ones_like(x), _mask(chosen)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y = y * 0.5
-        y.index_add_(0, token, x[token])
-    return y
-
-
-def changed(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.ones_like(x), _mask(chosen)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y.mul_(0.5)
-        y.index_add_(0, token, x[token])
-    return y
-
-
-def hidden(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.ones_like(x), _mask(chosen)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        rows = x[token] + y.mul_(0.5).mean()
-        y.index_add_(0, token, rows)
-    return y
-
-
-def numbered(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    for i, e in enumerate(hits(mask)):
-        _, token = torch.where(mask[e[0]])
-        y.index_add_(0, token, x[token] * i)
-    return y
-
-
-def read_after(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask, rows = torch.zeros_like(x), _mask(chosen), x
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        rows = x[token]
-        y.index_add_(0, token, rows)
-    return y + rows.mean()
-
-
-def before(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """The rows of the turn before."""
-    y, mask, last = torch.zeros_like(x), _mask(chosen), x.mean()
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y.index_add_(0, token, x[token] * last)
-        last = x[token].mean()
-    return y
-
-
-def fading(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Each turn counts for less than the one before."""
-    y, mask, share = torch.zeros_like(x), _mask(chosen), 1.0
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y.index_add_(0, token, x[token] * share)
-        share = share / 2
-    return y
-
-
-def noted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Whether there was a turn."""
-    y, mask, share = torch.zeros_like(x), _mask(chosen), 1.0
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y.index_add_(0, token, x[token])
-        share = 2.0
-    return y * share
-
-
-def several(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """A token may be of several experts at one place."""
-    mask = (_mask(chosen) + _mask(chosen.flip(-1) * 0)).clamp(max=1)
-    y = torch.zeros_like(x)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y.index_add_(0, token, F.linear(F.linear(x[token], p.up[e[0]]), p.down[e[0]]))
-    return y
-
-
-def mixed(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Rows of one expert see each other."""
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y.index_add_(0, token, x[token] - x[token].mean(0))
-    return y
-
-
-def by_their_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y.index_add_(0, token, x[token] / token.shape[0])
-    return y
-
-
-def more_than_two(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        if token.numel() > 2:
-            y.index_add_(0, token, x[token])
-    return y
-
-
-def overwritten(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y[token] = x[token] * p.up_bias[e[0]].sum()
-    return y
-
-
-def broken_off(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y.index_add_(0, token, x[token])
-        break
-    return y
-
-
-def asked_too_late(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        y.index_add_(0, token, x[token])
-        if e[0] == 1:
-            y.index_add_(0, token, x[token])
-    return y
-
-
-def mean_of_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Not a number where there are none."""
-    y, mask = x.mean(0), _mask(chosen)
-    for i in range(EXPERTS):
-        _, token = torch.where(mask[i])
-        if token.numel() > 0:
-            y = y + x[token].mean(0)
-    return y.expand_as(x)
-
-
-def once_for_all(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Rows of another mask, for each expert that is hit."""
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        (token,) = torch.where(x[:, 0] > 0)
-        y.index_add_(0, token, x[token])
-    return y
-
-
-def _halve(y: Tensor) -> Tensor:
-    return y.mul_(0.5)
-
-
-def by_a_helper(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.ones_like(x), _mask(chosen)
-    for e in hits(mask):
-        _, token = torch.where(mask[e[0]])
-        _ = _halve(y)
-        y.index_add_(0, token, x[token])
-    return y
-
-
-def for_want_of_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """An expert without tokens gets the first one."""
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    for i in range(EXPERTS):
-        _, token = torch.where(mask[i])
-        if token.numel() > 0:
-            y.index_add_(0, token, p.list[i](x[token]))
-        else:
-            y.index_add_(0, torch.tensor([0]), p.list[i](x[:1]))
-    return y
-
-
-def if_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """It asks for the rows of another mask."""
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    (high,) = torch.where(scale[:, 0] > 0.9)
-    for i in range(EXPERTS):
-        _, token = torch.where(mask[i])
-        if high.numel() > 0:
-            y.index_add_(0, token, x[token])
-    return y
-
-
-def two_choices(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    for i in range(EXPERTS):
-        _, token = torch.where(mask[i])
-        (high,) = torch.where(x[:, 0] > 0)
-        if token.numel() > 0:
-            y.index_add_(0, high, x[high])
-    return y
-
-
-def of_other_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), _mask(chosen)
-    for i in range(EXPERTS):
-        _, token = torch.where(mask[i])
-        if token.numel() > 0:
-            token = torch.arange(len(x))
-            y.index_add_(0, token, x)
-    return y
-
-
-def in_another_order(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    _, sizes, token = _sorted(x, chosen)
-    parts = x[token].split(sizes, dim=0)
-    h = torch.cat([F.linear(part, p.up[0]) for part in reversed(parts)], dim=0)
-    return x + h.mean()
-
-
-def some_pieces(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    _, sizes, token = _sorted(x, chosen)
-    parts = x[token].split(sizes, dim=0)
-    return x + torch.cat([part * 2 for part in parts[1:]], dim=0).mean()
-
-
-def sums_of_pieces(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    _, sizes, token = _sorted(x, chosen)
-    parts = x[token].split(sizes, dim=0)
-    return x + torch.cat([part - part.mean(0) for part in parts], dim=0).square().mean()
-
-
-def by_count(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    _, sizes, _ = _sorted(x, chosen)
-    return x * (sizes[0] + 1)
-
-
-def unlike_functions(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    _, sizes, token = _sorted(x, chosen)
-    parts = x[token].split(sizes, dim=0)
-    h = [torch.tanh(part) if i else torch.relu(part) for i, part in enumerate(parts)]
-    return x + torch.cat(h, dim=0).mean()
-
-
-REFUSED: dict[str, Loop] = {
-    f.__name__: f
-    for f in (
-        counted, put_aside, faded, changed, hidden, numbered, read_after, before, several, mixed,
-        by_their_number, more_than_two, overwritten, broken_off, asked_too_late, mean_of_rows,
-        once_for_all, by_a_helper, for_want_of_rows, if_others, two_choices, of_other_rows, fading,
-        noted, in_another_order, some_pieces, sums_of_pieces, by_count, unlike_functions,
     )
 }  # fmt: skip
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import tiny
 import torch
-from expert_loops import LOOPS, REFUSED, Experts, batch
+from expert_loops import LOOPS, Experts, batch
+from expert_loops_refused import REFUSED
 from row_programs import wrong_numbers
 
 from onward.config import OnwardError

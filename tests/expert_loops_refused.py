@@ -1,0 +1,280 @@
+"""Loops over experts whose turns without rows do something, or are not known to do nothing."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from expert_loops import EXPERTS, Experts, Loop, by_expert, hits, mask_of
+from torch import Tensor
+
+
+def counted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask, turns = torch.zeros_like(x), mask_of(chosen), 0
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token])
+        turns += 1
+    return y / turns
+
+
+def put_aside(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask, all_ = torch.zeros_like(x), mask_of(chosen), []
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        all_.append(x[token].sum())
+    return y + torch.stack(all_).mean()
+
+
+def faded(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.ones_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y = y * 0.5
+        y.index_add_(0, token, x[token])
+    return y
+
+
+def changed(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.ones_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.mul_(0.5)
+        y.index_add_(0, token, x[token])
+    return y
+
+
+def hidden(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.ones_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        rows = x[token] + y.mul_(0.5).mean()
+        y.index_add_(0, token, rows)
+    return y
+
+
+def numbered(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i, e in enumerate(hits(mask)):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token] * i)
+    return y
+
+
+def read_after(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask, rows = torch.zeros_like(x), mask_of(chosen), x
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        rows = x[token]
+        y.index_add_(0, token, rows)
+    return y + rows.mean()
+
+
+def before(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """The rows of the turn before."""
+    y, mask, last = torch.zeros_like(x), mask_of(chosen), x.mean()
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token] * last)
+        last = x[token].mean()
+    return y
+
+
+def fading(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Each turn counts for less than the one before."""
+    y, mask, share = torch.zeros_like(x), mask_of(chosen), 1.0
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token] * share)
+        share = share / 2
+    return y
+
+
+def noted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Whether there was a turn."""
+    y, mask, share = torch.zeros_like(x), mask_of(chosen), 1.0
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token])
+        share = 2.0
+    return y * share
+
+
+def several(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """A token may be of several experts at one place."""
+    mask = (mask_of(chosen) + mask_of(chosen.flip(-1) * 0)).clamp(max=1)
+    y = torch.zeros_like(x)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, F.linear(F.linear(x[token], p.up[e[0]]), p.down[e[0]]))
+    return y
+
+
+def mixed(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Rows of one expert see each other."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token] - x[token].mean(0))
+    return y
+
+
+def by_their_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token] / token.shape[0])
+    return y
+
+
+def more_than_two(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        if token.numel() > 2:
+            y.index_add_(0, token, x[token])
+    return y
+
+
+def overwritten(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y[token] = x[token] * p.up_bias[e[0]].sum()
+    return y
+
+
+def broken_off(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token])
+        break
+    return y
+
+
+def asked_too_late(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        y.index_add_(0, token, x[token])
+        if e[0] == 1:
+            y.index_add_(0, token, x[token])
+    return y
+
+
+def mean_of_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Not a number where there are none."""
+    y, mask = x.mean(0), mask_of(chosen)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        if token.numel() > 0:
+            y = y + x[token].mean(0)
+    return y.expand_as(x)
+
+
+def once_for_all(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Rows of another mask, for each expert that is hit."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        (token,) = torch.where(x[:, 0] > 0)
+        y.index_add_(0, token, x[token])
+    return y
+
+
+def _halve(y: Tensor) -> Tensor:
+    return y.mul_(0.5)
+
+
+def by_a_helper(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.ones_like(x), mask_of(chosen)
+    for e in hits(mask):
+        _, token = torch.where(mask[e[0]])
+        _ = _halve(y)
+        y.index_add_(0, token, x[token])
+    return y
+
+
+def for_want_of_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """An expert without tokens gets the first one."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        if token.numel() > 0:
+            y.index_add_(0, token, p.list[i](x[token]))
+        else:
+            y.index_add_(0, torch.tensor([0]), p.list[i](x[:1]))
+    return y
+
+
+def if_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """It asks for the rows of another mask."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    (high,) = torch.where(scale[:, 0] > 0.9)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        if high.numel() > 0:
+            y.index_add_(0, token, x[token])
+    return y
+
+
+def two_choices(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        (high,) = torch.where(x[:, 0] > 0)
+        if token.numel() > 0:
+            y.index_add_(0, high, x[high])
+    return y
+
+
+def of_other_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        if token.numel() > 0:
+            token = torch.arange(len(x))
+            y.index_add_(0, token, x)
+    return y
+
+
+def in_another_order(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    _, sizes, token = by_expert(x, chosen)
+    parts = x[token].split(sizes, dim=0)
+    h = torch.cat([F.linear(part, p.up[0]) for part in reversed(parts)], dim=0)
+    return x + h.mean()
+
+
+def some_pieces(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    _, sizes, token = by_expert(x, chosen)
+    parts = x[token].split(sizes, dim=0)
+    return x + torch.cat([part * 2 for part in parts[1:]], dim=0).mean()
+
+
+def sums_of_pieces(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    _, sizes, token = by_expert(x, chosen)
+    parts = x[token].split(sizes, dim=0)
+    return x + torch.cat([part - part.mean(0) for part in parts], dim=0).square().mean()
+
+
+def by_count(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    _, sizes, _ = by_expert(x, chosen)
+    return x * (sizes[0] + 1)
+
+
+def unlike_functions(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    _, sizes, token = by_expert(x, chosen)
+    parts = x[token].split(sizes, dim=0)
+    h = [torch.tanh(part) if i else torch.relu(part) for i, part in enumerate(parts)]
+    return x + torch.cat(h, dim=0).mean()
+
+
+REFUSED: dict[str, Loop] = {
+    f.__name__: f
+    for f in (
+        counted, put_aside, faded, changed, hidden, numbered, read_after, before, several, mixed,
+        by_their_number, more_than_two, overwritten, broken_off, asked_too_late, mean_of_rows,
+        once_for_all, by_a_helper, for_want_of_rows, if_others, two_choices, of_other_rows, fading,
+        noted, in_another_order, some_pieces, sums_of_pieces, by_count, unlike_functions,
+    )
+}  # fmt: skip
