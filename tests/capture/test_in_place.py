@@ -193,3 +193,107 @@ def test_a_given_tensor_keeps_its_sizes(which: str) -> None:
 def test_a_view_of_a_given_tensor_may_change_them() -> None:
     model, x = OfGiven("view of an input"), torch.randn(4, 6)
     assert_same([tiny.gradients(model, {"x": x})], model, [{"x": x}])
+
+
+Given = Callable[[nn.Parameter, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def _within(y: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+    """A table's rows are its sums, as if a module without gradients added to what it is given."""
+    with torch.no_grad():
+        y += 2
+        return y.sum(0) + sum(o.sum(0) for o in others)
+
+
+def _nested(y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y *= 2
+        with torch.enable_grad():
+            y += 1
+        return y.sum(0)
+
+
+def _returned(y: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y += 2
+        return y
+
+
+def _numbers_read_later(w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    y = (x * 2).long()
+    return _within(y) * w + y.sum(0)
+
+
+# What a part without gradients is given and writes into: f32[4,6], made of x f32[4,6]; w f32[6].
+OF_REGIONS: dict[str, Given] = {
+    "its own": lambda w, x, b: _within(x * 2) * w,
+    "a view": lambda w, x, b: _within((x * 2).t().t()) * w,
+    "numbers, returned": lambda w, x, b: w * _returned((x * 2).long()).sum(0),
+    "numbers, read later": lambda w, x, b: _numbers_read_later(w, x),
+    "made of a table": lambda w, x, b: _within(torch.arange(24.0).view(4, 6)) * w * x.sum(),
+}
+
+
+def _read_later(w: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x * w
+    return _within(y) * w + y.sum(0)
+
+
+def _base_read_later(w: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    return _within(y.view(2, 12).view(4, 6)) * w + y.sum(0)
+
+
+def _view_read_later(w: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = y[1]
+    return _within(y) * w + z
+
+
+def _two_names(w: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = y[:, :]
+    return _within(y, z) * w
+
+
+def _written_again(w: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = _returned(y)
+    return (_returned(z) * w).sum(0) + y.sum(0)
+
+
+READ_LATER: dict[str, Given] = {
+    f.__name__: f
+    for f in (_read_later, _base_read_later, _view_read_later, _two_names, _written_again)
+} | {
+    "returned": lambda w, x, b: (_returned(x * w) * w).sum(0),
+    "the batch's": lambda w, x, b: _within(x) * w,
+    "a view of the batch's": lambda w, x, b: _within(x[:, :]) * w,
+    "a buffer's row": lambda w, x, b: _within(b[:4]) * w + x.sum(0),
+    "nested": lambda w, x, b: _nested(x * 2) * w,
+}
+
+
+class OfRegion(nn.Module):
+    def __init__(self, made: Given) -> None:
+        super().__init__()
+        self.w, self.made = nn.Parameter(torch.linspace(-1, 1, 6)), made
+        self.register_buffer("b", torch.linspace(0, 1, 30).view(5, 6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self.b, torch.Tensor)
+        return self.made(self.w, x, self.b).square().sum()
+
+
+@pytest.mark.parametrize("name", OF_REGIONS)
+def test_a_part_without_gradients_writes_into_what_it_alone_reads(name: str) -> None:
+    model = OfRegion(OF_REGIONS[name])
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
+    assert_same([tiny.gradients(model, {"x": x.clone()})], model, [{"x": x.clone()}])
+
+
+@pytest.mark.parametrize("name", READ_LATER)
+def test_what_is_read_after_it_is_refused(name: str) -> None:
+    model, x = OfRegion(READ_LATER[name]), torch.randn(4, 6)
+    with pytest.raises(CaptureError, match="fix: "):
+        capture(model, (), {"x": x})

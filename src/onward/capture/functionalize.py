@@ -45,18 +45,22 @@ def path_to_owner(written: Any) -> list[Any]:
 
 
 def may_write(
-    node: Any, written: Any, order: dict[Any, int], buffers: Mapping[Any, Sequence[Any]]
+    node: Any,
+    written: Any,
+    order: dict[Any, int],
+    buffers: Mapping[Any, Sequence[Any]],
+    given: Mapping[Any, tuple[Any, Any]],
 ) -> bool:
     """Whether all that is read after this op can be given what it wrote.
 
     written: the tensor that the op writes. order: the nodes' places in their program. buffers: the
     nodes that stand for the model's buffers: within a region of another mode, for which outside,
-    and the region.
+    and the region. given: of what else a region was given, the same.
     """
     path = path_to_owner(written)
     owner = path[-1]
-    if owner not in buffers and owner.op != "call_function":
-        return False  # the user's memory, or what a region of another mode was given
+    if owner not in buffers and owner not in given and owner.op != "call_function":
+        return False  # the user's memory
     if not all(_passable(view, owner in buffers) for view in path[:-1]):
         return False
     if not all(_again(n) for n in _others(owner, node, path, order)):
@@ -65,7 +69,26 @@ def may_write(
         owner, region = buffers[owner]
         if _others(owner, region, [owner], order):
             return False
-    return True
+    return owner not in given or _unread(*given[owner], order, given)
+
+
+def _unread(
+    outside: Any, region: Any, order: dict[Any, int], given: Mapping[Any, tuple[Any, Any]]
+) -> bool:
+    """Whether a region alone reads what it writes into: tensors of the forward's own, given to it
+    under one name, that nobody reads after it."""
+    owner = path_to_owner(outside)[-1]
+    if owner not in given and owner.op != "call_function":
+        return False
+    sharing = _sharing(owner)
+    names = [a for a in region.args if isinstance(a, torch.fx.Node) and a in sharing]
+    before = [n for n in sharing if order.get(n, -1) < order[region]]
+    if len(names) > 1 or any(order[u] > order[region] for n in before for u in n.users):
+        return False
+    # a gradient passes by what was written where nothing recorded it, and ends at a region's result
+    if owner.meta["val"].is_floating_point() and any(n not in before and n.users for n in sharing):
+        return False
+    return owner not in given or _unread(*given[owner], order, given)
 
 
 def _passable(view: Any, kept: bool) -> bool:

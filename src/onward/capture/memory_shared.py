@@ -42,9 +42,10 @@ def source(node: Any) -> Any:
     """The node whose memory a node's tensor shows, all or a part; None where it has its own."""
     if node.op != "call_function":
         return None
-    if "shows" not in node.meta:
-        node.meta["shows"] = _source(node)
-    return node.meta["shows"]
+    held = node.meta.get("shows")  # an export may give several nodes one `meta`
+    if held is None or held[0] is not node:
+        held = node.meta["shows"] = (node, _source(node))
+    return held[1]
 
 
 def _source(node: Any) -> Any:

@@ -59,6 +59,7 @@ class Translator:
         self.order: dict[Any, int] = {}
         # nodes of the model's buffers; in a region: of which outside, and the region's node
         self.buffers: dict[Any, tuple[Any, ...]] = {}
+        self.given: dict[Any, tuple[Any, Any]] = {}  # the same of what else regions are given
         self.parts: dict[Any, Any] = {}  # of ops without a translation, the ops they are made of
         self.folded: dict[Any, torch.Tensor] = {}  # ops without one, of constants: their results
         self.lacking: dict[str, str] = {}  # of ops that cannot be expanded, the part that is why
@@ -350,7 +351,7 @@ class Translator:
             self._call(view)
 
     def _require_own(self, node: Any, written: Any) -> None:
-        if not functionalize.may_write(node, written, self.order, self.buffers):
+        if not functionalize.may_write(node, written, self.order, self.buffers, self.given):
             raise CaptureError(
                 f"{_op_name(node.target)} at {module_path(node)} writes into memory that another "
                 "tensor shares; fix: use the op that returns a new tensor"
@@ -387,6 +388,7 @@ class Translator:
         self.env.update(zip(inputs, self._resolve(args), strict=True))
         held = {n: a for n, a in zip(inputs, args, strict=True) if a in self.buffers}
         self.buffers |= {n: (a, node) for n, a in held.items()}
+        self.given |= {n: (a, node) for n, a in zip(inputs, args, strict=True) if n not in held}
         outer, self.no_grad = self.no_grad, self.no_grad or stopped
         self._run(module)
         self.no_grad = outer
