@@ -313,6 +313,96 @@ def cut_for_modules(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Ten
     return torch.zeros_like(x).index_add(0, token, h * scale.flatten()[order][:, None])
 
 
+def counts_of(chosen: Tensor) -> Tensor:
+    """As DeepSeek V2: how many rows each expert has, `i64[E]`."""
+    counts = chosen.new_zeros((chosen.shape[0], EXPERTS))
+    counts.scatter_(1, chosen, 1)
+    return counts.sum(dim=0)
+
+
+def back(chosen: Tensor, scale: Tensor, order: Tensor, h: Tensor) -> Tensor:
+    """Rows by their expert -> sums of the tokens."""
+    new = torch.empty_like(h)
+    new[order] = h
+    return new.view(*chosen.shape, -1).mul_(scale.unsqueeze(-1)).sum(1)
+
+
+def cut_by_sums(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    order = chosen.view(-1).argsort()
+    rows, start_idx = x[order // chosen.shape[1]], 0
+    outputs = []
+    for i, num_tokens in enumerate(counts_of(chosen)):
+        if num_tokens == 0:
+            continue
+        end_idx = start_idx + num_tokens
+        expert = p.list[i]
+        outputs.append(expert(rows[start_idx:end_idx]))
+        start_idx = end_idx
+    outs = torch.cat(outputs, dim=0) if outputs else rows.new_empty(0)
+    return back(chosen, scale, order, outs)
+
+
+def cut_by_a_list(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    order = chosen.view(-1).argsort()
+    rows, start = x[order // TOP], 0
+    parts = []
+    for n, up, down in zip(counts_of(chosen).tolist(), p.up, p.down, strict=True):
+        part = rows[start : start + n]
+        start += n
+        if n > 0:
+            h = F.silu(F.linear(part, up))
+            parts.append(F.linear(h, down))
+    return back(chosen, scale, order, torch.cat(parts))
+
+
+def cut_by_running_sums(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """As Aria: each piece is written into a tensor of zeros."""
+    order = chosen.view(-1).argsort()
+    rows = x[order // TOP]
+    ends = torch.cumsum(counts_of(chosen), dim=0)
+    ends = torch.cat((torch.zeros(1, dtype=torch.long), ends))
+    h = torch.zeros(rows.shape[0], INNER, dtype=rows.dtype)
+    for i in range(EXPERTS):
+        start = ends[i]
+        end = ends[i + 1]
+        h[start:end] = torch.matmul(rows[start:end], p.down[i])
+    y = torch.zeros(rows.shape[0], WIDTH)
+    ends = F.pad(counts_of(chosen).cumsum(0), (1, 0))
+    for i in range(EXPERTS):
+        y[ends[i] : ends[i + 1]] = F.linear(F.silu(h[ends[i] : ends[i + 1]]), p.down[i])
+    return back(chosen, scale, order, y)
+
+
+def cut_in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Rows beyond the counts stay as they are."""
+    rows = x[chosen.view(-1).argsort(stable=True) // TOP]
+    counts = counts_of(chosen) // 2
+    y, ends = rows.clone(), counts.cumsum(0)
+    for i in range(EXPERTS):
+        start = 0 if i == 0 else ends[i - 1]
+        y[start : ends[i]] = F.linear(F.linear(rows[start : ends[i]], p.up[i]), p.down[i])
+    return y.view(*chosen.shape, -1).sum(1)
+
+
+def masks_by_name(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """As Switch: modules by name, a mask of one expert each."""
+    mask = F.one_hot(chosen[:, 0], EXPERTS).bool()
+    y, hit = torch.zeros_like(x), mask.sum(dim=0)
+    numbers = torch.nonzero(hit, as_tuple=True)[0].tolist()
+    for e in numbers:
+        y[mask[:, e]] = p.named[f"expert_{e}"](x[mask[:, e]])
+    return y * scale[:, :1]
+
+
+def masks_of_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """A turn for an expert that the loop leaves out, though its mask has rows."""
+    mask = F.one_hot(chosen[:, 0], EXPERTS).bool()
+    y, hit = torch.zeros_like(x), mask.sum(dim=0) > 2
+    for e in torch.nonzero(hit, as_tuple=True)[0].tolist():
+        y[mask[:, e]] = p.named[f"expert_{e}"](x[mask[:, e]])
+    return y * scale[:, :1]
+
+
 LOOPS: dict[str, Loop] = {
     f.__name__: f
     for f in (
@@ -320,6 +410,8 @@ LOOPS: dict[str, Loop] = {
         some_by_comparison, from_a_list, tied_ones, unlike_ones, ones_of_other_settings, in_part,
         with_room, one_of_each, turned, one_way_of_two, unhit, numbers_that_leave_some_out,
         every_expert, every_expert_in_place, if_any_rows, cut_by_counts, cut_for_modules,
+        cut_by_sums, cut_by_a_list, cut_by_running_sums, cut_in_part, masks_by_name,
+        masks_of_others,
     )
 }  # fmt: skip
 

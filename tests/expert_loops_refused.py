@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from expert_loops import EXPERTS, Experts, Loop, by_expert, hits, mask_of
+from expert_loops import EXPERTS, TOP, WIDTH, Experts, Loop, by_expert, counts_of, hits, mask_of
 from torch import Tensor
 
 
@@ -269,6 +269,167 @@ def unlike_functions(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Te
     return x + torch.cat(h, dim=0).mean()
 
 
+def _by_expert(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in the order of their experts, and how many each has."""
+    return x[chosen.view(-1).argsort() // TOP], counts_of(chosen)
+
+
+def asks_for_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    start, of = 0, counts.tolist()
+    parts = []
+    for i, n in enumerate(reversed(of)):
+        end = start + of[i]
+        if n == 0:
+            continue
+        parts.append(rows[start:end] * 2)
+        start = end
+    return x + torch.cat(parts).mean()
+
+
+def asks_for_the_first(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    start = 0
+    parts = []
+    for n in counts:
+        end = start + n
+        if counts[0] == 0:
+            continue
+        parts.append(rows[start:end] * 2)
+        start = end
+    return x + torch.cat(parts).mean()
+
+
+def rows_of_none(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    start = 0
+    parts = []
+    for n in counts:
+        if n == 0:
+            parts.append(torch.ones(1, WIDTH))
+            continue
+        end = start + n
+        parts.append(rows[start:end] * 2)
+        start = end
+    return x + torch.cat(parts).mean()
+
+
+def turns_counted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    start, turns = 0, 0
+    parts = []
+    for n in counts:
+        if n == 0:
+            continue
+        end = start + n
+        parts.append(rows[start:end] * 2)
+        start, turns = end, turns + 1
+    return x + torch.cat(parts).mean() / turns
+
+
+def list_counted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    start = 0
+    parts = []
+    for n in counts:
+        if n == 0:
+            continue
+        end = start + n
+        parts.append(rows[start:end] * 2)
+        start = end
+    return x + torch.cat(parts).mean() / len(parts)
+
+
+def sums_listed(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    start = 0
+    parts = []
+    for n in counts:
+        if n == 0:
+            continue
+        end = start + n
+        parts.append(rows[start:end].mean(0, keepdim=True))
+        start = end
+    return x + torch.cat(parts).mean(0)
+
+
+def others_listed(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    counts = counts_of(chosen)
+    parts = []
+    for i, n in enumerate(counts):
+        if n == 0:
+            continue
+        parts.append(p.up[i])
+    return x + torch.cat(parts).mean()
+
+
+def few_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    start = 0
+    parts = []
+    for n in counts:
+        end = start + n
+        if n <= 1:
+            continue
+        parts.append(rows[start:end] * 2)
+        start = end
+    return x + torch.cat(parts).mean()
+
+
+def overlapping(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    ends = counts.cumsum(0)
+    return x + torch.cat([rows[: ends[i]] for i in range(EXPERTS)]).mean()
+
+
+def the_last_left_out(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    ends = F.pad(counts.cumsum(0), (1, 0))
+    return x + torch.cat([rows[ends[i] : ends[i + 1]] for i in range(EXPERTS - 1)]).mean()
+
+
+def written_in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    ends, y = F.pad(counts.cumsum(0), (1, 0)), torch.zeros_like(rows)
+    for i in range(EXPERTS - 1):
+        y[ends[i] : ends[i + 1]] = rows[ends[i] : ends[i + 1]] * 2
+    return x + y.mean()
+
+
+def written_elsewhere(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    ends, y = F.pad(counts.cumsum(0), (1, 0)), torch.zeros_like(rows)
+    for i in range(EXPERTS):
+        k = EXPERTS - 1 - i
+        y[ends[i] : ends[i + 1]] = rows[ends[k] : ends[k + 1]] * 2
+    return x + y.mean()
+
+
+def a_view_read_between(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    rows, counts = _by_expert(x, chosen)
+    ends, y = F.pad(counts.cumsum(0), (1, 0)), torch.zeros_like(rows)
+    z, seen = y[:, :2], x.new_zeros(())
+    for i in range(EXPERTS):
+        y[ends[i] : ends[i + 1]] = rows[ends[i] : ends[i + 1]] * 2
+        seen = seen + z.sum()
+    return x + y.mean() + seen
+
+
+def unhit_masks(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    mask = F.one_hot(chosen[:, 0], EXPERTS).bool()
+    y, numbers = torch.zeros_like(x), mask.sum(0).nonzero(as_tuple=True)[0].tolist()
+    return y / len(numbers)
+
+
+def places_by_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    mask, order = F.one_hot(chosen[:, 0], EXPERTS).bool(), torch.arange(EXPERTS)
+    y = torch.zeros_like(x)
+    for e in mask.sum(0).nonzero(as_tuple=True)[0].tolist():
+        if e == 1:
+            y[order[e]] = 1.0
+    return y
+
+
 REFUSED: dict[str, Loop] = {
     f.__name__: f
     for f in (
@@ -276,5 +437,8 @@ REFUSED: dict[str, Loop] = {
         by_their_number, more_than_two, overwritten, broken_off, asked_too_late, mean_of_rows,
         once_for_all, by_a_helper, for_want_of_rows, if_others, two_choices, of_other_rows, fading,
         noted, in_another_order, some_pieces, sums_of_pieces, by_count, unlike_functions,
+        asks_for_others, asks_for_the_first, rows_of_none, turns_counted, list_counted, sums_listed,
+        others_listed, few_rows, overlapping, the_last_left_out, written_in_part, written_elsewhere,
+        a_view_read_between, unhit_masks, places_by_number,
     )
 }  # fmt: skip

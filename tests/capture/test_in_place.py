@@ -263,9 +263,11 @@ def _written_again(w: torch.Tensor, x: torch.Tensor, b: torch.Tensor) -> torch.T
 
 
 READ_LATER: dict[str, Given] = {
-    f.__name__: f
-    for f in (_read_later, _base_read_later, _view_read_later, _two_names, _written_again)
-} | {
+    "itself": _read_later,
+    "its base": _base_read_later,
+    "a view of it": _view_read_later,
+    "two names": _two_names,
+    "written again": _written_again,
     "returned": lambda w, x, b: (_returned(x * w) * w).sum(0),
     "the batch's": lambda w, x, b: _within(x) * w,
     "a view of the batch's": lambda w, x, b: _within(x[:, :]) * w,

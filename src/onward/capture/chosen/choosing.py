@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 from onward.capture.chosen import functions, sums
+from onward.capture.chosen.bounds import Counts, Number, Sums, are_counts, of_pieces
 from onward.capture.chosen.experts import one_of_modules
 from onward.capture.chosen.functions import put_back
 from onward.capture.chosen.groups import (
@@ -24,7 +25,7 @@ from onward.capture.chosen.groups import (
 )
 from onward.capture.chosen.loop_body import skips_nothing
 from onward.capture.chosen.one_hot import OneHot, made_of
-from onward.capture.chosen.pieces import Counts, counts, cut, done, pieces_in
+from onward.capture.chosen.pieces import Cut, Piece, cut, done, pieces_in, together
 from onward.capture.chosen.rows import (
     SAID,
     Chosen,
@@ -70,6 +71,9 @@ class Choosing(TorchFunctionMode):
         self._keys: dict[int, tuple[Tensor, int, Any]] = {}
         self._one_hots: dict[int, tuple[Tensor, int, OneHot]] = {}
         self._taken: dict[int, tuple[Tensor, int, Tensor, int]] = {}
+        self._sums = Sums()
+        self._cuts: dict[tuple[int, int, int], Cut] = {}
+        self._written: dict[int, tuple[Tensor, list[Piece]]] = {}  # in part, by pieces
 
     def __enter__(self) -> Any:
         places: list[Any] = [
@@ -97,24 +101,76 @@ class Choosing(TorchFunctionMode):
         if each_in((args, kwargs)):
             if name == "__getitem__" and is_tensor(args[0]) and type(args[1]) is Each:
                 return looked_up(args[0], args[1], self._one_hot(args[0]))
-            return of_each(func, args, kwargs)
+            of_one = of_each(func, args, kwargs)
+            if is_tensor(of_one):
+                self._note_one(of_one, args)
+            return of_one
         if name == "__bool__" and hasattr(args[0], SAID) and skips_nothing(asking_frame()):
             return getattr(args[0], SAID)
         if found_in((args, kwargs)):
             return applied(func, args, kwargs)
+        if self._whole is None:
+            found = self._of_sums(func, name, args, kwargs)
+            if found is not None:
+                return found
         if name == "tolist" and self._whole is None and isinstance(args[0], FakeTensor):
-            return counts(args[0]) or _tolist(args[0])
+            return _tolist(args[0])
         if name in ("split", "split_with_sizes") and any(
             type(a) is Counts for a in (*args, *kwargs.values())
         ):
             return cut(args, kwargs, self._taken_of)
-        if pieces_in((args, kwargs)):
+        asked = name in _CAT and self._sums.check(args, kwargs)
+        if asked or pieces_in((args, kwargs)):
             return done(func, args, kwargs)
         made = self._settled(self._begun(func, name, args, kwargs))
         if made is None:
             made = func(*args, **kwargs)
             self._note(func, name, args, kwargs, made)
         return made
+
+    def _of_sums(
+        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:  # fmt: skip
+        """Counts that only data say, and rows that are cut by them; None for others."""
+        if self._written and name != "__setitem__" and name not in _ASKED:
+            given = [*args, *kwargs.values()]
+            given = [b for a in given for b in (a if isinstance(a, (list, tuple)) else [a])]
+            own = {_memory(x) for x, _ in self._written.values()}
+            if any(is_tensor(a) and _memory(a) in own for a in given):
+                raise of_pieces("a read of a part of what is put together")
+        if name == "tolist" and are_counts(args[0]):
+            return Counts(args[0], self._sums)
+        if name == "__bool__":
+            return self._sums.said(args[0])
+        if name in ("__getitem__", "__setitem__") and is_tensor(args[0]):
+            index = args[1]
+            between = self._sums.between(index)
+            ends = [index.start, index.stop] if isinstance(index, slice) else []
+            if between is None and any(type(i) is Number for i in ends):
+                raise of_pieces("a slice")
+            if between is not None and name == "__getitem__":
+                return Piece(self._cut_of(args[0], between.counts), between.first)
+            if between is not None or id(args[0]) in self._written:
+                return self._put(args[0], between, args[2])
+        return None
+
+    def _cut_of(self, x: Tensor, counts: Tensor) -> Cut:
+        key = (id(x), x._version, id(counts))
+        return self._cuts.setdefault(key, Cut(x, counts, self._taken_of, short=True))
+
+    def _put(self, x: Tensor, between: Any, value: Any) -> bool:
+        """`x[start:end] = piece`: written once all pieces are there."""
+        pieces = self._written.setdefault(id(x), (x, []))[1]
+        if between is None or type(value) is not Piece or value.number != between.first:
+            raise of_pieces("a write of others than the same rows")
+        if len(pieces) != between.first or value.counts is not between.counts:
+            raise of_pieces("a write in another order")
+        self._sums.check_turn(between.first)
+        pieces.append(value)
+        if len(pieces) == between.counts.shape[0]:
+            del self._written[id(x)]
+            x.copy_(together(pieces, x))
+        return True
 
     def _settled(self, made: Any) -> Any:
         """Chosen rows as they are, or all rows."""
@@ -184,6 +240,8 @@ class Choosing(TorchFunctionMode):
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
     ) -> None:
         """What a tensor was taken of; of numbers or bools, what it was made of."""
+        if self._whole is None:
+            self._sums.note(name, args, kwargs, made)
         if name == "__getitem__" and type(args[1]) is int and is_tensor(made) and args[1] >= 0:
             self._taken[id(made)] = (made, args[1], args[0], made._version)
         if not is_tensor(made) or made.is_floating_point() or id(made) in self._keys:
@@ -210,6 +268,12 @@ class Choosing(TorchFunctionMode):
         key = (name, *parts, *(shapes if len(shapes) > 1 or name not in _UNARY else ()))
         self._keys[id(made)] = (made, made._version, key)
 
+    def _note_one(self, made: Tensor, args: tuple[Any, ...]) -> None:
+        """What was looked up by the one number of a turn."""
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        own = (("of one", id(p.loop), *p.loop.now) if type(p) is Each else str(p) for p in index)
+        self._keys[id(made)] = (made, made._version, (self.key(args[0]), *own))
+
     def _part(self, x: Any) -> Any:
         if is_tensor(x):
             return self.key(x)
@@ -220,6 +284,12 @@ class Choosing(TorchFunctionMode):
         return str(x) if isinstance(x, (slice, type(Ellipsis))) else object()
 
 
+def _memory(x: Tensor) -> int:
+    return x.untyped_storage()._cdata
+
+
+_CAT = ("cat", "concat", "concatenate")
+_ASKED = ("__get__", "size", "dim", "is_floating_point", "numel")  # which read no number
 _SAME = ("view", "reshape", "flatten", "ravel", "contiguous", "squeeze", "unsqueeze", "bool",
          "long", "detach", "clone", "to", "view_as")  # fmt: skip
 _UNARY = ("__eq__", "__ne__", "__gt__", "__ge__", "__lt__", "__le__", "eq", "ne", "gt", "ge", "lt",

@@ -146,6 +146,30 @@ def _turns(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return Loop(hit.member).turns(hit.dim() - 1)
 
 
+@rule("tolist")
+def _as_list(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The numbers of what a mask chooses, for a loop."""
+    hit = args[0]
+    if not hit.numbers or hit.dim() != 1:
+        raise refusal("tolist")
+    return _Hits(hit)
+
+
+class _Hits:
+    """A list of numbers that only data say."""
+
+    def __init__(self, hit: Chosen) -> None:
+        self._hit = hit
+
+    def __iter__(self) -> Any:
+        return applied(Tensor.__iter__, (self._hit, sys._getframe(1)), {})
+
+    def _refuse(self, *args: Any) -> Any:
+        raise refusal("tolist")
+
+    __len__ = __bool__ = __getitem__ = __contains__ = __reversed__ = __repr__ = _refuse
+
+
 class _Rows(NamedTuple):
     """Rows sorted by group. group: `i64[N]`. ends: `i64[E]`, where each ends. kept: `b[N]`."""
 
@@ -457,10 +481,23 @@ def _taken(x: Tensor, index: Any) -> Any:
     """`x[token, e, None]`: by rows, and by their expert's number."""
     parts = index if isinstance(index, tuple) else (index,)
     rows = found_in(parts)
+    if not rows and (alone := each_in(parts)) and len(alone[0].loop.now) == 1:
+        return _of_one(x, parts, alone)
     if not rows or not all(_numbers(p) or not isinstance(p, Each) for p in parts):
         raise of_loop("a look-up by an expert's number and others")
     own = _of_one_loop(rows, each_in(parts))
     return x[tuple(own.with_rows(own.owner.group) if _numbers(p) else p for p in parts)]
+
+
+def _of_one(x: Tensor, parts: Sequence[Any], numbers: Sequence[Each]) -> Tensor:
+    """`mask[:, e]` in a turn for one expert: nothing where the loop leaves it out."""
+    loop = numbers[0].loop
+    values = numbers[0].values
+    if x.dtype != torch.bool or len(numbers) > 1 or values is None or numbers[0].dim():
+        raise of_loop("a look-up by an expert's number and others")
+    number = values[loop.now[0]]
+    made = x[tuple(number if isinstance(p, Each) else p for p in parts)]
+    return loop.limited(made)
 
 
 def _of_one_loop(rows: Sequence[Chosen], each: Sequence[Each]) -> Grouped:

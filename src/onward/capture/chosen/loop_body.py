@@ -55,6 +55,125 @@ def begins(frame: FrameType) -> bool:
     return False
 
 
+def lists_of_pieces(
+    frame: FrameType | None, said: bool
+) -> tuple[tuple[str, ...], tuple[int, int]] | None:
+    """Of a frame that asks in an `if`, in a loop over pieces of rows, whether a piece has rows: the
+    lists to which the loop appends pieces, and its lines. None where a turn without rows may do
+    more than leave out its piece. said: what the `if` is told where there are rows."""
+    if frame is None:
+        return None
+    tree, first = _read(frame.f_code)
+    line = frame.f_lineno - first + 1
+    loops = [n for n in ast.walk(tree) if isinstance(n, ast.For) and n.lineno <= line <= _end(n)]
+    loop = max(loops, key=lambda n: n.lineno, default=None)
+    asked = [] if loop is None else [s for s in loop.body if isinstance(s, ast.If)]
+    asked = [s for s in asked if s.test.lineno <= line <= _end(s.test)]
+    if loop is None or len(asked) != 1:
+        return None
+    without = asked[0].orelse if said else asked[0].body
+    if not all(isinstance(s, (ast.Continue, ast.Pass)) for s in without):
+        return None
+    lists = _lists(tree, loop)
+    shift = first - 1
+    return None if lists is None else (lists, (loop.lineno + shift, _end(loop) + shift))
+
+
+def _lists(tree: ast.Module, loop: ast.For) -> tuple[str, ...] | None:
+    statements, lists = [*_statements(loop.body)], set[str]()
+    for s in statements:
+        match s:
+            case ast.Assign():
+                if not all(_names(t) or _is_slice(t) for t in s.targets):
+                    return None
+            case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name),
+                                                            attr="append"))):  # fmt: skip
+                lists.add(name)
+            case ast.AugAssign(target=ast.Name(), op=ast.Add()) | ast.Expr(value=ast.Constant()):
+                pass
+            case ast.If() | ast.With() | ast.Continue() | ast.Pass() | ast.Assert():
+                pass
+            case _:
+                return None
+    changed = any(_hidden_change(n) or _called(n) == _ADDING for s in loop.body
+                  for n in ast.walk(s))  # fmt: skip
+    if loop.orelse or changed:
+        return None
+    if any(isinstance(n, (ast.Global, ast.Nonlocal)) for n in ast.walk(tree)):
+        return None
+    own = {*_names(loop.target)}
+    stored = own | {
+        name for s in statements for target in _targets(s) for name in _names(target)
+    }  # fmt: skip
+    if stored & lists or not all(_only_cat(tree, name) for name in lists):
+        return None
+    sums = {n for n in stored - own if _reads_first(loop.body, {n})}
+    sums |= {s.target.id for s in statements
+             if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Name)}  # fmt: skip
+    if not _only_bounds(statements, loop, sums) or _read_later(tree, loop, stored):
+        return None
+    return tuple(sorted(lists))
+
+
+def _targets(s: ast.stmt) -> list[ast.expr]:
+    if isinstance(s, ast.AugAssign):
+        return [s.target]
+    return s.targets if isinstance(s, ast.Assign) else []
+
+
+def _is_slice(target: ast.expr) -> bool:
+    """`y[start:end]`."""
+    return isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice)
+
+
+def _only_bounds(statements: Sequence[ast.stmt], loop: ast.For, sums: set[str]) -> bool:
+    """Whether names that a turn hands to the next are sums, which bound slices and no more."""
+    allowed, before = set[int](), -1
+    while len(sums) != before:
+        before = len(sums)
+        for s in statements:
+            parts = _parts(s.value) if isinstance(s, (ast.Assign, ast.AugAssign)) else []
+            if any(isinstance(p, ast.Name) and p.id in sums for p in parts):
+                allowed |= {id(p) for p in parts}
+                sums |= {n for t in _targets(s) for n in _names(t)}
+    for n in ast.walk(loop):
+        if isinstance(n, ast.Slice):
+            allowed |= {id(p) for bound in (n.lower, n.upper) for p in _parts(bound)}
+    return all(
+        id(n) in allowed for n in ast.walk(loop)
+        if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load) and n.id in sums
+    )  # fmt: skip
+
+
+def _parts(value: ast.expr | None) -> list[ast.expr | None]:
+    """Of `a + b` both."""
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
+        return [value.left, value.right]
+    return [value]
+
+
+def _only_cat(tree: ast.Module, name: str) -> bool:
+    """Whether a list begins empty, and is read by `cat` alone, and where it is asked whether it has
+    anything."""
+    stores = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name
+              and not isinstance(n.ctx, ast.Load)]  # fmt: skip
+    empty = [n for n in ast.walk(tree) if isinstance(n, ast.Assign) and _names(n.targets[0])
+             == [name] and isinstance(n.value, ast.List) and not n.value.elts]  # fmt: skip
+    if len(stores) != 1 or len(empty) != 1:
+        return False
+    allowed = set[int]()
+    for n in ast.walk(tree):
+        if isinstance(n, ast.Call) and _called(n) in ("cat", "concat", "concatenate"):
+            allowed |= {id(a) for a in (*n.args[:1], *(k.value for k in n.keywords))}
+        elif isinstance(n, (ast.If, ast.IfExp)):
+            allowed.add(id(n.test))
+        elif _called(n) == "append" and isinstance(n, ast.Call):
+            allowed |= {id(v) for v in ast.walk(n.func)}
+    loads = [n for n in ast.walk(tree) if isinstance(n, ast.Name) and n.id == name
+             and isinstance(n.ctx, ast.Load)]  # fmt: skip
+    return all(id(n) in allowed for n in loads)
+
+
 def _place(node: ast.expr | ast.stmt, first: int) -> Any:
     shift = first - 1
     return _width(node.lineno + shift, _end(node) + shift, node.col_offset, node.end_col_offset)
@@ -87,7 +206,8 @@ def _changes_nothing(code: CodeType, line: int) -> bool:
     if loop.orelse:
         return False
     chosen, _ = _chosen(loop)
-    if not all(_harmless(s, chosen) for s in _statements(loop.body)):
+    numbers = {*_names(loop.target)}
+    if not all(_harmless(s, chosen, numbers) for s in _statements(loop.body)):
         return False
     if any(_hidden_change(n) for s in loop.body for n in ast.walk(s)):
         return False
@@ -101,10 +221,11 @@ def _changes_nothing(code: CodeType, line: int) -> bool:
     return not _reads_first(loop.body, stored - own) and not _read_later(tree, loop, stored)
 
 
-def _harmless(s: ast.stmt, chosen: set[str]) -> bool:
+def _harmless(s: ast.stmt, chosen: set[str], numbers: set[str]) -> bool:
     match s:
         case ast.Assign():
-            return all(_names(t) or _of_chosen(t, chosen) for t in s.targets)
+            return all(_names(t) or _of_chosen(t, chosen) or _of_mask(t, numbers)
+                       for t in s.targets)  # fmt: skip
         case ast.AugAssign():
             return _of_chosen(s.target, chosen)
         case ast.Expr(value=ast.Constant()):
@@ -151,6 +272,15 @@ def _of_chosen(target: ast.expr, chosen: set[str]) -> bool:
     index = target.slice
     parts = index.elts if isinstance(index, ast.Tuple) else [index]
     return all(isinstance(p, ast.Name) and p.id in chosen for p in parts)
+
+
+def _of_mask(target: ast.expr, numbers: set[str]) -> bool:
+    """`x[mask[:, e]]`, of rows that a mask chooses by the loop's number."""
+    match target:
+        case ast.Subscript(value=ast.Name(), slice=ast.Subscript(value=ast.Name(), slice=index)):
+            return _reads(index, numbers)
+        case _:
+            return False
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:

@@ -14,64 +14,29 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
+from onward.capture.chosen.bounds import Counts, of_pieces
 from onward.capture.chosen.groups import Each, Loop, each_in, of_each, of_whole
 from onward.capture.chosen.rows import OPERATORS, applied, found_in, is_tensor
-from onward.config import CaptureError
 
 Tensor = torch.Tensor
-_MOST = 1024  # pieces
 
 
-def of_pieces(what: str) -> CaptureError:
-    return CaptureError(
-        f"{what} of rows that are cut by numbers of a tensor; fix: compute with the tensor, or put "
-        "all pieces together again in their order"
-    )
-
-
-class _Number:
-    """A number that only data say."""
-
-    def _refuse(self, *args: Any) -> Any:
-        raise of_pieces("a number read into Python")
-
-    __int__ = __index__ = __float__ = __bool__ = __format__ = __str__ = __repr__ = _refuse
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __lt__ = __le__ = _refuse
-    __gt__ = __ge__ = __eq__ = __ne__ = __floordiv__ = __truediv__ = __mod__ = __neg__ = _refuse  # type: ignore[assignment]
-    __hash__ = object.__hash__
-
-
-class Counts(list[Any]):
-    """What `tolist` gives of whole numbers that data say. tensor: `i64[E]`."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__(_Number() for _ in range(tensor.shape[0]))
-        self.tensor = tensor
-
-
-def counts(x: Tensor) -> Counts | None:
-    """`x.tolist()` of a trace, where it is of one dim, whose numbers nobody knows."""
-    own = isinstance(x, FakeTensor) and x.constant is None and x.dtype == torch.int64
-    if not own or x.dim() != 1 or not isinstance(x.shape[0], int) or not 1 < x.shape[0] <= _MOST:
-        return None
-    return Counts(x)
-
-
-class _Cut(NamedTuple):
-    """How rows are cut. taken: the tensor and the number by which another was taken of it."""
+class Cut(NamedTuple):
+    """How rows are cut. counts: `i64[E]`. taken: the tensor and the number by which another was
+    taken of it. short: whether the counts may be less than all rows."""
 
     full: Tensor
-    counts: Counts
+    counts: Tensor
     taken: Callable[[Any], tuple[Tensor, int] | None]
+    short: bool = False
 
 
 class Piece:
     """The rows of one number, and what is done to them: nothing, or a function of them."""
 
     def __init__(
-        self, cut: _Cut, number: int, func: Any = None, args: Any = (), kwargs: Any = None
+        self, cut: Cut, number: int, func: Any = None, args: Any = (), kwargs: Any = None
     ) -> None:
         self._cut, self._number, self._made = cut, number, (func, args, kwargs or {})
 
@@ -88,6 +53,14 @@ class Piece:
         if not callable(func):
             raise of_pieces(name)
         return lambda *args, **kwargs: done(func, (self, *args), kwargs)
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    @property
+    def counts(self) -> Tensor:
+        return self._cut.counts
 
     def __len__(self) -> int:
         raise of_pieces("len()")
@@ -124,7 +97,7 @@ def cut(args: Sequence[Any], kwargs: dict[str, Any], taken: Any) -> tuple[Piece,
     sizes = next(v for k, v in given.items() if type(v) is Counts)
     if not is_tensor(x) or given.get("dim", 0) not in (0, -x.dim()):
         raise of_pieces("another split")
-    whole = _Cut(x, sizes, taken)
+    whole = Cut(x, sizes.tensor, taken)
     return tuple(Piece(whole, i) for i in range(len(sizes)))
 
 
@@ -133,27 +106,38 @@ def done(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = getattr(func, "__name__", str(func)).strip("_")
     found = pieces_in((args, kwargs))
     if name in ("cat", "concat", "concatenate"):
-        return _together(args, kwargs)
+        given = {**dict(zip(("tensors", "dim"), args, strict=False)), **kwargs}
+        if given.get("dim", given.get("axis", 0)) != 0:
+            raise of_pieces("cat of features")
+        return together(given["tensors"])
     if any(p._cut is not found[0]._cut or p._number != found[0]._number for p in found):
         raise of_pieces(f"{name} of several pieces")
     return Piece(found[0]._cut, found[0]._number, func, args, kwargs)
 
 
-def _together(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    given = {**dict(zip(("tensors", "dim"), args, strict=False)), **kwargs}
-    pieces, dim = list(given["tensors"]), given.get("dim", given.get("axis", 0))
+def together(given: Sequence[Any], rest: Tensor | None = None) -> Tensor:
+    """All pieces in their order, as one tensor. rest: where the counts end before the rows do, what
+    stands there; else it is not a number, where eager has fewer rows."""
+    pieces = list(given)
     own = all(type(p) is Piece and p._cut is pieces[0]._cut for p in pieces)
-    if not own or dim != 0 or [p._number for p in pieces] != [*range(len(pieces[0]._cut.counts))]:
+    if not own or [p._number for p in pieces] != [*range(pieces[0]._cut.counts.shape[0])]:
         raise of_pieces("cat of others, or in another order,")
     whole = pieces[0]._cut
-    ends = whole.counts.tensor.cumsum(0)
+    ends = whole.counts.cumsum(0)
     made = _of_all(pieces, whole, Loop(torch.ones_like(ends, dtype=torch.bool)), ends)
     if not found_in(made):
         raise of_pieces("cat")
-    return made.full
+    full: Tensor = made.full
+    if not whole.short:
+        return full
+    if rest is None and not full.is_floating_point():
+        raise of_pieces("cat of whole numbers")
+    within = torch.arange(full.shape[0]) < ends[-1]
+    within = within.view(-1, *[1] * (full.dim() - 1))
+    return torch.where(within, full, float("nan") if rest is None else rest)
 
 
-def _of_all(values: Sequence[Any], whole: _Cut, loop: Loop, ends: Tensor) -> Any:
+def _of_all(values: Sequence[Any], whole: Cut, loop: Loop, ends: Tensor) -> Any:
     """What each piece has, of all: rows in groups, a tensor of each, or what they share."""
     first = values[0]
     if all(type(v) is Piece for v in values):
@@ -189,4 +173,4 @@ def _taken_in_order(taken: Sequence[tuple[Tensor, int] | None]) -> Tensor | None
     return base
 
 
-__all__ = ["Counts", "Piece", "counts", "cut", "done", "pieces_in"]
+__all__ = ["Cut", "Piece", "cut", "done", "pieces_in", "together"]
