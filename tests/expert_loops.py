@@ -335,8 +335,8 @@ def cut_by_sums(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
         if num_tokens == 0:
             continue
         end_idx = start_idx + num_tokens
-        expert = p.list[i]
-        outputs.append(expert(rows[start_idx:end_idx]))
+        expert, tokens = p.list[i], rows[start_idx:end_idx]
+        outputs.append(expert(tokens) * torch.sigmoid(expert(tokens)) + tokens)
         start_idx = end_idx
     outs = torch.cat(outputs, dim=0) if outputs else rows.new_empty(0)
     return back(chosen, scale, order, outs)

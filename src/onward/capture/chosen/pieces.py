@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from onward.capture.chosen.bounds import Counts, of_pieces
-from onward.capture.chosen.groups import Each, Loop, each_in, of_each, of_whole
+from onward.capture.chosen.groups import Each, Grouped, Loop, each_in, of_each, of_whole
 from onward.capture.chosen.rows import OPERATORS, applied, found_in, is_tensor
 
 Tensor = torch.Tensor
@@ -124,7 +124,8 @@ def together(given: Sequence[Any], rest: Tensor | None = None) -> Tensor:
         raise of_pieces("cat of others, or in another order,")
     whole = pieces[0]._cut
     ends = whole.counts.cumsum(0)
-    made = _of_all(pieces, whole, Loop(torch.ones_like(ends, dtype=torch.bool)), ends)
+    rows = of_whole(whole.full, Loop(torch.ones_like(ends, dtype=torch.bool)), ends)
+    made = _of_all(pieces, whole, rows, {})
     if not found_in(made):
         raise of_pieces("cat")
     full: Tensor = made.full
@@ -137,30 +138,37 @@ def together(given: Sequence[Any], rest: Tensor | None = None) -> Tensor:
     return torch.where(within, full, float("nan") if rest is None else rest)
 
 
-def _of_all(values: Sequence[Any], whole: Cut, loop: Loop, ends: Tensor) -> Any:
-    """What each piece has, of all: rows in groups, a tensor of each, or what they share."""
+def _of_all(values: Sequence[Any], whole: Cut, rows: Grouped, known: dict[int, Any]) -> Any:
+    """What each piece has, of all: rows in groups, a tensor of each, or what they share. known: by
+    the first piece, that of several readers."""
     first = values[0]
     if all(type(v) is Piece for v in values):
-        calls = [v._made for v in values]
-        func, args, kwargs = calls[0]
-        if func is None and all(c[0] is None for c in calls):
-            return of_whole(whole.full, loop, ends)
-        if any((c[0], len(c[1]), [*c[2]]) != (func, len(args), [*kwargs]) for c in calls):
-            raise of_pieces("different functions")
-        all_args = tuple(
-            _of_all([c[1][i] for c in calls], whole, loop, ends) for i in range(len(args))
-        )
-        all_kwargs = {k: _of_all([c[2][k] for c in calls], whole, loop, ends) for k in kwargs}
-        of = of_each if each_in((all_args, all_kwargs)) else applied
-        return of(func, all_args, all_kwargs)
+        held = known.get(id(first))
+        if held is None or any(a is not b for a, b in zip(held[0], values, strict=True)):
+            held = known[id(first)] = (values, _of_pieces(values, whole, rows, known))
+        return held[1]
     if all(v is first for v in values):
         return first
     if all(is_tensor(v) for v in values):
         base = _taken_in_order([whole.taken(v) for v in values])
-        return Each(loop, torch.stack(list(values)) if base is None else base)
+        return Each(rows.owner.loop, torch.stack(list(values)) if base is None else base)
     if all(type(v) is type(first) and v == first for v in values):
         return first
     raise of_pieces("different arguments")
+
+
+def _of_pieces(values: Sequence[Any], whole: Cut, rows: Grouped, known: dict[int, Any]) -> Any:
+    calls = [v._made for v in values]
+    func, args, kwargs = calls[0]
+    if func is None and all(c[0] is None for c in calls):
+        return rows
+    if any((c[0], len(c[1]), [*c[2]]) != (func, len(args), [*kwargs]) for c in calls):
+        raise of_pieces("different functions")
+    all_args = tuple(_of_all([c[1][i] for c in calls], whole, rows, known)
+                     for i in range(len(args)))  # fmt: skip
+    all_kwargs = {k: _of_all([c[2][k] for c in calls], whole, rows, known) for k in kwargs}
+    of = of_each if each_in((all_args, all_kwargs)) else applied
+    return of(func, all_args, all_kwargs)
 
 
 def _taken_in_order(taken: Sequence[tuple[Tensor, int] | None]) -> Tensor | None:
