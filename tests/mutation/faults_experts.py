@@ -63,4 +63,60 @@ EXPERTS_FAULTS: tuple[Fault, ...] = (
         "        if alone and _order(node) == [0, 2, 1]:", "        if _order(node):",
         ("rewrite/test_passes.py",),
     ),
+    Fault(
+        "pieces: any list is all of them", "capture/chosen/pieces.py",
+        "[*range(pieces[0]._cut.counts.shape[0])]", "[p._number for p in pieces]", LOOPS,
+    ),
+    Fault(
+        "pieces: rows beyond the counts are those of the sums", "capture/chosen/pieces.py",
+        "    if not whole.short:\n", "    if True:\n", LOOPS,
+    ),
+    Fault(
+        "pieces: a loop may list others than it asks for", "capture/chosen/bounds.py",
+        "if asked.turns != [", "if False and asked.turns != [", LOOPS,
+    ),
+    Fault(
+        "pieces: a turn without rows may do anything", "capture/chosen/loop_body.py",
+        "if not all(isinstance(s, (ast.Continue, ast.Pass)) for s in without):", "if False:", LOOPS,
+    ),
+    Fault(
+        "pieces: what a turn hands to the next may be read", "capture/chosen/loop_body.py",
+        "    if not _only_bounds(statements, loop, sums) or _read_later", "    if _read_later",
+        LOOPS,
+    ),
+    Fault(
+        "pieces: a list may be read by others than cat", "capture/chosen/loop_body.py",
+        "    if stored & lists or not all(_only_cat(tree, name) for name in lists):\n"
+        "        return None\n", "", LOOPS,
+    ),
+    Fault(
+        "pieces: slices between any two sums", "capture/chosen/bounds.py",
+        " if end.last == start.last + 1 else None", "", LOOPS,
+    ),
+    Fault(
+        "pieces: a tensor written in part may be read", "capture/chosen/choosing.py",
+        "if any(is_tensor(a) and _memory(a) in own for a in given):", "if False:", LOOPS,
+    ),
+    Fault(
+        "experts: a mask of one that the loop leaves out has rows", "capture/chosen/groups.py",
+        "    return loop.limited(made)", "    return made", LOOPS,
+    ),
+    Fault(
+        "capture: a part without gradients writes into what others read",
+        "capture/functionalize.py",
+        "any(order[u] > order[region] for n in before for u in n.users)", "False",
+        ("capture/test_in_place.py",),
+    ),
+    Fault(
+        "capture: a gradient ends where a part without gradients has written",
+        "capture/functionalize.py",
+        "    if owner.meta[\"val\"].is_floating_point() and any(",
+        "    if False and any(", ("capture/test_in_place.py",),
+    ),
+    Fault(
+        "capture: nodes that share one meta share their memory's owner",
+        "capture/memory_shared.py",
+        "    if held is None or held[0] is not node:\n", "    if held is None:\n",
+        ("capture/test_in_place.py",),
+    ),
 )  # fmt: skip
