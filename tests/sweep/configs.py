@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import transformers
+
 WIDTH, INNER, HEADS, HEAD, LAYERS, POSITIONS, VOCABULARY = 32, 48, 4, 8, 2, 64, 61
 IMAGE, MELS, LABELS = 32, 16, 3
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
@@ -92,9 +94,10 @@ INDICES = re.compile(
 # The same, where as many are wanted elsewhere.
 COUNTED = re.compile(r"out_indices|hook_ids|state_indices|extract_layers|target_layers")
 
+_MAMBA = "mamba" if transformers.__version__ < "5" else "linear_attention"
 # Layers that share their weights: the same one twice.
 _SHARED: dict[str, Any] = {
-    "layers_block_type": ["linear_attention", "hybrid"] * 2, "num_hidden_layers": 4,
+    "layers_block_type": [_MAMBA, "hybrid"] * 2, "num_hidden_layers": 4,
     "attention_hidden_size": 64,
 }  # fmt: skip
 # Windows that divide what every stage leaves of an image.
@@ -121,7 +124,8 @@ OWN: dict[str, dict[str, Any]] = {
         "indexer_compress_ratio": 2,
         "hc_lowrank": 16,
     },
-    "zamba": _SHARED | {"attention_head_dim": 16},
+    "jamba": {"use_mamba_kernels": False},
+    "zamba": _SHARED | {"attention_head_dim": 16, "use_mamba_kernels": False},
     "zamba2": _SHARED | {"attention_head_dim": 16, "kv_channels": 16, "hybrid_layer_ids": [1, 3]},
     "glm4v_moe_text": {"head_dim": 16},
     "align": {"projection_dim": 64},

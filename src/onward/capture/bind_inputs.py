@@ -49,6 +49,7 @@ def bind_inputs(
     for node, tensor in zip(batch, tensors, strict=True):
         translator.name_sizes(node, tensor)
     translator.settle_sizes(batch)
+    translator.batch = {node: [] for node in batch}
     buffers: dict[Value, list[Any]] = {}
     users = 0
     for spec in program.graph_signature.input_specs:

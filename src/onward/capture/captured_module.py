@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from onward.capture.attention_forms import Shown
+from onward.capture.batch_writes import Unchanged
 from onward.capture.pins import Pinned
 from onward.graph.graph import Graph
 from onward.graph.types import Size
@@ -36,7 +37,7 @@ class CapturedModule:
     reached: set[str] = field(default_factory=set)
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
-    _shown: list[Shown] = field(default_factory=list)
+    _presumed: list[Shown | Unchanged] = field(default_factory=list)
     _pinned: list[Pinned] = field(default_factory=list)  # in the forward's order
     _layouts: list[Any] | None = None  # of a batch, where the forward asks
 
@@ -54,7 +55,7 @@ class CapturedModule:
         how they lie in memory."""
         if self._layouts not in (None, list(map(layout, tensors))):
             return False
-        return all(fact.holds(tensors) for fact in (*self._pinned, *self._shown))
+        return all(fact.holds(tensors) for fact in (*self._pinned, *self._presumed))
 
     def dims(self, tensors: list[torch.Tensor]) -> dict[str, int] | None:
         """Symbol -> size for a batch's tensors (in leaf order); None where they do not fit."""

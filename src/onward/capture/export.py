@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from onward.capture.attention_forms import choose
 from onward.capture.autograd_reach import reached
+from onward.capture.batch_writes import require_unchanged
 from onward.capture.bind_inputs import batch_nodes, bind_inputs
 from onward.capture.buffer_updates import store_buffers
 from onward.capture.captured_module import CapturedModule, layout
@@ -121,7 +122,8 @@ def _capture(
         if more is None:
             raise
         return more
-    result._shown, result._pinned = shown, pinned
+    result._presumed = [*shown, *require_unchanged(program, translator.batch, tensors, names)]
+    result._pinned = pinned
     if flat.noted.lies:
         result._layouts = list(map(layout, tensors))
     if flat.extra:

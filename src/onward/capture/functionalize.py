@@ -9,7 +9,7 @@ writes has a next value, which the step stores (buffer_updates.py).
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -50,16 +50,19 @@ def may_write(
     order: dict[Any, int],
     buffers: Mapping[Any, Sequence[Any]],
     given: Mapping[Any, tuple[Any, Any]],
+    batch: Collection[Any] = (),
 ) -> bool:
     """Whether all that is read after this op can be given what it wrote.
 
     written: the tensor that the op writes. order: the nodes' places in their program. buffers: the
     nodes that stand for the model's buffers: within a region of another mode, for which outside,
-    and the region. given: of what else a region was given, the same.
+    and the region. given: of what else a region was given, the same. batch: the nodes of the
+    batch's tensors, whose memory is to hold the same before and after (batch_writes.py).
     """
     path = path_to_owner(written)
     owner = path[-1]
-    if owner not in buffers and owner not in given and owner.op != "call_function":
+    held = owner in buffers or owner in batch
+    if not held and owner not in given and owner.op != "call_function":
         return False  # the user's memory
     if not all(_passable(view, owner in buffers) for view in path[:-1]):
         return False

@@ -60,6 +60,7 @@ class Translator:
         # nodes of the model's buffers; in a region: of which outside, and the region's node
         self.buffers: dict[Any, tuple[Any, ...]] = {}
         self.given: dict[Any, tuple[Any, Any]] = {}  # the same of what else regions are given
+        self.batch: dict[Any, list[Any]] = {}  # nodes of the batch's tensors: those that write them
         self.parts: dict[Any, Any] = {}  # of ops without a translation, the ops they are made of
         self.folded: dict[Any, torch.Tensor] = {}  # ops without one, of constants: their results
         self.lacking: dict[str, str] = {}  # of ops that cannot be expanded, the part that is why
@@ -351,7 +352,11 @@ class Translator:
             self._call(view)
 
     def _require_own(self, node: Any, written: Any) -> None:
-        if not functionalize.may_write(node, written, self.order, self.buffers, self.given):
+        if functionalize.may_write(node, written, self.order, self.buffers, self.given, self.batch):
+            owner = functionalize.path_to_owner(written)[-1]
+            if owner in self.batch:
+                self.batch[owner].append(node)
+        else:
             raise CaptureError(
                 f"{_op_name(node.target)} at {module_path(node)} writes into memory that another "
                 "tensor shares; fix: use the op that returns a new tensor"
