@@ -30,6 +30,13 @@ HARMLESS: dict[str, Write] = {
     "of its size": lambda at, x: at.clamp_(0, at.shape[1] + 3),
     "add_ of nothing": lambda at, x: at.add_((at > 7).long()),
 }
+# The same with a question about what is there then: one answer for each batch of the tests.
+ASKED: dict[str, Write] = {
+    "after it": lambda at, x: bool((at.clamp_(0, 7) > 6).any()) and at.mul_(1),
+    "between": lambda at, x: bool((at.add_(1).clamp_(max=8) > 7).any()) and at.sub_(1),
+    "without need": lambda at, x: bool((at.clamp_(0, 7) > 7).any()) or at.mul_(1),
+}
+HARMLESS |= {f"asked {name}": write for name, write in ASKED.items()}
 # What no batch alone decides, or changes every batch.
 REFUSED: dict[str, tuple[Write, str]] = {
     "add_": (lambda at, x: at.add_(1), "changes the batch's at"),

@@ -130,8 +130,7 @@ EXPERTS_FAULTS: tuple[Fault, ...] = (
         ("capture/test_batch_writes.py",),
     ),
     Fault(
-        "capture: a question about a batch may follow writes into the batch", "capture/known.py",
-        "and not written:\n                return None", "and False:\n                return None",
-        ("capture/test_batch_writes.py", "capture/test_pins.py"),
+        "capture: a question about a batch writes into it", "capture/known.py",
+        "tensors[i].detach().clone()", "tensors[i].detach()", ("capture/test_batch_writes.py",),
     ),
 )  # fmt: skip

@@ -47,7 +47,7 @@ def require_unchanged(
     for leaf, writers in batch.items():
         if not writers:
             continue
-        steps = given.steps(writers[-1], written=True)
+        steps = given.steps(writers[-1])
         if steps is not None:
             found.append(Unchanged(leaf, steps, given))
         if steps is None or not found[-1].holds(tensors):

@@ -32,9 +32,9 @@ class Given:
                         self.sizes.setdefault(symbol, (self.leaves[node.name], dim, int(factor)))
         self._written: dict[Any, dict[Any, list[Any]]] = {}  # graph -> owner of memory -> writers
 
-    def steps(self, node: Any, written: bool = False) -> tuple[Any, ...] | None:
+    def steps(self, node: Any) -> tuple[Any, ...] | None:
         """The nodes that compute this one from what is given, with those that write into their
-        memory before; None where that is not enough. written: the batch's memory may be, too."""
+        memory before; None where that is not enough."""
         order = {n: i for i, n in enumerate(node.graph.nodes)}
         needed, waiting = set(), [node]
         while waiting:
@@ -48,8 +48,8 @@ class Given:
             writers = [
                 w for w in self._writers(node.graph).get(owner, []) if order[w] < order[node]
             ]
-            if writers and owner.op != "call_function" and not written:
-                return None  # the user's memory, which no question may write
+            if writers and owner.op != "call_function" and owner.name not in self.leaves:
+                return None  # the user's memory; of a batch's tensor a copy is written (`value`)
             waiting += writers
             if step.name in self.leaves or step.name in self.constants:
                 continue
