@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fault import Fault
+from faults_cache import CACHE_FAULTS
 from faults_capture import CAPTURE_FAULTS
 from faults_experts import EXPERTS_FAULTS
 from faults_graph import GRAPH_FAULTS
@@ -19,6 +20,7 @@ FAULTS = (
     *CAPTURE_FAULTS,
     *EXPERTS_FAULTS,
     *TRAIN_FAULTS,
+    *CACHE_FAULTS,
 )
 
 __all__ = ["FAULTS", "Fault"]

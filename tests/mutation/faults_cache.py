@@ -1,0 +1,71 @@
+"""Faults of the graph cache: keys, files."""
+
+from __future__ import annotations
+
+from fault import Fault
+
+CACHE = ("train/test_graph_cache.py",)
+
+CACHE_FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "cache: the graph given is not in the key", "graph_cache.py",
+        "what = [verb, digest(graph), ", "what = [verb, ", CACHE,
+    ),
+    Fault(
+        "cache: a stage's argument is not in the key", "graph_cache.py",
+        "digest(graph), arguments, ", "digest(graph), ", CACHE,
+    ),
+    Fault(
+        "cache: passes switched off are not in the key", "graph_cache.py",
+        "sorted(owner.disable), ", "", CACHE,
+    ),
+    Fault(
+        "cache: stages share their keys", "graph_cache.py",
+        "what = [verb, ", "what = [", CACHE,
+    ),
+    Fault(
+        "cache: sources are not in the key", "graph_cache.py",
+        "return [held, sources(), ", "return [held, ", CACHE,
+    ),
+    Fault(
+        "cache: the processor and the kernels are not in the key", "graph_cache.py",
+        ", fingerprint(target)]", "]", CACHE,
+    ),
+    Fault(
+        "cache: others' records are kept", "graph_cache.py",
+        "    if foreign:\n", "    if False:\n", CACHE,
+    ),
+    Fault(
+        "cache: sources that changed since they were loaded are kept", "graph_cache.py",
+        "    if last > _LOADED:\n", "    if False:\n", CACHE,
+    ),
+    Fault(
+        "cache: an optimizer is known by its name", "graph_cache.py",
+        "if OPTIMIZERS.get(value.name) is not value:", "if False:", CACHE,
+    ),
+    Fault(
+        "cache: a file's digest is not read", "graph_cache.py",
+        "if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:", "if False:", CACHE,
+    ),
+    Fault(
+        "cache: a file's own key is not read", "graph_cache.py",
+        'if head["key"] != key:', "if False:", CACHE,
+    ),
+    Fault(
+        "cache: a file is written where it is read", "graph_cache.py",
+        'with os.fdopen(handle, "wb") as file:', "with _path(key).open(\"wb\") as file:", CACHE,
+    ),
+    Fault(
+        "cache: what was read last goes first", "graph_cache.py",
+        "key=lambda item: item[1].st_mtime)", "key=lambda item: -item[1].st_mtime)", CACHE,
+    ),
+    Fault(
+        "cache: an error of the disk reaches the step", "graph_cache.py",
+        "    except (OSError, ArchiveError, TypeError) as error:\n        _say_once",
+        "    except (ArchiveError, TypeError) as error:\n        _say_once", CACHE,
+    ),
+    Fault(
+        "cache: it is used where passes are looked at", "graph_cache.py",
+        "and not journal.looks_at_passes ", "", CACHE,
+    ),
+)  # fmt: skip
