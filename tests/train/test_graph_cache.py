@@ -3,6 +3,7 @@ decides a graph makes it another one."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -339,6 +340,33 @@ def test_stages_that_are_looked_at_are_made() -> None:
         Compiler(host(), (), journal).forward(captured)
         assert "graph cache" in journal.seconds or "rewrite forward" in journal.seconds
         assert ("graph cache" in journal.seconds) == (not journal.quiet and not journal.stages)
+
+
+def test_an_optimizer_of_a_registered_name_that_is_another_is_not_kept(folder: Path) -> None:
+    captured = Compiler(host(), (), Journal()).capture(gpt2(), (), batch(2, 10))
+    graph = captured.graph
+    adam = extend.OPTIMIZERS["AdamW"]
+    assert graph_cache._key("step", graph, (adam,), Compiler(host())) is not None
+    same_name = dataclasses.replace(adam)
+    assert graph_cache._key("step", graph, (same_name,), Compiler(host())) is None
+
+
+def test_two_stages_of_one_graph_are_two_files(folder: Path) -> None:
+    class Stages:
+        target, disable, journal = host(), set[str](), Journal()
+
+        def same(self, graph: Any) -> Any:
+            return graph.clone()
+
+        def nothing(self, graph: Any) -> Any:
+            return None
+
+    graph = Compiler(host(), (), Journal()).capture(gpt2(), (), batch(2, 10)).graph
+    for _ in range(2):  # made, then read
+        stages = graph_cache.kept("same", "nothing")(Stages)()
+        assert len(stages.same(graph)) == len(graph)
+        assert stages.nothing(graph) is None
+        assert len(keys(folder)) == 2
 
 
 # ---- files
