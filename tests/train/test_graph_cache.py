@@ -23,7 +23,10 @@ from torch import nn
 
 import onward
 from onward import extend, graph_cache
+from onward.capture import CapturedModule
 from onward.compile import Compiler
+from onward.differentiate import Recipe, UpdateGroup
+from onward.graph.graph import Graph
 from onward.graph_cache import Entry
 from onward.journal import Journal
 from onward.kernels import host
@@ -171,6 +174,10 @@ def test_processes_read_what_others_keep_and_may_all_write_at_once(folder: Path)
 # ---- what makes another graph
 
 
+def captured() -> CapturedModule:
+    return Compiler(host(), (), Journal()).capture(gpt2(), (), batch(2, 10))
+
+
 def keys(folder: Path) -> set[str]:
     return {path.name for path in files(folder)}
 
@@ -270,17 +277,15 @@ WORLD: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
 def test_whatever_else_decides_is_in_the_key(
     what: str, monkeypatch: pytest.MonkeyPatch, build: Callable[[str], None], folder: Path
 ) -> None:
-    model, data = gpt2(), batch(2, 10)
-    compiler = Compiler(host(), (), Journal())
-    captured = compiler.capture(model, (), data)
-    compiler.forward(captured)
+    call = captured()
+    Compiler(host(), (), Journal()).forward(call)
     before = keys(folder)
-    Compiler(host(), (), Journal()).forward(captured)
+    Compiler(host(), (), Journal()).forward(call)
     assert len(before) == 1 and keys(folder) == before
     WORLD[what](monkeypatch)
     if what == "no library":
         build("0")
-    Compiler(host(), (), Journal()).forward(captured)
+    Compiler(host(), (), Journal()).forward(call)
     assert len(keys(folder)) == 2, what
 
 
@@ -323,50 +328,55 @@ FOREIGN: dict[str, Callable[[pytest.MonkeyPatch], Any]] = {
 def test_where_others_have_a_say_nothing_is_kept_or_read(
     what: str, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    captured = Compiler(host(), (), Journal()).capture(gpt2(), (), batch(2, 10))
-    kept = Compiler(host(), (), Journal()).forward(captured)
+    call = captured()
+    kept = Compiler(host(), (), Journal()).forward(call)
     before = keys(folder)
     FOREIGN[what](monkeypatch)
     journal = Journal()
-    with_others = Compiler(host(), (), journal).forward(captured)
+    with_others = Compiler(host(), (), journal).forward(call)
     assert keys(folder) == before
     assert "rewrite forward" in journal.seconds, "made, not read"
     assert len(with_others) == len(kept)
 
 
 def test_stages_that_are_looked_at_are_made() -> None:
-    captured = Compiler(host(), (), Journal()).capture(gpt2(), (), batch(2, 10))
+    call = captured()
     for journal in (Journal(), Journal(keep_stages=True), Journal(quiet=True)):
-        Compiler(host(), (), journal).forward(captured)
+        Compiler(host(), (), journal).forward(call)
         assert "graph cache" in journal.seconds or "rewrite forward" in journal.seconds
         assert ("graph cache" in journal.seconds) == (not journal.quiet and not journal.stages)
 
 
 def test_an_optimizer_of_a_registered_name_that_is_another_is_not_kept(folder: Path) -> None:
-    captured = Compiler(host(), (), Journal()).capture(gpt2(), (), batch(2, 10))
-    graph = captured.graph
-    adam = extend.OPTIMIZERS["AdamW"]
-    assert graph_cache._key("step", graph, (adam,), Compiler(host())) is not None
-    same_name = dataclasses.replace(adam)
-    assert graph_cache._key("step", graph, (same_name,), Compiler(host())) is None
+    compiler, call = Compiler(host(), (), Journal()), captured()
+    registered = extend.OPTIMIZERS["SGD"]
+    names = tuple(sorted(call.reached))
+    for optimizer, files_more in ((dataclasses.replace(registered), 0), (registered, 1)):
+        attributes = optimizer.attributes(torch.optim.SGD([torch.ones(1)]).param_groups[0])
+        before = keys(folder)
+        compiler.step(call.graph, Recipe((UpdateGroup(0, names, optimizer, attributes),)))
+        assert len(keys(folder) - before) == files_more
 
 
 def test_two_stages_of_one_graph_are_two_files(folder: Path) -> None:
+    made: list[str] = []
+
+    @graph_cache.kept("same", "nothing")
     class Stages:
         target, disable, journal = host(), set[str](), Journal()
 
-        def same(self, graph: Any) -> Any:
-            return graph.clone()
+        def same(self, graph: Graph) -> Graph:
+            made.append("same")
+            return graph
 
-        def nothing(self, graph: Any) -> Any:
-            return None
+        def nothing(self, graph: Graph) -> None:
+            made.append("nothing")
 
-    graph = Compiler(host(), (), Journal()).capture(gpt2(), (), batch(2, 10)).graph
+    graph, stages = captured().graph, Stages()
     for _ in range(2):  # made, then read
-        stages = graph_cache.kept("same", "nothing")(Stages)()
         assert len(stages.same(graph)) == len(graph)
         assert stages.nothing(graph) is None
-        assert len(keys(folder)) == 2
+    assert made == ["same", "nothing"] and len(keys(folder)) == 2
 
 
 # ---- files
