@@ -1,6 +1,8 @@
 // A single-precision matrix product of another library, called with one thread from each of ours.
 #pragma once
 #include <cstdint>
+#include <map>
+#include <mutex>
 
 namespace onward {
 
@@ -36,19 +38,38 @@ struct Blas {
 };
 
 // For the time of a launch the library runs each call on the thread that makes it. Two pools that
-// wait actively on the same cores would cost more than the products (docs/notes/0005).
-struct OneThread {
-    const Blas& blas;
-    int before;
+// wait actively on the same cores would cost more than the products (docs/notes/0005). The setting
+// is the whole process's, and launches of several threads overlap: the first one in sets it, the
+// last one out sets it back.
+class OneThread {
+    struct Setting {
+        int launches = 0, before = 1;
+    };
+    inline static std::mutex lock;
+    inline static std::map<int64_t, Setting> settings;  // by the library's set_threads
 
-    explicit OneThread(const Blas& b) : blas(b), before(1) {
+    const Blas& blas;
+
+public:
+    explicit OneThread(const Blas& b) : blas(b)
+    {
         if (!blas.set_threads) return;
-        before = reinterpret_cast<int (*)()>(blas.get_threads)();
-        if (before != 1) reinterpret_cast<void (*)(int)>(blas.set_threads)(1);
+        const std::lock_guard<std::mutex> held(lock);
+        Setting& setting = settings[blas.set_threads];
+        if (setting.launches++) return;
+        setting.before = reinterpret_cast<int (*)()>(blas.get_threads)();
+        if (setting.before != 1) reinterpret_cast<void (*)(int)>(blas.set_threads)(1);
     }
-    ~OneThread() {
-        if (before != 1) reinterpret_cast<void (*)(int)>(blas.set_threads)(before);
+    ~OneThread()
+    {
+        if (!blas.set_threads) return;
+        const std::lock_guard<std::mutex> held(lock);
+        Setting& setting = settings[blas.set_threads];
+        if (--setting.launches || setting.before == 1) return;
+        reinterpret_cast<void (*)(int)>(blas.set_threads)(setting.before);
     }
+    OneThread(const OneThread&) = delete;
+    OneThread& operator=(const OneThread&) = delete;
 };
 
 }  // namespace onward
