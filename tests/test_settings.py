@@ -18,7 +18,7 @@ from torch import nn
 
 import onward
 from onward import OnwardError, TrainerOptions
-from onward.config import VARIABLES, Environment
+from onward.config import VARIABLES, Environment, environment
 from onward.kernels.blas.choice import forced
 from onward.kernels.native import library as native
 from onward.rewrite import FORWARD, STEP, row_demand, switched_off, switches
@@ -279,6 +279,23 @@ def test_a_misspelt_variable_is_told(typo: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv(typo, "1")
     with pytest.raises(OnwardError, match=f"{typo} is read; fix: did you mean ONWARD_"):
         trainer_with()
+
+
+def test_a_user_without_a_home_names_a_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unknown(uid: int) -> Any:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    for name in ("HOME", "XDG_CACHE_HOME", "ONWARD_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(OnwardError, match=r"no home folder .*fix: set ONWARD_CACHE"):
+        environment()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert environment().cache == tmp_path / "onward"
+    monkeypatch.setenv("ONWARD_CACHE", str(tmp_path / "own"))
+    assert environment().cache == tmp_path / "own"
 
 
 def test_a_build_that_is_not_there_is_refused_not_called_uncompiled(

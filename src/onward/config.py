@@ -287,7 +287,6 @@ def _meant(values: tuple[str, ...]) -> Environment:
     builds = given["ONWARD_NATIVE_FOLDER"]
     if builds and not Path(builds).exists():
         raise OnwardError(f"ONWARD_NATIVE_FOLDER={builds} is not there; fix: a folder of builds")
-    shared = Path(given["XDG_CACHE_HOME"] or Path.home() / ".cache") / "onward"
     return Environment(
         dump=Path(given["ONWARD_DUMP"]) if given["ONWARD_DUMP"] else None,
         disable=read_names("ONWARD_DISABLE", given["ONWARD_DISABLE"], commas=True),
@@ -295,9 +294,20 @@ def _meant(values: tuple[str, ...]) -> Environment:
         native=given["ONWARD_NATIVE"],
         native_folder=Path(builds) if builds else None,
         blas=given["ONWARD_BLAS"],
-        cache=Path(given["ONWARD_CACHE"]) if given["ONWARD_CACHE"] else shared,
+        cache=_cache(given["ONWARD_CACHE"], given["XDG_CACHE_HOME"]),
         graph_cache=given["ONWARD_GRAPH_CACHE"] != "0",
     )
+
+
+def _cache(own: str, users: str) -> Path:
+    if own or users:
+        return Path(own) if own else Path(users) / "onward"
+    try:
+        return Path.home() / ".cache" / "onward"
+    except RuntimeError as error:  # a user id that the system has no name for, and no HOME
+        raise OnwardError(
+            "this user has no home folder to keep a cache in; fix: set ONWARD_CACHE to a folder"
+        ) from error
 
 
 def check_variables() -> None:
