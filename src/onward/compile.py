@@ -5,7 +5,7 @@
 A stage receives a value and returns one, by one verb of `Compiler`:
     captured   = compiler.capture(model, args, kwargs)     Captured
     forward    = compiler.forward(captured)                Graph; packed: compiler.pack(forward, ..)
-    step       = compiler.step(forward, recipe)            Graph; compiler.halves(..): Halves
+    step       = compiler.step(forward, recipe)            Graph; or compiler.halves(forward, ..)
     plan       = compiler.plan(step, outputs, dims)        Plan
     executable = compiler.bind(plan, memory, owned)        Executable
 Seconds, reports and dumps stand in the compiler's journal; graphs are on disk (graph_cache.py).
@@ -20,17 +20,17 @@ from typing import Any
 from onward import rewrite
 from onward.capture import Captured, CapturedModule, capture
 from onward.config import environment
-from onward.differentiate import Halves, Recipe, add_updates, partition, vjp
-from onward.execute import Executable, Memory
+from onward.differentiate import Recipe, add_updates, vjp
+from onward.execute import Executable, ExecutableHalves, Memory
 from onward.extend import load_plugins
 from onward.graph.graph import Graph
 from onward.graph_cache import kept
 from onward.journal import Journal
 from onward.kernels import Target
-from onward.plan import Budget, Fusible, Plan, ResidualBlock, bind, make_plan
+from onward.plan import Budget, Fusible, Plan, bind, make_plan
 
 
-@kept("forward", "pack", "step")  # read where a run before has made the same
+@kept("forward", "pack", "step", "halves")  # read where a run before has made the same
 class Compiler:
     """The stages, for one target and without some passes."""
 
@@ -77,12 +77,12 @@ class Compiler:
         """Forward and gradients, rewritten; the graph that other engines are compared on."""
         return self._rewrite(self._differentiate(forward, wrt, zeros), rewrite.STEP, "gradients")
 
-    def halves(self, forward: Graph, outputs: Sequence[str], wrt: Sequence[str]) -> Halves:
-        """Forward and gradients by these inputs, for cotangents of the outputs that come later."""
-        graph = self._differentiate(forward, wrt, (), outputs)
-        graph = self._rewrite(graph, rewrite.halves(), "halves")
-        with self.journal.timed("partition"):
-            return partition(graph)
+    def halves(self, forward: Graph, ends: Sequence[str], wrt: Sequence[str]) -> Graph:
+        """Forward and gradients by these inputs, for cotangents of the outputs `ends` that come
+        after the forward has run. An input that they do not reach has a gradient of zeros."""
+        graph = self._differentiate(forward, wrt, wrt, ends)
+        graph.signature = graph.signature.but(apart=True)
+        return self._rewrite(graph, rewrite.halves(), "halves")
 
     def step(self, forward: Graph, recipe: Recipe) -> Graph:
         """The whole training step as one graph."""
@@ -100,16 +100,14 @@ class Compiler:
         budget: int | float | str | None = None,
         open: Collection[str] = (),
         label: str = "",
-        block: ResidualBlock | None = None,
     ) -> Plan:
         """The plan that computes these outputs of `graph` at these sizes, within a budget of bytes.
-        open: sizes that may be smaller when it runs. label: before the names of dumps. block: of a
-        backward half, its forward half's `Plan.residual_block`."""
+        open: sizes that may be smaller when it runs. label: before the names of dumps."""
         with self.journal.timed("bind"):
             bound = bind(graph, dims, open, outputs)
         self.journal.note(f"{label}bind", bound)
         with self.journal.timed("plan"):
-            plan = make_plan(bound, dict(dims), target=self.target, block=block)
+            plan = make_plan(bound, dict(dims), target=self.target)
         if budget is not None:
             with self.journal.timed("recompute"):
                 plan = self._fit(bound, plan, budget)
@@ -119,7 +117,13 @@ class Compiler:
     def bind(self, plan: Plan, memory: Memory, owned: Mapping[str, Any]) -> Executable:
         """The plan in memory. owned: the tensors that belong to others, by graph input."""
         with self.journal.timed("execute: memory and binding"):
-            return Executable(plan, memory, owned).bound()
+            executable = Executable(plan, memory, owned)
+            executable.bind()
+        return executable
+
+    def bind_halves(self, plan: Plan, memory: Memory, owned: Mapping[str, Any]) -> ExecutableHalves:
+        """The same of a plan that runs in two halves, each run of which binds it to a block."""
+        return ExecutableHalves(plan, memory, owned)
 
     def _differentiate(
         self, graph: Graph, wrt: Sequence[str], zeros: Collection[str], ends: Sequence[str] = ()

@@ -84,10 +84,11 @@ def _kept(verb: str, make: Callable[..., Graph | None]) -> Callable[..., Graph |
     def made(self: Owner, given: Any, *arguments: Any, **more: Any) -> Graph | None:
         journal = self.journal
         key = None
-        if environment().graph_cache and not journal.looks_at_passes and len(arguments) < 2:
+        if environment().graph_cache and not journal.looks_at_passes:
             with journal.timed("graph cache"):
                 graph = given if isinstance(given, Graph) else given.graph
-                key = None if more else _key(verb, graph, arguments, self)
+                said = more or any(isinstance(x, dict) for x in arguments)  # to be filled in
+                key = None if said else _key(verb, graph, arguments, self)
                 found = None if key is None else read(key)
             if found is not None:
                 journal.reports += found.reports

@@ -6,7 +6,10 @@ numbers. Where a batch runs twice, or beside others, its gradients have the same
 
 from __future__ import annotations
 
+import dataclasses
 import gc
+import itertools
+import weakref
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +22,8 @@ from tiny import FEEDS, Compiled, Tensors, batch, compiled, execute_packed, plai
 from tiny_families import CASES, allowed
 
 from onward.config import OnwardError
-from onward.differentiate import Halves as Graphs
 from onward.execute import ExecutableHalves, Memory, Residuals
-from onward.graph.graph import type_of
+from onward.graph.graph import Graph, type_of
 from onward.graph.names import OUTPUT, user_name
 from onward.plan import Plan, Region
 from onward.rewrite import split_counting
@@ -35,7 +37,7 @@ class Halves:
 
     made: Compiled
     ends: list[str]
-    plans: tuple[Plan, Plan]
+    plan: Plan
     memory: Memory
     executable: ExecutableHalves
 
@@ -67,27 +69,20 @@ def halves(
     floating = [n for n in results if type_of(made.forward.outputs[n]).is_floating]
     if ends is None:
         ends = list(dict.fromkeys([*made.forward.signature.ends, *floating]))
-    both = made.compiler.halves(made.forward, ends, trained(made))
+    graph = made.compiler.halves(made.forward, tuple(ends), tuple(trained(made)))
     dims = made.captured.dims(list(data.values()))
     assert dims is not None
     most = {n: size + room for n, size in dims.items()}
-    sizes = list(most) if room else []
-    return in_memory(made, both, ends, most, sizes)
+    return in_memory(made, graph, ends, most, list(most) if room else [])
 
 
 def in_memory(
-    made: Compiled, both: Graphs, ends: list[str], dims: dict[str, int], sizes: Collection[str] = ()
+    made: Compiled, graph: Graph, ends: list[str], dims: dict[str, int], sizes: Collection[str] = ()
 ) -> Halves:
-    """Planned for these dims, of which `sizes` stay open, and bound."""
-    first = made.plan(both.forward, both.forward.outputs, dims, open=sizes)
-    second = made.plan(
-        both.backward, both.backward.outputs, dims, open=sizes, block=first.residual_block
-    )
+    """Planned for these dims, of which `sizes` stay open."""
+    plan = made.plan(graph, graph.outputs, dims, open=sizes)
     memory, owned = Memory(torch.device("cpu")), made.captured.owned
-    bound = ExecutableHalves(
-        made.executable(first, memory, owned), made.executable(second, memory, owned)
-    )
-    return Halves(made, ends, (first, second), memory, bound)
+    return Halves(made, ends, plan, memory, made.compiler.bind_halves(plan, memory, owned))
 
 
 def cotangents(outputs: Mapping[str, torch.Tensor], seed: int = 0) -> Tensors:
@@ -145,13 +140,16 @@ def test_random_programs(seed: int) -> None:
     model, data = row_programs.Model(row_programs.program(seed)), row_programs.batch(seed)
     both = halves(model, data)
     left, loss = both.forward(data), both.outputs()["loss"]
-    both.forward(row_programs.batch(seed + 1)).give_back()
+    both.forward(row_programs.batch(seed + 1))
     given = {"loss": torch.tensor(-1.5)}
     found = {"loss": loss, **both.backward(left, given)}
     exact, plain = (autograd(model, data, given, t) for t in (torch.float64, torch.float32))
     for name in {*exact} - {*found}:
         assert not exact[name].any(), f"{name} has no gradient here"
         del exact[name]
+    for name in {*found} - {*exact}:
+        assert not found[name].any(), f"{name} has none in eager"
+        del found[name]
     assert not row_programs.differences(found, exact, plain)
 
 
@@ -221,7 +219,7 @@ def test_outstanding_forwards(order: list[int], room: int) -> None:
     for d, seed in zip(data, seeds, strict=True):
         pending.append(both.forward(d, seed=seed))
         outputs_of.append(both.outputs())
-    assert len({left.block.data_ptr() for left in pending}) == 3
+    assert len({left.content.data_ptr() for left in pending}) == 3
     for i in order:
         found = {**outputs_of[i], **both.backward(pending[i], given[i])}
         for name, want in alone[i].items():
@@ -240,46 +238,79 @@ def test_kept_residuals_serve_again() -> None:
 
 
 def test_a_block_is_lent_again() -> None:
-    """By a backward, by dropping what a forward has left, and by a forward that fails."""
+    """When the gradients in it are gone, when what a forward has left is dropped, and when a
+    forward fails."""
     model, data = tiny.gpt2(), batch()
     both = halves(model, data)
     left = both.forward(data)
-    block = left.block.data_ptr()
-    both.backward(left, cotangents(both.outputs()))
-    left = both.forward(data)
-    assert left.block.data_ptr() == block
+    block = left.content.data_ptr()
+    found = both.backward(left, cotangents(both.outputs()))
     del left
-    gc.collect()
+    assert both.forward(data).content.data_ptr() != block, "its gradients are held"
+    one = found.popitem()[1][:1]
+    del found
+    assert both.forward(data).content.data_ptr() != block, "a window of one is held"
+    held = one.clone()
+    del one
+    left = both.forward(data)
+    assert held.isfinite().all()
+    block = left.content.data_ptr()
+    del left
     with pytest.raises(IndexError):
         both.forward({**data, "input_ids": data["input_ids"] + tiny.VOCABULARY})
-    left = both.forward(data)
-    assert left.block.data_ptr() == block
-    left.give_back()
-    left.give_back()
-    assert both.forward(data).block.data_ptr() == block
+    assert both.forward(data).content.data_ptr() == block
+
+
+def test_gradients_outlive_whoever_lent_their_block() -> None:
+    model, data = tiny.gpt2(), batch()
+    both = halves(model, data)
+    found = both.backward(both.forward(data), cotangents(both.outputs()))
+    before = {name: x.clone() for name, x in found.items()}
+    content = weakref.ref(both.memory.blocks._lent[0].base)
+    del both
+    gc.collect()
+    junk = [torch.full_like(x, 7.0) for x in before.values()]
+    assert all(torch.equal(x, before[name]) for name, x in found.items())
+    assert content() is not None
+    found.clear()
+    assert content() is None, f"{len(junk)} tensors"
 
 
 def test_memory_is_as_planned() -> None:
+    """One block for both halves, and no arena beside it."""
     model, data = tiny.bert(), batch(4, 12, "right")
     both = halves(model, data)
     left = both.forward(data)
-    first, second = both.plans
-    assert left.block.numel() == first.sizes[Region.RESIDUAL] == first.residual_block.nbytes > 0
-    assert second.sizes[Region.RESIDUAL] == left.block.numel()
-    both.backward(left, cotangents(both.outputs()))
-    scratch = max(plan.sizes[Region.SCRATCH] for plan in both.plans)
-    assert both.memory.arena_bytes(Region.SCRATCH) == scratch
-    assert both.memory.arena_bytes(Region.RESIDUAL) == 0, "blocks are lent, there is no arena"
+    assert left.content.numel() == both.plan.arena_bytes == both.memory.blocks.nbytes
+    found = both.backward(left, cotangents(both.outputs()))
+    assert both.memory.blocks.nbytes == both.plan.arena_bytes
+    assert both.memory.arena_bytes(Region.SCRATCH) == both.memory.arena_bytes(Region.RESIDUAL) == 0
+    spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in found.values())
+    assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    start = left.content.data_ptr()
+    assert spans[0][0] >= start
+    assert spans[-1][1] <= start + left.content.numel()
 
 
-def test_what_is_given_back_is_refused() -> None:
+def test_many_forwards_without_a_backward() -> None:
+    model, data = tiny.gpt2(), batch()
+    both = halves(model, data)
+    for _ in range(20):
+        both.forward(data)
+    assert both.memory.blocks.nbytes == both.plan.arena_bytes
+
+
+def test_a_copy_of_the_residuals_serves() -> None:
+    """Hooks of autograd's on saved tensors may have put the bytes somewhere else."""
     model, data = tiny.gpt2(), batch()
     both = halves(model, data)
     left = both.forward(data)
     given = cotangents(both.outputs())
-    both.backward(left, given)
-    with pytest.raises(OnwardError, match=r"has run, and its values are given back; fix:"):
-        both.backward(left, given)
+    copy = dataclasses.replace(left, content=left.content.clone())
+    want = both.backward(left, given)
+    del left
+    found = both.backward(copy, given)
+    assert all(torch.equal(found[name], x) for name, x in want.items())
 
 
 CHANGES = {
@@ -339,7 +370,7 @@ def test_rows_that_nobody_reads_are_in_neither_half() -> None:
     names = ["loss", *whole.signature.gradients.values()]
     wanted, counts = execute_packed(made, whole, data, names)
     conditions, step = split_counting(packed)
-    both = made.compiler.halves(step, ["loss"], wrt)
+    both = made.compiler.halves(step, ("loss",), tuple(wrt))
     dims = made.captured.dims(list(data.values()))
     assert dims is not None
     dims |= counts

@@ -192,8 +192,8 @@ def test_residuals_and_scratch_do_not_meet(
     that runs so is the same."""
     plans: list[Plan] = []
 
-    def planned(graph: Graph, dims: dict[str, int], target: Target, block: None = None) -> Plan:
-        plans.append(make_plan(graph, dims, joint, target, block))
+    def planned(graph: Graph, dims: dict[str, int], target: Target) -> Plan:
+        plans.append(make_plan(graph, dims, joint, target))
         return plans[-1]
 
     def steps() -> tuple[list[torch.Tensor], list[torch.Tensor]]:

@@ -9,7 +9,6 @@ elements by numpy; all others make new elements. It knows nothing of lifetimes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch import nn
 
 import onward
 import onward.compile
-from onward.differentiate import Halves
 from onward.graph.build import Builder
 from onward.graph.graph import (
     Graph,
@@ -67,23 +65,20 @@ class Replay:
         self.values: dict[Value, Numbers] = {}
         self.fresh = count()
 
-    def run(self, residuals: Mapping[str, Numbers] | None = None) -> None:
-        """residuals: of a backward half, what the forward half has left in their places."""
+    def run(self) -> None:
         graph, storages = self.planner.graph, self.planner.storages
         given = [*graph.inputs, *graph.ir.initializers.values()]
         for value in given:
             self.values[value] = self.new(value)
-            if role_of(value) is Role.RESIDUAL:
-                assert residuals is not None
-                numbers = self.values[value] = residuals[value.name or ""]
-                self.expect(self.planner.buffers.layout(value), numbers, f"residual {value.name}")
-                continue
-            self.write(self.planner.buffers.layout(value), self.values[value])
+            if role_of(value) is not Role.COTANGENT:
+                self.write(self.planner.buffers.layout(value), self.values[value])
         known = {id(launch) for made in self.planner.made.values() for launch in made}
         place = [i for i, launch in enumerate(self.result.launches) if id(launch) in known]
         for launch in self.result.launches[: place[0]]:  # outputs that show state
             self.copy(launch)
-        for node in self.planner.nodes:
+        for i, node in enumerate(self.planner.nodes):
+            if i == (self.planner.half or 0):
+                self.between_halves()
             launches = self.planner.made.get(node, [])
             if node in storages.views or node in storages.assigned.placed:
                 for launch in launches:
@@ -97,16 +92,26 @@ class Replay:
             self.launch(node, launch)
         for launch in self.result.launches[place[-1] + 1 :]:  # state is written back
             self.copy(launch)
+        gradients = {*graph.signature.gradients.values()}
         for name, value in graph.outputs.items():
+            if graph.signature.apart and name not in gradients:
+                continue  # read when the forward was done
             source = graph.state.get(name)
             layout = (
                 self.result.outputs[name] if source is None else self.planner.buffers.layout(source)
             )
             self.expect(layout, self.values[value], f"output {name}")
-        for name in residuals or {}:
-            value = graph.find_input(name)
-            layout = self.planner.buffers.layout(value)
-            self.expect(layout, self.values[value], f"residual {name} after the backward")
+
+    def between_halves(self) -> None:
+        """Cotangents come when the forward is done; then the outputs must be whole."""
+        graph = self.planner.graph
+        if self.planner.half is not None:
+            gradients = {*graph.signature.gradients.values()}
+            for name, value in graph.outputs.items():
+                if name not in gradients:
+                    self.expect(self.result.outputs[name], self.values[value], f"output {name}")
+        for value in graph.inputs_with(Role.COTANGENT):
+            self.write(self.planner.buffers.layout(value), self.values[value])
 
     # ---- numbers
 
@@ -225,30 +230,6 @@ def replay(graph: Graph, joint: bool = True) -> Recorded:
     planner = Recorded(graph, {}, kernels, order(graph), joint)
     Replay(planner, planner.plan()).run()
     return planner
-
-
-def replay_halves(halves: Halves, dims: dict[str, int]) -> tuple[Plan, Plan]:
-    """Plans the halves one for the other and replays them in turn: the backward half finds in the
-    block what the forward half has left there, and leaves it so."""
-    plans: list[Plan] = []
-    residuals: dict[str, Numbers] = {}
-    block: Numbers | None = None
-    for half in (halves.forward, halves.backward):
-        graph = bind(half, dims)
-        kernels = select(graph)
-        given = plans[0].residual_block if plans else None
-        planner = Recorded(graph, dims, kernels, order(graph), True, given)
-        plans.append(planner.plan())
-        replay = Replay(planner, plans[-1])
-        if block is not None:
-            replay.fresh = count(1_000_000)
-            replay.memory[Region.RESIDUAL] = block
-        replay.run(residuals)
-        if block is None:
-            block = replay.memory[Region.RESIDUAL]
-            names = graph.signature.residuals
-            residuals = {name: replay.values[graph.outputs[name]] for name in names}
-    return plans[0], plans[1]
 
 
 # ---- graphs
@@ -445,40 +426,14 @@ def test_halves(name: str) -> None:
     model = Net() if name == "Net" else CASES[name][0]()
     data = {"ids": ids, "labels": ids} if name == "Net" else CASES[name][1]()
     made = compiled(model, data)
-    halves = made.compiler.halves(made.forward, ["loss"], trained(made))
     dims = made.captured.dims(list(data.values()))
     assert dims is not None
-    first, second = replay_halves(halves, dims)
-    assert first.sizes[Region.RESIDUAL] == second.sizes[Region.RESIDUAL] > 0
-
-
-def test_a_residual_that_is_another_s_memory_is_copied() -> None:
-    """An output that shows a parameter or a constant, saved: its owner may change it."""
-    graph = Graph("shown")
-    b = Builder(graph)
-    x, w = graph.input("x", f32(4, 6), Role.BATCH), graph.input("w", f32(4, 6), Role.PARAM)
-    turned = b.transpose(w, [1, 0])
-    constant = b.const(np.ones((4, 6), np.float32))
-    graph.outputs = {"y": b.Mul(x, x), "saved": turned, "ones": constant, "x": x}
-    graph.signature = graph.signature.but(residuals=("saved", "ones", "x"))
-    planner = Recorded(graph, {}, select(graph), order(graph), True)
-    plan = planner.plan()
-    Replay(planner, plan).run()
-    assert [launch.text for launch in plan.launches if launch.op == "Contiguous"] == [
-        "save saved",
-        "save ones",
-    ]
-    places = {n: plan.buffers[plan.outputs[n].buffer].region for n in plan.outputs}
-    assert {n: places[n] for n in graph.signature.residuals} == dict.fromkeys(
-        ("saved", "ones", "x"), Region.RESIDUAL
-    )
-
-
-def test_a_backward_half_without_its_block_is_refused() -> None:
-    graph = Graph("backward")
-    graph.outputs = {"grad": Builder(graph).Neg(graph.input("kept", f32(4), Role.RESIDUAL))}
-    with pytest.raises(ValueError, match="with the residual block of its forward"):
-        make_plan(graph, {})
+    results = made.forward.signature.results.values()
+    floating = [n for n in results if type_of(made.forward.outputs[n]).is_floating]
+    for ends in (("loss",), tuple(dict.fromkeys(["loss", *floating]))):
+        graph = made.compiler.halves(made.forward, ends, tuple(trained(made)))
+        planner = replay(bind(graph, dims))
+        assert planner.half
 
 
 def test_a_product_does_not_write_over_its_operand(execute: Any) -> None:

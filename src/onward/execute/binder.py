@@ -65,13 +65,13 @@ class Binder:
         self, dims: Mapping[str, int] | None = None, block: torch.Tensor | None = None
     ) -> None:
         """Binds launches to memory: all of them where an arena or a user's tensor has moved, those
-        with open sizes where these are others. block: of a half, where its residuals lie. Raises
+        with open sizes where these are others. block: `u8[n]`, in place of the arenas. Raises
         OnwardError for tensors that are no longer what the step was made for."""
         if dims is not None:
             self.dims = {name: dims[name] for name in self.plan.dims}
         lent = None if block is None else block.data_ptr()
-        sizes = self.plan.sizes if block is None else {**self.plan.sizes, Region.RESIDUAL: 0}
-        self.memory.reserve(sizes)
+        if block is None:
+            self.memory.reserve(self.plan.sizes)
         owned = self.owned.values()
         pointers = (self.memory.version, lent, *[(t.data_ptr(), t.stride()) for t in owned])
         if pointers != self._bound_at:
@@ -91,6 +91,40 @@ class Binder:
         for i in launches:
             self.launches[i] = self._bound(i)
         self._bound_at, self._bound_dims = pointers, self.dims
+
+    # ---- a run
+
+    def stage(self, inputs: Mapping[str, torch.Tensor | float | int]) -> None:
+        """Copies inputs, and owned tensors whose elements have gaps, to their places."""
+        for name, content in inputs.items():
+            target = self.inputs.get(name)
+            if target is None:
+                continue  # pruned: this plan does not need it
+            if isinstance(content, torch.Tensor):
+                target.copy_(content)
+            else:
+                target.fill_(content)
+        for name, place in self.places.items():
+            place.copy_(self.owned[name])
+        if self.flags is not None:
+            self.flags.zero_()
+
+    def run(self, numbers: range) -> None:
+        """These launches, and what the first that found bad input says. A later one that fails on
+        what it left is not heard."""
+        try:
+            for launch in self.launches[numbers.start : numbers.stop]:
+                launch()
+        except Exception:
+            self.raise_input_errors(numbers)
+            raise
+        self.raise_input_errors(numbers)
+
+    def write_back(self) -> None:
+        """Copies what launches wrote for owned tensors with gaps to where these lie."""
+        for name, place in self.places.items():
+            if any(self.owned[name] is t for t in self.written):
+                self.owned[name].detach().copy_(place)
 
     def release(self) -> None:
         """Lets go of the arenas; the next run binds all launches anew."""

@@ -59,17 +59,9 @@ class Executable:
         """The launches as they are bound, in the plan's order; none before the first."""
         return self._binder.launches
 
-    def bind(
-        self, dims: Mapping[str, int] | None = None, block: torch.Tensor | None = None
-    ) -> None:
+    def bind(self, dims: Mapping[str, int] | None = None) -> None:
         """Binds launches to memory (`Binder.bind`)."""
-        self._binder.bind(dims, block)
-
-    def bound(self) -> Executable:
-        """Itself, bound for its plan's sizes; but for a half, which a run binds to its block."""
-        if not self.plan.signature.residuals:
-            self.bind()
-        return self
+        self._binder.bind(dims)
 
     # ---- running
 
@@ -78,24 +70,22 @@ class Executable:
         inputs: Mapping[str, torch.Tensor | float | int],
         dims: Mapping[str, int] | None = None,
         done: Callable[[bool], None] | None = None,
-        block: torch.Tensor | None = None,
     ) -> bool:
         """One pass over the launches. `inputs` are copied into their staged places first.
 
-        dims: sizes of this batch, which the plan serves; those of the plan where left out. block:
-        `u8[n]`, of a half, where its residuals lie.
+        dims: sizes of this batch, which the plan serves; those of the plan where left out.
         Returns whether what outlives the step was written: not where the signature has an output
         `finite` that is false. Until the first such launch a run may fail or be interrupted and
         leaves parameters and state as they were; from there on signals wait, also for `done`, which
         is told the same. Raises what a kernel says of bad input, such as IndexError.
         """
         with torch.no_grad():
-            self._stage(inputs, dims, block)
+            self._stage(inputs, dims)
             launches = self._binder.launches
             if self._recording.run():
                 self._binder.raise_input_errors(range(self.plan.commit))
             else:
-                self._launch(range(self.plan.commit))
+                self._binder.run(range(self.plan.commit))
             finite = self.plan.signature.finite
             wrote = finite is None or bool(self._binder.outputs[finite])
             with signals_wait():
@@ -110,39 +100,14 @@ class Executable:
         self,
         inputs: Mapping[str, torch.Tensor | float | int],
         dims: Mapping[str, int] | None,
-        block: torch.Tensor | None = None,
     ) -> None:
-        self.bind(dims, block)
-        for name, content in inputs.items():
-            target = self._binder.inputs.get(name)
-            if target is None:
-                continue  # pruned: this plan does not need it
-            if isinstance(content, torch.Tensor):
-                target.copy_(content)
-            else:
-                target.fill_(content)
-        for name, place in self._binder.places.items():
-            place.copy_(self.owned[name])
-        if self._binder.flags is not None:
-            self._binder.flags.zero_()
-
-    def _launch(self, numbers: range) -> None:
-        """These launches, and what the first that found bad input says. A later one that fails on
-        what it left is not heard."""
-        try:
-            for launch in self._binder.launches[numbers.start : numbers.stop]:
-                launch()
-        except Exception:
-            self._binder.raise_input_errors(numbers)
-            raise
-        self._binder.raise_input_errors(numbers)
+        self.bind(dims)
+        self._binder.stage(inputs)
 
     def _commit(self) -> None:
-        self._launch(range(self.plan.commit, len(self._binder.launches)))
+        self._binder.run(range(self.plan.commit, len(self._binder.launches)))
+        self._binder.write_back()
         written = self._binder.written
-        for name, place in self._binder.places.items():
-            if any(self.owned[name] is t for t in written):
-                self.owned[name].detach().copy_(place)
         if written:  # so that a backward over values saved before raises instead of lying
             torch.autograd.graph.increment_version(written)
 

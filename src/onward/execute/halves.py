@@ -1,105 +1,148 @@
-"""The two halves of a call in memory: a forward now, its backward later, others in between.
+"""A plan in two halves: a forward now, its backward later, others in between.
 
-forward(inputs)  ->  Residuals, which hold a block of memory
-backward(residuals, cotangents)  ->  gradients, as often as the residuals are kept
+forward(inputs)                       ->  Residuals, which hold a block of memory
+backward(residuals, cotangents)       ->  gradients, in that block
+
+One plan places both halves in one arena, so that gradients take the place of what the backward has
+read; each forward that is outstanding has an arena of its own, a block. A backward leaves nothing
+of the residuals: where they are to serve again (`keep`), it runs on a copy.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from onward.config import OnwardError
-from onward.execute.executable import Executable
+from onward.execute.binder import Binder
+from onward.execute.blocks import Block
 from onward.execute.memory import Memory
 from onward.graph.names import user_name
+from onward.plan import Plan, Region
 
 Inputs = Mapping[str, torch.Tensor | float | int]
+_ROWS = torch.contiguous_format
+BOUND = 2  # blocks that a plan stays bound to: that of the gradients so far, and that of new ones
 
 
+@dataclass(frozen=True)
 class Residuals:
     """What one forward has left for its backward.
 
-    Their block goes back when `give_back` is called, or when nobody holds this object any more.
+    content: `u8[n]`, which keeps the block as long as somebody holds it, or a copy of the same
+    bytes. dims: of its batch. given: its inputs that lie in no block. seen: of each owned tensor
+    that the backward reads, where it lay and its version. shapes: of the outputs that are
+    differentiated, by name.
     """
 
-    def __init__(
-        self,
-        memory: Memory,
-        block: torch.Tensor,
-        dims: Mapping[str, int],
-        given: Inputs,
-        seen: Mapping[str, tuple[int, int]],
-        shapes: Mapping[str, torch.Size],
-    ) -> None:
-        self.dims = dict(dims)
-        self.shapes = dict(shapes)
-        self.given = {n: x.clone() if isinstance(x, torch.Tensor) else x for n, x in given.items()}
-        self.seen = dict(seen)
-        self._block = block
-        self._lent = weakref.finalize(self, memory.give_back, block)
-        self._lent.atexit = False
-
-    @property
-    def block(self) -> torch.Tensor:
-        """`u8[n]`. Raises OnwardError where it was given back."""
-        if not self._lent.alive:
-            raise OnwardError(
-                "the backward of this forward has run, and its values are given back; fix: run the "
-                "forward again, or keep them for a second backward (keep=True)"
-            )
-        return self._block
-
-    def give_back(self) -> None:
-        """Lets another forward have the block; a second time does nothing."""
-        self._lent()
+    content: torch.Tensor
+    dims: Mapping[str, int]
+    given: Inputs
+    seen: Mapping[str, tuple[int, int]]
+    shapes: Mapping[str, torch.Size]
 
 
 class ExecutableHalves:
-    """A forward half and its backward half, planned one for the other, bound to one memory.
+    """A plan that runs in two halves.
 
-    Any number of forwards may be outstanding: each has a block of its own, and their backwards may
-    run in any order. The scratch of all is one arena. Launches are bound anew where a run meets
-    another block than the one before.
+    `owned` gives the tensors that belong to the user or the session by graph input name. Any number
+    of forwards may be outstanding, and their backwards may run in any order. Launches stay bound to
+    the blocks that were met last.
     """
 
-    def __init__(self, forward: Executable, backward: Executable) -> None:
-        assert forward.memory is backward.memory, "the halves are bound to two memories"
-        self.first, self.second = forward, backward
-        self._nbytes = forward.plan.residual_block.nbytes
+    def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
+        assert plan.half is not None, "a plan that runs as one"
+        self.plan, self.memory, self.owned = plan, memory, owned
+        self._half = plan.half
+        self._bound: dict[int, Binder] = {}  # by the block's address, the last one last
+        self._last: Binder | None = None
+        late = {x.buffer for launch in plan.launches[self._half :] for x in launch.operands}
+        self._again = {
+            n
+            for n, x in plan.inputs.items()
+            if n not in owned and plan.buffers[x.buffer].region is Region.PERSISTENT
+        }
+        self._read = [n for n, x in plan.inputs.items() if n in owned and x.buffer in late]
+        self._alone = _alone(plan)
+
+    @property
+    def nbytes(self) -> int:
+        """Of a block."""
+        return self.plan.arena_bytes
 
     def forward(self, inputs: Inputs, dims: Mapping[str, int] | None = None) -> Residuals:
-        """Runs the forward half; its outputs are read by `output`, before the next run."""
-        block = self.first.memory.lend(self._nbytes)
-        try:
-            self.first.run(inputs, dims, block=block)
-        except BaseException:
-            self.first.memory.give_back(block)
-            raise
-        again = {n: x for n, x in inputs.items() if n in self.second.plan.inputs}
-        ends = self.second.plan.signature.cotangents
-        shapes = {name: self.first.view(name).shape for name in ends}
-        return Residuals(self.first.memory, block, self.first.dims, again, self._read(), shapes)
+        """Runs the forward half; its outputs are read by `output`, before the next run. Buffers of
+        the module that it writes have their next values then."""
+        block = self.memory.blocks.lend(self.nbytes)
+        binder = self._binder(block, self.plan.dims if dims is None else dims)
+        with torch.no_grad():
+            binder.stage(inputs)
+            binder.run(range(self._half))
+            written = binder.written
+            binder.write_back()
+        if written:
+            torch.autograd.graph.increment_version(written)
+        given = {
+            n: x.clone() if isinstance(x, torch.Tensor) else x
+            for n, x in inputs.items()
+            if n in self._again
+        }
+        ends = self.plan.signature.cotangents
+        shapes = {name: binder.outputs[name].shape for name in ends}
+        return Residuals(block.whole(), dict(binder.dims), given, self._versions(), shapes)
 
     def output(self, name: str) -> torch.Tensor:
         """A copy of an output of the last forward."""
-        return self.first.output(name)
+        assert self._last is not None, "no forward has run"
+        return self._last.outputs[name].clone()
 
     def backward(
         self, residuals: Residuals, cotangents: Inputs, keep: bool = False
     ) -> dict[str, torch.Tensor]:
-        """Copies of the gradients, by the name of the input that they are by.
+        """The gradients, by the name of the input that they are by; they lie in the block, which is
+        lent again when nobody holds them any more.
 
-        cotangents: by output, all that the halves were made for, of the output's shape. keep: the
-        residuals serve a second backward. Raises OnwardError for residuals that are given back, for
-        cotangents that are missing or of another shape, and where a tensor that the backward reads
-        was changed since.
+        cotangents: by output, all that the plan was made for, of the output's shape. keep: the
+        residuals serve a second backward. Raises OnwardError for cotangents that are missing or of
+        another shape, and where a tensor that the backward reads was changed since.
         """
-        block = residuals.block
-        signature = self.second.plan.signature
-        missing = [name for name in signature.cotangents if name not in cotangents]
+        self._check(residuals, cotangents)
+        blocks, content = self.memory.blocks, residuals.content
+        block = None if keep else blocks.holding(content)
+        if block is None:  # hooks of autograd's may have stored the bytes somewhere else
+            block = blocks.lend(self.nbytes)
+            block.base[: content.numel()].copy_(content)
+        binder = self._binder(block, residuals.dims)
+        signature = self.plan.signature
+        named = {name: cotangents[output] for output, name in signature.cotangents.items()}
+        with torch.no_grad():
+            binder.stage({**residuals.given, **named})
+            binder.run(range(self._half, len(self.plan.launches)))
+            made: dict[str, torch.Tensor] = {}
+            for wrt, name in signature.gradients.items():
+                x = binder.outputs[name]
+                made[wrt] = block.window(x) if name in self._alone else x.clone(memory_format=_ROWS)
+        return made
+
+    def bindings(self) -> int:
+        """How often launches were bound, for those who count."""
+        return sum(binder.bindings for binder in self._bound.values())
+
+    def _binder(self, block: Block, dims: Mapping[str, int]) -> Binder:
+        at = block.base.data_ptr()
+        binder = self._bound.pop(at, None)
+        if binder is None:
+            binder = Binder(self.plan, self.memory, self.owned)
+        self._bound[at] = self._last = binder
+        while len(self._bound) > BOUND:
+            del self._bound[next(iter(self._bound))]
+        binder.bind(dims, block.base)
+        return binder
+
+    def _check(self, residuals: Residuals, cotangents: Inputs) -> None:
+        missing = [name for name in self.plan.signature.cotangents if name not in cotangents]
         if missing:
             raise OnwardError(f"no cotangent of {', '.join(map(user_name, missing))}")
         for name, shape in residuals.shapes.items():
@@ -109,20 +152,28 @@ class ExecutableHalves:
                     f"the cotangent of '{user_name(name)}' is {list(given.shape)}; "
                     f"fix: give one of the output's shape, {list(shape)}"
                 )
-        for name, version in self._read().items():
+        for name, version in self._versions().items():
             if residuals.seen.get(name) != version:
                 raise OnwardError(
                     f"'{user_name(name)}' was changed between this forward and its backward; fix: "
                     "update parameters after the backward"
                 )
-        named = {name: cotangents[output] for output, name in signature.cotangents.items()}
-        self.second.run({**residuals.given, **named}, residuals.dims, block=block)
-        made = {wrt: self.second.output(name) for wrt, name in signature.gradients.items()}
-        if not keep:
-            residuals.give_back()
-        return made
 
-    def _read(self) -> dict[str, tuple[int, int]]:
+    def _versions(self) -> dict[str, tuple[int, int]]:
         """Of each owned tensor that the backward half reads, where it lies and its version."""
-        plan, owned = self.second.plan, self.second.owned
-        return {n: (t.data_ptr(), t._version) for n, t in owned.items() if n in plan.inputs}
+        held = {name: self.owned[name] for name in self._read}
+        return {n: (t.data_ptr(), 0 if t.is_inference() else t._version) for n, t in held.items()}
+
+
+def _alone(plan: Plan) -> set[str]:
+    """The gradients that are whole stretches of the block that no other shares: one that is a
+    constant lies elsewhere, and equal ones may be one, which their owners would change twice."""
+    found: set[str] = set()
+    taken: set[int] = set()
+    for name in plan.signature.gradients.values():
+        layout = plan.outputs[name]
+        own = plan.buffers[layout.buffer].region in (Region.RESIDUAL, Region.SCRATCH)
+        if own and layout.buffer not in taken and layout.is_contiguous and layout.is_static:
+            found.add(name)
+        taken.add(layout.buffer)
+    return found

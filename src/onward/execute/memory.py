@@ -2,8 +2,8 @@
 
 Persistent memory belongs to a name (an optimizer state tensor, a staged scalar) and outlives any
 plan. The residual and scratch arenas are one block each, as large as the largest plan seen, and
-are shared by all plans of the session. Residuals that outlive a call, those of a forward half whose
-backward half comes later, lie in blocks of their own, which are lent and given back.
+are shared by all plans of the session. A plan that runs in two halves has no part in them: each
+forward is lent a block of its own (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Protocol
 import torch
 
 from onward.config import OnwardError
+from onward.execute.blocks import Blocks
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
 from onward.plan import Region
@@ -40,7 +41,7 @@ class Memory:
         self.torn = False  # whether an update was broken off, so that weights are of two steps
         self._named: dict[str, torch.Tensor] = {}
         self._arenas: dict[Region, torch.Tensor] = {}
-        self._blocks: list[torch.Tensor] = []  # residual blocks that nobody has
+        self.blocks = Blocks(lambda nbytes: self._block(nbytes, Region.SCRATCH))
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
 
     def join(self, tenant: Tenant) -> None:
@@ -84,19 +85,6 @@ class Memory:
                 f"a step needs {nbytes / 2**20:.0f} MiB of {region.value} memory, which cannot be "
                 "had; fix: a smaller batch, or TrainerOptions(memory_budget=...)"
             ) from error
-
-    def lend(self, nbytes: int) -> torch.Tensor:
-        """A block `u8[n]`, n at least `nbytes`, for residuals: the one that was given back last, so
-        that forwards and backwards in turn always meet the same."""
-        for i in reversed(range(len(self._blocks))):
-            if self._blocks[i].numel() >= nbytes:
-                return self._blocks.pop(i)
-        self._blocks.clear()  # all too small
-        return self._block(nbytes, Region.RESIDUAL)
-
-    def give_back(self, block: torch.Tensor) -> None:
-        """A block that `lend` gave may be lent again."""
-        self._blocks.append(block)
 
     def window(self, region: Region, offset: int, nbytes: int) -> torch.Tensor:
         """`u8[nbytes]` of an arena."""

@@ -20,7 +20,7 @@ class Tensors:
 
     bases: of each buffer, once they are found. places: by name, where an owned tensor is copied to
     whose elements do not lie one after the other, for kernels read and write whole rows of memory.
-    dims: the sizes that windows are made for. block: lent to a half for its residuals.
+    dims: the sizes that windows are made for. block: in place of the arenas.
     """
 
     def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
@@ -125,7 +125,7 @@ class Tensors:
         for region in (Region.RESIDUAL, Region.SCRATCH):
             held[region] = self._memory.arena_bytes(region)
         if self.block is not None:
-            held[Region.RESIDUAL] = self.block.nbytes
+            held |= {Region.RESIDUAL: 0, Region.SCRATCH: self.block.nbytes}
         return held
 
     def _base(self, index: int, name: str | None) -> torch.Tensor:
@@ -152,7 +152,7 @@ class Tensors:
         flags = self._plan.flags
         if flags is not None and index == flags.buffer:
             return memory.named(buffer.name, Type(flags.dtype, flags.shape))
-        if buffer.region is Region.RESIDUAL and self.block is not None:
+        if self.block is not None:
             return self.block[buffer.offset : buffer.offset + buffer.nbytes]
         region = Region.SCRATCH if self._plan.joint else buffer.region
         return memory.window(region, buffer.offset, buffer.nbytes)

@@ -228,7 +228,7 @@ def _signature(signature: Signature) -> dict[str, Any]:
         if isinstance(entry, Mapping):
             made[name] = {"pairs": [[_key(k), v] for k, v in entry.items()]}
         else:
-            made[name] = {"names": list(entry)} if isinstance(entry, tuple) else entry
+            made[name] = entry
     return made
 
 
@@ -241,12 +241,8 @@ def _key(key: Any) -> Any:
 def _signed(entries: Mapping[str, Any]) -> Signature:
     made: dict[str, Any] = {}
     for name, entry in entries.items():
-        if not isinstance(entry, dict):
-            made[name] = entry
-        elif "pairs" in entry:
-            made[name] = {_keyed(k): v for k, v in entry["pairs"]}
-        else:
-            made[name] = tuple(entry["names"])
+        pairs = entry["pairs"] if isinstance(entry, dict) else None
+        made[name] = entry if pairs is None else {_keyed(k): v for k, v in pairs}
     return Signature(**made)
 
 

@@ -38,7 +38,6 @@ class Role(enum.Enum):
     HYPER = "hyper"  # learning rates, step count: scalars set before each step
     COTANGENT = "cotangent"  # what an output weighs in the gradients, of its own type
     STATE = "state"  # optimizer state and gradient accumulators, kept between steps
-    RESIDUAL = "residual"  # what the forward half has saved for the backward half
     SIZE = "size"  # integers that follow from the sizes of a batch; their content is known
 
 

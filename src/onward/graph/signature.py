@@ -45,8 +45,10 @@ class Signature:
 
     Both. updated, accumulated: the output that is the next value of an input: of parameters and
     slots, and of accumulators. written: the same of buffers that the forward writes, such as
-    running statistics. residuals: what a forward half saves for its backward half, outputs of the
-    one and inputs of the other by the same names.
+    running statistics.
+
+    apart: whether what the model's own outputs need runs first, by itself, and the gradients later,
+    for cotangents that nobody knows before.
     """
 
     seed: str | None = None
@@ -65,7 +67,7 @@ class Signature:
     updated: dict[str, str] = field(default_factory=dict)
     accumulated: dict[str, str] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
-    residuals: tuple[str, ...] = ()
+    apart: bool = False
 
     @property
     def ends(self) -> list[str]:
@@ -89,8 +91,8 @@ class Signature:
         for item in fields(self):
             held = getattr(self, item.name)
             there = outputs if item.name in _OUTPUTS else inputs
-            if isinstance(held, tuple):
-                kept[item.name] = tuple(n for n in held if n in inputs or n in outputs)
+            if isinstance(held, bool):
+                kept[item.name] = held
             elif isinstance(held, dict):
                 kept[item.name] = {key: name for key, name in held.items() if name in there}
             else:

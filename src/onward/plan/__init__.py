@@ -3,7 +3,7 @@
 from onward.plan.bind import bind
 from onward.plan.budget import Budget
 from onward.plan.fusible import Fusible
-from onward.plan.plan import Buffer, Launch, Plan, Region, ResidualBlock
+from onward.plan.plan import Buffer, Launch, Plan, Region
 from onward.plan.planner import make_plan
 from onward.plan.recompute import Search
 from onward.plan.views import Layout
@@ -16,7 +16,6 @@ __all__ = [
     "Layout",
     "Plan",
     "Region",
-    "ResidualBlock",
     "Search",
     "bind",
     "make_plan",

@@ -16,7 +16,7 @@ import numpy as np
 from onward.graph.graph import Graph, Node
 from onward.kernels import Kernel
 from onward.plan.liveness import Liveness, Simulator
-from onward.plan.order import order
+from onward.plan.order import forward_half, order
 from onward.plan.placement import arena_bytes_throughout
 from onward.plan.storages import Storages
 
@@ -41,7 +41,8 @@ class MemoryEstimate:
     """
 
     def __init__(self, graph: Graph, kernels: dict[Node, Kernel]) -> None:
-        self._storages = found = Storages(graph, kernels, order(graph))
+        half = len(forward_half(graph)) if graph.signature.apart else 0
+        self._storages = found = Storages(graph, kernels, order(graph), half)
         self._simulator = Simulator(found)
         self._throughout = arena_bytes_throughout(found)
         self.nodes = [access.node for access in found.accesses]
@@ -49,7 +50,7 @@ class MemoryEstimate:
         self.reads = [access.reads for access in found.accesses]
         self.backward = [access.is_backward for access in found.accesses]
         self.nbytes, self.maker = found.nbytes, found.maker
-        self.fixed = found.kept | found.shared
+        self.fixed = found.kept | found.shown | found.shared
         self.fixed |= {i for i, maker in enumerate(self.maker) if maker is None}
         outputs = [(v, v.producer()) for v in graph.outputs.values()]
         shown_late = {

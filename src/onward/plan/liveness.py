@@ -52,6 +52,8 @@ class Simulator:
         self._maker = np.array([-1 if m is None else m for m in storages.maker], dtype=np.int64)
         self._made = np.flatnonzero(self._maker >= 0)
         self._kept = np.array(sorted(storages.kept), dtype=np.int64)
+        self._shown = np.array(sorted(storages.shown), dtype=np.int64)
+        self._half = storages.half
         edges = [(i, s) for i, access in enumerate(accesses) for s in access.reads]
         self._reader = np.array([i for i, _ in edges], dtype=np.int64)
         self._read = np.array([s for _, s in edges], dtype=np.int64)
@@ -100,6 +102,9 @@ class Simulator:
             np.maximum.at(last, target, at_again[self._reader[edges]])
             np.minimum.at(late, target, at_again[self._reader[edges]])
         last[self._kept] = end
+        if len(self._shown):  # they are read between the halves
+            late_half = at[self._half] if self._half < n else end
+            last[self._shown] = np.maximum(last[self._shown], late_half)
 
         over = self._taken(at, places, repeated, last)
         return Liveness(

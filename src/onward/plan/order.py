@@ -6,17 +6,22 @@ whether its gradients are finite, updates come after everything else, so that th
 elsewhere an update runs early and frees the gradient at once. A launch of the backward half that
 frees more than it takes, such as a weight's gradient that is the last to read a layer's input, runs
 as soon as its operands are there.
+
+In a graph whose halves run apart, what its own outputs need comes before all else.
 """
 
 from __future__ import annotations
 
-from onward.graph.graph import Graph, Node, Value, type_of
+from onward.graph.graph import Graph, Node, Role, Value, type_of
 from onward.plan.views import VIEWS
 
 
 def order(graph: Graph) -> list[Node]:
     """A topological order of all nodes."""
     out = _Order(graph).nodes
+    if graph.signature.apart:
+        first = forward_half(graph)
+        out = [n for n in out if n in first] + [n for n in out if n not in first]
     assert len(out) == len(graph), "an update waits for a reader that waits for the update"
     place = {node: i for i, node in enumerate(out)}
     for node in out:
@@ -24,6 +29,28 @@ def order(graph: Graph) -> list[Node]:
             maker = value.producer() if value is not None else None
             assert maker is None or place[maker] < place[node], "a reader of an update runs first"
     return out
+
+
+def forward_half(graph: Graph) -> set[Node]:
+    """The nodes that the graph's outputs need, but for gradients. Raises ValueError where one needs
+    a cotangent, or where what the other nodes read of a state has been overwritten by then."""
+    gradients = set(graph.signature.gradients.values())
+    stack = [v.producer() for name, v in graph.outputs.items() if name not in gradients]
+    found: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            stack += [x.producer() for x in node.inputs if x is not None]
+    for value in graph.inputs_with(Role.COTANGENT):
+        early = next((node for node in value.consumers() if node in found), None)
+        if early is not None:
+            raise ValueError(f"{early.op_type} needs a cotangent before the forward half is done")
+    for source in graph.state.values():
+        late = next((node for node in source.consumers() if node not in found), None)
+        if late is not None:
+            raise ValueError(f"a gradient ({late.op_type}) reads {source.name}, which is then new")
+    return found
 
 
 def sort(graph: Graph) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from onward.graph.graph import Node, Role, Value, array_of, content_of, role_of, type_of
-from onward.graph.types import DType, Type
+from onward.graph.types import Type
 from onward.kernels.kernel import FLAG
 from onward.plan.arena import aligned, max_live, place
 from onward.plan.liveness import Liveness
@@ -22,7 +22,6 @@ _INPUT_REGION = {
     Role.HYPER: Region.PERSISTENT,
     Role.COTANGENT: Region.PERSISTENT,
     Role.SIZE: Region.PERSISTENT,
-    Role.RESIDUAL: Region.RESIDUAL,
 }
 _PURPOSE = {
     Role.PARAM: "parameter",
@@ -45,7 +44,7 @@ class Buffers:
     i64[n,2], for the launches whose kernels find bad input; None where none does.
     """
 
-    def __init__(self, storages: Storages, lives: Liveness, end: int) -> None:
+    def __init__(self, storages: Storages, lives: Liveness, end: int, half: int = 0) -> None:
         self.all: list[Buffer] = []
         self.constants: dict[int, object] = {}
         self._storages, self._lives, self._end = storages, lives, end
@@ -53,14 +52,11 @@ class Buffers:
         self._layouts: dict[Value, Layout] = {}
         self._known: dict[Layout, Layout] = {}  # what is bound once for all that use it
         self._backward = {a.position for a in storages.accesses if a.is_backward}
-        if storages.block is not None:
-            self._residuals(storages.block)
         for value in storages.graph.inputs:
             role = role_of(value)
             assert role is not None
-            if role is Role.RESIDUAL:
-                continue
-            index = self._given(value, _region(value), _PURPOSE[role])
+            first = half if role is Role.COTANGENT else 0
+            index = self._given(value, _region(value), _PURPOSE[role], first)
             if role is Role.SIZE:
                 self.constants[index] = content_of(value)
         for value in storages.graph.ir.initializers.values():
@@ -117,31 +113,10 @@ class Buffers:
     def _one(self, layout: Layout) -> Layout:
         return self._known.setdefault(layout, layout)
 
-    def _given(self, value: Value, region: Region, purpose: str) -> int:
-        layout = self.new(value.name or "", type_of(value), region, 0, self._end, purpose)
+    def _given(self, value: Value, region: Region, purpose: str, first: int = 0) -> int:
+        layout = self.new(value.name or "", type_of(value), region, first, self._end, purpose)
         self._of[self._storages.layouts[value].buffer] = layout.buffer
         return layout.buffer
-
-    def _residuals(self, storage: int) -> None:
-        """The block that a backward half is given, from whose first byte layouts are counted."""
-        type = Type(DType.UINT8, (self._storages.sizes[storage],))
-        made = self.new("residuals", type, Region.RESIDUAL, 0, self._end, "of the forward half")
-        self._of[storage] = made.buffer
-
-    def keep(self, name: str, value: Value) -> tuple[Layout, Layout | None]:
-        """Where a residual lies, in a buffer that lives to the end; and where its content is first,
-        if that is memory of another owner, from which it is to be copied."""
-        layout = self.layout(value)
-        buffer = self.all[layout.buffer]
-        if buffer.region not in _ARENAS:
-            copied = self.new(
-                name, type_of(value), Region.RESIDUAL, self._end, self._end, "kept for backward"
-            )
-            return copied, layout
-        if buffer.region is not Region.RESIDUAL:
-            buffer.region = Region.RESIDUAL
-            buffer.purpose = f"{buffer.purpose}, kept for backward"
-        return layout, None
 
     def write(self, access: Access, value: Value) -> Layout:
         """Where a launch writes an output: the state that it replaces, memory that it takes over, a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
@@ -47,15 +47,6 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class ResidualBlock:
-    """Bytes that a forward half leaves to its backward half. layouts: of the residuals, by name,
-    their offsets counted from the block's first byte; the buffer says nothing."""
-
-    nbytes: int
-    layouts: Mapping[str, Layout]
-
-
-@dataclass(frozen=True)
 class Launch:
     """One kernel call with its operands' places. scratch: buffers for its temporaries. flag: i64[2]
     where the kernel says that its input is bad; None where it finds none bad."""
@@ -94,7 +85,8 @@ class Plan:
     workspace, that is, what a step holds beyond the user's own parameters. lower_bound: the most
     bytes of residual and scratch buffers alive at one launch. open: sizes that may be smaller than
     those of `dims` when the plan runs. commit: the first launch that writes what outlives the step
-    (parameters, optimizer state). flags: i64[n,2], those of the launches that have one, in order;
+    (parameters, optimizer state). half: of a plan that runs in two halves, the launches of the
+    forward half, None of others; its arena is a block that one forward is lent. flags: i64[n,2], those of the launches that have one, in order;
     None where none has. constants: arrays by buffer, or sizes to be filled in. signature:
     what the inputs and outputs mean; where it has an output `finite`, launches from the commit on
     run only where that is true.
@@ -112,6 +104,7 @@ class Plan:
     workspace: int
     joint: bool
     commit: int
+    half: int | None = None
     flags: Layout | None = None
     signature: Signature = field(default_factory=Signature)
 
@@ -126,16 +119,6 @@ class Plan:
         """Every layout that the plan holds."""
         inner = [x for launch in self.launches for x in launch.operands]
         return [*inner, *self.inputs.values(), *self.outputs.values()]
-
-    @property
-    def residual_block(self) -> ResidualBlock:
-        """Of a forward half, where its residuals lie."""
-        layouts: dict[str, Layout] = {}
-        for name in self.signature.residuals:
-            layout = self.outputs[name]
-            first = self.buffers[layout.buffer].offset // int(layout.dtype.itemsize)
-            layouts[name] = replace(layout, buffer=-1, offset=layout.offset + first)
-        return ResidualBlock(self.sizes[Region.RESIDUAL], layouts)
 
     @property
     def arena_bytes(self) -> int:

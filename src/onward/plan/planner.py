@@ -8,9 +8,9 @@ from onward.graph.graph import Graph, Node, Role, role_of, type_of
 from onward.kernels import Kernel, Target
 from onward.plan.launches import copy, launches_of
 from onward.plan.liveness import Simulator
-from onward.plan.order import order
+from onward.plan.order import forward_half, order
 from onward.plan.placement import Buffers, place_buffers, shown_state
-from onward.plan.plan import Launch, Plan, Region, ResidualBlock
+from onward.plan.plan import Launch, Plan, Region
 from onward.plan.select import select
 from onward.plan.storages import Access, Storages
 from onward.plan.views import Layout
@@ -21,16 +21,13 @@ def make_plan(
     dims: dict[str, int],
     joint: bool = True,
     target: Target | None = None,
-    block: ResidualBlock | None = None,
 ) -> Plan:
-    """Plans a bound graph. `joint`: residual and scratch share one arena, which is right where no
-    second forward can be outstanding (Trainer); of halves they are always two. `target`: this
-    machine's CPU where left out. `block`: for a backward half, its forward half's residuals.
-    Raises OnwardError where an op has no kernel.
+    """Plans a bound graph. `joint`: residual and scratch share one arena. `target`: this machine's
+    CPU where left out. Raises OnwardError where an op has no kernel.
     """
     graph = graph.clone()
     kernels = select(graph, target)
-    return Planner(graph, dims, kernels, order(graph), joint, block).plan()
+    return Planner(graph, dims, kernels, order(graph), joint).plan()
 
 
 class Planner:
@@ -43,29 +40,33 @@ class Planner:
         kernels: dict[Node, Kernel],
         nodes: list[Node],
         joint: bool,
-        block: ResidualBlock | None = None,
     ) -> None:
-        self.graph, self.dims, self.nodes = graph, dims, nodes
-        self.joint = joint and not graph.signature.residuals
-        self.storages = Storages(graph, kernels, nodes, block)
-        self.buffers = Buffers(self.storages, Simulator(self.storages).run(), len(nodes))
+        self.graph, self.dims, self.nodes, self.joint = graph, dims, nodes, joint
+        self.half: int | None = None  # the nodes of the forward half, where there are two
+        if graph.signature.apart:
+            self.half = len(forward_half(graph))
+        self.storages = Storages(graph, kernels, nodes, self.half or 0)
+        lives = Simulator(self.storages).run()
+        self.buffers = Buffers(self.storages, lives, len(nodes), self.half or 0)
 
     def plan(self) -> Plan:
         """Writes the launches in order, then places the buffers that they use."""
         made = [(access.position, self.launches(access)) for access in self.storages.accesses]
-        launches = [launch for _, found in made for launch in found]
         shown = self._shown_state()
-        launches = [*(launch for launch, _ in shown.values()), *launches, *self._written_back()]
-        residuals, copies = self._residuals()
-        launches += copies
+        before = [launch for launch, _ in shown.values()]
+        at = len(self.nodes) if self.half is None else self.half
+        placed = [(position, x) for position, found in made for x in found if position < at]
+        placed += [(at, x) for x in self._written_back()]
+        half = None if self.half is None else len(before) + len(placed)
+        placed += [(position, x) for position, found in made for x in found if position >= at]
+        launches = [*before, *(launch for _, launch in placed)]
         outputs = {
             name: shown[name][1] if name in shown else self.buffers.layout(value)
             for name, value in self.graph.outputs.items()
             if name not in self.graph.state
         }
-        outputs |= residuals
         sizes, bound = place_buffers(self.buffers.all, self.joint)
-        self._number_launches([p for p, found in made for _ in found], len(shown), len(launches))
+        self._number_launches([p for p, _ in placed], len(shown), len(launches))
         names = set(self.graph.symbols)
         given = {
             v.name or "": self.buffers.layout(v)
@@ -85,6 +86,7 @@ class Planner:
             max((launch.workspace for launch in launches), default=0),
             self.joint,
             self._commit(launches),
+            half,
             self.buffers.flags,
             self.graph.signature.within(given, self.graph.outputs),
         )
@@ -118,19 +120,9 @@ class Planner:
             found[name] = copy(source, kept, text, "", False), kept
         return dict(reversed(found.items()))
 
-    def _residuals(self) -> tuple[dict[str, Layout], list[Launch]]:
-        """Where a forward half leaves its residuals; with copies of those that are not its own."""
-        places: dict[str, Layout] = {}
-        made: list[Launch] = []
-        for name in self.graph.signature.residuals:
-            if name in self.graph.outputs:
-                places[name], source = self.buffers.keep(name, self.graph.outputs[name])
-                if source is not None:
-                    made.append(copy(source, places[name], f"save {name}", "", False))
-        return places, made
-
     def _written_back(self) -> list[Launch]:
-        """State outputs that no kernel wrote in place are copied to their inputs at the end."""
+        """State outputs that no kernel wrote in place are copied to their inputs at the end, of the
+        forward half where there are two."""
         made: list[Launch] = []
         for name, source in self.graph.state.items():
             here = self.buffers.layout(self.graph.outputs[name])

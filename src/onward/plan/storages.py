@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from onward.graph.graph import Graph, Node, Role, Value, role_of, type_of
+from onward.graph.graph import Graph, Node, Value, type_of
 from onward.graph.types import Size, Type, value
 from onward.kernels import Kernel, KernelSpec
 from onward.plan.arena import aligned
 from onward.plan.output_layout import assign_output_layouts
-from onward.plan.plan import ResidualBlock
 from onward.plan.select import spec_of
 from onward.plan.views import VIEWS, Layout, contiguous, view
 
@@ -55,7 +54,9 @@ class Storages:
     that makes it (None: an input or constant). kept: those of the graph's outputs, which live to
     the end. shared: those that several launches write. state: storage -> the state's storage that
     it is, where an update writes in place. windows: of each storage, the nodes that only show it.
-    accesses: in order; views have none. block: of the residuals that a backward half is given.
+    accesses: in order; views have none. Of a graph whose halves run apart, kept are the gradients;
+    shown: those of the other outputs, which the forward half leaves; half: its accesses, of its so
+    many nodes.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Storages:
         graph: Graph,
         kernels: Mapping[Node, Kernel],
         nodes: Sequence[Node],
-        block: ResidualBlock | None = None,
+        half: int = 0,
     ) -> None:
         self.graph, self.kernels = graph, kernels
         self.layouts: dict[Value, Layout] = {}
@@ -76,26 +77,26 @@ class Storages:
         self.shared: set[int] = set()
         self.state: dict[int, int] = {}
         self.views: set[Node] = set()
-        self.block: int | None = None
+        self.half = 0
         self._outputs = graph.output_values()
-        kept = {v for n, v in graph.outputs.items() if n not in graph.signature.residuals}
-        self.assigned = assign_output_layouts(nodes, kernels, kept)
+        self.assigned = assign_output_layouts(nodes, kernels, self._outputs)
         self._owners: dict[Value, int] = {}  # owner of assigned layouts -> its storage
         self._sources = {graph.outputs[name]: source for name, source in graph.state.items()}
         self._updates: dict[int, int] = {}  # storage -> the state's that its kernel can overwrite
-        saved = [v for v in graph.inputs if role_of(v) is Role.RESIDUAL]
-        if saved:
-            self._given_block(saved, block)
         for given in [*graph.inputs, *graph.ir.initializers.values()]:
-            if given not in self.layouts:
-                self._whole(given, None)
+            self._whole(given, None)
         for position, node in enumerate(nodes):
             if not self._view(node, position):
                 if node in self.assigned.placed:
                     self._concat(node, position)
                 else:
                     self._launch(node, position)
-        self.kept = {self.layouts[v].buffer for v in graph.outputs.values()}
+        kept = set(graph.outputs)
+        if graph.signature.apart:
+            kept = set(graph.signature.gradients.values())
+            self.half = sum(access.position < half for access in self.accesses)
+        self.kept = {self.layouts[graph.outputs[name]].buffer for name in kept}
+        self.shown = {self.layouts[v].buffer for v in graph.outputs.values()} - self.kept
         self._write_state_in_place()
 
     def _storage(self, owner: Value, maker: int | None) -> int:
@@ -112,16 +113,6 @@ class Storages:
         made = self._storage(owner, maker)
         self.layouts[owner] = contiguous(made, type_of(owner))
         return made
-
-    def _given_block(self, saved: Sequence[Value], block: ResidualBlock | None) -> None:
-        """One storage for the residuals of a backward half, which no launch makes: where the
-        forward half's plan has put them."""
-        if block is None:
-            raise ValueError("a backward half is planned with the residual block of its forward")
-        self.block = self._storage(saved[0], None)
-        self.sizes[self.block] = self.nbytes[self.block] = block.nbytes
-        for given in saved:
-            self.layouts[given] = replace(block.layouts[given.name or ""], buffer=self.block)
 
     def _at(self, read: Sequence[Value | None]) -> tuple[int, ...]:
         return tuple(dict.fromkeys(self.layouts[v].buffer for v in read if v is not None))

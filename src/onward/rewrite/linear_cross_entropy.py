@@ -2,7 +2,9 @@
 
 Forward, before differentiation: the loss no longer reads the logits, which are then computed only
 where an output asks for them. Step, after it: the loss and its gradients become one op where the
-gradient of the loss is known without the loss, as in a whole training step.
+gradient of the loss is known without the loss, as in a whole training step; where it comes when the
+forward is done, the forward makes the gradients of a loss that weighs 1, which are multiplied then
+(as Liger Kernel does, arXiv 2410.10989).
 """
 
 from __future__ import annotations
@@ -95,6 +97,29 @@ def linear_cross_entropy_step(graph: Graph, context: Context) -> int:
         graph.replace(loss.outputs[0], made[0])
         for old, new in zip(grad.outputs, made[1:], strict=True):
             graph.replace(old, new)
+        graph.remove([loss, grad])
+        edits += 1
+    return edits
+
+
+def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
+    edits = 0
+    for loss in list(graph):
+        if loss.op_type != "LinearCrossEntropy" or loss.domain != ONWARD:
+            continue
+        grad = _gradient(loss)
+        if grad is None:
+            continue
+        b, later = Builder.at(graph, loss), Builder.at(graph, grad)
+        weight = b.scalar(1.0, type_of(loss.outputs[0]).dtype)
+        call = ([weight, *loss.inputs], attributes(loss))
+        if not context.takes(loss, "LinearCrossEntropyStep", *call, gradient=False):
+            continue
+        made: Any = b.node("LinearCrossEntropyStep", *call)
+        graph.replace(loss.outputs[0], made[0])
+        for old, new in zip(grad.outputs, made[1:], strict=True):
+            if old.uses() or old in graph.output_values():
+                graph.replace(old, later.Mul(new, grad.inputs[0]))
         graph.remove([loss, grad])
         edits += 1
     return edits

@@ -18,7 +18,11 @@ from onward.rewrite.flash_attention import flash_attention
 from onward.rewrite.gated_activation import gated_activation
 from onward.rewrite.gemm_add import gemm_add
 from onward.rewrite.grouped_keys import grouped_keys
-from onward.rewrite.linear_cross_entropy import linear_cross_entropy, linear_cross_entropy_step
+from onward.rewrite.linear_cross_entropy import (
+    linear_cross_entropy,
+    linear_cross_entropy_ahead,
+    linear_cross_entropy_step,
+)
 from onward.rewrite.noop import noop
 from onward.rewrite.patch_convolution import patch_convolution
 from onward.rewrite.reshape_through_transpose import reshape_through_transpose
@@ -60,7 +64,7 @@ _STEP: Sequence[AnyPass] = (
     Pass(noop),  # reshapes of reshapes that rules wrote
     Pass(common_subexpression_elimination),  # masks and shape reads that forward and backward share
     # before scatter_into: the head's dW gets its producer
-    FusionPass(linear_cross_entropy_step, joins_halves=True),
+    FusionPass(linear_cross_entropy_step),
     Pass(gemm_add, exact=False),  # sums of gradients have their final form now
     Pass(scatter_into, exact=False),  # likewise: sums an embedding's rows into the head's gradient
     Pass(dead_code_elimination),
@@ -107,13 +111,14 @@ for _stage, _items in (("forward", _FORWARD), ("step", _STEP)):
 
 
 def halves() -> list[AnyPass]:
-    """Those of STEP for a graph that `partition` cuts between forward and backward."""
-    return [item for item in STEP if not item.joins_halves]
+    """Those of STEP for a graph whose forward runs before the cotangents are known."""
+    ahead = FusionPass(linear_cross_entropy_ahead)
+    return [ahead if item.apply is linear_cross_entropy_step else item for item in STEP]
 
 
 def switches() -> tuple[str, ...]:
     """The names of all passes, each once."""
-    return tuple(dict.fromkeys([*(p.name for p in (*FORWARD, *STEP)), ROW_DEMAND]))
+    return tuple(dict.fromkeys([*(p.name for p in (*FORWARD, *STEP, *halves())), ROW_DEMAND]))
 
 
 def switched_off(disable: Iterable[str]) -> set[str]:

@@ -20,7 +20,6 @@ class Pass:
 
     apply: Callable[[Graph], int]
     exact: bool = True
-    joins_halves: bool = False
 
     @property
     def name(self) -> str:
@@ -32,12 +31,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class FusionPass:
-    """A rewrite that writes own ops, where kernels take them: it asks the context at each place.
-    joins_halves: what it writes belongs to the forward half and to the backward half."""
+    """A rewrite that writes own ops, where kernels take them: it asks the context at each place."""
 
     apply: Callable[[Graph, Context], int]
     exact: bool = True
-    joins_halves: bool = False
 
     @property
     def name(self) -> str:

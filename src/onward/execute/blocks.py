@@ -1,0 +1,93 @@
+"""Blocks: memory that one forward is lent, until its backward is done and its gradients are let go.
+
+What is handed out of a block is a tensor over a storage of the block's own, which counts who holds
+it; the launches' windows lie over another storage of the same bytes, and do not count. So a block
+is free again when nobody holds any of its tensors, however they went: freed by autograd after the
+backward, dropped with an exception, replaced by `zero_grad`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_CORE: Any = torch._C
+
+
+class Block:
+    """Bytes `u8[n]`. base: for launches."""
+
+    def __init__(self, base: torch.Tensor) -> None:
+        self.base = base
+        self._storage: Any = _CORE._construct_storage_from_data_pointer(
+            base.data_ptr(), base.device, base.nbytes
+        )
+        # whoever lends the block may be gone before those who hold its tensors
+        self._storage.base = base
+
+    @property
+    def nbytes(self) -> int:
+        return self.base.nbytes
+
+    @property
+    def is_held(self) -> bool:
+        """Whether anybody holds a tensor that was handed out."""
+        return _CORE._storage_Use_Count(self._storage._cdata) > 1
+
+    def whole(self) -> torch.Tensor:
+        """All bytes, `u8[n]`, to be held by whoever needs what is in them."""
+        return self.window(self.base)
+
+    def window(self, x: torch.Tensor) -> torch.Tensor:
+        """The same as x, which is a window on `base`, to be held."""
+        offset = (x.data_ptr() - self.base.data_ptr()) // x.itemsize if x.numel() else 0
+        empty = torch.empty(0, dtype=x.dtype, device=x.device)
+        return empty.set_(self._storage, offset, x.shape, x.stride())
+
+
+class Blocks:
+    """The blocks of one memory. make: a tensor `u8[n]`."""
+
+    def __init__(self, make: Callable[[int], torch.Tensor]) -> None:
+        self._make = make
+        self._free: list[Block] = []
+        self._lent: list[Block] = []
+
+    def lend(self, nbytes: int) -> Block:
+        """A block of at least `nbytes`, that nobody holds: of those that are free the smallest, so
+        that a loop always meets the same; where none is large enough all free ones go."""
+        self._sweep()
+        found = next((block for block in self._free if block.nbytes >= nbytes), None)
+        if found is None:
+            self._free.clear()
+            found = Block(self._make(max(nbytes, 1)))
+        else:
+            self._free.remove(found)
+        self._lent.append(found)
+        return found
+
+    def holding(self, content: torch.Tensor) -> Block | None:
+        """The lent block whose bytes these are; None where they are a copy."""
+        at = content.data_ptr()
+        return next((block for block in self._lent if block.base.data_ptr() == at), None)
+
+    def clear(self) -> None:
+        """Lets go of the free ones."""
+        self._sweep()
+        self._free.clear()
+
+    @property
+    def nbytes(self) -> int:
+        """Of all blocks, lent and free."""
+        return sum(block.nbytes for block in (*self._free, *self._lent))
+
+    def _sweep(self) -> None:
+        """Finds the blocks that are free by now."""
+        self._free += [block for block in self._lent if not block.is_held]
+        self._free.sort(key=lambda block: (block.nbytes, block.base.data_ptr()))
+        self._lent = [block for block in self._lent if block.is_held]
+
+
+__all__ = ["Block", "Blocks"]
