@@ -31,6 +31,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"graph_cache"}),
     frozenset({"compile"}),
     frozenset({"train"}),
+    frozenset({"module"}),
     frozenset({"onward"}),
     frozenset({"integrations", "recipes"}),
     frozenset({"cli"}),
@@ -40,16 +41,21 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Where tensors are touched. Everything else must run where torch is not installed.
 # compile.py computes nothing with tensors, but hands the user's module from capture to execute.
 TORCH_ALLOWED = frozenset(
-    {"capture", "kernels", "execute", "compile", "train", "integrations", "recipes", "cli"}
+    {"capture", "kernels", "execute", "compile", "train", "module", "integrations", "recipes", "cli"}
 )
 
 PUBLIC_NAMES = [
     "CaptureError",
+    "EagerWarning",
+    "Module",
+    "ModuleOptions",
     "OnwardError",
     "StepResult",
     "Trainer",
     "TrainerOptions",
     "__version__",
+    "accelerate",
+    "eager",
     "optim",
 ]
 

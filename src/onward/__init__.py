@@ -5,24 +5,37 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onward.config import CaptureError, OnwardError, TrainerOptions
+from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, TrainerOptions
 
 if TYPE_CHECKING:
+    from onward.module import Module, accelerate, eager
     from onward.train import StepResult, Trainer, optim
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CaptureError",
+    "EagerWarning",
+    "Module",
+    "ModuleOptions",
     "OnwardError",
     "StepResult",
     "Trainer",
     "TrainerOptions",
     "__version__",
+    "accelerate",
+    "eager",
     "optim",
 ]
 
-_LATER = {"StepResult": "onward.train", "Trainer": "onward.train", "optim": "onward.train.optim"}
+_LATER = {
+    "Module": "onward.module",
+    "StepResult": "onward.train",
+    "Trainer": "onward.train",
+    "accelerate": "onward.module",
+    "eager": "onward.module",
+    "optim": "onward.train.optim",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,10 @@ class CaptureError(OnwardError):
     """The model cannot become a graph; the message lists every reason with its module path."""
 
 
+class EagerWarning(UserWarning):
+    """An accelerated model runs in eager PyTorch where it was to run as a graph; says why."""
+
+
 class MissingExtraError(OnwardError, ImportError):
     """An optional dependency is absent; the message names the extra to install."""
 
@@ -64,8 +68,9 @@ class TrainerOptions:
     fetch: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        for name, read in _READERS.items():
-            object.__setattr__(self, name, read(name, getattr(self, name)))
+        for field_ in dataclasses.fields(self):
+            read = _READERS[field_.name]
+            object.__setattr__(self, field_.name, read(field_.name, getattr(self, field_.name)))
 
     @classmethod
     def of(cls, options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
@@ -82,6 +87,36 @@ class TrainerOptions:
         known = [f.name for f in dataclasses.fields(cls)]
         check_names("options", "option", [str(name) for name in options], known)
         return cls(**options)
+
+
+@dataclass(frozen=True)
+class ModuleOptions:
+    """Options of `onward.accelerate` and `onward.Module`. A value that cannot be meant raises
+    OnwardError here.
+
+    outputs: "auto" computes what the calls before have read, where the outputs' class can wait (a
+    Hugging Face ModelOutput): another one is computed when it is read, by a second run of the
+    forward. "all" computes every output in each call. "loss" computes the loss alone; other outputs
+    are None.
+    strict: raise CaptureError where a call cannot run as a graph; otherwise it runs in eager
+        PyTorch, and an EagerWarning names the reason once.
+    memory_budget: as of TrainerOptions, for a call's forward and backward.
+    disable: as of TrainerOptions.
+    """
+
+    outputs: str = "auto"
+    strict: bool = False
+    memory_budget: int | float | str | None = None
+    disable: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.outputs not in _OUTPUTS:
+            raise _refuse("outputs", self.outputs, f"one of {', '.join(map(repr, _OUTPUTS))}")
+        for name in ("strict", "memory_budget", "disable"):
+            object.__setattr__(self, name, _READERS[name](name, getattr(self, name)))
+
+
+_OUTPUTS = ("auto", "all", "loss")
 
 
 def check_names(where: str, kind: str, given: Iterable[str], known: Collection[str]) -> None:
@@ -187,6 +222,7 @@ _READERS: dict[str, Reader] = {
     "verify": _switch,
     "memory_budget": _budget,
     "skip_nonfinite": _switch,
+    "strict": _switch,
     "disable": lambda name, value: read_names(name, value, commas=True),
     "fetch": read_names,
 }

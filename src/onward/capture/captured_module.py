@@ -13,6 +13,7 @@ import torch
 
 from onward.capture.attention_forms import Shown
 from onward.capture.batch_writes import Unchanged
+from onward.capture.output_tree import OutputTree
 from onward.capture.pins import Pinned
 from onward.graph.graph import Graph
 from onward.graph.types import Size
@@ -26,6 +27,7 @@ class CapturedModule:
     leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
     constants: the user's tensors that are baked in, since no module registers them.
     reached: parameters that autograd would give a gradient, if only of zeros.
+    reaches: the same of each result of a call, with its leaves. tree: how results are put together.
     """
 
     graph: Graph
@@ -35,6 +37,8 @@ class CapturedModule:
     notes: list[str] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
+    reaches: dict[str, set[str]] = field(default_factory=dict)
+    tree: OutputTree | None = None
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _presumed: list[Shown | Unchanged] = field(default_factory=list)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,19 +44,30 @@ def capture(
     target: tuple[Any, ...] = (),
     loss_fn: LossFunction | None = None,
     want_loss: bool = True,
+    gradients: bool | None = None,
+    whole: bool = False,
 ) -> CapturedModule:
     """The model's forward (in its present training mode) and loss, as a graph.
 
-    Without `want_loss` the graph's outputs are just the model's.
+    Without `want_loss` the graph's outputs are just the model's; with `whole` the capture can put
+    them together as the model returns them. gradients: whether they are asked for, as they are in
+    training mode where left out.
 
     Raises CaptureError with the complete list of what could not be captured.
     """
 
+    gradients = model.training if gradients is None else gradients
+    refuse_model(model, loss_fn, gradients and (want_loss or whole), tensor_hooks=want_loss)
+
     def with_sizes(values: bool) -> CapturedModule:
         """With those sizes held that have to be."""
         held: Held = {}
+
+        def flat(spec: pytree.TreeSpec, fixed: list[Any]) -> FlatCall:
+            return FlatCall(model, spec, fixed, loss_fn, want_loss, values, gradients, whole)
+
         while True:
-            done = _capture(model, args, kwargs, target, loss_fn, want_loss, held, values)
+            done = _capture(flat, model, args, kwargs, target, loss_fn, held)
             if isinstance(done, CapturedModule):
                 return done
             held = done
@@ -69,20 +81,16 @@ def capture(
 
 
 def _capture(
+    make: Callable[[pytree.TreeSpec, list[Any]], FlatCall],
     model: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     target: tuple[Any, ...],
     loss_fn: LossFunction | None,
-    want_loss: bool,
     held: Held,
-    values: bool,
 ) -> CapturedModule | Held:
-    """The same with these sizes held; or more sizes to hold, for another try.
-
-    values: whole numbers that the forward reads into Python are those of this batch.
-    """
-    refuse_model(model, loss_fn, want_loss and model.training)
+    """The same with these sizes held; or more sizes to hold, for another try. make: the call that
+    is exported, of the arguments' tree and its leaves."""
     paths, spec = pytree.tree_flatten_with_path((args, kwargs, target))
     leaves = [leaf for _, leaf in paths]
     names: list[str] = []
@@ -90,10 +98,12 @@ def _capture(
         if isinstance(leaf, torch.Tensor):
             names.append(distinct(_leaf_name(path, model), names))
     fixed = [TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
-    tensors = [_detached(v) for v in leaves if isinstance(v, torch.Tensor)]  # twice given = two
+    flat = make(spec, fixed)
+    want_loss, values, trains = flat.want_loss, flat.values, flat.gradients
+    # twice given = two
+    tensors = [_alias(v, flat.whole) for v in leaves if isinstance(v, torch.Tensor)]
     _refuse_dtypes(model, dict(zip(names, tensors, strict=True)))
     require_mask(model, kwargs)
-    flat = FlatCall(model, spec, fixed, loss_fn, want_loss, values)
     flat.training = model.training  # its own flag alone: submodules keep theirs
     flat.extra = forward_defaults(model, kwargs) if _takes(model, "use_cache") else {}
     if values:
@@ -116,7 +126,7 @@ def _capture(
     try:
         buffers = bind_inputs(result, translator, program, flat, tensors, names)
         _translate(result, translator, flat, want_loss)
-        store_buffers(result, translator, buffers, named_tensors(flat), model.training)
+        store_buffers(result, translator, buffers, named_tensors(flat), trains)
     except SizeError as error:
         more = hold(error, batch, tensors, held)
         if more is None:
@@ -145,10 +155,17 @@ def _capture(
     if want_loss:
         nodes = reached(translator.output_nodes()[0])
         result.reached = {translator.env[n].name for n in nodes} & set(result.parameters)
-        if model.training:
+        if trains:
             lifted = program.graph_signature.inputs_to_lifted_tensor_constants
             read = [program.constants[lifted[n.name]] for n in nodes if n.name in lifted]
             refuse_unlisted(read, model, loss_fn)
+    if flat.whole:
+        result.tree = flat.noted.tree
+        ends = dict(zip(flat.noted.names, translator.output_nodes(), strict=True))
+        sources = {name: reached(node) for name, node in ends.items()} if trains else {}
+        result.reaches = {
+            name: {translator.env[n].name or "" for n in nodes} for name, nodes in sources.items()
+        }
     fuse_composites(graph)
     fuse_attention(graph)
     result.guard(getattr(program, "_guards_code", None) or [])
@@ -203,8 +220,9 @@ def _held_note(held: Held, names: list[str]) -> str:
     return f"captured anew for other sizes of: {', '.join(dims)}"
 
 
-def _detached(x: torch.Tensor) -> torch.Tensor:
-    return x.clone() if x.is_inference() else x.detach()
+def _alias(x: torch.Tensor, keeps_flag: bool) -> torch.Tensor:
+    found = x.detach().clone() if x.is_inference() else x.detach()
+    return found.requires_grad_(x.requires_grad and keeps_flag)
 
 
 def _leaf_name(path: Any, model: torch.nn.Module) -> str:

@@ -12,6 +12,7 @@ from onward.capture.as_eager import answering_as_eager
 from onward.capture.chosen import Choosing, Chosen, is_tensor
 from onward.capture.effects import Effects, keeping_buffers, keeping_parameters, undoing
 from onward.capture.object_graph import traces_names
+from onward.capture.output_tree import OutputTree
 from onward.capture.pins import Answer, Asked
 from onward.config import CaptureError
 from onward.graph.names import distinct
@@ -36,6 +37,7 @@ class _Noted:
     masks: Sequence[Answer] = ()
     asked: Sequence[Any] = ()
     read = 0
+    tree: OutputTree | None = None
 
     def layout(self) -> None:
         self.lies = True
@@ -52,10 +54,15 @@ class FlatCall(torch.nn.Module):
         loss_fn: LossFunction | None,
         want_loss: bool,
         values: bool = False,
+        gradients: bool = True,
+        whole: bool = False,
     ) -> None:
-        """values: numbers that are read into Python are answered as in the first batch."""
+        """values: numbers that are read into Python are answered as in the first batch. gradients:
+        whether they are asked for. whole: the outputs are to be put together again as the model
+        returns them (`noted.tree`)."""
         super().__init__()
         self.model = model
+        self.gradients, self.whole = gradients, whole
         self.values = values
         self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
         self.want_loss = want_loss
@@ -69,7 +76,7 @@ class FlatCall(torch.nn.Module):
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         for name, tensor in named_tensors(self):  # those of the trace, which have the names alone
             _give(tensor, self.attributes.get(name, {}), name)
-        trained = [t for _, t in named_tensors(self)] if self.model.training else []
+        trained = [t for _, t in named_tensors(self)] if self.gradients else []
         with (
             undoing(self.effects, self.model, self.loss_fn) as seen,
             answering_as_eager(seen, trained, self.noted.layout),
@@ -100,6 +107,11 @@ class FlatCall(torch.nn.Module):
         full = [next(rest) if f is TENSOR else f for f in self.fixed]
         args, kwargs, target = pytree.tree_unflatten(full, self.spec)
         outputs = self.model(*args, **kwargs, **self.extra)
+        if self.whole:
+            owned = {model_path(name): t for name, t in named_tensors(self)}
+            self.noted.tree = OutputTree(outputs, leaves, owned)
+            self.noted.names = self.noted.tree.names
+            return tuple(self.noted.tree.taken())
         named = name_outputs(outputs)
         chosen = [n for n, v in _pairs(outputs) if isinstance(v, Chosen)]
         if chosen and (not self.want_loss or chosen[0] == "loss" or not named):

@@ -38,10 +38,13 @@ NO_HOOKS = "hooks do not run inside a graph; fix: remove it"
 _FETCH = f"{NO_HOOKS}, or use fetch= for an output of the model"
 
 
-def refuse_model(model: torch.nn.Module, loss_fn: Any = None, trains: bool = True) -> None:
+def refuse_model(
+    model: torch.nn.Module, loss_fn: Any = None, trains: bool = True, tensor_hooks: bool = True
+) -> None:
     """Raises CaptureError with everything in the model that its graph could not honour.
 
-    trains: whether gradients are asked for; hooks on them matter only then.
+    trains: whether gradients are asked for; hooks on them matter only then. tensor_hooks: whether
+    those on parameters do, which autograd calls where it is the one that accumulates.
     """
     roots = {"": model}
     if isinstance(loss_fn, torch.nn.Module):
@@ -50,7 +53,7 @@ def refuse_model(model: torch.nn.Module, loss_fn: Any = None, trains: bool = Tru
     for prefix, root in roots.items():
         reasons += _wrapped(root, prefix)
         reasons += _module_hooks(root, prefix, trains)
-        reasons += _tensors(root, prefix, trains)
+        reasons += _tensors(root, prefix, trains and tensor_hooks)
     if reasons:
         raise CaptureError("the model cannot be captured: " + "; ".join(reasons))
 

@@ -36,7 +36,7 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
     shapes = {"leaves": dynamic_shapes(tensors, held)}
     try:
         # as in eager: with its cache on, a model takes no notice of packed documents
-        with ONE_AT_A_TIME, _capturing(flat.model, "position_ids" in names and not flat.extra):
+        with ONE_AT_A_TIME, _capturing(flat, "position_ids" in names and not flat.extra):
             made = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
             _note_readers(made.graph_module)
             return made
@@ -63,7 +63,7 @@ def _note_readers(module: torch.nn.Module) -> None:
 
 
 @contextmanager
-def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
+def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
     """The patches an export needs, undone afterwards; other threads see nothing of them."""
     transformer = torch.nn.modules.transformer
 
@@ -80,10 +80,10 @@ def _capturing(model: torch.nn.Module, own_positions: bool) -> Iterator[None]:
         places.append((fx, "do_not_emit_stack_traces", True))
     with (
         patched(places),
-        torch.set_grad_enabled(model.training),  # on, what stops gradients leaves a trace
-        attention_kept_whole(model, own_positions),
-        refusing_gradient_code(model.training),
-        padded_with_zeros(model.training),
+        torch.set_grad_enabled(flat.gradients),  # on, what stops gradients leaves a trace
+        attention_kept_whole(flat.model, own_positions),
+        refusing_gradient_code(flat.gradients),
+        padded_with_zeros(flat.gradients),
         recurrent_layers_kept_whole(),
         averaged_over_batches(),
         warnings.catch_warnings(),

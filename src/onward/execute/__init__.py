@@ -1,8 +1,8 @@
 """Plan -> running: regions of memory, launches bound once, the loop."""
 
-from onward.execute.blocks import Block, Blocks
+from onward.execute.blocks import Block, Blocks, left_in
 from onward.execute.executable import Executable
 from onward.execute.halves import ExecutableHalves, Residuals
 from onward.execute.memory import Memory, zeros
 
-__all__ = ["Block", "Blocks", "Executable", "ExecutableHalves", "Memory", "Residuals", "zeros"]
+__all__ = ["Block", "Blocks", "Executable", "ExecutableHalves", "Memory", "Residuals", "left_in", "zeros"]

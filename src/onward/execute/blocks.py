@@ -32,6 +32,15 @@ class Block:
         return self.base.nbytes
 
     @property
+    def left(self) -> Any:
+        """What the last who was lent the block has noted of it; found again by `left_in`."""
+        return getattr(self._storage, "left", None)
+
+    @left.setter
+    def left(self, value: Any) -> None:
+        self._storage.left = value
+
+    @property
     def is_held(self) -> bool:
         """Whether anybody holds a tensor that was handed out."""
         return _CORE._storage_Use_Count(self._storage._cdata) > 1
@@ -45,6 +54,11 @@ class Block:
         offset = (x.data_ptr() - self.base.data_ptr()) // x.itemsize if x.numel() else 0
         empty = torch.empty(0, dtype=x.dtype, device=x.device)
         return empty.set_(self._storage, offset, x.shape, x.stride())
+
+
+def left_in(content: torch.Tensor) -> Any:
+    """`Block.left` of the block that the tensor shows; None where it shows none."""
+    return getattr(content.untyped_storage(), "left", None)
 
 
 class Blocks:
@@ -88,6 +102,8 @@ class Blocks:
         self._free += [block for block in self._lent if not block.is_held]
         self._free.sort(key=lambda block: (block.nbytes, block.base.data_ptr()))
         self._lent = [block for block in self._lent if block.is_held]
+        for block in self._free:
+            block.left = None
 
 
-__all__ = ["Block", "Blocks"]
+__all__ = ["Block", "Blocks", "left_in"]

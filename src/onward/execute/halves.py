@@ -31,8 +31,8 @@ BOUND = 2  # blocks that a plan stays bound to: that of the gradients so far, an
 class Residuals:
     """What one forward has left for its backward.
 
-    content: `u8[n]`, which keeps the block as long as somebody holds it, or a copy of the same
-    bytes. dims: of its batch. given: its inputs that lie in no block. seen: of each owned tensor
+    content: `u8[n]`, which keeps the block as long as somebody holds it, or its first byte, or a
+    copy of all bytes. dims: of its batch. given: its inputs that lie in no block. seen: of each owned tensor
     that the backward reads, where it lay and its version. shapes: of the outputs that are
     differentiated, by name.
     """
@@ -110,10 +110,11 @@ class ExecutableHalves:
         """
         self._check(residuals, cotangents)
         blocks, content = self.memory.blocks, residuals.content
-        block = None if keep else blocks.holding(content)
-        if block is None:  # hooks of autograd's may have stored the bytes somewhere else
+        block = blocks.holding(content)
+        if keep or block is None:  # hooks of autograd's may have stored the bytes somewhere else
+            source = content if block is None else block.base
             block = blocks.lend(self.nbytes)
-            block.base[: content.numel()].copy_(content)
+            block.base[: source.numel()].copy_(source)
         binder = self._binder(block, residuals.dims)
         signature = self.plan.signature
         named = {name: cotangents[output] for output, name in signature.cotangents.items()}

@@ -86,10 +86,10 @@ class Plan:
     bytes of residual and scratch buffers alive at one launch. open: sizes that may be smaller than
     those of `dims` when the plan runs. commit: the first launch that writes what outlives the step
     (parameters, optimizer state). half: of a plan that runs in two halves, the launches of the
-    forward half, None of others; its arena is a block that one forward is lent. flags: i64[n,2], those of the launches that have one, in order;
-    None where none has. constants: arrays by buffer, or sizes to be filled in. signature:
-    what the inputs and outputs mean; where it has an output `finite`, launches from the commit on
-    run only where that is true.
+    forward half, None of others; its arena is a block that one forward is lent. flags:
+    i64[n,2], those of the launches that have one, in order; None where none has. constants: arrays
+    by buffer, or sizes to be filled in. signature: what the inputs and outputs mean; where it has
+    an output `finite`, launches from the commit on run only where that is true.
     """
 
     dims: dict[str, int]

@@ -87,11 +87,11 @@ def bind_batch(args: tuple[Any, ...], kwargs: dict[str, Any], has_loss: bool) ->
     tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
     if not tensors:
         raise OnwardError("the batch has no tensor; fix: pass the model's inputs")
-    kind = (spec, tuple(map(_kind, leaves)))
+    kind = (spec, tuple(map(leaf_kind, leaves)))
     return Batch(args, kwargs, target, tensors, kind, (kind, tuple(t.shape for t in tensors)))
 
 
-def _kind(leaf: Any) -> tuple[Any, ...]:
+def leaf_kind(leaf: Any) -> tuple[Any, ...]:
     """What of a leaf a program depends on; 1, 1.0 and True are not the same, nor 0.0 and -0.0."""
     if isinstance(leaf, torch.Tensor):
         return leaf.dtype, leaf.dim()
@@ -125,17 +125,22 @@ def _converted(value: Any, where: str) -> Any:
 
 
 def _leaf(value: Any, where: str) -> Any:
-    if isinstance(value, torch.Tensor):
-        strange = _strange(value)
-        if strange:
-            raise OnwardError(f"the batch's {where} is {strange}")
-        return value
-    if not isinstance(value, _VALUES):
-        raise OnwardError(
-            f"the batch's {where} is a {type(value).__name__}, neither tensor nor plain value; "
-            "fix: convert it to tensors before the step"
-        )
+    reason = refuse_leaf(value)
+    if reason is not None:
+        raise OnwardError(f"the batch's {where} is {reason}")
     return value
+
+
+def refuse_leaf(value: Any) -> str | None:
+    """Why no graph can be given it, and the way out."""
+    if isinstance(value, torch.Tensor):
+        return _strange(value)
+    if isinstance(value, _VALUES):
+        return None
+    return (
+        f"a {type(value).__name__}, neither tensor nor plain value; fix: convert it to tensors "
+        "before the step"
+    )
 
 
 def _strange(tensor: torch.Tensor) -> str | None:

@@ -23,6 +23,7 @@ one differs is everything looked at anew and compared by value.
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 import sys
@@ -137,6 +138,21 @@ class Guards:
         if before:
             self._count(paths)
         return True
+
+    def same(self, model: torch.nn.Module) -> bool:
+        """Whether all is as it was last seen, but for training flags; a look at identities."""
+        return (
+            self._sweep is not None
+            and self._roots[0] is model
+            and self._sweep.same()
+            and self._kept()
+        )
+
+    def successor(self) -> Guards:
+        """Guards that know what these know, and go on by themselves."""
+        found = copy.copy(self)
+        found._baked, found._marks, found._copies = [*self._baked], [*self._marks], [*self._copies]
+        return found
 
     def _read_flags(self, model: torch.nn.Module) -> list[str]:
         """The paths of the flags that are others than at the last training step."""

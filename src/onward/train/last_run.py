@@ -6,11 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from onward.execute import Executable
 from onward.journal import Journal
 from onward.plan import Plan
 from onward.rewrite import summary
 from onward.train.prepared_batch import PreparedBatch
 from onward.train.report import Report
+
+
+def report_of(journal: Journal, notes: Sequence[str], prepared: PreparedBatch[Any]) -> Report:
+    """Of a batch that has run, and of the compilation before it."""
+    plan: Plan = prepared.executable.plan
+    return Report(
+        compile_seconds=dict(journal.seconds),
+        passes=[r.numbers for r in journal.reports],
+        near_misses=summary(m for r in journal.reports for m in r.misses),
+        predicted_peak_bytes=plan.peak,
+        launches=len(plan.launches),
+        rows=prepared.rows,
+        notes=list(notes),
+    )
 
 
 @dataclass(frozen=True)
@@ -19,7 +34,7 @@ class LastRun:
 
     journal: Journal
     notes: Sequence[str]
-    prepared: PreparedBatch
+    prepared: PreparedBatch[Executable]
     inputs: Mapping[str, Any]
 
     @property
@@ -29,15 +44,7 @@ class LastRun:
 
     def report(self) -> Report:
         """A new report, the caller's own."""
-        return Report(
-            compile_seconds=dict(self.journal.seconds),
-            passes=[r.numbers for r in self.journal.reports],
-            near_misses=summary(m for r in self.journal.reports for m in r.misses),
-            predicted_peak_bytes=self.plan.peak,
-            launches=len(self.plan.launches),
-            rows=self.prepared.rows,
-            notes=list(self.notes),
-        )
+        return report_of(self.journal, self.notes, self.prepared)
 
     def profile(self) -> dict[str, float]:
         """Seconds per op of one more run, which leaves everything as it was."""

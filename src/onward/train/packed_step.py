@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Generic
 
 import torch
 
@@ -11,25 +12,32 @@ from onward.config import environment
 from onward.graph.graph import Graph
 from onward.rewrite import FlopCount, prune, row_conditions, with_rows_given
 from onward.train.graphs import Graphs
-from onward.train.prepared_batch import OutputRequest, PreparedBatch
-from onward.train.session import PlanCache, Session
+from onward.train.prepared_batch import Bound, OutputRequest, PreparedBatch
+from onward.train.session import Bind, PlanCache, Session
 from onward.train.unread import Ids, Unread
 
 
-class PackedStep:
-    """The packed form of a step for some results; `forward` is the packed forward."""
+class PackedStep(Generic[Bound]):
+    """The packed form of a step for some results; `forward` is the packed forward, and `bind` gives
+    the executable of a plan of the step."""
 
     def __init__(
-        self, graphs: Graphs, forward: Graph, session: Session, results: Sequence[str]
+        self,
+        graphs: Graphs,
+        forward: Graph,
+        session: Session,
+        results: Sequence[str],
+        bind: Bind[Bound],
     ) -> None:
-        self._graphs, self._session, self._forward = graphs, session, forward
+        self._graphs, self._session, self._forward, self._bind = graphs, session, forward, bind
         compiler = graphs.compiler
         padded = prune(graphs.forward, graphs.forward.signature.requested(results, None))
         self._conditions = row_conditions(forward)
         self._work = FlopCount(forward), FlopCount(padded)
         self._running = False
-        self._counting = PlanCache(session, compiler, graphs, label="rows-")
-        self._plans: dict[OutputRequest, PlanCache] = {}
+        count = partial(session.bind, compiler, graphs)
+        self._counting = PlanCache(compiler, count, label="rows-")
+        self._plans: dict[OutputRequest, PlanCache[Bound]] = {}
         self._ids = Ids(padded, graphs, session)
         self._unread = Unread(graphs, forward, session)
 
@@ -40,7 +48,7 @@ class PackedStep:
 
     def prepare(
         self, staged: Mapping[str, torch.Tensor], dims: dict[str, int], request: OutputRequest
-    ) -> PreparedBatch | None:
+    ) -> PreparedBatch[Bound] | None:
         """The step for this batch; None where too few rows can be spared, and for ids that no table
         has, at rows that nobody reads: the padded form refuses them as eager does."""
         rows, sizes = self.count(staged, dims), dims
@@ -50,9 +58,8 @@ class PackedStep:
             return None
         cache = self._plans.get(request)
         if cache is None:
-            graphs, budget = self._graphs, self._session.memory_budget
-            cache = PlanCache(self._session, graphs.compiler, graphs, budget)
-            self._plans[request] = cache
+            budget = self._session.memory_budget
+            cache = self._plans[request] = PlanCache(self._graphs.compiler, self._bind, budget)
         executable = cache.serving(self.graph, request.outputs(self.graph), dims, counts)
         named = self.graph.signature.rows
         inputs = {**staged, **{named[size]: numbers for size, numbers in rows.items()}}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 
-from onward.execute import Executable
+from onward.execute import Executable, ExecutableHalves
 from onward.graph.graph import Graph
 from onward.graph.signature import Signature
 
@@ -25,14 +25,18 @@ class OutputRequest:
         return graph.signature.requested(self.results, self.update)
 
 
+# what runs a plan: a whole step, or its halves
+Bound = TypeVar("Bound", Executable, ExecutableHalves)
+
+
 @dataclass(frozen=True)
-class PreparedBatch:
+class PreparedBatch(Generic[Bound]):
     """An executable, and the sizes and tensors with which it runs a batch.
 
     share: of the arithmetic on every row, what is done. counts: of the rows that are read, by set.
     """
 
-    executable: Executable
+    executable: Bound
     dims: dict[str, int]
     inputs: dict[str, torch.Tensor]
     share: float = 1.0

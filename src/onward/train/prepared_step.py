@@ -8,12 +8,11 @@ rows seen, and each batch runs on its own counts. Which one runs is decided for 
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Generic
 
 import torch
 
 from onward.config import CaptureError, OnwardError
-from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.rewrite import attribute
 from onward.train.batch import Batch
@@ -21,21 +20,25 @@ from onward.train.explain import explain
 from onward.train.explanation import Explanation
 from onward.train.graphs import Graphs
 from onward.train.packed_step import PackedStep
-from onward.train.prepared_batch import OutputRequest, PreparedBatch
-from onward.train.session import Session
+from onward.train.prepared_batch import Bound, OutputRequest, PreparedBatch
+from onward.train.session import Bind, Session
 
 KEPT = 64  # plans of one graph that stay bound, one per shape and request
 
 
-class PreparedStep:
-    """`kind` is the structure and the dtypes of the batches that it serves."""
+class PreparedStep(Generic[Bound]):
+    """`kind` is the structure and the dtypes of the batches that it serves; `bind` gives the
+    executable of a plan of its step."""
 
-    def __init__(self, kind: tuple[Any, ...], graphs: Graphs, session: Session) -> None:
+    def __init__(
+        self, kind: tuple[Any, ...], graphs: Graphs, session: Session, bind: Bind[Bound]
+    ) -> None:
         self.kind, self.graphs, self.session = kind, graphs, session
         self.captured = graphs.captured
-        self.padded: dict[Any, Executable] = {}  # by the batch's signature, and the request
+        self.padded: dict[Any, Bound] = {}  # by the batch's signature, and the request
+        self._bind = bind
         self._dims: dict[Any, dict[str, int]] = {}  # of the signatures seen
-        self._packed: dict[tuple[str, ...], PackedStep | None] = {}
+        self._packed: dict[tuple[str, ...], PackedStep[Bound] | None] = {}
 
     def fits(self, batch: Batch) -> bool:
         """Whether the graph was captured from a batch like this one."""
@@ -48,7 +51,7 @@ class PreparedStep:
             self._dims[batch.signature] = dims
         return dims is not None
 
-    def prepare(self, batch: Batch, request: OutputRequest) -> PreparedBatch:
+    def prepare(self, batch: Batch, request: OutputRequest) -> PreparedBatch[Bound]:
         """What runs this batch. Raises OnwardError for a result that the model lacks."""
         dims, staged = self._sizes(batch), self._staged(batch)
         packed = self.packed(request.results)
@@ -62,20 +65,22 @@ class PreparedStep:
             graph, compiler = self.graphs.step, self.graphs.compiler
             outputs, budget = request.outputs(graph), self.session.memory_budget
             plan = compiler.plan(graph, outputs, dims, budget)
-            executable = self.session.bind(compiler, self.graphs, plan)
+            executable = self._bind(plan)
         self.padded[key] = executable  # now the most recently used
         while len(self.padded) > KEPT:
             del self.padded[next(iter(self.padded))]
         return PreparedBatch(executable, dims, staged)
 
-    def packed(self, results: tuple[str, ...]) -> PackedStep | None:
+    def packed(self, results: tuple[str, ...]) -> PackedStep[Bound] | None:
         """The form for the rows that these results need; None where that is all of them."""
         if results not in self._packed:
             self._check(results)
             forward = self.graphs.forward
             packed = self.graphs.packed(forward.signature.requested(results, None))
             self._packed[results] = (
-                None if packed is None else PackedStep(self.graphs, packed, self.session, results)
+                None
+                if packed is None
+                else PackedStep(self.graphs, packed, self.session, results, self._bind)
             )
         return self._packed[results]
 

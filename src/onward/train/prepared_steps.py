@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -10,6 +11,7 @@ from onward.capture import CapturedModule
 from onward.compile import Compiler
 from onward.config import TrainerOptions
 from onward.differentiate import Recipe
+from onward.execute import Executable
 from onward.kernels import host
 from onward.train.batch import Batch
 from onward.train.graphs import Graphs
@@ -17,8 +19,10 @@ from onward.train.guards import Guards, refuse_optimizer_hooks
 from onward.train.prepared_step import PreparedStep
 from onward.train.session import Session
 from onward.train.training_mode import training_mode
+from onward.train.updates import Updates
 
 LossFunction = Callable[..., torch.Tensor]
+Step = PreparedStep[Executable]
 
 
 class PreparedSteps:
@@ -30,24 +34,23 @@ class PreparedSteps:
     """
 
     def __init__(
-        self, train: list[PreparedStep], session: Session, options: TrainerOptions
+        self, train: list[Step], session: Session, updates: Updates, options: TrainerOptions
     ) -> None:
         self.train = train
-        self.eval: list[PreparedStep] = []
+        self.eval: list[Step] = []
+        self._updates = updates
         self._session, self._options = session, options
         self._guards = Guards()
 
-    def training(
-        self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch
-    ) -> PreparedStep:
+    def training(self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch) -> Step:
         """The training step for batches like this one; made where there is none."""
-        refuse_optimizer_hooks(self._session.updates.optimizer)
+        refuse_optimizer_hooks(self._updates.optimizer)
         self._drop_changed(model, loss_fn, training=True)
         return self._find(self.train, batch) or self._make(model, loss_fn, batch, training=True)
 
     def evaluation(
         self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch
-    ) -> PreparedStep:
+    ) -> Step:
         """The same of an evaluation."""
         self._drop_changed(model, loss_fn, training=False)
         return self._find(self.eval, batch) or self._make(model, loss_fn, batch, training=False)
@@ -56,20 +59,21 @@ class PreparedSteps:
         self, model: torch.nn.Module, loss_fn: LossFunction | None, training: bool
     ) -> None:
         if self._guards.changed(model, loss_fn, training):
-            self._session.updates.restart()  # which drops the training steps
+            self._updates.restart()  # which drops the training steps
             self.eval.clear()
 
-    def _find(self, steps: list[PreparedStep], batch: Batch) -> PreparedStep | None:
+    def _find(self, steps: list[Step], batch: Batch) -> Step | None:
         return next((step for step in steps if step.fits(batch)), None)
 
     def _make(
         self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch, training: bool
-    ) -> PreparedStep:
+    ) -> Step:
         compiler = Compiler(host(self._session.memory.device.type), self._options.disable)
         with training_mode(model, training):
             captured = compiler.capture(model, *batch.given, loss_fn)
         graphs = Graphs(compiler, captured, self._recipe(captured) if training else None)
-        step = PreparedStep(batch.kind, graphs, self._session)
+        bind = partial(self._session.bind, compiler, graphs)
+        step = PreparedStep(batch.kind, graphs, self._session, bind)
         if self._guards.settle(captured):
             self.train.clear()
             self.eval.clear()
@@ -77,7 +81,7 @@ class PreparedSteps:
         return step
 
     def _recipe(self, captured: CapturedModule) -> Recipe:
-        groups = self._session.updates.groups(captured.parameters, captured.reached)
+        groups = self._updates.groups(captured.parameters, captured.reached)
         return Recipe(
             tuple(groups),
             self._options.max_grad_norm,

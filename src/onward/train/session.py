@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Generic
 
 from onward.compile import Compiler
-from onward.execute import Executable, Memory
+from onward.execute import Executable, ExecutableHalves, Memory
 from onward.graph.graph import Graph
 from onward.plan import Plan
 from onward.train.graphs import Graphs
+from onward.train.prepared_batch import Bound
 from onward.train.updates import Updates
 
 ROOM = 16  # a plan for counted rows has room for one in ROOM more
@@ -17,35 +19,43 @@ ROOM = 16  # a plan for counted rows has room for one in ROOM more
 
 @dataclass(frozen=True)
 class Session:
-    """The memory, the optimizer's state, and the budget of bytes that a step is planned within."""
+    """The memory, the optimizer's state where there is one, and the budget of bytes that a step is
+    planned within."""
 
     memory: Memory
-    updates: Updates
+    updates: Updates | None = None
     memory_budget: int | float | str | None = None
 
     def bind(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> Executable:
         """A plan of these graphs, with the tensors of the user and of the session."""
-        owned = {**graphs.captured.owned, **self.updates.owned(plan.signature)}
-        return compiler.bind(plan, self.memory, owned)
+        state = {} if self.updates is None else self.updates.owned(plan.signature)
+        return compiler.bind(plan, self.memory, {**graphs.captured.owned, **state})
+
+    def bind_halves(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> ExecutableHalves:
+        """The same of a plan that runs in two halves."""
+        return compiler.bind_halves(plan, self.memory, graphs.captured.owned)
 
 
-class PlanCache:
+Bind = Callable[[Plan], Bound]
+
+
+class PlanCache(Generic[Bound]):
     """Plans of one graph for batches of any size: each serves all sizes up to its own.
 
-    budget: of bytes, for graphs that are steps. label: before the names of dumps.
+    bind: gives the executable of a plan. budget: of bytes, for graphs that are steps. label: before
+    the names of dumps.
     """
 
     def __init__(
         self,
-        session: Session,
         compiler: Compiler,
-        graphs: Graphs,
+        bind: Bind[Bound],
         budget: int | float | str | None = None,
         label: str = "",
     ) -> None:
-        self._session, self._compiler, self._graphs = session, compiler, graphs
+        self._compiler, self._bind = compiler, bind
         self._budget, self._label = budget, label
-        self._executables: dict[frozenset[str], Executable] = {}  # by the sizes that are not 0
+        self._executables: dict[frozenset[str], Bound] = {}  # by the sizes that are not 0
 
     def serving(
         self,
@@ -53,7 +63,7 @@ class PlanCache:
         outputs: list[str],
         dims: Mapping[str, int],
         counted: Collection[str] = (),
-    ) -> Executable:
+    ) -> Bound:
         """A bound plan for these sizes; where it must be made, with room for larger ones.
 
         counted: sizes that differ from batch to batch, so that room is left at once.
@@ -70,5 +80,5 @@ class PlanCache:
         self._executables.pop(key, None)
         open = [name for name, size in most.items() if size > 0]
         plan = self._compiler.plan(graph, outputs, most, self._budget, open, self._label)
-        self._executables[key] = self._session.bind(self._compiler, self._graphs, plan)
-        return self._executables[key]
+        made = self._executables[key] = self._bind(plan)
+        return made

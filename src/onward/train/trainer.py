@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from onward.config import OnwardError, TrainerOptions, read_names
-from onward.execute import Memory
+from onward.execute import Executable, Memory
 from onward.extend import load_plugins
 from onward.plan import Plan
 from onward.train.arguments import (
@@ -35,8 +35,7 @@ from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
 from onward.train.optim import Optimizer, to_torch
 from onward.train.prepared_batch import OutputRequest, PreparedBatch, scalars
-from onward.train.prepared_step import PreparedStep
-from onward.train.prepared_steps import LossFunction, PreparedSteps
+from onward.train.prepared_steps import LossFunction, PreparedSteps, Step
 from onward.train.report import Report, as_html
 from onward.train.result import StepResult
 from onward.train.session import Session
@@ -89,10 +88,10 @@ class Trainer:
         self._example: Batch | None = None  # for exports
         self._last: LastRun | None = None
         self._verified = not (verify or self.options.verify)
-        train: list[PreparedStep] = []
+        train: list[Step] = []
         self._updates = Updates(model, self.optimizer, restarted=train.clear)
         session = Session(self.memory, self._updates, self.options.memory_budget)
-        self._steps = PreparedSteps(train, session, self.options)
+        self._steps = PreparedSteps(train, session, self._updates, self.options)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIXED and name in vars(self):
@@ -284,7 +283,7 @@ class Trainer:
             return verify_step(self.model, batch, self.loss_fn, trained, bisect, disable)
 
     def _run(
-        self, prepared: PreparedBatch, batch_size: int, last: bool
+        self, prepared: PreparedBatch[Executable], batch_size: int, last: bool
     ) -> tuple[Mapping[str, Any], bool]:
         """Runs a micro-batch, `last` of its window or not: the inputs that it ran with, and whether
         the gradients were finite, so that it wrote."""

@@ -51,6 +51,7 @@ _NOT_CALLED = {"__init__", "__post_init__", "__repr__", "__str__", "__del__", "_
 # of nn.Module's own attributes: looked at in a way of their own, or without meaning for a forward
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _MODULE = frozenset(torch.nn.Module().__dict__)
+_SLOT = "_compiled_call_impl"  # what is called in the place of a module's forward and hooks
 
 
 class Walk:
@@ -173,7 +174,8 @@ class Walk:
             self.visit(x, f"{path}.{key}")
         for key, x in held.items():
             # of the model's flags a Trainer makes its own sense, see `changed`
-            if key not in _MODULE or (key == "training" and id(m) not in self._own):
+            known = key in _MODULE or key == _SLOT
+            if not known or (key == "training" and id(m) not in self._own):
                 self.visit(x, f"{path}.{key}")
 
     def _watch(self, own: Mapping[Any, Any]) -> None:

@@ -1,0 +1,87 @@
+"""Calls that go around the graph, to the module's own forward in eager PyTorch.
+
+Some have to, and nobody is told: a trace, a transform of functorch's, a mode that is to see every
+operator. Others run in eager because a graph has no form for them yet, and the caller is told why.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _device, _python_dispatch
+
+from onward.capture import refuse_surroundings
+from onward.config import CaptureError
+
+_CORE: Any = torch._C
+_here = threading.local()
+CACHES = ("past_key_values", "past_key_value", "cache_params", "use_cache")
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """Within it accelerated models run in eager PyTorch, in this thread."""
+    before = is_eager()
+    _here.eager = True
+    try:
+        yield
+    finally:
+        _here.eager = before
+
+
+def is_eager() -> bool:
+    return getattr(_here, "eager", False)
+
+
+def goes_around() -> bool:
+    """Whether whoever calls is to see the operators themselves."""
+    return (
+        is_eager()
+        or _CORE._get_tracing_state() is not None
+        or torch.compiler.is_compiling()
+        or torch.compiler.is_exporting()
+        or _CORE._functorch.peek_interpreter_stack() is not None
+        or torch.autograd.forward_ad._current_level >= 0
+        or any(_watching())
+    )
+
+
+def _watching() -> Iterator[bool]:
+    """Modes that are told of each operator."""
+    if not (_CORE._len_torch_function_stack() or _CORE._len_torch_dispatch_stack()):
+        return
+    stacks: Any = (
+        torch.overrides._get_current_function_mode_stack(),
+        _python_dispatch._get_current_dispatch_mode_stack(),
+    )
+    for mode in itertools.chain.from_iterable(stacks):
+        yield type(mode) is not _device.DeviceContext
+
+
+def surroundings() -> str | None:
+    """Why no graph runs here, where none does."""
+    try:
+        refuse_surroundings()
+    except CaptureError as error:
+        return str(error)
+    return None
+
+
+def uses_cache(model: torch.nn.Module, kwargs: Mapping[str, Any], takes: bool) -> bool:
+    """Whether the call is to fill or read a cache of keys and values, as generation does. takes:
+    whether the forward has a parameter `use_cache`."""
+    if any(kwargs.get(name) not in (None, False) for name in CACHES):
+        return True
+    if not takes or "use_cache" in kwargs or torch.is_grad_enabled():
+        return False
+    return kwargs.get("labels") is None and bool(
+        getattr(getattr(model, "config", None), "use_cache", False)
+    )
+
+
+__all__ = ["eager", "goes_around", "is_eager", "surroundings", "uses_cache"]

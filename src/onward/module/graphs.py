@@ -1,0 +1,43 @@
+"""Graphs of a call: a forward, and for some of its results the gradients by what they reach."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from onward.graph.graph import Graph
+from onward.train.graphs import Graphs
+from onward.train.prepared_batch import OutputRequest
+
+
+class Halves(Graphs):
+    """Forward and gradients in two halves, of a forward that others share.
+
+    ends: results that cotangents come for; wrt: graph inputs by which gradients are asked for.
+    """
+
+    def __init__(self, base: Graphs, ends: Sequence[str], wrt: Sequence[str]) -> None:
+        super().__init__(base.compiler, base.captured)
+        self._base, self._ends, self._wrt = base, tuple(ends), tuple(wrt)
+
+    @property
+    def forward(self) -> Graph:  # type: ignore[override]
+        return self._base.forward
+
+    def packed(self, outputs: Sequence[str]) -> Graph | None:
+        return self._base.packed(outputs)
+
+    def completed(self, forward: Graph) -> Graph:
+        names = forward.signature.results
+        return self.compiler.halves(forward, tuple(names[end] for end in self._ends), self._wrt)
+
+
+@dataclass(frozen=True)
+class HalvesRequest(OutputRequest):
+    """Results, what the forward writes, and the gradients."""
+
+    def outputs(self, graph: Graph) -> list[str]:
+        return [*super().outputs(graph), *graph.signature.gradients.values()]
+
+
+__all__ = ["Halves", "HalvesRequest"]

@@ -1,0 +1,154 @@
+"""Prepared call: a captured forward, and what runs it for the results that are read.
+
+Which results a caller reads, and for which of them cotangents come, nobody knows when the forward
+runs: the calls before tell. Where they told wrong, the call runs again with the same seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from onward.capture import CapturedModule
+from onward.compile import Compiler
+from onward.config import CaptureError
+from onward.execute import Executable, ExecutableHalves, Residuals
+from onward.graph.graph import type_of
+from onward.module.graphs import Halves, HalvesRequest
+from onward.module.waiting import LOSS, waiting
+from onward.train.batch import Batch
+from onward.train.graphs import Graphs
+from onward.train.prepared_batch import OutputRequest, PreparedBatch
+from onward.train.prepared_step import PreparedStep
+from onward.train.last_run import report_of
+from onward.train.report import Report
+from onward.train.session import Session
+
+class PreparedCall:
+    """Of batches of one kind, in one state of the module.
+
+    captured: the forward. results: what it computes, by the user's names. leaves: graph inputs by
+    which gradients are asked for, in order: parameters, then leaves of the batch. differentiable:
+    the results that reach any. fields: of the outputs that can wait, by their results.
+    """
+
+    def __init__(
+        self, batch: Batch, compiler: Compiler, captured: CapturedModule, session: Session
+    ) -> None:
+        self.captured, self.compiler, self._session = captured, compiler, session
+        self._graphs = Graphs(compiler, captured)
+        self._kind = batch.kind
+        if not self.results:
+            raise CaptureError("the forward computes no tensor")
+        of_batch = {captured.leaves[i]: i for i, t in enumerate(batch.tensors) if t.requires_grad}
+        trained = [n for n, p in captured.parameters.items() if p.requires_grad]
+        self.leaves: dict[str, int | None] = {**dict.fromkeys(trained), **of_batch}
+        self.reaches = {n: found & self.leaves.keys() for n, found in captured.reaches.items()}
+        reached = set().union(*self.reaches.values())
+        self.leaves = {n: i for n, i in self.leaves.items() if n in reached}
+        self.differentiable = [n for n in self.results if self.reaches.get(n)]
+        self._plain: PreparedStep[Executable] = PreparedStep(
+            batch.kind, self._graphs, session, partial(session.bind, compiler, self._graphs)
+        )
+        self._halves: dict[tuple[str, ...], PreparedStep[ExecutableHalves]] = {}
+        self.ends = self._first_ends()
+        self._widened = False  # whether a cotangent came that was not expected
+        self._narrowed = False
+        self._read: list[set[str]] = [set(self.results)] * 2  # by the last two callers
+        self.fields = waiting(captured.tree.root if captured.tree else None)
+        self._last_batch: PreparedBatch[Any] | None = None
+
+    @property
+    def results(self) -> list[str]:
+        return list(self.captured.graph.signature.results)
+
+    def fits(self, batch: Batch) -> bool:
+        return self._plain.fits(batch)
+
+    # ---- what callers read, and differentiate
+
+    def wanted(self, outputs: str) -> list[str]:
+        """The results to compute at once. outputs: the option of this name."""
+        if outputs == "loss" and LOSS in self.results:
+            return [LOSS]
+        late = set(self.fields.values()) - self._read[0] - self._read[1]
+        if outputs != "auto" or not late:
+            return self.results
+        return [n for n in self.results if n not in late] or self.results[:1]
+
+    def next_call(self) -> set[str]:
+        """Begins a call; returns the set into which what its caller reads is to be entered."""
+        self._read = [self._read[1], set()]
+        return self._read[1]
+
+    def note_ends(self, used: Iterable[str]) -> None:
+        """For these results cotangents came."""
+        names = tuple(n for n in self.differentiable if n in set(used))
+        if not set(names) <= set(self.ends):
+            self._widened = True
+            self.ends = tuple(n for n in self.differentiable if n in {*names, *self.ends})
+        elif not self._widened and not self._narrowed:
+            self._narrowed, self.ends = True, names
+
+    def _first_ends(self) -> tuple[str, ...]:
+        loss = self.captured.graph.signature.results.get(LOSS)
+        if LOSS in self.differentiable and loss is not None:
+            if not type_of(self.captured.graph.outputs[loss]).rank:
+                return (LOSS,)
+        return tuple(self.differentiable)
+
+    # ---- runs
+
+    def without_gradients(
+        self, batch: Batch, results: Sequence[str], seed: torch.Tensor | None
+    ) -> Mapping[str, torch.Tensor]:
+        """Copies of these results, by name."""
+        prepared = self._plain.prepare(batch, OutputRequest(tuple(results)))
+        executable = prepared.executable
+        executable.run({**prepared.inputs, **_seeded(prepared, seed)}, prepared.dims)
+        self._last_batch = prepared
+        return {name: prepared.output(name) for name in results}
+
+    def forward(
+        self, batch: Batch, results: Sequence[str], ends: tuple[str, ...], seed: torch.Tensor | None
+    ) -> tuple[ExecutableHalves, Residuals, Mapping[str, torch.Tensor]]:
+        """Runs the forward half for these results, and for cotangents of `ends` among them."""
+        step = self._halves.get(ends)
+        if step is None:
+            wrt = [n for n in self.leaves if any(n in self.reaches[end] for end in ends)]
+            graphs = Halves(self._graphs, ends, wrt)
+            bind = partial(self._session.bind_halves, self.compiler, graphs)
+            step = self._halves[ends] = PreparedStep(self._kind, graphs, self._session, bind)
+        prepared = step.prepare(batch, HalvesRequest(tuple(results)))
+        executable = prepared.executable
+        inputs = {**prepared.inputs, **_seeded(prepared, seed)}
+        residuals = executable.forward(inputs, prepared.dims)
+        names = prepared.signature.results
+        self._last_batch = prepared
+        return executable, residuals, {n: executable.output(names[n]) for n in results}
+
+    def report(self) -> Report:
+        """Of the last run."""
+        last = self._last_batch
+        assert last is not None, "a call that is reported has run"
+        return report_of(self.compiler.journal, self.captured.notes, last)
+
+    def draws(self) -> bool:
+        """Whether the forward draws random numbers."""
+        return self._graphs.forward.signature.seed is not None
+
+
+def _seeded(prepared: PreparedBatch[Any], seed: torch.Tensor | None) -> dict[str, Any]:
+    """The inputs of the generator."""
+    signature, found = prepared.signature, dict[str, Any]()
+    if signature.seed is not None:
+        found[signature.seed] = seed
+    if signature.sample_offset is not None:
+        found[signature.sample_offset] = 0
+    return found
+
+
+__all__ = ["PreparedCall"]
