@@ -14,7 +14,8 @@ LEARNING_RATE = 5e-5
 
 @dataclass(frozen=True)
 class Engine:
-    """One way to run a step. `compiled`: under torch.compile; `fused`: one-kernel AdamW.
+    """One way to run a step. `compiled`: under torch.compile; `fused`: one-kernel AdamW. onward: a
+    Trainer; module: a model that `onward.accelerate` was given, in the loop of the others.
 
     disable, seed: Onward's options of these names; a seed makes dropout the same in every run.
     change: the model that is trained instead, made of the case's own; a function of a module.
@@ -25,6 +26,7 @@ class Engine:
     compiled: bool = False
     fused: bool = False
     onward: bool = False
+    module: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
     disable: tuple[str, ...] = ()
     seed: int | None = None
@@ -53,6 +55,7 @@ ENGINES = {
             env=_LARGE_PAGES,
         ),
         Engine("onward", "onward.Trainer", onward=True),
+        Engine("onward-module", "onward.accelerate(model), fused AdamW", module=True, fused=True),
     )
 }
 

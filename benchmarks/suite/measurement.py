@@ -58,7 +58,7 @@ def measure(
         with _recorded(entry):
             arguments = (case, effort.batches, effort.keep)
             entry |= remote.ask("prepare", *arguments, timeout=seconds_left())
-            remote.ask("run", 1, effort.warmup, timeout=seconds_left())
+            remote.ask("warm_up", 1, effort.warmup, timeout=seconds_left())
             running.append(name)
     done, longest = 0, 0.0
     while done < effort.rounds and (not done or longest < seconds_left()):

@@ -53,6 +53,10 @@ class Session:
             if self.case.precision == "bf16":
                 options["mixed_precision"] = "bf16"
             self.trainer = onward.Trainer(self.model, self.optimizer, options=options)
+        if self.engine.module:
+            import onward
+
+            onward.accelerate(self.model, disable=self.engine.disable)
         if self.engine.compiled:
             torch._dynamo.reset()
             self.forward = torch.compile(self.model)
@@ -96,11 +100,18 @@ class Session:
 
     def report(self) -> dict[str, Any]:
         """What the trainer itself says; empty for the other engines."""
-        if self.trainer is None:
+        if self.trainer is None and not self.engine.module:
             return {}
         from suite.kernel_table import native_level
 
-        said, plan = self.trainer.report(), self.trainer.plan
+        if self.trainer is None:
+            from onward.module import accelerated
+
+            held = accelerated(self.model)
+            assert held is not None
+            said, plan = held.report(), held.plan
+        else:
+            said, plan = self.trainer.report(), self.trainer.plan
         # A session's arenas are as large as the largest plan that it has run.
         self.arena_bytes = max(self.arena_bytes, plan.arena_bytes)
         return {

@@ -53,7 +53,7 @@ class Worker:
 
         keep: go on with the model that is there, if any, on the batches of this case.
         """
-        if self.engine.onward and "onward" in self.missing:
+        if (self.engine.onward or self.engine.module) and "onward" in self.missing:
             raise RuntimeError(f"onward cannot be imported: {self.missing['onward']}")
         session = self.session if keep else None
         fresh = session is None
@@ -80,8 +80,14 @@ class Worker:
             **session.report(),
         }
 
+    def warm_up(self, start: int, count: int) -> dict[str, Any]:
+        """Steps that are not timed, and whose memory is not counted."""
+        result = self.run(start, count)
+        self.memory.reset_peak()
+        return result
+
     def run(self, start: int, count: int) -> dict[str, Any]:
-        """Timed steps, and the peak of everything since the first step."""
+        """Timed steps, and the peak of everything since the warm-up."""
         assert self.session is not None
         result = self.session.timed(start, count)
         return {**result, "peak_step_bytes": self.memory.peak() - self.base}

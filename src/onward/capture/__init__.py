@@ -3,6 +3,6 @@
 from onward.capture.captured_module import CapturedModule
 from onward.capture.export import capture
 from onward.capture.protocol import Captured
-from onward.capture.refusals import refuse_surroundings
+from onward.capture.refusals import apart_from_hooks, refuse_surroundings
 
-__all__ = ["Captured", "CapturedModule", "capture", "refuse_surroundings"]
+__all__ = ["Captured", "CapturedModule", "apart_from_hooks", "capture", "refuse_surroundings"]

@@ -42,6 +42,13 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Number:
+    """A size, which the graph gives as a tensor of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Value:
     """What is no tensor."""
 
@@ -59,7 +66,7 @@ class Container:
     keys: tuple[str, ...] = ()
 
 
-Part = Computed | Given | Held | Value | Container
+Part = Computed | Number | Given | Held | Value | Container
 
 
 class OutputTree:
@@ -105,6 +112,8 @@ class OutputTree:
             match part:
                 case Computed(name):
                     return computed[name]
+                case Number(name):
+                    return int(computed[name])
                 case Given(index):
                     return given[index]
                 case Held(path):
@@ -121,6 +130,11 @@ class OutputTree:
             return self._tensor(x, path)
         if type(x) in ATOMS:
             return Value(x)
+        if isinstance(x, torch.SymInt):
+            number = torch.full((), x, dtype=torch.int64)  # type: ignore[arg-type]
+            part = self._tensor(number, path)
+            assert isinstance(part, Computed), "a tensor made here"
+            return Number(part.name)
         children, spec = pytree.tree_flatten(x, is_leaf=lambda y: y is not x)
         if len(children) == 1 and children[0] is x:
             return self._plain_object(x, path)
@@ -166,4 +180,4 @@ class OutputTree:
         return Computed(name)
 
 
-__all__ = ["Computed", "Container", "Given", "Held", "OutputTree", "Part", "Value"]
+__all__ = ["Computed", "Container", "Given", "Held", "Number", "OutputTree", "Part", "Value"]

@@ -85,7 +85,17 @@ def _surroundings() -> Iterator[str]:
 
 def keeps_numbers(pack: Any) -> bool:
     """Whether it is of save_on_cpu or of checkpoint, which give back what they were given."""
-    return getattr(pack, "__module__", "") in ("torch.autograd.graph", "torch.utils.checkpoint")
+    held = ("torch.autograd.graph", "torch.utils.checkpoint")
+    return pack is _as_it_is or getattr(pack, "__module__", "") in held
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def apart_from_hooks() -> Any:
+    """A context in which a checkpoint around it does not count what a capture saves."""
+    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
 
 
 def _wrapped(root: torch.nn.Module, prefix: str) -> Iterator[str]:
@@ -192,6 +202,7 @@ __all__ = [
     "FORWARD_HOOKS",
     "NO_HOOKS",
     "TENSOR_HOOKS",
+    "apart_from_hooks",
     "keeps_numbers",
     "own_class",
     "refuse_constant",

@@ -5,4 +5,13 @@ from onward.execute.executable import Executable
 from onward.execute.halves import ExecutableHalves, Residuals
 from onward.execute.memory import Memory, zeros
 
-__all__ = ["Block", "Blocks", "Executable", "ExecutableHalves", "Memory", "Residuals", "left_in", "zeros"]
+__all__ = [
+    "Block",
+    "Blocks",
+    "Executable",
+    "ExecutableHalves",
+    "Memory",
+    "Residuals",
+    "left_in",
+    "zeros",
+]

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 _CORE: Any = torch._C
+LATE, ROOM = 6, 1.2  # blocks asked for, and how much larger than any of them a free one may be
 
 
 class Block:
@@ -68,11 +69,17 @@ class Blocks:
         self._make = make
         self._free: list[Block] = []
         self._lent: list[Block] = []
+        self._late: list[int] = []  # bytes asked for
 
     def lend(self, nbytes: int) -> Block:
         """A block of at least `nbytes`, that nobody holds: of those that are free the smallest, so
-        that a loop always meets the same; where none is large enough all free ones go."""
+        that a loop always meets the same; where none is large enough all free ones go, and those
+        that are much larger than whatever was asked for of late."""
         self._sweep()
+        self._late = [*self._late[1 - LATE :], nbytes]
+        most = max(self._late) * ROOM
+        if len(self._late) == LATE:
+            self._free = [block for block in self._free if block.nbytes <= most]
         found = next((block for block in self._free if block.nbytes >= nbytes), None)
         if found is None:
             self._free.clear()

@@ -16,17 +16,19 @@ from typing import Any, TypeVar
 
 import torch
 
+from onward.capture import apart_from_hooks
 from onward.compile import Compiler
 from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError
 from onward.execute import Memory
 from onward.extend import load_plugins
 from onward.kernels import host
-from onward.module.around import eager, goes_around, surroundings, uses_cache
 from onward.module.arguments import bind_call
+from onward.module.around import eager, goes_around, surroundings, uses_cache
 from onward.module.delivery import deliver
 from onward.module.prepared_call import PreparedCall
 from onward.module.run import Run
 from onward.module.states import State, States
+from onward.plan import Plan
 from onward.train.batch import Batch
 from onward.train.report import Report
 from onward.train.session import Session
@@ -115,9 +117,9 @@ class Accelerated:
     def _find(self, model: torch.nn.Module, batch: Batch) -> PreparedCall | str:
         """The call for batches like this one, made where there is none; or why such calls run in
         eager. Raises CaptureError where that is not known yet."""
+        grad = torch.is_grad_enabled()  # which the next line may change
         with self._locked(model), torch.inference_mode(False):
             state = self._states.now(model)
-            grad = torch.is_grad_enabled()
             key = (state.flags(), grad, batch.kind)
             found = state.calls.get(key, [])
             if isinstance(found, str):
@@ -138,7 +140,8 @@ class Accelerated:
         self, model: torch.nn.Module, batch: Batch, state: State, key: Any, grad: bool
     ) -> PreparedCall:
         compiler = Compiler(host(self._device(model).type), self.options.disable)
-        with eager():  # accelerated modules within it are parts of the graph
+        # accelerated modules within it are parts of the graph
+        with eager(), apart_from_hooks():
             captured = compiler.capture(
                 model, batch.args, batch.kwargs, want_loss=False, gradients=grad, whole=True
             )
@@ -187,7 +190,9 @@ class Accelerated:
         if reason not in self._told:
             self._told.add(reason)
             warnings.warn(
-                f"{type(model).__name__} runs in eager PyTorch: {reason}", EagerWarning, stacklevel=4
+                f"{type(model).__name__} runs in eager PyTorch: {reason}",
+                EagerWarning,
+                stacklevel=4,
             )
         with eager():
             return model._call_impl(*args, **kwargs)
@@ -196,9 +201,17 @@ class Accelerated:
 
     def report(self) -> Report:
         """Of the last call, as `Trainer.report`."""
+        return self._last_call().report()
+
+    @property
+    def plan(self) -> Plan:
+        """The last call's plan; print it to see every buffer."""
+        return self._last_call().plan
+
+    def _last_call(self) -> PreparedCall:
         if self._last is None:
             raise OnwardError("nothing has run as a graph yet; fix: call the model first")
-        return self._last.report()
+        return self._last
 
 
 def _tensor_of(model: torch.nn.Module, path: str) -> torch.Tensor:

@@ -19,13 +19,15 @@ from onward.execute import Executable, ExecutableHalves, Residuals
 from onward.graph.graph import type_of
 from onward.module.graphs import Halves, HalvesRequest
 from onward.module.waiting import LOSS, waiting
+from onward.plan import Plan
 from onward.train.batch import Batch
 from onward.train.graphs import Graphs
+from onward.train.last_run import report_of
 from onward.train.prepared_batch import OutputRequest, PreparedBatch
 from onward.train.prepared_step import PreparedStep
-from onward.train.last_run import report_of
 from onward.train.report import Report
 from onward.train.session import Session
+
 
 class PreparedCall:
     """Of batches of one kind, in one state of the module.
@@ -57,7 +59,8 @@ class PreparedCall:
         self.ends = self._first_ends()
         self._widened = False  # whether a cotangent came that was not expected
         self._narrowed = False
-        self._read: list[set[str]] = [set(self.results)] * 2  # by the last two callers
+        # by the last two callers; the first is given all
+        self._read: list[set[str]] = [set(self.results), set()]
         self.fields = waiting(captured.tree.root if captured.tree else None)
         self._last_batch: PreparedBatch[Any] | None = None
 
@@ -135,6 +138,12 @@ class PreparedCall:
         last = self._last_batch
         assert last is not None, "a call that is reported has run"
         return report_of(self.compiler.journal, self.captured.notes, last)
+
+    @property
+    def plan(self) -> Plan:
+        """Of the last run."""
+        assert self._last_batch is not None, "a call that is looked at has run"
+        return self._last_batch.executable.plan
 
     def draws(self) -> bool:
         """Whether the forward draws random numbers."""

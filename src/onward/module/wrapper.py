@@ -66,9 +66,6 @@ class Module(torch.nn.Module):
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
         return self.module.named_buffers(*args, **kwargs)
 
-    def named_children(self) -> Iterator[Any]:
-        return self.module.named_children()
-
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         return self.module.state_dict(*args, **kwargs)
 

@@ -32,7 +32,9 @@ class Session:
         return compiler.bind(plan, self.memory, {**graphs.captured.owned, **state})
 
     def bind_halves(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> ExecutableHalves:
-        """The same of a plan that runs in two halves."""
+        """The same of a plan that runs in two halves; blocks that are free go, for they may be much
+        larger than what it needs."""
+        self.memory.blocks.clear()
         return compiler.bind_halves(plan, self.memory, graphs.captured.owned)
 
 

@@ -1,0 +1,95 @@
+"""An accelerated model and the same in eager PyTorch, side by side."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import onward
+from onward.module import accelerated
+
+CLOSE = {"rtol": 2e-4, "atol": 2e-6}
+
+
+class Twins:
+    """ours: accelerated; eager: a copy from before. `calls` counts those that ran as a graph."""
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        self.eager = copy.deepcopy(model)
+        self.ours = onward.accelerate(model, **options)
+
+    @property
+    def both(self) -> tuple[nn.Module, nn.Module]:
+        return self.ours, self.eager
+
+    def each(self, act: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """What `act(model)` gives of each; the random state before it is the same."""
+        state = torch.get_rng_state()
+        ours = act(self.ours)
+        torch.set_rng_state(state)
+        return ours, act(self.eager)
+
+    def same(self, act: Callable[[Any], Any]) -> Any:
+        """`act(model)` gives the same for each: containers, their classes, tensors."""
+        ours, eager = self.each(act)
+        assert_same(ours, eager)
+        return ours
+
+    def same_gradients(self) -> None:
+        """Of every parameter, and who has none."""
+        for (name, p), q in zip(self.ours.named_parameters(), self.eager.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None), f"{name}: {p.grad is None}"
+            if p.grad is not None and q.grad is not None:
+                most = float(q.grad.abs().max()) if q.grad.numel() else 0.0
+                torch.testing.assert_close(
+                    p.grad, q.grad, rtol=2e-4, atol=2e-6 + 2e-5 * most,
+                    msg=lambda m, n=name: f"{n} {m}",
+                )  # fmt: skip
+
+    def same_buffers(self) -> None:
+        for (name, b), c in zip(self.ours.named_buffers(), self.eager.buffers(), strict=True):
+            torch.testing.assert_close(b, c, **CLOSE, msg=lambda m, n=name: f"{n} {m}")
+
+    def step(self, act: Callable[[Any], Any]) -> Any:
+        """A forward, a backward of the sum of all floating outputs, and what both give."""
+        found = self.same(act)
+        for model, outputs in zip(self.both, self.each(act), strict=True):
+            total(outputs).backward()
+            del model
+        self.same_gradients()
+        return found
+
+    def zero(self, **how: Any) -> None:
+        for model in self.both:
+            model.zero_grad(**how)
+
+    def ran(self) -> bool:
+        """Whether any call ran as a graph."""
+        held = accelerated(self.ours)
+        return held is not None and held._last is not None
+
+
+def total(outputs: Any) -> torch.Tensor:
+    """A number that depends on every floating output that has a gradient, on each otherwise."""
+    tensors = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+    parts = [t for t in tensors if t.requires_grad]
+    return torch.stack([(i + 1.0) * t.double().sin().sum() for i, t in enumerate(parts)]).sum()
+
+
+def assert_same(ours: Any, eager: Any) -> None:
+    assert type(ours) is type(eager), (type(ours), type(eager))
+    a, spec = pytree.tree_flatten(ours)
+    b, other = pytree.tree_flatten(eager)
+    assert spec == other, (spec, other)
+    for x, y in zip(a, b, strict=True):
+        assert type(x) is type(y), (type(x), type(y))
+        if isinstance(x, torch.Tensor):
+            assert x.requires_grad == y.requires_grad
+            torch.testing.assert_close(x.detach(), y.detach(), **CLOSE)
+        else:
+            assert x == y
