@@ -41,8 +41,11 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # Where tensors are touched. Everything else must run where torch is not installed.
 # compile.py computes nothing with tensors, but hands the user's module from capture to execute.
 TORCH_ALLOWED = frozenset(
-    {"capture", "kernels", "execute", "compile", "train", "module", "integrations", "recipes", "cli"}
-)
+    {
+        "capture", "kernels", "execute", "compile", "train", "module", "integrations", "recipes",
+        "cli",
+    }
+)  # fmt: skip
 
 PUBLIC_NAMES = [
     "CaptureError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
-import pickle
+import pickle  # noqa: TID251
 import threading
 import warnings
 from typing import Any
@@ -217,7 +217,7 @@ def test_copies_are_plain_models() -> None:
     file.seek(0)
     copies = [
         copy.deepcopy(model), copy.copy(model), pickle.loads(pickle.dumps(model)),
-        torch.load(file, weights_only=False),
+        torch.load(file, weights_only=False),  # noqa: TID251
     ]  # fmt: skip
     for twin in copies:
         assert accelerated(twin) is None

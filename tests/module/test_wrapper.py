@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import pickle
+import pickle  # noqa: TID251
 from typing import Any
 
 import pytest
@@ -99,7 +99,7 @@ def test_copies_stay_accelerated() -> None:
 
 
 def test_what_is_no_module_is_refused() -> None:
-    with pytest.raises(OnwardError, match="takes a torch.nn.Module"):
+    with pytest.raises(OnwardError, match=r"takes a torch\.nn\.Module"):
         onward.Module(3)  # type: ignore[arg-type]
 
 

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 import onward
 from onward.module import accelerated
 
-CLOSE = {"rtol": 2e-4, "atol": 2e-6}
+CLOSE: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-6}
 
 
 class Twins:

@@ -32,9 +32,9 @@ class Residuals:
     """What one forward has left for its backward.
 
     content: `u8[n]`, which keeps the block as long as somebody holds it, or its first byte, or a
-    copy of all bytes. dims: of its batch. given: its inputs that lie in no block. seen: of each owned tensor
-    that the backward reads, where it lay and its version. shapes: of the outputs that are
-    differentiated, by name.
+    copy of all bytes. dims: of its batch. given: its inputs that lie in no block. seen: of each
+    owned tensor that the backward reads, where it lay and its version. shapes: of the outputs that
+    are differentiated, by name.
     """
 
     content: torch.Tensor

@@ -98,10 +98,8 @@ class PreparedCall:
 
     def _first_ends(self) -> tuple[str, ...]:
         loss = self.captured.graph.signature.results.get(LOSS)
-        if LOSS in self.differentiable and loss is not None:
-            if not type_of(self.captured.graph.outputs[loss]).rank:
-                return (LOSS,)
-        return tuple(self.differentiable)
+        alone = loss is not None and not type_of(self.captured.graph.outputs[loss]).rank
+        return (LOSS,) if alone and LOSS in self.differentiable else tuple(self.differentiable)
 
     # ---- runs
 

@@ -142,7 +142,7 @@ def _class(kind: type, fields: tuple[str, ...]) -> type:
 
 
 def _plain_copy(output: Any, kind: Any) -> Any:
-    return kind(**{name: OrderedDict.__getitem__(output, name) for name in output.keys()})
+    return kind(**{name: OrderedDict.__getitem__(output, name) for name in list(output)})
 
 
 __all__ = ["LOSS", "NOTHING", "Waits", "waiting"]
