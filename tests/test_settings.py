@@ -21,7 +21,7 @@ from onward import OnwardError, TrainerOptions
 from onward.config import VARIABLES, Environment, environment
 from onward.kernels.blas.choice import forced
 from onward.kernels.native import library as native
-from onward.rewrite import FORWARD, STEP, row_demand, switched_off, switches
+from onward.rewrite import FORWARD, STEP, halves, row_demand, switched_off, switches
 
 loss_fn = nn.functional.cross_entropy
 X, Y = torch.randn(6, 8), torch.arange(6) % 5
@@ -123,7 +123,7 @@ def test_options_from_a_dict() -> None:
 
 
 def test_the_names_that_may_be_switched_off_are_all_passes_and_row_demand() -> None:
-    passes = {p.name for p in (*FORWARD, *STEP)} | {row_demand.__name__}
+    passes = {p.name for p in (*FORWARD, *STEP, *halves())} | {row_demand.__name__}
     assert set(SWITCHES) == passes and len(SWITCHES) == len(passes)
     assert switched_off(SWITCHES) == passes
 
@@ -151,7 +151,7 @@ def test_a_pass_named_in_a_string_does_not_run() -> None:
     trainer = trainer_with(disable="noop, gemm_add")
     trainer.train_step(X, Y)
     run = {p["name"] for p in trainer.report()["passes"]}
-    assert run == set(SWITCHES) - {"noop", "gemm_add"}
+    assert run == set(SWITCHES) - {"noop", "gemm_add", "linear_cross_entropy_ahead"}
 
 
 # ---- arguments

@@ -40,7 +40,7 @@ class Positional(Base):
 
 class Keywords(Base):
     def forward(self, *args: torch.Tensor, **kwargs: Any) -> Any:
-        h = sum(self.a(x) for x in args) if args else 0.0
+        h: Any = sum(self.a(x) for x in args) if args else 0.0
         for name in sorted(kwargs):
             value = kwargs[name]
             if isinstance(value, torch.Tensor):

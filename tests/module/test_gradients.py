@@ -98,7 +98,7 @@ def test_accumulated_over_steps(none: bool) -> None:
 
 def test_accumulation_of_1_and_5_is_6() -> None:
     """A gradient that was handed out is not written over by the next."""
-    model = onward.accelerate(nn.Linear(2, 1, bias=False))
+    model: Any = onward.accelerate(nn.Linear(2, 1, bias=False))
     ones = torch.ones(1, 2)
     model(ones).backward(torch.tensor([[1.0]]))
     held = model.weight.grad
@@ -182,10 +182,10 @@ def test_gradients_of_gradients_are_refused() -> None:
     for a, b in zip(grads, eager, strict=True):
         torch.testing.assert_close(a.detach(), b)
     with pytest.raises(OnwardError, match=r"gradients of gradients .* `with onward.eager"):
-        sum(g.pow(2).sum() for g in grads).backward()
+        torch.stack([g.pow(2).sum() for g in grads]).sum().backward()
     with onward.eager():
         twice = torch.autograd.grad(total(model(x())), list(model.parameters()), create_graph=True)
-        sum(g.pow(2).sum() for g in twice).backward()
+        torch.stack([g.pow(2).sum() for g in twice]).sum().backward()
 
 
 def test_gradients_of_gradients_by_an_input_are_refused() -> None:

@@ -197,11 +197,11 @@ def test_transforms_and_traces_see_the_operators() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         torch.testing.assert_close(torch.func.vmap(model)(x()), plain(x()))
-        _, tangent = torch.func.jvp(model, (x(),), (x(1),))
+        tangent: Any = torch.func.jvp(model, (x(),), (x(1),))[1]
         assert tangent.shape == (3, W)
         program = torch.export.export(model, (x(),))
         torch.testing.assert_close(program.module()(x()), plain(x()))
-        traced = torch.jit.trace(model, (x(),))
+        traced: Any = torch.jit.trace(model, (x(),))
         torch.testing.assert_close(traced(x()), plain(x()))
 
 
@@ -300,7 +300,8 @@ class Changing(nn.Module):
         self.register_buffer("shift", torch.zeros(W))
 
     def forward(self, x: torch.Tensor, how: Any = None) -> torch.Tensor:
-        h = torch.tanh(self.first(x)) * self.scale + self.shift
+        shift: Any = self.shift
+        h = torch.tanh(self.first(x)) * self.scale + shift
         if self.flags["twice"]:
             h = self.first(h)
         if self.extra is not None:

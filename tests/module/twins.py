@@ -20,11 +20,11 @@ class Twins:
     """ours: accelerated; eager: a copy from before. `calls` counts those that ran as a graph."""
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
-        self.eager = copy.deepcopy(model)
-        self.ours = onward.accelerate(model, **options)
+        self.eager: Any = copy.deepcopy(model)
+        self.ours: Any = onward.accelerate(model, **options)
 
     @property
-    def both(self) -> tuple[nn.Module, nn.Module]:
+    def both(self) -> tuple[Any, Any]:
         return self.ours, self.eager
 
     def each(self, act: Callable[[Any], Any]) -> tuple[Any, Any]:

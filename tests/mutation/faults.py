@@ -9,6 +9,7 @@ from faults_experts import EXPERTS_FAULTS
 from faults_graph import GRAPH_FAULTS
 from faults_halves import HALVES_FAULTS
 from faults_kernels import KERNELS_FAULTS
+from faults_module import MODULE_FAULTS
 from faults_plan import PLAN_FAULTS
 from faults_train import TRAIN_FAULTS
 
@@ -17,6 +18,7 @@ FAULTS = (
     *KERNELS_FAULTS,
     *PLAN_FAULTS,
     *HALVES_FAULTS,
+    *MODULE_FAULTS,
     *CAPTURE_FAULTS,
     *EXPERTS_FAULTS,
     *TRAIN_FAULTS,

@@ -66,6 +66,6 @@ CACHE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "cache: it is used where passes are looked at", "graph_cache.py",
-        "and not journal.looks_at_passes ", "", CACHE,
+        " and not journal.looks_at_passes:", ":", CACHE,
     ),
 )  # fmt: skip

@@ -1,66 +1,88 @@
-"""Faults of the two halves: partition, residual blocks, runs."""
+"""Faults of the two halves: the cut, blocks, runs."""
 
 from __future__ import annotations
 
 from fault import Fault
 
-HALVES = ("differentiate/test_partition.py", "execute/test_halves.py", "plan/test_replay.py")
-RUNS = ("execute/test_halves.py",)
+HALVES = ("execute/test_halves.py",)
+BLOCKS = ("execute/test_halves.py", "module/test_gradients.py")
 
 HALVES_FAULTS: tuple[Fault, ...] = (
     Fault(
-        "halves: a leaf of the batch is not saved", "differentiate/partition.py",
-        "if role_of(value) is Role.BATCH:", "if False:", HALVES,
+        "halves: the forward half is not put first", "plan/order.py",
+        "out = [n for n in out if n in first] + [n for n in out if n not in first]",
+        "assert first", HALVES,
     ),
     Fault(
-        "halves: what the batch decides counts as known from sizes", "differentiate/partition.py",
-        "array_of(x) is not None or x.producer() in found for x in sources",
-        "array_of(x) is not None or x.producer() in found or role_of(x) is Role.BATCH "
-        "for x in sources", HALVES,
+        "halves: a forward that needs a cotangent is planned", "plan/order.py",
+        "        if early is not None:\n", "        if False:\n", HALVES,
     ),
     Fault(
-        "halves: all that is computed early is saved", "differentiate/partition.py",
-        "if maker.op_type in _VIEWS or maker in known:", "if False:", HALVES,
+        "halves: a gradient that reads a state that is new by then is planned", "plan/order.py",
+        "        if late is not None:\n", "        if False:\n", HALVES,
     ),
     Fault(
-        "halves: a pass that joins them is not left out", "rewrite/lists.py",
-        "[item for item in STEP if not item.joins_halves]", "list(STEP)", RUNS,
-    ),
-    Fault(
-        "halves: a residual's place in its block is its place in its buffer", "plan/plan.py",
-        "offset=layout.offset + first)", "offset=layout.offset)", HALVES,
-    ),
-    Fault(
-        "halves: a residual lies in scratch", "plan/placement.py",
-        "        if buffer.region is not Region.RESIDUAL:\n", "        if False:\n", HALVES,
-    ),
-    Fault(
-        "halves: a residual that is another's memory is not copied", "plan/placement.py",
-        "        if buffer.region not in _ARENAS:\n", "        if False:\n", HALVES,
+        "halves: an output's memory serves others before it is read", "plan/liveness.py",
+        "        if len(self._shown):", "        if False:", HALVES,
     ),
     Fault(
         "halves: the seed is the caller's tensor, which may change", "execute/halves.py",
-        "x.clone() if isinstance(x, torch.Tensor) else x", "x", RUNS,
+        "n: x.clone() if isinstance(x, torch.Tensor) else x", "n: x", HALVES,
     ),
     Fault(
         "halves: a changed parameter is not seen", "execute/halves.py",
-        "if residuals.seen.get(name) != version:", "if False:", RUNS,
+        "if residuals.seen.get(name) != version:", "if False:", HALVES,
     ),
     Fault(
-        "halves: a block in use is lent again", "execute/memory.py",
-        "return self._blocks.pop(i)", "return self._blocks[i]", RUNS,
+        "halves: a cotangent of another shape is broadcast", "execute/halves.py",
+        "if isinstance(given, torch.Tensor) and given.shape != shape:", "if False:", HALVES,
     ),
     Fault(
-        "halves: a forward that fails keeps its block", "execute/halves.py",
-        "            self.first.memory.give_back(block)\n            raise\n",
-        "            raise\n", RUNS,
+        "halves: residuals that are kept are overwritten", "execute/halves.py",
+        "if keep or block is None:", "if block is None:", BLOCKS,
+    ),
+    Fault(
+        "halves: a gradient that lies outside of the block is handed out of it",
+        "execute/halves.py",
+        "block.window(x) if name in self._alone else", "block.window(x) if True else", BLOCKS,
+    ),
+    Fault(
+        "halves: two equal gradients are one tensor", "execute/halves.py",
+        "if own and layout.buffer not in taken and", "if own and", BLOCKS,
+    ),
+    Fault(
+        "halves: buffers of the module keep their values", "execute/halves.py",
+        "            binder.write_back()\n", "", BLOCKS,
+    ),
+    Fault(
+        "halves: autograd does not hear of buffers that were written", "execute/halves.py",
+        "            torch.autograd.graph.increment_version(written)", "            pass", BLOCKS,
+    ),
+    Fault(
+        "blocks: one in use is lent again", "execute/blocks.py",
+        "_storage_Use_Count(self._storage._cdata) > 1", "_storage_Use_Count(self._storage._cdata) > 9",
+        BLOCKS,
+    ),
+    Fault(
+        "blocks: one is never free again", "execute/blocks.py",
+        "_storage_Use_Count(self._storage._cdata) > 1", "_storage_Use_Count(self._storage._cdata) > 0",
+        BLOCKS,
+    ),
+    Fault(
+        "blocks: their memory goes with those who lend", "execute/blocks.py",
+        "        self._storage.base = base\n", "", BLOCKS,
+    ),
+    Fault(
+        "blocks: a window stands at the block's start", "execute/blocks.py",
+        "empty.set_(self._storage, offset, x.shape, x.stride())",
+        "empty.set_(self._storage, offset * 0, x.shape, x.stride())", BLOCKS,
     ),
     Fault(
         "halves: launches stay bound to the block before", "execute/binder.py",
-        "pointers = (self.memory.version, lent, ", "pointers = (self.memory.version, ", RUNS,
+        "pointers = (self.memory.version, lent, ", "pointers = (self.memory.version, ", HALVES,
     ),
     Fault(
         "halves: a cotangent of rows is kept as a scalar is", "plan/placement.py",
-        "if role is Role.COTANGENT and type_of(value).rank:", "if False:", RUNS,
+        "if role is Role.COTANGENT and type_of(value).rank:", "if False:", HALVES,
     ),
 )  # fmt: skip

@@ -62,18 +62,18 @@ KERNELS_FAULTS: tuple[Fault, ...] = (
         "            if op in table:\n", "            if False:\n", ("kernels/test_new_kernel.py",),
     ),
     Fault(
-        "bad input: nobody reads the flags", "execute/executable.py",
-        "            raise\n        self._binder.raise_input_errors(numbers)\n",
+        "bad input: nobody reads the flags", "execute/binder.py",
+        "            raise\n        self.raise_input_errors(numbers)\n",
         "            raise\n", ("execute/test_executable.py",),
     ),
     Fault(
-        "bad input: a flag stays set for the next run", "execute/executable.py",
-        "            self._binder.flags.zero_()\n", "            pass\n",
+        "bad input: a flag stays set for the next run", "execute/binder.py",
+        "            self.flags.zero_()\n", "            pass\n",
         ("execute/test_executable.py",),
     ),
     Fault(
-        "bad input: a later launch's failure is told", "execute/executable.py",
-        "            self._binder.raise_input_errors(numbers)\n            raise\n",
+        "bad input: a later launch's failure is told", "execute/binder.py",
+        "            self.raise_input_errors(numbers)\n            raise\n",
         "            raise\n", ("execute/test_executable.py",),
     ),
     Fault(

@@ -19,7 +19,8 @@ from onward.execute import ExecutableHalves, Residuals, left_in
 from onward.module.prepared_call import PreparedCall
 from onward.train.batch import Batch
 
-_AUTOGRAD: Any = torch._C._autograd
+_CORE: Any = torch._C
+_AUTOGRAD = _CORE._autograd
 TWICE = (
     "gradients of gradients (create_graph=True) do not pass through a graph of Onward's; fix: "
     "call the model within `with onward.eager():`"

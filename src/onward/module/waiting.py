@@ -127,9 +127,11 @@ def _class(kind: type, fields: tuple[str, ...]) -> type:
     def get(self: Any, key: Any, default: Any = None) -> Any:
         return item(self, key) if key in self else default
 
+    base: Any = kind
+
     def reduce(self: Any) -> Any:
         touch(self, fields)
-        return kind.__reduce__(self) if type(self) is kind else _plain_copy(self, kind).__reduce__()
+        return base.__reduce__(self) if type(self) is kind else _plain_copy(self, kind).__reduce__()
 
     methods: dict[str, Any] = {
         "__getitem__": item, "get": get, "__reduce__": reduce, "__module__": kind.__module__,
