@@ -21,6 +21,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 import onward
 from onward.cli import VERBS
 from onward.config import VARIABLES
+from onward.module import accelerated
 from onward.recipes.options import VerifyConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 from onward.train.batch import bind_batch
@@ -58,7 +59,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("readme")
         patch.chdir(folder)
         programs = blocks("python")
-        assert len(programs) == 3
+        assert len(programs) == 4
         for i, program in enumerate(programs):
             exec(compile(program, f"README.md, program {i + 1}", "exec"), found)
     found["folder"] = folder
@@ -74,6 +75,12 @@ def test_the_quick_starts_loss_falls(programs: dict[str, Any]) -> None:
     share = counts[counts > 0] / counts.sum()
     unigram = float(-(share * share.log()).sum())
     assert sum(losses[-5:]) / 5 < unigram
+
+
+def test_the_users_own_loop_runs_as_a_graph(programs: dict[str, Any]) -> None:
+    held = accelerated(programs["mine"])
+    assert held is not None and len(held.plan.launches) > 10
+    assert 0 < float(programs["loss"].detach()) < 5.5
 
 
 def test_the_quick_start_leaves_a_model_that_others_read(programs: dict[str, Any]) -> None:

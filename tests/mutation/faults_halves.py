@@ -60,12 +60,12 @@ HALVES_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "blocks: one in use is lent again", "execute/blocks.py",
-        "_storage_Use_Count(self._storage._cdata) > 1", "_storage_Use_Count(self._storage._cdata) > 9",
+        "(self._storage._cdata) > 1", "(self._storage._cdata) > 9",
         BLOCKS,
     ),
     Fault(
         "blocks: one is never free again", "execute/blocks.py",
-        "_storage_Use_Count(self._storage._cdata) > 1", "_storage_Use_Count(self._storage._cdata) > 0",
+        "(self._storage._cdata) > 1", "(self._storage._cdata) > 0",
         BLOCKS,
     ),
     Fault(

@@ -41,12 +41,7 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: an argument's need of a gradient is no part of the kind", "module/arguments.py",
-        "        if type(leaf) is torch.Tensor and not vars(leaf) and leaf.layout is torch.strided:\n"
-        "            tensors.append(leaf)\n"
-        "            kinds.append((leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad))",
-        "        if type(leaf) is torch.Tensor and not vars(leaf) and leaf.layout is torch.strided:\n"
-        "            tensors.append(leaf)\n"
-        "            kinds.append((leaf.dtype, leaf.dim(), leaf.device))", TAPE,
+        "leaf.requires_grad))\n            continue", "False))\n            continue", TAPE,
     ),
     Fault(
         "module: a Python value is no part of the kind", "module/arguments.py",
