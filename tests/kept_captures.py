@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -32,16 +33,18 @@ def keeping(real: Callable[..., CapturedModule]) -> Callable[..., CapturedModule
         target: tuple[Any, ...] = (),
         loss_fn: Any = None,
         want_loss: bool = True,
+        regions: bool = False,
     ) -> CapturedModule:
+        real_one = partial(real, regions=regions)
         given = (model, args, kwargs, target, loss_fn, want_loss)
         own = _said_of_model(model)
         if own is None:
-            return real(*given)
+            return real_one(*given)
         key = (own, _said_of_batch((args, kwargs, target)), loss_fn, want_loss)
         if key not in kept:
-            found = real(*given)
+            found = real_one(*given)
             paths = {id(x): name for name, x in _tensors(model).items()}
-            if found.constants or any(id(x) not in paths for x in found.owned.values()):
+            if found.constants or found.regions or any(id(x) not in paths for x in found.owned.values()):
                 return found
             kept[key] = _copy(found), {n: paths[id(x)] for n, x in found.owned.items()}
             return found

@@ -26,7 +26,7 @@ from onward.extend import load_plugins
 from onward.graph.graph import Graph
 from onward.graph_cache import kept
 from onward.journal import Journal
-from onward.kernels import Target
+from onward.kernels import Part, Target
 from onward.plan import Budget, Fusible, Plan, bind, make_plan
 
 
@@ -114,16 +114,21 @@ class Compiler:
         self.journal.note_plan(f"{label}plan", plan)
         return plan
 
-    def bind(self, plan: Plan, memory: Memory, owned: Mapping[str, Any]) -> Executable:
-        """The plan in memory. owned: the tensors that belong to others, by graph input."""
+    def bind(
+        self, plan: Plan, memory: Memory, owned: Mapping[str, Any], parts: Sequence[Part] = ()
+    ) -> Executable:
+        """The plan in memory. owned: the tensors that belong to others, by graph input. parts: what
+        its regions run."""
         with self.journal.timed("execute: memory and binding"):
-            executable = Executable(plan, memory, owned)
+            executable = Executable(plan, memory, owned, parts)
             executable.bind()
         return executable
 
-    def bind_halves(self, plan: Plan, memory: Memory, owned: Mapping[str, Any]) -> ExecutableHalves:
+    def bind_halves(
+        self, plan: Plan, memory: Memory, owned: Mapping[str, Any], parts: Sequence[Part] = ()
+    ) -> ExecutableHalves:
         """The same of a plan that runs in two halves, each run of which binds it to a block."""
-        return ExecutableHalves(plan, memory, owned)
+        return ExecutableHalves(plan, memory, owned, parts)
 
     def _differentiate(
         self, graph: Graph, wrt: Sequence[str], zeros: Collection[str], ends: Sequence[str] = ()

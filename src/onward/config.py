@@ -20,7 +20,12 @@ class OnwardError(ValueError):
 
 
 class CaptureError(OnwardError):
-    """The model cannot become a graph; the message lists every reason with its module path."""
+    """The model cannot become a graph; the message lists every reason with its module path.
+
+    places: paths of the modules that it is about, where these are known.
+    """
+
+    places: tuple[str, ...] = ()
 
 
 class EagerWarning(UserWarning):
@@ -50,6 +55,9 @@ class TrainerOptions:
         half of the way to the least that can be had, and near 0.0 is that least. It is never
         refused: what no recomputing spares (optimizer state, gradients that wait for their update)
         is not counted in it. None: no limit.
+    strict: raise CaptureError, with every reason, where a part of the model cannot be captured;
+        otherwise that part runs in PyTorch within the graph, and an EagerWarning says which and
+        why.
     skip_nonfinite: leave an update out where a gradient is infinite or NaN: weights, optimizer
         state and counts stay as they are, and the step says `skipped`. False updates all the same,
         as eager PyTorch does.
@@ -64,6 +72,7 @@ class TrainerOptions:
     verify: bool = False
     memory_budget: int | float | str | None = None
     skip_nonfinite: bool = True
+    strict: bool = False
     disable: Sequence[str] = ()
     fetch: Sequence[str] = ()
 
@@ -98,8 +107,9 @@ class ModuleOptions:
     Hugging Face ModelOutput): another one is computed when it is read, by a second run of the
     forward. "all" computes every output in each call. "loss" computes the loss alone; other outputs
     are None.
-    strict: raise CaptureError where a call cannot run as a graph; otherwise it runs in eager
-        PyTorch, and an EagerWarning names the reason once.
+    strict: raise CaptureError where a call cannot run as a graph; otherwise parts of the model that
+        cannot be captured, or the whole call, run in eager PyTorch, and an EagerWarning says which
+        and why, once.
     memory_budget: as of TrainerOptions, for a call's forward and backward.
     disable: as of TrainerOptions.
     """

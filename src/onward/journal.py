@@ -17,6 +17,7 @@ from onward.config import CaptureError, OnwardError, environment
 from onward.graph.check import check
 from onward.graph.file import save
 from onward.graph.graph import Graph
+from onward.graph.ops import OPS
 from onward.graph.printer import graph_text
 from onward.rewrite import Report
 
@@ -48,7 +49,8 @@ class Journal:
         if folder is not None:
             stem = folder / f"{self._dumped:02d}-{stage.replace(' ', '-')}"
             stem.with_suffix(".txt").write_text(graph_text(graph))
-            save(graph, stem.with_suffix(".onnx"))
+            if not any(OPS[n.op_type].opaque for n in graph if n.op_type in OPS):
+                save(graph, stem.with_suffix(".onnx"))  # others are none of ONNX
             self._dumped += 1
 
     @property

@@ -380,7 +380,7 @@ def trainer(made: Small) -> onward.Trainer:
 def test_fault_is_found_and_named(name: str, shared: Any, monkeypatch: Patch) -> None:
     fault, (made, captured) = FAULTS[name], shared
     if not fault.captured:
-        monkeypatch.setattr(onward.compile, "capture", lambda *args: captured)
+        monkeypatch.setattr(onward.compile, "capture", lambda *args, **_: captured)
     if not fault.node:  # onnxruntime runs what the graph says; it is asked for the node only
         monkeypatch.setattr(Engines, "has_onnxruntime", lambda _: False)
     fault.plant(monkeypatch)

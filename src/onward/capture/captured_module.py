@@ -15,6 +15,7 @@ from onward.capture.attention_forms import Shown
 from onward.capture.batch_writes import Unchanged
 from onward.capture.output_tree import OutputTree
 from onward.capture.pins import Pinned
+from onward.capture.regions import Region
 from onward.graph.graph import Graph
 from onward.graph.types import Size
 
@@ -26,6 +27,7 @@ class CapturedModule:
     parameters, buffers: graph input name -> the user's tensor (tied ones appear once).
     leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
     constants: the user's tensors that are baked in, since no module registers them.
+    regions: the parts of the model that run in PyTorch, by their site.
     reached: parameters that autograd would give a gradient, if only of zeros.
     reaches: the same of each result of a call, with its leaves. tree: how results are put together.
     """
@@ -36,6 +38,7 @@ class CapturedModule:
     leaves: dict[int, str]
     notes: list[str] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
     reaches: dict[str, set[str]] = field(default_factory=dict)
     tree: OutputTree | None = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import forward_defaults, require_mask
 from onward.capture.pins import Unasked, take
 from onward.capture.refusals import refuse_model, refuse_unlisted
+from onward.capture.regions import Regions
 from onward.capture.rehearsal import require_harmless
 from onward.capture.trace import ONE_AT_A_TIME, export
 from onward.capture.translate import Translator
@@ -46,38 +48,63 @@ def capture(
     want_loss: bool = True,
     gradients: bool | None = None,
     whole: bool = False,
+    regions: bool = False,
 ) -> CapturedModule:
     """The model's forward (in its present training mode) and loss, as a graph.
 
     Without `want_loss` the graph's outputs are just the model's; with `whole` the capture can put
     them together as the model returns them. gradients: whether they are asked for, as they are in
-    training mode where left out.
+    training mode where left out. regions: parts that cannot be captured run in PyTorch, within the
+    graph, instead of being refused (`CapturedModule.regions`).
 
     Raises CaptureError with the complete list of what could not be captured.
     """
 
     gradients = model.training if gradients is None else gradients
-    refuse_model(model, loss_fn, gradients and (want_loss or whole), tensor_hooks=want_loss)
+    trains = gradients and (want_loss or whole)
 
-    def with_sizes(values: bool) -> CapturedModule:
-        """With those sizes held that have to be."""
-        held: Held = {}
+    def tried(values: bool, parts: Regions | None = None) -> CapturedModule:
+        """With those sizes held that have to be. parts: what is to run in PyTorch."""
+        apart = [] if parts is None else parts.modules
+        refuse_model(model, loss_fn, trains, want_loss, apart)
+        held: Held = {} if parts is None else parts.held
 
         def flat(spec: pytree.TreeSpec, fixed: list[Any]) -> FlatCall:
-            return FlatCall(model, spec, fixed, loss_fn, want_loss, values, gradients, whole)
+            return FlatCall(model, spec, fixed, loss_fn, want_loss, values, gradients, whole, parts)
 
         while True:
-            done = _capture(flat, model, args, kwargs, target, loss_fn, held)
+            with contextlib.nullcontext() if parts is None else parts.recorded():
+                done = _capture(flat, model, args, kwargs, target, loss_fn, held)
             if isinstance(done, CapturedModule):
                 return done
             held = done
 
     try:
-        return with_sizes(values=False)
+        return tried(values=False)
     except CaptureError as error:
         with contextlib.suppress(Exception):  # the forward runs in eager mode too
-            return with_sizes(values=True)
+            return tried(values=True)
+        if regions:
+            call = partial(_flat_call, model, (args, kwargs, target), loss_fn, want_loss, gradients)
+            made = Regions(model, gradients).captured(error, call, partial(tried, False))
+            if made is not None:
+                return made
         raise error from error.__cause__
+
+
+def _flat_call(
+    model: torch.nn.Module,
+    given: tuple[Any, ...],
+    loss_fn: LossFunction | None,
+    want_loss: bool,
+    gradients: bool,
+) -> tuple[FlatCall, list[torch.Tensor]]:
+    """The call to run in eager mode, and the batch's tensors."""
+    leaves, spec = pytree.tree_flatten(given)
+    fixed = [TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
+    flat = FlatCall(model, spec, fixed, loss_fn, want_loss, gradients=gradients)
+    flat.extra = forward_defaults(model, given[1]) if _takes(model, "use_cache") else {}
+    return flat, [_alias(v, gradients) for v in leaves if isinstance(v, torch.Tensor)]
 
 
 def _capture(
@@ -120,7 +147,7 @@ def _capture(
     pinned = take(program, flat.noted.asked, tensors)
     shown = choose(program, tensors)
     graph = Graph("forward")
-    translator = Translator(graph, program)
+    translator = Translator(graph, program, flat.regions)
     result = CapturedModule(graph, {}, {}, {})
     batch = batch_nodes(program)
     try:
@@ -166,6 +193,8 @@ def _capture(
         result.reaches = {
             name: {translator.env[n].name or "" for n in nodes} for name, nodes in sources.items()
         }
+    if flat.regions is not None:
+        result.regions = flat.regions.in_graph(graph)
     fuse_composites(graph)
     fuse_attention(graph)
     result.guard(getattr(program, "_guards_code", None) or [])

@@ -14,6 +14,7 @@ from onward.capture.effects import Effects, keeping_buffers, keeping_parameters,
 from onward.capture.object_graph import traces_names
 from onward.capture.output_tree import OutputTree
 from onward.capture.pins import Answer, Asked
+from onward.capture.regions import Regions
 from onward.config import CaptureError
 from onward.graph.names import distinct
 
@@ -56,14 +57,15 @@ class FlatCall(torch.nn.Module):
         values: bool = False,
         gradients: bool = True,
         whole: bool = False,
+        regions: Regions | None = None,
     ) -> None:
         """values: numbers that are read into Python are answered as in the first batch. gradients:
         whether they are asked for. whole: the outputs are to be put together again as the model
-        returns them (`noted.tree`)."""
+        returns them (`noted.tree`). regions: submodules that are one op each."""
         super().__init__()
         self.model = model
         self.gradients, self.whole = gradients, whole
-        self.values = values
+        self.values, self.regions = values, regions
         self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
         self.want_loss = want_loss
         self.noted = _Noted()
@@ -74,6 +76,8 @@ class FlatCall(torch.nn.Module):
         }
 
     def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.regions is not None:
+            self.regions.begin()
         for name, tensor in named_tensors(self):  # those of the trace, which have the names alone
             _give(tensor, self.attributes.get(name, {}), name)
         trained = [t for _, t in named_tensors(self)] if self.gradients else []

@@ -8,7 +8,7 @@ besides, to a list or a logger, an export would lose.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,23 +39,34 @@ _FETCH = f"{NO_HOOKS}, or use fetch= for an output of the model"
 
 
 def refuse_model(
-    model: torch.nn.Module, loss_fn: Any = None, trains: bool = True, tensor_hooks: bool = True
+    model: torch.nn.Module,
+    loss_fn: Any = None,
+    trains: bool = True,
+    tensor_hooks: bool = True,
+    apart: Sequence[torch.nn.Module] = (),
 ) -> None:
     """Raises CaptureError with everything in the model that its graph could not honour.
 
     trains: whether gradients are asked for; hooks on them matter only then. tensor_hooks: whether
-    those on parameters do, which autograd calls where it is the one that accumulates.
+    those on parameters do, which autograd calls where it is the one that accumulates. apart: parts
+    that run in PyTorch, hooks and all.
     """
+    aside = {id(m) for part in apart for m in part.modules()}
     roots = {"": model}
     if isinstance(loss_fn, torch.nn.Module):
         roots["loss_fn."] = loss_fn
     reasons = [*_surroundings()]
+    places: list[str] = []
     for prefix, root in roots.items():
-        reasons += _wrapped(root, prefix)
-        reasons += _module_hooks(root, prefix, trains)
+        found = [*_wrapped(root, prefix, aside), *_module_hooks(root, prefix, trains, aside)]
+        reasons += [reason for _, reason in found]
+        places += [place for place, _ in found]
         reasons += _tensors(root, prefix, trains and tensor_hooks)
     if reasons:
-        raise CaptureError("the model cannot be captured: " + "; ".join(reasons))
+        error = CaptureError("the model cannot be captured: " + "; ".join(reasons))
+        if len(places) == len(reasons):  # all of them could run apart
+            error.places = tuple(dict.fromkeys(places))
+        raise error
 
 
 def refuse_surroundings() -> None:
@@ -98,23 +109,35 @@ def apart_from_hooks() -> Any:
     return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
 
 
-def _wrapped(root: torch.nn.Module, prefix: str) -> Iterator[str]:
+def _wrapped(root: torch.nn.Module, prefix: str, aside: set[int]) -> Iterator[tuple[str, str]]:
+    """Paths, and what is wrong there."""
     for path, module in root.named_modules(prefix=prefix.rstrip(".")):
         where = path or "it"
+        if id(module) in aside:
+            continue
         if isinstance(module, ScriptModule):
-            yield f"{where} is TorchScript; fix: give the module that it was made of"
+            yield path, f"{where} is TorchScript; fix: give the module that it was made of"
             return  # what it holds is too
         if isinstance(module, DistributedDataParallel):
-            yield f"{where} is DistributedDataParallel, and a step is one rank's; fix: its .module"
+            yield (
+                path,
+                f"{where} is DistributedDataParallel, and a step is one rank's; fix: its .module",
+            )
 
 
-def _module_hooks(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
+def _module_hooks(
+    root: torch.nn.Module, prefix: str, trains: bool, aside: set[int]
+) -> Iterator[tuple[str, str]]:
     for path, module in root.named_modules(prefix=prefix.rstrip(".")):
+        if id(module) in aside:
+            continue
         where = path or type(module).__name__
         for attribute, kind in FORWARD_HOOKS.items():
-            yield from _hooks(getattr(module, attribute, {}), kind, where, _FETCH)
+            for reason in _hooks(getattr(module, attribute, {}), kind, where, _FETCH):
+                yield path, reason
         for attribute, kind in BACKWARD_HOOKS.items() if trains else ():
-            yield from _hooks(getattr(module, attribute, {}), kind, where, NO_HOOKS, ())
+            for reason in _hooks(getattr(module, attribute, {}), kind, where, NO_HOOKS, ()):
+                yield path, reason
 
 
 def _hooks(

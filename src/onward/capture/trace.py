@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -36,7 +36,8 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
     shapes = {"leaves": dynamic_shapes(tensors, held)}
     try:
         # as in eager: with its cache on, a model takes no notice of packed documents
-        with ONE_AT_A_TIME, _capturing(flat, "position_ids" in names and not flat.extra):
+        tracing = nullcontext() if flat.regions is None else flat.regions.tracing()
+        with ONE_AT_A_TIME, _capturing(flat, "position_ids" in names and not flat.extra), tracing:
             made = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
             _note_readers(made.graph_module)
             return made

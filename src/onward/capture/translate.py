@@ -15,10 +15,12 @@ from onward.capture.aten.complex_numbers import COMPLEX, is_complex
 from onward.capture.aten.complex_numbers import translated as over_pairs
 from onward.capture.aten.pool import NUMBERED
 from onward.capture.aten.reasons import reason
+from onward.capture.aten.region import is_operator, operator_apart
 from onward.capture.decompose import expansion, functional, inputs_of
 from onward.capture.dtypes import dtype_of
 from onward.capture.held_sizes import SizeError, alike
 from onward.capture.known import constants
+from onward.capture.regions import Regions
 from onward.capture.same_tensor import made_by, unchanged
 from onward.capture.sizes import forced
 from onward.config import CaptureError
@@ -45,9 +47,12 @@ _SYMBOLIC = {
 class Translator:
     """Holds the walk's state: what each FX node became, and the names of sizes."""
 
-    def __init__(self, graph: Graph, program: Any) -> None:
+    def __init__(self, graph: Graph, program: Any, regions: Regions | None = None) -> None:
+        """regions: where parts that have no translation are to run in PyTorch."""
         self.graph = graph
         self.program = program
+        self.regions = regions
+        self.apart: dict[Any, str] = {}  # operators that are regions, and why
         self.env: dict[Any, Any] = {}
         self.symbols: dict[sympy.Symbol, Size] = {}
         self._env: Any = None  # torch's record of the symbols
@@ -208,16 +213,21 @@ class Translator:
             self.order[node] = len(self.order)
             name = _untranslated(node, inner)
             if name is not None and not self._expand(node) and not self._fold(node):
+                if self.regions is not None and is_operator(node):
+                    self.apart[node] = f"no translation{_because(name, self.lacking)}"
+                    continue
                 missing.setdefault(name, []).append(module_path(node))
         if missing:
             lines = [
                 f"  {op} at {', '.join(sorted(set(paths)))}{_because(op, self.lacking)}"
                 for op, paths in sorted(missing.items())
             ]
-            raise CaptureError(
+            error = CaptureError(
                 f"the model cannot be captured: {len(missing)} op(s) have no translation:\n"
                 + "\n".join(lines)
             )
+            error.places = tuple(sorted({p for paths in missing.values() for p in paths}))
+            raise error
         self._require_open()
         self._run(module)
         for name, node in outputs.items():
@@ -300,7 +310,9 @@ class Translator:
             for made in val if isinstance(val, (list, tuple)) else [val]:
                 for size in made.shape if isinstance(made, torch.Tensor) else ():
                     self.size_of(size)  # what is no polynomial is found here, and not by an op
-            if node in self.parts:
+            if node in self.apart:
+                self.env[node] = operator_apart(call, self.apart[node])
+            elif node in self.parts:
                 self.env[node] = self._run_parts(node)
             else:
                 args = [self._resolve(a) for a in node.args]
@@ -319,7 +331,12 @@ class Translator:
             if sizes is not None:
                 raise SizeError(sizes, as_number=True) from error
             text = reason("item.default") if "has no source" in str(error) else error
-            raise CaptureError(f"{name} at {module_path(node)}: {text}") from error
+            if self.regions is not None and not written and is_operator(node):
+                self.env[node] = operator_apart(Call(self, node, self.builder), str(text))
+                return
+            refused = CaptureError(f"{name} at {module_path(node)}: {text}")
+            refused.places = (module_path(node),)
+            raise refused from error
 
     def _require_type(self, made: Any, val: Any) -> None:
         """Raises CaptureError where a translation gives another dtype or shape than torch: it knows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from onward.execute.memory import Memory
 from onward.execute.owned import check_owned
 from onward.execute.tensors import Tensors
 from onward.graph.types import Type, value
-from onward.kernels import KernelArguments
+from onward.kernels import KernelArguments, Part, Regions
 from onward.kernels.kernel import Launch
 from onward.plan import Layout, Plan, Region
 from onward.plan.plan import Launch as Planned
@@ -27,11 +27,20 @@ class Binder:
     dims: of the batch that the launches are bound for. launches, inputs, outputs: after `bind`, in
     the plan's order and by the plan's names. flags: i64[n,2] after `bind`, those of launches that
     find bad input; None where none does. bindings: grows whenever a launch is bound anew. written:
-    owned tensors that launches write.
+    owned tensors that launches write. regions: the parts of the model that run in PyTorch (`parts`,
+    by their site), with what their forwards have left.
     """
 
-    def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        memory: Memory,
+        owned: Mapping[str, torch.Tensor],
+        parts: Sequence[Part] = (),
+    ) -> None:
         self.plan, self.memory, self.owned = plan, memory, owned
+        late = [int(x.attrs["site"]) for x in plan.launches if x.op == "RegionGrad"]
+        self.regions = Regions(parts, frozenset(late))
         self.dims = dict(plan.dims)
         self.bindings = 0
         self.launches: list[Launch] = []
@@ -153,7 +162,9 @@ class Binder:
         outputs = [tensor(y) for y in launch.outputs]
         scratch = self._scratch(launch) if i in self._roomy else [tensor(x) for x in launch.scratch]
         if launch.flag is None:
-            return launch.kernel.bind(KernelArguments(launch.attrs, inputs, outputs, scratch))
+            return launch.kernel.bind(
+                KernelArguments(launch.attrs, inputs, outputs, scratch, calls=self.regions)
+            )
         flag = tensor(launch.flag)
         arguments = KernelArguments(launch.attrs, inputs, outputs, scratch, flag)
         self._flagged[i] = arguments

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
+from onward.config import OnwardError
 from onward.execute.binder import Binder
 from onward.execute.memory import Memory
 from onward.execute.recording import Recording
+from onward.execute.regions import read_in_regions, unreached
 from onward.execute.signals import signals_wait
+from onward.graph.names import user_name
+from onward.kernels import Part
 from onward.kernels.kernel import Launch
 from onward.plan import Layout, Plan, Region
 
@@ -42,11 +46,18 @@ class Executable:
     whether the commit runs.
     """
 
-    def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        memory: Memory,
+        owned: Mapping[str, torch.Tensor],
+        parts: Sequence[Part] = (),
+    ) -> None:
         self.plan = plan
         self.memory = memory
         self.owned = owned
-        self._binder = Binder(plan, memory, owned)
+        self._binder = Binder(plan, memory, owned, parts)
+        self._in_regions = read_in_regions(plan, owned) if parts else {}
         self._recording = Recording(plan, self._binder, memory.device)
 
     @property
@@ -81,11 +92,14 @@ class Executable:
         """
         with torch.no_grad():
             self._stage(inputs, dims)
+            self._binder.regions.tapes = {}
             launches = self._binder.launches
             if self._recording.run():
                 self._binder.raise_input_errors(range(self.plan.commit))
             else:
                 self._binder.run(range(self.plan.commit))
+            if self.plan.commit < len(launches):
+                self._require_reached()
             finite = self.plan.signature.finite
             wrote = finite is None or bool(self._binder.outputs[finite])
             with signals_wait():
@@ -94,6 +108,7 @@ class Executable:
                         self._commit()
                 if done is not None:
                     done(wrote)
+            self._binder.regions.tapes = {}
         return wrote
 
     def _stage(
@@ -103,6 +118,19 @@ class Executable:
     ) -> None:
         self.bind(dims)
         self._binder.stage(inputs)
+
+    def _require_reached(self) -> None:
+        """Raises OnwardError where eager PyTorch would leave a parameter alone that the update of a
+        graph moves."""
+        left = sorted(unreached(self._in_regions, self._binder.regions))
+        if left:
+            names = ", ".join(user_name(name) for name in left)
+            raise OnwardError(
+                f"{names}: a part of the model that runs in PyTorch has made no use of it for "
+                "this batch, and eager PyTorch would leave it as it is, while the update of a "
+                "whole step moves every parameter; fix: keep your own loop, with "
+                "onward.accelerate(model)"
+            )
 
     def _commit(self) -> None:
         self._binder.run(range(self.plan.commit, len(self._binder.launches)))
@@ -146,7 +174,7 @@ class Executable:
         """A run whose launches are timed one by one. What they write of their owners' tensors is
         put back."""
         times: list[KernelTime] = []
-        with torch.no_grad():
+        with torch.no_grad(), self._binder.regions.repeating():
             self._stage(inputs, dims)
             written = self._binder.written
             before = [t.detach().clone() for t in written]

@@ -10,8 +10,8 @@ of the residuals: where they are to serve again (`keep`), it runs on a copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,7 +19,10 @@ from onward.config import OnwardError
 from onward.execute.binder import Binder
 from onward.execute.blocks import Block
 from onward.execute.memory import Memory
+from onward.execute.regions import read_in_regions, unreached
 from onward.graph.names import user_name
+from onward.kernels import Part
+from onward.kernels.region import Tape
 from onward.plan import Plan, Region
 
 Inputs = Mapping[str, torch.Tensor | float | int]
@@ -34,7 +37,7 @@ class Residuals:
     content: `u8[n]`, which keeps the block as long as somebody holds it, or its first byte, or a
     copy of all bytes. dims: of its batch. given: its inputs that lie in no block. seen: of each
     owned tensor that the backward reads, where it lay and its version. shapes: of the outputs that
-    are differentiated, by name.
+    are differentiated, by name. tapes: of parts that run in PyTorch.
     """
 
     content: torch.Tensor
@@ -42,6 +45,7 @@ class Residuals:
     given: Inputs
     seen: Mapping[str, tuple[int, int]]
     shapes: Mapping[str, torch.Size]
+    tapes: dict[int, Tape] = field(default_factory=dict)
 
 
 class ExecutableHalves:
@@ -52,9 +56,18 @@ class ExecutableHalves:
     the blocks that were met last.
     """
 
-    def __init__(self, plan: Plan, memory: Memory, owned: Mapping[str, torch.Tensor]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        memory: Memory,
+        owned: Mapping[str, torch.Tensor],
+        parts: Sequence[Part] = (),
+    ) -> None:
         assert plan.half is not None, "a plan that runs as one"
         self.plan, self.memory, self.owned = plan, memory, owned
+        self._parts = parts
+        self.unreached: set[str] = set()  # by the last backward
+        self._in_regions = read_in_regions(plan, owned)
         self._half = plan.half
         self._bound: dict[int, Binder] = {}  # by the block's address, the last one last
         self._last: Binder | None = None
@@ -72,14 +85,19 @@ class ExecutableHalves:
         """Of a block."""
         return self.plan.arena_bytes
 
-    def forward(self, inputs: Inputs, dims: Mapping[str, int] | None = None) -> Residuals:
+    def forward(
+        self, inputs: Inputs, dims: Mapping[str, int] | None = None, copies: bool = False
+    ) -> Residuals:
         """Runs the forward half; its outputs are read by `output`, before the next run. Buffers of
-        the module that it writes have their next values then."""
+        the module that it writes have their next values then. copies: what is left may be
+        moved away, and the block lent to others meanwhile."""
         block = self.memory.blocks.lend(self.nbytes)
         binder = self._binder(block, self.plan.dims if dims is None else dims)
+        binder.regions.tapes, binder.regions.copies = {}, copies
         with torch.no_grad():
             binder.stage(inputs)
             binder.run(range(self._half))
+            tapes, binder.regions.tapes = binder.regions.tapes, {}
             written = binder.written
             binder.write_back()
         if written:
@@ -91,7 +109,7 @@ class ExecutableHalves:
         }
         ends = self.plan.signature.cotangents
         shapes = {name: binder.outputs[name].shape for name in ends}
-        return Residuals(block.whole(), dict(binder.dims), given, self._versions(), shapes)
+        return Residuals(block.whole(), dict(binder.dims), given, self._versions(), shapes, tapes)
 
     def output(self, name: str) -> torch.Tensor:
         """A copy of an output of the last forward."""
@@ -120,7 +138,12 @@ class ExecutableHalves:
         named = {name: cotangents[output] for output, name in signature.cotangents.items()}
         with torch.no_grad():
             binder.stage({**residuals.given, **named})
+            binder.regions.tapes, binder.regions.keep = residuals.tapes, keep
             binder.run(range(self._half, len(self.plan.launches)))
+            binder.regions.tapes = {}
+            if not keep:
+                residuals.tapes.clear()
+            self.unreached = unreached(self._in_regions, binder.regions)
             made: dict[str, torch.Tensor] = {}
             for wrt, name in signature.gradients.items():
                 x = binder.outputs[name]
@@ -135,7 +158,7 @@ class ExecutableHalves:
         at = block.base.data_ptr()
         binder = self._bound.pop(at, None)
         if binder is None:
-            binder = Binder(self.plan, self.memory, self.owned)
+            binder = Binder(self.plan, self.memory, self.owned, self._parts)
         self._bound[at] = self._last = binder
         while len(self._bound) > BOUND:
             del self._bound[next(iter(self._bound))]

@@ -27,7 +27,8 @@ class Recording:
     def __init__(self, plan: Plan, binder: Binder, device: torch.device) -> None:
         self._binder = binder
         self._numbers = range(plan.commit)
-        on_host = any(launch.kernel.host for launch in plan.launches[: plan.commit])
+        kernels = [launch.kernel for launch in plan.launches[: plan.commit]]
+        on_host = any(kernel.host or not kernel.recordable for kernel in kernels)
         self._possible = device.type == "cuda" and plan.commit > 0 and not on_host
         self._ran_at = self._recorded_at = -1
         self._graph: torch.cuda.CUDAGraph | None = None

@@ -13,6 +13,8 @@ from onward.kernels.blas.choice import forced as forced_engine
 from onward.kernels.host import host
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, torch_dtype
 from onward.kernels.native import TABLE as NATIVE
+from onward.kernels.region import TABLE as REGION
+from onward.kernels.region import Part, Regions, running
 from onward.kernels.target import Rates, Target
 from onward.kernels.triton import TABLE as TRITON
 
@@ -33,7 +35,7 @@ def register(op: str, kernel: Kernel) -> None:
 
 
 # measured engines before kernels of our own, and these before aten's
-_TABLES = (BLAS, NATIVE, TRITON, ATEN)
+_TABLES = (BLAS, NATIVE, TRITON, REGION, ATEN)
 for _op in sorted({op for table in _TABLES for op in table}):
     for _kernel in reversed([k for table in _TABLES for k in table.get(_op, ())]):
         register(_op, _kernel)
@@ -75,12 +77,15 @@ __all__ = [
     "Kernel",
     "KernelArguments",
     "KernelSpec",
+    "Part",
     "Rates",
     "Refusal",
+    "Regions",
     "Target",
     "forced_engine",
     "host",
     "kernel_for",
     "register",
+    "running",
     "torch_dtype",
 ]

@@ -73,6 +73,7 @@ class KernelArguments:
     outputs: list[torch.Tensor]
     scratch: list[torch.Tensor]
     flag: torch.Tensor = field(default_factory=new_flag)
+    calls: Any = None  # `region.Regions` of a plan that has any
 
     def x(self, i: int = 0) -> torch.Tensor:
         tensor = self.inputs[i]
@@ -120,6 +121,7 @@ class Kernel:
         that is not its own, and what it leaves in its outputs is nobody's: the flags of a step are
         read at its end, before anything that outlives it is written.
     host: inputs whose content the launch reads on the host, which so lie in host memory.
+    recordable: whether a device can record the launch and run it again without the host.
     """
 
     name: str
@@ -134,3 +136,4 @@ class Kernel:
     faster: Callable[[KernelSpec], str | None] = nothing_faster
     input_error: Callable[[KernelArguments, Sequence[int]], Exception | None] | None = None
     host: tuple[int, ...] = ()
+    recordable: bool = True

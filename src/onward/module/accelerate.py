@@ -30,6 +30,7 @@ from onward.module.run import Run
 from onward.module.states import State, States
 from onward.plan import Plan
 from onward.train.batch import Batch
+from onward.train.regions import Told
 from onward.train.report import Report
 from onward.train.session import Session
 
@@ -88,6 +89,7 @@ class Accelerated:
         self._states = States()
         self._memory: SharedMemory | None = None
         self._told: set[str] = set()
+        self._told_regions = Told()
         self._last: PreparedCall | None = None
         parameters = inspect.signature(model.forward).parameters
         self._takes_cache = "use_cache" in parameters
@@ -143,8 +145,16 @@ class Accelerated:
         # accelerated modules within it are parts of the graph
         with eager(), apart_from_hooks():
             captured = compiler.capture(
-                model, batch.args, batch.kwargs, want_loss=False, gradients=grad, whole=True
+                model,
+                batch.args,
+                batch.kwargs,
+                want_loss=False,
+                gradients=grad,
+                whole=True,
+                regions=not self.options.strict,
             )
+        if captured.regions:
+            self._told_regions.tell(model, captured.regions)
         if state.guards.settle(captured):
             state.calls.clear()
         assert self._memory is not None

@@ -17,6 +17,7 @@ from torch.utils import _device, _python_dispatch
 
 from onward.capture import refuse_surroundings
 from onward.config import CaptureError
+from onward.kernels import running
 
 _CORE: Any = torch._C
 _here = threading.local()
@@ -42,6 +43,7 @@ def goes_around() -> bool:
     """Whether whoever calls is to see the operators themselves."""
     return (
         is_eager()
+        or running()  # within a region of an outer graph
         or _CORE._get_tracing_state() is not None
         or torch.compiler.is_compiling()
         or torch.compiler.is_exporting()

@@ -56,6 +56,8 @@ class PreparedCall:
             batch.kind, self._graphs, session, partial(session.bind, compiler, self._graphs)
         )
         self._halves: dict[tuple[str, ...], PreparedStep[ExecutableHalves]] = {}
+        # code of the model's own that runs within the graph may do more than compute: never again
+        self._once = any(part.module is not None for part in captured.regions)
         self.ends = self._first_ends()
         self._widened = False  # whether a cotangent came that was not expected
         self._narrowed = False
@@ -68,6 +70,12 @@ class PreparedCall:
     def results(self) -> list[str]:
         return list(self.captured.graph.signature.results)
 
+    @property
+    def written(self) -> list[torch.Tensor]:
+        """The module's buffers that the forward writes."""
+        captured = self.captured
+        return [captured.owned[name] for name in captured.graph.signature.written]
+
     def fits(self, batch: Batch) -> bool:
         return self._plain.fits(batch)
 
@@ -77,6 +85,8 @@ class PreparedCall:
         """The results to compute at once. outputs: the option of this name."""
         if outputs == "loss" and LOSS in self.results:
             return [LOSS]
+        if self._once:
+            return self.results
         late = set(self.fields.values()) - self._read[0] - self._read[1]
         if outputs != "auto" or not late:
             return self.results
@@ -90,6 +100,8 @@ class PreparedCall:
     def note_ends(self, used: Iterable[str]) -> None:
         """For these results cotangents came."""
         names = tuple(n for n in self.differentiable if n in set(used))
+        if self._once:
+            return
         if not set(names) <= set(self.ends):
             self._widened = True
             self.ends = tuple(n for n in self.differentiable if n in {*names, *self.ends})
@@ -98,6 +110,8 @@ class PreparedCall:
 
     def _first_ends(self) -> tuple[str, ...]:
         loss = self.captured.graph.signature.results.get(LOSS)
+        if self._once:
+            return tuple(self.differentiable)
         alone = loss is not None and not type_of(self.captured.graph.outputs[loss]).rank
         return (LOSS,) if alone and LOSS in self.differentiable else tuple(self.differentiable)
 
@@ -114,9 +128,15 @@ class PreparedCall:
         return {name: prepared.output(name) for name in results}
 
     def forward(
-        self, batch: Batch, results: Sequence[str], ends: tuple[str, ...], seed: torch.Tensor | None
+        self,
+        batch: Batch,
+        results: Sequence[str],
+        ends: tuple[str, ...],
+        seed: torch.Tensor | None,
+        copies: bool,
     ) -> tuple[ExecutableHalves, Residuals, Mapping[str, torch.Tensor]]:
-        """Runs the forward half for these results, and for cotangents of `ends` among them."""
+        """Runs the forward half for these results, and for cotangents of `ends` among them.
+        copies: see `ExecutableHalves.forward`."""
         step = self._halves.get(ends)
         if step is None:
             wrt = [n for n in self.leaves if any(n in self.reaches[end] for end in ends)]
@@ -126,7 +146,7 @@ class PreparedCall:
         prepared = step.prepare(batch, HalvesRequest(tuple(results)))
         executable = prepared.executable
         inputs = {**prepared.inputs, **_seeded(prepared, seed)}
-        residuals = executable.forward(inputs, prepared.dims)
+        residuals = executable.forward(inputs, prepared.dims, copies)
         names = prepared.signature.results
         self._last_batch = prepared
         return executable, residuals, {n: executable.output(names[n]) for n in results}

@@ -8,7 +8,8 @@ any tensor that a function has saved.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,27 +50,35 @@ class Run:
         results: Sequence[str],
         seed: torch.Tensor | None,
         lock: threading.RLock,
+        before: Sequence[torch.Tensor] | None = None,
     ) -> None:
+        """before: what the buffers that it writes held before the run that this one repeats."""
         self._call, self._batch, self._seed, self._lock = call, batch, seed, lock
         self.results = list(results)
-        self._marks = self._versions()
+        self._repeats = before is not None
+        self._before = before or [b.detach().clone() for b in call.written]
+        self._marks: list[tuple[int, int]] = []  # of what it has read, once it has run
 
     def outputs(self, gradients: bool) -> dict[str, torch.Tensor]:
         """The results, those that reach what is trained on the tape."""
         call = self._call
         names = [n for n in self.results if n in call.differentiable] if gradients else []
         with self._lock:
-            if not names:
-                return dict(call.without_gradients(self._batch, self.results, self._seed))
             made: dict[str, torch.Tensor] = {}
-            on_tape = _Function.apply(self, made, names, *self._leaves())
-            return {**made, **dict(zip(names, on_tape, strict=True))}
+            with self._repeating() if self._repeats else nullcontext():
+                if not names:
+                    made.update(call.without_gradients(self._batch, self.results, self._seed))
+                else:
+                    on_tape = _Function.apply(self, made, names, *self._leaves())
+                    made.update(zip(names, on_tape, strict=True))
+            self._marks = self._versions()
+            return made
 
     def again(self, results: Sequence[str]) -> Run:
         """A run of the same call for other results. Raises OnwardError where it would give others
         than this one."""
         self._check_unchanged(results)
-        return Run(self._call, self._batch, results, self._seed, self._lock)
+        return Run(self._call, self._batch, results, self._seed, self._lock, self._before)
 
     # ---- on the tape
 
@@ -89,7 +98,8 @@ class Run:
             if not given.keys() <= set(left.ends):
                 self._check_unchanged(given)
                 ends = tuple(n for n in call.differentiable if n in {*left.ends, *given})
-                left, content, _ = self._forward(ends, ends)
+                with self._repeating():
+                    left, content, _ = self._forward(ends, ends)
                 keep = False
             names, shapes = call.captured.graph.signature.results, left.residuals.shapes
             cotangents = {
@@ -99,12 +109,17 @@ class Run:
             residuals = replace(left.residuals, content=content)
             made = left.executable.backward(residuals, cotangents, keep)
             reached = set().union(*(call.reaches[n] for n in given))
+            reached -= left.executable.unreached  # of which a part that runs in PyTorch made no use
             return [made[n] if n in reached else None for n in call.leaves]
 
     def _forward(
         self, results: Sequence[str], ends: tuple[str, ...]
     ) -> tuple[Left, torch.Tensor, dict[str, torch.Tensor]]:
-        executable, residuals, found = self._call.forward(self._batch, results, ends, self._seed)
+        executable, residuals, found = self._call.forward(
+            self._batch, results, ends, self._seed, _packing() is not None
+        )
+        if _thrown_away():
+            residuals.tapes.clear()
         content = residuals.content
         # autograd alone is to hold the block
         left = Left(executable, replace(residuals, content=torch.empty(0)), ends)
@@ -125,6 +140,21 @@ class Run:
     def _versions(self) -> list[tuple[int, int]]:
         read = [*self._call.captured.owned.values(), *self._batch.tensors]
         return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in read]
+
+    @contextmanager
+    def _repeating(self) -> Iterator[None]:
+        """Within it buffers that the forward writes hold what they held before it; then what they
+        held. Neither counts as a version."""
+        written = self._call.written
+        after = [b.detach().clone() for b in written]
+        for buffer, then in zip(written, self._before, strict=True):
+            buffer.data.copy_(then)
+        try:
+            yield
+        finally:
+            for buffer, then in zip(written, after, strict=True):
+                buffer.data.copy_(then)
+            self._marks = self._versions()
 
     def _check_unchanged(self, results: Any) -> None:
         if self._versions() != self._marks:
@@ -167,10 +197,20 @@ class _Function(torch.autograd.Function):
         return (None, None, None, *(g if n else None for g, n in zip(found, needed, strict=True)))
 
 
+def _packing() -> Any:
+    """What packs saved tensors here; None where nothing does."""
+    packing: Any = _AUTOGRAD._top_saved_tensors_default_hooks(True)
+    return packing[0] if packing else None
+
+
 def _checkpointing() -> bool:
     """Whether saved tensors are thrown away and made again."""
-    packing: Any = _AUTOGRAD._top_saved_tensors_default_hooks(True)
-    return bool(packing) and getattr(packing[0], "__module__", "") == "torch.utils.checkpoint"
+    return getattr(_packing(), "__module__", "") == "torch.utils.checkpoint"
+
+
+def _thrown_away() -> bool:
+    """Whether this is the run of a checkpoint whose saved tensors nobody will see."""
+    return _checkpointing() and _packing().__qualname__.startswith("_checkpoint_hook")
 
 
 def _refusing(

@@ -19,6 +19,7 @@ from onward.graph.graph import Graph, Role
 from onward.graph.names import distinct, user_name
 from onward.rewrite import FORWARD, Pass, run
 from onward.train.batch import Batch
+from onward.train.regions import table
 
 TRIED = 64  # sets of inputs in which a size of 1 is taken to be one of many
 _LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
@@ -33,7 +34,12 @@ def export_onnx(model: torch.nn.Module, batch: Batch, path: Path) -> Path:
         raise OnwardError(f"{path.parent} is not a folder; fix: create it first")
     kwargs = {k: v for k, v in batch.kwargs.items() if k not in _LABELS}
     args, kwargs = without_ones(model, batch.args, kwargs)
-    captured = capture(model, args, kwargs, want_loss=False)
+    captured = capture(model, args, kwargs, want_loss=False, regions=True)
+    if captured.regions:
+        raise OnwardError(
+            "the model has parts that run in PyTorch, and no other engine can run them: "
+            + "; ".join(table(captured.regions))
+        )
     graph, _ = run(captured.graph, [p for p in FORWARD if isinstance(p, Pass)])
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = Path(folder) / path.name

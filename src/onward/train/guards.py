@@ -27,6 +27,7 @@ import copy
 import logging
 import os
 import sys
+import weakref
 from collections import Counter
 from collections.abc import Sequence
 from operator import is_
@@ -111,6 +112,7 @@ class Guards:
         self._marks: list[int] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._times: Counter[str] = Counter()
+        self._apart: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
 
     def changed(self, model: torch.nn.Module, loss_fn: Any, training: bool) -> bool:
         """Whether graphs made before no longer say what these say; what is seen is then the new
@@ -166,6 +168,7 @@ class Guards:
     def settle(self, captured: Captured) -> bool:
         """Takes the state after a capture as the one that it saw. Returns whether the forward has
         set something else, which graphs of before may read."""
+        self._leave_apart(captured)
         paths = self._look(*self._roots)  # also what a refusal has left
         self._count(paths)
         assert self._sweep is not None
@@ -180,9 +183,17 @@ class Guards:
         self._copies = [(t, copy) for t, copy in copies if torch.equal(t, copy)]  # NaN is not equal
         return bool(paths)
 
+    def _leave_apart(self, captured: Captured) -> None:
+        """What modules say whose own code runs within the graph is no matter of it."""
+        new = [m for r in captured.regions if (m := r.module) is not None and m not in self._apart]
+        if new:
+            self._apart = weakref.WeakSet([*self._apart, *new])
+            known = Walk(*self._roots, self._apart).facts
+            self._facts = {n: fact for n, fact in self._facts.items() if n in known}
+
     def _look(self, model: torch.nn.Module, loss_fn: Any) -> list[str]:
         """Looks at everything; the paths whose facts are others than before."""
-        before, seen = self._facts, Walk(model, loss_fn)
+        before, seen = self._facts, Walk(model, loss_fn, self._apart)
         after = seen.facts
         self._roots, self._facts, self._sweep = (model, loss_fn), after, Sweep(seen)
         if before == after:

@@ -17,6 +17,7 @@ from onward.train.batch import Batch
 from onward.train.graphs import Graphs
 from onward.train.guards import Guards, refuse_optimizer_hooks
 from onward.train.prepared_step import PreparedStep
+from onward.train.regions import Told
 from onward.train.session import Session
 from onward.train.training_mode import training_mode
 from onward.train.updates import Updates
@@ -41,6 +42,7 @@ class PreparedSteps:
         self._updates = updates
         self._session, self._options = session, options
         self._guards = Guards()
+        self._told = Told()
 
     def training(self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch) -> Step:
         """The training step for batches like this one; made where there is none."""
@@ -70,7 +72,10 @@ class PreparedSteps:
     ) -> Step:
         compiler = Compiler(host(self._session.memory.device.type), self._options.disable)
         with training_mode(model, training):
-            captured = compiler.capture(model, *batch.given, loss_fn)
+            regions = not self._options.strict
+            captured = compiler.capture(model, *batch.given, loss_fn, regions=regions)
+        if captured.regions:
+            self._told.tell(model, captured.regions)
         graphs = Graphs(compiler, captured, self._recipe(captured) if training else None)
         bind = partial(self._session.bind, compiler, graphs)
         step = PreparedStep(batch.kind, graphs, self._session, bind)

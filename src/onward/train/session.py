@@ -29,13 +29,15 @@ class Session:
     def bind(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> Executable:
         """A plan of these graphs, with the tensors of the user and of the session."""
         state = {} if self.updates is None else self.updates.owned(plan.signature)
-        return compiler.bind(plan, self.memory, {**graphs.captured.owned, **state})
+        owned = {**graphs.captured.owned, **state}
+        return compiler.bind(plan, self.memory, owned, graphs.captured.regions)
 
     def bind_halves(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> ExecutableHalves:
         """The same of a plan that runs in two halves; blocks that are free go, for they may be much
         larger than what it needs."""
         self.memory.blocks.clear()
-        return compiler.bind_halves(plan, self.memory, graphs.captured.owned)
+        captured = graphs.captured
+        return compiler.bind_halves(plan, self.memory, captured.owned, captured.regions)
 
 
 Bind = Callable[[Plan], Bound]

@@ -280,7 +280,9 @@ class Trainer:
         trained = {id(p) for g in groups for p in g["params"] if p.requires_grad}
         disable = tuple(self.options.disable)
         with training_mode(self.model, training=True):
-            return verify_step(self.model, batch, self.loss_fn, trained, bisect, disable)
+            return verify_step(
+                self.model, batch, self.loss_fn, trained, bisect, disable, not self.options.strict
+            )
 
     def _run(
         self, prepared: PreparedBatch[Executable], batch_size: int, last: bool

@@ -17,7 +17,7 @@ from onward.graph.types import DType, Size, Type, divide
 def random_site(c: Call, x: Value) -> dict[str, Any]:
     """The next dropout site's attributes and inputs, for a tensor of `x`'s logical shape."""
     graph, batch, shape = c.t.graph, c.t.batch_size, type_of(x).shape
-    seed, offset = _seed_inputs(graph)
+    seed, offset = seed_inputs(graph)
     site, c.t.sites = c.t.sites, c.t.sites + 1
     sample_dim = next(
         (i for i, s in enumerate(shape[:-1]) if s == batch and (i == 0 or s != 1)), -1
@@ -30,7 +30,7 @@ def random_site(c: Call, x: Value) -> dict[str, Any]:
     return {"seed": seed, "offset": offset, "site": site, "sample_dim": sample_dim}
 
 
-def _seed_inputs(graph: Graph) -> tuple[Value, Value]:
+def seed_inputs(graph: Graph) -> tuple[Value, Value]:
     """The graph's random inputs, made at the first dropout."""
     said = graph.signature
     if said.seed is None or said.sample_offset is None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,11 +14,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture import CapturedModule
+from onward.capture.effects import keeping_buffers
 from onward.capture.flat_call import name_outputs
 from onward.compile import Compiler
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, type_of
+from onward.kernels import Part
 from onward.rewrite import split_counting
 from onward.train.batch import Batch
 from onward.train.prepared_batch import scalars
@@ -26,6 +29,29 @@ from onward.train.verify.graphs import LOSS, compared_outputs, gradient, next_va
 
 LossFunction = Callable[..., torch.Tensor]
 Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class _Weighed:
+    """A part that runs in PyTorch, with others in the place of its parameters."""
+
+    part: Part
+    others: Mapping[int, torch.Tensor]
+
+    @property
+    def path(self) -> str:
+        return self.part.path
+
+    def parameters(self) -> Sequence[torch.Tensor]:
+        return [self.others.get(id(p), p) for p in self.part.parameters()]
+
+    def buffers(self) -> Sequence[torch.Tensor]:
+        return self.part.buffers()
+
+    def run(
+        self, xs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]:
+        return self.part.run(xs, parameters)
 
 
 class Engines:
@@ -79,12 +105,22 @@ class Engines:
         owned = {**self.captured.owned, **(weights or {})}
         owned |= {name: owned[name].clone() for name in graph.signature.written}
         device = next(iter(owned.values())).device
-        executable = self.compiler.bind(plan, Memory(device), owned)
-        executable.run(inputs)
+        parts = [_Weighed(part, self._others(weights)) for part in self.captured.regions]
+        executable = self.compiler.bind(plan, Memory(device), owned, parts)
+        with keeping_buffers(self._model, self._loss_fn):
+            executable.run(inputs)
         stored = {made: owned[name] for name, made in graph.signature.written.items()}
         return {
             name: (stored[made] if made in stored else executable.output(made)).cpu()
             for name, made in outputs.items()
+        }
+
+    def _others(self, weights: Mapping[str, torch.Tensor] | None) -> dict[int, torch.Tensor]:
+        """What stands for the model's parameters, by their ids."""
+        held = self.captured.parameters
+        return {
+            id(held[n]): w.detach().requires_grad_(held[n].requires_grad)
+            for n, w in (weights or {}).items()
         }
 
     # ---- onnxruntime

@@ -14,11 +14,12 @@ from torch.utils import _pytree as pytree
 
 from onward.compile import Compiler
 from onward.config import MissingExtraError, OnwardError
-from onward.graph.graph import Graph, where
+from onward.graph.graph import Graph, attributes, where
 from onward.journal import Journal
 from onward.kernels import host
 from onward.train.batch import Batch
 from onward.train.graphs import Graphs
+from onward.train.regions import table
 from onward.train.verify.bisection import first_departure
 from onward.train.verify.comparison import against_eager, against_onnxruntime
 from onward.train.verify.engines import Engines, LossFunction
@@ -32,14 +33,15 @@ def verify_step(
     trained: set[int],
     bisect: bool,
     disable: tuple[str, ...] = (),
+    regions: bool = True,
 ) -> Verification:
     """Compares the batch's loss and every gradient. trained: ids of the parameters to differentiate
-    by."""
+    by. regions: whether parts of the model may run in PyTorch."""
     with _undisturbed():
         batch = _owned(batch)
         device = next((p.device.type for p in model.parameters()), "cpu")
         compiler = Compiler(host(device), disable, Journal(keep_stages=bisect))
-        captured = compiler.capture(model, *batch.given, loss_fn)
+        captured = compiler.capture(model, *batch.given, loss_fn, regions=regions)
         _refuse_drawn(captured.graph)
         graphs = Graphs(compiler, captured)
         names = [n for n, p in captured.parameters.items() if id(p) in trained]
@@ -51,7 +53,10 @@ def verify_step(
         if packed is not None:
             packed = compiler.gradients(packed, names, captured.reached)
             result.rows += against_eager(engines, packed, "eager PyTorch (rows that are read)")
-        if engines.has_onnxruntime():
+        if captured.regions:
+            lines = "; ".join(table(captured.regions))
+            result.notes.append(f"not compared with onnxruntime: parts run in PyTorch: {lines}")
+        elif engines.has_onnxruntime():
             result.rows += against_onnxruntime(engines, padded)
         else:
             result.notes.append(str(MissingExtraError("onnxruntime", "ort")))
@@ -61,7 +66,12 @@ def verify_step(
 
 
 def _refuse_drawn(graph: Graph) -> None:
-    drawing = [where(node) for node in graph if node.op_type == "RandomUniform"]
+    drawing = [
+        where(node)
+        for node in graph
+        if node.op_type == "RandomUniform"
+        or (node.op_type == "Region" and attributes(node)["draws"])
+    ]
     if drawing:
         raise OnwardError(
             f"the forward draws random numbers at {drawing[0]} (torch.rand and the like), where "

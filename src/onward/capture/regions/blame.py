@@ -1,0 +1,61 @@
+"""Which submodule a refusal is about: the innermost one that was being called, or that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from onward.config import CaptureError
+
+_CALLS = ("_call_impl", "_wrapped_call_impl")
+
+
+def named_places(error: CaptureError, model: torch.nn.Module) -> list[list[torch.nn.Module]]:
+    """For each place that a refusal names: the module there, then those around it, without the
+    model itself."""
+    named: Mapping[str, torch.nn.Module] = dict(model.named_modules())
+    return [[named[p] for p in _upwards(path) if p in named] for path in error.places]
+
+
+def blamed(error: BaseException, model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The submodule that was being called, then those around it, without the model itself; empty
+    where it was no submodule."""
+    own = {id(vars(m)): m for m in model.modules() if m is not model}
+    for cause in _chain(error):
+        found = [m for m in _called(cause) if id(vars(m)) in own]
+        if found:
+            # a trace shows modules through proxies that share their attributes
+            return list(dict.fromkeys(own[id(vars(m))] for m in reversed(found)))
+    return []
+
+
+def _upwards(path: str) -> Iterator[str]:
+    while path:
+        yield path
+        path = path.rpartition(".")[0]
+
+
+def _chain(error: BaseException | None) -> list[BaseException]:
+    """The causes, the first of them first."""
+    found: list[BaseException] = []
+    while error is not None and error not in found:
+        found.insert(0, error)
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _called(error: BaseException) -> Iterator[Any]:
+    """The modules whose calls the error came through, the outermost first."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_name in _CALLS:
+            module = frame.f_locals.get("self")
+            if isinstance(module, torch.nn.Module):
+                yield module
+        trace = trace.tb_next
+
+
+__all__ = ["blamed", "named_places"]

@@ -1,0 +1,54 @@
+"""Owned tensors that parts of a model read which run in PyTorch, and that a batch may leave out.
+
+In eager PyTorch a parameter that a forward has not used has no gradient, and no optimizer moves it;
+one whose gradient is zero has, and is moved (weight decay, momentum).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from onward.kernels import Regions
+from onward.plan import Plan
+from onward.plan.plan import Launch
+
+Places = Mapping[str, list[tuple[int, int]]]
+
+
+def read_in_regions(
+    plan: Plan, owned: Mapping[str, torch.Tensor]
+) -> dict[str, list[tuple[int, int]]]:
+    """Of the owned tensors that regions alone read: of which (by site), and as which parameter."""
+    names = {plan.inputs[n].buffer: n for n in owned if n in plan.inputs}
+    found: dict[str, list[tuple[int, int]]] = {}
+    elsewhere: set[str] = set()
+    for launch in plan.launches:
+        read = [None if x is None else names.get(x.buffer) for x in launch.inputs]
+        if launch.op == "RegionGrad":
+            first = int(launch.attrs["results"]) + int(launch.attrs["count"])
+            for i, name in enumerate(read[first:]):
+                if name is not None:
+                    found.setdefault(name, []).append((int(launch.attrs["site"]), i))
+        elif launch.op != "Region" and not _updates(launch):
+            elsewhere.update(name for name in read if name is not None)
+    return {name: places for name, places in found.items() if name not in elsewhere}
+
+
+def _updates(launch: Launch) -> bool:
+    """Whether it writes the next value of what it reads, as an optimizer's does."""
+    written = {y.buffer for y in launch.outputs}
+    return launch.op.endswith("Update") or any(x and x.buffer in written for x in launch.inputs)
+
+
+def unreached(places: Places, regions: Regions) -> set[str]:
+    """Those of which no region has made use in the backward that ran last."""
+    found = {
+        name: all(i in regions.unreached.get(site, ()) for site, i in held)
+        for name, held in places.items()
+    }
+    return {name for name, left in found.items() if left}
+
+
+__all__ = ["Places", "read_in_regions", "unreached"]

@@ -1,0 +1,243 @@
+"""Regions: parts of a model that run in PyTorch, forward and backward, within a plan.
+
+    forward:   ys = part(xs), under autograd where a backward is to come: that is the tape
+    backward:  dxs, dparameters = autograd.grad(ys of the tape, dys)
+
+A part's own code runs once for each forward, for it may do more than compute. The tape reads the
+inputs where they lie in the plan's memory, which keeps them until the backward has run, or copies
+of them where that memory may be used for something else in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from onward.config import OnwardError
+from onward.graph.ops.region import wanted
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+
+_here = threading.local()
+_WORD = 0xFFFFFFFF
+
+
+class Part(Protocol):
+    """What a region runs.
+
+    path: its place in the model. parameters: those that it trains, as they are now. buffers: what
+    it may write besides its results. run: its results for these inputs, flat.
+    """
+
+    @property
+    def path(self) -> str: ...
+
+    def parameters(self) -> Sequence[torch.Tensor]: ...
+
+    def buffers(self) -> Sequence[torch.Tensor]: ...
+
+    def run(
+        self, xs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
+    ) -> Sequence[torch.Tensor]: ...
+
+
+@dataclass
+class Tape:
+    """A region's forward under autograd: leaves by which gradients are asked for, and results."""
+
+    xs: list[torch.Tensor]
+    parameters: list[torch.Tensor]
+    ys: list[torch.Tensor]
+
+
+@dataclass
+class Regions:
+    """The regions of a plan at run time. parts: by `site`. recorded: the sites whose backward the
+    plan has. tapes: of the forward that ran last, or whose backward is to run. copies: whether
+    tapes have inputs of their own. keep: whether a backward leaves the tapes for another one.
+    unreached: of each backward, the numbers of the parameters that autograd did not reach.
+    """
+
+    parts: Sequence[Part] = ()
+    recorded: frozenset[int] = frozenset()
+    tapes: dict[int, Tape] = field(default_factory=dict)
+    copies: bool = False
+    keep: bool = False
+    unreached: dict[int, frozenset[int]] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def repeating(self) -> Iterator[None]:
+        """A run within it repeats another: buffers that parts write hold then what they held."""
+        held = [(b, b.detach().clone()) for part in self.parts for b in part.buffers()]
+        try:
+            yield
+        finally:
+            self.tapes = {}
+            with torch.no_grad():
+                for buffer, before in held:
+                    buffer.copy_(before)
+
+
+def running() -> bool:
+    """Whether a region's own code runs in this thread: no plan may be run then."""
+    return getattr(_here, "running", False)
+
+
+def _forward(part: Part, xs: list[torch.Tensor], seed: Sequence[int] | None, taped: bool) -> Tape:
+    before, parameters = running(), list(part.parameters())
+    _here.running = True
+    try:
+        with torch.set_grad_enabled(taped), _seeded(seed):
+            if taped:
+                for x in xs:
+                    if x.is_floating_point() and not x.is_inference():
+                        x.requires_grad_()
+                parameters = [_unhooked(p) for p in parameters]
+            versions = [x._version for x in xs]
+            ys = list(part.run(xs, parameters))
+    finally:
+        _here.running = before
+    if [x._version for x in xs] != versions:
+        raise OnwardError(
+            f"{part.path} runs in PyTorch within the graph and writes into a tensor that it is "
+            "given; fix: write into a copy"
+        )
+    return Tape(xs, parameters, ys)
+
+
+def _unhooked(p: torch.Tensor) -> torch.Tensor:
+    """The parameter; where it has hooks, for whoever accumulates to call, its memory alone."""
+    return p.detach().requires_grad_(p.requires_grad) if p._backward_hooks else p
+
+
+@contextlib.contextmanager
+def _seeded(seed: Sequence[int] | None) -> Iterator[None]:
+    """Within it torch's random numbers follow from the seed; they go on as before after it."""
+    if seed is None:
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed((seed[0] << 32 | seed[1]) & 0x7FFFFFFFFFFFFFFF)
+        yield
+
+
+def _check(part: Part, made: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> None:
+    have = [(y.dtype, tuple(y.shape)) for y in made]
+    if have != [(y.dtype, tuple(y.shape)) for y in want]:
+        raise OnwardError(
+            f"{part.path} runs in PyTorch within the graph and returns "
+            f"{_listed(made)}, where the graph was made for {_listed(want)}; fix: shapes that "
+            "follow from those of its inputs, or strict=True to see why it is no part of the graph"
+        )
+
+
+def _listed(tensors: Sequence[torch.Tensor]) -> str:
+    return ", ".join(f"{str(y.dtype).removeprefix('torch.')}{list(y.shape)}" for y in tensors)
+
+
+class _Call:
+    """One launch: the part, its inputs, and the seed as it is at each run."""
+
+    def __init__(self, args: KernelArguments, first: int) -> None:
+        assert isinstance(args.calls, Regions), "a plan with regions is bound with their parts"
+        self.regions, attrs = args.calls, args.attrs
+        self.site, self.count = int(attrs["site"]), int(attrs["count"])
+        self.part: Part = self.regions.parts[self.site]
+        given = list(args.inputs[first:])
+        self._random = given[-2:] if attrs["draws"] else []
+        held = given[: len(given) - len(self._random)]
+        self.given = [x for x in held if x is not None]
+        assert len(self.given) == len(held)
+
+    def run(self, taped: bool) -> Tape:
+        copies = self.regions.copies and taped
+        # with a version counter of their own: the plan writes all about them
+        xs = [x.clone() if copies else x.data for x in self.given[: self.count]]
+        return _forward(self.part, xs, self._seed(), taped)
+
+    def _seed(self) -> tuple[int, int] | None:
+        """Of the region in this batch: from the step's two words, the sample's and the site's."""
+        if not self._random:
+            return None
+        words, offset = self._random
+        assert words is not None and offset is not None
+        first, second = (int(n) for n in words.tolist())
+        number = (int(offset) << 20) + self.site + 1
+        return (first ^ (number * 0x9E3779B1)) & _WORD, (second ^ (number * 0x85EBCA6B)) & _WORD
+
+
+def _bind_forward(args: KernelArguments) -> Launch:
+    call = _Call(args, 0)
+
+    def launch() -> None:
+        regions, part = call.regions, call.part
+        taped = call.site in regions.recorded
+        tape = call.run(taped)
+        _check(part, tape.ys, args.outputs)
+        for y, made in zip(args.outputs, tape.ys, strict=True):
+            y.copy_(made.detach())
+        if taped:
+            regions.tapes[call.site] = tape
+
+    return launch
+
+
+def _bind_backward(args: KernelArguments) -> Launch:
+    results = int(args.attrs["results"])
+    call, by = _Call(args, results), wanted(args.attrs)
+    dys = args.inputs[:results]
+
+    def launch() -> None:
+        regions = call.regions
+        tape = regions.tapes.get(call.site)
+        assert tape is not None, "a backward runs after its forward"
+        leaves = [*tape.xs, *tape.parameters]
+        ends = [
+            (y, dy)
+            for y, dy in zip(tape.ys, dys, strict=True)
+            if dy is not None and y.requires_grad
+        ]
+        found: Sequence[torch.Tensor | None] = [None] * len(by)
+        asked = [i for i in by if leaves[i].requires_grad]
+        if ends and asked:
+            with torch.enable_grad():
+                made = torch.autograd.grad(
+                    [y for y, _ in ends],
+                    [leaves[i] for i in asked],
+                    [dy for _, dy in ends],
+                    retain_graph=regions.keep,
+                    allow_unused=True,
+                )
+            each = dict(zip(asked, made, strict=True))
+            found = [each.get(i) for i in by]
+        regions.unreached[call.site] = frozenset(
+            i - call.count for i, g in zip(by, found, strict=True) if g is None and i >= call.count
+        )
+        for dx, g in zip(args.outputs, found, strict=True):
+            if g is None:
+                dx.zero_()
+            else:
+                dx.copy_(g)
+
+    return launch
+
+
+def _own_memory(spec: KernelSpec) -> int:
+    """What PyTorch allocates within nobody knows; results, and gradients, at the least."""
+    return sum(t.nbytes for t in spec.outputs)
+
+
+_bind: dict[str, Callable[[KernelArguments], Any]] = {
+    "Region": _bind_forward,
+    "RegionGrad": _bind_backward,
+}
+TABLE: dict[str, tuple[Kernel, ...]] = {
+    op: (Kernel(f"torch.{op.lower()}", bind, workspace=_own_memory, recordable=False),)
+    for op, bind in _bind.items()
+}
+
+__all__ = ["TABLE", "Part", "Regions", "running"]

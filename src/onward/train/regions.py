@@ -1,0 +1,50 @@
+"""Regions: what is said of the parts of a model that run in PyTorch within its graph."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from onward.config import EagerWarning
+
+
+class Told:
+    """What a model's user has been told of, so that it is said once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def tell(self, model: torch.nn.Module, regions: Iterable[Any]) -> None:
+        """Warns of the regions that nobody has been told of, as a table."""
+        lines = [line for line in table(regions) if line not in self._said]
+        self._said.update(lines)
+        if lines:
+            count = "a part" if len(lines) == 1 else f"{len(lines)} kinds of parts"
+            verb = "runs" if len(lines) == 1 else "run"
+            warnings.warn(
+                f"{count} of {type(model).__name__} {verb} in PyTorch within the graph "
+                "(strict=True raises instead):\n  " + "\n  ".join(lines),
+                EagerWarning,
+                stacklevel=2,
+            )
+
+
+def table(regions: Iterable[Any]) -> list[str]:
+    """A line for regions that differ in the numbers of their paths alone."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for region in regions:
+        key = re.sub(r"\d+", "*", region.path), region.operator, region.reason
+        found.setdefault(key, []).append(region.path)
+    lines: list[str] = []
+    for (alike, operator, reason), paths in found.items():
+        paths = list(dict.fromkeys(paths))
+        name = paths[0] if len(paths) == 1 else f"{alike} ({len(paths)} times)"
+        lines.append(f"{name or '(top)'}{f', {operator}' if operator else ''}: {reason}")
+    return lines
+
+
+__all__ = ["Told", "table"]

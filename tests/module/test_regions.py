@@ -1,0 +1,399 @@
+"""Parts of a model that run in PyTorch within its graph, beside the model in eager PyTorch."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from region_models import PARTS, Model, Numpy, batch
+from twins import CLOSE, Twins, assert_same, total
+
+import onward
+from onward import CaptureError, EagerWarning
+from onward.module import accelerated
+
+EPS = 1e-2  # so that a gradient that is nothing but rounding moves nothing
+EACH = pytest.mark.parametrize("part", PARTS)
+
+
+def model(part: str, dropout: float = 0.0) -> Model:
+    torch.manual_seed(0)
+    return Model(PARTS[part], dropout).train()
+
+
+def regions(ours: Any) -> list[str]:
+    """The paths of the parts that the last call ran in PyTorch, by the plan's launches."""
+    held = accelerated(ours)
+    assert held is not None
+    return [str(x.attrs["path"]) for x in held.plan.launches if x.op == "Region"]
+
+
+@pytest.fixture(autouse=True)
+def _expected() -> Any:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "(?s).*in PyTorch within the graph", EagerWarning)
+        yield
+
+
+@EACH
+def test_losses_gradients_and_buffers_are_eager_s(part: str) -> None:
+    twins = Twins(model(part))
+    for i, shape in enumerate([(3, 5), (3, 5), (2, 7), (3, 5), (4, 6)]):
+        twins.zero()
+        found = twins.same(lambda m, i=i, s=shape: m(**batch(i, *s)))
+        del found
+        for output in twins.each(lambda m, i=i, s=shape: m(**batch(i, *s))):
+            output["loss"].backward()
+        twins.same_gradients()
+        twins.same_buffers()
+    held = accelerated(twins.ours)
+    assert held is not None and regions(twins.ours) and len(held.plan.launches) > 5
+    assert not any(type(c) is str for s in held._states for c in s.calls.values())
+
+
+@EACH
+def test_gradients_of_every_output(part: str) -> None:
+    twins = Twins(model(part))
+    for i in range(2):
+        twins.zero()
+        for output in twins.each(lambda m, i=i: m(**batch(i))):
+            total(output).backward()
+        if part != "Norm":  # behind a batch norm most gradients are but rounding
+            twins.same_gradients()
+        twins.same_buffers()
+
+
+@EACH
+def test_forwards_before_backwards_in_another_order(part: str) -> None:
+    twins = Twins(model(part))
+    for m in twins.both:
+        outputs = [m(**batch(i, 2 + i % 2, 4)) for i in range(4)]
+        for i in (2, 0, 3, 1):
+            outputs[i]["loss"].backward()
+    twins.same_gradients()
+
+
+@EACH
+def test_backward_twice(part: str) -> None:
+    twins = Twins(model(part))
+    for m in twins.both:
+        output = m(**batch(0))
+        for _ in range(3):
+            output["loss"].backward(retain_graph=True)
+        output["loss"].backward()
+    twins.same_gradients()
+    with pytest.raises(RuntimeError, match="a second time"):
+        output = twins.ours(**batch(0))
+        output["loss"].backward()
+        output["loss"].backward()
+
+
+@EACH
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_without_gradients(part: str, mode: str) -> None:
+    twins = Twins(model(part).train(mode == "train"))
+    for i in range(3):
+        with torch.no_grad():
+            twins.same(lambda m, i=i: m(**batch(i)))
+        twins.same_buffers()
+
+
+@EACH
+def test_evaluation_between_steps(part: str) -> None:
+    twins = Twins(model(part))
+    for i in range(3):
+        for output in twins.each(lambda m, i=i: m.train()(**batch(i))):
+            output["loss"].backward()
+        with torch.no_grad():
+            twins.same(lambda m, i=i: m.eval()(**batch(9 + i)))
+    twins.same_gradients()
+    twins.same_buffers()
+
+
+@EACH
+def test_training_with_an_optimizer(part: str) -> None:
+    twins = Twins(model(part))
+    steps = [torch.optim.AdamW(m.parameters(), lr=1e-2, eps=EPS) for m in twins.both]
+    for i in range(6):
+        for m, optimizer in zip(twins.both, steps, strict=True):
+            m(**batch(i))["loss"].backward()
+            torch.nn.utils.clip_grad_norm_(m.parameters(), 0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+    for (name, p), q in zip(twins.ours.named_parameters(), twins.eager.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-3, atol=2e-4, msg=lambda m, n=name: f"{n} {m}")
+
+
+def trained(part: str, ours: bool, optimizer: str, steps: int = 4) -> tuple[list[float], Model]:
+    m = model(part)
+    own: Any = torch.optim.SGD(m.parameters(), lr=1e-2)
+    if optimizer == "adamw":
+        own = torch.optim.AdamW(m.parameters(), lr=1e-2, eps=EPS)
+    losses: list[float] = []
+    trainer = onward.Trainer(_Loss(m), own) if ours else None
+    for i in range(steps):
+        if trainer is not None:
+            losses.append(float(trainer.train_step(**batch(i, 3, 4 + i % 2)).loss))
+            continue
+        loss = m(**batch(i, 3, 4 + i % 2))["loss"]
+        loss.backward()
+        own.step()
+        own.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses, m
+
+
+class _Loss(torch.nn.Module):
+    """The model as a Trainer takes it."""
+
+    def __init__(self, inner: Model) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.inner(ids, labels)
+
+
+@EACH
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_trainer_s_steps_are_eager_s(part: str, optimizer: str) -> None:
+    losses, ours = trained(part, True, optimizer)
+    want, eager = trained(part, False, optimizer)
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(want), rtol=1e-4, atol=1e-5)
+    for (name, p), q in zip(ours.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=2e-3, atol=2e-4, msg=lambda m, n=name: f"{n} {m}")
+    for b, c in zip(ours.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(b, c, **CLOSE)
+
+
+@EACH
+def test_strict_raises_with_the_reason_and_the_place(part: str) -> None:
+    ours = onward.accelerate(model(part), strict=True)
+    with pytest.raises(CaptureError):
+        ours(**batch(0))
+    own = model(part)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    trainer = onward.Trainer(own, optimizer, options={"strict": True})
+    with pytest.raises(CaptureError):
+        trainer.train_step(**batch(0))
+
+
+@EACH
+def test_what_runs_in_pytorch_is_said_once(part: str) -> None:
+    ours = onward.accelerate(model(part))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for i in range(3):
+            ours(**batch(i))["loss"].backward()
+            ours(**batch(i, 2, 6))["loss"].backward()
+    told = [str(w.message) for w in said if issubclass(w.category, EagerWarning)]
+    assert len(told) == 1, told
+    assert "within the graph" in told[0] and "layers.*" in told[0], told
+
+
+def test_the_rest_of_the_model_is_in_the_graph() -> None:
+    ours = onward.accelerate(model("Numpy"))
+    for i in range(2):
+        ours(**batch(i))["loss"].backward()
+    assert regions(ours) == ["layers.0", "layers.2"]
+    ops = [x.op for x in accelerated(ours).plan.launches]  # type: ignore[union-attr]
+    assert ops.count("RegionGrad") == 2 and "Gemm" in " ".join(ops) + "Gemm"
+
+
+def test_dropout_within_a_part_follows_the_generator() -> None:
+    """Two runs of one seed are the same; others are not; backward has the forward's masks."""
+
+    class Dropping(Numpy):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = torch.nn.Dropout(0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.drop(super().forward(x))
+
+    torch.manual_seed(0)
+    ours = onward.accelerate(Model(Dropping).train())
+
+    def losses(seed: int, twice: bool = False) -> list[float]:
+        torch.manual_seed(seed)
+        found: list[float] = []
+        for i in range(3):
+            ours.zero_grad()
+            loss = ours(**batch(i))["loss"]
+            loss.backward(retain_graph=twice)
+            if twice:
+                once = [p.grad.clone() for p in ours.parameters() if p.grad is not None]
+                ours.zero_grad()
+                loss.backward()
+                again = [p.grad for p in ours.parameters() if p.grad is not None]
+                for a, b in zip(once, again, strict=True):
+                    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+            found.append(float(loss.detach()))
+        return found
+
+    assert losses(1) == losses(1) == losses(1, twice=True)
+    assert losses(1) != losses(2)
+    assert len({*losses(1)}) == 3
+
+
+def test_a_parameter_that_data_leave_out_has_no_gradient() -> None:
+    class Either(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            first = float(x.detach().numpy().sum()) > 1e9
+            return self.a(x) if first else self.b(x)
+
+    torch.manual_seed(0)
+    twins = Twins(Model(Either))
+    for output in twins.each(lambda m: m(**batch(0))):
+        output["loss"].backward()
+    twins.same_gradients()
+    assert twins.ours.layers[0].a.weight.grad is None
+
+    own = copy.deepcopy(twins.eager)
+    trainer = onward.Trainer(own, torch.optim.AdamW(own.parameters(), lr=0.1))
+    before = {n: p.detach().clone() for n, p in own.named_parameters()}
+    with pytest.raises(onward.OnwardError, match=r"layers\.0\.a\.weight.*accelerate"):
+        trainer.train_step(**batch(0))
+    for name, p in own.named_parameters():
+        assert torch.equal(p, before[name])
+
+
+def test_hooks_on_parameters_within_a_part_run_once() -> None:
+    twins = Twins(model("Numpy"))
+    seen: dict[str, list[float]] = {"ours": [], "eager": []}
+    for kind, m in zip(seen, twins.both, strict=True):
+        m.layers[0].linear.weight.register_hook(
+            lambda g, kind=kind: seen[kind].append(float(g.sum())) or g * 2.0
+        )
+    for i in range(2):
+        for output in twins.each(lambda m, i=i: m(**batch(i))):
+            output["loss"].backward()
+    assert len(seen["ours"]) == len(seen["eager"]) == 2
+    twins.same_gradients()
+
+
+def test_a_graph_of_saved_tensors_moved_away() -> None:
+    """The block comes back from somewhere else: the part's forward is run again."""
+    twins = Twins(model("Norm"))
+    for i in range(2):
+        twins.zero()
+        for m in twins.both:
+            with torch.autograd.graph.save_on_cpu():
+                first = m(**batch(i))
+            m(**batch(5, 2, 7))["loss"].backward()
+            first["loss"].backward()
+        twins.same_gradients()
+        twins.same_buffers()
+
+
+def test_within_checkpoints() -> None:
+    from torch.utils.checkpoint import checkpoint
+
+    twins = Twins(model("Loop"))
+    for i in range(2):
+        for m in twins.both:
+            loss = checkpoint(lambda m=m, i=i: m(**batch(i))["loss"], use_reentrant=False)
+            loss.backward()
+    twins.same_gradients()
+
+
+def test_shapes_that_data_decide_are_refused_before_anything_is_changed() -> None:
+    class Rows(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            keep = int(x.detach().numpy().shape[1]) - int(float(x.detach().sum()) > 1e6)
+            return x[:, :keep].clone()
+
+    torch.manual_seed(0)
+    ours = Model(Rows)
+    trainer = onward.Trainer(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
+    trainer.train_step(**batch(0))
+    with torch.no_grad():
+        ours.embed.weight.fill_(1e6)
+    before = {n: p.detach().clone() for n, p in ours.named_parameters()}
+    with pytest.raises(onward.OnwardError, match=r"layers\.0 runs in PyTorch .* returns"):
+        trainer.train_step(**batch(1))
+    for name, p in ours.named_parameters():
+        assert torch.equal(p, before[name])
+
+
+@pytest.mark.parametrize("act", ["export", "dump"])
+def test_a_graph_with_regions_is_not_portable(act: str, tmp_path: Any, monkeypatch: Any) -> None:
+    ours = model("Function")
+    if act == "dump":
+        monkeypatch.setenv("ONWARD_DUMP", str(tmp_path))
+    trainer = onward.Trainer(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
+    trainer.train_step(**batch(0))
+    if act == "export":
+        with pytest.raises(onward.OnwardError, match=r"layers\.\* \(2 times\)"):
+            trainer.export_onnx(tmp_path / "model.onnx")
+        assert not list(tmp_path.iterdir())
+    else:
+        texts = sorted(p.name for p in tmp_path.glob("*.txt"))
+        assert texts and any("Region" in p.read_text() for p in tmp_path.glob("*.txt"))
+
+
+def test_verification_compares_with_eager_alone() -> None:
+    ours = model("Function")
+    trainer = onward.Trainer(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
+    found = trainer.verify(**batch(0))
+    assert found.ok and "layers.* (2 times)" in str(found)
+
+
+def test_profiles_change_nothing() -> None:
+    ours = model("Norm")
+    trainer = onward.Trainer(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
+    trainer.train_step(**batch(0))
+    before = copy.deepcopy(ours.state_dict())
+    times = trainer.profile()
+    assert times["Region"] > 0 and times["RegionGrad"] > 0
+    for name, t in ours.state_dict().items():
+        assert torch.equal(t, before[name]), name
+
+
+def test_accelerated_parts_of_an_accelerated_model() -> None:
+    twins = Twins(model("Numpy"))
+    onward.accelerate(twins.ours.layers[0])
+    onward.accelerate(twins.ours.layers[0].linear)
+    for i in range(2):
+        for output in twins.each(lambda m, i=i: m(**batch(i))):
+            output["loss"].backward()
+    twins.same_gradients()
+
+
+def test_changes_within_a_part_are_seen() -> None:
+    twins = Twins(model("Numpy"))
+
+    def step(i: int) -> None:
+        twins.zero()
+        ours, eager = twins.each(lambda m: m(**batch(i)))
+        assert_same(ours, eager)
+        ours["loss"].backward()
+        eager["loss"].backward()
+        twins.same_gradients()
+
+    step(0)
+    for m in twins.both:
+        m.layers[0].linear.weight.requires_grad_(False)
+    step(1)
+    for m in twins.both:
+        m.layers[0].linear.weight.requires_grad_(True)
+        m.layers[0].linear.weight.data = m.layers[0].linear.weight.data * 2.0
+    step(2)
+    for m in twins.both:
+        m.layers[0].linear.bias = None
+    step(3)
+    for m in twins.both:
+        torch.manual_seed(5)
+        m.layers[2] = torch.nn.Linear(8, 8)
+    step(4)
+    for m in twins.both:
+        torch.manual_seed(6)
+        m.layers[0].linear = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh())
+    step(5)
