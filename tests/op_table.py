@@ -16,7 +16,7 @@ _BACKWARD = frozenset(
         "AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
         "BiasActivationGrad", "CTCLossGrad", "ConvWeightGrad", "FlashAttentionGrad",
         "GroupNormGrad", "GroupedOuter", "LayerNormalizationGrad", "LinearCrossEntropyGrad",
-        "LinearCrossEntropyStep", "MaxPoolGrad", "RMSNormGrad", "RecurrenceGrad",
+        "LinearCrossEntropyStep", "MaxPoolGrad", "RMSNormGrad", "RecurrenceGrad", "RegionGrad",
         "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
@@ -49,6 +49,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         "a part with a backward of its own is given all rows": (
             frozenset({"GradientOf", "WithGradient"})
         ),
+        "nobody knows what it reads": frozenset({"Region"}),
         "row demand itself writes it": frozenset({"Rows", "NonZero", "ScatterND"}),
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
         "no model was met where it stands between rows that are dropped": frozenset(

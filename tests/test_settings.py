@@ -40,6 +40,7 @@ WRONG: dict[str, tuple[Any, ...]] = {
         "nanGB", [1], {}, torch.tensor(0.5),
     ),
     "skip_nonfinite": (None, 0, 1, "no", 1.0, [], np.int64(1)),
+    "strict": (None, 0, 1, "no", 1.0, [], np.int64(1)),
     "disable": (
         None, 3, True, b"noop", {"noop": 1}, [3], ["noop", None], [""], "noopp",
         ["gemm_add", "fused"], "noop,nope", "noop gemm_add",
@@ -55,6 +56,7 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
         (None, None), (2, 2), (1.0, 1.0), (1e-9, 1e-9), (np.float32(0.5), 0.5), ("2GB", "2GB"),
     ),
     "skip_nonfinite": ((True, True), (False, False), (np.bool_(False), False)),
+    "strict": ((True, True), (False, False), (np.bool_(True), True)),
     "disable": (
         ("noop", ("noop",)), (" noop , gemm_add,", ("noop", "gemm_add")),
         (["noop", "noop"], ("noop",)),
