@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 
+from onward.capture.functionalize import path_to_owner
+from onward.capture.memory_shared import writes
 from onward.capture.same_tensor import stops, unchanged
+from onward.graph.graph import Value, attributes, type_of
 
 # what they return does not depend on the numbers of what they are given
 _SHAPE_ONLY = (
@@ -24,15 +27,70 @@ _FIRST_ONLY = ("expand_as", "view_as", "reshape_as", "type_as")
 
 def reached(loss: Any) -> set[Any]:
     """The placeholders of an exported program that autograd reaches from the node `loss`."""
+    writers = Writers(loss.graph)
     seen: set[Any] = set()
-    stack = [loss]
+    stack = [loss, *writers.before(None, loss)]
     while stack:
         node = stack.pop()
         if node in seen or not _carries(node):
             continue
         seen.add(node)
-        stack += _sources(node)
+        sources = _sources(node)
+        stack += sources
+        for source in sources:
+            stack += writers.before(node, source)
     return {node for node in seen if node.op == "placeholder"}
+
+
+class Writers:
+    """The nodes that write into the memory of others, in place or through a view: what reads that
+    memory after them reads what they were given."""
+
+    def __init__(self, graph: Any) -> None:
+        self._place = {node: i for i, node in enumerate(graph.nodes)}
+        self._of: dict[Any, list[Any]] = {}
+        for node in graph.nodes:
+            if node.op == "call_function" and writes(node.target):
+                for written in written_by(node):
+                    self._of.setdefault(path_to_owner(written)[-1], []).append(node)
+
+    def before(self, reader: Any, read: Any) -> list[Any]:
+        """Those that have written what `reader` reads; None: who reads at the end."""
+        found = self._of.get(path_to_owner(read)[-1], []) if self._of else []
+        return [w for w in found if reader is None or self._place[w] < self._place[reader]]
+
+
+def written_by(node: Any) -> list[Any]:
+    """The arguments that an op writes into."""
+    schema = node.target._schema
+    given = [*node.args, *(node.kwargs.get(a.name) for a in schema.arguments[len(node.args) :])]
+    found: list[Any] = []
+    for argument, value in zip(schema.arguments, given, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += value if isinstance(value, (list, tuple)) else [value]
+    return [x for x in found if isinstance(x, torch.fx.Node)]
+
+
+def reached_in(value: Value) -> set[str]:
+    """The graph inputs that a value depends on through floating values, but for what is drawn or
+    cut off. More than autograd reaches at the most: it says what may not be left out."""
+    seen: set[Value] = set()
+    stack = [value]
+    while stack:
+        x = stack.pop()
+        if x in seen or not type_of(x).is_floating:
+            continue
+        seen.add(x)
+        node = x.producer()
+        if node is None or node.meta.get("stop_gradient") or node.op_type in _DRAWN:
+            continue
+        own = node.op_type == "WithGradient"  # its last inputs are those that have gradients
+        ways = node.inputs[-attributes(node)["sources"] :] if own else node.inputs
+        stack += [y for y in ways if y is not None]
+    return {x.name or "" for x in seen if x.producer() is None}
+
+
+_DRAWN = ("RandomUniform", "GradientOf", "Shape")
 
 
 def _carries(node: Any) -> bool:

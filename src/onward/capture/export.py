@@ -17,7 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture.attention_forms import choose
-from onward.capture.autograd_reach import reached
+from onward.capture.autograd_reach import reached, reached_in
 from onward.capture.batch_writes import require_unchanged
 from onward.capture.bind_inputs import batch_nodes, bind_inputs
 from onward.capture.buffer_updates import store_buffers
@@ -191,7 +191,9 @@ def _capture(
         ends = dict(zip(flat.noted.names, translator.output_nodes(), strict=True))
         sources = {name: reached(node) for name, node in ends.items()} if trains else {}
         result.reaches = {
-            name: {translator.env[n].name or "" for n in nodes} for name, nodes in sources.items()
+            name: {translator.env[n].name or "" for n in nodes}
+            | reached_in(translator.env[ends[name]])
+            for name, nodes in sources.items()
         }
     if flat.regions is not None:
         result.regions = flat.regions.in_graph(graph)

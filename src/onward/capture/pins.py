@@ -290,11 +290,13 @@ def _question(node: Any, given: Given, leaves: int) -> torch.fx.GraphModule:
     if steps is None:
         where = list((node.meta.get("nn_module_stack") or {}).values())
         path = (where[-1][0] if where else "").replace("L['self'].model", "model")
-        raise CaptureError(
+        error = CaptureError(
             f"data-dependent control flow at {path or 'the top'}: an `if` (or `while`, `assert`) "
             "on a tensor that parameters or random numbers decide, which a graph has no place for; "
             "fix: compute both sides and choose with torch.where"
         )
+        error.places = (path.removeprefix("model").removeprefix("."),)
+        raise error
     graph = torch.fx.Graph()
     places = [graph.placeholder(f"leaf_{i}") for i in range(leaves)]
     held: dict[Any, Any] = {}
