@@ -1,0 +1,340 @@
+"""`torch.compile(model, backend="onward")`: the graphs that torch.compile makes, as Onward's.
+
+torch.compile hands over one FX graph for each piece of a forward between graph breaks; parameters
+and buffers are arguments of it. Each graph becomes a module of its own that is accelerated: what
+the model holds is bound to it, so that sizes of weights are fixed and gradients known, and all else
+stays an argument. One graph may serve several modules of a class: each has a module of its own.
+
+`onward.accelerate` is the better way in. It sees the whole forward and its outputs by name, so that
+it computes no output that nobody reads, and no row that no output needs.
+
+The name is found by torch's entry point group `torch_dynamo_backends`. A checkout that is not
+installed calls `register()`, or gives the function: `torch.compile(model, backend=onward_backend)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import re
+import threading
+import warnings
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, check_names
+from onward.module import accelerate, eager
+
+NAME = "onward"
+KEPT = 128  # modules that one graph serves, as the layers of a model
+OFTEN = 3  # times that a buffer is replaced by another until it counts as an argument
+_INNER = ("_modules", "_parameters", "_buffers")
+
+
+def onward_backend(
+    graph: fx.GraphModule, examples: Sequence[Any], **settings: Any
+) -> Callable[..., Any]:
+    """What torch.compile calls for each graph; returns what runs in its place.
+
+    settings: `options`, the fields of `onward.ModuleOptions`. A setting that cannot be meant raises
+    OnwardError when the compiled function is called: what is raised here torch.compile would wrap.
+    """
+    try:
+        options = _options(**settings)
+    except OnwardError as error:
+        refusal = error  # Python drops the name `error` after the block
+
+        def refused(*_: Any) -> Any:
+            raise OnwardError(str(refusal))
+
+        return refused
+    return CompiledGraph(_Piece.of(graph, examples), options)
+
+
+def register() -> None:
+    """Makes the name "onward" known to torch.compile where no installed entry point does."""
+    from torch._dynamo.backends import registry
+
+    if NAME in registry.list_backends(exclude_tags=()):
+        return
+    registry.register_backend(compiler_fn=onward_backend, name=NAME)
+
+
+def _options(
+    options: Mapping[str, Any] | None = None, mode: str | None = None, **others: Any
+) -> ModuleOptions:
+    strange = [f"mode={mode!r}"] if mode is not None else []
+    strange += [f"{name}={value!r}" for name, value in others.items()]
+    if strange:
+        raise OnwardError(
+            f"torch.compile({', '.join(strange)}) is for its own backend; fix: leave it out, and "
+            'give options={"strict": True} and the like'
+        )
+    given = dict(options or {})
+    known = [field.name for field in dataclasses.fields(ModuleOptions)]
+    check_names("torch.compile's options", "option", [str(name) for name in given], known)
+    found = ModuleOptions(**given)
+    if found.outputs == "loss":
+        raise OnwardError(
+            "outputs='loss' has no meaning in torch.compile, whose graphs have no names for their "
+            "outputs; fix: onward.accelerate(model, outputs='loss')"
+        )
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piece:
+    """A graph and its inputs, in order.
+
+    graph: called with all of `inputs`. held: positions that the model holds -> a path for messages.
+    parameters: those of `held` that are parameters. floats: positions of numbers that torch.compile
+    hands over as tensors. sizes: positions of sizes, which the graph reads from its tensors.
+    """
+
+    graph: fx.GraphModule
+    count: int
+    held: dict[int, str]
+    parameters: frozenset[int]
+    floats: frozenset[int]
+    sizes: frozenset[int]
+    where: str
+
+    @classmethod
+    def of(cls, graph: fx.GraphModule, examples: Sequence[Any]) -> _Piece:
+        inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        held, parameters = {}, set()
+        for i, (node, example) in enumerate(zip(inputs, examples, strict=True)):
+            if isinstance(example, nn.Parameter):
+                parameters.add(i)
+            elif not _is_held(node, example):
+                continue
+            held[i] = _path(node)
+        where = _where(graph)
+        copy = fx.GraphModule(graph, graph.graph.__class__())
+        copies: dict[fx.Node, fx.Node] = {}
+        output = copy.graph.graph_copy(graph.graph, copies)
+        copy.graph.output(output)
+        nodes = [copies[node] for node in inputs]
+        floats = {i for i, node in enumerate(nodes) if _float_from_tensor(node)}
+        sizes = _sizes_from_tensors(copy.graph, nodes, held)
+        copy.graph.lint()
+        copy.recompile()
+        return cls(copy, len(inputs), held, frozenset(parameters), frozenset(floats), sizes, where)
+
+
+def _is_held(node: fx.Node, example: Any) -> bool:
+    """Whether it is a tensor that a module holds, and gradients do not pass."""
+    if not isinstance(example, torch.Tensor) or example.requires_grad:
+        return False
+    return "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
+
+
+def _path(node: fx.Node) -> str:
+    """Its path in the model, of the expression by which torch.compile finds it:
+    `L['self']._modules['head']._parameters['weight']` is `head.weight`."""
+    name = getattr(getattr(node, "_dynamo_source", None), "name", "")
+    name = name() if callable(name) else name
+    found = ["".join(pair) for pair in re.findall(r"\['(\w+)'\]|\.(\w+)", str(name))]
+    return ".".join(part for part in found[1:] if part not in _INNER) or node.name
+
+
+def _where(graph: fx.GraphModule) -> str:
+    """The line of the user's that the graph begins with."""
+    for node in graph.graph.nodes:
+        lines = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', node.stack_trace or "")
+        if node.op != "placeholder" and lines:
+            file, line, function = lines[0]
+            return f"{function}, {file}:{line}"
+    return "a graph of torch.compile's"
+
+
+def _float_from_tensor(node: fx.Node) -> bool:
+    """Whether it is a number in a tensor's clothes; its users then take the number."""
+    if not getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False):
+        return False
+    users = list(node.users)
+    if any(user.op != "call_method" or user.target != "item" for user in users):
+        return False
+    for user in users:
+        user.replace_all_uses_with(node)
+        user.graph.erase_node(user)
+    return True
+
+
+def _sizes_from_tensors(
+    graph: fx.Graph, inputs: Sequence[fx.Node], held: Mapping[int, str]
+) -> frozenset[int]:
+    """The inputs that are sizes of other inputs, which are read there from now on. A size that is
+    an input of its own would be a fixed number to a graph."""
+    carriers: dict[Any, tuple[fx.Node, int]] = {}
+    for i, node in enumerate(inputs):
+        example = node.meta.get("example_value")
+        if isinstance(example, torch.Tensor) and i not in held:
+            for dim, size in enumerate(example.shape):
+                if isinstance(size, torch.SymInt):
+                    carriers.setdefault(size.node.expr, (node, dim))
+    found = set()
+    for i, node in enumerate(inputs):
+        example = node.meta.get("example_value")
+        if not isinstance(example, torch.SymInt) or example.node.expr not in carriers:
+            continue
+        tensor, dim = carriers[example.node.expr]
+        with graph.inserting_after(inputs[-1]):
+            size = graph.call_method("size", (tensor, dim))
+        node.replace_all_uses_with(size)
+        found.add(i)
+    return frozenset(found)
+
+
+class _Bound(nn.Module):
+    """A graph with what one module holds; takes the other inputs, in order."""
+
+    def __init__(self, piece: _Piece, held: Mapping[int, torch.Tensor]) -> None:
+        super().__init__()
+        self.graph = piece.graph
+        self.count = piece.count
+        self.unread = piece.sizes
+        self.places: dict[int, tuple[str, str]] = {}
+        for i, tensor in held.items():
+            self.places[i] = self._hold(piece.held[i], f"held_{i}", tensor)
+
+    def _hold(self, path: str, other: str, tensor: torch.Tensor) -> tuple[str, str]:
+        """Registers the tensor under the path that it has in the model, or where that is taken,
+        under another name; returns the path of its module and its name there."""
+        *modules, name = path.split(".")
+        module: nn.Module = self
+        for part in modules:
+            if part not in module._modules:
+                if hasattr(module, part):
+                    return self._hold(other, other, tensor)
+                module.add_module(part, nn.Module())
+            module = module.get_submodule(part)
+        if module is self.graph or hasattr(module, name):
+            return self._hold(other, other, tensor)
+        if isinstance(tensor, nn.Parameter):
+            module.register_parameter(name, tensor)
+        else:
+            module.register_buffer(name, tensor)
+        return ".".join(modules), name
+
+    def forward(self, *given: Any) -> Any:
+        rest = iter(given)
+        inputs = []
+        for i in range(self.count):
+            if i in self.places:
+                path, name = self.places[i]
+                inputs.append(getattr(self.get_submodule(path), name))
+            else:
+                inputs.append(None if i in self.unread else next(rest))
+        return self.graph(*inputs)
+
+
+class CompiledGraph:
+    """What torch.compile calls with all inputs of a graph.
+
+    The modules that it has bound are found by the tensors that they hold. One is dropped when the
+    model's module, which held them first, is gone.
+    """
+
+    def __init__(self, piece: _Piece, options: ModuleOptions) -> None:
+        self._piece, self._options = piece, options
+        self._held = tuple(piece.held)
+        self._bound: OrderedDict[tuple[int, ...], _Bound] = OrderedDict()
+        self._replaced: Counter[int] = Counter()
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, *inputs: Any) -> Any:
+        with self._lock:
+            bound = self._find(inputs)
+            rest = list(self._rest(inputs, bound))
+        try:
+            return bound(*rest)
+        except CaptureError as error:
+            if self._options.strict:
+                raise
+            self._tell(str(error))
+        with eager():
+            return bound(*rest)
+
+    def _rest(self, inputs: Sequence[Any], bound: _Bound) -> Iterator[Any]:
+        piece = self._piece
+        for i, given in enumerate(inputs):
+            if i not in bound.places and i not in piece.sizes:
+                yield given.item() if i in piece.floats else given
+
+    def _find(self, inputs: Sequence[Any]) -> _Bound:
+        """The module that holds these tensors, which is made where there is none."""
+        key = tuple([id(inputs[i]) for i in self._held])
+        bound = self._bound.get(key)
+        if bound is None:
+            key = self._without_replaced(inputs, key)
+            bound = self._bound[key] = self._bind(inputs, key)
+            while len(self._bound) > KEPT:
+                self._bound.popitem(last=False)
+        else:
+            self._bound.move_to_end(key)
+        return bound
+
+    def _without_replaced(self, inputs: Sequence[Any], key: tuple[int, ...]) -> tuple[int, ...]:
+        """The key, from now on without buffers of which each call brings another: they are
+        arguments."""
+        parameters = self._piece.parameters
+        for known in reversed(self._bound):
+            pairs = list(zip(self._held, known, key, strict=True))
+            if all(a == b for i, a, b in pairs if i in parameters):
+                self._replaced.update(i for i, a, b in pairs if a != b)
+                break
+        often = {i for i, times in self._replaced.items() if times >= OFTEN}
+        if not often & set(self._held):
+            return key
+        self._held = tuple(i for i in self._held if i not in often)
+        self._bound.clear()
+        return tuple([id(inputs[i]) for i in self._held])
+
+    def _bind(self, inputs: Sequence[Any], key: tuple[int, ...]) -> _Bound:
+        held = {i: inputs[i] for i in self._held}
+        bound = _Bound(self._piece, held)
+        options = dataclasses.replace(self._options, strict=True)  # told here, by the graph's line
+        accelerate(bound, **vars(options))
+        # a parameter of the model lives as long as its module does, not as long as this one
+        first = next((t for t in held.values() if isinstance(t, nn.Parameter)), None)
+        owner = None if first is None else _owner(first, bound)
+        if owner is not None:
+            weakref.finalize(owner, _drop, weakref.ref(self), key).atexit = False
+        return bound
+
+    def _tell(self, reason: str) -> None:
+        if reason in self._told:
+            return
+        self._told.add(reason)
+        warnings.warn(
+            f"what torch.compile made of {self._piece.where} runs in eager PyTorch: {reason}",
+            EagerWarning,
+            stacklevel=3,
+        )
+
+
+def _drop(graph: weakref.ref[CompiledGraph], key: tuple[int, ...]) -> None:
+    held = graph()
+    if held is not None:
+        held._bound.pop(key, None)
+
+
+def _owner(parameter: nn.Parameter, bound: nn.Module) -> nn.Module | None:
+    """A module of the user's that holds the parameter. torch.compile tells of none."""
+    ours = set(map(id, bound.modules()))
+    for found in gc.get_objects():
+        if issubclass(type(found), nn.Module) and id(found) not in ours:
+            held = vars(found).get("_parameters") or {}
+            if any(p is parameter for p in held.values()):
+                return found
+    return None
+
+
+__all__ = ["CompiledGraph", "onward_backend", "register"]
