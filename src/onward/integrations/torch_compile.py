@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._higher_order_ops.wrap import tag_activation_checkpoint
 
 from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, check_names
 from onward.module import accelerate, eager
@@ -33,6 +34,7 @@ from onward.module import accelerate, eager
 NAME = "onward"
 KEPT = 128  # modules that one graph serves, as the layers of a model
 OFTEN = 3  # times that a buffer is replaced by another until it counts as an argument
+_GRAPH = "_graph_of_torch_compile"  # beside the paths of the user's model
 _INNER = ("_modules", "_parameters", "_buffers")
 
 
@@ -91,11 +93,14 @@ def _options(
 class _Piece:
     """A graph and its inputs, in order.
 
-    graph: called with all of `inputs`. held: positions that the model holds -> a path for messages.
+    eager: the graph as it came. graph: the same with numbers and sizes as Onward's capture wants
+    them, and without checkpoints, whose part a plan with a memory budget plays. held: positions that the model holds -> a path for messages.
     parameters: those of `held` that are parameters. floats: positions of numbers that torch.compile
-    hands over as tensors. sizes: positions of sizes, which the graph reads from its tensors.
+    hands over as tensors. sizes: positions of sizes, which the graph reads from its tensors. where:
+    the user's line that it begins with. refusal: why it cannot run as a graph of Onward's.
     """
 
+    eager: fx.GraphModule
     graph: fx.GraphModule
     count: int
     held: dict[int, str]
@@ -103,6 +108,7 @@ class _Piece:
     floats: frozenset[int]
     sizes: frozenset[int]
     where: str
+    refusal: str | None
 
     @classmethod
     def of(cls, graph: fx.GraphModule, examples: Sequence[Any]) -> _Piece:
@@ -114,17 +120,17 @@ class _Piece:
             elif not _is_held(node, example):
                 continue
             held[i] = _path(node)
-        where = _where(graph)
-        copy = fx.GraphModule(graph, graph.graph.__class__())
+        where, refusal = _where(graph), _shared_memory(graph)
+        rewritten = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
-        output = copy.graph.graph_copy(graph.graph, copies)
-        copy.graph.output(output)
+        rewritten.output(rewritten.graph_copy(graph.graph, copies))
         nodes = [copies[node] for node in inputs]
         floats = {i for i, node in enumerate(nodes) if _float_from_tensor(node)}
-        sizes = _sizes_from_tensors(copy.graph, nodes, held)
-        copy.graph.lint()
-        copy.recompile()
-        return cls(copy, len(inputs), held, frozenset(parameters), frozenset(floats), sizes, where)
+        sizes = _sizes_from_tensors(rewritten, nodes, held)
+        known = frozenset(parameters), frozenset(floats), sizes
+        _inline_checkpoints(rewritten)
+        whole = fx.GraphModule(graph, rewritten)
+        return cls(graph, whole, len(inputs), held, *known, where, refusal)
 
 
 def _is_held(node: fx.Node, example: Any) -> bool:
@@ -151,6 +157,35 @@ def _where(graph: fx.GraphModule) -> str:
             file, line, function = lines[0]
             return f"{function}, {file}:{line}"
     return "a graph of torch.compile's"
+
+
+def _shared_memory(graph: fx.GraphModule) -> str | None:
+    """Why outputs of the graph have to be eager's: they show memory of an input or of each other,
+    and what comes after the graph may write there. A graph of Onward's returns copies."""
+    nodes = list(graph.graph.nodes)
+    owner = {}
+    for node in nodes:
+        if node.op == "placeholder":
+            owner.setdefault(_storage(node), node)
+    owner.pop(None, None)
+    outputs = dict.fromkeys(n for n in nodes[-1].all_input_nodes if n.op != "placeholder")
+    for node in outputs:
+        storage = _storage(node)
+        other = owner.setdefault(storage, node)
+        if storage is not None and other is not node:
+            kind = "input" if other.op == "placeholder" else "output"
+            return (
+                f"its output {node.name} is a view of its {kind} {other.name}, and here the code "
+                "after it may write to both; fix: remove the graph break that follows, or clone one"
+            )
+    return None
+
+
+def _storage(node: fx.Node) -> int | None:
+    example = node.meta.get("example_value")
+    if not isinstance(example, torch.Tensor) or example.layout is not torch.strided:
+        return None
+    return example.untyped_storage()._cdata
 
 
 def _float_from_tensor(node: fx.Node) -> bool:
@@ -191,12 +226,24 @@ def _sizes_from_tensors(
     return frozenset(found)
 
 
+def _inline_checkpoints(graph: fx.Graph) -> None:
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is tag_activation_checkpoint:
+            body, *args = node.args
+            _, kwargs = tag_activation_checkpoint.divide_kwargs(node.kwargs)
+            assert isinstance(body, fx.Node) and body.op == "get_attr"
+            with graph.inserting_before(node):
+                call = graph.call_module(str(body.target), tuple(args), kwargs)
+            node.replace_all_uses_with(call)
+            graph.erase_node(node)
+
+
 class _Bound(nn.Module):
     """A graph with what one module holds; takes the other inputs, in order."""
 
     def __init__(self, piece: _Piece, held: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
-        self.graph = piece.graph
+        self.add_module(_GRAPH, piece.graph)
         self.count = piece.count
         self.unread = piece.sizes
         self.places: dict[int, tuple[str, str]] = {}
@@ -214,7 +261,7 @@ class _Bound(nn.Module):
                     return self._hold(other, other, tensor)
                 module.add_module(part, nn.Module())
             module = module.get_submodule(part)
-        if module is self.graph or hasattr(module, name):
+        if hasattr(module, name):
             return self._hold(other, other, tensor)
         if isinstance(tensor, nn.Parameter):
             module.register_parameter(name, tensor)
@@ -231,7 +278,7 @@ class _Bound(nn.Module):
                 inputs.append(getattr(self.get_submodule(path), name))
             else:
                 inputs.append(None if i in self.unread else next(rest))
-        return self.graph(*inputs)
+        return getattr(self, _GRAPH)(*inputs)
 
 
 class CompiledGraph:
@@ -250,17 +297,18 @@ class CompiledGraph:
         self._lock = threading.Lock()
 
     def __call__(self, *inputs: Any) -> Any:
-        with self._lock:
-            bound = self._find(inputs)
-            rest = list(self._rest(inputs, bound))
         try:
-            return bound(*rest)
+            if self._piece.refusal is not None:
+                raise CaptureError(self._piece.refusal)
+            with self._lock:
+                bound = self._find(inputs)
+            return bound(*self._rest(inputs, bound))
         except CaptureError as error:
             if self._options.strict:
                 raise
             self._tell(str(error))
         with eager():
-            return bound(*rest)
+            return self._piece.eager.forward(*inputs)
 
     def _rest(self, inputs: Sequence[Any], bound: _Bound) -> Iterator[Any]:
         piece = self._piece
@@ -285,7 +333,7 @@ class CompiledGraph:
         """The key, from now on without buffers of which each call brings another: they are
         arguments."""
         parameters = self._piece.parameters
-        for known in reversed(self._bound):
+        for known in list(reversed(self._bound)):  # a finalizer may take one away
             pairs = list(zip(self._held, known, key, strict=True))
             if all(a == b for i, a, b in pairs if i in parameters):
                 self._replaced.update(i for i, a, b in pairs if a != b)
