@@ -94,10 +94,11 @@ class _Piece:
     """A graph and its inputs, in order.
 
     eager: the graph as it came. graph: the same with numbers and sizes as Onward's capture wants
-    them, and without checkpoints, whose part a plan with a memory budget plays. held: positions that the model holds -> a path for messages.
-    parameters: those of `held` that are parameters. floats: positions of numbers that torch.compile
-    hands over as tensors. sizes: positions of sizes, which the graph reads from its tensors. where:
-    the user's line that it begins with. refusal: why it cannot run as a graph of Onward's.
+    them, and without checkpoints, whose part a plan with a memory budget plays. held: positions of
+    what the model holds -> its path there. parameters: those of `held` that are parameters.
+    floats: positions of numbers that torch.compile hands over as tensors. sizes: positions of
+    sizes, which the graph reads from its tensors. where: the user's line that it begins with.
+    refusal: why it cannot run as a graph of Onward's.
     """
 
     eager: fx.GraphModule
@@ -238,7 +239,11 @@ def _inline_checkpoints(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-class _Bound(nn.Module):
+class _Part(nn.Module):
+    """Holds some of the tensors of a `_Bound`, under the path that they have in the model."""
+
+
+class _Bound(_Part):
     """A graph with what one module holds; takes the other inputs, in order."""
 
     def __init__(self, piece: _Piece, held: Mapping[int, torch.Tensor]) -> None:
@@ -259,7 +264,7 @@ class _Bound(nn.Module):
             if part not in module._modules:
                 if hasattr(module, part):
                     return self._hold(other, other, tensor)
-                module.add_module(part, nn.Module())
+                module.add_module(part, _Part())
             module = module.get_submodule(part)
         if hasattr(module, name):
             return self._hold(other, other, tensor)
@@ -352,7 +357,7 @@ class CompiledGraph:
         accelerate(bound, **vars(options))
         # a parameter of the model lives as long as its module does, not as long as this one
         first = next((t for t in held.values() if isinstance(t, nn.Parameter)), None)
-        owner = None if first is None else _owner(first, bound)
+        owner = None if first is None else _owner(first)
         if owner is not None:
             weakref.finalize(owner, _drop, weakref.ref(self), key).atexit = False
         return bound
@@ -374,11 +379,10 @@ def _drop(graph: weakref.ref[CompiledGraph], key: tuple[int, ...]) -> None:
         held._bound.pop(key, None)
 
 
-def _owner(parameter: nn.Parameter, bound: nn.Module) -> nn.Module | None:
+def _owner(parameter: nn.Parameter) -> nn.Module | None:
     """A module of the user's that holds the parameter. torch.compile tells of none."""
-    ours = set(map(id, bound.modules()))
     for found in gc.get_objects():
-        if issubclass(type(found), nn.Module) and id(found) not in ours:
+        if issubclass(type(found), nn.Module) and not isinstance(found, _Part):
             held = vars(found).get("_parameters") or {}
             if any(p is parameter for p in held.values()):
                 return found
