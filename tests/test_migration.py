@@ -18,7 +18,7 @@ import torch
 import onward
 from onward.cli import VERBS
 from onward.config import VARIABLES
-from onward.integrations.torch_compile import register
+from onward.integrations.torch_compile import CompiledGraph, onward_backend, register
 from onward.module import accelerated
 from onward.recipes.options import VerifyConfig
 from onward.recipes.switches import RENAMED, SWITCHES
@@ -188,6 +188,44 @@ def test_what_is_not_there_yet_is_said_of_what_is_not_there() -> None:
             assert re.split(r"[.(]", key)[-1].strip(")") not in fields, key
     assert not {"mixed_precision", "loss_scaler", "precision"} & fields
     assert not hasattr(onward.optim, "Lamb") and not hasattr(onward.optim, "LAMB")
+
+
+def test_the_arithmetic_of_both_ways_in_is_as_the_page_says() -> None:
+    ids, labels = tiny.tokens(8, 32), torch.full((8, 32), -100)
+    mask = torch.ones(8, 32, dtype=torch.int64)
+    mask[2:, 6:] = 0
+    labels[:, 2] = ids[:, 2]
+    shares = []
+    for as_backend in (False, True):
+        model: Any = tiny.bert(dropout=0.1)
+        made: list[CompiledGraph] = []
+        if as_backend:
+            torch._dynamo.reset()
+            model = torch.compile(model, backend=keeping(made))
+        else:
+            onward.accelerate(model)
+        for _ in range(3):  # those before have told that nobody reads the logits
+            model(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
+        if as_backend:
+            [bound] = [bound for graph in made for bound in graph._bound.values()]
+            model = bound
+        held = accelerated(model)
+        assert held is not None
+        shares.append(round(100 * held.report()["rows"]["arithmetic_done"]))
+    torch._dynamo.reset()
+    page = " ".join(PAGES["from-torch-compile"].split())
+    said = re.findall(r"computes (\d+) % of the arithmetic .*? and (\d+) % as a backend", page)
+    assert said == [tuple(map(str, shares))]
+
+
+def keeping(made: list[CompiledGraph]) -> Any:
+    def backend(*given: Any, **settings: Any) -> Any:
+        found = onward_backend(*given, **settings)
+        assert isinstance(found, CompiledGraph)
+        made.append(found)
+        return found
+
+    return backend
 
 
 # ---- what is said of the others
