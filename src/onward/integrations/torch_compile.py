@@ -16,26 +16,27 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import re
 import threading
 import warnings
 import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._higher_order_ops.wrap import tag_activation_checkpoint
+from torch._dynamo import trace_rules
+from torch._dynamo.backends import registry
 
 from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, check_names
+from onward.integrations.compiled_piece import Piece
 from onward.module import accelerate, eager
 
 NAME = "onward"
 KEPT = 128  # modules that one graph serves, as the layers of a model
 OFTEN = 3  # times that a buffer is replaced by another until it counts as an argument
 _GRAPH = "_graph_of_torch_compile"  # beside the paths of the user's model
-_INNER = ("_modules", "_parameters", "_buffers")
 
 
 def onward_backend(
@@ -46,6 +47,7 @@ def onward_backend(
     settings: `options`, the fields of `onward.ModuleOptions`. A setting that cannot be meant raises
     OnwardError when the compiled function is called: what is raised here torch.compile would wrap.
     """
+    _leave_to_python()
     try:
         options = _options(**settings)
     except OnwardError as error:
@@ -55,16 +57,21 @@ def onward_backend(
             raise OnwardError(str(refusal))
 
         return refused
-    return CompiledGraph(_Piece.of(graph, examples), options)
+    return CompiledGraph(Piece.of(graph, examples), options)
 
 
 def register() -> None:
     """Makes the name "onward" known to torch.compile where no installed entry point does."""
-    from torch._dynamo.backends import registry
-
     if NAME in registry.list_backends(exclude_tags=()):
         return
     registry.register_backend(compiler_fn=onward_backend, name=NAME)
+
+
+@cache
+def _leave_to_python() -> None:
+    """torch.compile does not compile Onward's own code, which autograd calls where a function that
+    is compiled runs a backward."""
+    trace_rules.add("onward")
 
 
 def _options(
@@ -89,156 +96,6 @@ def _options(
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class _Piece:
-    """A graph and its inputs, in order.
-
-    eager: the graph as it came. graph: the same with numbers and sizes as Onward's capture wants
-    them, and without checkpoints, whose part a plan with a memory budget plays. held: positions of
-    what the model holds -> its path there. parameters: those of `held` that are parameters.
-    floats: positions of numbers that torch.compile hands over as tensors. sizes: positions of
-    sizes, which the graph reads from its tensors. where: the user's line that it begins with.
-    refusal: why it cannot run as a graph of Onward's.
-    """
-
-    eager: fx.GraphModule
-    graph: fx.GraphModule
-    count: int
-    held: dict[int, str]
-    parameters: frozenset[int]
-    floats: frozenset[int]
-    sizes: frozenset[int]
-    where: str
-    refusal: str | None
-
-    @classmethod
-    def of(cls, graph: fx.GraphModule, examples: Sequence[Any]) -> _Piece:
-        inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
-        held, parameters = {}, set()
-        for i, (node, example) in enumerate(zip(inputs, examples, strict=True)):
-            if isinstance(example, nn.Parameter):
-                parameters.add(i)
-            elif not _is_held(node, example):
-                continue
-            held[i] = _path(node)
-        where, refusal = _where(graph), _shared_memory(graph)
-        rewritten = fx.Graph()
-        copies: dict[fx.Node, fx.Node] = {}
-        rewritten.output(rewritten.graph_copy(graph.graph, copies))
-        nodes = [copies[node] for node in inputs]
-        floats = {i for i, node in enumerate(nodes) if _float_from_tensor(node)}
-        sizes = _sizes_from_tensors(rewritten, nodes, held)
-        known = frozenset(parameters), frozenset(floats), sizes
-        _inline_checkpoints(rewritten)
-        whole = fx.GraphModule(graph, rewritten)
-        return cls(graph, whole, len(inputs), held, *known, where, refusal)
-
-
-def _is_held(node: fx.Node, example: Any) -> bool:
-    """Whether it is a tensor that a module holds, and gradients do not pass."""
-    if not isinstance(example, torch.Tensor) or example.requires_grad:
-        return False
-    return "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
-
-
-def _path(node: fx.Node) -> str:
-    """Its path in the model, of the expression by which torch.compile finds it:
-    `L['self']._modules['head']._parameters['weight']` is `head.weight`."""
-    name = getattr(getattr(node, "_dynamo_source", None), "name", "")
-    name = name() if callable(name) else name
-    found = ["".join(pair) for pair in re.findall(r"\['(\w+)'\]|\.(\w+)", str(name))]
-    return ".".join(part for part in found[1:] if part not in _INNER) or node.name
-
-
-def _where(graph: fx.GraphModule) -> str:
-    """The line of the user's that the graph begins with."""
-    for node in graph.graph.nodes:
-        lines = re.findall(r'File "([^"]+)", line (\d+), in (\w+)', node.stack_trace or "")
-        if node.op != "placeholder" and lines:
-            file, line, function = lines[0]
-            return f"{function}, {file}:{line}"
-    return "a graph of torch.compile's"
-
-
-def _shared_memory(graph: fx.GraphModule) -> str | None:
-    """Why outputs of the graph have to be eager's: they show memory of an input or of each other,
-    and what comes after the graph may write there. A graph of Onward's returns copies."""
-    nodes = list(graph.graph.nodes)
-    owner = {}
-    for node in nodes:
-        if node.op == "placeholder":
-            owner.setdefault(_storage(node), node)
-    owner.pop(None, None)
-    outputs = dict.fromkeys(n for n in nodes[-1].all_input_nodes if n.op != "placeholder")
-    for node in outputs:
-        storage = _storage(node)
-        other = owner.setdefault(storage, node)
-        if storage is not None and other is not node:
-            kind = "input" if other.op == "placeholder" else "output"
-            return (
-                f"its output {node.name} is a view of its {kind} {other.name}, and here the code "
-                "after it may write to both; fix: remove the graph break that follows, or clone one"
-            )
-    return None
-
-
-def _storage(node: fx.Node) -> int | None:
-    example = node.meta.get("example_value")
-    if not isinstance(example, torch.Tensor) or example.layout is not torch.strided:
-        return None
-    return example.untyped_storage()._cdata
-
-
-def _float_from_tensor(node: fx.Node) -> bool:
-    """Whether it is a number in a tensor's clothes; its users then take the number."""
-    if not getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False):
-        return False
-    users = list(node.users)
-    if any(user.op != "call_method" or user.target != "item" for user in users):
-        return False
-    for user in users:
-        user.replace_all_uses_with(node)
-        user.graph.erase_node(user)
-    return True
-
-
-def _sizes_from_tensors(
-    graph: fx.Graph, inputs: Sequence[fx.Node], held: Mapping[int, str]
-) -> frozenset[int]:
-    """The inputs that are sizes of other inputs, which are read there from now on. A size that is
-    an input of its own would be a fixed number to a graph."""
-    carriers: dict[Any, tuple[fx.Node, int]] = {}
-    for i, node in enumerate(inputs):
-        example = node.meta.get("example_value")
-        if isinstance(example, torch.Tensor) and i not in held:
-            for dim, size in enumerate(example.shape):
-                if isinstance(size, torch.SymInt):
-                    carriers.setdefault(size.node.expr, (node, dim))
-    found = set()
-    for i, node in enumerate(inputs):
-        example = node.meta.get("example_value")
-        if not isinstance(example, torch.SymInt) or example.node.expr not in carriers:
-            continue
-        tensor, dim = carriers[example.node.expr]
-        with graph.inserting_after(inputs[-1]):
-            size = graph.call_method("size", (tensor, dim))
-        node.replace_all_uses_with(size)
-        found.add(i)
-    return frozenset(found)
-
-
-def _inline_checkpoints(graph: fx.Graph) -> None:
-    for node in list(graph.nodes):
-        if node.op == "call_function" and node.target is tag_activation_checkpoint:
-            body, *args = node.args
-            _, kwargs = tag_activation_checkpoint.divide_kwargs(node.kwargs)
-            assert isinstance(body, fx.Node) and body.op == "get_attr"
-            with graph.inserting_before(node):
-                call = graph.call_module(str(body.target), tuple(args), kwargs)
-            node.replace_all_uses_with(call)
-            graph.erase_node(node)
-
-
 class _Part(nn.Module):
     """Holds some of the tensors of a `_Bound`, under the path that they have in the model."""
 
@@ -246,7 +103,7 @@ class _Part(nn.Module):
 class _Bound(_Part):
     """A graph with what one module holds; takes the other inputs, in order."""
 
-    def __init__(self, piece: _Piece, held: Mapping[int, torch.Tensor]) -> None:
+    def __init__(self, piece: Piece, held: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
         self.add_module(_GRAPH, piece.graph)
         self.count = piece.count
@@ -293,7 +150,7 @@ class CompiledGraph:
     model's module, which held them first, is gone.
     """
 
-    def __init__(self, piece: _Piece, options: ModuleOptions) -> None:
+    def __init__(self, piece: Piece, options: ModuleOptions) -> None:
         self._piece, self._options = piece, options
         self._held = tuple(piece.held)
         self._bound: OrderedDict[tuple[int, ...], _Bound] = OrderedDict()
@@ -305,9 +162,11 @@ class CompiledGraph:
         try:
             if self._piece.refusal is not None:
                 raise CaptureError(self._piece.refusal)
+            if self._piece.computes_nothing:
+                return self._piece.eager.forward(*inputs)
             with self._lock:
                 bound = self._find(inputs)
-            return bound(*self._rest(inputs, bound))
+            return self._piece.with_outside(bound(*self._rest(inputs, bound)), inputs)
         except CaptureError as error:
             if self._options.strict:
                 raise
