@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -83,6 +84,20 @@ def test_forwards_without_a_backward_keep_no_memory() -> None:
 
 
 # ---- accumulation, and who holds gradients
+
+
+def test_a_model_that_is_gone_is_gone_with_its_parameters() -> None:
+    """Also while its last block waits for somebody to lend it."""
+    model = onward.accelerate(Positional())
+    held = accelerated(model)
+    assert held is not None
+    model(x()).sum().backward()
+    parameter, memory = weakref.ref(model.a.weight), held._memory  # which other models may keep
+    assert memory is not None
+    del model, held
+    gc.collect()
+    assert parameter() is None
+    assert memory.blocks.nbytes
 
 
 @pytest.mark.parametrize("none", [True, False], ids=["to none", "to zero"])

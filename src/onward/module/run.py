@@ -8,6 +8,7 @@ any tensor that a function has saved.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -30,9 +31,12 @@ TWICE = (
 
 @dataclass(frozen=True)
 class Left:
-    """What a forward has left: in a block, and beside it (whose content is empty)."""
+    """What a forward has left: in a block, and beside it (whose content is empty).
 
-    executable: ExecutableHalves
+    The executable is held by the tape: a block, which keeps this, outlives the model.
+    """
+
+    executable: weakref.ref[ExecutableHalves]
     residuals: Residuals
     ends: tuple[str, ...]
 
@@ -107,9 +111,15 @@ class Run:
                 for n in left.ends
             }
             residuals = replace(left.residuals, content=content)
-            made = left.executable.backward(residuals, cotangents, keep)
+            executable = left.executable()
+            if executable is None:
+                raise OnwardError(
+                    "the plan that this forward ran by is gone, since many others were made after "
+                    "it; fix: run its backward before forwards of other sizes"
+                )
+            made = executable.backward(residuals, cotangents, keep)
             reached = set().union(*(call.reaches[n] for n in given))
-            reached -= left.executable.unreached  # of which a part that runs in PyTorch made no use
+            reached -= executable.unreached  # of which a part that runs in PyTorch made no use
             return [made[n] if n in reached else None for n in call.leaves]
 
     def _forward(
@@ -122,10 +132,11 @@ class Run:
             residuals.tapes.clear()
         content = residuals.content
         # autograd alone is to hold the block
-        left = Left(executable, replace(residuals, content=torch.empty(0)), ends)
+        beside = replace(residuals, content=torch.empty(0))
+        left = Left(weakref.ref(executable), beside, ends)
         block = executable.memory.blocks.holding(content)
         assert block is not None, "a forward's block is lent"
-        block.left = left
+        block.left = left if _checkpointing() else None
         return left, content, dict(found)
 
     def _leaves(self) -> list[torch.Tensor]:
@@ -178,6 +189,7 @@ class _Function(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(content[:1] if _checkpointing() else content)
         ctx.run, ctx.left, ctx.names = run, left, names
+        ctx.executable = left.executable()  # which the block does not hold
         return tuple(found[name] for name in names)
 
     @staticmethod

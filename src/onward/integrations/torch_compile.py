@@ -1,0 +1,251 @@
+"""`torch.compile(model, backend="onward")`: the graphs that torch.compile makes, as Onward's.
+
+torch.compile hands over one FX graph for each piece of a forward between graph breaks; parameters
+and buffers are arguments of it. Each graph becomes a module of its own that is accelerated: what
+the model holds is bound to it, so that sizes of weights are fixed and gradients known, and all else
+stays an argument. One graph may serve several modules of a class: each has a module of its own.
+
+`onward.accelerate` is the better way in. It sees the whole forward and its outputs by name, so that
+it computes no output that nobody reads, and no row that no output needs.
+
+The name is found by torch's entry point group `torch_dynamo_backends`. A checkout that is not
+installed calls `register()`, or gives the function: `torch.compile(model, backend=onward_backend)`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import threading
+import warnings
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo import trace_rules
+from torch._dynamo.backends import registry
+
+from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, check_names
+from onward.integrations.compiled_piece import Piece
+from onward.module import accelerate, eager
+
+NAME = "onward"
+KEPT = 128  # modules that one graph serves, as the layers of a model
+OFTEN = 3  # times that a buffer is replaced by another until it counts as an argument
+_GRAPH = "_graph_of_torch_compile"  # beside the paths of the user's model
+
+
+def onward_backend(
+    graph: fx.GraphModule, examples: Sequence[Any], **settings: Any
+) -> Callable[..., Any]:
+    """What torch.compile calls for each graph; returns what runs in its place.
+
+    settings: `options`, the fields of `onward.ModuleOptions`. A setting that cannot be meant raises
+    OnwardError when the compiled function is called: what is raised here torch.compile would wrap.
+    """
+    _leave_to_python()
+    try:
+        options = _options(**settings)
+    except OnwardError as error:
+        refusal = error  # Python drops the name `error` after the block
+
+        def refused(*_: Any) -> Any:
+            raise OnwardError(str(refusal))
+
+        return refused
+    return CompiledGraph(Piece.of(graph, examples), options)
+
+
+def register() -> None:
+    """Makes the name "onward" known to torch.compile where no installed entry point does."""
+    if NAME in registry.list_backends(exclude_tags=()):
+        return
+    registry.register_backend(compiler_fn=onward_backend, name=NAME)
+
+
+@cache
+def _leave_to_python() -> None:
+    """torch.compile does not compile Onward's own code, which autograd calls where a function that
+    is compiled runs a backward."""
+    trace_rules.add("onward")
+
+
+def _options(
+    options: Mapping[str, Any] | None = None, mode: str | None = None, **others: Any
+) -> ModuleOptions:
+    strange = [f"mode={mode!r}"] if mode is not None else []
+    strange += [f"{name}={value!r}" for name, value in others.items()]
+    if strange:
+        raise OnwardError(
+            f"torch.compile({', '.join(strange)}) is for its own backend; fix: leave it out, and "
+            'give options={"strict": True} and the like'
+        )
+    given = dict(options or {})
+    known = [field.name for field in dataclasses.fields(ModuleOptions)]
+    check_names("torch.compile's options", "option", [str(name) for name in given], known)
+    found = ModuleOptions(**given)
+    if found.outputs == "loss":
+        raise OnwardError(
+            "outputs='loss' has no meaning in torch.compile, whose graphs have no names for their "
+            "outputs; fix: onward.accelerate(model, outputs='loss')"
+        )
+    return found
+
+
+class _Part(nn.Module):
+    """Holds some of the tensors of a `_Bound`, under the path that they have in the model."""
+
+
+class _Bound(_Part):
+    """A graph with what one module holds; takes the other inputs, in order."""
+
+    def __init__(self, piece: Piece, held: Mapping[int, torch.Tensor]) -> None:
+        super().__init__()
+        self.add_module(_GRAPH, piece.graph)
+        self.count = piece.count
+        self.unread = piece.sizes
+        self.places: dict[int, tuple[str, str]] = {}
+        for i, tensor in held.items():
+            self.places[i] = self._hold(piece.held[i], f"held_{i}", tensor)
+
+    def _hold(self, path: str, other: str, tensor: torch.Tensor) -> tuple[str, str]:
+        """Registers the tensor under the path that it has in the model, or where that is taken,
+        under another name; returns the path of its module and its name there."""
+        *modules, name = path.split(".")
+        module: nn.Module = self
+        for part in modules:
+            if part not in module._modules:
+                if hasattr(module, part):
+                    return self._hold(other, other, tensor)
+                module.add_module(part, _Part())
+            module = module.get_submodule(part)
+        if hasattr(module, name):
+            return self._hold(other, other, tensor)
+        if isinstance(tensor, nn.Parameter):
+            module.register_parameter(name, tensor)
+        else:
+            module.register_buffer(name, tensor)
+        return ".".join(modules), name
+
+    def forward(self, *given: Any) -> Any:
+        rest = iter(given)
+        inputs = []
+        for i in range(self.count):
+            if i in self.places:
+                path, name = self.places[i]
+                inputs.append(getattr(self.get_submodule(path), name))
+            else:
+                inputs.append(None if i in self.unread else next(rest))
+        return getattr(self, _GRAPH)(*inputs)
+
+
+class CompiledGraph:
+    """What torch.compile calls with all inputs of a graph.
+
+    The modules that it has bound are found by the tensors that they hold. One is dropped when the
+    model's module, which held them first, is gone.
+    """
+
+    def __init__(self, piece: Piece, options: ModuleOptions) -> None:
+        self._piece, self._options = piece, options
+        self._held = tuple(piece.held)
+        self._bound: OrderedDict[tuple[int, ...], _Bound] = OrderedDict()
+        self._replaced: Counter[int] = Counter()
+        self._told: set[str] = set()
+        self._lock = threading.Lock()
+
+    def __call__(self, *inputs: Any) -> Any:
+        try:
+            if self._piece.refusal is not None:
+                raise CaptureError(self._piece.refusal)
+            if self._piece.computes_nothing:
+                return self._piece.eager.forward(*inputs)
+            with self._lock:
+                bound = self._find(inputs)
+            return self._piece.with_outside(bound(*self._rest(inputs, bound)), inputs)
+        except CaptureError as error:
+            if self._options.strict:
+                raise
+            self._tell(str(error))
+        with eager():
+            return self._piece.eager.forward(*inputs)
+
+    def _rest(self, inputs: Sequence[Any], bound: _Bound) -> Iterator[Any]:
+        piece = self._piece
+        for i, given in enumerate(inputs):
+            if i not in bound.places and i not in piece.sizes:
+                yield given.item() if i in piece.floats else given
+
+    def _find(self, inputs: Sequence[Any]) -> _Bound:
+        """The module that holds these tensors, which is made where there is none."""
+        key = tuple([id(inputs[i]) for i in self._held])
+        bound = self._bound.get(key)
+        if bound is None:
+            key = self._without_replaced(inputs, key)
+            bound = self._bound[key] = self._bind(inputs, key)
+            while len(self._bound) > KEPT:
+                self._bound.popitem(last=False)
+        else:
+            self._bound.move_to_end(key)
+        return bound
+
+    def _without_replaced(self, inputs: Sequence[Any], key: tuple[int, ...]) -> tuple[int, ...]:
+        """The key, from now on without buffers of which each call brings another: they are
+        arguments."""
+        parameters = self._piece.parameters
+        for known in list(reversed(self._bound)):  # a finalizer may take one away
+            pairs = list(zip(self._held, known, key, strict=True))
+            if all(a == b for i, a, b in pairs if i in parameters):
+                self._replaced.update(i for i, a, b in pairs if a != b)
+                break
+        often = {i for i, times in self._replaced.items() if times >= OFTEN}
+        if not often & set(self._held):
+            return key
+        self._held = tuple(i for i in self._held if i not in often)
+        self._bound.clear()
+        return tuple([id(inputs[i]) for i in self._held])
+
+    def _bind(self, inputs: Sequence[Any], key: tuple[int, ...]) -> _Bound:
+        held = {i: inputs[i] for i in self._held}
+        bound = _Bound(self._piece, held)
+        options = dataclasses.replace(self._options, strict=True)  # told here, by the graph's line
+        accelerate(bound, **vars(options))
+        # a parameter of the model lives as long as its module does, not as long as this one
+        first = next((t for t in held.values() if isinstance(t, nn.Parameter)), None)
+        owner = None if first is None else _owner(first)
+        if owner is not None:
+            weakref.finalize(owner, _drop, weakref.ref(self), key).atexit = False
+        return bound
+
+    def _tell(self, reason: str) -> None:
+        if reason in self._told:
+            return
+        self._told.add(reason)
+        warnings.warn(
+            f"what torch.compile made of {self._piece.where} runs in eager PyTorch: {reason}",
+            EagerWarning,
+            stacklevel=3,
+        )
+
+
+def _drop(graph: weakref.ref[CompiledGraph], key: tuple[int, ...]) -> None:
+    held = graph()
+    if held is not None:
+        held._bound.pop(key, None)
+
+
+def _owner(parameter: nn.Parameter) -> nn.Module | None:
+    """A module of the user's that holds the parameter. torch.compile tells of none."""
+    for found in gc.get_objects():
+        if issubclass(type(found), nn.Module) and not isinstance(found, _Part):
+            held = vars(found).get("_parameters") or {}
+            if any(p is parameter for p in held.values()):
+                return found
+    return None
+
+
+__all__ = ["CompiledGraph", "onward_backend", "register"]
