@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -57,6 +58,19 @@ class Explanation:
     def share(self) -> float:
         """Of the arithmetic, what is done."""
         return self.done / self.everything if self.everything else 1.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """Of values that JSON knows; of each set of rows their number."""
+        return {
+            "arithmetic_done": self.share,
+            "packed": self.packed,
+            "sets": [
+                {"rows": s.count, "of": s.total, "modules": list(s.modules)} for s in self.sets
+            ],
+            "all_rows": list(self.whole),
+            "kept": [{"why": k.why, "more": k.more} for k in self.kept],
+            "together": self.together,
+        }
 
     def __repr__(self) -> str:
         form = "rows that are read" if self.packed else "every row"

@@ -10,6 +10,7 @@ import torch
 
 from onward.config import environment
 from onward.graph.graph import Graph
+from onward.plan import Plan
 from onward.rewrite import FlopCount, prune, row_conditions, with_rows_given
 from onward.train.graphs import Graphs
 from onward.train.prepared_batch import Bound, OutputRequest, PreparedBatch
@@ -45,6 +46,11 @@ class PackedStep(Generic[Bound]):
     def graph(self) -> Graph:
         """The whole step, with the rows' numbers as inputs."""
         return with_rows_given(self._graphs.completed(self._forward))
+
+    @property
+    def looks(self) -> list[Plan]:
+        """The plans that have looked at a batch, before its step."""
+        return [*self._counting.plans, *self._ids.plans]
 
     def prepare(
         self, staged: Mapping[str, torch.Tensor], dims: dict[str, int], request: OutputRequest

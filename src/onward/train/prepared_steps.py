@@ -71,7 +71,7 @@ class PreparedSteps:
         compiler = Compiler(host(self._session.memory.device.type), self._options.disable)
         with training_mode(model, training):
             captured = compiler.capture(model, *batch.given, loss_fn)
-        graphs = Graphs(compiler, captured, self._recipe(captured) if training else None)
+        graphs = Graphs(compiler, captured, self.recipe(captured) if training else None)
         bind = partial(self._session.bind, compiler, graphs)
         step = PreparedStep(batch.kind, graphs, self._session, bind)
         if self._guards.settle(captured):
@@ -80,7 +80,8 @@ class PreparedSteps:
         (self.train if training else self.eval).append(step)
         return step
 
-    def _recipe(self, captured: CapturedModule) -> Recipe:
+    def recipe(self, captured: CapturedModule) -> Recipe:
+        """What a training step of this capture does with its gradients."""
         groups = self._updates.groups(captured.parameters, captured.reached)
         return Recipe(
             tuple(groups),

@@ -1,0 +1,119 @@
+"""The explanation of a subject: its facts, put together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from onward.config import CaptureError, OnwardError, memory_amount
+from onward.execute.executable import KernelTime
+from onward.explanation.facts import OpLaunches, Region, StepExplanation
+from onward.explanation.sizes import Sizes
+from onward.explanation.subject import Remade, Subject
+from onward.explanation.timing import launch_times
+from onward.plan import Plan
+from onward.rewrite import summary
+
+_REGION = "Region"  # the op of a part that runs in eager PyTorch
+_HEADLINE = "the model cannot be captured"
+
+
+def explained(
+    subject: Subject,
+    memory: int | None = None,
+    batch_sizes: Sequence[int] = (),
+    profile: bool = False,
+) -> StepExplanation:
+    """See `onward.explain`. memory: in bytes."""
+    remade = Remade(subject)
+    plan = remade.executable.plan
+    times = launch_times(remade) if profile else None
+    sizes = Sizes(remade)
+    reports = remade.journal.reports
+    return StepExplanation(
+        model=type(subject.model).__name__,
+        loop=subject.loop,
+        captured=True,
+        notes=tuple(subject.captured.notes),
+        regions=_regions(subject.captured, times),
+        results=tuple(plan.signature.results),
+        dims=dict((subject.ran or remade.prepared).dims),
+        batch_size=remade.batch_size,
+        changes=remade.journal.changes(subject.captured.graph),
+        near_misses=tuple(summary(m for r in reports for m in r.misses)),
+        launches=_launches(plan, times),
+        rows=remade.rows,
+        memory=remade.step_memory(),
+        sizes=tuple(sizes.predict(size) for size in batch_sizes),
+        largest=None if memory is None else sizes.largest(memory),
+        seconds=dict(subject.seconds or {}),
+    )
+
+
+def refused(model: Any, loop: str, error: CaptureError | str) -> StepExplanation:
+    """Of a step that does not run as a graph."""
+    return StepExplanation(type(model).__name__, loop, captured=False, reasons=reasons(error))
+
+
+def reasons(error: CaptureError | str) -> tuple[str, ...]:
+    """Each of them, with its place in the model."""
+    headline, *lines = [line.strip() for line in str(error).strip().splitlines()]
+    if lines:
+        return tuple(line.lstrip("- ") for line in lines if line)
+    found = headline.removeprefix(f"{_HEADLINE}: ")
+    return (found,)
+
+
+def bytes_of(memory: int | str | None) -> int | None:
+    """An amount of memory in bytes. Raises OnwardError for what is none."""
+    if memory is None:
+        return None
+    amount = memory_amount(memory)
+    if not isinstance(amount, int):
+        raise OnwardError(f"memory={memory!r}; fix: bytes, or with a unit ('2GB', '512MiB')")
+    return amount
+
+
+def checked_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
+    """Batch sizes, each once. Raises OnwardError for what is none."""
+    found = tuple(dict.fromkeys(batch_sizes))
+    odd = [n for n in found if isinstance(n, bool) or not isinstance(n, int) or n < 1]
+    if odd:
+        raise OnwardError(f"batch_sizes holds {odd[0]!r}; fix: whole numbers, 1 or more")
+    return found
+
+
+def _launches(plan: Plan, times: Sequence[KernelTime] | None) -> tuple[OpLaunches, ...]:
+    """By op, those that take longest first, or those with most launches."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    seconds: dict[str, float] = defaultdict(float)
+    for i, launch in enumerate(plan.launches):
+        counts[launch.op][launch.backward] += 1
+        if times is not None:
+            seconds[launch.op] += times[i].seconds
+    made = [
+        OpLaunches(op, forward, backward, None if times is None else seconds[op])
+        for op, (forward, backward) in counts.items()
+    ]
+    return tuple(sorted(made, key=lambda x: (-(x.seconds or 0.0), -(x.forward + x.backward), x.op)))
+
+
+def _regions(captured: Any, times: Sequence[KernelTime] | None) -> tuple[Region, ...]:
+    """The parts of the model that run in eager PyTorch, with their share of the launches' time."""
+    found = [(r.path, r.reason) for r in getattr(captured, "regions", ())]
+    if times is None:
+        return tuple(Region(path, reason) for path, reason in found)
+    whole = sum(item.seconds for item in times)
+    made: list[Region] = []
+    for path, reason in found:
+        seconds = sum(x.seconds for x in times if x.op == _REGION and _within(x.module, path))
+        made.append(Region(path, reason, seconds, seconds / whole if whole else 0.0))
+    return tuple(made)
+
+
+def _within(module: str, path: str) -> bool:
+    return module == path or module.startswith(f"{path}.")
+
+
+__all__ = ["bytes_of", "checked_sizes", "explained", "reasons", "refused"]
