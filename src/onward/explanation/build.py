@@ -37,10 +37,10 @@ def explained(
         captured=True,
         notes=tuple(subject.captured.notes),
         regions=_regions(subject.captured, times),
-        results=tuple(plan.signature.results),
+        results=_results(plan),
         dims=dict((subject.ran or remade.prepared).dims),
         batch_size=remade.batch_size,
-        changes=remade.journal.changes(subject.captured.graph),
+        changes=remade.journal.changes(subject.captured.graph, bool(remade.prepared.counts)),
         near_misses=tuple(summary(m for r in reports for m in r.misses)),
         launches=_launches(plan, times),
         rows=remade.rows,
@@ -82,6 +82,12 @@ def checked_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
     if odd:
         raise OnwardError(f"batch_sizes holds {odd[0]!r}; fix: whole numbers, 1 or more")
     return found
+
+
+def _results(plan: Plan) -> tuple[str, ...]:
+    """The names of what is handed out; the loss is `loss` where the model has no name for it."""
+    names = [*plan.signature.results, *(["loss"] if plan.signature.loss else [])]
+    return tuple(dict.fromkeys(names))
 
 
 def _launches(plan: Plan, times: Sequence[KernelTime] | None) -> tuple[OpLaunches, ...]:

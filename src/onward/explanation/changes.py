@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from onward.explanation.facts import Change
 from onward.graph.graph import Graph
 from onward.journal import Journal
-from onward.rewrite import Report
+from onward.rewrite import FORWARD, STEP, FusionPass, Report, halves
+from onward.rewrite.lists import ROW_DEMAND
 
 _STAGES = ("differentiate", "updates", "bind")  # that are no passes
+_OWN = "::"  # in the name of an op outside the standard
 _LOOKS = "rows-"  # before the stages of plans that only count rows
 
 
@@ -27,8 +29,9 @@ class CountingJournal(Journal):
         if not stage.startswith(_LOOKS):
             self.counts.append((stage, count_ops(graph)))
 
-    def changes(self, captured: Graph) -> tuple[Change, ...]:
-        """In the order of the flow, from the graph that was captured on."""
+    def changes(self, captured: Graph, packed: bool) -> tuple[Change, ...]:
+        """In the order of the flow, from the graph that was captured on. packed: whether what row
+        demand writes is what runs; if not, the flow goes on from the graph before it."""
         before, left = count_ops(captured), iter(self.reports)
         made: list[Change] = []
         for stage, after in self.counts:
@@ -42,7 +45,8 @@ class CountingJournal(Journal):
                     made.append(_change(part if name else "", report.name, report, before, after))
                 else:  # a pass that left no graph of its own, since it changed nothing
                     made.append(_change(part, report.name, report, before, before))
-            before = after
+            if packed or name != ROW_DEMAND:
+                before = after
         made += [_change("", report.name, report, before, before) for report in left]
         return tuple(made)
 
@@ -70,7 +74,9 @@ def _change(
     ops = {op: after[op] - before[op] for op in {*before, *after} if after[op] != before[op]}
     ordered = dict(sorted(ops.items(), key=lambda item: (-abs(item[1]), item[0])))
     edits = None if report is None else report.edits
-    return Change(stage, name, edits, before.total(), after.total(), ordered)
+    fuses = any(p.name == name for p in (*FORWARD, *STEP, *halves()) if isinstance(p, FusionPass))
+    fused = {op: n for op, n in ordered.items() if n > 0 and _OWN in op} if fuses else {}
+    return Change(stage, name, edits, before.total(), after.total(), ordered, fused)
 
 
 __all__ = ["CountingJournal", "count_ops", "op_name"]

@@ -26,9 +26,12 @@ KINDS: dict[str, str] = {
 }
 ARENA = ("gradients", "activations", "scratch", "batch", "results")  # that change within a step
 NOT_COUNTED = (
-    "Python, PyTorch and other libraries with their own buffers, the batch as it is given, what "
-    "else the program holds, and what compiling takes for a while"
+    "Python, PyTorch and other libraries, with their own buffers",
+    "the batch as it is given, and what else the program holds",
+    "what compiling takes for a while",
 )
+OWN_OPTIMIZER = "the state of the loop's own optimizer; explain(..., optimizer=...) counts it"
+OWN_GRADIENTS = "a second block, where a forward runs before the gradients of the last are let go"
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,8 @@ class Region:
 @dataclass(frozen=True)
 class Change:
     """What one pass or stage did to the graph. edits: None of what is no pass. before, after:
-    nodes. ops: by how many an op's nodes became more or fewer; own ops are `onward::Name`."""
+    nodes. ops: by how many an op's nodes became more or fewer; own ops are `onward::Name`. fused:
+    the own ops that a fusion wrote."""
 
     stage: str
     name: str
@@ -55,12 +59,7 @@ class Change:
     before: int
     after: int
     ops: Mapping[str, int]
-
-    @property
-    def fused(self) -> dict[str, int]:
-        """The own ops that it wrote."""
-        own = {op: n for op, n in self.ops.items() if op.startswith("onward::") and n > 0}
-        return own if self.edits else {}
+    fused: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,16 +76,22 @@ class OpLaunches:
 class StepMemory:
     """Bytes of a step that is running. kinds: by `KINDS`, at the fullest launch. fullest: its
     number. alive: bytes of each kind of `ARENA`, launch by launch. arena: bytes of the arena that
-    they lie in."""
+    they lie in. not_counted: what a process holds besides."""
 
     kinds: Mapping[str, int]
     fullest: int
     alive: Mapping[str, tuple[int, ...]]
     arena: int
+    not_counted: tuple[str, ...] = NOT_COUNTED
 
     @property
     def total(self) -> int:
         return sum(self.kinds.values())
+
+    def most(self, kind: str) -> int:
+        """Bytes of this kind at the launch that has most of it."""
+        alive = self.alive.get(kind, ())
+        return self.kinds[kind] + (max(alive) - alive[self.fullest] if alive else 0)
 
 
 @dataclass(frozen=True)
@@ -157,7 +162,8 @@ class StepExplanation:
         plain["rows"] = None if self.rows is None else self.rows.as_dict()
         plain["memory"] = None
         if self.memory is not None:
-            plain["memory"] = {"total": self.memory.total, **_plain(self.memory)}
+            most = {kind: self.memory.most(kind) for kind in KINDS}
+            plain["memory"] = {"total": self.memory.total, "most": most, **_plain(self.memory)}
         return plain
 
     def __repr__(self) -> str:
@@ -191,6 +197,6 @@ def _plain(value: Any) -> Any:
 
 
 __all__ = [
-    "ARENA", "KINDS", "NOT_COUNTED", "Change", "LargestBatch", "OpLaunches", "Region",
-    "SizedMemory", "StepExplanation", "StepMemory",
+    "ARENA", "KINDS", "NOT_COUNTED", "OWN_GRADIENTS", "OWN_OPTIMIZER", "Change", "LargestBatch",
+    "OpLaunches", "Region", "SizedMemory", "StepExplanation", "StepMemory",
 ]  # fmt: skip

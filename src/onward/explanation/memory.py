@@ -1,4 +1,4 @@
-"""Bytes of a step by kind: those of its plan, those of the model, and copies that are handed out."""
+"""Bytes of a step by kind: of its plan, of the model, and of copies that are handed out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ import numpy as np
 import torch
 
 from onward.execute import Executable, ExecutableHalves
-from onward.explanation.facts import ARENA, KINDS, StepMemory
+from onward.explanation.facts import (
+    ARENA,
+    KINDS,
+    NOT_COUNTED,
+    OWN_GRADIENTS,
+    OWN_OPTIMIZER,
+    StepMemory,
+)
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.plan import Layout, Plan, Region
 from onward.plan.arena import aligned
@@ -28,17 +35,17 @@ def step_memory(
     executable: Executable | ExecutableHalves,
     looks: Sequence[Plan],
     weights: int,
-    optimizer: int = 0,
+    optimizer: int | None = None,
 ) -> StepMemory:
     """Of a step on this plan.
 
     looks: plans that run before it, to look at the batch. weights: bytes of the model. optimizer:
-    bytes of state that the plan does not hold, where the loop is the user's own.
+    bytes of state that the plan does not hold, where the loop is the user's own and they are known.
     """
     plan = executable.plan
     halves = isinstance(executable, ExecutableHalves)
     kinds = dict.fromkeys(KINDS, 0)
-    kinds["weights"], kinds["optimizer"] = weights, optimizer
+    kinds["weights"], kinds["optimizer"] = weights, optimizer or 0
     state = {plan.inputs[n].buffer for n in plan.signature.slots.values() if n in plan.inputs}
     sums = _accumulators(plan)
     for buffer in plan.buffers:
@@ -59,7 +66,8 @@ def step_memory(
         kinds["gradients"] += _bytes_of(plan, copied)
     kinds["row counting"] = _looking(plan, looks, apart=halves)
     shown = {kind: tuple(map(int, alive[kind])) for kind in ARENA}
-    return StepMemory(kinds, fullest, shown, plan.arena_bytes)
+    more = [OWN_GRADIENTS, *([OWN_OPTIMIZER] if optimizer is None else [])] if halves else []
+    return StepMemory(kinds, fullest, shown, plan.arena_bytes, (*NOT_COUNTED, *more))
 
 
 def _results(plan: Plan) -> Iterable[str]:

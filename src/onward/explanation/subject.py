@@ -8,7 +8,7 @@ a memory of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,8 +40,9 @@ class Subject:
 
     loop: `trainer` or `module`. target, disable, memory_budget: the loop's options. graphs: the
     step's graphs by another compiler. halves: whether the step runs as two. optimizer: bytes of
-    state that no plan holds. again: the subject for a batch that another capture serves. ran: what
-    ran it, where it has run. seconds: of each stage of its compilation.
+    state that no plan holds, None where they are not known. again: the subject for a batch that
+    another capture serves. ran: what ran it, where it has run. seconds: of each stage of its
+    compilation.
     """
 
     model: torch.nn.Module
@@ -55,7 +56,7 @@ class Subject:
     request: OutputRequest
     halves: bool
     again: Callable[..., Subject]  # of (args, kwargs, target)
-    optimizer: int = 0
+    optimizer: int | None = None
     ran: PreparedBatch[Executable] | PreparedBatch[ExecutableHalves] | None = None
     seconds: Mapping[str, float] | None = None
 
@@ -73,6 +74,9 @@ class Remade:
         kind = subject.batch.kind
         # the type of a step is one of two, as its executable's is
         self._step = PreparedStep(kind, self._graphs, self._session, self.unbound)  # type: ignore
+        packed = self._step.packed(subject.request.results)
+        if packed is not None and subject.ran is not None:
+            packed.running = bool(subject.ran.counts)  # near the bound the form that ran stays
         self.prepared = self._step.prepare(subject.batch, subject.request)
         self._weights = model_bytes(subject.model, subject.captured.owned)
 
@@ -129,7 +133,11 @@ class Remade:
         )
 
     def _plan_at(self, batch_size: int) -> Plan:
-        prepared, request, quiet = self.prepared, self.subject.request, self._graphs.compiler.quiet()
+        prepared, request, quiet = (
+            self.prepared,
+            self.subject.request,
+            self._graphs.compiler.quiet(),
+        )
         dims = {n: size for n, size in prepared.dims.items() if n not in prepared.counts}
         dims |= {name: batch_size // factor for name, factor in self._leading.items()}
         packed = self._step.packed(request.results) if prepared.counts else None
@@ -151,7 +159,7 @@ class Remade:
         found = step_memory(executable, looks, self._weights, self.subject.optimizer)
         counting = int(found.kinds["row counting"] * share)
         kinds = {**found.kinds, "row counting": counting}
-        return StepMemory(kinds, found.fullest, found.alive, found.arena)
+        return replace(found, kinds=kinds)
 
 
 def _device(model: torch.nn.Module) -> torch.device:

@@ -64,7 +64,7 @@ def explain(
     if isinstance(model, Trainer):
         return explain_trainer(model, given, amount, sizes, profile)
     held = _held(model)
-    state = 0 if optimizer is None else state_bytes(optimizer)
+    state = None if optimizer is None else state_bytes(optimizer)
     if given is None:
         return _explain_last(held, amount, sizes, state, profile)
     return _explain_call(held, *given, amount, sizes, state, profile)
@@ -120,7 +120,7 @@ def _held(model: Any) -> Accelerated:
 
 
 def _explain_last(
-    held: Accelerated, memory: int | None, sizes: tuple[int, ...], state: int, profile: bool
+    held: Accelerated, memory: int | None, sizes: tuple[int, ...], state: int | None, profile: bool
 ) -> StepExplanation:
     with held.locked():
         call = held.last_call()
@@ -136,7 +136,7 @@ def _explain_call(
     kwargs: dict[str, Any],
     memory: int | None,
     sizes: tuple[int, ...],
-    state: int,
+    state: int | None,
     profile: bool,
 ) -> StepExplanation:
     model = held.model
@@ -156,7 +156,7 @@ def _explain_call(
         return explained(_next(held, call, batch, state), memory, sizes, profile)
 
 
-def _next(held: Accelerated, call: PreparedCall, batch: Batch, state: int) -> Subject:
+def _next(held: Accelerated, call: PreparedCall, batch: Batch, state: int | None) -> Subject:
     """The call as the loop will make it: where outputs wait for a reader, the loss alone, unless
     calls before have read more."""
     outputs = held.options.outputs
@@ -176,7 +176,7 @@ def _subject(
     batch: Batch,
     results: tuple[str, ...],
     ends: tuple[str, ...],
-    state: int,
+    state: int | None,
 ) -> Subject:
     model, compiler, captured = held.model, call.compiler, call.captured
     request = HalvesRequest(results) if ends else OutputRequest(results)

@@ -54,6 +54,10 @@ class Run:
         self.results = list(results)
         self._marks = self._versions()
 
+    @property
+    def call(self) -> PreparedCall:
+        return self._call
+
     def outputs(self, gradients: bool) -> dict[str, torch.Tensor]:
         """The results, those that reach what is trained on the tape."""
         call = self._call

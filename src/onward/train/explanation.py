@@ -80,7 +80,7 @@ class Explanation:
         )
 
     def _repr_html_(self) -> str:
-        return f"<p><code>{escape(repr(self))}</code></p>\n{self._svg()}"
+        return f"<p><code>{escape(repr(self))}</code></p>\n{self.svg()}"
 
     def __str__(self) -> str:
         form = "rows that are read" if self.packed else "every row (too little can be spared)"
@@ -102,10 +102,11 @@ class Explanation:
     def save(self, path: str | Path) -> Path:
         """Writes the picture as SVG."""
         path = Path(path)
-        path.write_text(self._svg(), encoding="utf-8")
+        path.write_text(self.svg(), encoding="utf-8")
         return path
 
-    def _svg(self) -> str:
+    def svg(self) -> str:
+        """The picture: a grid for each set of rows."""
         grids = [
             (f"{s.count} of {s.total} rows: {_listed(s.modules)}", s.present)
             for s in self.sets

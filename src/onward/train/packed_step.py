@@ -20,7 +20,7 @@ from onward.train.unread import Ids, Unread
 
 class PackedStep(Generic[Bound]):
     """The packed form of a step for some results; `forward` is the packed forward, and `bind` gives
-    the executable of a plan of the step."""
+    the executable of a plan of the step. running: whether it ran the last batch."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class PackedStep(Generic[Bound]):
         padded = prune(graphs.forward, graphs.forward.signature.requested(results, None))
         self._conditions = row_conditions(forward)
         self._work = FlopCount(forward), FlopCount(padded)
-        self._running = False
+        self.running = False
         count = partial(session.bind, compiler, graphs)
         self._counting = PlanCache(compiler, count, label="rows-")
         self._plans: dict[OutputRequest, PlanCache[Bound]] = {}
@@ -90,5 +90,5 @@ class PackedStep(Generic[Bound]):
     def pays(self, dims: Mapping[str, int]) -> bool:
         """Whether to run the packed form. What ran last stays unless the other is clearly better,
         so that batches near the bound do not change places in memory."""
-        self._running = self.share(dims) < (0.99 if self._running else 0.95)
-        return self._running
+        self.running = self.share(dims) < (0.99 if self.running else 0.95)
+        return self.running
