@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from onward.explanation.facts import Change
@@ -32,11 +32,13 @@ class CountingJournal(Journal):
     def changes(self, captured: Graph, packed: bool) -> tuple[Change, ...]:
         """In the order of the flow, from the graph that was captured on. packed: whether what row
         demand writes is what runs; if not, the flow goes on from the graph before it."""
-        before, left = count_ops(captured), iter(self.reports)
+        before, left = count_ops(captured), deque(self.reports)
         made: list[Change] = []
         for stage, after in self.counts:
             part, _, name = stage.partition("-")
             if part in _STAGES:
+                if left and left[0].name == ROW_DEMAND:  # that found every row to be read
+                    made.append(_change("forward", ROW_DEMAND, left.popleft(), before, before))
                 made.append(_change("", part, None, before, after))
                 before = after
                 continue
@@ -60,10 +62,10 @@ def op_name(domain: str, op: str) -> str:
     return f"{domain}::{op}" if domain else op
 
 
-def _until(reports: Iterator[Report], name: str) -> Iterator[Report]:
-    """The next reports, up to and with the one of this name."""
-    for report in reports:
-        yield report
+def _until(reports: deque[Report], name: str) -> Iterator[Report]:
+    """Takes the next reports, up to and with the one of this name."""
+    while reports:
+        yield (report := reports.popleft())
         if report.name == name:
             return
 
