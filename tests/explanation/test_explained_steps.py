@@ -1,5 +1,5 @@
-"""What an explanation says is what happens: passes, launches, and every byte of the plan, beside the
-step that really runs and the memory that it really holds."""
+"""What an explanation says is what happens: passes, launches, and every byte of the plan, beside
+the step that really runs and the memory that it really holds."""
 
 from __future__ import annotations
 
@@ -174,9 +174,7 @@ def test_kinds_are_what_their_owners_hold(loop: str) -> None:
     memory = running.explain().memory
     assert memory is not None
     weights = sum(p.numel() * 4 for p in model.parameters())
-    assert memory.kinds["weights"] == weights + sum(
-        b.numel() * b.itemsize for b in model.buffers()
-    )
+    assert memory.kinds["weights"] == weights + sum(b.numel() * b.itemsize for b in model.buffers())
     if loop == "module":
         running.optimizer.step()
     state = [t for s in running.optimizer.state.values() for t in s.values()]

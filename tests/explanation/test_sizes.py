@@ -25,6 +25,11 @@ from onward.explanation.sizes import MOST, largest
 gpt2, bert = partial(tiny.gpt2, layers=1), partial(tiny.bert, layers=1)
 
 
+def running_of(loop: str, model: Any) -> Running:
+    """A loop that reads the loss alone."""
+    return Running.of(loop, model, **({"outputs": "loss"} if loop == "module" else {}))
+
+
 def repeated(given: dict[str, torch.Tensor], size: int) -> dict[str, torch.Tensor]:
     """The same samples, again and again, so many."""
     count = next(iter(given.values())).shape[0]
@@ -42,12 +47,13 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, torch.Tensor]]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", CASES)
 def test_the_largest_batch_fits_and_three_percent_more_do_not(name: str, loop: str) -> None:
     make, given = CASES[name]
     memory = 3_000_000
-    found = Running.of(loop, make()).explain(given, memory=memory)
+    found = running_of(loop, make()).explain(given, memory=memory)
     assert found.largest is not None and found.memory is not None
     told = found.largest.batch_size
     assert found.largest.nbytes is not None and found.largest.beyond is not None
@@ -56,26 +62,26 @@ def test_the_largest_batch_fits_and_three_percent_more_do_not(name: str, loop: s
     kinds = found.memory.kinds
     outside = kinds["weights"] + (kinds["optimizer"] if loop == "module" else 0)
     for size, fits in ((told, True), (math.ceil(1.03 * told), False)):
-        running = Running.of(loop, make())  # whose arena is of this batch alone
-        for _ in range(2):
-            running.step(repeated(given, size))
+        running = running_of(loop, make())  # whose arena is of this batch alone
+        running.step(repeated(given, size))
         real = held(running, outside)
         assert (real <= memory) == fits, f"{size}: {real}"
         if fits:
             assert real == pytest.approx(found.largest.nbytes, rel=0.02)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_predicted_sizes_are_those_of_the_steps(loop: str) -> None:
     """1 is a capture of its own; no size was run before it was told."""
     given = batch(4, 12)
-    found = Running.of(loop, gpt2()).explain(given, batch_sizes=(1, 2, 4, 9))
+    found = running_of(loop, gpt2()).explain(given, batch_sizes=(1, 2, 4, 9))
     assert [s.batch_size for s in found.sizes] == [1, 2, 4, 9] and found.memory is not None
     assert found.sizes[2].nbytes == found.memory.total
     kinds = found.memory.kinds
     outside = kinds["weights"] + (kinds["optimizer"] if loop == "module" else 0)
     for item in found.sizes:
-        running = Running.of(loop, gpt2())
+        running = running_of(loop, gpt2())
         running.step(repeated(given, item.batch_size))
         assert item.nbytes == pytest.approx(held(running, outside), rel=0.02)
 
@@ -236,6 +242,7 @@ print(json.dumps([found.nbytes, before_step, *sizes]))
 
 
 @pytest.mark.slow
+@pytest.mark.sample(2)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallinfo2 is glibc's")
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_process_holds_what_was_told(loop: str) -> None:

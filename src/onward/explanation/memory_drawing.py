@@ -8,7 +8,7 @@ from onward.explanation.facts import ARENA, KINDS, StepMemory
 from onward.explanation.text import Unit
 
 WIDTH, HEIGHT = 900, 300  # of the area, in pixels
-LEFT, TOP, LINE = 70, 16, 18
+LEFT, TOP, LINE = 90, 16, 18
 COLORS = {
     "weights": "#4b5563", "optimizer": "#7c6f9c", "gradients": "#c2703d", "activations": "#1f6f78",
     "scratch": "#8fbcbb", "batch": "#d0b566", "results": "#b0566b", "constants": "#9aa0a6",

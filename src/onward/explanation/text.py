@@ -114,7 +114,7 @@ def change_lines(changes: Sequence[Change]) -> Iterator[str]:
         edits = "" if change.edits is None else str(change.edits)
         nodes = f"{change.before} -> {change.after}"
         name = f"{change.stage} {change.name}".strip()
-        yield f"  {name:<40}{edits:>7}{nodes:>14}  {ops_text(change)}"
+        yield f"  {name:<40}{edits:>7}{nodes:>14}  {ops_text(change)}".rstrip()
     fused = [(op, n, c.name) for c in changes for op, n in c.fused.items()]
     if fused:
         yield "  fused: " + ", ".join(f"{n} {op.partition('::')[2]}" for op, n, _ in fused)

@@ -35,16 +35,18 @@ def example(
     task = _task(kind)
     if task is None:
         raise InputError(f"no example batch is known for {kind.__name__}", _WHERE, _OWN)
-    _check_length(config, task, sequence_length)
+    length = _length(config, task, sequence_length)
     if task == "sequence classification" and getattr(config, "pad_token_id", None) is None:
         config.pad_token_id = 0  # by which such a model finds the last token
+    if task == "sequence to sequence" and getattr(config, "decoder_start_token_id", None) is None:
+        config.decoder_start_token_id = getattr(config, "pad_token_id", None) or 0
     with torch.device("meta"):
         count = sum(p.numel() for p in kind(config).parameters())
     _check_room(kind, count)
     torch.manual_seed(0)
     model = kind(config).float().train()
     size = BATCH_SIZE if batch_size is None else batch_size
-    return model, _BATCHES[task](config, size, sequence_length or SEQUENCE_LENGTH)
+    return model, _BATCHES[task](config, size, length)
 
 
 # ---- which model
@@ -109,19 +111,22 @@ def _usual_class(config: Any, name: str) -> Any:
     return found[0] if isinstance(found, (tuple, list)) else found
 
 
-def _check_length(config: Any, task: str, length: int | None) -> None:
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+def _length(config: Any, task: str, asked: int | None) -> int:
+    """Tokens of a sample: as many as are asked for, or usual and within the model's positions."""
     if task == "image classification":
-        if length is not None:
-            raise InputError(
-                "an image has no tokens to count", "in --sequence_length", "leave it out"
-            )
-    elif isinstance(positions, int) and (length or SEQUENCE_LENGTH) > positions:
+        if asked is not None:
+            raise InputError("an image has no tokens", "in --sequence_length", "leave it out")
+        return 0
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(positions, int):
+        return asked or SEQUENCE_LENGTH
+    if asked is not None and asked > positions:
         raise InputError(
-            f"{length or SEQUENCE_LENGTH} tokens are over the model's {positions} positions",
+            f"{asked} tokens are over the model's {positions} positions",
             "in --sequence_length",
             f"give at most {positions}",
         )
+    return asked or min(SEQUENCE_LENGTH, positions)
 
 
 def _check_room(kind: Any, parameters: int) -> None:
