@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tiny
@@ -21,7 +21,7 @@ import onward
 from onward.config import OnwardError
 from onward.explanation import StepExplanation
 from onward.explanation.changes import count_ops
-from onward.explanation.facts import ARENA, KINDS
+from onward.explanation.facts import ARENA, KINDS, OF_REGIONS
 from onward.journal import Journal
 from onward.module import accelerated
 from onward.module.accelerate import _MEMORIES
@@ -352,7 +352,7 @@ def test_surroundings_without_a_graph_are_said() -> None:
 def test_regions_in_eager_are_shown_where_a_capture_has_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from onward.capture import CapturedModule
+    """Launches of products stand in for those of the region."""
     from onward.explanation import build
 
     @dataclass
@@ -360,13 +360,32 @@ def test_regions_in_eager_are_shown_where_a_capture_has_them(
         path: str
         reason: str
 
-    monkeypatch.setattr(CapturedModule, "regions", (Found("inner", "no form"),), raising=False)
-    monkeypatch.setattr(build, "_REGION", "Gemm")  # stands in for what runs in eager
-    found = onward.explain(mlp(), torch.randn(6, 8), profile=True)
-    [region] = found.regions
-    assert (region.path, region.reason) == ("inner", "no form")
-    assert region.share is not None and 0 < region.share < 1
-    assert "inner runs in eager PyTorch" in str(found)
+    plain = build.Remade.executable.fget
+    assert plain is not None
+
+    def of_site(self: Any) -> Any:
+        executable = plain(self)
+        for launch in executable.plan.launches:
+            if launch.op == "Gemm":
+                launch.attrs["site"] = 0
+        return executable
+
+    monkeypatch.setattr(build.Remade, "executable", property(of_site))
+    monkeypatch.setattr(build, "_REGIONS", ("Gemm",))
+    model = mlp()
+    found = onward.explain(model, torch.randn(6, 8), profile=True)
+    assert not found.regions
+    regions = (Found("inner", "no form"), Found("outer", "none either"))
+    monkeypatch.setattr(build, "_parts", lambda captured: regions)
+    found = onward.explain(model, torch.randn(6, 8), profile=True)
+    assert [(r.path, r.reason) for r in found.regions] == [(r.path, r.reason) for r in regions]
+    gemm = next(x.seconds for x in found.launches if x.op == "Gemm")
+    whole = sum(x.seconds or 0.0 for x in found.launches)
+    assert found.regions[0].seconds == pytest.approx(gemm) and gemm
+    assert found.regions[0].share == pytest.approx(gemm / whole)
+    assert found.regions[1].seconds == 0.0
+    assert "  inner runs in eager PyTorch" in str(found)
+    assert found.memory is not None and OF_REGIONS in found.memory.not_counted
 
 
 # ---- arguments
@@ -380,7 +399,7 @@ def test_what_cannot_be_explained_is_refused_in_one_line() -> None:
         (lambda: onward.explain(trainer), "nothing has run yet"),
         (lambda: onward.explain(onward.accelerate(gpt2())), "nothing has run"),
         (lambda: onward.explain(trainer, batch(2, 4), memory="much"), "memory='much'"),
-        (lambda: onward.explain(trainer, batch(2, 4), memory=0.5), "memory=0.5"),
+        (lambda: onward.explain(trainer, batch(2, 4), memory=cast(Any, 0.5)), "memory=0.5"),
         (lambda: onward.explain(trainer, batch(2, 4), batch_sizes=(2, 0)), "batch_sizes holds 0"),
         (
             lambda: onward.explain(

@@ -32,7 +32,7 @@ def found() -> StepExplanation:
     return dataclasses.replace(
         made,
         notes=("a < note",),
-        regions=(Region("encoder.<odd>", "no form & no op", 0.25, 0.125),),
+        regions=(Region("encoder.<odd>", "no form & no op", "", 0.25, 0.125),),
         near_misses=({"pass": "p", "op": "Fused", "reason": "too <odd>", "modules": ["a", "b"]},),
     )
 

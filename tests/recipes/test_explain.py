@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from onward.recipes.example_models import example
 from onward.recipes.explain_options import CONDITIONS, ExplainConfig
 from onward.recipes.switches import Foreign
 
-TINY = dict(n_layer=1, n_embd=16, n_head=2, n_positions=64, vocab_size=50)  # noqa: C408
+TINY: dict[str, Any] = dict(n_layer=1, n_embd=16, n_head=2, n_positions=64, vocab_size=50)  # noqa: C408
 MODULE = """
 import torch, onward
 print("a line of the module's own")
@@ -53,12 +53,12 @@ NUMBER = 3
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "made.py").write_text(MODULE)
     GPT2Config(**TINY).save_pretrained(tmp_path / "model")
     before = set(sys.modules)
-    yield tmp_path  # type: ignore[misc]
+    yield tmp_path
     for name in set(sys.modules) - before:
         if name.partition(".")[0] in ("made", "package"):
             del sys.modules[name]
@@ -369,7 +369,8 @@ def test_options_are_typed() -> None:
     config = parse(
         ["--batch-sizes", "4", "--memory=2000"], "explain", ExplainConfig, Foreign({}, {})
     )
-    assert config == ExplainConfig(batch_sizes="4", memory=2000) and config.sizes == (4,)
+    assert config == ExplainConfig(batch_sizes="4", memory=2000)
+    assert config is not None and config.sizes == (4,)
 
 
 def test_as_a_program(script: Path) -> None:

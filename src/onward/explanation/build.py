@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from onward.config import CaptureError, OnwardError, memory_amount
 from onward.execute.executable import KernelTime
-from onward.explanation.facts import OpLaunches, Region, StepExplanation
+from onward.explanation.facts import OF_REGIONS, OpLaunches, Region, StepExplanation
 from onward.explanation.sizes import Sizes
 from onward.explanation.subject import Remade, Subject
 from onward.explanation.timing import launch_times
 from onward.plan import Plan
 from onward.rewrite import summary
 
-_REGION = "Region"  # the op of a part that runs in eager PyTorch
+_REGIONS = ("Region", "RegionGrad")  # ops of parts that run in eager PyTorch
 _HEADLINE = "the model cannot be captured"
 
 
@@ -31,12 +32,16 @@ def explained(
     times = launch_times(remade) if profile else None
     sizes = Sizes(remade)
     reports = remade.journal.reports
+    regions = _regions(subject.captured, plan, times)
+    held = remade.step_memory()
+    if regions:
+        held = replace(held, not_counted=(*held.not_counted, OF_REGIONS))
     return StepExplanation(
         model=type(subject.model).__name__,
         loop=subject.loop,
         captured=True,
         notes=tuple(subject.captured.notes),
-        regions=_regions(subject.captured, times),
+        regions=regions,
         results=_results(plan),
         dims=dict((subject.ran or remade.prepared).dims),
         batch_size=remade.batch_size,
@@ -44,7 +49,7 @@ def explained(
         near_misses=tuple(summary(m for r in reports for m in r.misses)),
         launches=_launches(plan, times),
         rows=remade.rows,
-        memory=remade.step_memory(),
+        memory=held,
         sizes=tuple(sizes.predict(size) for size in batch_sizes),
         largest=None if memory is None else sizes.largest(memory),
         seconds=dict(subject.seconds or {}),
@@ -105,21 +110,26 @@ def _launches(plan: Plan, times: Sequence[KernelTime] | None) -> tuple[OpLaunche
     return tuple(sorted(made, key=lambda x: (-(x.seconds or 0.0), -(x.forward + x.backward), x.op)))
 
 
-def _regions(captured: Any, times: Sequence[KernelTime] | None) -> tuple[Region, ...]:
-    """The parts of the model that run in eager PyTorch, with their share of the launches' time."""
-    found = [(r.path, r.reason) for r in getattr(captured, "regions", ())]
-    if times is None:
-        return tuple(Region(path, reason) for path, reason in found)
-    whole = sum(item.seconds for item in times)
+def _parts(captured: Any) -> Sequence[Any]:
+    return getattr(captured, "regions", ())
+
+
+def _regions(captured: Any, plan: Plan, times: Sequence[KernelTime] | None) -> tuple[Region, ...]:
+    """The parts of the model that run in eager PyTorch, with their share of the launches' time. A
+    launch names its part by the number, `site`."""
     made: list[Region] = []
-    for path, reason in found:
-        seconds = sum(x.seconds for x in times if x.op == _REGION and _within(x.module, path))
-        made.append(Region(path, reason, seconds, seconds / whole if whole else 0.0))
+    whole = sum(item.seconds for item in times or ())
+    for site, part in enumerate(_parts(captured)):
+        found = Region(part.path, part.reason, getattr(part, "operator", ""))
+        if times is not None:
+            seconds = sum(
+                item.seconds
+                for launch, item in zip(plan.launches, times, strict=True)
+                if launch.op in _REGIONS and launch.attrs.get("site") == site
+            )
+            found = replace(found, seconds=seconds, share=seconds / whole if whole else 0.0)
+        made.append(found)
     return tuple(made)
-
-
-def _within(module: str, path: str) -> bool:
-    return module == path or module.startswith(f"{path}.")
 
 
 __all__ = ["bytes_of", "checked_sizes", "explained", "reasons", "refused"]

@@ -30,6 +30,7 @@ NOT_COUNTED = (
     "the batch as it is given, and what else the program holds",
     "what compiling takes for a while",
 )
+OF_REGIONS = "what parts that run in eager PyTorch hold from forward to backward"
 OWN_OPTIMIZER = "the state of the loop's own optimizer; explain(..., optimizer=...) counts it"
 OWN_GRADIENTS = "a second block, where a forward runs before the gradients of the last are let go"
 
@@ -38,11 +39,13 @@ OWN_GRADIENTS = "a second block, where a forward runs before the gradients of th
 class Region:
     """A part of the model that runs in eager PyTorch within the graph.
 
-    seconds: of one step; None where nothing was timed. share: of all launches' seconds.
+    operator: where the part is a single one. seconds: of one step; None where nothing was timed.
+    share: of all launches' seconds.
     """
 
     path: str
     reason: str
+    operator: str = ""
     seconds: float | None = None
     share: float | None = None
 
@@ -197,6 +200,6 @@ def _plain(value: Any) -> Any:
 
 
 __all__ = [
-    "ARENA", "KINDS", "NOT_COUNTED", "OWN_GRADIENTS", "OWN_OPTIMIZER", "Change", "LargestBatch",
-    "OpLaunches", "Region", "SizedMemory", "StepExplanation", "StepMemory",
+    "ARENA", "KINDS", "NOT_COUNTED", "OF_REGIONS", "OWN_GRADIENTS", "OWN_OPTIMIZER", "Change",
+    "LargestBatch", "OpLaunches", "Region", "SizedMemory", "StepExplanation", "StepMemory",
 ]  # fmt: skip

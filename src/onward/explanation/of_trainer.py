@@ -17,7 +17,6 @@ from onward.train.arguments import names_to_fetch
 from onward.train.batch import Batch, batch_of
 from onward.train.graphs import Graphs
 from onward.train.prepared_batch import OutputRequest
-from onward.train.training_mode import training_mode
 
 
 def explain_trainer(
@@ -61,11 +60,9 @@ def _subject(
 ) -> Subject:
     def again(*given: Any) -> Subject:
         """Of a batch that another capture serves; the Trainer's own steps stay as they are."""
-        quiet = compiler.quiet()
-        with training_mode(trainer.model, training=True):
-            other = quiet.capture(trainer.model, *given, trainer.loss_fn)
-        recipe = trainer._steps.recipe(other)
-        return _subject(trainer, quiet, other, recipe, batch_of(*given), request)
+        quiet, batch, steps = compiler.quiet(), batch_of(*given), trainer._steps
+        other = steps.capture(quiet, trainer.model, trainer.loss_fn, batch, training=True)
+        return _subject(trainer, quiet, other, steps.recipe(other), batch, request)
 
     return Subject(
         model=trainer.model,

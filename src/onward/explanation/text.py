@@ -52,7 +52,8 @@ def capture_lines(found: StepExplanation) -> Iterator[str]:
     yield "captured: as a whole" if not parts else f"captured: but for {parts} eager region(s)"
     for region in found.regions:
         share = "" if region.share is None else f", {region.share:.1%} of the step's time"
-        yield f"  {region.path} runs in eager PyTorch{share}: {region.reason}"
+        name = ", ".join(filter(None, (region.path or "(top)", region.operator)))
+        yield f"  {name} runs in eager PyTorch{share}: {region.reason}"
     yield from (f"  note: {note}" for note in found.notes)
     yield f"  computes {', '.join(found.results)}"
 

@@ -30,6 +30,8 @@ def launch_times(remade: Remade) -> list[KernelTime]:
         inputs[signature.seed] = torch.zeros(2, dtype=torch.int64)
     if signature.sample_offset is not None:
         inputs[signature.sample_offset] = 0
-    executable = Executable(plan, Memory(remade.memory.device), copies)
+    parts = getattr(captured, "regions", ())  # that run in PyTorch
+    memory = Memory(remade.memory.device)
+    executable = Executable(plan, memory, copies, *([parts] if parts else []))
     with torch.random.fork_rng(devices=[]):
         return executable.profile(inputs, prepared.dims)

@@ -141,7 +141,7 @@ class Accelerated:
         self, model: torch.nn.Module, batch: Batch, state: State, key: Any, grad: bool
     ) -> PreparedCall:
         compiler = Compiler(host(self._device(model).type), self.options.disable)
-        captured = whole_capture(compiler, model, batch, grad)
+        captured = self.capture(compiler, model, batch, grad)
         if state.guards.settle(captured):
             state.calls.clear()
         assert self._memory is not None
@@ -151,6 +151,16 @@ class Accelerated:
         assert isinstance(calls, list)
         calls.append(call)
         return call
+
+    def capture(
+        self, compiler: Compiler, model: torch.nn.Module, batch: Batch, grad: bool
+    ) -> CapturedModule:
+        """The call of the model with all that it returns."""
+        # accelerated modules within it are parts of the graph
+        with eager(), apart_from_hooks():
+            return compiler.capture(
+                model, batch.args, batch.kwargs, want_loss=False, gradients=grad, whole=True
+            )
 
     def _run(self, model: torch.nn.Module, call: PreparedCall, batch: Batch) -> Any:
         assert self._memory is not None, "it was needed to find the call"
@@ -242,21 +252,10 @@ class Accelerated:
         return self._last
 
 
-def whole_capture(
-    compiler: Compiler, model: torch.nn.Module, batch: Batch, gradients: bool
-) -> CapturedModule:
-    """The call of a model with all that it returns; accelerated modules within it are parts of the
-    graph."""
-    with eager(), apart_from_hooks():
-        return compiler.capture(
-            model, batch.args, batch.kwargs, want_loss=False, gradients=gradients, whole=True
-        )
-
-
 def _tensor_of(model: torch.nn.Module, path: str) -> torch.Tensor:
     """A parameter or buffer."""
     prefix, _, name = path.rpartition(".")
     return getattr(model.get_submodule(prefix), name)
 
 
-__all__ = ["CACHE", "Accelerated", "accelerate", "accelerated", "whole_capture"]
+__all__ = ["CACHE", "Accelerated", "accelerate", "accelerated"]

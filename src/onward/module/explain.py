@@ -19,12 +19,11 @@ from onward.explanation import (
     explained,
     refused,
 )
-from onward.module.accelerate import CACHE, Accelerated, accelerated, whole_capture
+from onward.module.accelerate import CACHE, Accelerated, accelerated
 from onward.module.arguments import bind_call
 from onward.module.around import surroundings, uses_cache
 from onward.module.graphs import HalvesRequest
 from onward.module.prepared_call import PreparedCall
-from onward.module.waiting import LOSS
 from onward.module.wrapper import Module
 from onward.train import Trainer
 from onward.train.batch import Batch
@@ -157,12 +156,8 @@ def _explain_call(
 
 
 def _next(held: Accelerated, call: PreparedCall, batch: Batch, state: int | None) -> Subject:
-    """The call as the loop will make it: where outputs wait for a reader, the loss alone, unless
-    calls before have read more."""
-    outputs = held.options.outputs
-    results = call.wanted(outputs)
-    if call.last is None and outputs == "auto" and LOSS in call.results and call.fields:
-        results = [LOSS]
+    """The call as the loop will make it."""
+    results = call.usual(held.options.outputs)
     ends: tuple[str, ...] = ()
     if torch.is_grad_enabled():
         names = [n for n in results if n in call.differentiable]
@@ -189,7 +184,8 @@ def _subject(
         """Of a batch that another capture serves; the model's own calls stay as they are."""
         quiet, other = compiler.quiet(), bind_call(args, kwargs)
         session = Session(held.memory, memory_budget=held.options.memory_budget)
-        found = PreparedCall(other, quiet, whole_capture(quiet, model, other, bool(ends)), session)
+        made = held.capture(quiet, model, other, bool(ends))
+        found = PreparedCall(other, quiet, made, session)
         return _subject(held, found, other, results, ends, state)
 
     return Subject(

@@ -93,6 +93,18 @@ class PreparedCall:
             return self.results
         return [n for n in self.results if n not in late] or self.results[:1]
 
+    def usual(self, outputs: str) -> list[str]:
+        """The results that a loop will compute: before its first call nobody knows what it reads,
+        and one that reads nothing that can wait is taken to be usual."""
+        if self.last is not None or outputs != "auto" or LOSS not in self.results:
+            return self.wanted(outputs)
+        read = self._read
+        self._read = [set(), set()]
+        try:
+            return self.wanted(outputs)
+        finally:
+            self._read = read
+
     def next_call(self) -> set[str]:
         """Begins a call; returns the set into which what its caller reads is to be entered."""
         self._read = [self._read[1], set()]

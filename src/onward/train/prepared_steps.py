@@ -69,8 +69,7 @@ class PreparedSteps:
         self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch, training: bool
     ) -> Step:
         compiler = Compiler(host(self._session.memory.device.type), self._options.disable)
-        with training_mode(model, training):
-            captured = compiler.capture(model, *batch.given, loss_fn)
+        captured = self.capture(compiler, model, loss_fn, batch, training)
         graphs = Graphs(compiler, captured, self.recipe(captured) if training else None)
         bind = partial(self._session.bind, compiler, graphs)
         step = PreparedStep(batch.kind, graphs, self._session, bind)
@@ -79,6 +78,18 @@ class PreparedSteps:
             self.eval.clear()
         (self.train if training else self.eval).append(step)
         return step
+
+    def capture(
+        self,
+        compiler: Compiler,
+        model: torch.nn.Module,
+        loss_fn: LossFunction | None,
+        batch: Batch,
+        training: bool,
+    ) -> CapturedModule:
+        """The call of the model, in training or evaluation mode."""
+        with training_mode(model, training):
+            return compiler.capture(model, *batch.given, loss_fn)
 
     def recipe(self, captured: CapturedModule) -> Recipe:
         """What a training step of this capture does with its gradients."""
