@@ -18,8 +18,9 @@ from tiny import batch, mlp
 from torch import nn
 
 import onward
-from onward.config import OnwardError
+from onward.config import CaptureError, OnwardError
 from onward.explanation import StepExplanation
+from onward.explanation.build import reasons
 from onward.explanation.changes import count_ops
 from onward.explanation.facts import ARENA, KINDS, OF_REGIONS
 from onward.journal import Journal
@@ -319,25 +320,45 @@ def test_timed_launches_add_up_and_an_untimed_explanation_has_no_seconds() -> No
 # ---- what runs in eager
 
 
-def test_what_cannot_be_captured_is_said_with_every_reason() -> None:
-    class Odd(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.second(torch.linalg.eigvalsh(self.first(x))).sum()
-
-    x = torch.randn(4, 4)
-    for who in (onward.Trainer(Odd(), onward.optim.SGD()), onward.accelerate(Odd()), Odd()):
+def test_what_cannot_be_captured_is_said_with_the_reason() -> None:
+    x = torch.ones(2, 4, dtype=torch.complex64)
+    with pytest.raises(CaptureError) as error:
+        onward.accelerate(nn.Linear(4, 4), strict=True)(x)
+    trainer = onward.Trainer(nn.Linear(4, 4), onward.optim.SGD())
+    for who in (trainer, onward.accelerate(nn.Linear(4, 4)), nn.Linear(4, 4)):
         found = onward.explain(who, x)
-        assert not found.captured and found.memory is None and found.reasons
-        with pytest.raises(onward.CaptureError) as error:
-            onward.accelerate(Odd(), strict=True)(x)
-        for reason in found.reasons:
-            assert reason in str(error.value)
-        assert f"because {found.reasons[0]}" in str(found)
+        assert not found.captured and found.memory is None
+        [reason] = found.reasons
+        assert reason in str(error.value) and "complex64" in reason and "fix:" in reason
+        assert f"because {reason}" in str(found)
         assert json.loads(json.dumps(found.as_dict()))["captured"] is False
+
+
+class Odd(nn.Module):
+    """Of two ops that no graph has, at two places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), Eigenvalues()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.linalg.pinv(self.first(x))).sum()
+
+
+class Eigenvalues(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvalsh(x)
+
+
+def test_every_reason_of_a_refusal_is_one_of_its_own() -> None:
+    with pytest.raises(CaptureError) as error:
+        tiny.compiled(Odd(), {"x": torch.randn(4, 4)}, want_loss=False)
+    found = reasons(error.value)
+    lines = str(error.value).splitlines()[1:]
+    assert len(found) == len(lines) > 1
+    assert all(reason in line for reason, line in zip(found, lines, strict=True))
+    assert any("second" in reason and "eigvalsh" in reason for reason in found)
+    assert reasons("the model cannot be captured: a; b") == ("a; b",)
 
 
 def test_surroundings_without_a_graph_are_said() -> None:

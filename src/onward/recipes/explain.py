@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 import onward
-from onward.config import OnwardError
+from onward.config import EagerWarning, OnwardError
 from onward.explanation import StepExplanation, refused
 from onward.explanation.page import page
 from onward.module import accelerated
@@ -92,11 +93,14 @@ def _of_model(
     }
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained or [torch.nn.Parameter(torch.zeros(1))])
-    if config.loop == "module":
-        onward.accelerate(model, outputs=config.outputs or "auto", **chosen)
-        return onward.explain(model, args, kwargs, optimizer=optimizer, **options)
-    trainer = onward.Trainer(model, optimizer, options=onward.TrainerOptions(**chosen))
-    return onward.explain(trainer, args, kwargs, **options)
+    with warnings.catch_warnings():
+        # what runs in eager PyTorch is a part of what is told
+        warnings.simplefilter("ignore", EagerWarning)
+        if config.loop == "module":
+            onward.accelerate(model, outputs=config.outputs or "auto", **chosen)
+            return onward.explain(model, args, kwargs, optimizer=optimizer, **options)
+        trainer = onward.Trainer(model, optimizer, options=onward.TrainerOptions(**chosen))
+        return onward.explain(trainer, args, kwargs, **options)
 
 
 # ---- functions of the user's
