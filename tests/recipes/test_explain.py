@@ -210,8 +210,11 @@ if how == "trainer":
     for step in range(3):
         trainer.train_step(X, Y)
         open(f"step{step}", "w").close()
-elif how in ("accelerate", "Module", "catches"):
+elif how in ("accelerate", "Module", "catches", "looks"):
     net = onward.Module(net) if how == "Module" else onward.accelerate(net)
+    if how == "looks":
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            net(X, Y)
     with torch.no_grad():
         net(X, Y)
     for step in range(3):
@@ -239,7 +242,8 @@ def script(folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("how", ["trainer", "accelerate", "Module", "catches"])
+@pytest.mark.filterwarnings("ignore::onward.EagerWarning")
+@pytest.mark.parametrize("how", ["trainer", "accelerate", "Module", "catches", "looks"])
 def test_a_script_runs_until_its_first_step_is_done(how: str, script: Path, said: Said) -> None:
     before = (onward.Trainer.train_step, Accelerated._run, Run.backward, Accelerated._in_eager)
     path, argv = list(sys.path), sys.argv
@@ -303,7 +307,7 @@ REFUSED: dict[str, Refused] = {
     "a script without steps": (["train.py", "--", "none"], "made no training step"),
     "a script that ends": (["train.py", "--", "exits"], "train.py ended (exit status 3) before"),
     "a script that fails": (
-        ["train.py", "--", "fails"], "RuntimeError: no data, in train.py, line 33",
+        ["train.py", "--", "fails"], "RuntimeError: no data, in train.py, line 36",
     ),
 }  # fmt: skip
 
