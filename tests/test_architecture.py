@@ -31,6 +31,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"graph_cache"}),
     frozenset({"compile"}),
     frozenset({"train"}),
+    frozenset({"explanation"}),
     frozenset({"module"}),
     frozenset({"onward"}),
     frozenset({"integrations", "recipes"}),
@@ -42,8 +43,8 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # compile.py computes nothing with tensors, but hands the user's module from capture to execute.
 TORCH_ALLOWED = frozenset(
     {
-        "capture", "kernels", "execute", "compile", "train", "module", "integrations", "recipes",
-        "cli",
+        "capture", "kernels", "execute", "compile", "train", "explanation", "module",
+        "integrations", "recipes", "cli",
     }
 )  # fmt: skip
 
@@ -59,6 +60,7 @@ PUBLIC_NAMES = [
     "__version__",
     "accelerate",
     "eager",
+    "explain",
     "optim",
 ]
 

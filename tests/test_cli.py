@@ -252,9 +252,10 @@ def test_as_a_program(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_help_loads_nothing_heavy() -> None:
+@pytest.mark.parametrize("verb", ["finetune", "explain"])
+def test_help_loads_nothing_heavy(verb: str) -> None:
     code = (
-        "import sys, onward.cli; onward.cli.main(['finetune', '--help']); "
+        f"import sys, onward.cli; onward.cli.main(['{verb}', '--help']); "
         "assert not {'torch', 'transformers', 'onnx', 'numpy'} & set(sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -22,6 +22,7 @@ import onward
 from onward.cli import VERBS
 from onward.config import VARIABLES
 from onward.module import accelerated
+from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import VerifyConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 from onward.train.batch import bind_batch
@@ -148,7 +149,8 @@ def test_variables_are_those_that_are_read() -> None:
 
 def test_switches_that_are_named_exist() -> None:
     known = {
-        *VerifyConfig.__dataclass_fields__, *RENAMED, *SWITCHES, "help", "quick", "measure",
+        *VerifyConfig.__dataclass_fields__, *ExplainConfig.__dataclass_fields__, *RENAMED,
+        *SWITCHES, "help", "quick", "measure",
         "clear",
     }  # fmt: skip
     named = re.findall(r"(?<![\w-])--([a-z][\w-]*)", README)

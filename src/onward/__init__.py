@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, TrainerOptions
 
 if TYPE_CHECKING:
-    from onward.module import Module, accelerate, eager
+    from onward.module import Module, accelerate, eager, explain
     from onward.train import StepResult, Trainer, optim
 
 __version__ = "0.1.0"
@@ -25,6 +25,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "eager",
+    "explain",
     "optim",
 ]
 
@@ -34,6 +35,7 @@ _LATER = {
     "Trainer": "onward.train",
     "accelerate": "onward.module",
     "eager": "onward.module",
+    "explain": "onward.module",
     "optim": "onward.train.optim",
 }
 

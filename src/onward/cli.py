@@ -1,4 +1,4 @@
-"""The command line: `onward finetune | verify | doctor | cache`."""
+"""The command line: `onward finetune | verify | explain | doctor | cache`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 import onward
 from onward.config import OnwardError
+from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
-from onward.recipes.switches import RENAMED, Foreign
+from onward.recipes.switches import Foreign
 
-Config = TypeVar("Config", bound=FinetuneConfig)
+Config = TypeVar("Config")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -101,6 +102,27 @@ def run_verify(argv: list[str]) -> int:
     return finetune.verify(config)
 
 
+def run_explain(argv: list[str]) -> int:
+    """`onward explain MODEL_OR_SCRIPT`."""
+    words, arguments = argv, list[str]()
+    if "--" in argv:
+        words, arguments = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
+    asks = any(word in ("-h", "--help") for word in words)
+    if not asks and (not words or words[0].startswith("-")):
+        raise InputError(
+            "no model or script",
+            "as the first word after explain",
+            "name one: onward explain gpt2-tiny",
+        )
+    options = ["--help"] if asks else words[1:]
+    config = parse(options, "explain", ExplainConfig, Foreign({}, {}), "MODEL_OR_SCRIPT")
+    if config is None:
+        return 0
+    from onward.recipes.explain import explain
+
+    return explain(words[0], config, arguments)
+
+
 def run_doctor(argv: list[str]) -> int:
     """`onward doctor`: versions, what is missing, and which kernels and libraries are used."""
     about = "time the matrix products of every engine anew (about a second)"
@@ -148,21 +170,34 @@ def _switched(argv: list[str], verb: str, name: str, about: str) -> bool | None:
 VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "finetune": ("train a causal language model on text, and save it", run_finetune),
     "verify": ("compare one training step with eager PyTorch", run_verify),
+    "explain": ("show what a training step does, and where its memory is", run_explain),
     "doctor": ("show versions, what is installed, and which kernels are used", run_doctor),
     "cache": ("show or clear the graphs of steps that are kept on disk", run_cache),
 }
 
 
-def parse(argv: Sequence[str], verb: str, kind: type[Config]) -> Config | None:
-    """The options of `verb` as a `kind`; None after `--help`. Raises InputError in one line."""
-    fields = {field.name: field for field in dataclasses.fields(kind)}
+def parse(
+    argv: Sequence[str],
+    verb: str,
+    kind: type[Config],
+    foreign: Foreign | None = None,
+    before: str = "",
+) -> Config | None:
+    """The options of `verb` as a `kind`; None after `--help`. Raises InputError in one line.
+
+    foreign: other programs' switches that are understood; those of training by default. before:
+    what stands before the options.
+    """
+    fields = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
     hints = typing.get_type_hints(kind)
-    foreign = Foreign()
+    foreign = Foreign() if foreign is None else foreign
     given = _given(argv, fields, hints, foreign)
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(
-        prog=f"onward {verb}", description=VERBS[verb][0] + ".", exit_on_error=False
+        prog=f"onward {verb} {before}".strip(),
+        description=VERBS[verb][0] + ".",
+        exit_on_error=False,
     )
     for name, field in fields.items():
         parser.add_argument(
@@ -200,12 +235,12 @@ def _given(
             raise InputError(f"stray word {word!r}", "on the command line", "options begin with --")
         spelled, equals, value = word[2:].partition("=")
         name = spelled.replace("-", "_")
-        name = RENAMED.get(name, name)
+        name = foreign.renamed.get(name, name)
         if name not in fields and not foreign.takes(name):
             raise InputError(
                 f"unknown option --{spelled}",
                 "on the command line",
-                _suggestion(name, [*fields, *RENAMED], "--"),
+                _suggestion(name, [*fields, *foreign.renamed], "--"),
             )
         if name in given:
             raise InputError(f"option --{name} twice", "on the command line", "give it once")

@@ -53,8 +53,8 @@ def unread(twins: Twins, calls: int = 3) -> tuple[Any, Any]:
 def computed(model: Any) -> set[str]:
     """The results that the last forward has computed."""
     held = accelerated(model)
-    assert held is not None and held._last is not None and held._last._last_batch is not None
-    return set(held._last._last_batch.signature.results)
+    assert held is not None and held._last is not None and held._last.last is not None
+    return set(held._last.last.prepared.signature.results)
 
 
 READS: dict[str, Callable[[Any], Any]] = {

@@ -91,6 +91,28 @@ class CapturedModule:
                 cut[leaf] = cut[leaf].narrow(dim, 0, size.number(dims))
         return cut
 
+    def leading_leaves(self, tensors: list[torch.Tensor]) -> list[int]:
+        """The leaves whose dim 0 is the batch size: that of the first leaf that has dims."""
+        first = {leaf: size for leaf, dim, size in self._sizes if dim == 0}
+        if not first:
+            return []
+        count = tensors[min(first)].shape[0]
+        varies = not isinstance(first[min(first)], int)
+        return [
+            leaf
+            for leaf, size in sorted(first.items())
+            if tensors[leaf].shape[0] == count and isinstance(size, int) != varies
+        ]
+
+    def leading(self, tensors: list[torch.Tensor]) -> dict[str, int]:
+        """The symbols that the batch size decides: with how many samples one of each is. Empty
+        where the graph is for this batch size alone."""
+        sizes = {leaf: size for leaf, dim, size in self._sizes if dim == 0}
+        found = [sizes[leaf] for leaf in self.leading_leaves(tensors)]
+        dims = [size for size in found if not isinstance(size, int)]
+        plain = all(size.multiple[0] in size.symbols for size in dims)
+        return dict(size.multiple for size in dims) if plain else {}
+
     def guard(self, texts: Iterable[str]) -> None:
         """Takes conditions on a batch's sizes, as Python code over `L["leaves"]`."""
         self._guards += [compile(text, "<shape guard>", "eval") for text in texts]

@@ -150,6 +150,12 @@ class ExecutableHalves:
                 made[wrt] = block.window(x) if name in self._alone else x.clone(memory_format=_ROWS)
         return made
 
+    @property
+    def copied(self) -> list[str]:
+        """The inputs whose gradients `backward` gives as copies, beside the block."""
+        gradients = self.plan.signature.gradients
+        return [wrt for wrt, name in gradients.items() if name not in self._alone]
+
     def bindings(self) -> int:
         """How often launches were bound, for those who count."""
         return sum(binder.bindings for binder in self._bound.values())

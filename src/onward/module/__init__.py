@@ -2,6 +2,7 @@
 
 from onward.module.accelerate import accelerate, accelerated
 from onward.module.around import eager
+from onward.module.explain import explain
 from onward.module.wrapper import Module
 
-__all__ = ["Module", "accelerate", "accelerated", "eager"]
+__all__ = ["Module", "accelerate", "accelerated", "eager", "explain"]

@@ -10,16 +10,17 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 
-from onward.capture import apart_from_hooks
+from onward.capture import CapturedModule, apart_from_hooks
 from onward.compile import Compiler
 from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError
 from onward.execute import Memory
+from onward.explanation import StepExplanation
 from onward.extend import load_plugins
 from onward.kernels import host
 from onward.module.arguments import bind_call
@@ -36,7 +37,7 @@ from onward.train.session import Session
 
 AnyModule = TypeVar("AnyModule", bound=torch.nn.Module)
 _SLOT = "_compiled_call_impl"
-_CACHE = "a cache of keys and values is in use (generation)"
+CACHE = "a cache of keys and values is in use (generation)"
 
 
 class SharedMemory(Memory):
@@ -92,7 +93,7 @@ class Accelerated:
         self._told_regions = Told()
         self._last: PreparedCall | None = None
         parameters = inspect.signature(model.forward).parameters
-        self._takes_cache = "use_cache" in parameters
+        self.takes_cache = "use_cache" in parameters
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._model()
@@ -100,8 +101,8 @@ class Accelerated:
         if goes_around():
             return model._call_impl(*args, **kwargs)
         reason = surroundings()
-        if reason is None and uses_cache(model, kwargs, self._takes_cache):
-            return self._in_eager(model, args, kwargs, _CACHE)
+        if reason is None and uses_cache(model, kwargs, self.takes_cache):
+            return self._in_eager(model, args, kwargs, CACHE)
         try:
             if reason is not None:
                 raise CaptureError(reason)
@@ -142,17 +143,7 @@ class Accelerated:
         self, model: torch.nn.Module, batch: Batch, state: State, key: Any, grad: bool
     ) -> PreparedCall:
         compiler = Compiler(host(self._device(model).type), self.options.disable)
-        # accelerated modules within it are parts of the graph
-        with eager(), apart_from_hooks():
-            captured = compiler.capture(
-                model,
-                batch.args,
-                batch.kwargs,
-                want_loss=False,
-                gradients=grad,
-                whole=True,
-                regions=not self.options.strict,
-            )
+        captured = self.capture(compiler, model, batch, grad)
         if captured.regions:
             self._told_regions.tell(model, captured.regions)
         if state.guards.settle(captured):
@@ -164,6 +155,22 @@ class Accelerated:
         assert isinstance(calls, list)
         calls.append(call)
         return call
+
+    def capture(
+        self, compiler: Compiler, model: torch.nn.Module, batch: Batch, grad: bool
+    ) -> CapturedModule:
+        """The call of the model with all that it returns."""
+        # accelerated modules within it are parts of the graph
+        with eager(), apart_from_hooks():
+            return compiler.capture(
+                model,
+                batch.args,
+                batch.kwargs,
+                want_loss=False,
+                gradients=grad,
+                whole=True,
+                regions=not self.options.strict,
+            )
 
     def _run(self, model: torch.nn.Module, call: PreparedCall, batch: Batch) -> Any:
         assert self._memory is not None, "it was needed to find the call"
@@ -211,14 +218,45 @@ class Accelerated:
 
     def report(self) -> Report:
         """Of the last call, as `Trainer.report`."""
-        return self._last_call().report()
+        return self.last_call().report()
 
     @property
     def plan(self) -> Plan:
         """The last call's plan; print it to see every buffer."""
-        return self._last_call().plan
+        return self.last_call().plan
 
-    def _last_call(self) -> PreparedCall:
+    def explain(
+        self, batch: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> StepExplanation:
+        """A training step of the model, or the last call's; see `onward.explain`."""
+        from onward.module.explain import explain
+
+        return explain(self.model, batch, kwargs, **options)
+
+    @property
+    def model(self) -> torch.nn.Module:
+        model = self._model()
+        assert model is not None, "a module that is looked at is there"
+        return model
+
+    @property
+    def memory(self) -> SharedMemory:
+        """In which its plans run."""
+        with self.locked():
+            assert self._memory is not None
+            return self._memory
+
+    def locked(self) -> threading.RLock:
+        """The lock of the memory: whoever holds it runs alone."""
+        return self._locked(self.model)
+
+    def find(self, batch: Batch) -> PreparedCall | str:
+        """The call for batches like this one, or why such calls run in eager. Raises CaptureError
+        where that was not known before."""
+        return self._find(self.model, batch)
+
+    def last_call(self) -> PreparedCall:
+        """Raises OnwardError before the first."""
         if self._last is None:
             raise OnwardError("nothing has run as a graph yet; fix: call the model first")
         return self._last
@@ -230,4 +268,4 @@ def _tensor_of(model: torch.nn.Module, path: str) -> torch.Tensor:
     return getattr(model.get_submodule(prefix), name)
 
 
-__all__ = ["Accelerated", "accelerate", "accelerated"]
+__all__ = ["CACHE", "Accelerated", "accelerate", "accelerated"]

@@ -7,6 +7,7 @@ runs: the calls before tell. Where they told wrong, the call runs again with the
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,16 @@ from onward.train.prepared_batch import OutputRequest, PreparedBatch
 from onward.train.prepared_step import PreparedStep
 from onward.train.report import Report
 from onward.train.session import Session
+
+
+@dataclass(frozen=True)
+class LastCall:
+    """What ran last: the results computed, and those that gradients were prepared for."""
+
+    batch: Batch
+    results: tuple[str, ...]
+    ends: tuple[str, ...]
+    prepared: PreparedBatch[Any]
 
 
 class PreparedCall:
@@ -64,7 +75,7 @@ class PreparedCall:
         # by the last two callers; the first is given all
         self._read: list[set[str]] = [set(self.results), set()]
         self.fields = waiting(captured.tree.root if captured.tree else None)
-        self._last_batch: PreparedBatch[Any] | None = None
+        self.last: LastCall | None = None
 
     @property
     def results(self) -> list[str]:
@@ -91,6 +102,18 @@ class PreparedCall:
         if outputs != "auto" or not late:
             return self.results
         return [n for n in self.results if n not in late] or self.results[:1]
+
+    def usual(self, outputs: str) -> list[str]:
+        """The results that a loop will compute: before its first call nobody knows what it reads,
+        and one that reads nothing that can wait is taken to be usual."""
+        if self.last is not None or outputs != "auto" or LOSS not in self.results:
+            return self.wanted(outputs)
+        read = self._read
+        self._read = [set(), set()]
+        try:
+            return self.wanted(outputs)
+        finally:
+            self._read = read
 
     def next_call(self) -> set[str]:
         """Begins a call; returns the set into which what its caller reads is to be entered."""
@@ -124,7 +147,7 @@ class PreparedCall:
         prepared = self._plain.prepare(batch, OutputRequest(tuple(results)))
         executable = prepared.executable
         executable.run({**prepared.inputs, **_seeded(prepared, seed)}, prepared.dims)
-        self._last_batch = prepared
+        self.last = LastCall(batch, tuple(results), (), prepared)
         return {name: prepared.output(name) for name in results}
 
     def forward(
@@ -139,8 +162,7 @@ class PreparedCall:
         copies: see `ExecutableHalves.forward`."""
         step = self._halves.get(ends)
         if step is None:
-            wrt = [n for n in self.leaves if any(n in self.reaches[end] for end in ends)]
-            graphs = Halves(self._graphs, ends, wrt)
+            graphs = self.halves(self._graphs, ends)
             bind = partial(self._session.bind_halves, self.compiler, graphs)
             step = self._halves[ends] = PreparedStep(self._kind, graphs, self._session, bind)
         prepared = step.prepare(batch, HalvesRequest(tuple(results)))
@@ -148,20 +170,24 @@ class PreparedCall:
         inputs = {**prepared.inputs, **_seeded(prepared, seed)}
         residuals = executable.forward(inputs, prepared.dims, copies)
         names = prepared.signature.results
-        self._last_batch = prepared
+        self.last = LastCall(batch, tuple(results), ends, prepared)
         return executable, residuals, {n: executable.output(names[n]) for n in results}
+
+    def halves(self, graphs: Graphs, ends: tuple[str, ...]) -> Halves:
+        """The halves for cotangents of `ends`, of these graphs' forward."""
+        wrt = [n for n in self.leaves if any(n in self.reaches[end] for end in ends)]
+        return Halves(graphs, ends, wrt)
 
     def report(self) -> Report:
         """Of the last run."""
-        last = self._last_batch
-        assert last is not None, "a call that is reported has run"
-        return report_of(self.compiler.journal, self.captured.notes, last)
+        assert self.last is not None, "a call that is reported has run"
+        return report_of(self.compiler.journal, self.captured.notes, self.last.prepared)
 
     @property
     def plan(self) -> Plan:
         """Of the last run."""
-        assert self._last_batch is not None, "a call that is looked at has run"
-        return self._last_batch.executable.plan
+        assert self.last is not None, "a call that is looked at has run"
+        return self.last.prepared.executable.plan
 
     def draws(self) -> bool:
         """Whether the forward draws random numbers."""
@@ -178,4 +204,4 @@ def _seeded(prepared: PreparedBatch[Any], seed: torch.Tensor | None) -> dict[str
     return found
 
 
-__all__ = ["PreparedCall"]
+__all__ = ["LastCall", "PreparedCall"]

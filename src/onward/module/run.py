@@ -63,6 +63,10 @@ class Run:
         self._before = before or [b.detach().clone() for b in call.written]
         self._marks: list[tuple[int, int]] = []  # of what it has read, once it has run
 
+    @property
+    def call(self) -> PreparedCall:
+        return self._call
+
     def outputs(self, gradients: bool) -> dict[str, torch.Tensor]:
         """The results, those that reach what is trained on the tape."""
         call = self._call

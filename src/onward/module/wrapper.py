@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from onward.explanation import StepExplanation
 from onward.module.accelerate import accelerate, accelerated
 from onward.train.report import Report
 
@@ -38,6 +39,14 @@ class Module(torch.nn.Module):
         held = accelerated(self.module)
         assert held is not None, "what __init__ has accelerated"
         return held.report()
+
+    def explain(
+        self, batch: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> StepExplanation:
+        """A training step of the model, or the last call's; see `onward.explain`."""
+        held = accelerated(self.module)
+        assert held is not None, "what __init__ has accelerated"
+        return held.explain(batch, kwargs, **options)
 
     # ---- the model's attributes
 

@@ -5,6 +5,7 @@ of the rest each is either told to change nothing, or refused with what to do in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from onward.recipes.gpt2 import PRESETS
@@ -115,26 +116,35 @@ SWITCHES: dict[str, Switch] = {
 
 
 class Foreign:
-    """The foreign switches of one command line, and what there is to say of them."""
+    """The foreign switches of one command line, and what there is to say of them.
 
-    def __init__(self) -> None:
+    switches, renamed: those that are understood; by default all there are.
+    """
+
+    def __init__(
+        self,
+        switches: Mapping[str, Switch] = SWITCHES,
+        renamed: Mapping[str, str] = RENAMED,
+    ) -> None:
+        self.renamed = renamed
         self.notes: list[str] = []
+        self._switches = switches
         self._config_name: str | None = None
 
     def takes(self, name: str) -> bool:
         """Whether this is one of them."""
-        return name in SWITCHES or name == "config_name"
+        return name in self._switches or (name == "config_name" and bool(self._switches))
 
     def may_stand_alone(self, name: str) -> bool:
         """Whether it needs no value."""
-        return name in SWITCHES and SWITCHES[name].flag
+        return name in self._switches and self._switches[name].flag
 
     def take(self, spelled: str, name: str, value: str) -> None:
         """Accepts one with a note, or raises InputError with what to do instead."""
         if name == "config_name":
             self._config_name = value
             return
-        switch, where = SWITCHES[name], "on the command line"
+        switch, where = self._switches[name], "on the command line"
         off = switch.flag and value.lower() in ("false", "0", "no")
         if off and switch.off:
             raise InputError(f"--{spelled} {value}: {switch.told}", where, switch.off)

@@ -83,6 +83,12 @@ def bind_batch(args: tuple[Any, ...], kwargs: dict[str, Any], has_loss: bool) ->
             raise OnwardError(
                 "a loss_fn needs a target; fix: train_step(input, target), or labels= in the batch"
             )
+    return batch_of(args, kwargs, target)
+
+
+def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any], target: tuple[Any, ...]) -> Batch:
+    """The batch of what the model, and the loss function after it, are given. Raises OnwardError
+    where there is no tensor."""
     leaves, spec = pytree.tree_flatten((args, kwargs, target))
     tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
     if not tensors:

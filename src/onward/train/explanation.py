@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -58,6 +59,19 @@ class Explanation:
         """Of the arithmetic, what is done."""
         return self.done / self.everything if self.everything else 1.0
 
+    def as_dict(self) -> dict[str, Any]:
+        """Of values that JSON knows; of each set of rows their number."""
+        return {
+            "arithmetic_done": self.share,
+            "packed": self.packed,
+            "sets": [
+                {"rows": s.count, "of": s.total, "modules": list(s.modules)} for s in self.sets
+            ],
+            "all_rows": list(self.whole),
+            "kept": [{"why": k.why, "more": k.more} for k in self.kept],
+            "together": self.together,
+        }
+
     def __repr__(self) -> str:
         form = "rows that are read" if self.packed else "every row"
         return (
@@ -66,7 +80,7 @@ class Explanation:
         )
 
     def _repr_html_(self) -> str:
-        return f"<p><code>{escape(repr(self))}</code></p>\n{self._svg()}"
+        return f"<p><code>{escape(repr(self))}</code></p>\n{self.svg()}"
 
     def __str__(self) -> str:
         form = "rows that are read" if self.packed else "every row (too little can be spared)"
@@ -88,10 +102,11 @@ class Explanation:
     def save(self, path: str | Path) -> Path:
         """Writes the picture as SVG."""
         path = Path(path)
-        path.write_text(self._svg(), encoding="utf-8")
+        path.write_text(self.svg(), encoding="utf-8")
         return path
 
-    def _svg(self) -> str:
+    def svg(self) -> str:
+        """The picture: a grid for each set of rows."""
         grids = [
             (f"{s.count} of {s.total} rows: {_listed(s.modules)}", s.present)
             for s in self.sets

@@ -10,7 +10,9 @@ from onward.execute import Executable
 from onward.journal import Journal
 from onward.plan import Plan
 from onward.rewrite import summary
-from onward.train.prepared_batch import PreparedBatch
+from onward.train.batch import Batch
+from onward.train.prepared_batch import OutputRequest, PreparedBatch
+from onward.train.prepared_step import PreparedStep
 from onward.train.report import Report
 
 
@@ -30,10 +32,11 @@ def report_of(journal: Journal, notes: Sequence[str], prepared: PreparedBatch[An
 
 @dataclass(frozen=True)
 class LastRun:
-    """notes: of the capture. inputs: by graph input, with which the batch ran."""
+    """step: whose request ran on the batch. inputs: by graph input, with which it ran."""
 
-    journal: Journal
-    notes: Sequence[str]
+    step: PreparedStep[Executable]
+    batch: Batch
+    request: OutputRequest
     prepared: PreparedBatch[Executable]
     inputs: Mapping[str, Any]
 
@@ -44,7 +47,8 @@ class LastRun:
 
     def report(self) -> Report:
         """A new report, the caller's own."""
-        return report_of(self.journal, self.notes, self.prepared)
+        step = self.step
+        return report_of(step.graphs.compiler.journal, step.captured.notes, self.prepared)
 
     def profile(self) -> dict[str, float]:
         """Seconds per op of one more run, which leaves everything as it was."""

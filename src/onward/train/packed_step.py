@@ -10,6 +10,7 @@ import torch
 
 from onward.config import environment
 from onward.graph.graph import Graph
+from onward.plan import Plan
 from onward.rewrite import FlopCount, prune, row_conditions, with_rows_given
 from onward.train.graphs import Graphs
 from onward.train.prepared_batch import Bound, OutputRequest, PreparedBatch
@@ -19,7 +20,7 @@ from onward.train.unread import Ids, Unread
 
 class PackedStep(Generic[Bound]):
     """The packed form of a step for some results; `forward` is the packed forward, and `bind` gives
-    the executable of a plan of the step."""
+    the executable of a plan of the step. running: whether it ran the last batch."""
 
     def __init__(
         self,
@@ -34,7 +35,7 @@ class PackedStep(Generic[Bound]):
         padded = prune(graphs.forward, graphs.forward.signature.requested(results, None))
         self._conditions = row_conditions(forward)
         self._work = FlopCount(forward), FlopCount(padded)
-        self._running = False
+        self.running = False
         count = partial(session.bind, compiler, graphs)
         self._counting = PlanCache(compiler, count, label="rows-")
         self._plans: dict[OutputRequest, PlanCache[Bound]] = {}
@@ -45,6 +46,11 @@ class PackedStep(Generic[Bound]):
     def graph(self) -> Graph:
         """The whole step, with the rows' numbers as inputs."""
         return with_rows_given(self._graphs.completed(self._forward))
+
+    @property
+    def looks(self) -> list[Plan]:
+        """The plans that have looked at a batch, before its step."""
+        return [*self._counting.plans, *self._ids.plans]
 
     def prepare(
         self, staged: Mapping[str, torch.Tensor], dims: dict[str, int], request: OutputRequest
@@ -84,5 +90,5 @@ class PackedStep(Generic[Bound]):
     def pays(self, dims: Mapping[str, int]) -> bool:
         """Whether to run the packed form. What ran last stays unless the other is clearly better,
         so that batches near the bound do not change places in memory."""
-        self._running = self.share(dims) < (0.99 if self._running else 0.95)
-        return self._running
+        self.running = self.share(dims) < (0.99 if self.running else 0.95)
+        return self.running

@@ -14,6 +14,7 @@ import torch
 
 from onward.config import CaptureError, OnwardError
 from onward.graph.graph import Graph
+from onward.plan import Plan
 from onward.rewrite import attribute
 from onward.train.batch import Batch
 from onward.train.explain import explain
@@ -83,6 +84,12 @@ class PreparedStep(Generic[Bound]):
                 else PackedStep(self.graphs, packed, self.session, results, self._bind)
             )
         return self._packed[results]
+
+    @property
+    def looks(self) -> list[Plan]:
+        """The plans that have looked at batches, before their steps."""
+        packed = (step for step in self._packed.values() if step is not None)
+        return [plan for step in packed for plan in step.looks]
 
     def explain(self, batch: Batch, results: tuple[str, ...]) -> Explanation:
         """What row demand does with this batch."""

@@ -71,12 +71,10 @@ class PreparedSteps:
         self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch, training: bool
     ) -> Step:
         compiler = Compiler(host(self._session.memory.device.type), self._options.disable)
-        with training_mode(model, training):
-            regions = not self._options.strict
-            captured = compiler.capture(model, *batch.given, loss_fn, regions=regions)
+        captured = self.capture(compiler, model, loss_fn, batch, training)
         if captured.regions:
             self._told.tell(model, captured.regions)
-        graphs = Graphs(compiler, captured, self._recipe(captured) if training else None)
+        graphs = Graphs(compiler, captured, self.recipe(captured) if training else None)
         bind = partial(self._session.bind, compiler, graphs)
         step = PreparedStep(batch.kind, graphs, self._session, bind)
         if self._guards.settle(captured):
@@ -85,7 +83,20 @@ class PreparedSteps:
         (self.train if training else self.eval).append(step)
         return step
 
-    def _recipe(self, captured: CapturedModule) -> Recipe:
+    def capture(
+        self,
+        compiler: Compiler,
+        model: torch.nn.Module,
+        loss_fn: LossFunction | None,
+        batch: Batch,
+        training: bool,
+    ) -> CapturedModule:
+        """The call of the model, in training or evaluation mode."""
+        with training_mode(model, training):
+            return compiler.capture(model, *batch.given, loss_fn, regions=not self._options.strict)
+
+    def recipe(self, captured: CapturedModule) -> Recipe:
+        """What a training step of this capture does with its gradients."""
         groups = self._updates.groups(captured.parameters, captured.reached)
         return Recipe(
             tuple(groups),

@@ -61,6 +61,11 @@ class PlanCache(Generic[Bound]):
         self._budget, self._label = budget, label
         self._executables: dict[frozenset[str], Bound] = {}  # by the sizes that are not 0
 
+    @property
+    def plans(self) -> list[Plan]:
+        """Those that are bound."""
+        return [executable.plan for executable in self._executables.values()]
+
     def serving(
         self,
         graph: Graph,

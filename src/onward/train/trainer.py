@@ -128,12 +128,13 @@ class Trainer:
         self._verify_first(batch)
         names, last = names_to_fetch(self.options, fetch), self._window.is_last
         step = self._steps.training(self.model, self.loss_fn, batch)
-        prepared = step.prepare(batch, OutputRequest(names, update=last))
+        request = OutputRequest(names, update=last)
+        prepared = step.prepare(batch, request)
         self._remember(batch)
         lr = self._lr()
         self._updates.enter(prepared.signature, self._window.is_first)
         inputs, wrote = self._run(prepared, batch.batch_size, last)
-        self._last = LastRun(step.graphs.compiler.journal, step.captured.notes, prepared, inputs)
+        self._last = LastRun(step, batch, request, prepared, inputs)
         if not wrote:
             log.warning("a gradient is not finite: update %d is skipped", self.updates + 1)
         norm = prepared.signature.grad_norm if last else None

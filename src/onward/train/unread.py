@@ -11,6 +11,7 @@ from onward.config import OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.journal import Journal
+from onward.plan import Plan
 from onward.rewrite import STEP, FusionPass, lookups, with_rows_given
 from onward.train.graphs import Graphs
 from onward.train.prepared_batch import scalars
@@ -24,6 +25,11 @@ class Ids:
         self._graph, self._tables = lookups(forward)
         self._graphs, self._session = graphs, session
         self._executable: Executable | None = None  # for the largest sizes seen
+
+    @property
+    def plans(self) -> list[Plan]:
+        """That of the last look, if any."""
+        return [] if self._executable is None else [self._executable.plan]
 
     def within(self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]) -> bool:
         """Whether its table has every id."""

@@ -1,0 +1,135 @@
+"""The explanation of a subject: its facts, put together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from onward.config import CaptureError, OnwardError, memory_amount
+from onward.execute.executable import KernelTime
+from onward.explanation.facts import OF_REGIONS, OpLaunches, Region, StepExplanation
+from onward.explanation.sizes import Sizes
+from onward.explanation.subject import Remade, Subject
+from onward.explanation.timing import launch_times
+from onward.plan import Plan
+from onward.rewrite import summary
+
+_REGIONS = ("Region", "RegionGrad")  # ops of parts that run in eager PyTorch
+_HEADLINE = "the model cannot be captured"
+
+
+def explained(
+    subject: Subject,
+    memory: int | None = None,
+    batch_sizes: Sequence[int] = (),
+    profile: bool = False,
+) -> StepExplanation:
+    """See `onward.explain`. memory: in bytes."""
+    remade = Remade(subject)
+    plan = remade.executable.plan
+    times = launch_times(remade) if profile else None
+    sizes = Sizes(remade)
+    reports = remade.journal.reports
+    regions = _regions(subject.captured, plan, times)
+    held = remade.step_memory()
+    if regions:
+        held = replace(held, not_counted=(*held.not_counted, OF_REGIONS))
+    return StepExplanation(
+        model=type(subject.model).__name__,
+        loop=subject.loop,
+        captured=True,
+        notes=tuple(subject.captured.notes),
+        regions=regions,
+        results=_results(plan),
+        dims=dict((subject.ran or remade.prepared).dims),
+        batch_size=remade.batch_size,
+        changes=remade.journal.changes(subject.captured.graph, bool(remade.prepared.counts)),
+        near_misses=tuple(summary(m for r in reports for m in r.misses)),
+        launches=_launches(plan, times),
+        rows=remade.rows,
+        memory=held,
+        sizes=tuple(sizes.predict(size) for size in batch_sizes),
+        largest=None if memory is None else sizes.largest(memory),
+        seconds=dict(subject.seconds or {}),
+    )
+
+
+def refused(model: Any, loop: str, error: CaptureError | str) -> StepExplanation:
+    """Of a step that does not run as a graph."""
+    return StepExplanation(type(model).__name__, loop, captured=False, reasons=reasons(error))
+
+
+def reasons(error: CaptureError | str) -> tuple[str, ...]:
+    """Each of them, with its place in the model."""
+    headline, *lines = [line.strip() for line in str(error).strip().splitlines()]
+    if lines:
+        return tuple(line.lstrip("- ") for line in lines if line)
+    found = headline.removeprefix(f"{_HEADLINE}: ")
+    return (found,)
+
+
+def bytes_of(memory: int | str | None) -> int | None:
+    """An amount of memory in bytes. Raises OnwardError for what is none."""
+    if memory is None:
+        return None
+    amount = memory_amount(memory)
+    if not isinstance(amount, int):
+        raise OnwardError(f"memory={memory!r}; fix: bytes, or with a unit ('2GB', '512MiB')")
+    return amount
+
+
+def checked_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
+    """Batch sizes, each once. Raises OnwardError for what is none."""
+    found = tuple(dict.fromkeys(batch_sizes))
+    odd = [n for n in found if isinstance(n, bool) or not isinstance(n, int) or n < 1]
+    if odd:
+        raise OnwardError(f"batch_sizes holds {odd[0]!r}; fix: whole numbers, 1 or more")
+    return found
+
+
+def _results(plan: Plan) -> tuple[str, ...]:
+    """The names of what is handed out; the loss is `loss` where the model has no name for it."""
+    names = [*plan.signature.results, *(["loss"] if plan.signature.loss else [])]
+    return tuple(dict.fromkeys(names))
+
+
+def _launches(plan: Plan, times: Sequence[KernelTime] | None) -> tuple[OpLaunches, ...]:
+    """By op, those that take longest first, or those with most launches."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    seconds: dict[str, float] = defaultdict(float)
+    for i, launch in enumerate(plan.launches):
+        counts[launch.op][launch.backward] += 1
+        if times is not None:
+            seconds[launch.op] += times[i].seconds
+    made = [
+        OpLaunches(op, forward, backward, None if times is None else seconds[op])
+        for op, (forward, backward) in counts.items()
+    ]
+    return tuple(sorted(made, key=lambda x: (-(x.seconds or 0.0), -(x.forward + x.backward), x.op)))
+
+
+def _parts(captured: Any) -> Sequence[Any]:
+    return getattr(captured, "regions", ())
+
+
+def _regions(captured: Any, plan: Plan, times: Sequence[KernelTime] | None) -> tuple[Region, ...]:
+    """The parts of the model that run in eager PyTorch, with their share of the launches' time. A
+    launch names its part by the number, `site`."""
+    made: list[Region] = []
+    whole = sum(item.seconds for item in times or ())
+    for site, part in enumerate(_parts(captured)):
+        found = Region(part.path, part.reason, getattr(part, "operator", ""))
+        if times is not None:
+            seconds = sum(
+                item.seconds
+                for launch, item in zip(plan.launches, times, strict=True)
+                if launch.op in _REGIONS and launch.attrs.get("site") == site
+            )
+            found = replace(found, seconds=seconds, share=seconds / whole if whole else 0.0)
+        made.append(found)
+    return tuple(made)
+
+
+__all__ = ["bytes_of", "checked_sizes", "explained", "reasons", "refused"]

@@ -1,0 +1,84 @@
+"""Changes: the nodes of a step's graph before and after each pass and stage, counted by op."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterator
+
+from onward.explanation.facts import Change
+from onward.graph.graph import Graph
+from onward.journal import Journal
+from onward.rewrite import FORWARD, STEP, FusionPass, Report, halves
+from onward.rewrite.lists import ROW_DEMAND
+
+_STAGES = ("differentiate", "updates", "bind")  # that are no passes
+_OWN = "::"  # in the name of an op outside the standard
+_LOOKS = "rows-"  # before the stages of plans that only count rows
+
+
+class CountingJournal(Journal):
+    """Of a compilation that is done to be looked at: nothing of it is dumped, logged or read from a
+    cache. counts: nodes by op, of each graph that was noted, by its stage."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.counts: list[tuple[str, Counter[str]]] = []
+
+    def note(self, stage: str, graph: Graph) -> None:
+        super().note(stage, graph)
+        if not stage.startswith(_LOOKS):
+            self.counts.append((stage, count_ops(graph)))
+
+    def changes(self, captured: Graph, packed: bool) -> tuple[Change, ...]:
+        """In the order of the flow, from the graph that was captured on. packed: whether what row
+        demand writes is what runs; if not, the flow goes on from the graph before it."""
+        before, left = count_ops(captured), deque(self.reports)
+        made: list[Change] = []
+        for stage, after in self.counts:
+            part, _, name = stage.partition("-")
+            if part in _STAGES:
+                if left and left[0].name == ROW_DEMAND:  # that found every row to be read
+                    made.append(_change("forward", ROW_DEMAND, left.popleft(), before, before))
+                made.append(_change("", part, None, before, after))
+                before = after
+                continue
+            for report in _until(left, name or part):
+                if report.name == (name or part):
+                    made.append(_change(part if name else "", report.name, report, before, after))
+                else:  # a pass that left no graph of its own, since it changed nothing
+                    made.append(_change(part, report.name, report, before, before))
+            if packed or name != ROW_DEMAND:
+                before = after
+        made += [_change("", report.name, report, before, before) for report in left]
+        return tuple(made)
+
+
+def count_ops(graph: Graph) -> Counter[str]:
+    """Nodes by op; an own op is `onward::Name`."""
+    return Counter(op_name(node.domain, node.op_type) for node in graph)
+
+
+def op_name(domain: str, op: str) -> str:
+    return f"{domain}::{op}" if domain else op
+
+
+def _until(reports: deque[Report], name: str) -> Iterator[Report]:
+    """Takes the next reports, up to and with the one of this name."""
+    while reports:
+        yield (report := reports.popleft())
+        if report.name == name:
+            return
+
+
+def _change(
+    stage: str, name: str, report: Report | None, before: Counter[str], after: Counter[str]
+) -> Change:
+    ops = {op: after[op] - before[op] for op in {*before, *after} if after[op] != before[op]}
+    ordered = dict(sorted(ops.items(), key=lambda item: (-abs(item[1]), item[0])))
+    edits = None if report is None else report.edits
+    fuses = any(p.name == name for p in (*FORWARD, *STEP, *halves()) if isinstance(p, FusionPass))
+    fused = {op: n for op, n in ordered.items() if n > 0 and _OWN in op} if fuses else {}
+    return Change(stage, name, edits, before.total(), after.total(), ordered, fused)
+
+
+__all__ = ["CountingJournal", "count_ops", "op_name"]

@@ -1,0 +1,205 @@
+"""Facts of one training step: what was captured, rewritten and planned. Data alone: `text.py` and
+`page.py` show them, `as_dict` gives them to JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from onward.train.explanation import Explanation
+
+# Kinds of memory, in the order of the tables. Those of the arena share its bytes.
+KINDS: dict[str, str] = {
+    "weights": "the model's parameters and buffers",
+    "optimizer": "the optimizer's state",
+    "gradients": "by parameters, and their sums over micro-batches",
+    "activations": "what the forward keeps for the backward",
+    "scratch": "values that live within the forward, or within the backward",
+    "batch": "copies of the batch's tensors",
+    "results": "the loss and what else is handed out",
+    "constants": "constants, sizes and scalars of the graph",
+    "gaps": "bytes between buffers at the fullest launch",
+    "workspace": "what a kernel allocates by itself, at most",
+    "row counting": "what counts a batch's rows before the step",
+}
+ARENA = ("gradients", "activations", "scratch", "batch", "results")  # that change within a step
+NOT_COUNTED = (
+    "Python, PyTorch and other libraries, with their own buffers",
+    "the batch as it is given, and what else the program holds",
+    "what compiling takes for a while",
+)
+OF_REGIONS = "what parts that run in eager PyTorch hold from forward to backward"
+OWN_OPTIMIZER = "the state of the loop's own optimizer; explain(..., optimizer=...) counts it"
+OWN_GRADIENTS = "a second block, where a forward runs before the gradients of the last are let go"
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of the model that runs in eager PyTorch within the graph.
+
+    operator: where the part is a single one. seconds: of one step; None where nothing was timed.
+    share: of all launches' seconds.
+    """
+
+    path: str
+    reason: str
+    operator: str = ""
+    seconds: float | None = None
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What one pass or stage did to the graph. edits: None of what is no pass. before, after:
+    nodes. ops: by how many an op's nodes became more or fewer; own ops are `onward::Name`. fused:
+    the own ops that a fusion wrote."""
+
+    stage: str
+    name: str
+    edits: int | None
+    before: int
+    after: int
+    ops: Mapping[str, int]
+    fused: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OpLaunches:
+    """The launches of one op. seconds: of one step; None where nothing was timed."""
+
+    op: str
+    forward: int
+    backward: int
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class StepMemory:
+    """Bytes of a step that is running. kinds: by `KINDS`, at the fullest launch. fullest: its
+    number. alive: bytes of each kind of `ARENA`, launch by launch. arena: bytes of the arena that
+    they lie in. not_counted: what a process holds besides."""
+
+    kinds: Mapping[str, int]
+    fullest: int
+    alive: Mapping[str, tuple[int, ...]]
+    arena: int
+    not_counted: tuple[str, ...] = NOT_COUNTED
+
+    @property
+    def total(self) -> int:
+        return sum(self.kinds.values())
+
+    def most(self, kind: str) -> int:
+        """Bytes of this kind at the launch that has most of it."""
+        alive = self.alive.get(kind, ())
+        return self.kinds[kind] + (max(alive) - alive[self.fullest] if alive else 0)
+
+
+@dataclass(frozen=True)
+class SizedMemory:
+    """Predicted bytes at another batch size. reason: why there are none."""
+
+    batch_size: int
+    nbytes: int | None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class LargestBatch:
+    """The most samples whose step stays within `memory` bytes; 0 where one is too many.
+
+    nbytes: with so many; None for 0. beyond: of the next size. reason: why nothing can be said.
+    planned: how many sizes were planned to find it.
+    """
+
+    memory: int
+    batch_size: int
+    nbytes: int | None
+    beyond: int | None
+    reason: str = ""
+    planned: int = 0
+
+
+@dataclass(frozen=True, repr=False)
+class StepExplanation:
+    """One training step, explained; `print` it, or take `as_dict()`, or `save` it as a page.
+
+    loop: `trainer` (`onward.Trainer`, the whole step) or `module` (the user's own loop). captured:
+    whether a graph runs; if not, `reasons` says why, and what follows is empty. results: outputs
+    that are computed. dims: sizes of the batch. rows: what row demand does with the batch. seconds:
+    of each stage of the compilation.
+    """
+
+    model: str
+    loop: str
+    captured: bool
+    reasons: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    regions: tuple[Region, ...] = ()
+    results: tuple[str, ...] = ()
+    dims: Mapping[str, int] = field(default_factory=dict)
+    batch_size: int = 0
+    changes: tuple[Change, ...] = ()
+    near_misses: tuple[Mapping[str, Any], ...] = ()
+    launches: tuple[OpLaunches, ...] = ()
+    rows: Explanation | None = None
+    memory: StepMemory | None = None
+    sizes: tuple[SizedMemory, ...] = ()
+    largest: LargestBatch | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def launch_count(self) -> int:
+        return sum(item.forward + item.backward for item in self.launches)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Of values that JSON knows."""
+        plain = {
+            f.name: _plain(getattr(self, f.name))
+            for f in dataclasses.fields(self)
+            if f.name not in ("rows", "memory")
+        }
+        plain["launch_count"] = self.launch_count
+        plain["rows"] = None if self.rows is None else self.rows.as_dict()
+        plain["memory"] = None
+        if self.memory is not None:
+            most = {kind: self.memory.most(kind) for kind in KINDS}
+            plain["memory"] = {"total": self.memory.total, "most": most, **_plain(self.memory)}
+        return plain
+
+    def __repr__(self) -> str:
+        if not self.captured:
+            return f"StepExplanation({self.model}: runs in eager PyTorch)"
+        total = 0 if self.memory is None else self.memory.total
+        return (
+            f"StepExplanation({self.model}, {self.loop}: {self.launch_count} launches, "
+            f"{total / 2**20:.1f} MiB)"
+        )
+
+    def __str__(self) -> str:
+        from onward.explanation.text import text
+
+        return text(self)
+
+    def _repr_html_(self) -> str:
+        from onward.explanation.page import body
+
+        return body(self)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return value
+
+
+__all__ = [
+    "ARENA", "KINDS", "NOT_COUNTED", "OF_REGIONS", "OWN_GRADIENTS", "OWN_OPTIMIZER", "Change",
+    "LargestBatch", "OpLaunches", "Region", "SizedMemory", "StepExplanation", "StepMemory",
+]  # fmt: skip

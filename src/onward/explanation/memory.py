@@ -1,0 +1,138 @@
+"""Bytes of a step by kind: of its plan, of the model, and of copies that are handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from onward.execute import Executable, ExecutableHalves
+from onward.explanation.facts import (
+    ARENA,
+    KINDS,
+    NOT_COUNTED,
+    OWN_GRADIENTS,
+    OWN_OPTIMIZER,
+    StepMemory,
+)
+from onward.graph.ops.optimizers import OPTIMIZERS
+from onward.plan import Layout, Plan, Region
+from onward.plan.arena import aligned
+
+_ARENAS = (Region.RESIDUAL, Region.SCRATCH)
+
+
+def model_bytes(model: torch.nn.Module, owned: Mapping[str, torch.Tensor]) -> int:
+    """Of parameters and buffers, shared ones once. owned: those of the graph; a step has a copy of
+    one whose elements do not lie one after the other."""
+    held = {id(t): t for t in (*model.parameters(), *model.buffers(), *owned.values())}
+    copies = [t for t in owned.values() if not t.is_contiguous()]
+    return sum(t.numel() * t.itemsize for t in (*held.values(), *copies))
+
+
+def step_memory(
+    executable: Executable | ExecutableHalves,
+    looks: Sequence[Plan],
+    weights: int,
+    optimizer: int | None = None,
+) -> StepMemory:
+    """Of a step on this plan.
+
+    looks: plans that run before it, to look at the batch. weights: bytes of the model. optimizer:
+    bytes of state that the plan does not hold, where the loop is the user's own and they are known.
+    """
+    plan = executable.plan
+    halves = isinstance(executable, ExecutableHalves)
+    kinds = dict.fromkeys(KINDS, 0)
+    kinds["weights"], kinds["optimizer"] = weights, optimizer or 0
+    state = {plan.inputs[n].buffer for n in plan.signature.slots.values() if n in plan.inputs}
+    sums = _accumulators(plan)
+    for buffer in plan.buffers:
+        if buffer.region is Region.PERSISTENT:
+            held = "optimizer" if buffer.index in state else "constants"
+            held = "gradients" if buffer.index in sums else held
+            kinds[held] += aligned(buffer.nbytes)
+    alive = _alive(plan)
+    totals = np.sum([alive[kind] for kind in ARENA], axis=0)
+    fullest = int(totals.argmax()) if len(totals) else 0
+    for kind in ARENA:
+        kinds[kind] += int(alive[kind][fullest]) if len(totals) else 0
+    kinds["gaps"] = plan.arena_bytes - (int(totals[fullest]) if len(totals) else 0)
+    kinds["workspace"] = plan.workspace
+    kinds["results"] += _bytes_of(plan, _results(plan))
+    if halves:
+        copied = [plan.signature.gradients[wrt] for wrt in executable.copied]
+        kinds["gradients"] += _bytes_of(plan, copied)
+    kinds["row counting"] = _looking(plan, looks, apart=halves)
+    shown = {kind: tuple(map(int, alive[kind])) for kind in ARENA}
+    more = [OWN_GRADIENTS, *([OWN_OPTIMIZER] if optimizer is None else [])] if halves else []
+    return StepMemory(kinds, fullest, shown, plan.arena_bytes, (*NOT_COUNTED, *more))
+
+
+def _results(plan: Plan) -> Iterable[str]:
+    """The outputs of which whoever runs a step gets copies."""
+    signature = plan.signature
+    named = [*signature.results.values(), signature.loss, signature.grad_norm]
+    return dict.fromkeys(name for name in named if name in plan.outputs)
+
+
+def _bytes_of(plan: Plan, names: Iterable[str | None]) -> int:
+    return sum(_nbytes(plan.outputs[n]) for n in names if n is not None)
+
+
+def _nbytes(layout: Layout) -> int:
+    return aligned(layout.nbytes)
+
+
+def _looking(plan: Plan, looks: Sequence[Plan], apart: bool) -> int:
+    """What plans that look at a batch hold beside the step's: constants of their own, and their
+    arena, which is the step's as well unless that one is a block (`apart`)."""
+    own = sum(look.sizes[Region.PERSISTENT] for look in looks)
+    largest = max((look.arena_bytes for look in looks), default=0)
+    return own + (largest if apart else max(0, largest - plan.arena_bytes))
+
+
+def _alive(plan: Plan) -> dict[str, np.ndarray]:
+    """Bytes of the arena by kind, launch by launch."""
+    count = len(plan.launches)
+    change = {kind: np.zeros(count + 1, dtype=np.int64) for kind in ARENA}
+    gradients, results = _gradients(plan), {plan.outputs[n].buffer for n in _results(plan)}
+    for buffer in plan.buffers:
+        if buffer.region not in _ARENAS or not count:
+            continue
+        kind = "scratch"
+        if buffer.index in gradients:
+            kind = "gradients"
+        elif buffer.purpose == "staged batch":
+            kind = "batch"
+        elif buffer.region is Region.RESIDUAL:
+            kind = "activations"
+        elif buffer.index in results:
+            kind = "results"
+        change[kind][buffer.first] += aligned(buffer.nbytes)
+        change[kind][min(buffer.last, count - 1) + 1] -= aligned(buffer.nbytes)
+    return {kind: steps.cumsum()[:count] for kind, steps in change.items()}
+
+
+def _accumulators(plan: Plan) -> set[int]:
+    names = plan.signature.accumulators.values()
+    return {plan.inputs[n].buffer for n in names if n in plan.inputs}
+
+
+def _gradients(plan: Plan) -> set[int]:
+    """Buffers of gradients by parameters: what halves hand out, what an update reads, and what is
+    added to a sum over micro-batches."""
+    found = {plan.outputs[n].buffer for n in plan.signature.gradients.values() if n in plan.outputs}
+    updates = {record.update.name for record in OPTIMIZERS.values()}
+    sums = _accumulators(plan)
+    for launch in plan.launches:
+        inputs = [x.buffer for x in launch.inputs if x is not None]
+        if launch.op in updates:
+            found.add(inputs[1])  # Update(parameter, gradient, state..., scalars...)
+        elif launch.op == "Add" and any(y.buffer in sums for y in launch.outputs):
+            found |= {i for i in inputs if i not in sums}
+    return found
+
+
+__all__ = ["model_bytes", "step_memory"]

@@ -1,0 +1,170 @@
+"""Subject: a step that is to be explained, and the same step made anew to be looked at.
+
+Nothing of the user's is touched: graphs are made of the capture by a compiler of their own, plans
+are placed and not bound, and what has to run (the count of a batch's rows, timed launches) runs in
+a memory of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from onward.capture import CapturedModule
+from onward.compile import Compiler
+from onward.config import CaptureError
+from onward.execute import Executable, ExecutableHalves, Memory
+from onward.explanation.changes import CountingJournal
+from onward.explanation.facts import StepMemory
+from onward.explanation.memory import model_bytes, step_memory
+from onward.kernels import Target
+from onward.plan import Plan
+from onward.train.batch import Batch
+from onward.train.explanation import Explanation
+from onward.train.graphs import Graphs
+from onward.train.prepared_batch import OutputRequest, PreparedBatch
+from onward.train.prepared_step import PreparedStep
+from onward.train.session import PlanCache, Session
+
+AnyExecutable = Executable | ExecutableHalves
+Given = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]  # args, kwargs, target
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A step of a loop on one batch.
+
+    loop: `trainer` or `module`. target, disable, memory_budget: the loop's options. graphs: the
+    step's graphs by another compiler. halves: whether the step runs as two. optimizer: bytes of
+    state that no plan holds, None where they are not known. again: the subject for a batch that
+    another capture serves. ran: what ran it, where it has run. seconds: of each stage of its
+    compilation.
+    """
+
+    model: torch.nn.Module
+    loop: str
+    batch: Batch
+    captured: CapturedModule
+    target: Target
+    disable: frozenset[str]
+    memory_budget: int | float | str | None
+    graphs: Callable[[Compiler], Graphs]
+    request: OutputRequest
+    halves: bool
+    again: Callable[..., Subject]  # of (args, kwargs, target)
+    optimizer: int | None = None
+    ran: PreparedBatch[Executable] | PreparedBatch[ExecutableHalves] | None = None
+    seconds: Mapping[str, float] | None = None
+
+
+class Remade:
+    """A subject's step, made anew."""
+
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.journal = CountingJournal()
+        compiler = Compiler(subject.target, subject.disable, self.journal)
+        self.memory = Memory(_device(subject.model))
+        self._session = Session(self.memory, memory_budget=subject.memory_budget)
+        self._graphs = subject.graphs(compiler)
+        kind = subject.batch.kind
+        # the type of a step is one of two, as its executable's is
+        self._step = PreparedStep(kind, self._graphs, self._session, self.unbound)  # type: ignore
+        packed = self._step.packed(subject.request.results)
+        if packed is not None and subject.ran is not None:
+            packed.running = bool(subject.ran.counts)  # near the bound the form that ran stays
+        self.prepared = self._step.prepare(subject.batch, subject.request)
+        self._weights = model_bytes(subject.model, subject.captured.owned)
+
+    def unbound(self, plan: Plan) -> AnyExecutable:
+        """The executable of a plan, which holds no memory yet."""
+        kind = ExecutableHalves if self.subject.halves else Executable
+        return kind(plan, self.memory, {})
+
+    @property
+    def executable(self) -> AnyExecutable:
+        """What ran, or would run, the batch."""
+        found = self.subject.ran or self.prepared
+        return found.executable
+
+    @cached_property
+    def rows(self) -> Explanation:
+        """What row demand does with the batch."""
+        return self._step.explain(self.subject.batch, self.subject.request.results)
+
+    def step_memory(self) -> StepMemory:
+        """Of the batch."""
+        return self._memory_of(self.executable, 1.0)
+
+    # ---- other batch sizes
+
+    @property
+    def batch_size(self) -> int:
+        return self.subject.batch.batch_size
+
+    @cached_property
+    def _leading(self) -> dict[str, int]:
+        """The symbols that the batch size decides, with how many samples one of each is."""
+        return self.subject.captured.leading(self.subject.batch.tensors)
+
+    @property
+    def is_sized(self) -> bool:
+        """Whether the graph serves other batch sizes."""
+        return bool(self._leading)
+
+    @property
+    def multiple(self) -> int:
+        """Batch sizes are multiples of it."""
+        return max(self._leading.values(), default=1)
+
+    def memory_at(self, batch_size: int) -> StepMemory:
+        """Of a batch of so many samples like those of the batch, none of them run. Raises
+        OnwardError where a memory budget cannot be kept."""
+        if batch_size == self.batch_size:
+            return self.step_memory()
+        if batch_size % self.multiple:
+            raise CaptureError(f"the batch size is a multiple of {self.multiple} in this model")
+        return self._memory_of(
+            self.unbound(self._plan_at(batch_size)), batch_size / self.batch_size
+        )
+
+    def _plan_at(self, batch_size: int) -> Plan:
+        prepared, request, quiet = (
+            self.prepared,
+            self.subject.request,
+            self._graphs.compiler.quiet(),
+        )
+        dims = {n: size for n, size in prepared.dims.items() if n not in prepared.counts}
+        dims |= {name: batch_size // factor for name, factor in self._leading.items()}
+        packed = self._step.packed(request.results) if prepared.counts else None
+        if packed is None:
+            graph, budget = self._graphs.step, self.subject.memory_budget
+            return quiet.plan(graph, request.outputs(graph), dims, budget)
+        counts = {
+            name: -(-count * batch_size // self.batch_size)
+            for name, count in prepared.counts.items()
+        }
+        budget = self.subject.memory_budget
+        cache = PlanCache(quiet, self.unbound, budget)  # type: ignore
+        graph = packed.graph
+        return cache.serving(graph, request.outputs(graph), dims | counts, counts).plan
+
+    def _memory_of(self, executable: AnyExecutable, share: float) -> StepMemory:
+        """share: the batch size as a share of the example's, for plans that count rows."""
+        looks = self._step.looks
+        found = step_memory(executable, looks, self._weights, self.subject.optimizer)
+        counting = int(found.kinds["row counting"] * share)
+        kinds = {**found.kinds, "row counting": counting}
+        return replace(found, kinds=kinds)
+
+
+def _device(model: torch.nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
+__all__ = ["AnyExecutable", "Given", "Remade", "Subject"]

@@ -1,0 +1,173 @@
+"""An explanation as text, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from onward.explanation.facts import (
+    KINDS,
+    Change,
+    LargestBatch,
+    SizedMemory,
+    StepExplanation,
+    StepMemory,
+)
+
+LOOPS = {"trainer": "onward.Trainer", "module": "your own loop (onward.accelerate)"}
+ALIKE = "as many tokens, and as large a share of rows that are read"
+_SHOWN = 6  # ops of a pass, reasons and modules of a line
+
+
+def text(found: StepExplanation) -> str:
+    """All of it, part by part."""
+    parts = [headline(found), *map("\n".join, filter(None, map(list, _parts(found))))]
+    return "\n\n".join(parts)
+
+
+def headline(found: StepExplanation) -> str:
+    sizes = ", ".join(f"{name}={size}" for name, size in found.dims.items())
+    return f"{found.model} in {LOOPS[found.loop]}" + (f": {sizes}" if sizes else "")
+
+
+def _parts(found: StepExplanation) -> Iterator[Iterable[str]]:
+    yield capture_lines(found)
+    if not found.captured:
+        return
+    yield memory_lines(found.memory)
+    yield size_lines(found.sizes, found.largest)
+    yield row_lines(found)
+    yield change_lines(found.changes)
+    yield miss_lines(found)
+    yield launch_lines(found)
+
+
+def capture_lines(found: StepExplanation) -> Iterator[str]:
+    """Whether a graph runs, and what does not."""
+    if not found.captured:
+        yield "captured: no, it runs in eager PyTorch"
+        yield from (f"  because {reason}" for reason in found.reasons)
+        return
+    parts = len(found.regions)
+    yield "captured: as a whole" if not parts else f"captured: but for {parts} eager region(s)"
+    for region in found.regions:
+        share = "" if region.share is None else f", {region.share:.1%} of the step's time"
+        name = ", ".join(filter(None, (region.path or "(top)", region.operator)))
+        yield f"  {name} runs in eager PyTorch{share}: {region.reason}"
+    yield from (f"  note: {note}" for note in found.notes)
+    yield f"  computes {', '.join(found.results)}"
+
+
+def memory_lines(memory: StepMemory | None) -> Iterator[str]:
+    """The table of bytes by kind."""
+    if memory is None:
+        return
+    unit = Unit.of(memory.total)
+    yield f"{f'memory, {unit.name}':<16}{'at the peak':>12}{'at most':>11}"
+    for kind, meaning in KINDS.items():
+        if memory.most(kind):
+            here, most = unit.text(memory.kinds[kind]), unit.text(memory.most(kind))
+            yield f"  {kind:<14}{here:>12}{most:>11}  {meaning}"
+    total = unit.text(memory.total)
+    yield f"  {'total':<14}{total:>12}{'':>11}  predicted, at launch {memory.fullest}"
+    yield from (f"  not counted: {what}" for what in memory.not_counted)
+
+
+def size_lines(sizes: Sequence[SizedMemory], largest: LargestBatch | None) -> Iterator[str]:
+    """Memory by batch size, and the largest that fits."""
+    if sizes:
+        unit = Unit.of(max(item.nbytes or 0 for item in sizes))
+        yield f"{'batch size':<16}{unit.name:>12}"
+        for item in sizes:
+            known = "" if item.nbytes is None else unit.text(item.nbytes)
+            yield f"  {item.batch_size:<14}{known:>12}  {item.reason}".rstrip()
+    if largest is not None:
+        yield largest_line(largest)
+    if sizes or largest is not None:
+        yield f"  of samples like this batch's: {ALIKE}"
+
+
+def largest_line(largest: LargestBatch) -> str:
+    unit = Unit.of(largest.memory)
+    within = f"largest batch within {unit.named(largest.memory)}"
+    if largest.nbytes is None and largest.reason:
+        return f"{within}: unknown, {largest.reason}"
+    if largest.nbytes is None:
+        least = "" if largest.beyond is None else f": one takes {unit.named(largest.beyond)}"
+        return f"{within}: none{least}"
+    beyond = "" if largest.beyond is None else f"; the next takes {unit.named(largest.beyond)}"
+    more = f" ({largest.reason})" if largest.reason else ""
+    return f"{within}: {largest.batch_size}, with {unit.named(largest.nbytes)}{beyond}{more}"
+
+
+def row_lines(found: StepExplanation) -> Iterator[str]:
+    if found.rows is not None:
+        yield from str(found.rows).splitlines()
+
+
+def change_lines(changes: Sequence[Change]) -> Iterator[str]:
+    """What each pass did, those left out that changed nothing."""
+    shown = [c for c in changes if c.ops or c.edits]
+    if not shown:
+        return
+    yield f"{'pass':<42}{'edits':>7}{'nodes':>14}  ops"
+    for change in shown:
+        edits = "" if change.edits is None else str(change.edits)
+        nodes = f"{change.before} -> {change.after}"
+        name = f"{change.stage} {change.name}".strip()
+        yield f"  {name:<40}{edits:>7}{nodes:>14}  {ops_text(change)}".rstrip()
+    fused = [(op, n, c.name) for c in changes for op, n in c.fused.items()]
+    if fused:
+        yield "  fused: " + ", ".join(f"{n} {op.partition('::')[2]}" for op, n, _ in fused)
+    idle = [c.name for c in changes if c not in shown]
+    if idle:
+        yield f"  found nothing to do: {', '.join(dict.fromkeys(idle))}"
+
+
+def ops_text(change: Change) -> str:
+    """`+2 onward::FlashAttention, -2 Softmax`."""
+    items = [f"{n:+d} {op}" for op, n in change.ops.items()]
+    more = [f"{len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+    return ", ".join([*items[:_SHOWN], *more])
+
+
+def miss_lines(found: StepExplanation) -> Iterator[str]:
+    for miss in found.near_misses:
+        first, *more = miss["modules"]
+        places = f"{first} and {len(more)} more" if more else first
+        yield f"not fused by {miss['pass']}: {miss['op']} at {places}: {miss['reason']}"
+
+
+def launch_lines(found: StepExplanation) -> Iterator[str]:
+    """Launches by op."""
+    whole = sum(item.seconds or 0.0 for item in found.launches)
+    yield f"{f'launches: {found.launch_count}':<34}{'forward':>9}{'backward':>10}" + (
+        f"{'ms':>10}{'share':>8}" if whole else ""
+    )
+    for item in found.launches:
+        timed = ""
+        if whole and item.seconds is not None:
+            timed = f"{1e3 * item.seconds:>10.3f}{item.seconds / whole:>8.1%}"
+        yield f"  {item.op:<32}{item.forward:>9}{item.backward:>10}{timed}"
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Of bytes, in a table."""
+
+    name: str
+    nbytes: int
+
+    @classmethod
+    def of(cls, largest: int) -> Unit:
+        """MiB, or KiB where all is small."""
+        return cls("MiB", 2**20) if largest >= 4 * 2**20 else cls("KiB", 2**10)
+
+    def text(self, nbytes: int) -> str:
+        return f"{nbytes / self.nbytes:.2f}"
+
+    def named(self, nbytes: int) -> str:
+        return f"{self.text(nbytes)} {self.name}"
+
+
+__all__ = ["Unit", "capture_lines", "headline", "largest_line", "ops_text", "text"]

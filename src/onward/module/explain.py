@@ -1,0 +1,208 @@
+"""explain: a model's training step, as it runs in the user's own loop or in a Trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from onward.compile import Compiler
+from onward.config import CaptureError, ModuleOptions, OnwardError
+from onward.explanation import (
+    StepExplanation,
+    Subject,
+    bytes_of,
+    checked_sizes,
+    explain_trainer,
+    explained,
+    refused,
+)
+from onward.module.accelerate import CACHE, Accelerated, accelerated
+from onward.module.arguments import bind_call
+from onward.module.around import surroundings, uses_cache
+from onward.module.graphs import HalvesRequest
+from onward.module.prepared_call import PreparedCall
+from onward.module.wrapper import Module
+from onward.train import Trainer
+from onward.train.batch import Batch
+from onward.train.graphs import Graphs
+from onward.train.prepared_batch import OutputRequest
+from onward.train.session import Session
+
+# state tensors that torch's optimizers keep for each parameter
+_SLOTS = {
+    torch.optim.AdamW: lambda g: 3 if g["amsgrad"] else 2,
+    torch.optim.Adam: lambda g: 3 if g["amsgrad"] else 2,
+    torch.optim.SGD: lambda g: 1 if g["momentum"] else 0,
+}
+
+
+def explain(
+    model: Any,
+    batch: Any = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    memory: int | str | None = None,
+    batch_sizes: Sequence[int] = (),
+    optimizer: torch.optim.Optimizer | None = None,
+    profile: bool = False,
+) -> StepExplanation:
+    """The training step of a model or of an `onward.Trainer`, explained; changes nothing.
+
+    model: one that is accelerated, an `onward.Module`, a plain one (which stays plain), or a
+    Trainer. batch: a mapping is keyword arguments, a tuple or list positional ones, anything else
+    the only one; `kwargs` go with it. Left out: the step that ran last. memory: bytes (also
+    "2GB"): how large a batch fits is told. batch_sizes: the predicted memory of these is told too.
+    optimizer: of a loop of one's own, so that its state is counted. profile: times the launches of
+    one more run, on copies. Raises OnwardError for what is no such thing, and where nothing ran.
+    """
+    amount, sizes = bytes_of(memory), checked_sizes(batch_sizes)
+    given = _given(batch, kwargs)
+    if isinstance(model, Trainer):
+        return explain_trainer(model, given, amount, sizes, profile)
+    held = _held(model)
+    state = None if optimizer is None else state_bytes(optimizer)
+    if given is None:
+        return _explain_last(held, amount, sizes, state, profile)
+    return _explain_call(held, *given, amount, sizes, state, profile)
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of an optimizer's state: as it is, or as it will be after its first step. Raises
+    OnwardError for one that has not stepped and of which nothing is known."""
+    tensors = [
+        t for s in optimizer.state.values() for t in s.values() if isinstance(t, torch.Tensor)
+    ]
+    if tensors:
+        return sum(t.numel() * t.itemsize for t in tensors)
+    slots = _SLOTS.get(type(optimizer))
+    if slots is None:
+        raise OnwardError(
+            f"{type(optimizer).__name__} has not stepped yet, so that its state is not known; fix: "
+            "explain after its first step, or without optimizer="
+        )
+    return sum(
+        slots(g) * p.numel() * p.itemsize
+        for g in optimizer.param_groups
+        for p in g["params"]
+        if p.requires_grad
+    )
+
+
+def _given(
+    batch: Any, kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """Arguments of a call; None where none are given."""
+    named = dict(kwargs or {})
+    if batch is None:
+        return ((), named) if named else None
+    if isinstance(batch, Mapping):
+        return (), {**batch, **named}
+    if isinstance(batch, (tuple, list)):
+        return tuple(batch), named
+    return (batch,), named
+
+
+def _held(model: Any) -> Accelerated:
+    """What runs the calls of the model, or would."""
+    if isinstance(model, Module):
+        model = model.module
+    if not isinstance(model, torch.nn.Module):
+        raise OnwardError(
+            f"explain takes a torch.nn.Module or an onward.Trainer, not a {type(model).__name__}; "
+            "fix: give the model"
+        )
+    held = accelerated(model)
+    return Accelerated(model, ModuleOptions()) if held is None else held
+
+
+def _explain_last(
+    held: Accelerated, memory: int | None, sizes: tuple[int, ...], state: int | None, profile: bool
+) -> StepExplanation:
+    with held.locked():
+        call = held.last_call()
+        last = call.last
+        assert last is not None, "a last call has run"
+        subject = _subject(held, call, last.batch, last.results, last.ends, state)
+        return explained(replace(subject, ran=last.prepared), memory, sizes, profile)
+
+
+def _explain_call(
+    held: Accelerated,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    memory: int | None,
+    sizes: tuple[int, ...],
+    state: int | None,
+    profile: bool,
+) -> StepExplanation:
+    model = held.model
+    reason = surroundings()
+    if reason is None and uses_cache(model, kwargs, held.takes_cache):
+        reason = CACHE
+    if reason is not None:
+        return refused(model, "module", reason)
+    try:
+        batch = bind_call(args, kwargs)
+        call = held.find(batch)
+    except CaptureError as error:
+        return refused(model, "module", error)
+    if isinstance(call, str):
+        return refused(model, "module", call)
+    with held.locked():
+        return explained(_next(held, call, batch, state), memory, sizes, profile)
+
+
+def _next(held: Accelerated, call: PreparedCall, batch: Batch, state: int | None) -> Subject:
+    """The call as the loop will make it."""
+    results = call.usual(held.options.outputs)
+    ends: tuple[str, ...] = ()
+    if torch.is_grad_enabled():
+        names = [n for n in results if n in call.differentiable]
+        ends = tuple(n for n in call.ends if n in names) or tuple(names)
+    return _subject(held, call, batch, tuple(results), ends, state)
+
+
+def _subject(
+    held: Accelerated,
+    call: PreparedCall,
+    batch: Batch,
+    results: tuple[str, ...],
+    ends: tuple[str, ...],
+    state: int | None,
+) -> Subject:
+    model, compiler, captured = held.model, call.compiler, call.captured
+    request = HalvesRequest(results) if ends else OutputRequest(results)
+
+    def graphs(other: Compiler) -> Graphs:
+        base = Graphs(other, captured)
+        return call.halves(base, ends) if ends else base
+
+    def again(args: tuple[Any, ...], kwargs: dict[str, Any], target: tuple[Any, ...]) -> Subject:
+        """Of a batch that another capture serves; the model's own calls stay as they are."""
+        quiet, other = compiler.quiet(), bind_call(args, kwargs)
+        session = Session(held.memory, memory_budget=held.options.memory_budget)
+        made = held.capture(quiet, model, other, bool(ends))
+        found = PreparedCall(other, quiet, made, session)
+        return _subject(held, found, other, results, ends, state)
+
+    return Subject(
+        model=model,
+        loop="module",
+        batch=batch,
+        captured=captured,
+        target=compiler.target,
+        disable=frozenset(compiler.disable),
+        memory_budget=held.options.memory_budget,
+        graphs=graphs,
+        request=request,
+        halves=bool(ends),
+        again=again,
+        optimizer=state,
+        seconds=dict(compiler.journal.seconds),
+    )
+
+
+__all__ = ["explain", "state_bytes"]

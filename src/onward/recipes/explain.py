@@ -1,0 +1,197 @@
+"""`onward explain`: a model by name, by a function or by a script, and its step explained."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import onward
+from onward.config import EagerWarning, OnwardError
+from onward.explanation import StepExplanation, refused
+from onward.explanation.page import page
+from onward.module import accelerated
+from onward.recipes.explain_options import (
+    OF_A_BATCH,
+    OF_A_LOOP,
+    ExplainConfig,
+    check_explain,
+    refuse_options,
+)
+from onward.recipes.options import InputError
+
+_WHERE = "as MODEL_OR_SCRIPT"
+
+
+def explain(target: str, config: ExplainConfig, arguments: Sequence[str] = ()) -> int:
+    """Explains, shows and writes; 1 where the step runs in eager PyTorch. arguments: of a script.
+
+    Raises InputError for what cannot be meant; nothing is written then.
+    """
+    check_explain(config)
+    found = explanation(target, config, arguments)
+    if config.html is not None:
+        _write_new(Path(config.html), page(found))
+    print(json.dumps(found.as_dict(), indent=2, allow_nan=False) if config.json else found)
+    return 0 if found.captured else 1
+
+
+def explanation(
+    target: str, config: ExplainConfig, arguments: Sequence[str] = ()
+) -> StepExplanation:
+    """The explanation of what the target names."""
+    options = {
+        "memory": config.memory, "batch_sizes": config.sizes, "profile": config.profile,
+    }  # fmt: skip
+    is_script = target.endswith(".py") and ":" not in Path(target).name
+    if arguments and not is_script:
+        raise InputError("arguments after --", "on the command line", "they are for a script")
+    if is_script:
+        from onward.recipes.first_step import first_step
+
+        refuse_options(config, (*OF_A_BATCH, *OF_A_LOOP), "the script")
+        found = first_step(Path(target), arguments)
+        if found.reason is not None:
+            return refused(found.owner, "module", found.reason)
+        return onward.explain(found.owner, **options)
+    if ":" in target:
+        refuse_options(config, OF_A_BATCH, "the function")
+        model, args, kwargs = _made(target)
+    else:
+        from onward.recipes.example_models import example
+
+        (model, kwargs), args = example(target, config.batch_size, config.sequence_length), ()
+    return _of_model(model, args, kwargs, config, options)
+
+
+def _of_model(
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    config: ExplainConfig,
+    options: dict[str, Any],
+) -> StepExplanation:
+    """The step of a loop that is made for the model, unless it comes with its own."""
+    own: type = type(model)
+    if issubclass(own, (onward.Trainer, onward.Module)) or accelerated(model) is not None:
+        refuse_options(config, OF_A_LOOP, "what the function gives")
+        return onward.explain(model, args, kwargs, **options)
+    chosen = {
+        name: value
+        for name in ("memory_budget", "disable")
+        if (value := getattr(config, name)) is not None
+    }
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained or [torch.nn.Parameter(torch.zeros(1))])
+    with warnings.catch_warnings():
+        # what runs in eager PyTorch is a part of what is told
+        warnings.simplefilter("ignore", EagerWarning)
+        if config.loop == "module":
+            onward.accelerate(model, outputs=config.outputs or "auto", **chosen)
+            return onward.explain(model, args, kwargs, optimizer=optimizer, **options)
+        trainer = onward.Trainer(model, optimizer, options=onward.TrainerOptions(**chosen))
+        return onward.explain(trainer, args, kwargs, **options)
+
+
+# ---- functions of the user's
+
+
+def _made(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What `module.py:function` gives: a model or a Trainer, and the arguments of its call."""
+    from onward.recipes.first_step import failed
+
+    place, _, name = target.rpartition(":")
+    file = Path(place).name if place.endswith(".py") else f"{place.rpartition('.')[2]}.py"
+    with _importing(place), contextlib.redirect_stdout(sys.stderr):
+        try:
+            function = _function(place, name)
+            given = function()
+        except OnwardError:
+            raise
+        except Exception as error:
+            raise failed(error, file) from error
+    if not isinstance(given, tuple) or len(given) not in (2, 3):
+        raise InputError(
+            f"{name} gives a {type(given).__name__}",
+            _WHERE,
+            "return model, batch or model, args, kwargs",
+        )
+    model, args, *more = given
+    kwargs = more[0] if more else {}
+    if not isinstance(model, (torch.nn.Module, onward.Trainer)):
+        raise InputError(
+            f"{name} gives a {type(model).__name__} as the model", _WHERE,
+            "a torch.nn.Module, or an onward.Trainer",
+        )  # fmt: skip
+    if isinstance(args, Mapping) and not more:
+        args, kwargs = (), args
+    if not isinstance(args, (tuple, list)):
+        args = (args,)
+    return model, tuple(args), dict(kwargs)
+
+
+def _function(place: str, name: str) -> Callable[[], Any]:
+    if place.endswith(".py"):
+        if not Path(place).is_file():
+            raise InputError(f"no such file {place!r}", _WHERE, "name one")
+        spec = importlib.util.spec_from_file_location(Path(place).stem, place)
+        assert spec is not None and spec.loader is not None, "a file of Python's has a loader"
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        spec.loader.exec_module(module)
+    else:
+        try:
+            module = importlib.import_module(place)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{place}.".startswith(f"{error.name}."):
+                raise
+            raise InputError(f"no module {place!r}", _WHERE, "name one, or a file") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise InputError(f"no function {name!r} in {place}", _WHERE, "name one that is there")
+    return found
+
+
+@contextlib.contextmanager
+def _importing(place: str) -> Iterator[None]:
+    """As Python finds modules of a program in that folder, or of one started here."""
+    before = list(sys.path)
+    folder = Path(place).absolute().parent if place.endswith(".py") else Path.cwd()
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+
+
+# ---- the page
+
+
+def _write_new(path: Path, content: str) -> None:
+    """A file that appears whole, or not at all. Raises OnwardError where it exists by now."""
+    try:
+        handle, partial = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(content)
+            Path(partial).chmod(0o644)
+            path.hardlink_to(partial)  # fails where the name is taken by now: nothing is replaced
+        finally:
+            Path(partial).unlink()
+    except OSError as error:
+        raise OnwardError(
+            f"cannot write {str(path)!r} ({error}); fix: name another --html"
+        ) from error
+
+
+__all__ = ["explain", "explanation"]

@@ -1,0 +1,89 @@
+"""The options of `onward explain`: typed, and checked before a model is built or a script runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from onward.config import MEMORY_BUDGET, memory_amount
+from onward.recipes.options import InputError, option
+
+
+@dataclass(frozen=True)
+class ExplainConfig:
+    """What to explain and how; every field but `target` is an option of `onward explain`."""
+
+    batch_size: int | None = option(None, "samples of the example batch; null: 4")
+    sequence_length: int | None = option(None, "tokens of a sample; null: 128")
+    loop: Literal["trainer", "module"] | None = option(
+        None, "trainer: onward.Trainer, the whole step; module: your own loop; null: trainer"
+    )
+    outputs: Literal["auto", "all", "loss"] | None = option(
+        None, "with --loop module: what the loop reads, as of onward.accelerate; null: auto"
+    )
+    memory: int | str | None = option(
+        None, "tell the largest batch within so many bytes (2GB, 512MiB), without running it"
+    )
+    batch_sizes: str | None = option(
+        None, "tell the predicted memory of these sizes too, with commas: 1,2,4"
+    )
+    memory_budget: int | float | str | None = option(
+        None, "recompute until the step fits, as of onward.Trainer; null: no limit"
+    )
+    disable: str | None = option(None, "names of passes to leave out, with commas")
+    profile: bool = option(False, "run the step once and time its launches")
+    json: bool = option(False, "print JSON in place of text")
+    html: str | None = option(None, "write a page to this file too; one that exists is refused")
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(int(n) for n in (self.batch_sizes or "").split(",") if n.strip())
+
+
+_SIZES = re.compile(r"\s*[1-9]\d*\s*(,\s*[1-9]\d*\s*)*")
+
+# An option, the condition on its value, and the condition in words.
+CONDITIONS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("batch_size", lambda v: v > 0, "more than 0"),
+    ("sequence_length", lambda v: v > 1, "at least 2 tokens"),
+    ("memory", lambda v: isinstance(memory_amount(v), int), "of bytes, such as 2GB or 512MiB"),
+    ("batch_sizes", lambda v: bool(_SIZES.fullmatch(str(v))), "such as 1,2,4"),
+    ("memory_budget", lambda v: memory_amount(v) is not None, MEMORY_BUDGET),
+)
+# Options that a script, or a function that gives model and batch, decides itself.
+OF_A_BATCH = ("batch_size", "sequence_length")
+OF_A_LOOP = ("loop", "outputs", "memory_budget", "disable")
+
+
+def check_explain(config: ExplainConfig) -> None:
+    """Raises InputError on the first value that cannot be meant."""
+    for name, holds, words in CONDITIONS:
+        value = getattr(config, name)
+        if value is not None and not holds(value):
+            raise InputError(f"{name} is {value!r}", f"in --{name}", f"give a value {words}")
+    if config.outputs is not None and config.loop != "module":
+        raise InputError(
+            "what a loop reads is for a loop of your own", "in --outputs", "add --loop module"
+        )
+    if config.html is not None:
+        check_new_file(Path(config.html), "html")
+
+
+def check_new_file(path: Path, name: str) -> None:
+    """A file that is to be written must not exist, and its folder must."""
+    if path.exists() or path.is_symlink():
+        raise InputError(f"{str(path)!r} exists", f"in --{name}", "name a new file")
+    if not path.absolute().parent.is_dir():
+        raise InputError(
+            f"no folder {str(path.parent)!r} to write into", f"in --{name}", "make the folder first"
+        )
+
+
+def refuse_options(config: ExplainConfig, names: tuple[str, ...], who: str) -> None:
+    """Raises InputError for options that have no effect since `who` decides."""
+    for name in names:
+        if getattr(config, name) is not None:
+            raise InputError(f"{who} decides it", f"in --{name}", "leave it out")

@@ -1,0 +1,126 @@
+"""A training script, run until its first training step with Onward is done.
+
+The lines of the script before that step do run, with all that they do; those after it do not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onward.config import OnwardError
+from onward.module.accelerate import Accelerated
+from onward.module.run import Run
+from onward.recipes.options import InputError
+from onward.train import Trainer
+
+
+class FirstStep(BaseException):
+    """Ends the script, which may catch exceptions of its own. owner: the Trainer, or the model that
+    is accelerated. reason: why a call of such a model runs in eager PyTorch."""
+
+    def __init__(self, owner: Trainer | torch.nn.Module, reason: str | None = None) -> None:
+        super().__init__("the first training step is done")
+        self.owner, self.reason = owner, reason
+
+
+def first_step(path: Path, arguments: Sequence[str]) -> FirstStep:
+    """Runs the script as `python path arguments` does. What it prints goes to stderr. Raises
+    OnwardError where it ends, or fails, before a training step."""
+    if not path.is_file():
+        raise InputError(f"no such script {str(path)!r}", "as MODEL_OR_SCRIPT", "name one")
+    try:
+        with _as_program(path, arguments), _stopped(), contextlib.redirect_stdout(sys.stderr):
+            runpy.run_path(str(path), run_name="__main__")
+    except FirstStep as found:
+        return found
+    except SystemExit as end:
+        raise InputError(
+            f"{path.name} ended (exit status {end.code or 0}) before a training step",
+            "as MODEL_OR_SCRIPT",
+            "give the script's own options after --",
+        ) from end
+    except OnwardError:
+        raise
+    except Exception as error:
+        raise failed(error, path.name) from error
+    raise InputError(
+        f"{path.name} made no training step with onward.Trainer or an accelerated model",
+        "as MODEL_OR_SCRIPT",
+        "name a script that does, or module.py:function that gives a model and a batch",
+    )
+
+
+def failed(error: Exception, where: str) -> OnwardError:
+    """Says in one line that code of the user's raised, and at which of its lines."""
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).name == where
+    ]
+    line = f", line {frames[-1].lineno}" if frames else ""
+    what = (str(error).strip().splitlines() or [""])[0]
+    return InputError(
+        f"{type(error).__name__}: {what}", f"in {where}{line}", "run it by itself first"
+    )
+
+
+@contextlib.contextmanager
+def _as_program(path: Path, arguments: Sequence[str]) -> Iterator[None]:
+    before = sys.argv, list(sys.path)
+    sys.argv = [str(path), *arguments]
+    sys.path.insert(0, str(path.absolute().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = before
+
+
+@contextlib.contextmanager
+def _stopped() -> Iterator[None]:
+    """Within it the first training step raises FirstStep when it is done: a `train_step`, or a
+    backward of an accelerated model."""
+    step, call, backward = Trainer.train_step, Accelerated._run, Run.backward
+    in_eager = Accelerated._in_eager
+    models: dict[int, torch.nn.Module] = {}  # by what is prepared for a call
+
+    def train_step(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        step(self, *args, **kwargs)
+        raise FirstStep(self)
+
+    def run(self: Accelerated, model: torch.nn.Module, prepared: Any, batch: Any) -> Any:
+        models[id(prepared)] = model
+        return call(self, model, prepared, batch)
+
+    def run_backward(self: Run, *args: Any) -> Any:
+        backward(self, *args)
+        raise FirstStep(models[id(self.call)])
+
+    def run_in_eager(
+        self: Accelerated, model: torch.nn.Module, args: Any, kwargs: Any, reason: str
+    ) -> Any:
+        if model.training and torch.is_grad_enabled():
+            raise FirstStep(model, reason)
+        return in_eager(self, model, args, kwargs, reason)
+
+    replaced: list[tuple[Any, str, Any, Any]] = [
+        (Trainer, "train_step", step, train_step),
+        (Accelerated, "_run", call, run),
+        (Run, "backward", backward, run_backward),
+        (Accelerated, "_in_eager", in_eager, run_in_eager),
+    ]
+    for owner, name, _, ours in replaced:
+        setattr(owner, name, ours)
+    try:
+        yield
+    finally:
+        for owner, name, plain, _ in replaced:
+            setattr(owner, name, plain)
+
+
+__all__ = ["FirstStep", "failed", "first_step"]
