@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from onward.capture import without_flash_lengths
 from onward.config import MissingExtraError, OnwardError, TrainerOptions
 from onward.integrations.led_trainer import LedTrainer
 from onward.integrations.refused_arguments import (
@@ -142,7 +143,8 @@ class Trainer(transformers.Trainer):
     def _batch(self, inputs: Mapping[str, Any], items: torch.Tensor | int | None) -> dict[str, Any]:
         """What the model is given, as `compute_loss` does; what `_loss` is given is under
         `labels`: the labels and the number of items that the window's loss is divided by."""
-        batch = dict(inputs)
+        assert self.model is not None
+        batch = without_flash_lengths(self.model, inputs)
         if items is not None and not isinstance(items, torch.Tensor):
             items = torch.tensor(float(items))  # a Python number would be a part of the graph
         if self._loss() is not None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from onward.capture import apart_from_hooks
+from onward.capture import apart_from_hooks, without_flash_lengths
 from onward.compile import Compiler
 from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError
 from onward.execute import Memory
@@ -103,7 +103,8 @@ class Accelerated:
         try:
             if reason is not None:
                 raise CaptureError(reason)
-            found = self._find(model, batch := bind_call(args, kwargs))
+            batch = bind_call(args, without_flash_lengths(model, kwargs))
+            found = self._find(model, batch)
         except CaptureError as error:
             if self.options.strict:
                 raise
