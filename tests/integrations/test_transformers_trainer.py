@@ -66,9 +66,9 @@ def test_a_classifier_of_padded_lines(tmp_path: Path, captures: list[int]) -> No
         load_best_model_at_end=True, metric_for_best_model="right",
     )  # fmt: skip
     assert_same_run(ours, eager)
-    assert Path(ours.state.best_model_checkpoint).name == Path(
-        eager.state.best_model_checkpoint
-    ).name
+    assert (
+        Path(ours.state.best_model_checkpoint).name == Path(eager.state.best_model_checkpoint).name
+    )
     found, want = (t.predict(t.eval_dataset).predictions for t in (ours, eager))
     torch.testing.assert_close(torch.tensor(found), torch.tensor(want), rtol=2e-4, atol=2e-5)
 
@@ -148,8 +148,16 @@ def test_seq2seq(tmp_path: Path) -> None:
         torch.manual_seed(0)
         model = T5ForConditionalGeneration(
             T5Config(
-                vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
-                dropout_rate=0.0, decoder_start_token_id=0, pad_token_id=0, eos_token_id=1,
+                vocab_size=VOCABULARY,
+                d_model=16,
+                d_kv=8,
+                d_ff=32,
+                num_layers=1,
+                num_heads=2,
+                dropout_rate=0.0,
+                decoder_start_token_id=0,
+                pad_token_id=0,
+                eos_token_id=1,
             )  # fmt: skip
         )
         plain = arguments(tmp_path).to_dict()
@@ -250,9 +258,7 @@ def test_a_compute_loss_of_a_subclass_is_refused(tmp_path: Path) -> None:
         ({"memory": 1}, "no option in options is called 'memory'"),
     ],
 )
-def test_options_that_are_arguments(
-    options: Mapping[str, Any], said: str, tmp_path: Path
-) -> None:
+def test_options_that_are_arguments(options: Mapping[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(OnwardError, match=said):
         language(Trainer, causal_lm(), arguments(tmp_path / "run"), options=options)
     assert not (tmp_path / "run").exists()

@@ -118,6 +118,8 @@ def test_log_probs_are_those_of_trl(
         found = function(*given, b, targets, temperature, 8, capped, scale, OUTPUTS)
         (found[0].sin().sum() + found[1].cos().sum()).backward()
         assert [t.requires_grad for t in found] == [True, True, False, False, False]
-        results.append([*(t.detach() for t in found), *(t.grad for t in (*given, b) if t is not None)])
+        results.append(
+            [*(t.detach() for t in found), *(t.grad for t in (*given, b) if t is not None)]
+        )
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours, theirs, **CLOSE)

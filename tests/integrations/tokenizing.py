@@ -17,9 +17,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     """Of the commonest words; always the same."""
     words = Counter(word for line in LINES for word in re.findall(r"\w+|[^\w\s]", line))
     kept = [*SPECIAL, *(word for word, _ in sorted(words.items(), key=lambda x: (-x[1], x[0])))]
-    made = Tokenizer(
-        models.WordLevel({w: i for i, w in enumerate(kept[:200])}, unk_token="[UNK]")
-    )
+    made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(kept[:200])}, unk_token="[UNK]"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()  # type: ignore[assignment]
     return PreTrainedTokenizerFast(
         tokenizer_object=made, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]",
