@@ -125,10 +125,18 @@ def _hooks(
     traced: Iterable[str] = _TRACED,
 ) -> Iterator[str]:
     for hook in (hooks or {}).values():
-        hook = getattr(hook, "func", hook)  # of a functools.partial
-        origin = hook if hasattr(hook, "__qualname__") else type(hook)
-        if not f"{module_of(origin)}.".startswith(tuple(traced)):
-            yield f"{where} has the {kind} {origin.__qualname__}; {fix}"
+        if not is_traced(hook, traced):
+            yield f"{where} has the {kind} {_origin(hook).__qualname__}; {fix}"
+
+
+def is_traced(hook: Any, packages: Iterable[str] = _TRACED) -> bool:
+    """Whether a forward hook computes nothing but what the module's output is made of."""
+    return f"{module_of(_origin(hook))}.".startswith(tuple(packages))
+
+
+def _origin(hook: Any) -> Any:
+    hook = getattr(hook, "func", hook)  # of a functools.partial
+    return hook if hasattr(hook, "__qualname__") else type(hook)
 
 
 def own_class(tensor: torch.Tensor) -> str | None:
@@ -203,6 +211,7 @@ __all__ = [
     "NO_HOOKS",
     "TENSOR_HOOKS",
     "apart_from_hooks",
+    "is_traced",
     "keeps_numbers",
     "own_class",
     "refuse_constant",

@@ -25,6 +25,7 @@ from onward.kernels import host
 from onward.module.arguments import bind_call
 from onward.module.around import eager, goes_around, surroundings, uses_cache
 from onward.module.delivery import deliver
+from onward.module.hooks import aside, call_with_hooks, run_around
 from onward.module.prepared_call import PreparedCall
 from onward.module.run import Run
 from onward.module.states import State, States
@@ -97,6 +98,11 @@ class Accelerated:
         assert model is not None, "a module that is called is there"
         if goes_around():
             return model._call_impl(*args, **kwargs)
+        if run_around(model):
+            return call_with_hooks(model, partial(self._call, model), args, kwargs)
+        return self._call(model, *args, **kwargs)
+
+    def _call(self, model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         reason = surroundings()
         if reason is None and uses_cache(model, kwargs, self._takes_cache):
             return self._in_eager(model, args, kwargs, _CACHE)
@@ -142,7 +148,7 @@ class Accelerated:
     ) -> PreparedCall:
         compiler = Compiler(host(self._device(model).type), self.options.disable)
         # accelerated modules within it are parts of the graph
-        with eager(), apart_from_hooks():
+        with eager(), apart_from_hooks(), aside(model):
             captured = compiler.capture(
                 model, batch.args, batch.kwargs, want_loss=False, gradients=grad, whole=True
             )
@@ -193,9 +199,9 @@ class Accelerated:
             warnings.warn(
                 f"{type(model).__name__} runs in eager PyTorch: {reason}",
                 EagerWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-        with eager():
+        with eager(), aside(model):
             return model._call_impl(*args, **kwargs)
 
     # ---- looking
