@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.jit import ScriptModule
@@ -149,7 +149,7 @@ def own_class(tensor: torch.Tensor) -> str | None:
 
 
 def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
-    storages: dict[int, tuple[str, bool]] = {}
+    storages: dict[int, list[_Range]] = {}
     parameters, buffers = root.named_parameters(), root.named_buffers()  # tied ones are listed once
     for name, tensor in itertools.chain(parameters, buffers):
         name, trained = prefix + name, isinstance(tensor, torch.nn.Parameter)
@@ -160,12 +160,48 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
         if strange:
             yield f"{name} is {strange}; fix: a plain tensor"
             continue
-        pointer = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-        other, written = storages.setdefault(pointer, (name, trained))
-        if pointer and other != name and (trained or written):
-            yield f"{name} and {other} are different views of one storage; fix: clone one"
+        if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr():
+            held = storages.setdefault(tensor.untyped_storage().data_ptr(), [])
+            held.append(_Range(*_bytes_of(tensor), name, trained))
         for attribute, kind in TENSOR_HOOKS.items() if trains else ():
             yield from _hooks(getattr(tensor, attribute, None), kind, name, NO_HOOKS, ())
+    for held in storages.values():
+        for first, second in _overlapping(held):
+            yield (
+                f"{second} and {first} are different views of one storage, and overlap; fix: clone "
+                "one"
+            )
+
+
+class _Range(NamedTuple):
+    """Where a tensor's bytes lie in its storage: from `start` up to `end`, gaps among them."""
+
+    start: int
+    end: int
+    name: str
+    trained: bool
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    start = tensor.storage_offset() * tensor.element_size()
+    if not tensor.numel():
+        return start, start
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _overlapping(held: list[_Range]) -> Iterator[tuple[str, str]]:
+    """Pairs of tensors, of which one is trained, with bytes that lie among the other's. Parameters
+    that lie side by side in one buffer (DeepSpeed's) are no such."""
+    order = {r.name: i for i, r in enumerate(held)}
+    open_: list[_Range] = []
+    for at in sorted(held):
+        open_ = [r for r in open_ if r.end > at.start]
+        for other in open_:
+            if at.end > at.start and (at.trained or other.trained):
+                first, second = sorted((at.name, other.name), key=order.__getitem__)
+                yield first, second
+        open_.append(at)
 
 
 def refuse_unlisted(
