@@ -1,4 +1,4 @@
-"""One rank of a run of DistributedDataParallel over Gloo; `run` starts two and gives their results.
+"""One rank of runs of DistributedDataParallel over Gloo; `run` starts two and gives their results.
 
 The model is eager, accelerated within DDP, or an onward.Module within DDP.
 """
@@ -23,29 +23,34 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(kind: str, options: str, folder: Path) -> list[dict[str, torch.Tensor]]:
-    """Of each rank: losses f32[STEPS], and the weights at the end by name."""
-    command = [sys.executable, __file__, kind, options, str(folder)]
+KINDS = {"eager": tuple(OPTIONS), "accelerate": tuple(OPTIONS), "Module": ("plain",)}
+
+
+def run(folder: Path) -> dict[tuple[str, str, int], dict[str, torch.Tensor]]:
+    """By kind, options and rank: losses f32[STEPS], and the weights at the end by name."""
+    command = [sys.executable, __file__, str(folder)]
     ranks = [
         subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True)
         for rank in range(RANKS)
     ]
     told = [rank.communicate(timeout=300)[1] for rank in ranks]
     assert not any(rank.returncode for rank in ranks), "\n".join(told)
-    return [load_file(folder / f"{kind}-{rank}.safetensors") for rank in range(RANKS)]
+    return {
+        (kind, options, rank): load_file(folder / f"{kind}-{options}-{rank}.safetensors")
+        for kind, names in KINDS.items()
+        for options in names
+        for rank in range(RANKS)
+    }
 
 
 def train(kind: str, options: str, folder: Path, rank: int) -> None:
     from hf_runs import causal_lm
     from texts import language_rows
-    from torch import distributed
     from torch.nn.parallel import DistributedDataParallel
 
     import onward
     from onward.module import accelerated
 
-    place = f"file://{folder}/{kind}.store"
-    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=RANKS)
     plain: Any = causal_lm()
     model: Any = plain
     if kind == "accelerate":
@@ -74,11 +79,23 @@ def train(kind: str, options: str, folder: Path, rank: int) -> None:
         held = accelerated(plain)
         assert held is not None and held.plan.launches, "it has run as a graph"
     weights = {name: p.detach().clone() for name, p in plain.named_parameters()}
-    save_file({"losses": torch.stack(losses), **weights}, folder / f"{kind}-{rank}.safetensors")
+    save_file(
+        {"losses": torch.stack(losses), **weights}, folder / f"{kind}-{options}-{rank}.safetensors"
+    )
+
+
+def main(folder: Path, rank: int) -> None:
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    place = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=RANKS)
+    for kind, names in KINDS.items():
+        for options in names:
+            train(kind, options, folder, rank)
     distributed.barrier()
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    train(sys.argv[1], sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
-    os._exit(0)  # no waiting for Gloo's threads
+    main(Path(sys.argv[1]), int(sys.argv[2]))
+    os._exit(0)  # Gloo's threads may wait for Python's lock where Python waits for them

@@ -1,4 +1,4 @@
-"""One rank of a run of DeepSpeed's ZeRO on CPUs over Gloo; `run` starts two, gives their results.
+"""One rank of runs of DeepSpeed's ZeRO on CPUs over Gloo; `run` starts two, gives their results.
 
 The engine is made of an eager model, an accelerated one, or an onward.Module.
 """
@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 RANKS, STEPS, ROWS = 2, 4, 4  # rows of a rank's batch
+RUNS = [("eager", 1), ("eager", 2), ("accelerate", 1), ("accelerate", 2), ("Module", 2)]  # stage
 
 
-def run(kind: str, stage: int, folder: Path) -> list[dict[str, torch.Tensor]]:
-    """Of each rank: losses f32[STEPS], and the weights at the end by name."""
-    command = [sys.executable, __file__, kind, str(stage), str(folder)]
+def run(folder: Path) -> dict[tuple[str, int, int], dict[str, torch.Tensor]]:
+    """By kind, stage and rank: losses f32[STEPS], and the weights at the end by name."""
     ranks = [
         subprocess.Popen(
-            [*command, str(rank)],
+            [sys.executable, __file__, str(folder), str(rank)],
             env={**os.environ, "DS_ACCELERATOR": "cpu", "RANK": str(rank), "LOCAL_RANK": str(rank),
                  "WORLD_SIZE": str(RANKS)},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -32,23 +32,21 @@ def run(kind: str, stage: int, folder: Path) -> list[dict[str, torch.Tensor]]:
     ]  # fmt: skip
     told = [rank.communicate(timeout=300)[0] for rank in ranks]
     assert not any(rank.returncode for rank in ranks), "\n".join(told)
-    return [load_file(folder / f"{kind}-{rank}.safetensors") for rank in range(RANKS)]
+    return {
+        (kind, stage, rank): load_file(folder / f"{kind}-{stage}-{rank}.safetensors")
+        for kind, stage in RUNS
+        for rank in range(RANKS)
+    }
 
 
 def train(kind: str, stage: int, folder: Path, rank: int) -> None:
     import deepspeed
     from hf_runs import causal_lm
     from texts import language_rows
-    from torch import distributed
 
     import onward
     from onward.module import accelerated
 
-    place = f"file://{folder}/{kind}.store"
-    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=RANKS)
-    # a faster all-reduce of one machine's ranks, which would be compiled first
-    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore
-    deepspeed.init_distributed("gloo", dist_init_required=False)
     plain: Any = causal_lm()
     model: Any = plain
     if kind == "accelerate":
@@ -77,11 +75,26 @@ def train(kind: str, stage: int, folder: Path, rank: int) -> None:
         held = accelerated(plain)
         assert held is not None and held.plan.launches, "it has run as a graph"
     weights = {name: p.detach().clone() for name, p in plain.named_parameters()}
-    save_file({"losses": torch.stack(losses), **weights}, folder / f"{kind}-{rank}.safetensors")
+    save_file(
+        {"losses": torch.stack(losses), **weights}, folder / f"{kind}-{stage}-{rank}.safetensors"
+    )
+
+
+def main(folder: Path, rank: int) -> None:
+    import deepspeed
+    from torch import distributed
+
+    torch.set_num_threads(1)
+    place = f"file://{folder}/store"
+    distributed.init_process_group("gloo", init_method=place, rank=rank, world_size=RANKS)
+    # a faster all-reduce of one machine's ranks, which would be compiled first
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None  # type: ignore
+    deepspeed.init_distributed("gloo", dist_init_required=False)
+    for kind, stage in RUNS:
+        train(kind, stage, folder, rank)
     distributed.barrier()
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    train(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
-    os._exit(0)  # no waiting for Gloo's threads
+    main(Path(sys.argv[1]), int(sys.argv[2]))
+    os._exit(0)  # Gloo's threads may wait for Python's lock where Python waits for them

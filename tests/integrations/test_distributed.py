@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from ddp_program import OPTIONS, run
+from ddp_program import KINDS, RANKS, run
 from hf_runs import CLOSE
+
+OURS = [(kind, options) for kind, names in KINDS.items() if kind != "eager" for options in names]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run(tmp_path_factory.mktemp("ddp"))
 
 
 @pytest.mark.slow
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("options", OPTIONS)
-def test_ddp_over_gloo(options: str, tmp_path: Path) -> None:
-    kinds = ("eager", "accelerate", "Module")
-    eager, *others = (run(kind, options, tmp_path) for kind in kinds)
-    assert not torch.equal(eager[0]["losses"], eager[1]["losses"]), "ranks have data of their own"
-    for ranks in others:
-        for rank, want in zip(ranks, eager, strict=True):
-            assert rank.keys() == want.keys()
-            for name, tensor in rank.items():
-                torch.testing.assert_close(tensor, want[name], **CLOSE)
+@pytest.mark.parametrize("kind, options", OURS)
+def test_ddp_over_gloo(kind: str, options: str, results: Any) -> None:
+    for rank in range(RANKS):
+        found, want = results[kind, options, rank], results["eager", options, rank]
+        assert found.keys() == want.keys()
+        for name, tensor in found.items():
+            torch.testing.assert_close(tensor, want[name], **CLOSE)
+
+
+@pytest.mark.slow
+def test_ranks_have_data_of_their_own(results: Any) -> None:
+    first, second = (results["eager", "plain", rank]["losses"] for rank in range(RANKS))
+    assert not torch.equal(first, second)
