@@ -40,8 +40,8 @@ def main() -> tuple[float, float]:
     held_out = batch()
     before = loss_of(held_out)
     adapters = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(adapters, lr=1e-2)
-    for _ in range(60):
+    optimizer = torch.optim.AdamW(adapters, lr=2e-2)
+    for _ in range(40):
         ids = batch()
         model.train()(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         optimizer.step()
