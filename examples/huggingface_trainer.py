@@ -2,8 +2,9 @@
 
     python huggingface_trainer.py [folder]
 
-One import line differs from a script of transformers' own. Evaluation, logs, the schedule, clipping,
-accumulation and checkpoints are transformers'; the second Trainer goes on from a checkpoint.
+One import line differs from a script of transformers' own. Evaluation, logs, the schedule,
+clipping, accumulation and checkpoints are transformers'; the second Trainer goes on from a
+checkpoint.
 """
 
 from __future__ import annotations

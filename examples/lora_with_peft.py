@@ -1,4 +1,4 @@
-"""Fine-tunes a GPT-2 with LoRA in a loop of one's own: peft adds the adapters, Onward runs the model.
+"""Fine-tunes a GPT-2 with LoRA in a loop of one's own: peft adds adapters, Onward runs the model.
 
     python lora_with_peft.py
 

@@ -40,7 +40,7 @@ def run(folder: Path) -> dict[tuple[str, int, int], dict[str, torch.Tensor]]:
 
 
 def train(kind: str, stage: int, folder: Path, rank: int) -> None:
-    import deepspeed
+    deepspeed: Any = importlib.import_module("deepspeed")
     from hf_runs import causal_lm
     from texts import language_rows
 
@@ -81,7 +81,7 @@ def train(kind: str, stage: int, folder: Path, rank: int) -> None:
 
 
 def main(folder: Path, rank: int) -> None:
-    import deepspeed
+    deepspeed: Any = importlib.import_module("deepspeed")
     from torch import distributed
 
     torch.set_num_threads(1)

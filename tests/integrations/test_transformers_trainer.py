@@ -143,11 +143,12 @@ def test_seq2seq(tmp_path: Path) -> None:
     from texts import VOCABULARY, language_rows
     from transformers import T5Config, T5ForConditionalGeneration
 
+    config: Any = T5Config
     trainers = []
     for kind in (Seq2SeqTrainer, transformers.Seq2SeqTrainer):
         torch.manual_seed(0)
         model = T5ForConditionalGeneration(
-            T5Config(
+            config(
                 vocab_size=VOCABULARY,
                 d_model=16,
                 d_kv=8,
@@ -158,7 +159,7 @@ def test_seq2seq(tmp_path: Path) -> None:
                 decoder_start_token_id=0,
                 pad_token_id=0,
                 eos_token_id=1,
-            )  # fmt: skip
+            )
         )
         plain = arguments(tmp_path).to_dict()
         args = transformers.Seq2SeqTrainingArguments(

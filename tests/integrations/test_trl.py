@@ -112,7 +112,8 @@ def test_log_probs_are_those_of_trl(
     bias, targets = torch.randn(33) if biased else None, torch.randint(0, 33, (7,))
     temperature, scale = scaled
     results = []
-    for function in (log_probs, ChunkedLogProbFunction.apply):
+    functions: tuple[Any, ...] = (log_probs, ChunkedLogProbFunction.apply)
+    for function in functions:
         given = [t.clone().requires_grad_() for t in (hidden, weight)]
         b = None if bias is None else bias.clone().requires_grad_()
         found = function(*given, b, targets, temperature, 8, capped, scale, OUTPUTS)

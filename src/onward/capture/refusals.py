@@ -183,10 +183,10 @@ class _Range(NamedTuple):
 
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
-    start = tensor.storage_offset() * tensor.element_size()
+    start = int(tensor.storage_offset()) * tensor.element_size()
     if not tensor.numel():
         return start, start
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    last = sum((n - 1) * int(step) for n, step in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * tensor.element_size()
 
 
