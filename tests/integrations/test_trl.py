@@ -110,6 +110,7 @@ def test_log_probs_are_those_of_trl(
     torch.manual_seed(0)
     hidden, weight = torch.randn(7, 5), torch.randn(33, 5)
     bias, targets = torch.randn(33) if biased else None, torch.randint(0, 33, (7,))
+    targets[:3] = torch.nn.functional.linear(hidden, weight, bias).argmax(-1)[:3]
     temperature, scale = scaled
     results = []
     functions: tuple[Any, ...] = (log_probs, ChunkedLogProbFunction.apply)
@@ -119,6 +120,7 @@ def test_log_probs_are_those_of_trl(
         found = function(*given, b, targets, temperature, 8, capped, scale, OUTPUTS)
         (found[0].sin().sum() + found[1].cos().sum()).backward()
         assert [t.requires_grad for t in found] == [True, True, False, False, False]
+        assert 3 <= int(found[4].sum()) < 7
         results.append(
             [*(t.detach() for t in found), *(t.grad for t in (*given, b) if t is not None)]
         )
