@@ -44,7 +44,8 @@ def keeping(real: Callable[..., CapturedModule]) -> Callable[..., CapturedModule
         if key not in kept:
             found = real_one(*given)
             paths = {id(x): name for name, x in _tensors(model).items()}
-            if found.constants or found.regions or any(id(x) not in paths for x in found.owned.values()):
+            strange = any(id(x) not in paths for x in found.owned.values())
+            if found.constants or found.regions or strange:
                 return found
             kept[key] = _copy(found), {n: paths[id(x)] for n, x in found.owned.items()}
             return found

@@ -54,3 +54,16 @@ def test_exported_file_computes_the_same(tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     assert example("export_to_onnx").main(str(path)) < 1e-5
     assert path.exists()
+
+
+# other packages' own use of names of yesterday, and Lightning's advice about workers
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:.*num_workers.*", "ignore:.*workers.*")
+@pytest.mark.parametrize("name", ["lora_with_peft", "lightning_module"])
+def test_loops_of_other_packages_learn(name: str) -> None:
+    before, after = example(name).main()
+    assert after < before - 0.2
+
+
+def test_huggingface_s_trainer_learns_and_resumes(tmp_path: Path) -> None:
+    before, after = example("huggingface_trainer").main(str(tmp_path))
+    assert after < before - 1.0

@@ -2,7 +2,16 @@
 
 from onward.capture.captured_module import CapturedModule
 from onward.capture.export import capture
+from onward.capture.huggingface import without_flash_lengths
 from onward.capture.protocol import Captured
-from onward.capture.refusals import apart_from_hooks, refuse_surroundings
+from onward.capture.refusals import apart_from_hooks, is_traced, refuse_surroundings
 
-__all__ = ["Captured", "CapturedModule", "apart_from_hooks", "capture", "refuse_surroundings"]
+__all__ = [
+    "Captured",
+    "CapturedModule",
+    "apart_from_hooks",
+    "capture",
+    "is_traced",
+    "refuse_surroundings",
+    "without_flash_lengths",
+]

@@ -110,7 +110,9 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
         found = grad_fn(x)
         return _Node(found) if trained and found is not None and asked() else found
 
-    def require(x: torch.Tensor, value: bool) -> None:
+    plain = torch.Tensor.requires_grad_
+
+    def check(x: torch.Tensor, value: bool) -> None:
         if id(x) in trained and value != requires_grad(x):
             if id(x) in changed:  # what stays changed is seen in the model
                 raise CaptureError(
@@ -118,11 +120,14 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
                     "does not do; fix: detach()"
                 )
             changed.add(id(x))
+
+    def require(x: torch.Tensor, value: bool) -> None:
+        check(x, value)
         _TENSOR.requires_grad.__set__(x, value)
 
     def require_(x: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
-        require(x, requires_grad)
-        return x
+        check(x, requires_grad)
+        return plain(x, requires_grad)  # which of a computed tensor may ask for what it has
 
     yield FakeTensor, "grad_fn", property(node)
     yield FakeTensor, "requires_grad", property(requires_grad, require)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.jit import ScriptModule
@@ -148,10 +148,18 @@ def _hooks(
     traced: Iterable[str] = _TRACED,
 ) -> Iterator[str]:
     for hook in (hooks or {}).values():
-        hook = getattr(hook, "func", hook)  # of a functools.partial
-        origin = hook if hasattr(hook, "__qualname__") else type(hook)
-        if not f"{module_of(origin)}.".startswith(tuple(traced)):
-            yield f"{where} has the {kind} {origin.__qualname__}; {fix}"
+        if not is_traced(hook, traced):
+            yield f"{where} has the {kind} {_origin(hook).__qualname__}; {fix}"
+
+
+def is_traced(hook: Any, packages: Iterable[str] = _TRACED) -> bool:
+    """Whether a forward hook computes nothing but what the module's output is made of."""
+    return f"{module_of(_origin(hook))}.".startswith(tuple(packages))
+
+
+def _origin(hook: Any) -> Any:
+    hook = getattr(hook, "func", hook)  # of a functools.partial
+    return hook if hasattr(hook, "__qualname__") else type(hook)
 
 
 def own_class(tensor: torch.Tensor) -> str | None:
@@ -164,7 +172,7 @@ def own_class(tensor: torch.Tensor) -> str | None:
 
 
 def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
-    storages: dict[int, tuple[str, bool]] = {}
+    storages: dict[int, list[_Range]] = {}
     parameters, buffers = root.named_parameters(), root.named_buffers()  # tied ones are listed once
     for name, tensor in itertools.chain(parameters, buffers):
         name, trained = prefix + name, isinstance(tensor, torch.nn.Parameter)
@@ -175,12 +183,48 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
         if strange:
             yield f"{name} is {strange}; fix: a plain tensor"
             continue
-        pointer = tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
-        other, written = storages.setdefault(pointer, (name, trained))
-        if pointer and other != name and (trained or written):
-            yield f"{name} and {other} are different views of one storage; fix: clone one"
+        if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr():
+            held = storages.setdefault(tensor.untyped_storage().data_ptr(), [])
+            held.append(_Range(*_bytes_of(tensor), name, trained))
         for attribute, kind in TENSOR_HOOKS.items() if trains else ():
             yield from _hooks(getattr(tensor, attribute, None), kind, name, NO_HOOKS, ())
+    for held in storages.values():
+        for first, second in _overlapping(held):
+            yield (
+                f"{second} and {first} are different views of one storage, and overlap; fix: clone "
+                "one"
+            )
+
+
+class _Range(NamedTuple):
+    """Where a tensor's bytes lie in its storage: from `start` up to `end`, gaps among them."""
+
+    start: int
+    end: int
+    name: str
+    trained: bool
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    if not tensor.numel():
+        return start, start
+    last = sum((n - 1) * int(step) for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _overlapping(held: list[_Range]) -> Iterator[tuple[str, str]]:
+    """Pairs of tensors, of which one is trained, with bytes that lie among the other's. Parameters
+    that lie side by side in one buffer (DeepSpeed's) are no such."""
+    order = {r.name: i for i, r in enumerate(held)}
+    open_: list[_Range] = []
+    for at in sorted(held):
+        open_ = [r for r in open_ if r.end > at.start]
+        for other in open_:
+            if at.end > at.start and (at.trained or other.trained):
+                first, second = sorted((at.name, other.name), key=order.__getitem__)
+                yield first, second
+        open_.append(at)
 
 
 def refuse_unlisted(
@@ -226,6 +270,7 @@ __all__ = [
     "NO_HOOKS",
     "TENSOR_HOOKS",
     "apart_from_hooks",
+    "is_traced",
     "keeps_numbers",
     "own_class",
     "refuse_constant",

@@ -16,7 +16,7 @@ from onward.capture.aten.reasons import reason
 from onward.capture.flat_call import FlatCall
 from onward.capture.gradient_code import refusing_gradient_code
 from onward.capture.held_sizes import Held, dynamic_shapes
-from onward.capture.huggingface import attention_kept_whole
+from onward.capture.huggingface import attention_kept_whole, log_probs_kept_whole
 from onward.capture.patches import Patch, patched
 from onward.capture.recurrent_op import recurrent_layers_kept_whole
 from onward.capture.running_mean import averaged_over_batches
@@ -86,6 +86,7 @@ def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
         refusing_gradient_code(flat.gradients),
         padded_with_zeros(flat.gradients),
         recurrent_layers_kept_whole(),
+        log_probs_kept_whole(),
         averaged_over_batches(),
         warnings.catch_warnings(),
     ):

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from onward.capture import CapturedModule, apart_from_hooks
+from onward.capture import CapturedModule, apart_from_hooks, without_flash_lengths
 from onward.compile import Compiler
 from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError
 from onward.execute import Memory
@@ -26,6 +26,7 @@ from onward.kernels import host
 from onward.module.arguments import bind_call
 from onward.module.around import eager, goes_around, surroundings, uses_cache
 from onward.module.delivery import deliver
+from onward.module.hooks import aside, call_with_hooks, run_around
 from onward.module.prepared_call import PreparedCall
 from onward.module.run import Run
 from onward.module.states import State, States
@@ -100,13 +101,19 @@ class Accelerated:
         assert model is not None, "a module that is called is there"
         if goes_around():
             return model._call_impl(*args, **kwargs)
+        if run_around(model):
+            return call_with_hooks(model, partial(self._call, model), args, kwargs)
+        return self._call(model, *args, **kwargs)
+
+    def _call(self, model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         reason = surroundings()
         if reason is None and uses_cache(model, kwargs, self.takes_cache):
             return self._in_eager(model, args, kwargs, CACHE)
         try:
             if reason is not None:
                 raise CaptureError(reason)
-            found = self._find(model, batch := bind_call(args, kwargs))
+            batch = bind_call(args, without_flash_lengths(model, kwargs))
+            found = self._find(model, batch)
         except CaptureError as error:
             if self.options.strict:
                 raise
@@ -161,7 +168,7 @@ class Accelerated:
     ) -> CapturedModule:
         """The call of the model with all that it returns."""
         # accelerated modules within it are parts of the graph
-        with eager(), apart_from_hooks():
+        with eager(), apart_from_hooks(), aside(model):
             return compiler.capture(
                 model,
                 batch.args,
@@ -209,9 +216,9 @@ class Accelerated:
             warnings.warn(
                 f"{type(model).__name__} runs in eager PyTorch: {reason}",
                 EagerWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-        with eager():
+        with eager(), aside(model):
             return model._call_impl(*args, **kwargs)
 
     # ---- looking

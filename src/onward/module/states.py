@@ -43,17 +43,24 @@ class States:
         """The state that the module is in."""
         for i, state in enumerate(self._states):
             if state.guards.same(model):
-                if i:
-                    self._states.insert(0, self._states.pop(i))
-                return state
+                return self._met(i)
         guards = self._states[0].guards.successor() if self._states else Guards()
-        changed = guards.changed(model, None, training=False)
+        changed = guards.changed(model, None, training=False, count=False)
         if self._states and not changed:  # other objects, and all that they say is the same
             self._states[0].guards = guards
             self._states[0].modules = list(model.modules())
-        else:
-            self._states.insert(0, State(guards, list(model.modules())))
-            del self._states[KEPT:]
+            return self._states[0]
+        for i, state in enumerate(self._states):
+            if i and state.guards.saw(guards):  # as a list that is made anew says what it said
+                state.modules = list(model.modules())
+                return self._met(i)
+        guards.count_changes()
+        self._states.insert(0, State(guards, list(model.modules())))
+        del self._states[KEPT:]
+        return self._states[0]
+
+    def _met(self, i: int) -> State:
+        self._states.insert(0, self._states.pop(i))
         return self._states[0]
 
     def clear(self) -> None:

@@ -24,7 +24,7 @@ EXTRAS = {
         "psutil",
         "jsonargparse",
     ),
-    "hf": ("transformers", "tokenizers"),
+    "hf": ("transformers", "tokenizers", "accelerate"),
     "ort": ("onnxruntime",),
     "viz": ("matplotlib",),
 }

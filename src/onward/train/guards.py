@@ -113,13 +113,17 @@ class Guards:
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._times: Counter[str] = Counter()
         self._apart: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._paths: list[str] = []  # what has changed
 
-    def changed(self, model: torch.nn.Module, loss_fn: Any, training: bool) -> bool:
+    def changed(
+        self, model: torch.nn.Module, loss_fn: Any, training: bool, count: bool = True
+    ) -> bool:
         """Whether graphs made before no longer say what these say; what is seen is then the new
         state. Raises CaptureError where the surroundings are not a graph's.
 
         training: whether a training step is asked for. Training flags matter only there; a model
-        in evaluation mode counts as wholly in training mode, in which such a step puts it.
+        in evaluation mode counts as wholly in training mode, in which such a step puts it. count:
+        whether a change costs a capture, of which many are told (`count_changes` otherwise).
         """
         refuse_surroundings()
         roots = (model, loss_fn)
@@ -137,8 +141,21 @@ class Guards:
         if not paths:
             return False
         self._baked, self._marks, self._copies = [], [], []
-        if before:
-            self._count(paths)
+        self._paths = paths if before else []
+        if count:
+            self.count_changes()
+        return True
+
+    def count_changes(self) -> None:
+        """What changed last has made a capture necessary."""
+        self._count(self._paths)
+
+    def saw(self, other: Guards) -> bool:
+        """Whether what `other` has just seen is what these saw when their graphs were made, though
+        by other objects; these then go by those."""
+        if self._facts != other._facts or not self._kept():
+            return False
+        self._roots, self._sweep = other._roots, other._sweep
         return True
 
     def same(self, model: torch.nn.Module) -> bool:
@@ -208,6 +225,8 @@ class Guards:
         )
 
     def _count(self, paths: Sequence[str]) -> None:
+        if not paths:
+            return
         log.debug("captured anew; changed: %s", ", ".join(paths[:8]))
         self._times.update(paths)
         for path in paths:

@@ -302,7 +302,7 @@ class Trainer:
         with window.seed_drawn() as seed:
             inputs = {
                 **prepared.inputs,
-                **scalars(signature, seed, window.offset, weight=1.0 / window.size),
+                **scalars(signature, seed, window.offset, weight=window.weight),
                 **self._updates.inputs(signature),
             }
             return inputs, prepared.executable.run(inputs, prepared.dims, done)

@@ -35,6 +35,11 @@ class Window:
         return self.micro_steps >= self.size - 1
 
     @property
+    def weight(self) -> float:
+        """Of a micro-batch's loss in the window's: that is their mean."""
+        return 1.0 / self.size
+
+    @property
     def offset(self) -> int:
         """The number of the next micro-batch's first sample."""
         return 0 if self.is_first else self.samples

@@ -1,6 +1,17 @@
-"""Capture of Hugging Face models: attention whole, masks in compact form, settings."""
+"""Capture of Hugging Face models: attention whole, masks in compact form, settings, TRL's loss."""
 
 from onward.capture.huggingface.attention import attention_kept_whole
-from onward.capture.huggingface.settings import forward_defaults, require_mask
+from onward.capture.huggingface.chunked_log_probs import log_probs_kept_whole
+from onward.capture.huggingface.settings import (
+    forward_defaults,
+    require_mask,
+    without_flash_lengths,
+)
 
-__all__ = ["attention_kept_whole", "forward_defaults", "require_mask"]
+__all__ = [
+    "attention_kept_whole",
+    "forward_defaults",
+    "log_probs_kept_whole",
+    "require_mask",
+    "without_flash_lengths",
+]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from onward.config import CaptureError
+
+_FLASH_LENGTHS = ("max_length_q", "max_length_k")  # transformers' FlashAttentionKwargs
 
 
 def configs_with_sdpa(model: torch.nn.Module) -> list[Any]:
@@ -39,4 +43,16 @@ def forward_defaults(model: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str
     return {}
 
 
-__all__ = ["configs_with_sdpa", "forward_defaults", "require_mask"]
+def without_flash_lengths(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments but for the longest lengths of packed documents (numbers, others with
+    every batch), where attention is none that reads them; each would be a graph of its own."""
+    found = {name for name in _FLASH_LENGTHS if isinstance(kwargs.get(name), int)}
+    config = getattr(model, "config", None)
+    if not found or getattr(config, "_attn_implementation", None) not in ("sdpa", "eager"):
+        return dict(kwargs)
+    if found & inspect.signature(model.forward).parameters.keys():
+        return dict(kwargs)  # a forward of its own, which may read them
+    return {name: value for name, value in kwargs.items() if name not in found}
+
+
+__all__ = ["configs_with_sdpa", "forward_defaults", "require_mask", "without_flash_lengths"]

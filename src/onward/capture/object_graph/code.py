@@ -23,6 +23,7 @@ ASIDE = {  # packages whose objects are no part of a model: they count, log or h
     "accelerate", "comet_ml", "datasets", "lightning", "mlflow", "pandas", "pytorch_lightning",
     "rich", "tensorboard", "tensorboardX", "tokenizers", "torchmetrics", "tqdm", "wandb",
 }  # fmt: skip
+_ASIDE_WITHIN = (("sentence_transformers.", ".model_card"),)  # the same, of parts of a package
 _HEAP_TYPE = 1 << 9  # of a class made by running code: Py_TPFLAGS_HEAPTYPE
 _OPAQUE = {"torch", "onward", *ASIDE}
 
@@ -39,6 +40,8 @@ def module_of(cls: type) -> str:
 def origin(module: str | None) -> str:
     """Whose code a module is: the user's "own", a "package"'s, or "opaque": not looked into."""
     if module is None or module.partition(".")[0] in _OPAQUE:
+        return "opaque"
+    if any(module.startswith(a) and module.endswith(b) for a, b in _ASIDE_WITHIN):
         return "opaque"
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is not None:

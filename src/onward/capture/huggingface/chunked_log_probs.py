@@ -1,0 +1,70 @@
+"""TRL's log-probabilities in chunks, as the operators that they are made of.
+
+TRL's trainers take the head and the loss of a language model together, by a function whose forward
+and backward go through the vocabulary in pieces (`trl.kernels.ChunkedLogProbFunction`). A graph has
+its own way of not keeping logits; it is given the plain form.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from onward.capture.patches import patched
+
+_MODULE, _CLASS = "trl.kernels.chunked_logprob", "ChunkedLogProbFunction"
+
+
+@contextmanager
+def log_probs_kept_whole() -> Iterator[None]:
+    """Within it, TRL's function is the plain one, where TRL is imported and its function takes what
+    the plain one does."""
+    found = getattr(sys.modules.get(_MODULE), _CLASS, None)
+    takes = inspect.signature(found.forward).parameters if found is not None else {}
+    known = ["ctx", *inspect.signature(log_probs).parameters]
+    with patched([(found, "apply", staticmethod(log_probs))] if list(takes) == known else []):
+        yield
+
+
+def log_probs(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    temperature: float,
+    chunk_size: int,
+    final_logit_softcapping: float | None = None,
+    logit_scale: float = 1.0,
+    outputs: tuple[str, ...] = (),
+) -> tuple[torch.Tensor | None, ...]:
+    """hidden f32[N,H], weight f32[V,H], bias f32[V], targets i64[N] -> of each row, the target's
+    log-probability, the entropy, log(sum p^2), the mean of the logits (f32[N]) and whether the
+    target is the first of the largest (bool[N]); all but the first None where not in `outputs`."""
+    z = F.linear(hidden, weight, bias).float()
+    if logit_scale != 1.0:
+        z = z * logit_scale
+    if final_logit_softcapping is not None:
+        z = final_logit_softcapping * torch.tanh(z / final_logit_softcapping)
+    if temperature != 1.0:
+        z = z / temperature
+    told: dict[str, Any] = {}
+    if "entropy" in outputs:
+        told["entropy"] = torch.logsumexp(z, -1) - (torch.softmax(z, -1) * z).sum(-1)
+    fixed = z.detach()  # which these, in TRL, pass no gradient to
+    if "log_sum_sq_probs" in outputs:
+        told["log_sum_sq_probs"] = torch.logsumexp(2 * fixed, -1) - 2 * torch.logsumexp(fixed, -1)
+    if "mean_logits" in outputs:
+        told["mean_logits"] = fixed.mean(-1)
+    if "is_top1" in outputs:
+        told["is_top1"] = fixed.argmax(-1) == targets
+    names = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
+    return -F.cross_entropy(z, targets, reduction="none"), *map(told.get, names)
+
+
+__all__ = ["log_probs", "log_probs_kept_whole"]

@@ -1,0 +1,89 @@
+"""LedTrainer: a Trainer whose accumulation windows another training loop leads.
+
+That loop says of each micro-batch what its loss weighs and whether an update follows it, and calls
+`optimizer.step()` after the update, as it does in eager PyTorch.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from onward.config import OnwardError
+from onward.train.result import StepResult
+from onward.train.trainer import Trainer
+from onward.train.window import Window
+
+
+class LedWindow(Window):
+    """Its micro-batches are weighed, and the last is named, by whoever leads."""
+
+    def __init__(self, size: int, seed: int | None) -> None:
+        super().__init__(size, seed)
+        self.led_weight, self.led_last = 1.0, True
+
+    @property
+    def weight(self) -> float:
+        return self.led_weight
+
+    @property
+    def is_last(self) -> bool:
+        return self.led_last
+
+
+class LedTrainer(Trainer):
+    """A Trainer for the loop of another package; arguments as of `Trainer`.
+
+    `options.gradient_accumulation_steps` says only whether there are windows of several
+    micro-batches; how many each has, the loop decides.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._window = LedWindow(self.options.gradient_accumulation_steps, self.options.seed)
+        self._due = False  # whether an update was made that the loop has not asked for yet
+        self.optimizer.step = types.MethodType(_taken(self), self.optimizer)
+
+    def step_led(
+        self, batch: dict[str, Any], weight: float, last: bool, fetch: tuple[str, ...] = ()
+    ) -> StepResult:
+        """One micro-batch. weight: of its loss in the window's. last: whether an update follows."""
+        window = self._window
+        assert isinstance(window, LedWindow)
+        if not last and window.size == 1:
+            raise OnwardError(
+                "the loop accumulates gradients, and this Trainer was made for a micro-batch per "
+                "update; fix: gradient_accumulation_steps=2 or more"
+            )
+        window.led_weight, window.led_last = weight, last
+        result = self.train_step(batch, fetch=fetch)
+        self._due = last
+        return result
+
+
+def _taken(trainer: LedTrainer) -> Callable[..., Any]:
+    """What takes the place of `optimizer.step`: the graph has made the update already."""
+    held = weakref.ref(trainer)  # which holds the optimizer
+
+    def step(optimizer: torch.optim.Optimizer, closure: Any = None) -> Any:
+        found = held()
+        if found is None:  # the optimizer is torch's again
+            return type(optimizer).step(optimizer, closure)
+        if not found._due:
+            raise OnwardError(
+                "optimizer.step() without a micro-batch before it that ends a window: the update "
+                "is a part of the graph; fix: leave optimizer.step() to the loop"
+            )
+        found._due = False
+        return None
+
+    # what a scheduler marks the step by that it counts
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    return step
+
+
+__all__ = ["LedTrainer", "LedWindow"]

@@ -1,0 +1,337 @@
+"""onward.integrations.transformers.Trainer, in the place of transformers': one graph per step."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from hf_runs import (
+    arguments,
+    assert_same_run,
+    assert_same_weights,
+    causal_lm,
+    classification,
+    classifier,
+    history,
+    language,
+)
+from transformers import TrainerCallback
+
+from onward.config import MissingExtraError, OnwardError
+from onward.integrations import refused_arguments
+from onward.integrations.transformers import Seq2SeqTrainer, Trainer
+from onward.module import accelerated
+
+RUNS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulation, clipping, a schedule": {
+        "gradient_accumulation_steps": 3, "max_grad_norm": 0.5, "warmup_steps": 2,
+        "lr_scheduler_type": "cosine", "weight_decay": 0.1,
+    },
+    "epochs that end within a window": {
+        "gradient_accumulation_steps": 4, "max_steps": -1, "num_train_epochs": 2,
+    },
+    "no clipping": {"max_grad_norm": 0.0},
+    "evaluation with metrics": {"eval_strategy": "steps", "eval_steps": 3},
+    "label smoothing": {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 2},
+    "another optimizer": {"optim": "sgd", "learning_rate": 0.5},
+    "a schedule of the loss": {
+        "lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 2,
+        "metric_for_best_model": "loss", "lr_scheduler_kwargs": {"patience": 0, "threshold": 0.5},
+    },
+    "activation checkpointing": {"activation_checkpointing": True},
+    "a group by length": {"train_sampling_strategy": "group_by_length"},
+}  # fmt: skip
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("changes", RUNS.values(), ids=RUNS)
+def test_a_language_model(changes: dict[str, Any], tmp_path: Path, captures: list[int]) -> None:
+    ours, eager = both(language, causal_lm, tmp_path, **changes)
+    assert_same_run(ours, eager)
+    assert ours.onward_trainer.updates == ours.state.global_step
+    assert len(captures) == (2 if "eval_steps" in changes else 1)
+
+
+def test_a_classifier_of_padded_lines(tmp_path: Path, captures: list[int]) -> None:
+    ours, eager = both(
+        classification, classifier, tmp_path, eval_strategy="epoch", save_strategy="epoch",
+        max_steps=-1, num_train_epochs=2, gradient_accumulation_steps=2, max_grad_norm=0.3,
+        load_best_model_at_end=True, metric_for_best_model="right",
+    )  # fmt: skip
+    assert_same_run(ours, eager)
+    assert (
+        Path(ours.state.best_model_checkpoint).name == Path(eager.state.best_model_checkpoint).name
+    )
+    found, want = (t.predict(t.eval_dataset).predictions for t in (ours, eager))
+    torch.testing.assert_close(torch.tensor(found), torch.tensor(want), rtol=2e-4, atol=2e-5)
+
+
+def weighted_loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> Any:
+    logits, count = outputs["logits"][:, :-1].flatten(0, 1), num_items_in_batch
+    loss = torch.nn.functional.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
+    return WEIGHT[0] * loss / count
+
+
+WEIGHT = [0.7]
+
+
+def test_a_loss_function_of_the_user_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where what it reads changes."""
+    changes: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 3}
+    ours, eager = both(language, causal_lm, tmp_path, compute_loss_func=weighted_loss, **changes)
+    assert_same_run(ours, eager)
+    monkeypatch.setitem(globals(), "WEIGHT", [2.5])
+    for trainer in (ours, eager):
+        trainer.train()
+    assert_same_run(ours, eager)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("first, second", [(True, True), (True, False), (False, True)])
+def test_a_checkpoint_is_resumed(first: bool, second: bool, tmp_path: Path) -> None:
+    """Of this Trainer by transformers' and the other way, as if nothing had been broken off."""
+    changes: dict[str, Any] = {
+        "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2,
+        "warmup_steps": 1,
+    }  # fmt: skip
+    kinds = {True: Trainer, False: transformers.Trainer}
+    whole = language(transformers.Trainer, causal_lm(), arguments(tmp_path / "whole", **changes))
+    whole.train()
+    broken = language(kinds[first], causal_lm(), arguments(tmp_path / "b", **changes))
+    broken.train()
+    resumed = language(kinds[second], causal_lm(), arguments(tmp_path / "b", **changes))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "b" / "checkpoint-3"))
+    assert_same_run(resumed, whole)
+
+
+def test_dropout_is_the_same_after_a_resume(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3}
+    whole = language(Trainer, causal_lm(dropout=0.2), arguments(tmp_path, **changes))
+    whole.train()
+    resumed = language(Trainer, causal_lm(dropout=0.2), arguments(tmp_path, **changes))
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert_same_weights(resumed.model, whole.model, rtol=0, atol=0)
+    assert history(resumed) == history(whole)
+
+
+def test_train_twice_and_with_other_arguments(tmp_path: Path) -> None:
+    ours, eager = both(language, causal_lm, tmp_path, max_steps=3)
+    for trainer in (ours, eager):
+        trainer.args.gradient_accumulation_steps, trainer.args.max_grad_norm = 2, 0.2
+        trainer.train()
+    assert_same_run(ours, eager)
+
+
+def test_a_model_that_is_made_by_a_function(tmp_path: Path) -> None:
+    trainers = []
+    for kind in (Trainer, transformers.Trainer):
+        trainer = language(kind, None, arguments(tmp_path), model_init=lambda trial: causal_lm())
+        trainer.train()
+        trainers.append(trainer)
+    assert_same_run(*trainers)
+    assert accelerated(trainers[0].model) is not None
+
+
+def test_seq2seq(tmp_path: Path) -> None:
+    from texts import VOCABULARY, language_rows
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config: Any = T5Config
+    trainers = []
+    for kind in (Seq2SeqTrainer, transformers.Seq2SeqTrainer):
+        torch.manual_seed(0)
+        model = T5ForConditionalGeneration(
+            config(
+                vocab_size=VOCABULARY,
+                d_model=16,
+                d_kv=8,
+                d_ff=32,
+                num_layers=1,
+                num_heads=2,
+                dropout_rate=0.0,
+                decoder_start_token_id=0,
+                pad_token_id=0,
+                eos_token_id=1,
+            )
+        )
+        plain = arguments(tmp_path).to_dict()
+        args = transformers.Seq2SeqTrainingArguments(
+            **{k: plain[k] for k in ("output_dir", "use_cpu", "max_steps", "report_to",
+                                     "disable_tqdm", "log_level", "learning_rate")},
+            logging_steps=1, per_device_train_batch_size=4, save_strategy="no",
+            dataloader_pin_memory=False, gradient_accumulation_steps=2,
+        )  # fmt: skip
+        trainer = kind(model, args, train_dataset=language_rows(28, unlabelled=4))
+        trainer.train()
+        trainers.append(trainer)
+    assert_same_run(*trainers)
+    assert type(trainers[0]).__mro__.index(Trainer) < type(trainers[0]).__mro__.index(
+        transformers.Seq2SeqTrainer
+    )
+
+
+# ---- callbacks
+
+
+class Seen(TrainerCallback):
+    """The events that a run calls, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+        for name in vars(TrainerCallback):
+            if name.startswith("on_") and name != "on_pre_optimizer_step":
+                setattr(self, name, lambda *_, n=name, **__: self.events.append(n))
+
+
+class Stops(TrainerCallback):
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        control.should_training_stop = state.global_step == 2
+
+
+def test_callbacks_are_called_as_ever(tmp_path: Path) -> None:
+    seen = [Seen(), Seen()]
+    for kind, one in zip((Trainer, transformers.Trainer), seen, strict=True):
+        args = arguments(tmp_path, gradient_accumulation_steps=2, eval_strategy="epoch")
+        trainer = language(kind, causal_lm(), args, callbacks=[one, Stops])
+        trainer.train()
+        assert trainer.state.global_step == 2
+    assert seen[0].events == seen[1].events
+    assert {"on_optimizer_step", "on_substep_end", "on_log"} <= set(seen[0].events)
+
+
+class Reads(TrainerCallback):
+    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None: ...
+
+
+def test_a_callback_that_reads_gradients_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OnwardError, match=r"Reads.on_pre_optimizer_step: .* fix: "):
+        language(Trainer, causal_lm(), arguments(tmp_path), callbacks=[Reads])
+    trainer = language(Trainer, causal_lm(), arguments(tmp_path))
+    with pytest.raises(OnwardError, match=r"Reads.on_pre_optimizer_step: .* fix: "):
+        trainer.add_callback(Reads())
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize("name", refused_arguments.REFUSED)
+def test_arguments_that_one_graph_cannot_honour(name: str, tmp_path: Path) -> None:
+    args = arguments(tmp_path / "run")
+    assert hasattr(args, name), "transformers has this argument"
+    setattr(args, name, {"stage": 2} if name == "deepspeed" else True)
+    with pytest.raises(OnwardError, match=rf"^TrainingArguments .*{name}=.*fix: "):
+        language(Trainer, causal_lm(), args)
+    assert not (tmp_path / "run").exists(), "nothing is written"
+
+
+def test_accelerate_s_own_precision_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelerate.Accelerator.mixed_precision", "bf16")
+    with pytest.raises(OnwardError, match=r"mixed_precision=bf16: fix: "):
+        language(Trainer, causal_lm(), arguments(tmp_path / "run"))
+
+
+class OwnLoss(Trainer):
+    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        return 2 * super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def test_a_compute_loss_of_a_subclass_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OnwardError, match=r"OwnLoss has a compute_loss .* fix: compute_loss_func="):
+        language(OwnLoss, causal_lm(), arguments(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"max_grad_norm": 1.0}, "TrainingArguments\\(max_grad_norm="),
+        ({"gradient_accumulation_steps": 2}, "TrainingArguments\\(gradient_accumulation_steps="),
+        ({"fetch": "logits"}, "leave it out"),
+        ({"memory": 1}, "no option in options is called 'memory'"),
+    ],
+)
+def test_options_that_are_arguments(options: Mapping[str, Any], said: str, tmp_path: Path) -> None:
+    with pytest.raises(OnwardError, match=said):
+        language(Trainer, causal_lm(), arguments(tmp_path / "run"), options=options)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_optimizer_without_a_graph_is_refused(tmp_path: Path) -> None:
+    trainer = language(Trainer, causal_lm(), arguments(tmp_path, optim="adafactor"))
+    before = [p.clone() for p in trainer.model.parameters()]
+    with pytest.raises(OnwardError, match=r"optimizer Adafactor is not supported; fix: "):
+        trainer.train()
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+
+
+def test_optimizer_step_by_hand_is_refused(tmp_path: Path) -> None:
+    trainer = language(Trainer, causal_lm(), arguments(tmp_path, max_steps=1))
+    with pytest.raises(OnwardError, match="nothing has run as a graph yet"):
+        _ = trainer.onward_trainer
+    trainer.train()
+    with pytest.raises(OnwardError, match=r"optimizer.step\(\) without a micro-batch"):
+        trainer.optimizer.step()
+
+
+# ---- options, and what a step says
+
+
+def test_options_of_a_step(tmp_path: Path) -> None:
+    options = {"memory_budget": 0.5, "verify": True, "disable": "gemm_add"}
+    ours = language(Trainer, causal_lm(), arguments(tmp_path), options=options)
+    eager = language(transformers.Trainer, causal_lm(), arguments(tmp_path))
+    for trainer in (ours, eager):
+        trainer.train()
+    assert_same_run(ours, eager)
+    held = ours.onward_trainer.options
+    assert (held.memory_budget, held.verify, held.disable) == (0.5, True, ("gemm_add",))
+    assert ours.onward_trainer.report()["launches"] > 0
+
+
+def test_an_update_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    """With its step of the schedule; the weights stay."""
+
+    class Breaks(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            with torch.no_grad():
+                kwargs["model"].transformer.ln_f.weight.mul_(
+                    torch.inf if state.global_step == 1 else 1.0
+                )
+
+    args = arguments(tmp_path, max_steps=2, warmup_steps=4, logging_nan_inf_filter=False)
+    trainer = language(Trainer, causal_lm(), args, callbacks=[Breaks])
+    trainer.train()
+    assert trainer.onward_trainer.updates == 1
+    assert trainer.lr_scheduler.last_epoch == 1
+    assert torch.isfinite(trainer.model.lm_head.weight).all()
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("transformers", "accelerate"):
+        with monkeypatch.context() as patched:
+            patched.delitem(sys.modules, "onward.integrations.transformers")
+            patched.setattr(
+                "importlib.util.find_spec", lambda n, missing=name: None if n == missing else n
+            )
+            with pytest.raises(MissingExtraError, match=rf"{name} is not installed; .*\[hf\]"):
+                importlib.import_module("onward.integrations.transformers")
+
+
+def both(make: Any, model: Any, folder: Path, **changes: Any) -> tuple[Any, Any]:
+    """Runs of this Trainer and of transformers' own."""
+    named = {k: changes.pop(k) for k in ("compute_loss_func",) if k in changes}
+    trainers = []
+    for kind in (Trainer, transformers.Trainer):
+        args = arguments(folder / kind.__module__, **changes)
+        trainers.append(make(kind, model(), args, **named))
+        trainers[-1].train()
+    return trainers[0], trainers[1]
