@@ -4,14 +4,17 @@ from onward.execute.blocks import Block, Blocks, left_in
 from onward.execute.executable import Executable
 from onward.execute.halves import ExecutableHalves, Residuals
 from onward.execute.memory import Memory, zeros
+from onward.execute.owned import Marks, marks
 
 __all__ = [
     "Block",
     "Blocks",
     "Executable",
     "ExecutableHalves",
+    "Marks",
     "Memory",
     "Residuals",
     "left_in",
+    "marks",
     "zeros",
 ]

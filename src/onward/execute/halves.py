@@ -19,6 +19,7 @@ from onward.config import OnwardError
 from onward.execute.binder import Binder
 from onward.execute.blocks import Block
 from onward.execute.memory import Memory
+from onward.execute.owned import Marks, marks
 from onward.graph.names import user_name
 from onward.plan import Plan, Region
 
@@ -32,15 +33,15 @@ class Residuals:
     """What one forward has left for its backward.
 
     content: `u8[n]`, which keeps the block as long as somebody holds it, or its first byte, or a
-    copy of all bytes. dims: of its batch. given: its inputs that lie in no block. seen: of each
-    owned tensor that the backward reads, where it lay and its version. shapes: of the outputs that
-    are differentiated, by name.
+    copy of all bytes. dims: of its batch. given: its inputs that lie in no block. seen: the marks
+    of the owned tensors that the backward reads. shapes: of the outputs that are differentiated, by
+    name.
     """
 
     content: torch.Tensor
     dims: Mapping[str, int]
     given: Inputs
-    seen: Mapping[str, tuple[int, int]]
+    seen: Marks
     shapes: Mapping[str, torch.Size]
 
 
@@ -64,7 +65,9 @@ class ExecutableHalves:
             for n, x in plan.inputs.items()
             if n not in owned and plan.buffers[x.buffer].region is Region.PERSISTENT
         }
-        self._read = [n for n, x in plan.inputs.items() if n in owned and x.buffer in late]
+        self._read = {
+            n: owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in late
+        }
         self._alone = _alone(plan)
 
     @property
@@ -91,7 +94,8 @@ class ExecutableHalves:
         }
         ends = self.plan.signature.cotangents
         shapes = {name: binder.outputs[name].shape for name in ends}
-        return Residuals(block.whole(), dict(binder.dims), given, self._versions(), shapes)
+        seen = marks(list(self._read.values()))
+        return Residuals(block.whole(), dict(binder.dims), given, seen, shapes)
 
     def output(self, name: str) -> torch.Tensor:
         """A copy of an output of the last forward."""
@@ -153,17 +157,16 @@ class ExecutableHalves:
                     f"the cotangent of '{user_name(name)}' is {list(given.shape)}; "
                     f"fix: give one of the output's shape, {list(shape)}"
                 )
-        for name, version in self._versions().items():
-            if residuals.seen.get(name) != version:
+        seen = marks(list(self._read.values()))
+        if seen == residuals.seen:
+            return
+        before, now = zip(*residuals.seen, strict=True), zip(*seen, strict=True)
+        for name, x, y in zip(self._read, before, now, strict=True):
+            if x != y:
                 raise OnwardError(
                     f"'{user_name(name)}' was changed between this forward and its backward; fix: "
                     "update parameters after the backward"
                 )
-
-    def _versions(self) -> dict[str, tuple[int, int]]:
-        """Of each owned tensor that the backward half reads, where it lies and its version."""
-        held = {name: self.owned[name] for name in self._read}
-        return {n: (t.data_ptr(), 0 if t.is_inference() else t._version) for n, t in held.items()}
 
 
 def _alone(plan: Plan) -> set[str]:

@@ -11,6 +11,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from onward.extend import load_plugins
 from onward.kernels import host
 from onward.module.arguments import bind_call
 from onward.module.around import eager, goes_around, surroundings, uses_cache
+from onward.module.calls import Calls
 from onward.module.delivery import deliver
 from onward.module.prepared_call import PreparedCall
 from onward.module.run import Run
@@ -77,6 +79,20 @@ def accelerated(model: torch.nn.Module) -> Accelerated | None:
     return held if isinstance(held, Accelerated) else None
 
 
+@dataclass(frozen=True)
+class _Refused:
+    """Why a call runs in eager; calls: where the reason is to be kept, if it is new."""
+
+    reason: str
+    calls: Calls | None = None
+    batch: Batch | None = None
+
+    def keep(self) -> None:
+        """Eager has run the call: the reason is no mistake of the caller's."""
+        if self.calls is not None and self.batch is not None:
+            self.calls.refuse(self.batch, self.reason)
+
+
 class Accelerated:
     """What is called in the place of a module's forward."""
 
@@ -100,45 +116,49 @@ class Accelerated:
         reason = surroundings()
         if reason is None and uses_cache(model, kwargs, self._takes_cache):
             return self._in_eager(model, args, kwargs, _CACHE)
-        try:
-            if reason is not None:
-                raise CaptureError(reason)
-            found = self._find(model, batch := bind_call(args, kwargs))
-        except CaptureError as error:
-            if self.options.strict:
-                raise
-            return self._in_eager(model, args, kwargs, str(error))
-        if isinstance(found, str):
-            return self._in_eager(model, args, kwargs, found)
-        return self._run(model, found, batch)
+        if reason is None:
+            try:
+                batch = bind_call(args, kwargs)
+            except CaptureError as error:
+                reason = str(error)
+            else:
+                found = self._as_graph(model, batch, torch.is_grad_enabled())
+                if not isinstance(found, _Refused):
+                    return found
+                if self.options.strict:
+                    raise CaptureError(found.reason)
+                outputs = self._in_eager(model, args, kwargs, found.reason)
+                found.keep()
+                return outputs
+        if self.options.strict:
+            raise CaptureError(reason)
+        return self._in_eager(model, args, kwargs, reason)
 
     # ---- graphs
 
-    def _find(self, model: torch.nn.Module, batch: Batch) -> PreparedCall | str:
-        """The call for batches like this one, made where there is none; or why such calls run in
-        eager. Raises CaptureError where that is not known yet."""
-        grad = torch.is_grad_enabled()  # which the next line may change
-        with self._locked(model), torch.inference_mode(False):
-            state = self._states.now(model)
-            key = (state.flags(), grad, batch.kind)
-            found = state.calls.get(key, [])
-            if isinstance(found, str):
-                if self.options.strict:
-                    raise CaptureError(found)
-                return found
-            for call in found:
-                if call.fits(batch):
-                    return call
+    def _as_graph(self, model: torch.nn.Module, batch: Batch, grad: bool) -> Any:
+        """The outputs, or why the call runs in eager: nothing has run then."""
+        lock = self._locked(model)
+        with lock, torch.inference_mode(False):
+            calls: Calls | None = None
             try:
-                return self._make(model, batch, state, key, grad)
+                state = self._states.now(model)
+                calls = state.of(batch, grad)
+                call = calls.find(batch)
+                if isinstance(call, str):
+                    return _Refused(call)
+                if call is None:
+                    call, calls = self._make(model, batch, state, grad)
+                run = Run(call, batch, grad, lock)
+                run.prepare(call.wanted(self.options.outputs))
             except CaptureError as error:
-                if not found:
-                    self._states.now(model).calls[key] = str(error)
-                raise
+                return _Refused(str(error), calls, batch)
+            self._last = call
+            return deliver(run, partial(_tensor_of, model), self.options.outputs)
 
     def _make(
-        self, model: torch.nn.Module, batch: Batch, state: State, key: Any, grad: bool
-    ) -> PreparedCall:
+        self, model: torch.nn.Module, batch: Batch, state: State, grad: bool
+    ) -> tuple[PreparedCall, Calls]:
         compiler = Compiler(host(self._device(model).type), self.options.disable)
         # accelerated modules within it are parts of the graph
         with eager(), apart_from_hooks():
@@ -149,21 +169,9 @@ class Accelerated:
             state.calls.clear()
         assert self._memory is not None
         session = Session(self._memory, memory_budget=self.options.memory_budget)
-        call = PreparedCall(batch, compiler, captured, session)
-        calls = state.calls.setdefault(key, [])
-        assert isinstance(calls, list)
-        calls.append(call)
-        return call
-
-    def _run(self, model: torch.nn.Module, call: PreparedCall, batch: Batch) -> Any:
-        assert self._memory is not None, "it was needed to find the call"
-        grad, outputs, seed = torch.is_grad_enabled(), self.options.outputs, None
-        self._last = call
-        if call.draws():
-            seed = torch.randint(0, 2**32, (2,), dtype=torch.int64, device="cpu")
-        with self._memory.lock, torch.inference_mode(False):
-            run = Run(call, batch, call.wanted(outputs), seed, self._memory.lock)
-            return deliver(run, call, batch, grad, partial(_tensor_of, model), outputs)
+        call, calls = PreparedCall(batch, compiler, captured, session), state.of(batch, grad)
+        calls.add(call)
+        return call, calls
 
     # ---- memory
 
@@ -187,15 +195,16 @@ class Accelerated:
     def _in_eager(
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], reason: str
     ) -> Any:
-        if reason not in self._told:
+        with eager():
+            outputs = model._call_impl(*args, **kwargs)
+        if reason not in self._told:  # and not where eager refuses the call as well
             self._told.add(reason)
             warnings.warn(
                 f"{type(model).__name__} runs in eager PyTorch: {reason}",
                 EagerWarning,
                 stacklevel=4,
             )
-        with eager():
-            return model._call_impl(*args, **kwargs)
+        return outputs
 
     # ---- looking
 

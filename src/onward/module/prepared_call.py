@@ -6,7 +6,8 @@ runs: the calls before tell. Where they told wrong, the call runs again with the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -29,10 +30,18 @@ from onward.train.report import Report
 from onward.train.session import Session
 
 
+@dataclass(frozen=True)
+class Ready:
+    """A batch that can run: for cotangents of `ends`, in two halves where there are any."""
+
+    prepared: PreparedBatch[Any]
+    ends: tuple[str, ...]
+
+
 class PreparedCall:
     """Of batches of one kind, in one state of the module.
 
-    captured: the forward. results: what it computes, by the user's names. leaves: graph inputs by
+    captured: the forward. names: what it computes, by the user's names, in the graph. leaves: graph inputs by
     which gradients are asked for, in order: parameters, then leaves of the batch. differentiable:
     the results that reach any. fields: of the outputs that can wait, by their results.
     """
@@ -43,6 +52,8 @@ class PreparedCall:
         self.captured, self.compiler, self._session = captured, compiler, session
         self._graphs = Graphs(compiler, captured)
         self._kind = batch.kind
+        self.names = dict(captured.graph.signature.results)
+        self.results = list(self.names)
         if not self.results:
             raise CaptureError("the forward computes no tensor")
         of_batch = {captured.leaves[i]: i for i, t in enumerate(batch.tensors) if t.requires_grad}
@@ -57,16 +68,15 @@ class PreparedCall:
         )
         self._halves: dict[tuple[str, ...], PreparedStep[ExecutableHalves]] = {}
         self.ends = self._first_ends()
+        # whether the forward draws random numbers; a forward that cannot be made raises here
+        self.draws = self._graphs.forward.signature.seed is not None
+        self._reached: dict[tuple[str, ...], frozenset[str]] = {}
         self._widened = False  # whether a cotangent came that was not expected
         self._narrowed = False
         # by the last two callers; the first is given all
         self._read: list[set[str]] = [set(self.results), set()]
         self.fields = waiting(captured.tree.root if captured.tree else None)
         self._last_batch: PreparedBatch[Any] | None = None
-
-    @property
-    def results(self) -> list[str]:
-        return list(self.captured.graph.signature.results)
 
     def fits(self, batch: Batch) -> bool:
         return self._plain.fits(batch)
@@ -101,30 +111,51 @@ class PreparedCall:
         alone = loss is not None and not type_of(self.captured.graph.outputs[loss]).rank
         return (LOSS,) if alone and LOSS in self.differentiable else tuple(self.differentiable)
 
+    def is_whole(self, results: Sequence[str], ends: Sequence[str]) -> bool:
+        """Whether nothing of the call is left for a second run: no result, no cotangent."""
+        return len(results) == len(self.results) and len(ends) == len(self.differentiable)
+
+    def reached(self, ends: Iterable[str]) -> frozenset[str]:
+        """The leaves that any of these results reach."""
+        key = tuple(ends)
+        found = self._reached.get(key)
+        if found is None:
+            found = self._reached[key] = frozenset().union(*(self.reaches[n] for n in key))
+        return found
+
     # ---- runs
 
+    def prepare(self, batch: Batch, results: Sequence[str], ends: tuple[str, ...]) -> Ready:
+        """What runs the batch for these results, and for cotangents of `ends` among them. Raises
+        CaptureError where no plan can be made."""
+        if not ends:
+            return Ready(self._plain.prepare(batch, OutputRequest(tuple(results))), ends)
+        step = self._halves.get(ends)
+        if step is None:
+            reached = self.reached(ends)
+            graphs = Halves(self._graphs, ends, [n for n in self.leaves if n in reached])
+            bind = partial(self._session.bind_halves, self.compiler, graphs)
+            step = self._halves[ends] = PreparedStep(self._kind, graphs, self._session, bind)
+        return Ready(step.prepare(batch, HalvesRequest(tuple(results))), ends)
+
     def without_gradients(
-        self, batch: Batch, results: Sequence[str], seed: torch.Tensor | None
-    ) -> Mapping[str, torch.Tensor]:
+        self, ready: Ready, results: Sequence[str], seed: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
         """Copies of these results, by name."""
-        prepared = self._plain.prepare(batch, OutputRequest(tuple(results)))
+        prepared = ready.prepared
         executable = prepared.executable
+        assert isinstance(executable, Executable), "no ends"
         executable.run({**prepared.inputs, **_seeded(prepared, seed)}, prepared.dims)
         self._last_batch = prepared
         return {name: prepared.output(name) for name in results}
 
     def forward(
-        self, batch: Batch, results: Sequence[str], ends: tuple[str, ...], seed: torch.Tensor | None
-    ) -> tuple[ExecutableHalves, Residuals, Mapping[str, torch.Tensor]]:
-        """Runs the forward half for these results, and for cotangents of `ends` among them."""
-        step = self._halves.get(ends)
-        if step is None:
-            wrt = [n for n in self.leaves if any(n in self.reaches[end] for end in ends)]
-            graphs = Halves(self._graphs, ends, wrt)
-            bind = partial(self._session.bind_halves, self.compiler, graphs)
-            step = self._halves[ends] = PreparedStep(self._kind, graphs, self._session, bind)
-        prepared = step.prepare(batch, HalvesRequest(tuple(results)))
+        self, ready: Ready, results: Sequence[str], seed: torch.Tensor | None
+    ) -> tuple[ExecutableHalves, Residuals, dict[str, torch.Tensor]]:
+        """Runs the forward half for these results."""
+        prepared = ready.prepared
         executable = prepared.executable
+        assert isinstance(executable, ExecutableHalves), "there are ends"
         inputs = {**prepared.inputs, **_seeded(prepared, seed)}
         residuals = executable.forward(inputs, prepared.dims)
         names = prepared.signature.results
@@ -143,10 +174,6 @@ class PreparedCall:
         assert self._last_batch is not None, "a call that is looked at has run"
         return self._last_batch.executable.plan
 
-    def draws(self) -> bool:
-        """Whether the forward draws random numbers."""
-        return self._graphs.forward.signature.seed is not None
-
 
 def _seeded(prepared: PreparedBatch[Any], seed: torch.Tensor | None) -> dict[str, Any]:
     """The inputs of the generator."""
@@ -158,4 +185,4 @@ def _seeded(prepared: PreparedBatch[Any], seed: torch.Tensor | None) -> dict[str
     return found
 
 
-__all__ = ["PreparedCall"]
+__all__ = ["PreparedCall", "Ready"]

@@ -8,19 +8,20 @@ any tensor that a function has saved.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from onward.config import OnwardError
-from onward.execute import ExecutableHalves, Residuals, left_in
-from onward.module.prepared_call import PreparedCall
+from onward.execute import ExecutableHalves, Marks, Residuals, left_in, marks
+from onward.module.prepared_call import PreparedCall, Ready
 from onward.train.batch import Batch
 
 _CORE: Any = torch._C
 _AUTOGRAD = _CORE._autograd
+_NOTHING = torch.empty(0)
 TWICE = (
     "gradients of gradients (create_graph=True) do not pass through a graph of Onward's; fix: "
     "call the model within `with onward.eager():`"
@@ -39,95 +40,110 @@ class Left:
 class Run:
     """One call, which can be run again as long as nothing that it reads has changed.
 
-    results: those computed. The lock is that of the memory: one run at a time.
+    gradients: whether its results go on the tape. The lock is that of the memory: one run at a
+    time. `prepare` comes first: what it refuses has not run.
     """
 
     def __init__(
-        self,
-        call: PreparedCall,
-        batch: Batch,
-        results: Sequence[str],
-        seed: torch.Tensor | None,
-        lock: threading.RLock,
+        self, call: PreparedCall, batch: Batch, gradients: bool, lock: threading.RLock
     ) -> None:
-        self._call, self._batch, self._seed, self._lock = call, batch, seed, lock
-        self.results = list(results)
-        self._marks = self._versions()
+        self.call, self.batch, self.gradients, self._lock = call, batch, gradients, lock
+        self._results: list[str] = []
+        self._names: list[str] = []  # of those on the tape
+        self._seed: torch.Tensor | None = None
+        self._ready: Ready | None = None  # of the next forward
+        self._marks: Marks | None = None
 
-    def outputs(self, gradients: bool) -> dict[str, torch.Tensor]:
+    def prepare(self, results: Sequence[str]) -> None:
+        """Gets ready to compute these results. Raises CaptureError where no plan can be made."""
+        call = self.call
+        on_tape = call.differentiable if self.gradients else ()
+        self._results, self._names = list(results), [n for n in results if n in on_tape]
+        ends = tuple(n for n in call.ends if n in self._names) or tuple(self._names)
+        self._ready = call.prepare(self.batch, results, ends)
+
+    def outputs(self) -> dict[str, torch.Tensor]:
         """The results, those that reach what is trained on the tape."""
-        call = self._call
-        names = [n for n in self.results if n in call.differentiable] if gradients else []
+        call, ready, names = self.call, self._ready, self._names
+        assert ready is not None, "prepared"
         with self._lock:
+            if self._seed is None and call.draws:
+                self._seed = torch.randint(0, 2**32, (2,), dtype=torch.int64, device="cpu")
+            ends = ready.ends if self.gradients else call.differentiable
+            if self._marks is None and not call.is_whole(self._results, ends):
+                self._marks = self._read()
             if not names:
-                return dict(call.without_gradients(self._batch, self.results, self._seed))
+                self._ready = None
+                return call.without_gradients(ready, self._results, self._seed)
             made: dict[str, torch.Tensor] = {}
-            on_tape = _Function.apply(self, made, names, *self._leaves())
+            on_tape = _Function.apply(self, made, names, *self.leaves())
             return {**made, **dict(zip(names, on_tape, strict=True))}
 
     def again(self, results: Sequence[str]) -> Run:
         """A run of the same call for other results. Raises OnwardError where it would give others
         than this one."""
         self._check_unchanged(results)
-        return Run(self._call, self._batch, results, self._seed, self._lock)
+        run = Run(self.call, self.batch, self.gradients, self._lock)
+        run._seed, run._marks = self._seed, self._marks
+        with self._lock:
+            run.prepare(results)
+        return run
 
     # ---- on the tape
 
-    def forward(self, names: Sequence[str]) -> tuple[Left, torch.Tensor, dict[str, torch.Tensor]]:
+    def forward(self) -> tuple[Left, torch.Tensor, dict[str, torch.Tensor]]:
         """What is left, the bytes to save, and the results."""
-        call = self._call
-        ends = tuple(n for n in call.ends if n in names) or tuple(names)
-        return self._forward(self.results, ends)
+        ready, self._ready = self._ready, None
+        assert ready is not None, "prepared"
+        return self._forward(ready, self._results)
 
     def backward(
         self, left: Left, content: torch.Tensor, given: Mapping[str, torch.Tensor], keep: bool
     ) -> list[torch.Tensor | None]:
         """The gradients by the call's leaves, in order."""
         with self._lock:
-            call = self._call
+            call = self.call
             call.note_ends(given)
             if not given.keys() <= set(left.ends):
                 self._check_unchanged(given)
                 ends = tuple(n for n in call.differentiable if n in {*left.ends, *given})
-                left, content, _ = self._forward(ends, ends)
+                left, content, _ = self._forward(call.prepare(self.batch, ends, ends), ends)
                 keep = False
-            names, shapes = call.captured.graph.signature.results, left.residuals.shapes
+            names, shapes = call.names, left.residuals.shapes
             cotangents = {
                 names[n]: given[n] if n in given else torch.zeros(shapes[names[n]])
                 for n in left.ends
             }
             residuals = replace(left.residuals, content=content)
             made = left.executable.backward(residuals, cotangents, keep)
-            reached = set().union(*(call.reaches[n] for n in given))
+            reached = call.reached(given)
             return [made[n] if n in reached else None for n in call.leaves]
 
     def _forward(
-        self, results: Sequence[str], ends: tuple[str, ...]
+        self, ready: Ready, results: Sequence[str]
     ) -> tuple[Left, torch.Tensor, dict[str, torch.Tensor]]:
-        executable, residuals, found = self._call.forward(self._batch, results, ends, self._seed)
+        executable, residuals, found = self.call.forward(ready, results, self._seed)
         content = residuals.content
         # autograd alone is to hold the block
-        left = Left(executable, replace(residuals, content=torch.empty(0)), ends)
+        left = Left(executable, replace(residuals, content=_NOTHING), ready.ends)
         block = executable.memory.blocks.holding(content)
         assert block is not None, "a forward's block is lent"
         block.left = left
-        return left, content, dict(found)
+        return left, content, found
 
-    def _leaves(self) -> list[torch.Tensor]:
-        call = self._call
-        return [
-            call.captured.parameters[n] if i is None else self._batch.tensors[i]
-            for n, i in call.leaves.items()
-        ]
+    def leaves(self) -> list[torch.Tensor]:
+        """What gradients are asked for by, in order."""
+        call, tensors = self.call, self.batch.tensors
+        parameters = call.captured.parameters
+        return [parameters[n] if i is None else tensors[i] for n, i in call.leaves.items()]
 
     # ---- whether it would give the same again
 
-    def _versions(self) -> list[tuple[int, int]]:
-        read = [*self._call.captured.owned.values(), *self._batch.tensors]
-        return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in read]
+    def _read(self) -> Marks:
+        return marks([*self.call.captured.owned.values(), *self.batch.tensors])
 
-    def _check_unchanged(self, results: Any) -> None:
-        if self._versions() != self._marks:
+    def _check_unchanged(self, results: Iterable[str]) -> None:
+        if self._marks is None or self._read() != self._marks:
             names = ", ".join(results)
             raise OnwardError(
                 f"{names} was not computed with the forward, since callers before did not read or "
@@ -143,7 +159,7 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any, run: Run, made: dict[str, torch.Tensor], names: list[str], *leaves: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        left, content, found = run.forward(names)
+        left, content, found = run.forward()
         made.update({n: x for n, x in found.items() if n not in names})
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(content[:1] if _checkpointing() else content)
@@ -163,7 +179,7 @@ class _Function(torch.autograd.Function):
         with torch.no_grad():
             found = ctx.run.backward(left, content, given, keep)
         if torch.is_grad_enabled():
-            found = _refusing(found, ctx.run._leaves())
+            found = _refusing(found, ctx.run.leaves())
         return (None, None, None, *(g if n else None for g, n in zip(found, needed, strict=True)))
 
 

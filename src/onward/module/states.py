@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from onward.module.prepared_call import PreparedCall
+from onward.module.calls import Calls
+from onward.train.batch import Batch
 from onward.train.guards import Guards
 
 KEPT = 8  # states, the one that was met last first
@@ -21,12 +22,20 @@ _training = attrgetter("training")
 
 @dataclass
 class State:
-    """calls: by training flags, gradients on or off, and the kind of the batch; a string is the
-    reason why such calls run in eager."""
+    """calls: by training flags, gradients on or off, and the kind of the batch."""
 
     guards: Guards
     modules: list[torch.nn.Module]
-    calls: dict[Any, list[PreparedCall] | str] = field(default_factory=dict)
+    calls: dict[Any, Calls] = field(default_factory=dict)
+
+    def of(self, batch: Batch, grad: bool) -> Calls:
+        """The calls of batches of this kind, at the module's training flags now. grad: whether
+        gradients are on."""
+        key = (self.flags(), grad, batch.kind)
+        found = self.calls.get(key)
+        if found is None:
+            found = self.calls[key] = Calls()
+        return found
 
     def flags(self) -> tuple[bool, ...]:
         """Of every submodule, whether it is in training mode."""
