@@ -306,6 +306,11 @@ def environment() -> Environment:
     return _meant(tuple([os.environ.get(name, "") for name in _READ]))
 
 
+def checking() -> bool:
+    """`environment().check`, read alone, since each step asks."""
+    return os.environ.get("ONWARD_CHECK") == "1"
+
+
 _READ = (*VARIABLES, "XDG_CACHE_HOME", "HOME")
 
 

@@ -27,6 +27,8 @@ class Block:
         )
         # whoever lends the block may be gone before those who hold its tensors
         self._storage.base = base
+        self._binding: object = None
+        self._patterns: list[torch.Tensor] = []  # of the windows of that binding, not handed out
 
     @property
     def nbytes(self) -> int:
@@ -44,7 +46,7 @@ class Block:
     @property
     def is_held(self) -> bool:
         """Whether anybody holds a tensor that was handed out."""
-        return _CORE._storage_Use_Count(self._storage._cdata) > 1
+        return _CORE._storage_Use_Count(self._storage._cdata) > 1 + len(self._patterns)
 
     def whole(self) -> torch.Tensor:
         """All bytes, `u8[n]`, to be held by whoever needs what is in them."""
@@ -55,6 +57,14 @@ class Block:
         offset = (x.data_ptr() - self.base.data_ptr()) // x.itemsize if x.numel() else 0
         empty = torch.empty(0, dtype=x.dtype, device=x.device)
         return empty.set_(self._storage, offset, x.shape, x.stride())
+
+    def windows(self, binding: object, at: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
+        """`window` of each, made from patterns, which is eight times as fast. binding: stands for
+        what `at` gives, as long as it is this object."""
+        if self._binding is not binding:
+            self._patterns = [self.window(x) for x in at()]
+            self._binding = binding
+        return [x.data for x in self._patterns]  # each with a version of its own
 
 
 def left_in(content: torch.Tensor) -> Any:

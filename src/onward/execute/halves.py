@@ -95,7 +95,7 @@ class ExecutableHalves:
         ends = self.plan.signature.cotangents
         shapes = {name: binder.outputs[name].shape for name in ends}
         seen = marks(list(self._read.values()))
-        return Residuals(block.whole(), dict(binder.dims), given, seen, shapes)
+        return Residuals(block.whole(), binder.dims, given, seen, shapes)
 
     def output(self, name: str) -> torch.Tensor:
         """A copy of an output of the last forward."""
@@ -125,11 +125,14 @@ class ExecutableHalves:
         with torch.no_grad():
             binder.stage({**residuals.given, **named})
             binder.run(range(self._half, len(self.plan.launches)))
-            made: dict[str, torch.Tensor] = {}
-            for wrt, name in signature.gradients.items():
-                x = binder.outputs[name]
-                made[wrt] = block.window(x) if name in self._alone else x.clone(memory_format=_ROWS)
-        return made
+            out = binder.outputs
+            made = {
+                wrt: out[name].clone(memory_format=_ROWS)
+                for wrt, name in signature.gradients.items()
+                if wrt not in self._alone
+            }
+            alone = block.windows(binder.binding, lambda: [out[n] for n in self._alone.values()])
+        return {**made, **dict(zip(self._alone, alone, strict=True))}
 
     def bindings(self) -> int:
         """How often launches were bound, for those who count."""
@@ -169,15 +172,15 @@ class ExecutableHalves:
                 )
 
 
-def _alone(plan: Plan) -> set[str]:
-    """The gradients that are whole stretches of the block that no other shares: one that is a
+def _alone(plan: Plan) -> dict[str, str]:
+    """By the input that they are by, the gradients that are whole stretches of the block that no other shares: one that is a
     constant lies elsewhere, and equal ones may be one, which their owners would change twice."""
-    found: set[str] = set()
+    found: dict[str, str] = {}
     taken: set[int] = set()
-    for name in plan.signature.gradients.values():
+    for wrt, name in plan.signature.gradients.items():
         layout = plan.outputs[name]
         own = plan.buffers[layout.buffer].region in (Region.RESIDUAL, Region.SCRATCH)
         if own and layout.buffer not in taken and layout.is_contiguous and layout.is_static:
-            found.add(name)
+            found[wrt] = name
         taken.add(layout.buffer)
     return found

@@ -10,7 +10,7 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -25,11 +25,10 @@ from onward.extend import load_plugins
 from onward.kernels import host
 from onward.module.arguments import bind_call
 from onward.module.around import eager, goes_around, surroundings, uses_cache
-from onward.module.calls import Calls
 from onward.module.delivery import deliver
 from onward.module.prepared_call import PreparedCall
 from onward.module.run import Run
-from onward.module.states import State, States
+from onward.module.states import State, States, TooMany, device_of
 from onward.plan import Plan
 from onward.train.batch import Batch
 from onward.train.report import Report
@@ -81,16 +80,11 @@ def accelerated(model: torch.nn.Module) -> Accelerated | None:
 
 @dataclass(frozen=True)
 class _Refused:
-    """Why a call runs in eager; calls: where the reason is to be kept, if it is new."""
+    """Why a call runs in eager. keep: notes it for others like it, once eager has run the call: what
+    eager refuses as well is a mistake of the caller's."""
 
     reason: str
-    calls: Calls | None = None
-    batch: Batch | None = None
-
-    def keep(self) -> None:
-        """Eager has run the call: the reason is no mistake of the caller's."""
-        if self.calls is not None and self.batch is not None:
-            self.calls.refuse(self.batch, self.reason)
+    keep: Callable[[], None] = lambda: None
 
 
 class Accelerated:
@@ -103,6 +97,7 @@ class Accelerated:
         self.options = options
         self._states = States()
         self._memory: SharedMemory | None = None
+        self._lock: threading.RLock | None = None  # of that memory
         self._told: set[str] = set()
         self._last: PreparedCall | None = None
         parameters = inspect.signature(model.forward).parameters
@@ -138,28 +133,36 @@ class Accelerated:
 
     def _as_graph(self, model: torch.nn.Module, batch: Batch, grad: bool) -> Any:
         """The outputs, or why the call runs in eager: nothing has run then."""
-        lock = self._locked(model)
+        lock = self._lock or self._moved(device_of(model))
         with lock, torch.inference_mode(False):
-            calls: Calls | None = None
+            state: State | None = None
             try:
                 state = self._states.now(model)
-                calls = state.of(batch, grad)
-                call = calls.find(batch)
+                if self._memory is None or state.device != self._memory.device:
+                    self._moved(state.device)
+                    return self._as_graph(model, batch, grad)
+                call = state.find(batch, grad)
                 if isinstance(call, str):
                     return _Refused(call)
                 if call is None:
-                    call, calls = self._make(model, batch, state, grad)
+                    call = self._make(model, batch, state, grad)
                 run = Run(call, batch, grad, lock)
                 run.prepare(call.wanted(self.options.outputs))
+            except TooMany as error:
+                return _Refused(str(error))
             except CaptureError as error:
-                return _Refused(str(error), calls, batch)
+                reason = str(error)
+                if state is None:
+                    return _Refused(reason)
+                return _Refused(reason, partial(state.of(batch, grad).refuse, batch, reason))
             self._last = call
             return deliver(run, partial(_tensor_of, model), self.options.outputs)
 
     def _make(
         self, model: torch.nn.Module, batch: Batch, state: State, grad: bool
-    ) -> tuple[PreparedCall, Calls]:
-        compiler = Compiler(host(self._device(model).type), self.options.disable)
+    ) -> PreparedCall:
+        state.refuse_more(batch, grad)
+        compiler = Compiler(host(state.device.type), self.options.disable)
         # accelerated modules within it are parts of the graph
         with eager(), apart_from_hooks():
             captured = compiler.capture(
@@ -169,26 +172,20 @@ class Accelerated:
             state.calls.clear()
         assert self._memory is not None
         session = Session(self._memory, memory_budget=self.options.memory_budget)
-        call, calls = PreparedCall(batch, compiler, captured, session), state.of(batch, grad)
-        calls.add(call)
-        return call, calls
+        call = PreparedCall(batch, compiler, captured, session)
+        state.of(batch, grad).add(call)
+        return call
 
     # ---- memory
 
-    def _locked(self, model: torch.nn.Module) -> threading.RLock:
-        device = self._device(model)
-        if self._memory is None or self._memory.device != device:
-            self._states.clear()
-            found = _MEMORIES.get(device)
-            if found is None:
-                found = _MEMORIES[device] = SharedMemory(device)
-            self._memory = found
-        return self._memory.lock
-
-    @staticmethod
-    def _device(model: torch.nn.Module) -> torch.device:
-        first = next(model.parameters(), None)
-        return torch.device("cpu") if first is None else first.device
+    def _moved(self, device: torch.device) -> threading.RLock:
+        """Takes the memory of that device, and its lock."""
+        self._states.clear()
+        found = _MEMORIES.get(device)
+        if found is None:
+            found = _MEMORIES[device] = SharedMemory(device)
+        self._memory, self._lock = found, found.lock
+        return found.lock
 
     # ---- eager
 
