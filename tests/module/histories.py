@@ -92,8 +92,7 @@ class Model(nn.Module):
             h = h.masked_fill(mask, 0.25)
         for name in sorted(more):
             h = h + more[name] * len(name)
-        h = h + torch.full((W,), 0.125)
-        y = self.head(h)
+        y = self.head(h) + torch.full((W,), 0.125)  # of the default dtype
         if how is not None:
             y = y * how
         match back:
@@ -615,7 +614,7 @@ def step(s: Side, k: int) -> Any:
 def written(s: Side, k: int) -> Any:
     """The caller writes into the output, and differentiates what it has become."""
     out = _called(s, k)
-    if isinstance(out, torch.Tensor) and not out.is_inference():
+    if isinstance(out, torch.Tensor) and "inference" not in s.modes:
         out.mul_(2)
         loss = total(out)
         if loss is not None:

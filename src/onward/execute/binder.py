@@ -47,7 +47,9 @@ class Binder:
         ]
         self._tensors = Tensors(plan, memory, owned)
         self.binding = object()
-        self._read = [t for n, t in owned.items() if n in plan.inputs]
+        used = {x.buffer for launch in plan.launches for x in launch.operands}
+        used |= {x.buffer for x in plan.outputs.values()}
+        self._used = [owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in used]
         self._bound_at: tuple[Any, ...] | None = None
         self._bound_dims: dict[str, int] = {}
         memory.join(self)
@@ -76,8 +78,8 @@ class Binder:
         lent = None if block is None else block.data_ptr()
         if block is None:
             self.memory.reserve(self.plan.sizes)
-        read = self._read
-        places = (list(map(_address, read)), list(map(_stride, read)))
+        used = self._used
+        places = (list(map(_address, used)), list(map(_stride, used)))
         pointers = (self.memory.version, lent, places)
         if pointers != self._bound_at:
             check_owned(self.plan, self.owned, self.written)

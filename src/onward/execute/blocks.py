@@ -48,6 +48,11 @@ class Block:
         """Whether anybody holds a tensor that was handed out."""
         return _CORE._storage_Use_Count(self._storage._cdata) > 1 + len(self._patterns)
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether what was handed out still lies here: `share_memory_` of any moves them all."""
+        return self._storage.data_ptr() == self.base.data_ptr()
+
     def whole(self) -> torch.Tensor:
         """All bytes, `u8[n]`, to be held by whoever needs what is in them."""
         return self.window(self.base)
@@ -116,7 +121,7 @@ class Blocks:
 
     def _sweep(self) -> None:
         """Finds the blocks that are free by now."""
-        self._free += [block for block in self._lent if not block.is_held]
+        self._free += [block for block in self._lent if not block.is_held and block.is_in_place]
         self._free.sort(key=lambda block: (block.nbytes, block.base.data_ptr()))
         self._lent = [block for block in self._lent if block.is_held]
         for block in self._free:

@@ -28,12 +28,12 @@ _ROWS = torch.contiguous_format
 BOUND = 2  # blocks that a plan stays bound to: that of the gradients so far, and that of new ones
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Residuals:
     """What one forward has left for its backward.
 
-    content: `u8[n]`, which keeps the block as long as somebody holds it, or its first byte, or a
-    copy of all bytes. dims: of its batch. given: its inputs that lie in no block. seen: the marks
+    content: `u8[n]`, which keeps the block as long as somebody holds it; whoever keeps it elsewhere
+    may put something else here. dims: of its batch. given: its inputs that lie in no block. seen: the marks
     of the owned tensors that the backward reads. shapes: of the outputs that are differentiated, by
     name.
     """
@@ -103,17 +103,22 @@ class ExecutableHalves:
         return self._last.outputs[name].clone()
 
     def backward(
-        self, residuals: Residuals, cotangents: Inputs, keep: bool = False
+        self,
+        residuals: Residuals,
+        cotangents: Inputs,
+        keep: bool = False,
+        content: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """The gradients, by the name of the input that they are by; they lie in the block, which is
         lent again when nobody holds them any more.
 
         cotangents: by output, all that the plan was made for, of the output's shape. keep: the
-        residuals serve a second backward. Raises OnwardError for cotangents that are missing or of
+        residuals serve a second backward. content: that of the residuals, or its first byte, or a
+        copy of all bytes, where they hold it no longer. Raises OnwardError for cotangents that are missing or of
         another shape, and where a tensor that the backward reads was changed since.
         """
         self._check(residuals, cotangents)
-        blocks, content = self.memory.blocks, residuals.content
+        blocks, content = self.memory.blocks, residuals.content if content is None else content
         block = blocks.holding(content)
         if keep or block is None:  # hooks of autograd's may have stored the bytes somewhere else
             source = content if block is None else block.base
@@ -132,7 +137,11 @@ class ExecutableHalves:
                 if wrt not in self._alone
             }
             alone = block.windows(binder.binding, lambda: [out[n] for n in self._alone.values()])
-        return {**made, **dict(zip(self._alone, alone, strict=True))}
+            made |= zip(self._alone, alone, strict=True)
+            for wrt in binder.places:  # autograd warns of gradients that lie in another order
+                if wrt in made:
+                    made[wrt] = torch.empty_like(self.owned[wrt]).copy_(made[wrt])
+        return made
 
     def bindings(self) -> int:
         """How often launches were bound, for those who count."""

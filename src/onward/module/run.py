@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -110,12 +110,12 @@ class Run:
                 left, content, _ = self._forward(call.prepare(self.batch, ends, ends), ends)
                 keep = False
             names, shapes = call.names, left.residuals.shapes
+            device = left.executable.memory.device  # whatever the default one is by now
             cotangents = {
-                names[n]: given[n] if n in given else torch.zeros(shapes[names[n]])
+                names[n]: given[n] if n in given else torch.zeros(shapes[names[n]], device=device)
                 for n in left.ends
             }
-            residuals = replace(left.residuals, content=content)
-            made = left.executable.backward(residuals, cotangents, keep)
+            made = left.executable.backward(left.residuals, cotangents, keep, content)
             reached = call.reached(given)
             return [made[n] if n in reached else None for n in call.leaves]
 
@@ -124,8 +124,8 @@ class Run:
     ) -> tuple[Left, torch.Tensor, dict[str, torch.Tensor]]:
         executable, residuals, found = self.call.forward(ready, results, self._seed)
         content = residuals.content
-        # autograd alone is to hold the block
-        left = Left(executable, replace(residuals, content=_NOTHING), ready.ends)
+        residuals.content = _NOTHING  # autograd alone is to hold the block
+        left = Left(executable, residuals, ready.ends)
         block = executable.memory.blocks.holding(content)
         assert block is not None, "a forward's block is lent"
         block.left = left
