@@ -19,7 +19,7 @@ from onward.train.batch import Batch
 from onward.train.guards import Guards
 
 KEPT = 8  # states, the one that was met last first
-OFTEN = 10  # changes of one attribute, from which on a state is to be met twice for a graph
+OFTEN = 10  # changes of one attribute, from which on a state is to be met as often for a graph
 GRAPHS = 32  # of one kind of batch, for sizes that share none
 KINDS = 256  # of batches, in one state
 VALUES = 8  # of arguments that are no tensors, each of which has graphs of its own
@@ -62,7 +62,7 @@ class State:
     def refuse_more(self, batch: Batch, grad: bool) -> None:
         """Raises TooMany where it does not pay to make a graph, since each call would."""
         path = self.guards.restless(OFTEN)
-        if path is not None and self.met < 2:
+        if path is not None and self.met < OFTEN:
             raise TooMany(
                 f"{path} has changed {OFTEN} times, each time for a graph of its own; fix: make it "
                 "an input that is a tensor, or a buffer"
