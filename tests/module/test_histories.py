@@ -70,4 +70,4 @@ def test_a_stale_graph_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = States.now
     monkeypatch.setattr(States, "now", first)
     with pytest.raises(Differs), warnings.catch_warnings():
-        run([("step", 0), ("attribute", 10), ("step", 0)])
+        run([("step", 0), ("attribute", 28), ("step", 0)])

@@ -121,9 +121,9 @@ class ExecutableHalves:
         blocks, content = self.memory.blocks, residuals.content if content is None else content
         block = blocks.holding(content)
         if keep or block is None:  # hooks of autograd's may have stored the bytes somewhere else
-            source = content if block is None else block.base
-            block = blocks.lend(self.nbytes)
-            block.base[: source.numel()].copy_(source)
+            source, n = content if block is None else block.base, self.nbytes
+            block = blocks.lend(n)
+            block.base[:n].copy_(source[:n])  # which may be larger: of those that were free
         binder = self._binder(block, residuals.dims)
         signature = self.plan.signature
         named = {name: cotangents[output] for output, name in signature.cotangents.items()}
