@@ -1,6 +1,6 @@
 """Plan -> running: regions of memory, launches bound once, the loop."""
 
-from onward.execute.blocks import Block, Blocks, left_in
+from onward.execute.blocks import Block, Blocks, leave_in, left_in
 from onward.execute.executable import Executable
 from onward.execute.halves import ExecutableHalves, Residuals
 from onward.execute.memory import Memory, zeros
@@ -14,6 +14,7 @@ __all__ = [
     "Marks",
     "Memory",
     "Residuals",
+    "leave_in",
     "left_in",
     "marks",
     "zeros",

@@ -34,14 +34,9 @@ class Block:
     def nbytes(self) -> int:
         return self.base.nbytes
 
-    @property
-    def left(self) -> Any:
-        """What the last who was lent the block has noted of it; found again by `left_in`."""
-        return getattr(self._storage, "left", None)
-
-    @left.setter
-    def left(self, value: Any) -> None:
-        self._storage.left = value
+    def forget(self) -> None:
+        """Drops what `leave_in` has noted."""
+        self._storage.left = None
 
     @property
     def is_held(self) -> bool:
@@ -72,8 +67,14 @@ class Block:
         return [x.data for x in self._patterns]  # each with a version of its own
 
 
+def leave_in(content: torch.Tensor, value: Any) -> None:
+    """Notes something in the block that the tensor shows, until it is lent again. It must not lead
+    to tensors that were handed out of the block: they would keep each other."""
+    content.untyped_storage().left = value  # type: ignore[attr-defined]
+
+
 def left_in(content: torch.Tensor) -> Any:
-    """`Block.left` of the block that the tensor shows; None where it shows none."""
+    """What was noted in the block that the tensor shows; None where nothing was."""
     return getattr(content.untyped_storage(), "left", None)
 
 
@@ -125,7 +126,7 @@ class Blocks:
         self._free.sort(key=lambda block: (block.nbytes, block.base.data_ptr()))
         self._lent = [block for block in self._lent if block.is_held]
         for block in self._free:
-            block.left = None
+            block.forget()
 
 
-__all__ = ["Block", "Blocks", "left_in"]
+__all__ = ["Block", "Blocks", "leave_in", "left_in"]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from onward.config import OnwardError
-from onward.execute import ExecutableHalves, Marks, Residuals, left_in, marks
+from onward.execute import ExecutableHalves, Marks, Residuals, leave_in, left_in, marks
 from onward.module.prepared_call import PreparedCall, Ready
 from onward.train.batch import Batch
 
@@ -125,11 +125,7 @@ class Run:
         executable, residuals, found = self.call.forward(ready, results, self._seed)
         content = residuals.content
         residuals.content = _NOTHING  # autograd alone is to hold the block
-        left = Left(executable, residuals, ready.ends)
-        block = executable.memory.blocks.holding(content)
-        assert block is not None, "a forward's block is lent"
-        block.left = left
-        return left, content, found
+        return Left(executable, residuals, ready.ends), content, found
 
     def leaves(self) -> list[torch.Tensor]:
         """What gradients are asked for by, in order."""
@@ -162,7 +158,10 @@ class _Function(torch.autograd.Function):
         left, content, found = run.forward()
         made.update({n: x for n, x in found.items() if n not in names})
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(content[:1] if _checkpointing() else content)
+        if _checkpointing():  # whose second forward is asked for its content only
+            leave_in(content, left)
+            content = content[:1]
+        ctx.save_for_backward(content)
         ctx.run, ctx.left, ctx.names = run, left, names
         return tuple(found[name] for name in names)
 
@@ -178,6 +177,8 @@ class _Function(torch.autograd.Function):
         keep = _AUTOGRAD._get_current_graph_task_keep_graph()
         with torch.no_grad():
             found = ctx.run.backward(left, content, given, keep)
+        if not keep:  # gradients lie there now, of parameters that `left` leads to
+            leave_in(content, None)
         if torch.is_grad_enabled():
             found = _refusing(found, ctx.run.leaves())
         return (None, None, None, *(g if n else None for g, n in zip(found, needed, strict=True)))
