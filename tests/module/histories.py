@@ -73,8 +73,10 @@ class Model(nn.Module):
         self, x: Any, how: Any = None, *, mask: Any = None, back: Any = "tensor", **more: Any
     ) -> Any:
         total: Any = sum(pytree.tree_leaves(x)) if isinstance(x, (list, tuple, dict)) else x
-        h = checkpoint(self.first, total, use_reentrant=False) if self.checkpointing else (
-            self.first(total)
+        h = (
+            checkpoint(self.first, total, use_reentrant=False)
+            if self.checkpointing
+            else (self.first(total))
         )
         if self.flags["twice"]:
             h = self.second(h)
@@ -252,7 +254,16 @@ def submodule(s: Side, k: int) -> None:
 
 @mutation
 def attribute(s: Side, k: int) -> None:
-    values: list[Any] = [1, 1.0, True, 2.5, -0.0, 0.0, torch.tensor(1.5), nn.Parameter(torch.ones(W))]
+    values: list[Any] = [
+        1,
+        1.0,
+        True,
+        2.5,
+        -0.0,
+        0.0,
+        torch.tensor(1.5),
+        nn.Parameter(torch.ones(W)),
+    ]
     match k % 9:
         case 0:
             gain = values[k // 9 % 8]
@@ -832,8 +843,6 @@ def _same_gradient(g: Any, h: Any, where: str) -> None:
     if (g.shape, g.dtype) != (h.shape, h.dtype):
         raise Differs(f"{where}: {g.shape} {g.dtype} against {h.shape} {h.dtype}")
     try:
-        torch.testing.assert_close(
-            g, h, rtol=1e-3, atol=2e-6 + 5e-5 * most, equal_nan=True
-        )
+        torch.testing.assert_close(g, h, rtol=1e-3, atol=2e-6 + 5e-5 * most, equal_nan=True)
     except AssertionError as error:
         raise Differs(f"{where}: {error}") from None

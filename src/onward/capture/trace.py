@@ -37,7 +37,11 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
     shapes = {"leaves": dynamic_shapes(tensors, held)}
     try:
         # as in eager: with its cache on, a model takes no notice of packed documents
-        with ONE_AT_A_TIME, _unlogged(), _capturing(flat, "position_ids" in names and not flat.extra):
+        with (
+            ONE_AT_A_TIME,
+            _unlogged(),
+            _capturing(flat, "position_ids" in names and not flat.extra),
+        ):
             made = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
             _note_readers(made.graph_module)
             return made

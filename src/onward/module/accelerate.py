@@ -158,9 +158,7 @@ class Accelerated:
             self._last = call
             return deliver(run, partial(_tensor_of, model), self.options.outputs)
 
-    def _make(
-        self, model: torch.nn.Module, batch: Batch, state: State, grad: bool
-    ) -> PreparedCall:
+    def _make(self, model: torch.nn.Module, batch: Batch, state: State, grad: bool) -> PreparedCall:
         state.refuse_more(batch, grad)
         compiler = Compiler(host(state.device.type), self.options.disable)
         # accelerated modules within it are parts of the graph
