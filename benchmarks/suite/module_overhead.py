@@ -2,9 +2,9 @@
 
 Each part is timed by itself over many calls, in processor time, and as the least of all: on a
 machine that others use too, the least is what the part costs, and a median is what others cost as
-well. Launches alone, over and over, find all they need in the processor's caches; within a call they
-do not. The parts overlap: `autograd` is a function of torch's over as many parameters that does
-nothing, which no call through autograd can do without.
+well. Launches alone, over and over, find all that they need in the processor's caches; within a
+call they do not. The parts overlap: `autograd` is a function of torch's over as many parameters
+that does nothing, which no call through autograd can do without.
 """
 
 from __future__ import annotations

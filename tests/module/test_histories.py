@@ -6,7 +6,8 @@ import warnings
 
 import pytest
 import torch
-from histories import ACTIONS, MUTATIONS, Differs, Step, run
+from histories import Differs, run
+from history_sides import ACTIONS, MUTATIONS, Step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

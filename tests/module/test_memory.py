@@ -1,5 +1,5 @@
-"""Memory of accelerated models: forwards without a backward, outputs that are dropped, exceptions in
-between, threads: nothing grows."""
+"""Memory of accelerated models: forwards without a backward, outputs that are dropped, exceptions
+in between, threads: nothing grows."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import pickle
+import pickle  # noqa: TID251
 import threading
 import warnings
 from collections.abc import Callable

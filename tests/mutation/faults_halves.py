@@ -44,8 +44,8 @@ HALVES_FAULTS: tuple[Fault, ...] = (
     Fault(
         "halves: a gradient that lies outside of the block is handed out of it",
         "execute/halves.py",
-        "        if own and layout.buffer not in taken and", "        if layout.buffer not in taken and",
-        BLOCKS,
+        "        if own and layout.buffer not in taken and",
+        "        if layout.buffer not in taken and", BLOCKS,
     ),
     Fault(
         "halves: two equal gradients are one tensor", "execute/halves.py",

@@ -60,7 +60,8 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: an output that has no cotangent gives gradients", "module/run.py",
-        "            reached = call.reached(given)\n", "            reached = set(call.leaves)\n", TAPE,
+        "            reached = call.reached(given)\n",
+        "            reached = set(call.leaves)\n", TAPE,
     ),
     Fault(
         "module: a cotangent that was not expected is dropped", "module/run.py",
@@ -110,8 +111,8 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: a batch that eager refuses is a reason for all others", "module/accelerate.py",
-        "                found.keep()\n                return outputs", "                return outputs",
-        REASONS,
+        "                found.keep()\n                return outputs",
+        "                return outputs", REASONS,
     ),
     Fault(
         "module: one reason holds for all sizes", "module/calls.py",
@@ -134,10 +135,9 @@ MODULE_FAULTS: tuple[Fault, ...] = (
         "if calls is not None and len(calls) >= GRAPHS:", "if False:", REASONS,
     ),
     Fault(
-        "module: what cannot be planned is found out in the middle of a run",
-        "module/accelerate.py",
-        "                run.prepare(call.wanted(self.options.outputs))\n            except TooMany",
-        "            except TooMany", REASONS,
+        "module: what cannot be planned is no reason for eager", "module/accelerate.py",
+        "            except CaptureError as error:\n                reason = str(error)\n",
+        "            except KeyError as error:\n                reason = str(error)\n", REASONS,
     ),
     Fault(
         "module: a backward's note leads to the gradients in its own block", "module/run.py",

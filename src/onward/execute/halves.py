@@ -33,9 +33,9 @@ class Residuals:
     """What one forward has left for its backward.
 
     content: `u8[n]`, which keeps the block as long as somebody holds it; whoever keeps it elsewhere
-    may put something else here. dims: of its batch. given: its inputs that lie in no block. seen: the marks
-    of the owned tensors that the backward reads. shapes: of the outputs that are differentiated, by
-    name.
+    may put something else here. dims: of its batch. given: its inputs that lie in no block. seen:
+    the marks of the owned tensors that the backward reads. shapes: of the outputs that are
+    differentiated, by name.
     """
 
     content: torch.Tensor
@@ -114,8 +114,8 @@ class ExecutableHalves:
 
         cotangents: by output, all that the plan was made for, of the output's shape. keep: the
         residuals serve a second backward. content: that of the residuals, or its first byte, or a
-        copy of all bytes, where they hold it no longer. Raises OnwardError for cotangents that are missing or of
-        another shape, and where a tensor that the backward reads was changed since.
+        copy of all bytes, where they hold it no longer. Raises OnwardError for cotangents that are
+        missing or of another shape, and where a tensor that the backward reads was changed since.
         """
         self._check(residuals, cotangents)
         blocks, content = self.memory.blocks, residuals.content if content is None else content
@@ -182,8 +182,9 @@ class ExecutableHalves:
 
 
 def _alone(plan: Plan) -> dict[str, str]:
-    """By the input that they are by, the gradients that are whole stretches of the block that no other shares: one that is a
-    constant lies elsewhere, and equal ones may be one, which their owners would change twice."""
+    """By the input that they are by: the gradients that are whole stretches of the block that no
+    other shares. One that is a constant lies elsewhere, and equal ones may be one, which their
+    owners would change twice."""
     found: dict[str, str] = {}
     taken: set[int] = set()
     for wrt, name in plan.signature.gradients.items():

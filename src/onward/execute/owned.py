@@ -14,7 +14,6 @@ from onward.graph.types import Size
 from onward.kernels import torch_dtype
 from onward.plan import Plan
 
-
 Marks = list[list[int]]
 _address, _version = torch.Tensor.data_ptr, attrgetter("_version")
 

@@ -80,7 +80,7 @@ def accelerated(model: torch.nn.Module) -> Accelerated | None:
 
 @dataclass(frozen=True)
 class _Refused:
-    """Why a call runs in eager. keep: notes it for others like it, once eager has run the call: what
+    """Why a call runs in eager. keep: notes it for others like it, once eager has run it; what
     eager refuses as well is a mistake of the caller's."""
 
     reason: str

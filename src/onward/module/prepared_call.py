@@ -41,9 +41,10 @@ class Ready:
 class PreparedCall:
     """Of batches of one kind, in one state of the module.
 
-    captured: the forward. names: what it computes, by the user's names, in the graph. leaves: graph inputs by
-    which gradients are asked for, in order: parameters, then leaves of the batch. differentiable:
-    the results that reach any. fields: of the outputs that can wait, by their results.
+    captured: the forward. names: what it computes, by the user's names, in the graph. leaves: graph
+    inputs by which gradients are asked for, in order: parameters, then leaves of the batch.
+    differentiable: the results that reach any. fields: of the outputs that can wait, by their
+    results.
     """
 
     def __init__(
