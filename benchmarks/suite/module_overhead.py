@@ -29,7 +29,6 @@ PARTS = {
     "autograd": "of it: an autograd function of as many parameters",
     "guards": "of it: the guards of the module",
     "arguments": "of it: binding the arguments",
-    "rows": "of it: counting rows (row demand), with its launches",
 }
 
 
@@ -85,6 +84,7 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
     import onward
     from onward.module import accelerated
     from onward.module.arguments import bind_call
+    from onward.train.guards import Guards
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -106,22 +106,10 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
     calls, own = request["calls"], list(model.parameters())
     theirs = list(plain.parameters())
     _timed(step(model), 10, without(own))
-    held = accelerated(model)
-    assert held is not None and held._last is not None
-    call = held._last
-    batch = call._last_batch
-    assert batch is not None
-    executable: Any = batch.executable
-    launches = list(next(iter(executable._bound.values())).launches)
-    guards = next(iter(held._states)).guards
-    step_of = next(s for s in call._halves.values() if any(s._packed.values()))
-    packed = next(p for p in step_of._packed.values() if p is not None)
-    staged = {call.captured.leaves[i]: ids for i in range(2)}
-    dims = {n: size for n, size in batch.dims.items() if n not in batch.counts}
-
-    def rows() -> None:
-        packed.count(staged, dims)
-        packed._ids.within(staged, dims)
+    held, guards = accelerated(model), Guards()
+    assert held is not None
+    launches = list(held.launches)
+    guards.changed(model, None, training=False)
 
     parts = {
         "eager": _timed(step(plain), calls, without(theirs)),
@@ -131,7 +119,6 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
         "autograd": _timed(_autograd(own), calls, without(own)),
         "guards": _timed(lambda: guards.same(model), calls),
         "arguments": _timed(lambda: bind_call((), data), calls),
-        "rows": _timed(rows, calls),
     }
     found = {
         kind: {name: value[i] for name, value in parts.items()}

@@ -289,7 +289,7 @@ def test_module_overhead(tmp_path: Path) -> None:
         for kind in ("least", "median"):
             found = size[kind]
             assert found["beyond"] == pytest.approx(found["whole"] - found["launches"])
-            assert all(found[name] > 0 for name in ("eager", "autograd", "guards", "rows"))
+            assert all(found[name] > 0 for name in ("eager", "autograd", "guards", "within"))
 
 
 def test_pools(tmp_path: Path) -> None:

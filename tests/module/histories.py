@@ -111,7 +111,7 @@ def _same(x: Any, y: Any, where: str) -> None:
     said = [(t.dtype, t.shape, t.requires_grad) for t in (x, y)]
     if said[0] != said[1]:
         raise Differs(f"{where}: {said[0]} against {said[1]}")
-    loose = {"rtol": 2e-2, "atol": 2e-2} if x.dtype is torch.bfloat16 else CLOSE
+    loose: dict[str, Any] = {"rtol": 2e-2, "atol": 2e-2} if x.dtype is torch.bfloat16 else CLOSE
     try:
         torch.testing.assert_close(x.detach(), y.detach(), **loose, equal_nan=True)
     except AssertionError as error:

@@ -65,12 +65,12 @@ def weight(s: Side, k: int) -> None:
             case 6:
                 lin.weight.data = lin.weight.data.t()
             case 7:
-                lin.weight.set_(lin.weight.detach().clone() * 1.25)
+                lin.weight.copy_(lin.weight.detach().clone() * 1.25)
 
 
 @mutation
 def bias(s: Side, k: int) -> None:
-    lin = _linears(s.core)[k % 3]
+    lin: Any = _linears(s.core)[k % 3]
     lin.bias = None if k // 3 % 2 else nn.Parameter(torch.full((W,), 0.1, dtype=lin.weight.dtype))
 
 

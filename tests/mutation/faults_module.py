@@ -136,8 +136,9 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: what cannot be planned is no reason for eager", "module/accelerate.py",
-        "            except CaptureError as error:\n                reason = str(error)\n",
-        "            except KeyError as error:\n                reason = str(error)\n", REASONS,
+        "except CaptureError as error:\n                reason = str(error)\n                if",
+        "except KeyError as error:\n                reason = str(error)\n                if",
+        REASONS,
     ),
     Fault(
         "module: a backward's note leads to the gradients in its own block", "module/run.py",

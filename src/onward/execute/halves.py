@@ -21,6 +21,7 @@ from onward.execute.blocks import Block
 from onward.execute.memory import Memory
 from onward.execute.owned import Marks, marks
 from onward.graph.names import user_name
+from onward.kernels.kernel import Launch
 from onward.plan import Plan, Region
 
 Inputs = Mapping[str, torch.Tensor | float | int]
@@ -74,6 +75,11 @@ class ExecutableHalves:
     def nbytes(self) -> int:
         """Of a block."""
         return self.plan.arena_bytes
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The launches as they were last bound, in the plan's order; none before the first run."""
+        return [] if self._last is None else self._last.launches
 
     def forward(self, inputs: Inputs, dims: Mapping[str, int] | None = None) -> Residuals:
         """Runs the forward half; its outputs are read by `output`, before the next run. Buffers of

@@ -23,6 +23,7 @@ from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError
 from onward.execute import Memory
 from onward.extend import load_plugins
 from onward.kernels import host
+from onward.kernels.kernel import Launch
 from onward.module.arguments import bind_call
 from onward.module.around import eager, goes_around, surroundings, uses_cache
 from onward.module.delivery import deliver
@@ -211,6 +212,12 @@ class Accelerated:
     def plan(self) -> Plan:
         """The last call's plan; print it to see every buffer."""
         return self._last_call().plan
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The last call's launches, as they are bound, in its plan's order; for those who time
+        them."""
+        return self._last_call().launches
 
     def _last_call(self) -> PreparedCall:
         if self._last is None:

@@ -18,6 +18,7 @@ from onward.compile import Compiler
 from onward.config import CaptureError
 from onward.execute import Executable, ExecutableHalves, Residuals
 from onward.graph.graph import type_of
+from onward.kernels.kernel import Launch
 from onward.module.graphs import Halves, HalvesRequest
 from onward.module.waiting import LOSS, waiting
 from onward.plan import Plan
@@ -174,6 +175,12 @@ class PreparedCall:
         """Of the last run."""
         assert self._last_batch is not None, "a call that is looked at has run"
         return self._last_batch.executable.plan
+
+    @property
+    def launches(self) -> list[Launch]:
+        """Of the last run, as they are bound."""
+        assert self._last_batch is not None, "a call that is looked at has run"
+        return self._last_batch.executable.launches
 
 
 def _seeded(prepared: PreparedBatch[Any], seed: torch.Tensor | None) -> dict[str, Any]:
