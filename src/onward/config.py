@@ -28,6 +28,11 @@ class CaptureError(OnwardError):
     places: tuple[str, ...] = ()
 
 
+class RegionError(CaptureError):
+    """A part of a model that runs in PyTorch within its graph has given something else than the
+    graph was made for."""
+
+
 class EagerWarning(UserWarning):
     """An accelerated model runs in eager PyTorch where it was to run as a graph; says why."""
 
@@ -314,6 +319,11 @@ VARIABLES = (*FOLDERS, "ONWARD_DISABLE", *VALUES)
 def environment() -> Environment:
     """Reads the variables afresh, so that a test or a notebook can change them."""
     return _meant(tuple([os.environ.get(name, "") for name in _READ]))
+
+
+def checking() -> bool:
+    """`environment().check`, read alone, since each step asks."""
+    return os.environ.get("ONWARD_CHECK") == "1"
 
 
 _READ = (*VARIABLES, "XDG_CACHE_HOME", "HOME")

@@ -281,6 +281,17 @@ def test_first_step(tmp_path: Path) -> None:
     assert report["memory"]["parameter_bytes"] == 4 * report["memory"]["parameters"] > 0
 
 
+def test_module_overhead(tmp_path: Path) -> None:
+    sizes = run(tmp_path, "module_overhead", "--quick").report("module_overhead")["sizes"]
+    assert [size["layers"] for size in sizes] == [4, 12]
+    for size in sizes:
+        assert size["parameters"] == 12 * size["layers"] + 4
+        for kind in ("least", "median"):
+            found = size[kind]
+            assert found["beyond"] == pytest.approx(found["whole"] - found["launches"])
+            assert all(found[name] > 0 for name in ("eager", "autograd", "guards", "within"))
+
+
 def test_pools(tmp_path: Path) -> None:
     rows = run(tmp_path, "pools", "--quick").report("pools")["rows"]
     assert {"torch.mm", "numpy's own threads"} <= {row["caller"] for row in rows}

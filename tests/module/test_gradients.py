@@ -180,6 +180,19 @@ def test_retained_graphs() -> None:
     twins.same_gradients()
 
 
+def test_a_retained_graph_in_a_block_that_is_larger_than_it_needs() -> None:
+    """Such a block was free; that of the copy is another, and smaller."""
+    twins = Twins(Positional())
+    for _ in range(2):
+        for model in twins.both:
+            wide = total(model(x(rows=40)))
+            del wide
+            loss = total(model(x()))
+            loss.backward(retain_graph=True)
+            loss.backward()
+        twins.same_gradients()
+
+
 @pytest.mark.parametrize("which", ["ours", "eager"])
 def test_a_second_backward_without_retain_graph_raises_as_torch_does(which: str) -> None:
     model = getattr(Twins(Positional()), which)

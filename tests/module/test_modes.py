@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from models import Positional, W
 from torch import nn
 from twins import Twins, total
@@ -285,100 +283,3 @@ def test_calls_from_several_threads() -> None:
         t.join()
     for a, b in zip(found, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
-
-
-# ---- any order of changes and calls
-
-
-class Changing(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(4)
-        self.first, self.second = nn.Linear(W, W), nn.Linear(W, W)
-        self.extra: nn.Module | None = None
-        self.scale, self.flags = 1.0, {"twice": False}
-        self.register_buffer("shift", torch.zeros(W))
-
-    def forward(self, x: torch.Tensor, how: Any = None) -> torch.Tensor:
-        shift: Any = self.shift
-        h = torch.tanh(self.first(x)) * self.scale + shift
-        if self.flags["twice"]:
-            h = self.first(h)
-        if self.extra is not None:
-            h = self.extra(h)
-        if self.training:
-            h = h * 1.25
-        return self.second(h) if how is None else self.second(h) * how
-
-
-def _tie(m: Any) -> None:
-    m.second.weight = m.first.weight
-
-
-def _untie(m: Any) -> None:
-    if m.second.weight is m.first.weight:
-        m.second.weight = nn.Parameter(m.first.weight.detach().clone())
-
-
-MUTATIONS: dict[str, Any] = {
-    "freeze": lambda m: m.first.requires_grad_(False),
-    "thaw": lambda m: m.first.requires_grad_(True),
-    "eval": lambda m: m.eval(),
-    "train": lambda m: m.train(),
-    "scale": lambda m: setattr(m, "scale", m.scale + 0.5),
-    "unscale": lambda m: setattr(m, "scale", 1.0),
-    "twice": lambda m: m.flags.update(twice=True),
-    "once": lambda m: m.flags.update(twice=False),
-    "extra": lambda m: setattr(m, "extra", nn.ReLU()),
-    "no extra": lambda m: setattr(m, "extra", None),
-    "buffer in place": lambda m: m.shift.add_(0.25),
-    "buffer replaced": lambda m: setattr(m, "shift", m.shift + 0.125),
-    "weights in place": lambda m: m.second.weight.data.mul_(0.5),
-    "weights replaced": lambda m: setattr(
-        m.second, "weight", nn.Parameter(m.second.weight.detach() + 0.1)
-    ),
-    "tie": _tie,
-    "untie": _untie,
-    "load": lambda m: m.load_state_dict({k: v * 1.0 for k, v in m.state_dict().items()}),
-}
-INPUTS: dict[str, Any] = {
-    "plain": lambda: (x(),),
-    "rows": lambda: (x(1, 5),),
-    "one row": lambda: (x(2, 1),),
-    "number": lambda: (x(), 2.0),
-    "whole": lambda: (x(), 2),
-    "tensor": lambda: (x(), torch.full((W,), 0.5)),
-    "needs": lambda: (x().requires_grad_(),),
-    "no grad": lambda: (x(),),
-}
-STEPS = st.lists(
-    st.one_of(
-        st.sampled_from(sorted(MUTATIONS)).map(lambda n: ("mutate", n)),
-        st.sampled_from(sorted(INPUTS)).map(lambda n: ("call", n)),
-    ),
-    min_size=6,
-    max_size=14,
-)
-
-
-@settings(max_examples=25)
-@given(STEPS)
-def test_any_order_of_changes_and_calls(steps: list[tuple[str, str]]) -> None:
-    twins = Twins(Changing())
-    for kind, name in steps:
-        if kind == "mutate":
-            for model in twins.both:
-                MUTATIONS[name](model)
-            continue
-        for model in twins.both:
-            model.zero_grad()
-        if name == "no grad":
-            with torch.no_grad():
-                twins.same(lambda m: m(*INPUTS["no grad"]()))
-            continue
-        twins.same(lambda m, n=name: m(*INPUTS[n]()))
-        found = twins.each(lambda m, n=name: m(*INPUTS[n]()))
-        for outputs in found:
-            if outputs.requires_grad:
-                total(outputs).backward()
-        twins.same_gradients()

@@ -31,7 +31,7 @@ HALVES_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "halves: a changed parameter is not seen", "execute/halves.py",
-        "if residuals.seen.get(name) != version:", "if False:", HALVES,
+        "        if seen == residuals.seen:", "        if True:", HALVES,
     ),
     Fault(
         "halves: a cotangent of another shape is broadcast", "execute/halves.py",
@@ -44,7 +44,8 @@ HALVES_FAULTS: tuple[Fault, ...] = (
     Fault(
         "halves: a gradient that lies outside of the block is handed out of it",
         "execute/halves.py",
-        "block.window(x) if name in self._alone else", "block.window(x) if True else", BLOCKS,
+        "        if own and layout.buffer not in taken and",
+        "        if layout.buffer not in taken and", BLOCKS,
     ),
     Fault(
         "halves: two equal gradients are one tensor", "execute/halves.py",
@@ -60,12 +61,12 @@ HALVES_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "blocks: one in use is lent again", "execute/blocks.py",
-        "(self._storage._cdata) > 1", "(self._storage._cdata) > 9",
+        "(self._storage._cdata) > 1 +", "(self._storage._cdata) > 9 +",
         BLOCKS,
     ),
     Fault(
         "blocks: one is never free again", "execute/blocks.py",
-        "(self._storage._cdata) > 1", "(self._storage._cdata) > 0",
+        "(self._storage._cdata) > 1 +", "(self._storage._cdata) > 0 +",
         BLOCKS,
     ),
     Fault(

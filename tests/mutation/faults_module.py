@@ -8,27 +8,30 @@ CALLS = ("module/test_calls.py", "module/test_modes.py")
 TAPE = ("module/test_gradients.py",)
 MODES = ("module/test_modes.py",)
 WAITING = ("module/test_waiting.py",)
+REASONS = ("module/test_reasons.py",)
+HISTORIES = ("module/test_histories.py",)
+GONE = ("module/test_memory.py",)
 
 MODULE_FAULTS: tuple[Fault, ...] = (
     Fault(
-        "module: calls with and without gradients share a graph", "module/accelerate.py",
-        "key = (state.flags(), grad, batch.kind)", "key = (state.flags(), batch.kind)", MODES,
+        "module: calls with and without gradients share a graph", "module/states.py",
+        "return self.flags(), grad, *batch.kind", "return self.flags(), True, *batch.kind", MODES,
     ),
     Fault(
-        "module: training and evaluation share a graph", "module/accelerate.py",
-        "key = (state.flags(), grad, batch.kind)", "key = (grad, batch.kind)", MODES,
+        "module: training and evaluation share a graph", "module/states.py",
+        "return self.flags(), grad, *batch.kind", "return (), grad, *batch.kind", MODES,
     ),
     Fault(
-        "module: a batch that a graph does not fit is run by it", "module/accelerate.py",
-        "                if call.fits(batch):\n", "                if True:\n", CALLS,
+        "module: a batch that a graph does not fit is run by it", "module/calls.py",
+        "if call.fits(batch)), None)", "if True), None)", CALLS,
     ),
     Fault(
         "module: graphs of a state that is over are kept", "module/states.py",
-        "            if state.guards.same(model):\n", "            if True:\n", MODES,
+        "            if state.guards.same(model):\n", "            if True:\n", HISTORIES,
     ),
     Fault(
         "module: eager is not said", "module/accelerate.py",
-        "        if reason not in self._told:\n", "        if False:\n", CALLS,
+        "        if reason not in self._told:", "        if False:", CALLS,
     ),
     Fault(
         "module: eager is said each time", "module/accelerate.py",
@@ -36,8 +39,7 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: strict runs in eager", "module/accelerate.py",
-        "            if self.options.strict:\n                raise\n            return",
-        "            return", MODES,
+        "                if self.options.strict:\n", "                if False:\n", MODES,
     ),
     Fault(
         "module: an argument's need of a gradient is no part of the kind", "module/arguments.py",
@@ -45,20 +47,20 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: a Python value is no part of the kind", "module/arguments.py",
-        "            kinds.append(leaf_kind(leaf))", "            kinds.append(type(leaf))", CALLS,
+        "            values.append(leaf_kind(leaf))", "            values.append(0)", CALLS,
     ),
     Fault(
-        "module: the seed is the same each time", "module/accelerate.py",
-        "seed = torch.randint(0, 2**32, (2,), dtype=torch.int64, device=\"cpu\")",
-        "seed = torch.zeros(2, dtype=torch.int64)", MODES,
+        "module: the seed is the same each time", "module/run.py",
+        "self._seed = torch.randint(0, 2**32, (2,), dtype=torch.int64, device=\"cpu\")",
+        "self._seed = torch.zeros(2, dtype=torch.int64)", MODES,
     ),
     Fault(
-        "module: a call without dropout draws a number", "module/accelerate.py",
-        "        if call.draws():\n", "        if True:\n", MODES,
+        "module: a call without dropout draws a number", "module/run.py",
+        "if self._seed is None and call.draws:", "if self._seed is None:", MODES,
     ),
     Fault(
         "module: an output that has no cotangent gives gradients", "module/run.py",
-        "            reached = set().union(*(call.reaches[n] for n in given))\n",
+        "            reached = call.reached(given)\n",
         "            reached = set(call.leaves)\n", TAPE,
     ),
     Fault(
@@ -67,7 +69,7 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: a forward is run again though it gives something else", "module/run.py",
-        "        if self._versions() != self._marks:\n", "        if False:\n", WAITING,
+        "if self._marks is None or self._read() != self._marks:", "if False:", WAITING,
     ),
     Fault(
         "module: gradients of gradients are zero", "module/run.py",
@@ -79,7 +81,7 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: a checkpoint keeps the block", "module/run.py",
-        "content[:1] if _checkpointing() else content", "content", TAPE,
+        "            content = content[:1]\n", "", TAPE,
     ),
     Fault(
         "module: whoever watches operators sees none", "module/around.py",
@@ -99,12 +101,78 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: a cache of generation is filled by the graph", "module/accelerate.py",
-        "if reason is None and uses_cache(model, kwargs, self._takes_cache):", "if False:",
+        "if reason is None and uses_cache(model, kwargs, self.takes_cache):", "if False:",
         WAITING,
     ),
     Fault(
         "module: a wrapper keeps attributes to itself", "module/wrapper.py",
         "            setattr(held[\"module\"], name, value)",
         "            super().__setattr__(name, value)", ("module/test_wrapper.py",),
+    ),
+    Fault(
+        "module: a batch that eager refuses is a reason for all others", "module/accelerate.py",
+        "                found.keep()\n                return outputs",
+        "                return outputs", REASONS,
+    ),
+    Fault(
+        "module: one reason holds for all sizes", "module/calls.py",
+        "len(self._refused) >= TRIES", "len(self._refused) >= 1", REASONS,
+    ),
+    Fault(
+        "module: a number of each call's own is captured each time", "module/states.py",
+        "        if len(others) >= VALUES:\n", "        if False:\n", REASONS,
+    ),
+    Fault(
+        "module: an attribute that never rests is captured each time", "module/states.py",
+        "if path is not None and self.met < OFTEN:", "if False:", REASONS,
+    ),
+    Fault(
+        "module: an attribute that has come to rest runs in eager for ever", "module/states.py",
+        "if path is not None and self.met < OFTEN:", "if path is not None:", REASONS,
+    ),
+    Fault(
+        "module: graphs for sizes that share none are made without end", "module/states.py",
+        "if calls is not None and len(calls) >= GRAPHS:", "if False:", REASONS,
+    ),
+    Fault(
+        "module: what cannot be planned is no reason for eager", "module/accelerate.py",
+        "except CaptureError as error:\n                reason = str(error)\n                if",
+        "except KeyError as error:\n                reason = str(error)\n                if",
+        REASONS,
+    ),
+    Fault(
+        "module: a backward's note leads to the gradients in its own block", "module/run.py",
+        "        if _checkpointing():  # whose", "        leave_in(content, left)\n"
+        "        if _checkpointing():  # whose", GONE,
+    ),
+    Fault(
+        "module: outputs are held by a function that holds itself", "capture/output_tree.py",
+        "        return _built(self.root, computed, given, held)\n",
+        "        def again(part: Part) -> Any:\n"
+        "            assert again\n"
+        "            return _built(part, computed, given, held)\n\n"
+        "        return again(self.root)\n", REASONS,
+    ),
+    Fault(
+        "module: zeros for a cotangent lie on the default device", "module/run.py",
+        "torch.zeros(shapes[names[n]], device=device)", "torch.zeros(shapes[names[n]])", REASONS,
+    ),
+    Fault(
+        "module: a gradient does not lie as its parameter", "execute/halves.py",
+        "                if wrt in made:\n", "                if False:\n", REASONS,
+    ),
+    Fault(
+        "module: a block whose gradients were moved is lent again", "execute/blocks.py",
+        "not block.is_held and block.is_in_place]", "not block.is_held]", REASONS,
+    ),
+    Fault(
+        "module: a copy of a retained block is as large as the block", "execute/halves.py",
+        "block.base[:n].copy_(source[:n])", "block.base[: source.numel()].copy_(source)", TAPE,
+    ),
+    Fault(
+        "module: hooks on parameters are looked at anew at each call",
+        "capture/object_graph/sweep.py",
+        "        self._hooked = any(map(any, self._hooks))\n", "        self._hooked = False\n",
+        REASONS,
     ),
 )  # fmt: skip

@@ -107,23 +107,7 @@ class OutputTree:
         held: Callable[[str], torch.Tensor],
     ) -> Any:
         """The outputs of a call: of what it computed, was given, and what the module has."""
-
-        def made(part: Part) -> Any:
-            match part:
-                case Computed(name):
-                    return computed[name]
-                case Number(name):
-                    return int(computed[name])
-                case Given(index):
-                    return given[index]
-                case Held(path):
-                    return held(path)
-                case Value(value):
-                    return value
-                case Container():
-                    return part.make([made(inner) for inner in part.parts])
-
-        return made(self.root)
+        return _built(self.root, computed, given, held)
 
     def _part(self, x: Any, path: tuple[str, ...]) -> Part:
         if is_tensor(x):
@@ -178,6 +162,28 @@ class OutputTree:
             name = self._seen[id(x)] = distinct(whole, self._computed)
             self._computed[name] = x
         return Computed(name)
+
+
+def _built(
+    part: Part,
+    computed: Mapping[str, Any],
+    given: Sequence[torch.Tensor],
+    held: Callable[[str], torch.Tensor],
+) -> Any:
+    # no function within `build`, which would hold itself and so the outputs, until a collection
+    match part:
+        case Computed(name):
+            return computed[name]
+        case Number(name):
+            return int(computed[name])
+        case Given(index):
+            return given[index]
+        case Held(path):
+            return held(path)
+        case Value(value):
+            return value
+        case Container():
+            return part.make([_built(inner, computed, given, held) for inner in part.parts])
 
 
 __all__ = ["Computed", "Container", "Given", "Held", "Number", "OutputTree", "Part", "Value"]

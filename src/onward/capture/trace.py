@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import warnings
 from collections.abc import Iterator
@@ -36,8 +37,12 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
     shapes = {"leaves": dynamic_shapes(tensors, held)}
     try:
         # as in eager: with its cache on, a model takes no notice of packed documents
-        tracing = nullcontext() if flat.regions is None else flat.regions.tracing()
-        with ONE_AT_A_TIME, _capturing(flat, "position_ids" in names and not flat.extra), tracing:
+        with (
+            ONE_AT_A_TIME,
+            _unlogged(),
+            _capturing(flat, "position_ids" in names and not flat.extra),
+            nullcontext() if flat.regions is None else flat.regions.tracing(),
+        ):
             made = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
             _note_readers(made.graph_module)
             return made
@@ -61,6 +66,22 @@ def _note_readers(module: torch.nn.Module) -> None:
             for node in inner.graph.nodes:
                 for read in node.all_input_nodes:
                     read.users.setdefault(node, None)
+
+
+@contextmanager
+def _unlogged() -> Iterator[None]:
+    """Within it, this thread's fake tensors do not log what they raise: a batch that does not fit
+    is refused, or runs in eager, with a message of its own."""
+    here, log = threading.get_ident(), logging.getLogger("torch._subclasses.fake_tensor")
+
+    def others(record: logging.LogRecord) -> bool:
+        return record.thread != here
+
+    log.addFilter(others)
+    try:
+        yield
+    finally:
+        log.removeFilter(others)
 
 
 @contextmanager

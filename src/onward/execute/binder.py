@@ -17,6 +17,8 @@ from onward.kernels.kernel import Launch
 from onward.plan import Layout, Plan, Region
 from onward.plan.plan import Launch as Planned
 
+_address, _stride = torch.Tensor.data_ptr, torch.Tensor.stride
+
 
 class Binder:
     """The bound launches of a plan; making one binds nothing.
@@ -26,9 +28,9 @@ class Binder:
 
     dims: of the batch that the launches are bound for. launches, inputs, outputs: after `bind`, in
     the plan's order and by the plan's names. flags: i64[n,2] after `bind`, those of launches that
-    find bad input; None where none does. bindings: grows whenever a launch is bound anew. written:
-    owned tensors that launches write. regions: the parts of the model that run in PyTorch (`parts`,
-    by their site), with what their forwards have left.
+    find bad input; None where none does. bindings: grows whenever a launch is bound anew, and
+    binding is another object then. written: owned tensors that launches write. regions: the parts
+    of the model that run in PyTorch (`parts`, by their site), with what their forwards have left.
     """
 
     def __init__(
@@ -53,6 +55,10 @@ class Binder:
             owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in changed
         ]
         self._tensors = Tensors(plan, memory, owned)
+        self.binding = object()
+        used = {x.buffer for launch in plan.launches for x in launch.operands}
+        used |= {x.buffer for x in plan.outputs.values()}
+        self._used = [owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in used]
         self._bound_at: tuple[Any, ...] | None = None
         self._bound_dims: dict[str, int] = {}
         memory.join(self)
@@ -81,8 +87,9 @@ class Binder:
         lent = None if block is None else block.data_ptr()
         if block is None:
             self.memory.reserve(self.plan.sizes)
-        owned = self.owned.values()
-        pointers = (self.memory.version, lent, *[(t.data_ptr(), t.stride()) for t in owned])
+        used = self._used
+        places = (list(map(_address, used)), list(map(_stride, used)))
+        pointers = (self.memory.version, lent, places)
         if pointers != self._bound_at:
             check_owned(self.plan, self.owned, self.written)
             self._tensors.find(block)
@@ -93,6 +100,7 @@ class Binder:
         else:
             return
         self.bindings += 1
+        self.binding = object()
         self._tensors.resize(self.dims)
         self.inputs = {n: self.tensor(x) for n, x in self.plan.inputs.items()}
         self.outputs = {n: self.tensor(x) for n, x in self.plan.outputs.items()}

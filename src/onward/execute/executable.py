@@ -102,6 +102,8 @@ class Executable:
                 self._require_reached()
             finite = self.plan.signature.finite
             wrote = finite is None or bool(self._binder.outputs[finite])
+            if self.plan.commit == len(launches) and done is None:
+                return wrote  # nothing outlives the step
             with signals_wait():
                 if wrote and self.plan.commit < len(launches):
                     with self._writing():

@@ -19,9 +19,11 @@ from onward.config import OnwardError
 from onward.execute.binder import Binder
 from onward.execute.blocks import Block
 from onward.execute.memory import Memory
+from onward.execute.owned import Marks, marks
 from onward.execute.regions import read_in_regions, unreached
 from onward.graph.names import user_name
 from onward.kernels import Part
+from onward.kernels.kernel import Launch
 from onward.kernels.region import Tape
 from onward.plan import Plan, Region
 
@@ -30,20 +32,20 @@ _ROWS = torch.contiguous_format
 BOUND = 2  # blocks that a plan stays bound to: that of the gradients so far, and that of new ones
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Residuals:
     """What one forward has left for its backward.
 
-    content: `u8[n]`, which keeps the block as long as somebody holds it, or its first byte, or a
-    copy of all bytes. dims: of its batch. given: its inputs that lie in no block. seen: of each
-    owned tensor that the backward reads, where it lay and its version. shapes: of the outputs that
-    are differentiated, by name. tapes: of parts that run in PyTorch.
+    content: `u8[n]`, which keeps the block as long as somebody holds it; whoever keeps it elsewhere
+    may put something else here. dims: of its batch. given: its inputs that lie in no block. seen:
+    the marks of the owned tensors that the backward reads. shapes: of the outputs that are
+    differentiated, by name. tapes: of parts that run in PyTorch.
     """
 
     content: torch.Tensor
     dims: Mapping[str, int]
     given: Inputs
-    seen: Mapping[str, tuple[int, int]]
+    seen: Marks
     shapes: Mapping[str, torch.Size]
     tapes: dict[int, Tape] = field(default_factory=dict)
 
@@ -66,8 +68,8 @@ class ExecutableHalves:
         assert plan.half is not None, "a plan that runs as one"
         self.plan, self.memory, self.owned = plan, memory, owned
         self._parts = parts
-        self.unreached: set[str] = set()  # by the last backward
-        self._in_regions = read_in_regions(plan, owned)
+        self._in_regions = read_in_regions(plan, owned) if parts else {}
+        self.unreached: set[str] = set()  # by the last backward, of what regions alone read
         self._half = plan.half
         self._bound: dict[int, Binder] = {}  # by the block's address, the last one last
         self._last: Binder | None = None
@@ -77,7 +79,9 @@ class ExecutableHalves:
             for n, x in plan.inputs.items()
             if n not in owned and plan.buffers[x.buffer].region is Region.PERSISTENT
         }
-        self._read = [n for n, x in plan.inputs.items() if n in owned and x.buffer in late]
+        self._read = {
+            n: owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in late
+        }
         self._alone = _alone(plan)
 
     @property
@@ -85,12 +89,17 @@ class ExecutableHalves:
         """Of a block."""
         return self.plan.arena_bytes
 
+    @property
+    def launches(self) -> list[Launch]:
+        """The launches as they were last bound, in the plan's order; none before the first run."""
+        return [] if self._last is None else self._last.launches
+
     def forward(
         self, inputs: Inputs, dims: Mapping[str, int] | None = None, copies: bool = False
     ) -> Residuals:
         """Runs the forward half; its outputs are read by `output`, before the next run. Buffers of
-        the module that it writes have their next values then. copies: what is left may be
-        moved away, and the block lent to others meanwhile."""
+        the module that it writes have their next values then. copies: what is left may be moved
+        away, and the block lent to others meanwhile."""
         block = self.memory.blocks.lend(self.nbytes)
         binder = self._binder(block, self.plan.dims if dims is None else dims)
         binder.regions.tapes, binder.regions.copies = {}, copies
@@ -109,7 +118,8 @@ class ExecutableHalves:
         }
         ends = self.plan.signature.cotangents
         shapes = {name: binder.outputs[name].shape for name in ends}
-        return Residuals(block.whole(), dict(binder.dims), given, self._versions(), shapes, tapes)
+        seen = marks(list(self._read.values()))
+        return Residuals(block.whole(), binder.dims, given, seen, shapes, tapes)
 
     def output(self, name: str) -> torch.Tensor:
         """A copy of an output of the last forward."""
@@ -117,22 +127,27 @@ class ExecutableHalves:
         return self._last.outputs[name].clone()
 
     def backward(
-        self, residuals: Residuals, cotangents: Inputs, keep: bool = False
+        self,
+        residuals: Residuals,
+        cotangents: Inputs,
+        keep: bool = False,
+        content: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
         """The gradients, by the name of the input that they are by; they lie in the block, which is
         lent again when nobody holds them any more.
 
         cotangents: by output, all that the plan was made for, of the output's shape. keep: the
-        residuals serve a second backward. Raises OnwardError for cotangents that are missing or of
-        another shape, and where a tensor that the backward reads was changed since.
+        residuals serve a second backward. content: that of the residuals, or its first byte, or a
+        copy of all bytes, where they hold it no longer. Raises OnwardError for cotangents that are
+        missing or of another shape, and where a tensor that the backward reads was changed since.
         """
         self._check(residuals, cotangents)
-        blocks, content = self.memory.blocks, residuals.content
+        blocks, content = self.memory.blocks, residuals.content if content is None else content
         block = blocks.holding(content)
         if keep or block is None:  # hooks of autograd's may have stored the bytes somewhere else
-            source = content if block is None else block.base
-            block = blocks.lend(self.nbytes)
-            block.base[: source.numel()].copy_(source)
+            source, n = content if block is None else block.base, self.nbytes
+            block = blocks.lend(n)
+            block.base[:n].copy_(source[:n])  # which may be larger: of those that were free
         binder = self._binder(block, residuals.dims)
         signature = self.plan.signature
         named = {name: cotangents[output] for output, name in signature.cotangents.items()}
@@ -140,21 +155,20 @@ class ExecutableHalves:
             binder.stage({**residuals.given, **named})
             binder.regions.tapes, binder.regions.keep = residuals.tapes, keep
             binder.run(range(self._half, len(self.plan.launches)))
+            if self._in_regions:
+                self.unreached = unreached(self._in_regions, binder.regions)
             binder.regions.tapes = {}
             if not keep:
                 residuals.tapes.clear()
-            self.unreached = unreached(self._in_regions, binder.regions)
-            made: dict[str, torch.Tensor] = {}
-            for wrt, name in signature.gradients.items():
-                x = binder.outputs[name]
-                made[wrt] = block.window(x) if name in self._alone else x.clone(memory_format=_ROWS)
+            out = binder.outputs
+            made = {
+                wrt: out[name].clone(memory_format=_ROWS)
+                for wrt, name in signature.gradients.items()
+                if wrt not in self._alone
+            }
+            alone = block.windows(binder.binding, lambda: [out[n] for n in self._alone.values()])
+            made |= zip(self._alone, alone, strict=True)
         return made
-
-    @property
-    def copied(self) -> list[str]:
-        """The inputs whose gradients `backward` gives as copies, beside the block."""
-        gradients = self.plan.signature.gradients
-        return [wrt for wrt, name in gradients.items() if name not in self._alone]
 
     def bindings(self) -> int:
         """How often launches were bound, for those who count."""
@@ -182,28 +196,28 @@ class ExecutableHalves:
                     f"the cotangent of '{user_name(name)}' is {list(given.shape)}; "
                     f"fix: give one of the output's shape, {list(shape)}"
                 )
-        for name, version in self._versions().items():
-            if residuals.seen.get(name) != version:
+        seen = marks(list(self._read.values()))
+        if seen == residuals.seen:
+            return
+        before, now = zip(*residuals.seen, strict=True), zip(*seen, strict=True)
+        for name, x, y in zip(self._read, before, now, strict=True):
+            if x != y:
                 raise OnwardError(
                     f"'{user_name(name)}' was changed between this forward and its backward; fix: "
                     "update parameters after the backward"
                 )
 
-    def _versions(self) -> dict[str, tuple[int, int]]:
-        """Of each owned tensor that the backward half reads, where it lies and its version."""
-        held = {name: self.owned[name] for name in self._read}
-        return {n: (t.data_ptr(), 0 if t.is_inference() else t._version) for n, t in held.items()}
 
-
-def _alone(plan: Plan) -> set[str]:
-    """The gradients that are whole stretches of the block that no other shares: one that is a
-    constant lies elsewhere, and equal ones may be one, which their owners would change twice."""
-    found: set[str] = set()
+def _alone(plan: Plan) -> dict[str, str]:
+    """By the input that they are by: the gradients that are whole stretches of the block that no
+    other shares. One that is a constant lies elsewhere, and equal ones may be one, which their
+    owners would change twice."""
+    found: dict[str, str] = {}
     taken: set[int] = set()
-    for name in plan.signature.gradients.values():
+    for wrt, name in plan.signature.gradients.items():
         layout = plan.outputs[name]
         own = plan.buffers[layout.buffer].region in (Region.RESIDUAL, Region.SCRATCH)
         if own and layout.buffer not in taken and layout.is_contiguous and layout.is_static:
-            found.add(name)
+            found[wrt] = name
         taken.add(layout.buffer)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 import torch
 
@@ -12,6 +13,19 @@ from onward.graph.names import user_name
 from onward.graph.types import Size
 from onward.kernels import torch_dtype
 from onward.plan import Plan
+
+Marks = list[list[int]]
+_address, _version = torch.Tensor.data_ptr, attrgetter("_version")
+
+
+def marks(tensors: Sequence[torch.Tensor]) -> Marks:
+    """Where each lies and its version, to be compared: whether any was written or moved since.
+    Of tensors of inference mode, which have no version, only where they lie."""
+    try:
+        return [list(map(_address, tensors)), list(map(_version, tensors))]
+    except RuntimeError:
+        versions = [0 if t.is_inference() else t._version for t in tensors]
+        return [list(map(_address, tensors)), versions]
 
 
 def check_owned(

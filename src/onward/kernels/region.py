@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from onward.config import OnwardError
+from onward.config import RegionError
 from onward.graph.ops.region import wanted
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
@@ -102,7 +102,7 @@ def _forward(part: Part, xs: list[torch.Tensor], seed: Sequence[int] | None, tap
     finally:
         _here.running = before
     if [x._version for x in xs] != versions:
-        raise OnwardError(
+        raise RegionError(
             f"{part.path} runs in PyTorch within the graph and writes into a tensor that it is "
             "given; fix: write into a copy"
         )
@@ -128,7 +128,7 @@ def _seeded(seed: Sequence[int] | None) -> Iterator[None]:
 def _check(part: Part, made: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> None:
     have = [(y.dtype, tuple(y.shape)) for y in made]
     if have != [(y.dtype, tuple(y.shape)) for y in want]:
-        raise OnwardError(
+        raise RegionError(
             f"{part.path} runs in PyTorch within the graph and returns "
             f"{_listed(made)}, where the graph was made for {_listed(want)}; fix: shapes that "
             "follow from those of its inputs, or strict=True to see why it is no part of the graph"

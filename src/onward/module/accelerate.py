@@ -10,7 +10,9 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,18 +20,19 @@ import torch
 
 from onward.capture import CapturedModule, apart_from_hooks, without_flash_lengths
 from onward.compile import Compiler
-from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError
+from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, RegionError
 from onward.execute import Memory
 from onward.explanation import StepExplanation
 from onward.extend import load_plugins
 from onward.kernels import host
+from onward.kernels.kernel import Launch
 from onward.module.arguments import bind_call
 from onward.module.around import eager, goes_around, surroundings, uses_cache
 from onward.module.delivery import deliver
 from onward.module.hooks import aside, call_with_hooks, run_around
 from onward.module.prepared_call import PreparedCall
 from onward.module.run import Run
-from onward.module.states import State, States
+from onward.module.states import State, States, TooMany, device_of
 from onward.plan import Plan
 from onward.train.batch import Batch
 from onward.train.regions import Told
@@ -80,6 +83,15 @@ def accelerated(model: torch.nn.Module) -> Accelerated | None:
     return held if isinstance(held, Accelerated) else None
 
 
+@dataclass(frozen=True)
+class _Refused:
+    """Why a call runs in eager. keep: notes it for others like it, once eager has run it; what
+    eager refuses as well is a mistake of the caller's."""
+
+    reason: str
+    keep: Callable[[], None] = lambda: None
+
+
 class Accelerated:
     """What is called in the place of a module's forward."""
 
@@ -90,6 +102,7 @@ class Accelerated:
         self.options = options
         self._states = States()
         self._memory: SharedMemory | None = None
+        self._lock: threading.RLock | None = None  # of that memory
         self._told: set[str] = set()
         self._told_regions = Told()
         self._last: PreparedCall | None = None
@@ -109,47 +122,63 @@ class Accelerated:
         reason = surroundings()
         if reason is None and uses_cache(model, kwargs, self.takes_cache):
             return self._in_eager(model, args, kwargs, CACHE)
-        try:
-            if reason is not None:
-                raise CaptureError(reason)
-            batch = bind_call(args, without_flash_lengths(model, kwargs))
-            found = self._find(model, batch)
-        except CaptureError as error:
-            if self.options.strict:
-                raise
-            return self._in_eager(model, args, kwargs, str(error))
-        if isinstance(found, str):
-            return self._in_eager(model, args, kwargs, found)
-        return self._run(model, found, batch)
+        if reason is None:
+            try:
+                batch = bind_call(args, without_flash_lengths(model, kwargs))
+            except CaptureError as error:
+                reason = str(error)
+            else:
+                found = self._as_graph(model, batch, torch.is_grad_enabled())
+                if not isinstance(found, _Refused):
+                    return found
+                if self.options.strict:
+                    raise CaptureError(found.reason)
+                outputs = self._in_eager(model, args, kwargs, found.reason)
+                found.keep()
+                return outputs
+        if self.options.strict:
+            raise CaptureError(reason)
+        return self._in_eager(model, args, kwargs, reason)
 
     # ---- graphs
 
-    def _find(self, model: torch.nn.Module, batch: Batch) -> PreparedCall | str:
-        """The call for batches like this one, made where there is none; or why such calls run in
-        eager. Raises CaptureError where that is not known yet."""
-        grad = torch.is_grad_enabled()  # which the next line may change
-        with self._locked(model), torch.inference_mode(False):
-            state = self._states.now(model)
-            key = (state.flags(), grad, batch.kind)
-            found = state.calls.get(key, [])
-            if isinstance(found, str):
-                if self.options.strict:
-                    raise CaptureError(found)
-                return found
-            for call in found:
-                if call.fits(batch):
-                    return call
+    def _as_graph(self, model: torch.nn.Module, batch: Batch, grad: bool) -> Any:
+        """The outputs, or why the call runs in eager: nothing has run then."""
+        lock = self._lock or self._moved(device_of(model))
+        with lock, torch.inference_mode(False):
+            state: State | None = None
             try:
-                return self._make(model, batch, state, key, grad)
+                state = self._states.now(model)
+                if self._memory is None or state.device != self._memory.device:
+                    self._moved(state.device)
+                    return self._as_graph(model, batch, grad)
+                call = self._find(model, batch, state, grad)
+                if isinstance(call, str):
+                    return _Refused(call)
+                run = Run(call, batch, grad, lock)
+                run.prepare(call.wanted(self.options.outputs))
+                self._last = call
+                with _undone_where_refused(call):
+                    return deliver(run, partial(_tensor_of, model), self.options.outputs)
+            except TooMany as error:
+                return _Refused(str(error))
             except CaptureError as error:
-                if not found:
-                    self._states.now(model).calls[key] = str(error)
-                raise
+                reason = str(error)
+                if state is None:
+                    return _Refused(reason)
+                return _Refused(reason, partial(state.of(batch, grad).refuse, batch, reason))
 
-    def _make(
-        self, model: torch.nn.Module, batch: Batch, state: State, key: Any, grad: bool
-    ) -> PreparedCall:
-        compiler = Compiler(host(self._device(model).type), self.options.disable)
+    def _find(
+        self, model: torch.nn.Module, batch: Batch, state: State, grad: bool
+    ) -> PreparedCall | str:
+        """The call for batches like this one, made where there is none; or why they run in eager.
+        Raises CaptureError where that is not known yet."""
+        call = state.find(batch, grad)
+        return self._make(model, batch, state, grad) if call is None else call
+
+    def _make(self, model: torch.nn.Module, batch: Batch, state: State, grad: bool) -> PreparedCall:
+        state.refuse_more(batch, grad)
+        compiler = Compiler(host(state.device.type), self.options.disable)
         captured = self.capture(compiler, model, batch, grad)
         if captured.regions:
             self._told_regions.tell(model, captured.regions)
@@ -158,9 +187,7 @@ class Accelerated:
         assert self._memory is not None
         session = Session(self._memory, memory_budget=self.options.memory_budget)
         call = PreparedCall(batch, compiler, captured, session)
-        calls = state.calls.setdefault(key, [])
-        assert isinstance(calls, list)
-        calls.append(call)
+        state.of(batch, grad).add(call)
         return call
 
     def capture(
@@ -179,47 +206,32 @@ class Accelerated:
                 regions=not self.options.strict,
             )
 
-    def _run(self, model: torch.nn.Module, call: PreparedCall, batch: Batch) -> Any:
-        assert self._memory is not None, "it was needed to find the call"
-        grad, outputs, seed = torch.is_grad_enabled(), self.options.outputs, None
-        self._last = call
-        if call.draws():
-            seed = torch.randint(0, 2**32, (2,), dtype=torch.int64, device="cpu")
-        with self._memory.lock, torch.inference_mode(False):
-            run = Run(call, batch, call.wanted(outputs), seed, self._memory.lock)
-            return deliver(run, call, batch, grad, partial(_tensor_of, model), outputs)
-
     # ---- memory
 
-    def _locked(self, model: torch.nn.Module) -> threading.RLock:
-        device = self._device(model)
-        if self._memory is None or self._memory.device != device:
-            self._states.clear()
-            found = _MEMORIES.get(device)
-            if found is None:
-                found = _MEMORIES[device] = SharedMemory(device)
-            self._memory = found
-        return self._memory.lock
-
-    @staticmethod
-    def _device(model: torch.nn.Module) -> torch.device:
-        first = next(model.parameters(), None)
-        return torch.device("cpu") if first is None else first.device
+    def _moved(self, device: torch.device) -> threading.RLock:
+        """Takes the memory of that device, and its lock."""
+        self._states.clear()
+        found = _MEMORIES.get(device)
+        if found is None:
+            found = _MEMORIES[device] = SharedMemory(device)
+        self._memory, self._lock = found, found.lock
+        return found.lock
 
     # ---- eager
 
     def _in_eager(
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], reason: str
     ) -> Any:
-        if reason not in self._told:
+        with eager(), aside(model):
+            outputs = model._call_impl(*args, **kwargs)
+        if reason not in self._told:  # and not where eager refuses the call as well
             self._told.add(reason)
             warnings.warn(
                 f"{type(model).__name__} runs in eager PyTorch: {reason}",
                 EagerWarning,
                 stacklevel=5,
             )
-        with eager(), aside(model):
-            return model._call_impl(*args, **kwargs)
+        return outputs
 
     # ---- looking
 
@@ -231,6 +243,12 @@ class Accelerated:
     def plan(self) -> Plan:
         """The last call's plan; print it to see every buffer."""
         return self.last_call().plan
+
+    @property
+    def launches(self) -> list[Launch]:
+        """The last call's launches, as they are bound, in its plan's order; for those who time
+        them."""
+        return self.last_call().launches
 
     def explain(
         self, batch: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
@@ -255,18 +273,39 @@ class Accelerated:
 
     def locked(self) -> threading.RLock:
         """The lock of the memory: whoever holds it runs alone."""
-        return self._locked(self.model)
+        return self._lock or self._moved(device_of(self.model))
 
     def find(self, batch: Batch) -> PreparedCall | str:
         """The call for batches like this one, or why such calls run in eager. Raises CaptureError
         where that was not known before."""
-        return self._find(self.model, batch)
+        model, grad = self.model, torch.is_grad_enabled()
+        with self.locked(), torch.inference_mode(False):
+            state = self._states.now(model)
+            if self._memory is None or state.device != self._memory.device:
+                self._moved(state.device)
+                state = self._states.now(model)
+            return self._find(model, batch, state, grad)
 
     def last_call(self) -> PreparedCall:
         """Raises OnwardError before the first."""
         if self._last is None:
             raise OnwardError("nothing has run as a graph yet; fix: call the model first")
         return self._last
+
+
+@contextmanager
+def _undone_where_refused(call: PreparedCall) -> Iterator[None]:
+    """Within it a part of the model that runs in PyTorch may give what the graph is not made for:
+    eager runs the call then, and buffers are as they were."""
+    parts = call.captured.regions
+    held = [*call.written, *(b for part in parts for b in part.buffers())] if parts else []
+    before = [b.detach().clone() for b in held]
+    try:
+        yield
+    except RegionError:
+        for buffer, then in zip(held, before, strict=True):
+            buffer.data.copy_(then)
+        raise
 
 
 def _tensor_of(model: torch.nn.Module, path: str) -> torch.Tensor:

@@ -10,16 +10,47 @@ from torch.utils import _pytree as pytree
 from onward.config import CaptureError
 from onward.train.batch import Batch, leaf_kind, refuse_leaf
 
+_PLAIN = frozenset({bool, int, float, str, type(None)})  # no containers, and hashed fast
+
+
+class Kind:
+    """What a graph depends on of a call's arguments besides sizes: structure, of each tensor the
+    dtype, the rank, the device and whether it requires a gradient, of anything else the value.
+    values: those of plain numbers and strings. Hashed once: each call asks several tables.
+    """
+
+    __slots__ = ("_hash", "parts", "values")
+
+    def __init__(self, structure: Any, leaves: tuple[Any, ...], values: tuple[Any, ...]) -> None:
+        self.parts, self.values = (structure, leaves), values
+        self._hash = hash((self.parts, values))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Kind)
+            and self._hash == other._hash
+            and self.values == other.values
+            and self.parts == other.parts
+        )
+
 
 def bind_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
-    """The batch of a call, which the graph is given as it stands. Its kind has of each tensor the
-    dtype, the rank, the device and whether it requires a gradient. Raises CaptureError for what no
-    graph can be given."""
-    leaves, spec = pytree.tree_flatten((args, kwargs, ()))
+    """The batch of a call, which the graph is given as it stands, with its `Kind`. Raises
+    CaptureError for what no graph can be given."""
+    leaves: list[Any] = [*args, *kwargs.values()]
+    structure: Any = (len(args), *kwargs)
+    for leaf in leaves:
+        if type(leaf) is not torch.Tensor and type(leaf) not in _PLAIN:
+            leaves, structure = pytree.tree_flatten((args, kwargs, ()))
+            break
     tensors: list[torch.Tensor] = []
     kinds: list[Any] = []
+    values: list[Any] = []
     for leaf in leaves:
-        if type(leaf) is torch.Tensor and not vars(leaf) and leaf.layout is torch.strided:
+        if type(leaf) is torch.Tensor and _is_common(leaf):
             tensors.append(leaf)
             kinds.append((leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad))
             continue
@@ -30,11 +61,17 @@ def bind_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
             tensors.append(leaf)
             kinds.append((leaf.dtype, leaf.dim(), leaf.device, leaf.requires_grad))
         else:
-            kinds.append(leaf_kind(leaf))
+            kinds.append(type(leaf))
+            values.append(leaf_kind(leaf))
     if not tensors:
         raise CaptureError("the call is given no tensor")
-    kind = (spec, tuple(kinds))
-    return Batch(args, kwargs, (), tensors, kind, (kind, tuple(t.shape for t in tensors)))
+    kind = Kind(structure, tuple(kinds), tuple(values))
+    return Batch(args, kwargs, (), tensors, (kind,), (kind, *[t.shape for t in tensors]))
 
 
-__all__ = ["bind_call"]
+def _is_common(x: torch.Tensor) -> bool:
+    """Whether `refuse_leaf`, which takes longer, has nothing to say of it."""
+    return not (vars(x) or x.layout is not torch.strided or x.is_nested or x.is_meta)
+
+
+__all__ = ["Kind", "bind_call"]

@@ -7,28 +7,20 @@ from typing import Any
 
 import torch
 
-from onward.module.prepared_call import PreparedCall
 from onward.module.run import Run
 from onward.module.waiting import NOTHING, Waits
-from onward.train.batch import Batch
 
 
-def deliver(
-    run: Run,
-    call: PreparedCall,
-    batch: Batch,
-    gradients: bool,
-    held: Callable[[str], torch.Tensor],
-    outputs: str,
-) -> Any:
-    """Runs the call and puts its results together. held: the module's tensor of a path. outputs:
-    the option of this name."""
-    results: dict[str, Any] = dict(run.outputs(gradients))
+def deliver(run: Run, held: Callable[[str], torch.Tensor], outputs: str) -> Any:
+    """Runs the call, which is prepared, and puts its results together. held: the module's tensor of
+    a path. outputs: the option of this name."""
+    call, gradients = run.call, run.gradients
+    results = run.outputs()
     tree = call.captured.tree
     assert tree is not None, "captured whole"
     missing = [name for name in call.results if name not in results]
     filler = None if outputs == "loss" else NOTHING
-    built = tree.build({**results, **dict.fromkeys(missing, filler)}, batch.tensors, held)
+    built = tree.build({**results, **dict.fromkeys(missing, filler)}, run.batch.tensors, held)
     fields = call.fields if outputs == "auto" else {}
     if not fields:
         return built
@@ -36,7 +28,7 @@ def deliver(
     def compute() -> dict[str, torch.Tensor]:
         """The results that were not computed, by field."""
         with torch.inference_mode(False), torch.set_grad_enabled(gradients):
-            found = run.again(missing).outputs(gradients)
+            found = run.again(missing).outputs()
         return {field: found[name] for field, name in fields.items() if name in found}
 
     absent = [field for field, name in fields.items() if name in missing]

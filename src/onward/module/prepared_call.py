@@ -6,7 +6,7 @@ runs: the calls before tell. Where they told wrong, the call runs again with the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from onward.compile import Compiler
 from onward.config import CaptureError
 from onward.execute import Executable, ExecutableHalves, Residuals
 from onward.graph.graph import type_of
+from onward.kernels.kernel import Launch
 from onward.module.graphs import Halves, HalvesRequest
 from onward.module.waiting import LOSS, waiting
 from onward.plan import Plan
@@ -28,6 +29,15 @@ from onward.train.prepared_batch import OutputRequest, PreparedBatch
 from onward.train.prepared_step import PreparedStep
 from onward.train.report import Report
 from onward.train.session import Session
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A batch that can run: for cotangents of `ends`, in two halves where there are any."""
+
+    batch: Batch
+    prepared: PreparedBatch[Any]
+    ends: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -43,9 +53,10 @@ class LastCall:
 class PreparedCall:
     """Of batches of one kind, in one state of the module.
 
-    captured: the forward. results: what it computes, by the user's names. leaves: graph inputs by
-    which gradients are asked for, in order: parameters, then leaves of the batch. differentiable:
-    the results that reach any. fields: of the outputs that can wait, by their results.
+    captured: the forward. names: what it computes, by the user's names, in the graph. leaves: graph
+    inputs by which gradients are asked for, in order: parameters, then leaves of the batch.
+    differentiable: the results that reach any. fields: of the outputs that can wait, by their
+    results.
     """
 
     def __init__(
@@ -54,6 +65,8 @@ class PreparedCall:
         self.captured, self.compiler, self._session = captured, compiler, session
         self._graphs = Graphs(compiler, captured)
         self._kind = batch.kind
+        self.names = dict(captured.graph.signature.results)
+        self.results = list(self.names)
         if not self.results:
             raise CaptureError("the forward computes no tensor")
         of_batch = {captured.leaves[i]: i for i, t in enumerate(batch.tensors) if t.requires_grad}
@@ -70,16 +83,15 @@ class PreparedCall:
         # code of the model's own that runs within the graph may do more than compute: never again
         self._once = any(part.module is not None for part in captured.regions)
         self.ends = self._first_ends()
+        # whether the forward draws random numbers; a forward that cannot be made raises here
+        self.draws = self._graphs.forward.signature.seed is not None
+        self._reached: dict[tuple[str, ...], frozenset[str]] = {}
         self._widened = False  # whether a cotangent came that was not expected
         self._narrowed = False
         # by the last two callers; the first is given all
         self._read: list[set[str]] = [set(self.results), set()]
         self.fields = waiting(captured.tree.root if captured.tree else None)
         self.last: LastCall | None = None
-
-    @property
-    def results(self) -> list[str]:
-        return list(self.captured.graph.signature.results)
 
     @property
     def written(self) -> list[torch.Tensor]:
@@ -132,51 +144,66 @@ class PreparedCall:
             self._narrowed, self.ends = True, names
 
     def _first_ends(self) -> tuple[str, ...]:
-        loss = self.captured.graph.signature.results.get(LOSS)
         if self._once:
             return tuple(self.differentiable)
+        loss = self.captured.graph.signature.results.get(LOSS)
         alone = loss is not None and not type_of(self.captured.graph.outputs[loss]).rank
         return (LOSS,) if alone and LOSS in self.differentiable else tuple(self.differentiable)
 
+    def is_whole(self, results: Sequence[str], ends: Sequence[str]) -> bool:
+        """Whether nothing of the call is left for a second run: no result, no cotangent."""
+        return len(results) == len(self.results) and len(ends) == len(self.differentiable)
+
+    def reached(self, ends: Iterable[str]) -> frozenset[str]:
+        """The leaves that any of these results reach."""
+        key = tuple(ends)
+        found = self._reached.get(key)
+        if found is None:
+            found = self._reached[key] = frozenset().union(*(self.reaches[n] for n in key))
+        return found
+
     # ---- runs
 
-    def without_gradients(
-        self, batch: Batch, results: Sequence[str], seed: torch.Tensor | None
-    ) -> Mapping[str, torch.Tensor]:
-        """Copies of these results, by name."""
-        prepared = self._plain.prepare(batch, OutputRequest(tuple(results)))
-        executable = prepared.executable
-        executable.run({**prepared.inputs, **_seeded(prepared, seed)}, prepared.dims)
-        self.last = LastCall(batch, tuple(results), (), prepared)
-        return {name: prepared.output(name) for name in results}
-
-    def forward(
-        self,
-        batch: Batch,
-        results: Sequence[str],
-        ends: tuple[str, ...],
-        seed: torch.Tensor | None,
-        copies: bool,
-    ) -> tuple[ExecutableHalves, Residuals, Mapping[str, torch.Tensor]]:
-        """Runs the forward half for these results, and for cotangents of `ends` among them.
-        copies: see `ExecutableHalves.forward`."""
+    def prepare(self, batch: Batch, results: Sequence[str], ends: tuple[str, ...]) -> Ready:
+        """What runs the batch for these results, and for cotangents of `ends` among them. Raises
+        CaptureError where no plan can be made."""
+        if not ends:
+            return Ready(batch, self._plain.prepare(batch, OutputRequest(tuple(results))), ends)
         step = self._halves.get(ends)
         if step is None:
             graphs = self.halves(self._graphs, ends)
             bind = partial(self._session.bind_halves, self.compiler, graphs)
             step = self._halves[ends] = PreparedStep(self._kind, graphs, self._session, bind)
-        prepared = step.prepare(batch, HalvesRequest(tuple(results)))
-        executable = prepared.executable
-        inputs = {**prepared.inputs, **_seeded(prepared, seed)}
-        residuals = executable.forward(inputs, prepared.dims, copies)
-        names = prepared.signature.results
-        self.last = LastCall(batch, tuple(results), ends, prepared)
-        return executable, residuals, {n: executable.output(names[n]) for n in results}
+        return Ready(batch, step.prepare(batch, HalvesRequest(tuple(results))), ends)
 
     def halves(self, graphs: Graphs, ends: tuple[str, ...]) -> Halves:
         """The halves for cotangents of `ends`, of these graphs' forward."""
-        wrt = [n for n in self.leaves if any(n in self.reaches[end] for end in ends)]
-        return Halves(graphs, ends, wrt)
+        reached = self.reached(ends)
+        return Halves(graphs, ends, [n for n in self.leaves if n in reached])
+
+    def without_gradients(
+        self, ready: Ready, results: Sequence[str], seed: torch.Tensor | None
+    ) -> dict[str, torch.Tensor]:
+        """Copies of these results, by name."""
+        prepared = ready.prepared
+        executable = prepared.executable
+        assert isinstance(executable, Executable), "no ends"
+        executable.run({**prepared.inputs, **_seeded(prepared, seed)}, prepared.dims)
+        self.last = LastCall(ready.batch, tuple(results), (), prepared)
+        return {name: prepared.output(name) for name in results}
+
+    def forward(
+        self, ready: Ready, results: Sequence[str], seed: torch.Tensor | None, copies: bool
+    ) -> tuple[ExecutableHalves, Residuals, dict[str, torch.Tensor]]:
+        """Runs the forward half for these results. copies: see `ExecutableHalves.forward`."""
+        prepared = ready.prepared
+        executable = prepared.executable
+        assert isinstance(executable, ExecutableHalves), "there are ends"
+        inputs = {**prepared.inputs, **_seeded(prepared, seed)}
+        residuals = executable.forward(inputs, prepared.dims, copies)
+        names = prepared.signature.results
+        self.last = LastCall(ready.batch, tuple(results), ready.ends, prepared)
+        return executable, residuals, {n: executable.output(names[n]) for n in results}
 
     def report(self) -> Report:
         """Of the last run."""
@@ -189,9 +216,11 @@ class PreparedCall:
         assert self.last is not None, "a call that is looked at has run"
         return self.last.prepared.executable.plan
 
-    def draws(self) -> bool:
-        """Whether the forward draws random numbers."""
-        return self._graphs.forward.signature.seed is not None
+    @property
+    def launches(self) -> list[Launch]:
+        """Of the last run, as they are bound."""
+        assert self.last is not None, "a call that is looked at has run"
+        return self.last.prepared.executable.launches
 
 
 def _seeded(prepared: PreparedBatch[Any], seed: torch.Tensor | None) -> dict[str, Any]:
@@ -204,4 +233,4 @@ def _seeded(prepared: PreparedBatch[Any], seed: torch.Tensor | None) -> dict[str
     return found
 
 
-__all__ = ["LastCall", "PreparedCall"]
+__all__ = ["LastCall", "PreparedCall", "Ready"]

@@ -8,21 +8,21 @@ any tensor that a function has saved.
 from __future__ import annotations
 
 import threading
-import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from onward.config import OnwardError
-from onward.execute import ExecutableHalves, Residuals, left_in
-from onward.module.prepared_call import PreparedCall
+from onward.execute import ExecutableHalves, Marks, Residuals, leave_in, left_in, marks
+from onward.module.prepared_call import PreparedCall, Ready
 from onward.train.batch import Batch
 
 _CORE: Any = torch._C
 _AUTOGRAD = _CORE._autograd
+_NOTHING = torch.empty(0)
 TWICE = (
     "gradients of gradients (create_graph=True) do not pass through a graph of Onward's; fix: "
     "call the model within `with onward.eager():`"
@@ -31,12 +31,9 @@ TWICE = (
 
 @dataclass(frozen=True)
 class Left:
-    """What a forward has left: in a block, and beside it (whose content is empty).
+    """What a forward has left: in a block, and beside it (whose content is empty)."""
 
-    The executable is held by the tape: a block, which keeps this, outlives the model.
-    """
-
-    executable: weakref.ref[ExecutableHalves]
+    executable: ExecutableHalves
     residuals: Residuals
     ends: tuple[str, ...]
 
@@ -44,135 +41,136 @@ class Left:
 class Run:
     """One call, which can be run again as long as nothing that it reads has changed.
 
-    results: those computed. The lock is that of the memory: one run at a time.
+    gradients: whether its results go on the tape. The lock is that of the memory: one run at a
+    time. `prepare` comes first: what it refuses has not run.
     """
 
     def __init__(
-        self,
-        call: PreparedCall,
-        batch: Batch,
-        results: Sequence[str],
-        seed: torch.Tensor | None,
-        lock: threading.RLock,
-        before: Sequence[torch.Tensor] | None = None,
+        self, call: PreparedCall, batch: Batch, gradients: bool, lock: threading.RLock
     ) -> None:
-        """before: what the buffers that it writes held before the run that this one repeats."""
-        self._call, self._batch, self._seed, self._lock = call, batch, seed, lock
-        self.results = list(results)
-        self._repeats = before is not None
-        self._before = before or [b.detach().clone() for b in call.written]
-        self._marks: list[tuple[int, int]] = []  # of what it has read, once it has run
+        self.call, self.batch, self.gradients, self._lock = call, batch, gradients, lock
+        self._results: list[str] = []
+        self._names: list[str] = []  # of those on the tape
+        self._seed: torch.Tensor | None = None
+        self._ready: Ready | None = None  # of the next forward
+        self._marks: Marks | None = None  # of what the forward has read
+        # what the buffers that it writes held before it, where it may run again
+        self._before: list[torch.Tensor] | None = None
+        self._repeats = False
 
-    @property
-    def call(self) -> PreparedCall:
-        return self._call
+    def prepare(self, results: Sequence[str]) -> None:
+        """Gets ready to compute these results. Raises CaptureError where no plan can be made."""
+        call = self.call
+        on_tape = call.differentiable if self.gradients else ()
+        self._results, self._names = list(results), [n for n in results if n in on_tape]
+        ends = tuple(n for n in call.ends if n in self._names) or tuple(self._names)
+        self._ready = call.prepare(self.batch, results, ends)
 
-    def outputs(self, gradients: bool) -> dict[str, torch.Tensor]:
+    def outputs(self) -> dict[str, torch.Tensor]:
         """The results, those that reach what is trained on the tape."""
-        call = self._call
-        names = [n for n in self.results if n in call.differentiable] if gradients else []
+        call, ready, names = self.call, self._ready, self._names
+        assert ready is not None, "prepared"
         with self._lock:
+            if self._seed is None and call.draws:
+                self._seed = torch.randint(0, 2**32, (2,), dtype=torch.int64, device="cpu")
+            ends = ready.ends if self.gradients else call.differentiable
+            again = self._repeats or not call.is_whole(self._results, ends)
+            if again and self._before is None:
+                self._before = [b.detach().clone() for b in call.written]
             made: dict[str, torch.Tensor] = {}
             with self._repeating() if self._repeats else nullcontext():
                 if not names:
-                    made.update(call.without_gradients(self._batch, self.results, self._seed))
+                    self._ready = None
+                    made.update(call.without_gradients(ready, self._results, self._seed))
                 else:
-                    on_tape = _Function.apply(self, made, names, *self._leaves())
+                    on_tape = _Function.apply(self, made, names, *self.leaves())
                     made.update(zip(names, on_tape, strict=True))
-            self._marks = self._versions()
+            if again:
+                self._marks = self._read()
             return made
 
     def again(self, results: Sequence[str]) -> Run:
         """A run of the same call for other results. Raises OnwardError where it would give others
         than this one."""
         self._check_unchanged(results)
-        return Run(self._call, self._batch, results, self._seed, self._lock, self._before)
+        run = Run(self.call, self.batch, self.gradients, self._lock)
+        run._seed, run._before, run._repeats = self._seed, self._before, True
+        with self._lock:
+            run.prepare(results)
+        return run
 
     # ---- on the tape
 
-    def forward(self, names: Sequence[str]) -> tuple[Left, torch.Tensor, dict[str, torch.Tensor]]:
+    def forward(self) -> tuple[Left, torch.Tensor, dict[str, torch.Tensor]]:
         """What is left, the bytes to save, and the results."""
-        call = self._call
-        ends = tuple(n for n in call.ends if n in names) or tuple(names)
-        return self._forward(self.results, ends)
+        ready, self._ready = self._ready, None
+        assert ready is not None, "prepared"
+        return self._forward(ready, self._results)
 
     def backward(
         self, left: Left, content: torch.Tensor, given: Mapping[str, torch.Tensor], keep: bool
     ) -> list[torch.Tensor | None]:
         """The gradients by the call's leaves, in order."""
         with self._lock:
-            call = self._call
+            call = self.call
             call.note_ends(given)
             if not given.keys() <= set(left.ends):
                 self._check_unchanged(given)
                 ends = tuple(n for n in call.differentiable if n in {*left.ends, *given})
+                ready = call.prepare(self.batch, ends, ends)
                 with self._repeating():
-                    left, content, _ = self._forward(ends, ends)
+                    left, content, _ = self._forward(ready, ends)
                 keep = False
-            names, shapes = call.captured.graph.signature.results, left.residuals.shapes
+            names, shapes = call.names, left.residuals.shapes
+            device = left.executable.memory.device
             cotangents = {
-                names[n]: given[n] if n in given else torch.zeros(shapes[names[n]])
+                names[n]: given[n] if n in given else torch.zeros(shapes[names[n]], device=device)
                 for n in left.ends
             }
-            residuals = replace(left.residuals, content=content)
-            executable = left.executable()
-            if executable is None:
-                raise OnwardError(
-                    "the plan that this forward ran by is gone, since many others were made after "
-                    "it; fix: run its backward before forwards of other sizes"
-                )
-            made = executable.backward(residuals, cotangents, keep)
-            reached = set().union(*(call.reaches[n] for n in given))
-            reached -= executable.unreached  # of which a part that runs in PyTorch made no use
+            made = left.executable.backward(left.residuals, cotangents, keep, content)
+            # but for what a part that runs in PyTorch has made no use of
+            reached = call.reached(given) - left.executable.unreached
             return [made[n] if n in reached else None for n in call.leaves]
 
     def _forward(
-        self, results: Sequence[str], ends: tuple[str, ...]
+        self, ready: Ready, results: Sequence[str]
     ) -> tuple[Left, torch.Tensor, dict[str, torch.Tensor]]:
-        executable, residuals, found = self._call.forward(
-            self._batch, results, ends, self._seed, _packing() is not None
-        )
+        packing = _packing() is not None
+        executable, residuals, found = self.call.forward(ready, results, self._seed, packing)
         if _thrown_away():
             residuals.tapes.clear()
         content = residuals.content
-        # autograd alone is to hold the block
-        beside = replace(residuals, content=torch.empty(0))
-        left = Left(weakref.ref(executable), beside, ends)
-        block = executable.memory.blocks.holding(content)
-        assert block is not None, "a forward's block is lent"
-        block.left = left if _checkpointing() else None
-        return left, content, dict(found)
+        residuals.content = _NOTHING  # autograd alone is to hold the block
+        return Left(executable, residuals, ready.ends), content, found
 
-    def _leaves(self) -> list[torch.Tensor]:
-        call = self._call
-        return [
-            call.captured.parameters[n] if i is None else self._batch.tensors[i]
-            for n, i in call.leaves.items()
-        ]
+    def leaves(self) -> list[torch.Tensor]:
+        """What gradients are asked for by, in order."""
+        call, tensors = self.call, self.batch.tensors
+        parameters = call.captured.parameters
+        return [parameters[n] if i is None else tensors[i] for n, i in call.leaves.items()]
 
     # ---- whether it would give the same again
 
-    def _versions(self) -> list[tuple[int, int]]:
-        read = [*self._call.captured.owned.values(), *self._batch.tensors]
-        return [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in read]
+    def _read(self) -> Marks:
+        return marks([*self.call.captured.owned.values(), *self.batch.tensors])
 
     @contextmanager
     def _repeating(self) -> Iterator[None]:
         """Within it buffers that the forward writes hold what they held before it; then what they
         held. Neither counts as a version."""
-        written = self._call.written
+        written, before = self.call.written, self._before or []
         after = [b.detach().clone() for b in written]
-        for buffer, then in zip(written, self._before, strict=True):
+        for buffer, then in zip(written, before, strict=True):
             buffer.data.copy_(then)
         try:
             yield
         finally:
             for buffer, then in zip(written, after, strict=True):
                 buffer.data.copy_(then)
-            self._marks = self._versions()
+            self._marks = self._read()
 
-    def _check_unchanged(self, results: Any) -> None:
-        if self._versions() != self._marks:
+    def _check_unchanged(self, results: Iterable[str]) -> None:
+        if self._marks is None or self._read() != self._marks:
             names = ", ".join(results)
             raise OnwardError(
                 f"{names} was not computed with the forward, since callers before did not read or "
@@ -188,12 +186,14 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any, run: Run, made: dict[str, torch.Tensor], names: list[str], *leaves: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        left, content, found = run.forward(names)
+        left, content, found = run.forward()
         made.update({n: x for n, x in found.items() if n not in names})
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(content[:1] if _checkpointing() else content)
+        if _checkpointing():  # whose second forward is asked for its content only
+            leave_in(content, left)
+            content = content[:1]
+        ctx.save_for_backward(content)
         ctx.run, ctx.left, ctx.names = run, left, names
-        ctx.executable = left.executable()  # which the block does not hold
         return tuple(found[name] for name in names)
 
     @staticmethod
@@ -208,8 +208,10 @@ class _Function(torch.autograd.Function):
         keep = _AUTOGRAD._get_current_graph_task_keep_graph()
         with torch.no_grad():
             found = ctx.run.backward(left, content, given, keep)
+        if not keep:  # gradients lie there now, of parameters that `left` leads to
+            leave_in(content, None)
         if torch.is_grad_enabled():
-            found = _refusing(found, ctx.run._leaves())
+            found = _refusing(found, ctx.run.leaves())
         return (None, None, None, *(g if n else None for g, n in zip(found, needed, strict=True)))
 
 

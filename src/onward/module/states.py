@@ -12,25 +12,89 @@ from typing import Any
 
 import torch
 
+from onward.config import CaptureError
+from onward.module.calls import Calls
 from onward.module.prepared_call import PreparedCall
+from onward.train.batch import Batch
 from onward.train.guards import Guards
 
 KEPT = 8  # states, the one that was met last first
+OFTEN = 10  # changes of one attribute, from which on a state is to be met as often for a graph
+GRAPHS = 32  # of one kind of batch, for sizes that share none
+KINDS = 256  # of batches, in one state
+VALUES = 8  # of arguments that are no tensors, each of which has graphs of its own
 _training = attrgetter("training")
+
+
+class TooMany(CaptureError):
+    """A graph is not made since too many were; for another call like this one may be."""
 
 
 @dataclass
 class State:
-    """calls: by training flags, gradients on or off, and the kind of the batch; a string is the
-    reason why such calls run in eager."""
+    """calls: by training flags, gradients on or off, and the kind of the batch. met: how often."""
 
     guards: Guards
     modules: list[torch.nn.Module]
-    calls: dict[Any, list[PreparedCall] | str] = field(default_factory=dict)
+    device: torch.device
+    met: int = 0
+    calls: dict[Any, Calls] = field(default_factory=dict)
+
+    def find(self, batch: Batch, grad: bool) -> PreparedCall | str | None:
+        """What runs the batch at the module's training flags now, or why it runs in eager; None
+        where that is not known yet. grad: whether gradients are on."""
+        calls = self.calls.get(self._key(batch, grad))
+        return None if calls is None else calls.find(batch)
+
+    def of(self, batch: Batch, grad: bool) -> Calls:
+        """The calls of such batches, to be added to."""
+        key = self._key(batch, grad)
+        found = self.calls.get(key)
+        if found is None:
+            found = self.calls[key] = Calls()
+            if len(self.calls) > KINDS:
+                del self.calls[next(iter(self.calls))]
+        return found
+
+    def _key(self, batch: Batch, grad: bool) -> tuple[Any, ...]:
+        return self.flags(), grad, *batch.kind
+
+    def refuse_more(self, batch: Batch, grad: bool) -> None:
+        """Raises TooMany where it does not pay to make a graph, since each call would."""
+        path = self.guards.restless(OFTEN)
+        if path is not None and self.met < OFTEN:
+            raise TooMany(
+                f"{path} has changed {OFTEN} times, each time for a graph of its own; fix: make it "
+                "an input that is a tensor, or a buffer"
+            )
+        flags, _, kind = self._key(batch, grad)
+        others = [
+            other.values
+            for had, on, other in self.calls
+            if (had, on) == (flags, grad) and other.parts == kind.parts and other != kind
+        ]
+        if len(others) >= VALUES:
+            at = [i for i, seen in enumerate(zip(*others, strict=True)) if len({*seen}) > 1][-1]
+            had = ", ".join(str(v[at][-1]) for v in others[:VALUES])
+            raise TooMany(
+                f"an argument that is no tensor has had {VALUES} values ({had}), each with a graph "
+                "of its own; fix: give a tensor"
+            )
+        calls = self.calls.get((flags, grad, kind))
+        if calls is not None and len(calls) >= GRAPHS:
+            raise TooMany(
+                f"there are {GRAPHS} graphs of such calls, and none fits these sizes; fix: pad the "
+                "inputs to a few sizes"
+            )
 
     def flags(self) -> tuple[bool, ...]:
         """Of every submodule, whether it is in training mode."""
         return tuple(map(_training, self.modules))
+
+
+def device_of(model: torch.nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
 
 
 class States:
@@ -49,19 +113,22 @@ class States:
         if self._states and not changed:  # other objects, and all that they say is the same
             self._states[0].guards = guards
             self._states[0].modules = list(model.modules())
-            return self._states[0]
+            return self._met(0)
         for i, state in enumerate(self._states):
             if i and state.guards.saw(guards):  # as a list that is made anew says what it said
                 state.modules = list(model.modules())
                 return self._met(i)
         guards.count_changes()
-        self._states.insert(0, State(guards, list(model.modules())))
+        self._states.insert(0, State(guards, list(model.modules()), device_of(model)))
         del self._states[KEPT:]
-        return self._states[0]
+        return self._met(0)
 
     def _met(self, i: int) -> State:
-        self._states.insert(0, self._states.pop(i))
-        return self._states[0]
+        state = self._states[i]
+        if i:
+            self._states.insert(0, self._states.pop(i))
+        state.met += 1
+        return state
 
     def clear(self) -> None:
         self._states.clear()
@@ -70,4 +137,4 @@ class States:
         return iter(self._states)
 
 
-__all__ = ["State", "States"]
+__all__ = ["State", "States", "TooMany", "device_of"]

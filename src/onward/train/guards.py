@@ -173,6 +173,12 @@ class Guards:
         found._baked, found._marks, found._copies = [*self._baked], [*self._marks], [*self._copies]
         return found
 
+    def restless(self, times: int) -> str | None:
+        """What has changed at least so often, seen over all the states that followed each other."""
+        for path, count in self._times.most_common(1):
+            return path if count >= times else None
+        return None
+
     def _read_flags(self, model: torch.nn.Module) -> list[str]:
         """The paths of the flags that are others than at the last training step."""
         before = self._flags

@@ -8,7 +8,7 @@ from typing import Generic
 
 import torch
 
-from onward.config import environment
+from onward.config import checking
 from onward.graph.graph import Graph
 from onward.plan import Plan
 from onward.rewrite import FlopCount, prune, row_conditions, with_rows_given
@@ -16,6 +16,8 @@ from onward.train.graphs import Graphs
 from onward.train.prepared_batch import Bound, OutputRequest, PreparedBatch
 from onward.train.session import Bind, PlanCache, Session
 from onward.train.unread import Ids, Unread
+
+KEPT = 256  # sizes whose share is known
 
 
 class PackedStep(Generic[Bound]):
@@ -36,6 +38,7 @@ class PackedStep(Generic[Bound]):
         self._conditions = row_conditions(forward)
         self._work = FlopCount(forward), FlopCount(padded)
         self.running = False
+        self._shares: dict[tuple[tuple[str, int], ...], float] = {}
         count = partial(session.bind, compiler, graphs)
         self._counting = PlanCache(compiler, count, label="rows-")
         self._plans: dict[OutputRequest, PlanCache[Bound]] = {}
@@ -69,7 +72,7 @@ class PackedStep(Generic[Bound]):
         executable = cache.serving(self.graph, request.outputs(self.graph), dims, counts)
         named = self.graph.signature.rows
         inputs = {**staged, **{named[size]: numbers for size, numbers in rows.items()}}
-        if environment().check:
+        if checking():
             self._unread.check(inputs, dims, gradients=request.update is not None)
         return PreparedBatch(executable, dims, inputs, self.share(dims), counts)
 
@@ -84,8 +87,15 @@ class PackedStep(Generic[Bound]):
 
     def share(self, dims: Mapping[str, int]) -> float:
         """The packed step's arithmetic as a share of the padded one's."""
-        packed, padded = (w.flops(dims) for w in self._work)
-        return packed / padded if padded else 1.0
+        key = tuple(dims.items())
+        share = self._shares.get(key)
+        if share is None:
+            packed, padded = (w.flops(dims) for w in self._work)
+            share = packed / padded if padded else 1.0
+            if len(self._shares) >= KEPT:
+                self._shares.clear()
+            self._shares[key] = share
+        return share
 
     def pays(self, dims: Mapping[str, int]) -> bool:
         """Whether to run the packed form. What ran last stays unless the other is clearly better,

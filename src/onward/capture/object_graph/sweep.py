@@ -31,10 +31,14 @@ class Sweep:
         self._names = [name for _, name in walk.names]
         self._owners = [owner for owner, _ in walk.slots]
         self._slots = [name for _, name in walk.slots]
+        self._views = list(map(_values, walk.mappings))  # each shows what its mapping holds now
         self._sized = [*walk.mappings, *walk.sequences, *walk.long]
         self._sizes = list(map(len, self._sized))
         self._identities = [list(found) for found in self._held()]
         self._equals = [list(found) for found in self._told()]
+        # of tensors without hooks, that there are none is asked faster
+        self._hooks = [list(map(get, walk.tensors)) for get in (_tensor_hooks, _late_hooks)]
+        self._hooked = any(map(any, self._hooks))
         self._dtype, self._device = torch.get_default_dtype(), torch.get_default_device()
 
     @property
@@ -45,7 +49,7 @@ class Sweep:
         """What is to be the same objects. Of a mapping's keys the last will do: as many values in
         the same order under other names mean that one was put in, and new ones come last."""
         walk = self._walk
-        yield chain.from_iterable(map(_values, walk.mappings))
+        yield chain.from_iterable(self._views)
         yield map(next, map(reversed, walk.mappings))  # type: ignore[call-overload]
         yield chain.from_iterable(walk.sequences)
         yield map(type, walk.objects)
@@ -68,8 +72,7 @@ class Sweep:
             return (
                 self._sizes == list(map(len, self._sized))
                 and not any(walk.empty)
-                and not any(map(_tensor_hooks, walk.tensors))
-                and not any(map(_late_hooks, walk.tensors))
+                and self._same_hooks()
                 and torch.get_default_dtype() == self._dtype
                 and torch.get_default_device() == self._device
                 and all(
@@ -79,3 +82,12 @@ class Sweep:
             )
         except (RuntimeError, ValueError):  # a cell that is empty now, a tensor without memory
             return False
+
+    def _same_hooks(self) -> bool:
+        """Of tensors; what their mappings of hooks hold is watched as any mapping."""
+        tensors, (hooks, late) = self._walk.tensors, self._hooks
+        if not self._hooked:
+            return not any(map(_tensor_hooks, tensors)) and not any(map(_late_hooks, tensors))
+        return all(map(is_, map(_tensor_hooks, tensors), hooks)) and all(
+            map(is_, map(_late_hooks, tensors), late)
+        )

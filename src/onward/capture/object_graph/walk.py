@@ -148,6 +148,7 @@ class Walk:
             hooks = getattr(x, name, None)
             if hooks:
                 self.facts[f"{path}.{name}"] = tuple(map(Same, hooks.values()))
+                self.mappings.append(hooks)
         self._attributes(x, path, self.depth)
         try:
             x.data_ptr()
