@@ -5,6 +5,7 @@ from onward.capture.export import capture
 from onward.capture.huggingface import without_flash_lengths
 from onward.capture.protocol import Captured
 from onward.capture.refusals import apart_from_hooks, is_traced, refuse_surroundings
+from onward.capture.trace import traced_elsewhere, untraced
 
 __all__ = [
     "Captured",
@@ -13,5 +14,7 @@ __all__ = [
     "capture",
     "is_traced",
     "refuse_surroundings",
+    "traced_elsewhere",
+    "untraced",
     "without_flash_lengths",
 ]

@@ -7,10 +7,12 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partialmethod
 from typing import Any
 
 import torch
 import torch.fx.config as fx
+from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from onward.capture import ctc_op
 from onward.capture.aten.reasons import reason
@@ -25,6 +27,20 @@ from onward.capture.transformer_encoder import padded_with_zeros
 from onward.config import CaptureError
 
 ONE_AT_A_TIME = threading.RLock()  # a capture patches what all threads share
+_tracing: list[int] = []  # the thread that traces
+
+
+def traced_elsewhere() -> bool:
+    """Whether another thread traces a model: torch says of all threads that they are exporting."""
+    now = _tracing[-1:]
+    return bool(now) and now[0] != threading.get_ident()
+
+
+def untraced() -> None:
+    """Waits while another thread traces: its model's parameters are not themselves then."""
+    if traced_elsewhere():
+        with ONE_AT_A_TIME:
+            pass
 
 
 def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: Held) -> Any:
@@ -43,7 +59,13 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
             _capturing(flat, "position_ids" in names and not flat.extra),
             nullcontext() if flat.regions is None else flat.regions.tracing(),
         ):
-            made = torch.export.export(flat, tuple(tensors), dynamic_shapes=shapes, strict=False)
+            _tracing.append(threading.get_ident())
+            try:
+                made = torch.export.export(
+                    flat, tuple(tensors), dynamic_shapes=shapes, strict=False
+                )
+            finally:
+                _tracing.pop()
             _note_readers(made.graph_module)
             return made
     except CaptureError:
@@ -98,6 +120,7 @@ def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
         (transformer, "_detect_is_causal_mask", causal_as_said),
         (torch.nn.Module, "to", _moved),
     ]
+    places += _tracing_alone()
     if hasattr(fx, "do_not_emit_stack_traces"):  # which nobody reads
         places.append((fx, "do_not_emit_stack_traces", True))
     with (
@@ -113,6 +136,25 @@ def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
     ):
         warnings.simplefilter("ignore")
         yield
+
+
+def _tracing_alone() -> list[Patch]:
+    """An export stands in the way of every module's call, and of its attributes. Those of other
+    threads pass, as if there were none."""
+    here, plain = threading.get_ident(), _ModuleStackTracer
+    call, get = plain.call_module, plain.getattr
+
+    def call_module(tracer: Any, module: Any, forward: Any, args: Any, kwargs: Any) -> Any:
+        if threading.get_ident() != here:
+            return forward(*args, **kwargs)
+        return call(tracer, module, forward, args, kwargs)
+
+    def getattr_(tracer: Any, name: str, value: Any, cache: Any) -> Any:
+        return get(tracer, name, value, cache) if threading.get_ident() == here else value
+
+    # no functions, which other threads would not see
+    return [(plain, "call_module", partialmethod(call_module)),
+            (plain, "getattr", partialmethod(getattr_))]  # fmt: skip
 
 
 _to: Any = torch.nn.Module.to
@@ -138,4 +180,4 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-__all__ = ["ONE_AT_A_TIME", "export"]
+__all__ = ["ONE_AT_A_TIME", "export", "traced_elsewhere", "untraced"]

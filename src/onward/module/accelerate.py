@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from onward.capture import CapturedModule, apart_from_hooks, without_flash_lengths
+from onward.capture import CapturedModule, apart_from_hooks, untraced, without_flash_lengths
 from onward.compile import Compiler
 from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, RegionError
 from onward.execute import Memory
@@ -222,6 +222,7 @@ class Accelerated:
     def _in_eager(
         self, model: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], reason: str
     ) -> Any:
+        untraced()
         with eager(), aside(model):
             outputs = model._call_impl(*args, **kwargs)
         if reason not in self._told:  # and not where eager refuses the call as well

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _device, _python_dispatch
 
-from onward.capture import refuse_surroundings
+from onward.capture import refuse_surroundings, traced_elsewhere
 from onward.config import CaptureError
 from onward.kernels import running
 
@@ -45,8 +45,10 @@ def goes_around() -> bool:
         is_eager()
         or running()  # within a region of an outer graph
         or _CORE._get_tracing_state() is not None
-        or torch.compiler.is_compiling()
-        or torch.compiler.is_exporting()
+        or (
+            (torch.compiler.is_compiling() or torch.compiler.is_exporting())
+            and not traced_elsewhere()
+        )
         or _CORE._functorch.peek_interpreter_stack() is not None
         or torch.autograd.forward_ad._current_level >= 0
         or any(_watching())
