@@ -14,6 +14,7 @@ from onward.capture.effects import Effects, keeping_buffers, keeping_parameters,
 from onward.capture.object_graph import traces_names
 from onward.capture.output_tree import OutputTree
 from onward.capture.pins import Answer, Asked
+from onward.capture.refusals import without_hooks
 from onward.capture.regions import Regions
 from onward.config import CaptureError
 from onward.graph.names import distinct
@@ -99,6 +100,7 @@ class FlatCall(torch.nn.Module):
             torch.random.fork_rng(),
             torch.no_grad(),
             undoing(Effects(), self.model, self.loss_fn),
+            without_hooks(self.model),  # of regions: others have none
             Asked(values=self.values) as asked,
             Choosing(asked.whole if self.values else None),
         ):

@@ -8,7 +8,9 @@ besides, to a list or a logger, an export would lose.
 from __future__ import annotations
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -157,6 +159,25 @@ def is_traced(hook: Any, packages: Iterable[str] = _TRACED) -> bool:
     return f"{module_of(_origin(hook))}.".startswith(tuple(packages))
 
 
+@contextmanager
+def without_hooks(model: torch.nn.Module) -> Iterator[None]:
+    """Within it the model's modules have none of the hooks that are not traced."""
+    held: list[tuple[dict[str, Any], str, Any]] = []
+    for module in model.modules():
+        for name in (*FORWARD_HOOKS, *BACKWARD_HOOKS):
+            hooks = vars(module).get(name)
+            if hooks and not all(map(is_traced, hooks.values())):
+                held.append((vars(module), name, hooks))
+    try:
+        for attributes, name, hooks in held:
+            traced = [(key, hook) for key, hook in hooks.items() if is_traced(hook)]
+            attributes[name] = OrderedDict(traced)
+        yield
+    finally:
+        for attributes, name, hooks in held:
+            attributes[name] = hooks
+
+
 def _origin(hook: Any) -> Any:
     hook = getattr(hook, "func", hook)  # of a functools.partial
     return hook if hasattr(hook, "__qualname__") else type(hook)
@@ -277,4 +298,5 @@ __all__ = [
     "refuse_model",
     "refuse_surroundings",
     "refuse_unlisted",
+    "without_hooks",
 ]

@@ -24,6 +24,7 @@ from onward.capture.effects import (
 )
 from onward.capture.held_sizes import Held
 from onward.capture.object_graph import Snapshot
+from onward.capture.refusals import without_hooks
 from onward.capture.regions import op
 from onward.capture.regions.blame import blamed, named_places
 from onward.capture.regions.region import TENSOR, Form, Region, module_region
@@ -281,7 +282,8 @@ class Regions:
     def _eager(
         self, tensors: Sequence[torch.Tensor], run: Callable[[Sequence[torch.Tensor]], Any]
     ) -> list[str]:
-        """One run that leaves nothing behind; the paths of what it has set."""
+        """One run that leaves nothing behind; the paths of what it has set. Hooks, which may do
+        anything, do not run."""
         effects = Effects()
         with (
             keeping_buffers(self.model, None),
@@ -289,6 +291,7 @@ class Regions:
             torch.random.fork_rng(),
             torch.set_grad_enabled(self.gradients),
             undoing(effects, self.model, None),
+            without_hooks(self.model),
         ):
             run(tensors)
         return effects.written
