@@ -34,6 +34,7 @@ class Written:
         self.leaves = {0: "x", 1: "y"}
         self.reached: Collection[str] = ("w", "v")
         self.constants: Sequence[Any] = ()
+        self.regions: Sequence[Any] = ()
         self.notes: Sequence[str] = ()
         self.graph = Graph("written")
         b = Builder(self.graph)

@@ -168,7 +168,8 @@ def test_seq2seq(tmp_path: Path) -> None:
             logging_steps=1, per_device_train_batch_size=4, save_strategy="no",
             dataloader_pin_memory=False, gradient_accumulation_steps=2,
         )  # fmt: skip
-        trainer = kind(model, args, train_dataset=language_rows(28, unlabelled=4))
+        rows: Any = language_rows(28, unlabelled=4)
+        trainer = kind(model, args, train_dataset=rows)
         trainer.train()
         trainers.append(trainer)
     assert_same_run(*trainers)

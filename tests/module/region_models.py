@@ -208,6 +208,6 @@ class Model(nn.Module):
         return {"loss": loss, "logits": logits}
 
 
-def batch(seed: int, rows: int = 3, length: int = 5) -> dict[str, torch.Tensor]:
+def batch(seed: int, rows: int = 3, length: int = 5) -> dict[str, Any]:
     ids = torch.randint(0, V, (rows, length), generator=torch.Generator().manual_seed(seed))
     return {"ids": ids, "labels": ids.roll(1, -1)}

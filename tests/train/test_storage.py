@@ -159,12 +159,14 @@ def test_shared_memory_is_refused(share: Callable[[Two], None], when: str) -> No
 def test_parameters_side_by_side_in_one_buffer() -> None:
     """As DeepSpeed lays them: one storage, and no byte of two."""
     pair = Pair(Two(), OPTIMIZERS["momentum"])
-    for model in (pair.model, pair.twin):
+    held: Any = pair.model
+    both: list[Any] = [held, pair.twin]
+    for model in both:
         flat = torch.cat([model.a.data.flatten(), model.b.data.flatten()])
         model.a.data, model.b.data = flat[:16].view(4, 4), flat[16:].view(4, 4)
     for _ in range(2):
         pair.step(torch.randn(2, 4))
-    assert pair.model.a.untyped_storage().data_ptr() == pair.model.b.untyped_storage().data_ptr()
+    assert held.a.untyped_storage().data_ptr() == held.b.untyped_storage().data_ptr()
 
 
 def test_a_view_that_nobody_writes_may_be_shared() -> None:

@@ -170,6 +170,12 @@ class ExecutableHalves:
             made |= zip(self._alone, alone, strict=True)
         return made
 
+    @property
+    def copied(self) -> list[str]:
+        """The inputs whose gradients `backward` gives as copies, beside the block."""
+        placed = () if self._last is None else self._last.places
+        return [n for n in self.plan.signature.gradients if n not in self._alone or n in placed]
+
     def bindings(self) -> int:
         """How often launches were bound, for those who count."""
         return sum(binder.bindings for binder in self._bound.values())

@@ -85,7 +85,7 @@ def _as_program(path: Path, arguments: Sequence[str]) -> Iterator[None]:
 def _stopped() -> Iterator[None]:
     """Within it the first training step raises FirstStep when it is done: a `train_step`, or a
     backward of an accelerated model."""
-    step, call, backward = Trainer.train_step, Accelerated._run, Run.backward
+    step, call, backward = Trainer.train_step, Accelerated._as_graph, Run.backward
     in_eager = Accelerated._in_eager
     models: dict[int, torch.nn.Module] = {}  # by what is prepared for a call
 
@@ -93,9 +93,10 @@ def _stopped() -> Iterator[None]:
         step(self, *args, **kwargs)
         raise FirstStep(self)
 
-    def run(self: Accelerated, model: torch.nn.Module, prepared: Any, batch: Any) -> Any:
-        models[id(prepared)] = model
-        return call(self, model, prepared, batch)
+    def run(self: Accelerated, model: torch.nn.Module, batch: Any, grad: bool) -> Any:
+        outputs = call(self, model, batch, grad)
+        models[id(self._last)] = model
+        return outputs
 
     def run_backward(self: Run, *args: Any) -> Any:
         backward(self, *args)
@@ -110,7 +111,7 @@ def _stopped() -> Iterator[None]:
 
     replaced: list[tuple[Any, str, Any, Any]] = [
         (Trainer, "train_step", step, train_step),
-        (Accelerated, "_run", call, run),
+        (Accelerated, "_as_graph", call, run),
         (Run, "backward", backward, run_backward),
         (Accelerated, "_in_eager", in_eager, run_in_eager),
     ]

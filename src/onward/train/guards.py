@@ -211,7 +211,8 @@ class Guards:
         new = [m for r in captured.regions if (m := r.module) is not None and m not in self._apart]
         if new:
             self._apart = weakref.WeakSet([*self._apart, *new])
-            known = Walk(*self._roots, self._apart).facts
+            model, loss_fn = self._roots
+            known = Walk(model, loss_fn, self._apart).facts
             self._facts = {n: fact for n, fact in self._facts.items() if n in known}
 
     def _look(self, model: torch.nn.Module, loss_fn: Any) -> list[str]:
