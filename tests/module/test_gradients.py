@@ -378,6 +378,17 @@ def test_a_checkpoint_spares_the_block() -> None:
         torch.testing.assert_close(p.grad, q.grad, **CLOSE)
 
 
+def test_a_checkpoint_whose_second_forward_is_planned_otherwise() -> None:
+    """Between the two the call has learned which output is differentiated, and leaves less."""
+    twins = Twins(Returns("tuple"))
+    for model in twins.both:
+        outs = [checkpoint(model, x(i, 3 + i), use_reentrant=False) for i in range(3)]
+        for i, out in enumerate(outs):
+            out[0].sin().sum().backward(retain_graph=bool(i == 1))
+        outs[1][0].sum().backward()
+    twins.same_gradients()
+
+
 def test_saved_tensors_that_were_moved() -> None:
     """save_on_cpu stores the block somewhere else."""
     twins = Twins(Positional())

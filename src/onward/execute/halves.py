@@ -144,9 +144,6 @@ class ExecutableHalves:
             }
             alone = block.windows(binder.binding, lambda: [out[n] for n in self._alone.values()])
             made |= zip(self._alone, alone, strict=True)
-            for wrt in binder.places:  # autograd warns of gradients that lie in another order
-                if wrt in made:
-                    made[wrt] = torch.empty_like(self.owned[wrt]).copy_(made[wrt])
         return made
 
     def bindings(self) -> int:

@@ -110,7 +110,7 @@ class Run:
                 left, content, _ = self._forward(call.prepare(self.batch, ends, ends), ends)
                 keep = False
             names, shapes = call.names, left.residuals.shapes
-            device = left.executable.memory.device  # whatever the default one is by now
+            device = left.executable.memory.device
             cotangents = {
                 names[n]: given[n] if n in given else torch.zeros(shapes[names[n]], device=device)
                 for n in left.ends
