@@ -112,6 +112,39 @@ def test_accumulation_of_1_and_5_is_6() -> None:
     assert model.weight.grad.tolist() == [[3.0, 3.0]]
 
 
+class Sum(nn.Module):
+    """Two parameters of one gradient, and a buffer with gaps that each forward writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(W)), nn.Parameter(torch.zeros(W))
+        self.register_buffer("seen", torch.zeros(W, 2)[:, 0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen: Any = self.seen
+        seen.add_(x.detach().mean(0))
+        return torch.sin(x + self.a + self.b)
+
+
+def test_equal_gradients_are_two_tensors() -> None:
+    twins = Twins(Sum())
+    for step in range(3):
+        for model in twins.both:
+            total(model(x(step))).backward()
+            model.a.grad.mul_(2)
+            model.b.grad += 1
+        twins.same_gradients()
+
+
+def test_a_buffer_with_gaps_is_written() -> None:
+    twins = Twins(Sum())
+    for step in range(3):
+        twins.step(lambda m, s=step: m(x(s)))
+        twins.same_buffers()
+        assert twins.ours.seen.stride() == (2,)
+    assert twins.ours.seen.any() and twins.ran()
+
+
 def test_a_loop_reuses_one_block() -> None:
     model = onward.accelerate(Positional())
     seen: set[int] = set()
