@@ -101,11 +101,11 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
         return lambda: model(**data).loss.backward()
 
     def without(parameters: list[Any]) -> Callable[[], None]:
-        def clear() -> None:
+        def forget() -> None:
             for p in parameters:
                 p.grad = None
 
-        return clear
+        return forget
 
     calls, own = request["calls"], list(model.parameters())
     theirs = list(plain.parameters())

@@ -127,6 +127,39 @@ def test_accumulation_of_1_and_5_is_6() -> None:
     assert model.weight.grad.tolist() == [[3.0, 3.0]]
 
 
+class Sum(nn.Module):
+    """Two parameters of one gradient, and a buffer with gaps that each forward writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.ones(W)), nn.Parameter(torch.zeros(W))
+        self.register_buffer("seen", torch.zeros(W, 2)[:, 0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        seen: Any = self.seen
+        seen.add_(x.detach().mean(0))
+        return torch.sin(x + self.a + self.b)
+
+
+def test_equal_gradients_are_two_tensors() -> None:
+    twins = Twins(Sum())
+    for step in range(3):
+        for model in twins.both:
+            total(model(x(step))).backward()
+            model.a.grad.mul_(2)
+            model.b.grad += 1
+        twins.same_gradients()
+
+
+def test_a_buffer_with_gaps_is_written() -> None:
+    twins = Twins(Sum())
+    for step in range(3):
+        twins.step(lambda m, s=step: m(x(s)))
+        twins.same_buffers()
+        assert twins.ours.seen.stride() == (2,)
+    assert twins.ours.seen.any() and twins.ran()
+
+
 def test_a_loop_reuses_one_block() -> None:
     model = onward.accelerate(Positional())
     seen: set[int] = set()
@@ -391,6 +424,17 @@ def test_a_checkpoint_spares_the_block() -> None:
     total([eager(x(i)) for i in range(8)]).backward()
     for p, q in zip(model.parameters(), eager.parameters(), strict=True):
         torch.testing.assert_close(p.grad, q.grad, **CLOSE)
+
+
+def test_a_checkpoint_whose_second_forward_is_planned_otherwise() -> None:
+    """Between the two the call has learned which output is differentiated, and leaves less."""
+    twins = Twins(Returns("tuple"))
+    for model in twins.both:
+        outs = [checkpoint(model, x(i, 3 + i), use_reentrant=False) for i in range(3)]
+        for i, out in enumerate(outs):
+            out[0].sin().sum().backward(retain_graph=bool(i == 1))
+        outs[1][0].sum().backward()
+    twins.same_gradients()
 
 
 def test_saved_tensors_that_were_moved() -> None:

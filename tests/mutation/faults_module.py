@@ -141,9 +141,8 @@ MODULE_FAULTS: tuple[Fault, ...] = (
         REASONS,
     ),
     Fault(
-        "module: a backward's note leads to the gradients in its own block", "module/run.py",
-        "        if _checkpointing():  # whose", "        leave_in(content, left)\n"
-        "        if _checkpointing():  # whose", GONE,
+        "module: a checkpoint's note leads to the gradients in its own block", "module/run.py",
+        "            leave_in(content, None)\n", "            pass\n", GONE,
     ),
     Fault(
         "module: outputs are held by a function that holds itself", "capture/output_tree.py",
@@ -152,14 +151,6 @@ MODULE_FAULTS: tuple[Fault, ...] = (
         "            assert again\n"
         "            return _built(part, computed, given, held)\n\n"
         "        return again(self.root)\n", REASONS,
-    ),
-    Fault(
-        "module: zeros for a cotangent lie on the default device", "module/run.py",
-        "torch.zeros(shapes[names[n]], device=device)", "torch.zeros(shapes[names[n]])", REASONS,
-    ),
-    Fault(
-        "module: a gradient does not lie as its parameter", "execute/halves.py",
-        "                if wrt in made:\n", "                if False:\n", REASONS,
     ),
     Fault(
         "module: a block whose gradients were moved is lent again", "execute/blocks.py",
