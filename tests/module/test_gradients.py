@@ -562,6 +562,36 @@ class Written(nn.Module):
         return {"loss": self.b(z).pow(2).mean(), "z": z}
 
 
+class Averaged(nn.Module):
+    """Its loss depends on a buffer that it writes."""
+
+    mean: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a = nn.Linear(4, 4)
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = self.a(x)
+        self.mean.mul_(0.5).add_(y.detach().mean(0), alpha=0.5)
+        z = y - self.mean
+        return {"loss": z.pow(2).mean(), "z": z}
+
+
+def test_a_call_that_runs_again_finds_the_buffers_of_before() -> None:
+    """For a cotangent that did not come before; what it has written is written once."""
+    twins = Twins(Averaged())
+    for i in range(3):
+        twins.zero()
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(i))
+        for output in twins.each(lambda m, x=x: m(x)):
+            (output["loss"] + output["z"].sin().sum() if i else output["loss"]).backward()
+        twins.same_gradients()
+        twins.same_buffers()
+
+
 @pytest.mark.parametrize("how", ["slices", "views", "masked", "out", "index", "early"])
 def test_gradients_through_what_is_written_in_place(how: str) -> None:
     twins = Twins(Written(how))

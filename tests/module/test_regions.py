@@ -13,6 +13,7 @@ from twins import CLOSE, Twins, assert_same, total
 
 import onward
 from onward import CaptureError, EagerWarning
+from onward.compile import Compiler
 from onward.module import accelerated
 
 EPS = 1e-2  # so that a gradient that is nothing but rounding moves nothing
@@ -179,6 +180,59 @@ def test_strict_raises_with_the_reason_and_the_place(part: str) -> None:
     trainer = onward.Trainer(own, optimizer, options={"strict": True})
     with pytest.raises(CaptureError):
         trainer.train_step(**batch(0))
+
+
+@pytest.mark.parametrize("part", ["Counting", "Hooked"])
+def test_values_that_a_part_sets_are_no_reason_to_capture_anew(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    captured: list[int] = []
+    plain = Compiler.capture
+    monkeypatch.setattr(
+        Compiler, "capture", lambda self, *a, **k: captured.append(1) or plain(self, *a, **k)
+    )
+    ours = onward.accelerate(model(part))
+    for i in range(5):
+        ours(**batch(i))["loss"].backward()
+    assert len(captured) == 1
+    trained(part, True, "sgd", 5)
+    assert len(captured) == 2
+
+
+def test_a_part_whose_shapes_data_decide_leaves_a_call_to_eager() -> None:
+    class Sometimes(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = torch.nn.Linear(8, 8, bias=False), torch.nn.BatchNorm1d(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.norm(self.linear(x).flatten(0, 1)).view_as(x)
+            keep = x.shape[1] - int(float(x.detach().numpy().sum()) > 1e4)
+            return y[:, :keep].clone()
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.head = Sometimes(), torch.nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.part(x)).tanh()
+
+    torch.manual_seed(0)
+    twins = Twins(Net())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for scale in (1.0, 1e4, 1.0):
+            twins.zero()
+            x = torch.rand(3, 5, 8, generator=torch.Generator().manual_seed(0)) * scale
+            found = twins.each(lambda m, x=x: m(x))
+            assert_same(*found)
+            for y in found:
+                y.sin().sum().backward()
+            twins.same_gradients()
+            twins.same_buffers()
+    told = [str(w.message) for w in said if issubclass(w.category, EagerWarning)]
+    assert len(told) == 2 and "part runs in PyTorch within the graph and returns" in told[1]
 
 
 @EACH

@@ -11,6 +11,7 @@ from faults_halves import HALVES_FAULTS
 from faults_kernels import KERNELS_FAULTS
 from faults_module import MODULE_FAULTS
 from faults_plan import PLAN_FAULTS
+from faults_regions import REGION_FAULTS
 from faults_train import TRAIN_FAULTS
 
 FAULTS = (
@@ -19,6 +20,7 @@ FAULTS = (
     *PLAN_FAULTS,
     *HALVES_FAULTS,
     *MODULE_FAULTS,
+    *REGION_FAULTS,
     *CAPTURE_FAULTS,
     *EXPERTS_FAULTS,
     *TRAIN_FAULTS,

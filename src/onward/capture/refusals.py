@@ -130,16 +130,31 @@ def _wrapped(root: torch.nn.Module, prefix: str, aside: set[int]) -> Iterator[tu
 def _module_hooks(
     root: torch.nn.Module, prefix: str, trains: bool, aside: set[int]
 ) -> Iterator[tuple[str, str]]:
-    for path, module in root.named_modules(prefix=prefix.rstrip(".")):
+    named = dict(root.named_modules(prefix=prefix.rstrip(".")))
+    for path, module in named.items():
         if id(module) in aside:
             continue
         where = path or type(module).__name__
         for attribute, kind in FORWARD_HOOKS.items():
-            for reason in _hooks(getattr(module, attribute, {}), kind, where, _FETCH):
-                yield path, reason
+            hooks = getattr(module, attribute, {})
+            for reason in _hooks(hooks, kind, where, _FETCH):
+                yield _owner(hooks, named, path), reason
         for attribute, kind in BACKWARD_HOOKS.items() if trains else ():
-            for reason in _hooks(getattr(module, attribute, {}), kind, where, NO_HOOKS, ()):
-                yield path, reason
+            hooks = getattr(module, attribute, {})
+            for reason in _hooks(hooks, kind, where, NO_HOOKS, ()):
+                yield _owner(hooks, named, path), reason
+
+
+def _owner(hooks: Mapping[int, Any], named: Mapping[str, torch.nn.Module], path: str) -> str:
+    """Where the values are that a module's hooks set: in the module around it of which one is a
+    method, or in the module itself."""
+    owners = {id(getattr(hook, "__self__", None)) for hook in hooks.values()}
+    above = path
+    while "." in above:
+        above = above.rpartition(".")[0]
+        if above in named and id(named[above]) in owners:
+            return above
+    return path
 
 
 def _hooks(
