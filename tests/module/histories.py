@@ -40,6 +40,7 @@ def act(s: Side, step: Step) -> Any:
         s.drop()
         # a backward that is broken off leaves the gradients that it has come to, in no set order
         s.model.zero_grad()
+        s.log.clear()
         for given in s.inputs:
             given.grad = None
         if isinstance(error, OnwardError) and "gradients of gradients" in str(error):
