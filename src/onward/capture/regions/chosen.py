@@ -212,7 +212,7 @@ class Regions:
         for way in range(3):
             other = resized(tensors, way)
             if other is None:
-                break
+                continue
             for chosen in self._chosen:
                 chosen.others = []
             with contextlib.suppress(Exception), self._recorded(lambda c: c.others):
