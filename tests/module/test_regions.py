@@ -18,6 +18,7 @@ from onward.module import accelerated
 
 EPS = 1e-2  # so that a gradient that is nothing but rounding moves nothing
 EACH = pytest.mark.parametrize("part", PARTS)
+SOME = pytest.mark.sample(3)  # of a table that `make test-whole` runs whole
 
 
 def model(part: str, dropout: float = 0.0) -> Model:
@@ -55,6 +56,7 @@ def test_losses_gradients_and_buffers_are_eager_s(part: str) -> None:
     assert not any(type(c) is str for s in held._states for c in s.calls.values())
 
 
+@SOME
 @EACH
 def test_gradients_of_every_output(part: str) -> None:
     twins = Twins(model(part))
@@ -67,6 +69,7 @@ def test_gradients_of_every_output(part: str) -> None:
         twins.same_buffers()
 
 
+@SOME
 @EACH
 def test_forwards_before_backwards_in_another_order(part: str) -> None:
     twins = Twins(model(part))
@@ -77,6 +80,7 @@ def test_forwards_before_backwards_in_another_order(part: str) -> None:
     twins.same_gradients()
 
 
+@SOME
 @EACH
 def test_backward_twice(part: str) -> None:
     twins = Twins(model(part))
@@ -92,6 +96,7 @@ def test_backward_twice(part: str) -> None:
         output["loss"].backward()
 
 
+@SOME
 @EACH
 @pytest.mark.parametrize("mode", ["train", "eval"])
 def test_without_gradients(part: str, mode: str) -> None:
@@ -102,6 +107,7 @@ def test_without_gradients(part: str, mode: str) -> None:
         twins.same_buffers()
 
 
+@SOME
 @EACH
 def test_evaluation_between_steps(part: str) -> None:
     twins = Twins(model(part))
@@ -114,6 +120,7 @@ def test_evaluation_between_steps(part: str) -> None:
     twins.same_buffers()
 
 
+@SOME
 @EACH
 def test_training_with_an_optimizer(part: str) -> None:
     twins = Twins(model(part))
@@ -158,6 +165,7 @@ class _Loss(torch.nn.Module):
         return self.inner(ids, labels)
 
 
+@SOME
 @EACH
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_a_trainer_s_steps_are_eager_s(part: str, optimizer: str) -> None:
@@ -170,6 +178,7 @@ def test_a_trainer_s_steps_are_eager_s(part: str, optimizer: str) -> None:
         torch.testing.assert_close(b, c, **CLOSE)
 
 
+@SOME
 @EACH
 def test_strict_raises_with_the_reason_and_the_place(part: str) -> None:
     ours = onward.accelerate(model(part), strict=True)
@@ -182,6 +191,7 @@ def test_strict_raises_with_the_reason_and_the_place(part: str) -> None:
         trainer.train_step(**batch(0))
 
 
+@SOME
 @EACH
 @pytest.mark.parametrize("shape", [(1, 5), (3, 1), (1, 1)])
 def test_sizes_of_one(part: str, shape: tuple[int, int]) -> None:
@@ -249,6 +259,7 @@ def test_a_part_whose_shapes_data_decide_leaves_a_call_to_eager() -> None:
     assert len(told) == 2 and "part runs in PyTorch within the graph and returns" in told[1]
 
 
+@SOME
 @EACH
 def test_what_runs_in_pytorch_is_said_once(part: str) -> None:
     ours = onward.accelerate(model(part))
