@@ -24,6 +24,7 @@ from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, array_of, type_of
+from onward.graph.ops import named
 from onward.graph.types import DType
 
 ONE = {"cotangent.loss": np.array(1.0)}
@@ -146,7 +147,8 @@ def test_results_nobody_uses_have_gradient_zero(case: OpCase, unused: int) -> No
 
 
 def test_every_rule_has_a_call() -> None:
-    assert set(RULES) <= {case.op for case in CALLS}
+    # those that PyTorch runs and differentiates: tests/module/test_regions.py
+    assert set(RULES) - named("opaque") <= {case.op for case in CALLS}
 
 
 # ---- against autograd

@@ -10,7 +10,7 @@ MODES = ("module/test_modes.py",)
 WAITING = ("module/test_waiting.py",)
 REASONS = ("module/test_reasons.py",)
 HISTORIES = ("module/test_histories.py",)
-GONE = ("module/test_memory.py",)
+GONE = ("module/test_flat_memory.py",)
 
 MODULE_FAULTS: tuple[Fault, ...] = (
     Fault(

@@ -71,12 +71,12 @@ REGION_FAULTS: tuple[Fault, ...] = (
     Fault(
         "reach: what is written in place is not followed", "capture/autograd_reach.py",
         "        if node is None or node.meta", "        if True or node.meta",
-        ("module/test_gradients.py",),
+        ("module/test_written.py",),
     ),
     Fault(
         "module: a call that runs again meets buffers that it has written", "module/run.py",
         "            buffer.data.copy_(then)\n        try:", "            pass\n        try:",
-        ("module/test_gradients.py",),
+        ("module/test_written.py",),
     ),
     Fault(
         "module: a call goes around while another thread traces", "module/around.py",

@@ -61,7 +61,7 @@ def net() -> Net:
 
 def trainer_of(model: nn.Module, loss_fn: Any = F.cross_entropy) -> onward.Trainer:
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-    return onward.Trainer(model, optimizer, loss_fn=loss_fn)
+    return onward.Trainer(model, optimizer, loss_fn=loss_fn, options={"strict": True})
 
 
 def assert_follows(trainer: onward.Trainer, twin: nn.Module, loss_fn: Any) -> None:

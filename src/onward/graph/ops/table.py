@@ -18,7 +18,7 @@ OPS: dict[str, Op] = {}
 STANDARD: dict[str, Op] = {}
 OWN: dict[str, Op] = {}
 _NAMED: dict[str, set[str]] = {
-    trait: set() for trait in ("elementwise", "view", "reshapes", "reduces", "random")
+    trait: set() for trait in ("elementwise", "view", "reshapes", "reduces", "random", "opaque")
 }
 
 
