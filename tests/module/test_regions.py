@@ -223,6 +223,41 @@ def test_values_that_a_part_sets_are_no_reason_to_capture_anew(
     assert len(captured) == 2
 
 
+@pytest.mark.parametrize("read", ["set by the user", "set by the part"])
+def test_values_of_a_part_that_other_code_reads(read: str) -> None:
+    class Part(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.scale, self.times = torch.nn.Linear(8, 8), 2.0, 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.times += 1
+            return self.linear(x) * (1.0 + 0.0 * float(x.detach().numpy().sum()))
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.part, self.head = Part(), torch.nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.part(x) * self.part.scale)
+
+    class Reader(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.part(x) * self.part.times)
+
+    torch.manual_seed(0)
+    twins = Twins(Net() if read == "set by the user" else Reader())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EagerWarning)
+        for i in range(4):
+            for m in twins.both:
+                m.part.scale = 2.0 + i // 2
+            x = torch.randn(3, 5, 8, generator=torch.Generator().manual_seed(i))
+            assert_same(*twins.each(lambda m, x=x: m(x)))
+    assert twins.ran() == (read == "set by the user")
+
+
 def test_a_part_whose_shapes_data_decide_leaves_a_call_to_eager() -> None:
     class Sometimes(torch.nn.Module):
         def __init__(self) -> None:

@@ -22,6 +22,7 @@ from onward.capture.held_sizes import Held, dynamic_shapes
 from onward.capture.huggingface import attention_kept_whole, log_probs_kept_whole
 from onward.capture.patches import Patch, patched
 from onward.capture.recurrent_op import recurrent_layers_kept_whole
+from onward.capture.regions.blame import causes
 from onward.capture.running_mean import averaged_over_batches
 from onward.capture.transformer_encoder import padded_with_zeros
 from onward.config import CaptureError
@@ -71,7 +72,7 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
     except CaptureError:
         raise
     except Exception as error:
-        cause = next((e for e in _chain(error) if isinstance(e, CaptureError)), None)
+        cause = next((e for e in reversed(causes(error)) if isinstance(e, CaptureError)), None)
         if cause is not None:
             raise cause from None
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -172,12 +173,6 @@ def _moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Modul
         for t in tensors
     )
     return module if as_asked else _to(module, *args, **kwargs)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 __all__ = ["ONE_AT_A_TIME", "export", "traced_elsewhere", "untraced"]

@@ -27,7 +27,6 @@ import copy
 import logging
 import os
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Sequence
 from operator import is_
@@ -112,7 +111,7 @@ class Guards:
         self._marks: list[int] = []
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._times: Counter[str] = Counter()
-        self._apart: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._set_apart: tuple[str, ...] = ()  # what parts that run in PyTorch set in themselves
         self._paths: list[str] = []  # what has changed
 
     def changed(
@@ -207,18 +206,26 @@ class Guards:
         return bool(paths)
 
     def _leave_apart(self, captured: Captured) -> None:
-        """What modules say whose own code runs within the graph is no matter of it."""
-        new = [m for r in captured.regions if (m := r.module) is not None and m not in self._apart]
-        if new:
-            self._apart = weakref.WeakSet([*self._apart, *new])
-            model, loss_fn = self._roots
-            known = Walk(model, loss_fn, self._apart).facts
-            self._facts = {n: fact for n, fact in self._facts.items() if n in known}
+        """What code that runs within the graph sets in its own modules is no matter of the graph:
+        no other code reads it."""
+        paths = {path for region in captured.regions for path in region.sets}
+        self._set_apart = tuple({*self._set_apart, *paths})
+        self._facts = self._without_apart(self._facts)
+
+    def _without_apart(self, facts: dict[str, Any]) -> dict[str, Any]:
+        if not self._set_apart:
+            return facts
+        within = tuple(f"{path}{mark}" for path in self._set_apart for mark in ".[")
+        return {
+            n: fact
+            for n, fact in facts.items()
+            if n not in self._set_apart and not n.startswith(within)
+        }
 
     def _look(self, model: torch.nn.Module, loss_fn: Any) -> list[str]:
         """Looks at everything; the paths whose facts are others than before."""
-        before, seen = self._facts, Walk(model, loss_fn, self._apart)
-        after = seen.facts
+        before, seen = self._facts, Walk(model, loss_fn)
+        after = self._without_apart(seen.facts)
         self._roots, self._facts, self._sweep = (model, loss_fn), after, Sweep(seen)
         if before == after:
             return []

@@ -9,7 +9,7 @@ import enum
 import functools
 import types
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,18 +55,11 @@ _SLOT = "_compiled_call_impl"  # what is called in the place of a module's forwa
 
 
 class Walk:
-    """Visits what a model holds: `facts` by path, compared by value, and what to watch.
-
-    apart: submodules whose own code runs, whatever a graph says: of them and theirs which they are
-    and their parameters.
-    """
+    """Visits what a model holds: `facts` by path, compared by value, and what to watch."""
 
     elements, bytes, depth = ELEMENTS, BYTES, DEPTH
 
-    def __init__(
-        self, model: torch.nn.Module, loss_fn: Any, apart: Collection[torch.nn.Module] = ()
-    ) -> None:
-        self._apart = {id(m) for part in apart for m in part.modules()}
+    def __init__(self, model: torch.nn.Module, loss_fn: Any) -> None:
         self.facts: dict[str, Any] = {}
         self.mappings: list[Mapping[Any, Any]] = []
         self.sequences: list[Any] = []
@@ -165,12 +158,6 @@ class Walk:
             return
         self.facts[path] = (Same(m), Same(type(m)), tuple(held.get("_modules", ())))
         self.objects.append(m)
-        if id(m) in self._apart:
-            for name in ("_parameters", "_modules"):
-                self._watch(held.get(name, {}))
-                for key, x in held.get(name, {}).items():
-                    self.visit(x, f"{path}.{key}")
-            return
         self.mappings.append(held)
         for cls in type(m).__mro__:
             self._class(cls)

@@ -23,7 +23,7 @@ def blamed(error: BaseException, model: torch.nn.Module) -> list[torch.nn.Module
     """The submodule that was being called, then those around it, without the model itself; empty
     where it was no submodule."""
     own = {id(vars(m)): m for m in model.modules() if m is not model}
-    for cause in _chain(error):
+    for cause in causes(error):
         found = [m for m in _called(cause) if id(vars(m)) in own]
         if found:
             # a trace shows modules through proxies that share their attributes
@@ -37,7 +37,7 @@ def _upwards(path: str) -> Iterator[str]:
         path = path.rpartition(".")[0]
 
 
-def _chain(error: BaseException | None) -> list[BaseException]:
+def causes(error: BaseException | None) -> list[BaseException]:
     """The causes, the first of them first."""
     found: list[BaseException] = []
     while error is not None and error not in found:
@@ -58,4 +58,4 @@ def _called(error: BaseException) -> Iterator[Any]:
         trace = trace.tb_next
 
 
-__all__ = ["blamed", "named_places"]
+__all__ = ["blamed", "causes", "named_places"]

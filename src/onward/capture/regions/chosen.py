@@ -8,7 +8,9 @@ not hold. Where it cannot, the module around it is taken.
 from __future__ import annotations
 
 import contextlib
+import dis
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -24,7 +26,8 @@ from onward.capture.effects import (
 )
 from onward.capture.held_sizes import Held
 from onward.capture.object_graph import Snapshot
-from onward.capture.refusals import without_hooks
+from onward.capture.object_graph.code import attribute_names, underlying
+from onward.capture.refusals import BACKWARD_HOOKS, FORWARD_HOOKS, without_hooks
 from onward.capture.regions import op
 from onward.capture.regions.blame import blamed, named_places
 from onward.capture.regions.region import TENSOR, Form, Region, module_region
@@ -59,7 +62,7 @@ class Seen:
 @dataclass
 class Chosen:
     """A submodule that is a region. seen: its calls, in order, in a run with the batch, and in one
-    with other sizes."""
+    with other sizes. written: what its calls set, where that was asked. sets: what is set in it."""
 
     module: torch.nn.Module
     path: str
@@ -67,6 +70,7 @@ class Chosen:
     seen: list[Seen] = field(default_factory=list)
     others: list[Seen] | None = None
     written: list[str] = field(default_factory=list)
+    sets: list[str] = field(default_factory=list)
     called: int = 0  # in the trace that is under way
 
 
@@ -229,9 +233,27 @@ class Regions:
         for chosen in self._chosen:
             for i, seen in enumerate(chosen.seen):
                 self._results(chosen, i, seen)
-        inside = tuple(f"model.{c.path}." for c in self._chosen)
-        if any(not path.startswith(inside) for path in written):
+        for chosen in self._chosen:
+            chosen.sets = [p for p in written if p.startswith(f"model.{chosen.path}.")]
+            chosen.sets += set_by_hooks(chosen.module, f"model.{chosen.path}")
+        if any(path not in chosen.sets for chosen in self._chosen for path in written):
             self._require_within(tensors, run)
+        self._require_unread()
+
+    def _require_unread(self) -> None:
+        """Raises Unfit where code outside of the parts may read a value that one sets: a graph
+        would hold it as it was."""
+        inside = {id(m) for c in self._chosen for m in c.module.modules()}
+        parts = {type(m) for c in self._chosen for m in c.module.modules()}  # read their own
+        kinds = {type(m) for m in self.model.modules() if id(m) not in inside} - parts
+        classes = {c for kind in kinds for c in kind.__mro__} - {*torch.nn.Module.__mro__}
+        code = [getattr(underlying(x), "__code__", None) for c in classes for x in vars(c).values()]
+        read = {name for c in code if c is not None for name in attribute_names(c)}
+        for chosen in self._chosen:
+            for path in chosen.sets:
+                for name in read.intersection(re.split(r"[.\[]", path)[1:]):
+                    if path.endswith(f".{name}") or f".{name}[" in path:
+                        raise Unfit(f"it sets {path}, which code outside of it may read")
 
     def _require_within(
         self, tensors: Sequence[torch.Tensor], run: Callable[[Sequence[torch.Tensor]], Any]
@@ -407,7 +429,9 @@ class Regions:
                 f"{chosen.path} is given something else in a trace than in eager mode"
             )
         op.RESULTS.append(self._results(chosen, number, seen))
-        self.made.append(module_region(chosen.module, chosen.path, chosen.reason, form, seen.draws))
+        part = module_region(chosen.module, chosen.path, chosen.reason, form, seen.draws)
+        part.sets = tuple(chosen.sets)
+        self.made.append(part)
         parameters = list(chosen.module.parameters())
         ys = torch.ops.onward.region(list(xs), parameters, site)
         return seen.returned.built(ys)
@@ -422,6 +446,19 @@ class Regions:
         finally:
             for module, before in held:
                 vars(module)[_SLOT] = before
+
+
+def set_by_hooks(module: torch.nn.Module, path: str) -> Iterator[str]:
+    """Paths of what hooks within the module set in it, as their code says: no look runs them."""
+    paths = {id(m): n for n, m in module.named_modules(prefix=path)}
+    for m in module.modules():
+        for kind in (*FORWARD_HOOKS, *BACKWARD_HOOKS):
+            for hook in vars(m).get(kind, {}).values():
+                owner, code = getattr(hook, "__self__", None), getattr(hook, "__code__", None)
+                if id(owner) in paths and code is not None:
+                    for step in dis.get_instructions(code):
+                        if step.opname == "STORE_ATTR":
+                            yield f"{paths[id(owner)]}.{step.argval}"
 
 
 def _first_line(error: BaseException) -> str:

@@ -19,7 +19,8 @@ class Region:
     """A part of the model that runs in PyTorch.
 
     path: of the module in the model. reason: why it is no part of the graph. operator: where it is
-    a single one, its name. draws: whether it draws random numbers of torch's.
+    a single one, its name. draws: whether it draws random numbers of torch's. sets: paths of the
+    values that its calls set in its own modules.
     """
 
     path: str
@@ -28,6 +29,7 @@ class Region:
     module: torch.nn.Module | None = None
     operator: str = ""
     draws: bool = False
+    sets: tuple[str, ...] = ()
 
     def parameters(self) -> Sequence[torch.Tensor]:
         """In the order of the graph's inputs; as they are now."""
@@ -41,10 +43,6 @@ class Region:
     ) -> Sequence[torch.Tensor]:
         """The results that are tensors."""
         return self.call(xs, parameters)
-
-    def __str__(self) -> str:
-        what = f"{self.path}: {self.operator}" if self.operator else self.path
-        return f"{what} ({self.reason})"
 
 
 @dataclass(frozen=True)

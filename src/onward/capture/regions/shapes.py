@@ -11,6 +11,9 @@ from typing import Any, TypeAlias
 
 import torch
 
+from onward.capture.dtypes import dtype_of
+from onward.graph.types import dtype_name
+
 # a dim: a number, times dims of inputs by their places
 Dim: TypeAlias = tuple[int, tuple[tuple[int, int], ...]]
 Shapes: TypeAlias = Sequence[Sequence[int]]
@@ -38,14 +41,8 @@ class Results:
     def spelled(self) -> tuple[str, str]:
         """As the attributes `shapes` and `dtypes` of the graph's op (graph/ops/region.py)."""
         dims = [",".join(map(_spelled, shape)) for shape in self.shapes]
-        return ";".join(dims), ";".join(_SHORT[d] for d in self.dtypes)
-
-
-_SHORT = {
-    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
-    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8",
-    torch.uint8: "u8", torch.bool: "b",
-}  # fmt: skip
+        names = [dtype_name(dtype_of(d, "a result of a part")) for d in self.dtypes]
+        return ";".join(dims), ";".join(names)
 
 
 def _spelled(dim: Dim) -> str:
