@@ -24,7 +24,7 @@ from suite.progress import Clock
 from suite.step_benchmark import Extras, run_cpu
 from suite.step_report import table
 
-_ENGINES = ("eager", "compile", "onward")
+_ENGINES = ("eager", "compile", "onward", "onward-module")
 
 
 def main() -> int:
