@@ -119,7 +119,9 @@ class OutputTree:
             part = self._tensor(number, path)
             assert isinstance(part, Computed), "a tensor made here"
             return Number(part.name)
-        children, spec = pytree.tree_flatten(x, is_leaf=lambda y: y is not x)
+        # by its number: pytree keeps `is_leaf`, and so would keep the outputs, until a collection
+        itself = id(x)
+        children, spec = pytree.tree_flatten(x, is_leaf=lambda y: id(y) != itself)
         if len(children) == 1 and children[0] is x:
             return self._plain_object(x, path)
         names = [str(i) for i in range(len(children))]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -99,16 +99,23 @@ def _surroundings() -> Iterator[str]:
 def keeps_numbers(pack: Any) -> bool:
     """Whether it is of save_on_cpu or of checkpoint, which give back what they were given."""
     held = ("torch.autograd.graph", "torch.utils.checkpoint")
-    return pack is _as_it_is or getattr(pack, "__module__", "") in held
+    return pack is _same_numbers or getattr(pack, "__module__", "") in held
 
 
 def _as_it_is(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def _same_numbers(x: torch.Tensor) -> torch.Tensor:
+    """Not x itself: an operator that saves its own result would hold itself for ever."""
+    return x.detach()
+
+
 def apart_from_hooks() -> Any:
     """A context in which a checkpoint around it does not count what a capture saves."""
-    return torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is)
+    if not _packing(True):
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_same_numbers, _as_it_is)
 
 
 def _wrapped(root: torch.nn.Module, prefix: str, aside: set[int]) -> Iterator[tuple[str, str]]:

@@ -64,6 +64,11 @@ class Binder:
         memory.join(self)
 
     @property
+    def lent(self) -> int | None:
+        """The address of the block that launches are bound to; None where it is none."""
+        return None if self._bound_at is None else self._bound_at[1]
+
+    @property
     def places(self) -> Mapping[str, torch.Tensor]:
         """By name, where owned tensors with gaps, or out of order, are copied to."""
         return self._tensors.places

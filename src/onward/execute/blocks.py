@@ -8,7 +8,7 @@ backward, dropped with an exception, replaced by `zero_grad`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -79,10 +79,15 @@ def left_in(content: torch.Tensor) -> Any:
 
 
 class Blocks:
-    """The blocks of one memory. make: a tensor `u8[n]`."""
+    """The blocks of one memory. make: a tensor `u8[n]`. dropped: told of those that go, by their
+    addresses, before one is made: whose launches lie there keep their bytes."""
 
-    def __init__(self, make: Callable[[int], torch.Tensor]) -> None:
-        self._make = make
+    def __init__(
+        self,
+        make: Callable[[int], torch.Tensor],
+        dropped: Callable[[Set[int]], None] = lambda _: None,
+    ) -> None:
+        self._make, self._dropped = make, dropped
         self._free: list[Block] = []
         self._lent: list[Block] = []
         self._late: list[int] = []  # bytes asked for
@@ -95,10 +100,10 @@ class Blocks:
         self._late = [*self._late[1 - LATE :], nbytes]
         most = max(self._late) * ROOM
         if len(self._late) == LATE:
-            self._free = [block for block in self._free if block.nbytes <= most]
+            self._drop([block for block in self._free if block.nbytes > most])
         found = next((block for block in self._free if block.nbytes >= nbytes), None)
         if found is None:
-            self._free.clear()
+            self._drop(self._free)
             found = Block(self._make(max(nbytes, 1)))
         else:
             self._free.remove(found)
@@ -113,12 +118,20 @@ class Blocks:
     def clear(self) -> None:
         """Lets go of the free ones."""
         self._sweep()
-        self._free.clear()
+        self._drop(self._free)
 
     @property
     def nbytes(self) -> int:
         """Of all blocks, lent and free."""
         return sum(block.nbytes for block in (*self._free, *self._lent))
+
+    def _drop(self, blocks: Sequence[Block]) -> None:
+        """Lets go of these, which are free."""
+        if blocks:
+            gone = {block.base.data_ptr() for block in blocks}
+            self._free = [block for block in self._free if block.base.data_ptr() not in gone]
+            del blocks
+            self._dropped(gone)
 
     def _sweep(self) -> None:
         """Finds the blocks that are free by now."""

@@ -25,7 +25,10 @@ from onward.plan import Region
 
 
 class Tenant(Protocol):
-    """Who holds windows of the arenas."""
+    """Who holds windows of the arenas, or of a block: `lent` is its address."""
+
+    @property
+    def lent(self) -> int | None: ...
 
     def release(self) -> None:
         """Lets go of them; they are asked for anew when needed."""
@@ -41,7 +44,7 @@ class Memory:
         self.torn = False  # whether an update was broken off, so that weights are of two steps
         self._named: dict[str, torch.Tensor] = {}
         self._arenas: dict[Region, torch.Tensor] = {}
-        self.blocks = Blocks(lambda nbytes: self._block(nbytes, Region.SCRATCH))
+        self.blocks = Blocks(lambda nbytes: self._block(nbytes, Region.SCRATCH), self._dropped)
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
 
     def join(self, tenant: Tenant) -> None:
@@ -76,6 +79,13 @@ class Memory:
         for region in growing:
             self._arenas[region] = self._block(sizes[region], region)
             self.version += 1
+
+    def _dropped(self, blocks: Set[int]) -> None:
+        """The blocks at these addresses are no more."""
+        for tenant in self._tenants:
+            if tenant.lent in blocks:
+                tenant.release()
+        _return_freed_heap()
 
     def _block(self, nbytes: int, region: Region) -> torch.Tensor:
         try:

@@ -1,0 +1,95 @@
+"""Memory of accelerated models that has to go before more is asked for."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from models import Positional, W
+from torch.utils.checkpoint import checkpoint
+from twins import total
+
+import onward
+from onward.execute.memory import Memory
+from onward.module import accelerated
+
+
+class _SetsItsKind(torch.nn.Module):
+    """Its forward sets a value in itself, as Transformers' classifiers set `config.problem_type`.
+    Results that their own gradient reads (exp, softmax) are saved by autograd."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = torch.nn.Linear(W, W)
+        self.kind: str | None = None
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        if self.kind is None:
+            self.kind = "rows"
+        return {"y": self.a(x).exp().softmax(-1)}
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Within it only what nobody refers to any more is freed."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _on_a_tape() -> int:
+    """Real tensors that autograd has made and somebody holds."""
+    found = (x for x in gc.get_objects() if type(x) is torch.Tensor)
+    return sum(x.grad_fn is not None for x in found)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_runs_that_a_capture_makes_leave_no_activations(checkpointed: bool) -> None:
+    """The forward is run in eager where it sets something; what autograd saved then is let go."""
+    model, x = onward.accelerate(_SetsItsKind()), torch.randn(3, W)
+    # the first export of a process imports what holds the frames that it was imported from
+    onward.accelerate(_SetsItsKind())(x)
+    with _no_collection():
+        before = _on_a_tape()
+        out = checkpoint(model, x, use_reentrant=False) if checkpointed else model(x)
+        out["y"].sum().backward()
+        del out
+        assert _on_a_tape() == before
+    held = accelerated(model)
+    assert held is not None and held.launches  # it ran as a graph
+
+
+def test_a_larger_batch_does_not_find_the_smaller_ones_block(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Launches are bound to the block of the batch before; it goes before a larger one is made."""
+    made: list[weakref.ref[torch.Tensor]] = []
+    alive: list[int] = []
+    original: Any = Memory._block
+
+    def block(self: Memory, *arguments: Any) -> torch.Tensor:
+        alive.append(sum(ref() is not None for ref in made))
+        tensor = original(self, *arguments)
+        made.append(weakref.ref(tensor))
+        return tensor
+
+    model = onward.accelerate(Positional())
+    with _no_collection():
+        total(model(torch.randn(2, W))).backward()
+        model.zero_grad()
+        held: Any = accelerated(model)
+        held.memory.blocks.clear()
+        monkeypatch.setattr(Memory, "_block", block)
+        for rows in (2, 64, 1024, 8192):
+            total(model(torch.randn(rows, W))).backward()
+            model.zero_grad()
+    assert len(alive) > 2
+    assert alive == [0] * len(alive)
