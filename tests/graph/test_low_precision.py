@@ -12,34 +12,11 @@ from op_cases import ONWARD_CASES, OpCase
 from onward.differentiate.rule_table import RULES
 from onward.graph.build import Builder, inline
 from onward.graph.evaluate import evaluate
-from onward.graph.graph import Graph, Role, Value, array_of, type_of
+from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import LOW, DType, parse_type
 
 EACH_LOW = pytest.mark.parametrize("dtype", sorted(LOW), ids=str)
 EACH_CASE = pytest.mark.parametrize("case", ONWARD_CASES, ids=str)
-
-
-def types_between_casts(case: OpCase, dtype: DType) -> tuple[Graph, Graph]:
-    """The call on low tensors; and the same call in f32 between casts, by hand."""
-    low, wide = case.graph(dtype), Graph(case.op)
-    (node,) = low
-    b, inputs = Builder(wide), list[Value | None]()
-    for value in node.inputs:
-        constant = array_of(value) if value is not None else None
-        if value is None or constant is not None:
-            inputs.append(None if constant is None else wide.constant(constant))
-        else:
-            inputs.append(wide.input(str(value.name), type_of(value), Role.BATCH))
-        x = inputs[-1]
-        if x is not None and type_of(x).is_low:
-            inputs[-1] = b.cast(x, DType.FLOAT)
-    made = b.node(case.op, inputs, case.attrs)
-    outputs = made if isinstance(made, tuple) else (made,)
-    wide.outputs = {
-        f"y{i}": b.cast(y, type_of(said).dtype)
-        for i, (y, said) in enumerate(zip(outputs, node.outputs, strict=True))
-    }
-    return low, wide
 
 
 def assert_same_bits(have: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> None:
@@ -55,7 +32,7 @@ def assert_same_bits(have: dict[str, np.ndarray], want: dict[str, np.ndarray]) -
 @EACH_CASE
 def test_a_low_call_is_the_f32_body_between_casts(case: OpCase, dtype: DType) -> None:
     """Exported as an ONNX function, and put in the place of the node."""
-    low, wide = types_between_casts(case, dtype)
+    low, wide = case.graph(dtype), case.between_casts(dtype)
     feeds = case.feeds(dtype)
     want = evaluate(wide, feeds)
     assert_same_bits(evaluate(low, feeds), want)
