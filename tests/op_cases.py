@@ -15,7 +15,7 @@ import ctc_calls
 import numpy as np
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Role, Value
+from onward.graph.graph import Graph, Role, Value, array_of, type_of
 from onward.graph.ops import OWN
 from onward.graph.types import DType, Type, parse_type
 
@@ -98,6 +98,30 @@ class OpCase:
         made = Builder(graph, module="model.layer").node(self.op, values, self.attrs)
         outputs = made if isinstance(made, tuple) else (made,)
         graph.outputs = {f"y{i}": y for i, y in enumerate(outputs)}
+        return graph
+
+    def between_casts(self, dtype: DType) -> Graph:
+        """The same inputs and outputs, computed in f32: what a call on tensors of less means."""
+        low, graph = self.graph(dtype), Graph(self.op)
+        (node,) = low
+        b, inputs = Builder(graph, module="model.layer"), list[Value | None]()
+        for value in node.inputs:
+            array = array_of(value) if value is not None else None
+            if value is None:
+                inputs.append(None)
+            elif array is not None:
+                inputs.append(graph.constant(array))
+            else:
+                inputs.append(graph.input(str(value.name), type_of(value), Role.BATCH))
+            x = inputs[-1]
+            if x is not None and type_of(x).is_low:
+                inputs[-1] = b.cast(x, DType.FLOAT)
+        made = b.node(self.op, inputs, self.attrs)
+        outputs = made if isinstance(made, tuple) else (made,)
+        graph.outputs = {
+            f"y{i}": b.cast(y, type_of(said).dtype)
+            for i, (y, said) in enumerate(zip(outputs, node.outputs, strict=True))
+        }
         return graph
 
     def feeds(self, dtype: DType = DType.FLOAT) -> dict[str, np.ndarray]:

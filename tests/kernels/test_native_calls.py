@@ -24,7 +24,7 @@ from test_kernels import REFUSED, bound, rubbish, spec_of
 from onward.kernels import KERNELS, KernelArguments, host
 from onward.kernels.native import library
 from onward.kernels.native.library import FOLDER, Library, declared, files, usable
-from onward.kernels.native.signatures import Parameter, signatures
+from onward.kernels.native.signatures import Parameter, Signature, signatures
 
 UNCALLED = {"onward_math"}  # of the tests alone
 Arguments = dict[str, Any]
@@ -96,8 +96,48 @@ def test_what_is_read_is_what_is_compiled() -> None:
 
 @pytest.mark.parametrize("function", declared())
 def test_calls_that_kernels_make_are_taken(function: str) -> None:
-    arguments = calls()[function]
-    assert len(declared()[function].converted(arguments)) == len(arguments)
+    signature, arguments = declared()[function], calls()[function]
+    assert len(signature.converted(arguments)) == len(signature.parameters)
+    assert {p.name for p in signature.parameters if not p.derived} == set(arguments)
+
+
+def asked(signature: Signature) -> list[Parameter]:
+    """What a caller gives: all but the codes of element types."""
+    return [p for p in signature.parameters if not p.derived]
+
+
+CHOSEN = [
+    (name, word)
+    for name, signature in declared().items()
+    for word in sorted({p.derived for p in signature.parameters} - {""})
+]
+
+
+def of_dtype(function: str, word: str, dtype: torch.dtype) -> Arguments:
+    """The call with all tensors of a chosen type in this dtype."""
+    signature, arguments = declared()[function], calls()[function]
+    chosen = [p.name for p in signature.parameters if p.type == word]
+    return {n: x.to(dtype) if n in chosen and x is not None else x for n, x in arguments.items()}
+
+
+@pytest.mark.parametrize(("function", "word"), CHOSEN)
+def test_the_code_of_an_element_type_follows_from_the_tensors(function: str, word: str) -> None:
+    signature = declared()[function]
+    (at,) = (i for i, p in enumerate(signature.parameters) if p.derived == word)
+    for dtype, code in ((torch.float32, 0), (torch.bfloat16, 1), (torch.float16, 2)):
+        assert signature.converted(of_dtype(function, word, dtype))[at].value == code
+
+
+@pytest.mark.parametrize(("function", "word"), CHOSEN)
+def test_tensors_of_one_chosen_type_have_one_dtype(function: str, word: str) -> None:
+    signature, arguments = declared()[function], of_dtype(function, word, torch.bfloat16)
+    chosen = [p.name for p in signature.parameters if p.type == word]
+    for name in chosen if len(chosen) > 1 else ():
+        words = rf"^{function}: .* is a torch\.\w+ tensor on cpu, and .* is a torch\.\w+ tensor"
+        with pytest.raises(TypeError, match=words) as refused:
+            signature.converted(arguments | {name: arguments[name].half()})
+        assert name in str(refused.value)
+        assert "bfloat16" in str(refused.value) and "torch.float16" in str(refused.value)
 
 
 def mistakes(p: Parameter, given: Any) -> dict[str, Any]:
@@ -110,7 +150,8 @@ def mistakes(p: Parameter, given: Any) -> dict[str, Any]:
         wrong["none"] = None
     if isinstance(given, torch.Tensor):
         others = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.int8)
-        wrong |= {str(d): given.to(d) for d in others if d != given.dtype}
+        low = () if p.type in ("T", "U") else (torch.bfloat16, torch.float16)
+        wrong |= {str(d): given.to(d) for d in (*others, *low) if d != given.dtype}
         wrong["elsewhere"] = given.to("meta")
     if not p.const:
         wrong["a copy of a list"] = [1, 2, 3]
@@ -120,7 +161,7 @@ def mistakes(p: Parameter, given: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("function", declared())
 def test_argument_of_another_kind_is_refused_by_name(function: str) -> None:
     signature, arguments = declared()[function], calls()[function]
-    for p in signature.parameters:
+    for p in asked(signature):
         for name, wrong in mistakes(p, arguments[p.name]).items():
             with pytest.raises(TypeError, match=rf"^{function}: {p.name} is "):
                 signature.converted(arguments | {p.name: wrong})
@@ -130,12 +171,13 @@ def test_argument_of_another_kind_is_refused_by_name(function: str) -> None:
 @pytest.mark.parametrize("function", declared())
 def test_missing_and_unknown_names_are_refused(function: str) -> None:
     signature, arguments = declared()[function], calls()[function]
-    for p in signature.parameters:
+    for p in asked(signature):
         rest = {n: x for n, x in arguments.items() if n != p.name}
         with pytest.raises(TypeError, match=rf"missing {p.name}; unknown none"):
             signature.converted(rest)
-    with pytest.raises(TypeError, match="missing none; unknown other"):
-        signature.converted(arguments | {"other": 1})
+    for other in ("other", *(p.name for p in signature.parameters if p.derived)):
+        with pytest.raises(TypeError, match=f"missing none; unknown {other}"):
+            signature.converted(arguments | {other: 1})
 
 
 @pytest.mark.parametrize("function", declared())
@@ -164,7 +206,7 @@ def test_negative_sizes_are_refused(function: str) -> None:
     """Each that counts numbers, alone and with another one, so that their product is right."""
     signature, arguments = declared()[function], calls()[function]
     counted = " ".join(p.count for p in signature.parameters)
-    numbers = [p.name for p in signature.parameters if p.type == "int64_t" and not p.pointer]
+    numbers = [p.name for p in asked(signature) if p.type == "int64_t" and not p.pointer]
     sizes = [name for name in numbers if re.search(rf"\b{name}\b", counted)]
     for name, other in itertools.product(sizes, repeat=2):
         wrong = {n: -abs(arguments[n]) or -1 for n in (name, other)}
@@ -190,6 +232,9 @@ def test_more_of_a_size_than_there_is_memory_is_refused() -> None:
         ('extern "C" void f(int64_t n) {}', "defines no function"),
         ('extern "C" void onward_f(int64_t n) {}\nextern "C" void onward_f(int64_t m) {}',
          "onward_f is defined in another"),
+        ('extern "C" void onward_f(const T* x) {}', "onward_f has not both, .* of T; fix"),
+        ('extern "C" void onward_f(const float* x, int64_t element_U) {}', "has not both, .* of U"),
+        ('extern "C" void onward_f(const T* x, float element_T) {}', "has not both, .* of T"),
     ],
 )  # fmt: skip
 def test_source_that_is_not_understood_is_refused(source: str, words: str, tmp_path: Path) -> None:

@@ -247,11 +247,26 @@ class Builder:
         return y
 
 
+def write_body(b: Builder, node: Node, inputs: Sequence[Value | None]) -> list[Value]:
+    """An onward node written in standard ops of these inputs, and the results.
+
+    Where a tensor has less precision than f32 its body is computed in f32, between casts: inputs to
+    f32, results to the types that the node's outputs have.
+    """
+    op, types = OPS[node.op_type], [type_of(y) for y in node.outputs]
+    assert op.body is not None, f"{node.op_type} has no body"
+    given = list(inputs)
+    if any(t.is_low for t in (*types, *(type_of(x) for x in inputs if x is not None))):
+        wide = {x: b.cast(x, DType.FLOAT) for x in given if x is not None and type_of(x).is_low}
+        given = [None if x is None else wide.get(x, x) for x in given]
+        results = op.body(b, given, attributes(node))
+        return [b.cast(y, t.dtype) for y, t in zip(results, types, strict=True)]
+    return op.body(b, given, attributes(node))
+
+
 def inline(graph: Graph, node: Node) -> None:
     """Replaces an onward node by its body, in place."""
-    op = OPS[node.op_type]
-    assert op.body is not None, f"{node.op_type} has no body"
-    results = op.body(Builder.at(graph, node), list(node.inputs), attributes(node))
+    results = write_body(Builder.at(graph, node), node, node.inputs)
     for old, new in zip(node.outputs, results, strict=True):
         graph.replace(old, new)
     graph.remove([node])
@@ -268,4 +283,4 @@ def is_zero(value: Value) -> bool:
     return array is not None and not array.any()
 
 
-__all__ = ["Builder", "ToValue", "content_of", "inline", "is_zero"]
+__all__ = ["Builder", "ToValue", "content_of", "inline", "is_zero", "write_body"]

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir as ir
 
-from onward.graph.build import Builder
+from onward.graph.build import Builder, write_body
 from onward.graph.graph import (
     IR_VERSION,
     ONWARD,
@@ -27,7 +27,6 @@ from onward.graph.graph import (
     attributes,
     type_of,
 )
-from onward.graph.ops import OPS
 
 
 def to_onnx(graph: Graph, weights: Mapping[str, np.ndarray] | None = None) -> ir.Model:
@@ -123,10 +122,8 @@ def _function(name: str, node: Node, functions: dict[str, ir.Function]) -> ir.Fu
         None if v is None else body.input(f"x{i}", type_of(v), Role.BATCH)
         for i, v in enumerate(node.inputs)
     ]
-    body_of = OPS[node.op_type].body
-    assert body_of is not None
-    results = body_of(Builder(body), list(inputs), attributes(node))
     b = Builder(body)
+    results = write_body(b, node, inputs)
     for i, value in enumerate(results):
         out = b.Identity(value) if value.producer() is None or value in results[:i] else value
         body.outputs[f"y{i}"] = out

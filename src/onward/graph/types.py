@@ -34,6 +34,7 @@ _SHORT: dict[DType, str] = {
 }
 _LONG = {short: dtype for dtype, short in _SHORT.items()}
 FLOATING = frozenset({DType.FLOAT, DType.DOUBLE, DType.FLOAT16, DType.BFLOAT16})
+LOW = frozenset({DType.FLOAT16, DType.BFLOAT16})  # stored in two bytes, computed with in f32
 
 _Monomial: TypeAlias = tuple[str, ...]
 
@@ -206,11 +207,23 @@ class Type:
         return self.dtype in FLOATING
 
     @property
+    def is_low(self) -> bool:
+        return self.dtype in LOW
+
+    @property
     def is_static(self) -> bool:
         return all(isinstance(d, int) for d in self.shape)
 
     def with_shape(self, shape: Iterable[Size]) -> Type:
         return Type(self.dtype, tuple(shape))
+
+    def with_dtype(self, dtype: DType) -> Type:
+        return Type(dtype, self.shape)
+
+    @property
+    def accumulated(self) -> Type:
+        """As what is computed on the way to it: f32 of a low one, else itself."""
+        return self.with_dtype(DType.FLOAT) if self.is_low else self
 
     def bind(self, dims: Mapping[str, Size]) -> Type:
         return self.with_shape(substitute(d, dims) for d in self.shape)

@@ -53,13 +53,21 @@ def _add_layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any
     seeds = xs[4:]  # with offset and coordinates
     draw = {k: attrs[k] for k in ("ratio", "site", "sample_dim") if attrs.get("ratio", 0.0) > 0.0}
     if dy is None:  # only the sum is used
-        return [b.Dropout(dr, *seeds, **draw) if draw else dr, dr]
+        return [_of_summand(b, dr, xs[0], seeds, draw), dr]
     statistics = (ys[3], xs[2], ys[1], ys[2])
+    if type_of(xs[0]).dtype != type_of(ys[3]).dtype:
+        draw["x_type"] = type_of(xs[0]).dtype
     if not draw:
         dresidual, dscale, dbias = b.AddLayerNormalizationGrad(dy, dr, *statistics)
         return [dresidual, dresidual, dscale, dbias]
     dresidual, dscale, dbias, dx = b.AddLayerNormalizationGrad(dy, dr, *statistics, *seeds, **draw)
     return [dx, dresidual, dscale, dbias]
+
+
+def _of_summand(b: Builder, dr: Value, x: Value, seeds: Any, draw: dict[str, Any]) -> Value:
+    """x's gradient where only r = residual + Dropout(x) has one."""
+    dx = b.Dropout(dr, *seeds, **draw) if draw else dr
+    return b.cast(dx, type_of(x).dtype)
 
 
 @rule("RMSNorm")
@@ -74,8 +82,10 @@ def _add_rms_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any])
     seeds = xs[3:]
     draw = {k: attrs[k] for k in ("ratio", "site", "sample_dim") if attrs.get("ratio", 0.0) > 0.0}
     if dy is None:
-        return [b.Dropout(dr, *seeds, **draw) if draw else dr, dr]
+        return [_of_summand(b, dr, xs[0], seeds, draw), dr]
     epsilon = attrs["epsilon"]
+    if type_of(xs[0]).dtype != type_of(ys[1]).dtype:
+        draw["x_type"] = type_of(xs[0]).dtype
     if not draw:
         dresidual, dscale = b.AddRMSNormGrad(dy, dr, ys[1], xs[2], epsilon=epsilon)
         return [dresidual, dresidual, dscale]

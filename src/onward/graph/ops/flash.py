@@ -64,7 +64,7 @@ def _infer(call: Call) -> list[Type]:
     check_fill(call)
     check_bias(call)
     q, v = call.type(0), call.type(2)
-    row = q.with_shape(q.shape[:-1])
+    row = q.accumulated.with_shape(q.shape[:-1])  # f32 where q is of less
     return [q.with_shape((*q.shape[:-1], v.shape[-1])), row, row]
 
 

@@ -5,6 +5,7 @@ applied to a sub-layer's output, then it is added to the sub-layer's input and n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
@@ -52,16 +53,34 @@ def _add_layer_norm(b: Builder, inputs: list[Value | None], attrs: dict[str, Any
     return [y, mean, invstd, r]
 
 
+def of_sum(call: Call) -> Type:
+    """Of r = residual + x: the residual's. x is of the same type, or of less than f32."""
+    x, residual = call.type(0), call.type(1)
+    mixed = x.is_low and not residual.is_low and x.with_dtype(residual.dtype) == residual
+    if x != residual and not mixed:
+        raise ValueError(f"{call.op_type}({x}, {residual}): types differ")
+    return residual
+
+
+def named_type(call: Call, attribute: str, r: Type) -> Type:
+    """r's shape with the dtype that an attribute names; r's own without it. Raises ValueError where
+    it names none of a floating tensor."""
+    if attribute not in call.attrs:
+        return r
+    found = r.with_dtype(DType(call.attrs[attribute]))
+    if not found.is_floating:
+        raise ValueError(f"{call.op_type}: {attribute} {found.dtype.name.lower()} is not floating")
+    return found
+
+
 def _infer_add_layer_norm(call: Call) -> list[Type]:
-    x = call.type(0)
-    if call.type(1) != x or call.shape(2) != x.shape[-1:]:
-        raise ValueError(
-            f"AddLayerNormalization({x}, {call.type(1)}, {call.type(2)}): shapes differ"
-        )
+    r = of_sum(call)
+    if call.shape(2) != r.shape[-1:]:
+        raise ValueError(f"AddLayerNormalization({r}, {call.type(2)}): shapes differ")
     check_coordinates(call, 6)
-    statistics = x.dtype if x.dtype == DType.DOUBLE else DType.FLOAT
-    stats = Type(statistics, (*x.shape[:-1], 1))
-    return [x, stats, stats, x]
+    statistics = r.dtype if r.dtype == DType.DOUBLE else DType.FLOAT
+    stats = Type(statistics, (*r.shape[:-1], 1))
+    return [named_type(call, "y_type", r), stats, stats, r]
 
 
 def _add_layer_norm_grad(
@@ -72,15 +91,21 @@ def _add_layer_norm_grad(
     if dr is not None:
         dresidual = b.Add(dr, dresidual)
     results = [dresidual, dscale, dbias]
-    if "ratio" in attrs:
+    if has_dx(attrs):
         results.append(dropped(b, dresidual, draw, attrs))
     return results
+
+
+def has_dx(attrs: Mapping[str, Any]) -> bool:
+    """Whether a gradient of a norm and its sum has dx apart: it differs from dresidual."""
+    return "ratio" in attrs or "x_type" in attrs
 
 
 def _infer_add_layer_norm_grad(call: Call) -> list[Type]:
     check_coordinates(call, 8)
     r, scale = call.type(2), call.type(3)
-    return [r, scale, scale, *([r] if "ratio" in call.attrs else [])]
+    dx = [named_type(call, "x_type", r)] if has_dx(call.attrs) else []
+    return [r, scale, scale, *dx]
 
 
 _STATS = ("f32[2,5,16]", "f32[16]", "f32[2,5,1]", "f32[2,5,1]")  # r, scale, mean, invstd
@@ -134,7 +159,8 @@ OPS = (
         "Inputs: x f[*S,D], residual f[*S,D], scale f[D], bias f[D]?, seed?, offset?, coordinates? "
         "(as of Dropout); outputs: y, "
         "mean f[*S,1], invstd f[*S,1], r. Without the attribute ratio, or with 0, x is added as "
-        "it is.",
+        "it is. x may be of less than f32 where the residual is not; the attribute y_type is the "
+        "dtype of y, without it r's.",
         cases=(
             ({"epsilon": 2.0**-10}, ("f32[2,5,16]", "f32[2,5,16]", "f32[16]", "f32[16]")),
             (
@@ -168,10 +194,10 @@ OPS = (
         random=True,
         infer=_infer_add_layer_norm_grad,
         body=_add_layer_norm_grad,
-        doc="dresidual, dscale, dbias and, where the attribute ratio is there, dx of "
+        doc="dresidual, dscale, dbias and, where the attribute ratio or x_type is there, dx of "
         "AddLayerNormalization from dy, dr (what arrives at r from elsewhere)?, r, scale, saved "
         "mean and 1/std, seed?, offset?, coordinates?. dresidual is the gradient at r, dx its "
-        "dropout.",
+        "dropout, of the dtype x_type (without it r's).",
         cases=(
             ({}, ("f32[2,5,16]", "f32[2,5,16]", *_STATS)),
             ({}, ("f32[3,37]", None, *_ODD)),

@@ -52,10 +52,10 @@ class Op:
     """The record of one op.
 
     infer: the output types; raises ValueError where the inputs do not fit. body: an own op in
-    standard ops, its meaning (its types are those of the values it is given, an absent optional
-    input is None); None: the op is of the ONNX standard. doc: of an own op; the standard's are on
-    the ONNX operator pages, opset 23. cases: sample inputs of an own op for the enumerating tests,
-    attributes and input types such as `"f32[2,3,8]"`.
+    standard ops, its meaning (its types are those of the values it is given, none of less than f32:
+    `build.write_body`; an absent optional input is None); None: the op is of the ONNX standard.
+    doc: of an own op; the standard's are on the ONNX operator pages, opset 23. cases: sample inputs
+    of an own op for the enumerating tests, attributes and input types such as `"f32[2,3,8]"`.
 
     elementwise: an element of an output depends on the elements in its place of the inputs, as
     they are broadcast. view: strides can say what it does. reshapes: the same elements in the same

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from onward.graph.graph import Node, type_of
 from onward.graph.ops.call import Call
+from onward.graph.ops.norm import has_dx, named_type, of_sum
 from onward.graph.ops.random import check_coordinates, dropped
 from onward.graph.ops.record import Op
 from onward.graph.types import Type
@@ -61,7 +62,7 @@ def _add_rms_norm_grad(
     if dr is not None:
         dresidual = b.Add(dr, dresidual)
     results = [dresidual, dscale]
-    if "ratio" in attrs:
+    if has_dx(attrs):
         results.append(dropped(b, dresidual, draw, attrs))
     return results
 
@@ -81,17 +82,16 @@ def _infer_grad(call: Call) -> list[Type]:
 
 
 def _infer_add(call: Call) -> list[Type]:
-    x = _checked(call, 0, 2)
-    if call.type(1) != x:
-        raise ValueError(f"AddRMSNorm({x}, {call.type(1)}): shapes differ")
+    _checked(call, 0, 2)
+    r = of_sum(call)
     check_coordinates(call, 5)
-    return [x, x]
+    return [named_type(call, "y_type", r), r]
 
 
 def _infer_add_grad(call: Call) -> list[Type]:
     check_coordinates(call, 6)
     r = _checked(call, 2, 3)
-    return [r, call.type(3), *([r] if "ratio" in call.attrs else [])]
+    return [r, call.type(3), *([named_type(call, "x_type", r)] if has_dx(call.attrs) else [])]
 
 
 def _features(node: Node) -> tuple[int, ...]:
@@ -130,7 +130,8 @@ OPS = (
         body=_add_rms_norm,
         doc="r = residual + Dropout(x); y = RMSNorm(r). Inputs: x f[*S,D], residual f[*S,D], "
         "scale f[D], seed?, offset?, coordinates? (as of Dropout); outputs: y, r. Without the "
-        "attribute ratio, or with 0, x is added as it is.",
+        "attribute ratio, or with 0, x is added as it is. x may be of less than f32 where the "
+        "residual is not; the attribute y_type is the dtype of y, without it r's.",
         cases=(
             (_EPSILON, ("f32[2,5,16]", *_X)),
             (_DROP, ("f32[2,5,16]", *_X, "i64[2]", "i64[]")),
@@ -144,9 +145,9 @@ OPS = (
         random=True,
         infer=_infer_add_grad,
         body=_add_rms_norm_grad,
-        doc="dresidual, dscale and, where the attribute ratio is there, dx of AddRMSNorm from dy, "
-        "dr (what arrives at r from elsewhere)?, r, scale, seed?, offset?, coordinates?. "
-        "dresidual is the gradient at r, dx its dropout.",
+        doc="dresidual, dscale and, where the attribute ratio or x_type is there, dx of AddRMSNorm "
+        "from dy, dr (what arrives at r from elsewhere)?, r, scale, seed?, offset?, coordinates?. "
+        "dresidual is the gradient at r, dx its dropout, of the dtype x_type (without it r's).",
         cases=(
             (_EPSILON, ("f32[2,5,16]", "f32[2,5,16]", *_X)),
             (_EPSILON, ("f32[3,37]", None, *_ODD)),

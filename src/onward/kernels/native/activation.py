@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from onward.graph.types import DType, Type
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.native.library import library, one_element_type, where
 
 NUMBER = {"gelu": 0, "gelu_tanh": 1, "relu": 2, "silu": 3}  # as in src/activation.cpp
 
@@ -88,23 +88,23 @@ def _bind_biased_grad(args: KernelArguments) -> Launch:
 
 KERNELS: dict[str, Kernel] = {
     "Gelu": Kernel(
-        "native.gelu", _plain(_gelu), unsupported=only_f32, where=where, inplace=((0, 0),),
+        "native.gelu", _plain(_gelu), unsupported=one_element_type, where=where, inplace=((0, 0),),
         contiguous=None,
     ),
     "GeluGrad": Kernel(
-        "native.gelu_grad", _bind_gelu_grad, unsupported=only_f32, where=where,
+        "native.gelu_grad", _bind_gelu_grad, unsupported=one_element_type, where=where,
         inplace=((0, 0), (0, 1)), contiguous=None,
     ),
     "Relu": Kernel(
-        "native.relu", _plain(lambda args: "relu"), unsupported=only_f32, where=where,
+        "native.relu", _plain(lambda args: "relu"), unsupported=one_element_type, where=where,
         inplace=((0, 0),), contiguous=None,
     ),
     "BiasActivation": Kernel(
-        "native.bias_activation", _bind_biased, unsupported=only_f32, where=where,
+        "native.bias_activation", _bind_biased, unsupported=one_element_type, where=where,
         inplace=((0, 0),), contiguous=None,
     ),
     "BiasActivationGrad": Kernel(
-        "native.bias_activation_grad", _bind_biased_grad, unsupported=only_f32, where=where,
+        "native.bias_activation_grad", _bind_biased_grad, unsupported=one_element_type, where=where,
         inplace=((0, 0), (0, 1)), contiguous=None, scratch=_partial_sums,
     ),
 }  # fmt: skip

@@ -8,11 +8,11 @@ from __future__ import annotations
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.activation import NUMBER
 from onward.kernels.native.layouts import layouts, more_dims, of_four_dims
-from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.native.library import library, one_element_type, where
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    return more_dims(spec) or only_f32(spec)
+    return more_dims(spec) or one_element_type(spec)
 
 
 def _bind(args: KernelArguments) -> Launch:

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from onward.config import OnwardError, environment
-from onward.graph.types import DType
+from onward.graph.types import LOW, DType, Type
 from onward.kernels.kernel import KernelSpec, Launch
 from onward.kernels.native.signatures import Signature, signatures
 from onward.kernels.target import Target
@@ -62,7 +62,8 @@ class Library:
         converted once.
 
         A tensor or a ctypes array gives its address, a sequence of numbers that of a copy, None a
-        null pointer. Raises TypeError or ValueError where they are not what the definition says.
+        null pointer. The codes of element types follow from the tensors. Raises TypeError or
+        ValueError where they are not what the definition says.
         """
         signature = declared()[function]
         call = self._functions.get(function)
@@ -193,14 +194,42 @@ def where(target: Target) -> str | None:
 def only_f32(spec: KernelSpec) -> str | None:
     """`Kernel.unsupported`: the first operand, the result and every floating operand are f32.
     Further ones may be numbers of rows, masks, seeds."""
+    return _not_floating(spec) or floats_are_f32(spec)
+
+
+def one_element_type(spec: KernelSpec) -> str | None:
+    """`Kernel.unsupported`: as `only_f32`, but all of them may be bf16 or fp16 as well."""
+    return _not_floating(spec) or not_one_element((*spec.inputs, *spec.outputs))
+
+
+def _not_floating(spec: KernelSpec) -> str | None:
     for t in (*spec.inputs[:1], *spec.outputs[:1]):
         if t is not None and not t.is_floating:
             return f"{t.dtype.name.lower()} tensors"
-    return floats_are_f32(spec)
+    return None
 
 
 def floats_are_f32(spec: KernelSpec) -> str | None:
     """`Kernel.unsupported`: every floating operand is f32."""
-    tensors = [t for t in (*spec.inputs, *spec.outputs) if t is not None and t.is_floating]
-    strange = next((t for t in tensors if t.dtype != DType.FLOAT), None)
-    return None if strange is None else f"{strange.dtype.name.lower()} tensors"
+    return not_f32((*spec.inputs, *spec.outputs))
+
+
+def not_f32(types: Iterable[Type | None]) -> str | None:
+    """Why the floating ones are not all f32."""
+    strange = next((d for d in _floating(types) if d != DType.FLOAT), None)
+    return None if strange is None else f"{strange.name.lower()} tensors"
+
+
+def not_one_element(types: Iterable[Type | None], beside: tuple[DType, ...] = ()) -> str | None:
+    """Why the floating ones are not all f32, all bf16 or all fp16: what a C function calls T. Those
+    of a dtype in `beside` do not count."""
+    found = [d for d in _floating(types) if d not in beside]
+    strange = next((d for d in found if d != DType.FLOAT and d not in LOW), None)
+    if strange is not None:
+        return f"{strange.name.lower()} tensors"
+    return None if len(found) < 2 else f"{' and '.join(d.name.lower() for d in found)} tensors"
+
+
+def _floating(types: Iterable[Type | None]) -> list[DType]:
+    """Their dtypes, each once, in their order."""
+    return list(dict.fromkeys(t.dtype for t in types if t is not None and t.is_floating))

@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
+from onward.graph.ops.norm import has_dx
 from onward.graph.types import DType, Type, product
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.native.library import library, not_f32, not_one_element, only_f32, where
 from onward.kernels.native.random import mask_arguments, row_arguments
 
 _TILES = 32  # of rows: more threads than this share the gradient's work no further
@@ -42,9 +43,25 @@ def _scratch(spec: KernelSpec) -> list[Type]:
     return [Type(DType.FLOAT, (tiles_of(spec), 2, spec.outputs[1].numel))]
 
 
-def f32_and_some_kept(spec: KernelSpec) -> str | None:
-    """Dropout of everything (ratio 1) has no factor 1 / (1 - ratio): the body writes zeros."""
-    return "ratio 1" if spec.attrs.get("ratio", 0.0) >= 1.0 else only_f32(spec)
+def of_an_f32_sum(spec: KernelSpec) -> str | None:
+    """`Kernel.unsupported` of a norm with its sum, and of its gradient: the sum and all else are
+    f32, but of y and dy, and of x and dx, which may be bf16 or fp16.
+
+    Dropout of everything (ratio 1) has no factor 1 / (1 - ratio): the body writes zeros.
+    """
+    if spec.attrs.get("ratio", 0.0) >= 1.0:
+        return "ratio 1"
+    y_or_dy, x_or_dx, *others = _parts(spec)
+    return not_f32(others) or not_one_element((y_or_dy, x_or_dx), (DType.FLOAT,))
+
+
+def _parts(spec: KernelSpec) -> list[Type | None]:
+    """Its types, those first that may be low: of y and x, of the gradient dy and dx."""
+    inputs, outputs = list(spec.inputs), list(spec.outputs)
+    if not spec.op.endswith("Grad"):
+        return [outputs.pop(0), inputs.pop(0), *inputs, *outputs]
+    dx = outputs.pop() if has_dx(spec.attrs) else None
+    return [inputs.pop(0), dx, *inputs, *outputs]
 
 
 def mask_of(args: KernelArguments, seed_at: int) -> dict[str, Any]:
@@ -126,13 +143,13 @@ KERNELS: dict[str, Kernel] = {
         inplace=((0, 0), (0, 1)), contiguous=None, scratch=_scratch,
     ),
     "AddLayerNormalization": Kernel(
-        "native.add_layer_norm", _bind_add_layer_norm, unsupported=f32_and_some_kept,
+        "native.add_layer_norm", _bind_add_layer_norm, unsupported=of_an_f32_sum,
         where=where, inplace=((0, 0), (3, 1)), contiguous=None,
     ),
     # dresidual rather over dr, so that dy is left to dx
     "AddLayerNormalizationGrad": Kernel(
         "native.add_layer_norm_grad", _bind_add_layer_norm_grad,
-        unsupported=f32_and_some_kept, where=where, inplace=((0, 1), (0, 0), (3, 0)),
+        unsupported=of_an_f32_sum, where=where, inplace=((0, 1), (0, 0), (3, 0)),
         contiguous=None, scratch=_scratch,
     ),
 }  # fmt: skip

@@ -10,7 +10,7 @@ import torch
 from onward.graph.types import DType, Type
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, only_f32, where
-from onward.kernels.native.norm import f32_and_some_kept, mask_of, tiles_of
+from onward.kernels.native.norm import mask_of, of_an_f32_sum, tiles_of
 
 
 def _scratch(spec: KernelSpec) -> list[Type]:
@@ -73,12 +73,12 @@ KERNELS: dict[str, Kernel] = {
         inplace=((0, 0), (0, 1)), contiguous=None, scratch=_scratch,
     ),
     "AddRMSNorm": Kernel(
-        "native.add_rms_norm", _bind_add, unsupported=f32_and_some_kept, where=where,
+        "native.add_rms_norm", _bind_add, unsupported=of_an_f32_sum, where=where,
         inplace=((0, 0), (1, 1)), contiguous=None,
     ),
     # dresidual rather over dr, so that dy is left to dx
     "AddRMSNormGrad": Kernel(
-        "native.add_rms_norm_grad", _bind_add_grad, unsupported=f32_and_some_kept, where=where,
+        "native.add_rms_norm_grad", _bind_add_grad, unsupported=of_an_f32_sum, where=where,
         inplace=((0, 1), (0, 0), (2, 0)), contiguous=None, scratch=_scratch,
     ),
 }  # fmt: skip

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -27,6 +28,10 @@ _NUMBERS: dict[str, tuple[torch.dtype, Any]] = {
     "int32_t": (torch.int32, ctypes.c_int32),
     "uint8_t": (torch.bool, ctypes.c_uint8),
 }
+# C types that a call chooses, as src/element.h has them: all tensors of one are of one dtype, whose
+# code the function gets as its parameter `element_T` or `element_U`. No caller gives that.
+_CHOSEN = ("T", "U")
+ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _STRUCTS = {"Blas": 4}  # of so many int64_t
 _NULL = ctypes.c_void_p(None)
 
@@ -56,11 +61,20 @@ class Parameter:
     count: str
 
     @property
+    def derived(self) -> str:
+        """The chosen type whose code this is; empty where a caller gives the argument."""
+        word = self.name.removeprefix("element_")
+        return word if word in _CHOSEN and word != self.name else ""
+
+    @property
     def text(self) -> str:
         """What a caller has to give."""
         if self.type in _STRUCTS:
             return f"{_STRUCTS[self.type]} ints"
-        kind = f"a {_NUMBERS[self.type][0]} tensor on cpu"
+        if self.type in _CHOSEN:
+            kind = f"a tensor of {', '.join(map(str, ELEMENTS))} on cpu"
+        else:
+            kind = f"a {_NUMBERS[self.type][0]} tensor on cpu"
         return f"{kind} or None" if self.optional else kind
 
 
@@ -69,7 +83,8 @@ class Signature:
 
     def __init__(self, name: str, parameters: tuple[Parameter, ...]) -> None:
         self.name, self.parameters = name, parameters
-        self._converters = tuple((p.name, _converter(name, p)) for p in parameters)
+        self._given = {p.name for p in parameters if not p.derived}
+        self._converters = tuple((p, _converter(name, p)) for p in parameters)
         self._counts: tuple[tuple[Parameter, CodeType], ...] = tuple(
             (p, compile(p.count, name, "eval")) for p in parameters if p.count
         )
@@ -79,11 +94,15 @@ class Signature:
 
     def converted(self, given: Mapping[str, Any]) -> list[Any]:
         """The arguments as ctypes takes them, in order. Raises TypeError where a name is missing
-        or not the function's, or an argument is of another kind or dtype, and ValueError where
-        too few numbers lie behind it, or a size is negative."""
-        if given.keys() != {name for name, _ in self._converters}:
+        or not the function's, or an argument is of another kind or dtype, or two that share a
+        chosen type differ in theirs, and ValueError where too few numbers lie behind it, or a size
+        is negative."""
+        if given.keys() != self._given:
             self._refuse_names(given)
-        arguments = [convert(given[name]) for name, convert in self._converters]
+        arguments = [
+            ctypes.c_int64(self._element(p.derived, given)) if p.derived else convert(given[p.name])
+            for p, convert in self._converters
+        ]
         for name in self._sizes:  # the product of two negative ones would be as good as right
             if given[name] < 0:
                 raise ValueError(f"{self.name}: {name} is {given[name]}, and counts numbers")
@@ -96,8 +115,21 @@ class Signature:
                 )
         return arguments
 
+    def _element(self, word: str, given: Mapping[str, Any]) -> int:
+        """The code of the dtype that the tensors of a chosen type have; f32's where all are absent.
+        What is no tensor, or of no such dtype, is refused as the argument that it is."""
+        tensors = {p.name: given[p.name] for p in self.parameters if p.type == word}
+        tensors = {n: x for n, x in tensors.items() if getattr(x, "dtype", None) in ELEMENTS}
+        for (first, x), (other, y) in pairwise(tensors.items()):
+            if x.dtype != y.dtype:
+                raise TypeError(
+                    f"{self.name}: {other} is {_shown(y)}, and {first} is {_shown(x)}; they have "
+                    "to be of one dtype"
+                )
+        return next((ELEMENTS[x.dtype] for x in tensors.values()), 0)
+
     def _refuse_names(self, given: Mapping[str, Any]) -> None:
-        names = [p.name for p in self.parameters]
+        names = [p.name for p in self.parameters if not p.derived]
         missing = [n for n in names if n not in given]
         strange = [n for n in given if n not in names]
         raise TypeError(
@@ -131,8 +163,21 @@ def signatures(sources: Iterable[Path]) -> dict[str, Signature]:
             if name in found:
                 raise ValueError(f"{path.name}: {name} is defined in another file too")
             parts = [" ".join(part.split()) for part in _COMMA.split(listed)]
-            found[name] = Signature(name, tuple(_parameter(path.name, part) for part in parts))
+            parameters = tuple(_parameter(path.name, part) for part in parts)
+            _check_chosen(f"{path.name}: {name}", parameters)
+            found[name] = Signature(name, parameters)
     return found
+
+
+def _check_chosen(place: str, parameters: tuple[Parameter, ...]) -> None:
+    """Raises ValueError unless each chosen type has its code beside it, and no other has one."""
+    used = {p.type for p in parameters if p.type in _CHOSEN}
+    codes = {p.derived for p in parameters if p.derived and p.type == "int64_t" and not p.pointer}
+    if used != codes:
+        words = ", ".join(sorted(used ^ codes))
+        raise ValueError(
+            f"{place} has not both, pointers and a code, of {words}; fix: as element.h"
+        )
 
 
 def _parameter(file: str, text: str) -> Parameter:
@@ -159,6 +204,8 @@ def _converter(function: str, p: Parameter) -> Convert:
         return partial(_number, function, p)
     if p.type in _STRUCTS:
         return partial(_struct, function, p)
+    if p.type in _CHOSEN:
+        return partial(_chosen, function, p)
     return partial(_pointer, function, p, *_NUMBERS[p.type])
 
 
@@ -192,10 +239,19 @@ def _pointer(function: str, p: Parameter, dtype: torch.dtype, number: Any, given
     raise TypeError(f"{function}: {p.name} is {_shown(given)}, not {p.text}")
 
 
+def _chosen(function: str, p: Parameter, given: Any) -> Any:
+    """The address of a tensor of one of the dtypes that may be chosen."""
+    if given is None and p.optional:
+        return _NULL
+    if isinstance(given, torch.Tensor) and given.dtype in ELEMENTS and given.device.type == "cpu":
+        return ctypes.c_void_p(given.data_ptr())
+    raise TypeError(f"{function}: {p.name} is {_shown(given)}, not {p.text}")
+
+
 def _shown(given: Any) -> str:
     if isinstance(given, torch.Tensor):
         return f"a {given.dtype} tensor on {given.device.type}"
     return f"{given!r}"
 
 
-__all__ = ["Parameter", "Signature", "signatures"]
+__all__ = ["ELEMENTS", "Parameter", "Signature", "signatures"]

@@ -60,7 +60,7 @@ def _bind(args: KernelArguments) -> Launch:
         "HAS_OFFSET": offset is not None,
         "ROWS": _TILE // width, "WIDTH": width,
     }  # fmt: skip
-    scale = device.rounded(1.0 / (1.0 - ratio), y.dtype)
+    scale = device.rounded(1.0 / (1.0 - ratio))
     # an absent tensor's place is taken by one that is there, and not read
     tensors = (x, y, seed, seed if offset is None else offset)
     lists = seed if coordinates is None else coordinates

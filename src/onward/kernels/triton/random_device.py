@@ -13,9 +13,9 @@ M1, M2, SPREAD = (tl.constexpr(n) for n in (random.M1, random.M2, random.SPREAD)
 SITE_A, SITE_B = tl.constexpr(random.SITE_A), tl.constexpr(random.SITE_B)
 
 
-def rounded(number: float, dtype: torch.dtype) -> float:
-    """As a tensor of this dtype holds it."""
-    return torch.tensor(number, dtype=dtype).item()
+def rounded(number: float) -> float:
+    """As f32, in which the product is computed whatever x is."""
+    return torch.tensor(number, dtype=torch.float32).item()
 
 
 @triton.jit
@@ -82,4 +82,5 @@ def dropout(
     inside = (row < rows)[:, None] & (feature < features)[None, :]
     place = row[:, None] * features + feature[None, :]
     content = tl.load(x + place, mask=inside)
-    tl.store(y + place, tl.where(dropped, 0.0, content * scale).to(content.dtype), mask=inside)
+    kept = tl.where(dropped, 0.0, content.to(tl.float32) * scale)
+    tl.store(y + place, kept.to(content.dtype), mask=inside)

@@ -1,5 +1,6 @@
-// y = activation(x + bias) and its gradient, in one pass each. x: f32[rows, features].
+// y = activation(x + bias) and its gradient, in one pass each. x: T[rows, features].
 #include "annotations.h"
+#include "element.h"
 #include "math.h"
 #include "partial.h"
 #include "strided.h"
@@ -47,8 +48,8 @@ struct Silu {
 
 constexpr int64_t BLOCK = 2048;  // elements a thread takes at once where there are no rows
 
-template <class A>
-void plain(const float* x, float* y, int64_t n) {
+template <class A, class E>
+void plain(const E* x, E* y, int64_t n) {
     #pragma omp parallel for schedule(static)
     for (int64_t start = 0; start < n; start += BLOCK) {
         const int64_t end = start + BLOCK < n ? start + BLOCK : n;
@@ -57,8 +58,8 @@ void plain(const float* x, float* y, int64_t n) {
     }
 }
 
-template <class A>
-void plain_grad(const float* dy, const float* x, float* dx, int64_t n) {
+template <class A, class E>
+void plain_grad(const E* dy, const E* x, E* dx, int64_t n) {
     #pragma omp parallel for schedule(static)
     for (int64_t start = 0; start < n; start += BLOCK) {
         const int64_t end = start + BLOCK < n ? start + BLOCK : n;
@@ -67,21 +68,21 @@ void plain_grad(const float* dy, const float* x, float* dx, int64_t n) {
     }
 }
 
-template <class A>
-void biased(const float* x, const float* bias, float* y, int64_t rows, int64_t features) {
+template <class A, class E>
+void biased(const E* x, const E* bias, E* y, int64_t rows, int64_t features) {
     #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; ++r) {
-        const float* xr = x + r * features;
-        float* yr = y + r * features;
+        const E* xr = x + r * features;
+        E* yr = y + r * features;
         #pragma omp simd
         for (int64_t i = 0; i < features; ++i) yr[i] = A::value(xr[i] + bias[i]);
     }
 }
 
-template <class A, bool BIASED>
+template <class A, bool BIASED, class E>
 void biased_grad(
-    const float* dy, const float* x, const float* bias, float* dx, float* dbias, float* partial,
-    int64_t rows, int64_t features, int64_t parts)
+    const E* dy, const E* x, const E* bias, E* dx, E* dbias, float* partial, int64_t rows,
+    int64_t features, int64_t parts)
 {
     #pragma omp parallel for schedule(static)
     for (int64_t p = 0; p < parts; ++p) {
@@ -89,9 +90,9 @@ void biased_grad(
         for (int64_t i = 0; i < features; ++i) sum[i] = 0.0f;
         const int64_t end = part_start(rows, parts, p + 1);
         for (int64_t r = part_start(rows, parts, p); r < end; ++r) {
-            const float* dyr = dy + r * features;
-            const float* xr = x + r * features;
-            float* dxr = dx + r * features;
+            const E* dyr = dy + r * features;
+            const E* xr = x + r * features;
+            E* dxr = dx + r * features;
             #pragma omp simd
             for (int64_t i = 0; i < features; ++i) {
                 const float g = A::grad(dyr[i], BIASED ? xr[i] + bias[i] : xr[i]);
@@ -105,17 +106,16 @@ void biased_grad(
 
 // y = activation(gate) * up, row by row as they lie. Written twice: a stride that is not 1 would
 // keep the loop from whole loads.
-template <class A>
-void gated(Strided<const float> gate, Strided<const float> up, Strided<float> y,
-           const int64_t* sizes)
+template <class A, class E>
+void gated(Strided<const E> gate, Strided<const E> up, Strided<E> y, const int64_t* sizes)
 {
     const int64_t rows = sizes[0] * sizes[1] * sizes[2], n = sizes[3];
     const bool dense = gate.col() == 1 && up.col() == 1 && y.col() == 1;
     #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; ++r) {
         const RowIndex at(sizes, r);
-        const float *g = at.of(gate), *u = at.of(up);
-        float* out = at.of(y);
+        const E *g = at.of(gate), *u = at.of(up);
+        E* out = at.of(y);
         if (dense) {
             #pragma omp simd
             for (int64_t i = 0; i < n; ++i) out[i] = A::value(g[i]) * u[i];
@@ -127,9 +127,9 @@ void gated(Strided<const float> gate, Strided<const float> up, Strided<float> y,
 }
 
 // dgate and dup from dy, in one pass.
-template <class A>
-void gated_grad(Strided<const float> dy, Strided<const float> gate, Strided<const float> up,
-                Strided<float> dgate, Strided<float> dup, const int64_t* sizes)
+template <class A, class E>
+void gated_grad(Strided<const E> dy, Strided<const E> gate, Strided<const E> up, Strided<E> dgate,
+                Strided<E> dup, const int64_t* sizes)
 {
     const int64_t rows = sizes[0] * sizes[1] * sizes[2], n = sizes[3];
     const bool dense = dy.col() == 1 && gate.col() == 1 && up.col() == 1 && dgate.col() == 1
@@ -137,8 +137,8 @@ void gated_grad(Strided<const float> dy, Strided<const float> gate, Strided<cons
     #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; ++r) {
         const RowIndex at(sizes, r);
-        const float *d = at.of(dy), *g = at.of(gate), *u = at.of(up);
-        float *dg = at.of(dgate), *du = at.of(dup);
+        const E *d = at.of(dy), *g = at.of(gate), *u = at.of(up);
+        E *dg = at.of(dgate), *du = at.of(dup);
         if (dense) {
             #pragma omp simd
             for (int64_t i = 0; i < n; ++i) {
@@ -156,69 +156,91 @@ void gated_grad(Strided<const float> dy, Strided<const float> gate, Strided<cons
     }
 }
 
-// Calls `f` with the activation's type. kind: 0 gelu, 1 gelu by tanh, 2 relu, 3 silu.
+// Calls `f` with the types of the elements and of the activation. kind: 0 gelu, 1 gelu by tanh,
+// 2 relu, 3 silu.
 template <class F>
-void with_activation(int64_t kind, F f) {
-    switch (kind) {
-        case 0: return f(Gelu());
-        case 1: return f(GeluTanh());
-        case 2: return f(Relu());
-        case 3: return f(Silu());
-    }
+void with_both(int64_t element, int64_t kind, F f) {
+    with_element(element, [&](auto e) {
+        switch (kind) {
+            case 0: return f(e, Gelu());
+            case 1: return f(e, GeluTanh());
+            case 2: return f(e, Relu());
+            case 3: return f(e, Silu());
+        }
+    });
 }
 
 }  // namespace
 
-extern "C" void onward_activation(const float* OF(n) x, float* OF(n) y, int64_t n, int64_t kind) {
-    with_activation(kind, [&](auto a) { plain<decltype(a)>(x, y, n); });
+extern "C" void onward_activation(
+    const T* OF(n) x, T* OF(n) y, int64_t n, int64_t kind, int64_t element_T)
+{
+    with_both(element_T, kind, [&](auto e, auto a) {
+        using E = decltype(e);
+        plain<decltype(a)>(of<E>(x), of<E>(y), n);
+    });
 }
 
 extern "C" void onward_activation_grad(
-    const float* OF(n) dy, const float* OF(n) x, float* OF(n) dx, int64_t n, int64_t kind)
+    const T* OF(n) dy, const T* OF(n) x, T* OF(n) dx, int64_t n, int64_t kind, int64_t element_T)
 {
-    with_activation(kind, [&](auto a) { plain_grad<decltype(a)>(dy, x, dx, n); });
+    with_both(element_T, kind, [&](auto e, auto a) {
+        using E = decltype(e);
+        plain_grad<decltype(a)>(of<E>(dy), of<E>(x), of<E>(dx), n);
+    });
 }
 
 extern "C" void onward_bias_activation(
-    const float* OF(rows * features) x, const float* OF(features) bias,
-    float* OF(rows * features) y, int64_t rows, int64_t features, int64_t kind)
+    const T* OF(rows * features) x, const T* OF(features) bias, T* OF(rows * features) y,
+    int64_t rows, int64_t features, int64_t kind, int64_t element_T)
 {
-    with_activation(kind, [&](auto a) { biased<decltype(a)>(x, bias, y, rows, features); });
+    with_both(element_T, kind, [&](auto e, auto a) {
+        using E = decltype(e);
+        biased<decltype(a)>(of<E>(x), of<E>(bias), of<E>(y), rows, features);
+    });
 }
 
-// dx = dy * slope(x + bias), dbias = the sum of dx over the rows. A null bias is already in x.
+// dx = dy * slope(x + bias), dbias = the sum of dx, before it is rounded, over the rows. A null bias
+// is already in x.
 extern "C" void onward_bias_activation_grad(
-    const float* OF(rows * features) dy, const float* OF(rows * features) x,
-    const float* OPTIONAL OF(features) bias, float* OF(rows * features) dx,
-    float* OF(features) dbias, float* OF(parts * features) partial, int64_t rows, int64_t features,
-    int64_t parts, int64_t kind)
+    const T* OF(rows * features) dy, const T* OF(rows * features) x,
+    const T* OPTIONAL OF(features) bias, T* OF(rows * features) dx, T* OF(features) dbias,
+    float* OF(parts * features) partial, int64_t rows, int64_t features, int64_t parts,
+    int64_t kind, int64_t element_T)
 {
-    with_activation(kind, [&](auto a) {
-        const auto run = bias ? biased_grad<decltype(a), true> : biased_grad<decltype(a), false>;
-        run(dy, x, bias, dx, dbias, partial, rows, features, parts);
+    with_both(element_T, kind, [&](auto e, auto a) {
+        using E = decltype(e);
+        using A = decltype(a);
+        const auto run = bias ? biased_grad<A, true, E> : biased_grad<A, false, E>;
+        run(of<E>(dy), of<E>(x), of<E>(bias), of<E>(dx), of<E>(dbias), partial, rows, features,
+            parts);
     });
 }
 
 // Of [n0,n1,n2,features], each tensor as it lies.
 extern "C" void onward_gated_activation(
-    const float* gate, const int64_t* OF(4) gate_strides, const float* up,
-    const int64_t* OF(4) up_strides, float* y, const int64_t* OF(4) y_strides,
-    const int64_t* OF(4) sizes, int64_t kind)
+    const T* gate, const int64_t* OF(4) gate_strides, const T* up, const int64_t* OF(4) up_strides,
+    T* y, const int64_t* OF(4) y_strides, const int64_t* OF(4) sizes, int64_t kind,
+    int64_t element_T)
 {
-    with_activation(kind, [&](auto a) {
-        gated<decltype(a)>({gate, gate_strides}, {up, up_strides}, {y, y_strides}, sizes);
+    with_both(element_T, kind, [&](auto e, auto a) {
+        using E = decltype(e);
+        gated<decltype(a), E>({of<E>(gate), gate_strides}, {of<E>(up), up_strides},
+                              {of<E>(y), y_strides}, sizes);
     });
 }
 
 extern "C" void onward_gated_activation_grad(
-    const float* dy, const int64_t* OF(4) dy_strides, const float* gate,
-    const int64_t* OF(4) gate_strides, const float* up, const int64_t* OF(4) up_strides,
-    float* dgate, const int64_t* OF(4) dgate_strides, float* dup,
-    const int64_t* OF(4) dup_strides, const int64_t* OF(4) sizes, int64_t kind)
+    const T* dy, const int64_t* OF(4) dy_strides, const T* gate, const int64_t* OF(4) gate_strides,
+    const T* up, const int64_t* OF(4) up_strides, T* dgate, const int64_t* OF(4) dgate_strides,
+    T* dup, const int64_t* OF(4) dup_strides, const int64_t* OF(4) sizes, int64_t kind,
+    int64_t element_T)
 {
-    with_activation(kind, [&](auto a) {
-        gated_grad<decltype(a)>({dy, dy_strides}, {gate, gate_strides}, {up, up_strides},
-                                {dgate, dgate_strides}, {dup, dup_strides}, sizes);
+    with_both(element_T, kind, [&](auto e, auto a) {
+        using E = decltype(e);
+        gated_grad<decltype(a), E>({of<E>(dy), dy_strides}, {of<E>(gate), gate_strides},
+                                   {of<E>(up), up_strides}, {of<E>(dgate), dgate_strides},
+                                   {of<E>(dup), dup_strides}, sizes);
     });
 }
 
