@@ -22,11 +22,13 @@ from onward.graph.types import DType, Type, parse_type
 
 @dataclass(frozen=True)
 class Real:
-    """Real numbers drawn evenly from a range; the gradient goes to these."""
+    """Real numbers drawn evenly from a range; the gradient goes to these. accumulated: they are f32
+    where the others are of less."""
 
     shape: tuple[int, ...]
     low: float = -2.0
     high: float = 2.0
+    accumulated: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,8 +141,9 @@ class OpCase:
     def _draw(self, i: int, dtype: DType) -> np.ndarray:
         rng = np.random.default_rng([zlib.crc32(self.label.encode()), i])
         match self.inputs[i]:
-            case Real(shape, low, high):
-                return np.asarray(rng.uniform(low, high, shape)).astype(dtype.numpy())
+            case Real(shape, low, high, accumulated):
+                own = Type(dtype, ()).accumulated.dtype if accumulated else dtype
+                return np.asarray(rng.uniform(low, high, shape)).astype(own.numpy())
             case Whole(shape, low, high):
                 return np.asarray(rng.integers(low, high, shape))
             case Bits(shape):
@@ -576,9 +579,9 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
         ):
             return Real(shape, 0.1, 2.0)  # 1/std
         case ("FlashAttentionGrad", 8):
-            return Real(shape, 2.0, 4.0)  # the highest score
+            return Real(shape, 2.0, 4.0, accumulated=True)  # the highest score
         case ("FlashAttentionGrad", 9):
-            return Real(shape, 4.0, 6.0)  # the sum of its exponentials
+            return Real(shape, 4.0, 6.0, accumulated=True)  # the sum of its exponentials
         case ("SoftmaxCrossEntropyLossGrad", 1):
             return Real(shape, -4.0, -0.1)  # log-probabilities
         case ("SoftmaxCrossEntropyLossGrad", 3):

@@ -28,7 +28,7 @@ c = ctypes.CDLL(path)
 x, y, partial = (ctypes.c_float * 64)(), (ctypes.c_float * 8)(), (ctypes.c_double * 64)()
 n = ctypes.c_int64
 c.onward_activation(x, y, n(int(count)), n(2), n(0))
-c.onward_norm(x, y, partial, n(8), n(int(block)))
+c.onward_norm(x, y, partial, n(8), n(int(block)), n(0))
 """
 # What is planted -> the arguments `count` and `block`, and the words of the report
 FAULTS = {

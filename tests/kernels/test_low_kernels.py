@@ -25,7 +25,8 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no native library her
 # Ops whose kernels take tensors of less than f32.
 TAKEN = {
     "Gelu", "GeluGrad", "Relu", "BiasActivation", "BiasActivationGrad", "GatedActivation",
-    "GatedActivationGrad",
+    "GatedActivationGrad", "FlashAttention", "FlashAttentionGrad", "Dropout",
+    "Rotary", "ReduceSum", "ReduceL2",
 }  # fmt: skip
 # Takes f32 sums beside low x and y, which no sample call has.
 MIXED = {
@@ -192,6 +193,73 @@ def test_results_are_rounded_to_the_nearest_even(build: Library, dtype: DType) -
     want = (numbers + 0.0).to(y.dtype)
     assert bool(same_bits(y, want)[~(want == 0)].all())
     assert bool((y[want == 0] == 0).all())
+
+
+# ---- attention over more keys than one block holds
+
+
+@EACH_LOW
+@pytest.mark.parametrize(
+    ("queries", "keys", "causal", "groups"), [(70, 1100, 0, 1), (300, 300, 1, 2), (65, 600, 0, 2)]
+)
+def test_attention_in_blocks_rounds_its_results_once(
+    dtype: DType, queries: int, keys: int, causal: int, groups: int
+) -> None:
+    """Beside torch's own in fp64: by little more than one rounding of each number."""
+    torch.manual_seed(0)
+    low, f32 = torch_dtype(dtype), torch.float32
+    q, dy = (torch.randn(1, 2, queries, 20).to(low) for _ in range(2))
+    k, v = (torch.randn(1, groups, keys, 20).to(low) for _ in range(2))
+    attrs = {"scale": 0.3, "is_causal": causal}
+    row = torch.full((1, 2, queries), torch.nan)
+    y, peak, total = norm_call(
+        "FlashAttention", attrs, [q, k, v], [torch.full_like(q, torch.nan), row, row.clone()]
+    )
+    assert peak.dtype == total.dtype == f32
+    given = [dy, q, k, v, None, None, None, y, peak, total]
+    grads = norm_call(
+        "FlashAttentionGrad", attrs, given, [torch.full_like(x, torch.nan) for x in (q, k, v)]
+    )
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    truth = torch.nn.functional.scaled_dot_product_attention(
+        exact[0], *(x.repeat_interleave(2 // groups, 1) for x in exact[1:]), scale=0.3,
+        is_causal=bool(causal),
+    )  # fmt: skip
+    wanted = [truth, *torch.autograd.grad(truth, exact, dy.double())]
+    eps = torch.finfo(low).eps
+    for have, want in zip([y, *grads], wanted, strict=True):
+        difference, want = have.double() - want.detach(), want.detach()
+        # rounded once: half a unit of each number; y's rounding is in the gradients' deltas too
+        assert float(difference.norm()) <= 0.6 * eps * float(want.norm())
+
+
+@EACH_LOW
+def test_the_gradient_of_a_low_bias_is_summed_in_f32(dtype: DType) -> None:
+    """Over the samples that share it."""
+    torch.manual_seed(0)
+    low = torch_dtype(dtype)
+    shape = (40, 2, 5, 4)
+    q, k, v, dy = (torch.randn(shape).to(low) for _ in range(4))
+    bias = torch.randn(1, 2, 5, 5).to(low)
+    attrs = {"scale": 0.3, "is_causal": 0, "bias_gradient": 1}
+    row = torch.full(shape[:3], torch.nan)
+    forward = [q, k, v, None, None, None, None, None, bias]
+    y, peak, total = norm_call(
+        "FlashAttention", attrs, forward, [torch.full_like(q, torch.nan), row, row.clone()]
+    )
+    given = [dy, q, k, v, None, None, None, y, peak, total, None, None, bias]
+    *_, dbias = norm_call(
+        "FlashAttentionGrad", attrs, given, [torch.full_like(x, torch.nan) for x in (q, k, v, bias)]
+    )
+    exact = bias.double().requires_grad_()
+    mask = exact.expand(40, 2, 5, 5)
+    truth = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), attn_mask=mask, scale=0.3
+    )
+    (want,) = torch.autograd.grad(truth, exact, dy.double())
+    assert dbias.dtype == low
+    allowed = 0.51 * spacing(want, low) + 1e-5
+    assert bool(((dbias.double() - want).abs() <= allowed).all())
 
 
 # ---- norms of f32 sums, whose x and y are low

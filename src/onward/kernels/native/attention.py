@@ -34,7 +34,7 @@ import torch
 from onward.graph.types import DType, Type
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.layouts import layouts
-from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.native.library import library, not_f32, not_one_element, where
 from onward.kernels.native.random import mask_arguments
 
 # Rows of a block, as in src/attention.cpp: of queries, of keys in the forward and in the backward.
@@ -69,7 +69,13 @@ def _unsupported(spec: KernelSpec) -> str | None:
         return "an added mask and a causal one"
     if spec.attrs.get("ratio", 0.0) >= 1.0:
         return "everything dropped"
-    return only_f32(spec)
+    types = [*spec.inputs, *spec.outputs]
+    at = 8 if first else len(spec.inputs) + 1  # the rows' numbers
+    return not_f32(types[at : at + 2]) or not_one_element(types[:at] + types[at + 2 :])
+
+
+def _low(spec: KernelSpec) -> bool:
+    return spec.inputs[0] is not None and spec.inputs[0].is_low
 
 
 def _room(*sizes: int) -> Type:
@@ -96,6 +102,7 @@ def _scratch(spec: KernelSpec) -> list[Type]:
     room = _room(
         width * _padded(block), block * _padded(values), rows * width,
         rows * _padded(block), rows * _padded(values),
+        queries * values if _low(spec) and keys > SEEN else 0,  # of results before they are rounded
     )  # fmt: skip
     return [room, _table(spec, q[0], queries, keys)]
 
@@ -110,8 +117,10 @@ def _scratch_grad(spec: KernelSpec) -> list[Type]:
         rows * width, rows * q_row, rows * values, rows * v_row,
         2 * rows * k_row, block * q_row, block * v_row, rows * q_row, k_row,
         q[1] // k[1] * queries,
+        q[1] // k[1] * queries * width if _low(spec) and keys > KEYS else 0,
     )  # fmt: skip
-    return [room, _table(spec, q[0], queries, keys)]
+    trained = [t.accumulated for t in spec.outputs[3:] if t.is_low]
+    return [room, _table(spec, q[0], queries, keys), *trained]
 
 
 def _shape(type: Type | None) -> tuple[int, ...]:
@@ -147,7 +156,7 @@ def _coordinates(args: KernelArguments, at: int) -> dict[str, torch.Tensor | Non
 
 def _room_of(args: KernelArguments) -> dict[str, Any]:
     """What the plan provides for the time of the launch."""
-    scratch, table = args.scratch
+    scratch, table = args.scratch[:2]
     threads, room = scratch.shape
     return {"scratch": scratch, "threads": threads, "room": room, "segments": table}
 
@@ -178,10 +187,12 @@ def _bind_grad(args: KernelArguments) -> Launch:
     assert c is not None
     sizes = _all_sizes(args, q, k, v)
     places = (0, 0, 0) if dbias is None else (*dbias.shape[:1], *dbias.shape[2:])
+    exact, rounded = (args.scratch[2], dbias) if len(args.scratch) > 2 else (dbias, None)
     return c.launch(
         "onward_attention_grad", **layouts(dy=dy, q=q, k=k, v=v, y=y, dq=dq, dk=dk, dv=dv),
         peaks=peaks, totals=totals, **_filter(args, 4, (*q.shape[:3], k.shape[2])),
-        dbias=dbias, bias_sizes=places, **_coordinates(args, 10), sizes=sizes, **_room_of(args),
+        dbias=exact, rounded=rounded, bias_sizes=places, **_coordinates(args, 10), sizes=sizes,
+        **_room_of(args),
     )  # fmt: skip
 
 

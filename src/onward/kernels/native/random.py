@@ -13,7 +13,7 @@ import torch
 
 from onward.graph.ops.random import threshold
 from onward.kernels.kernel import Kernel, KernelArguments, Launch
-from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.native.library import library, one_element_type, where
 
 
 def mask_arguments(args: KernelArguments, ratio: float) -> tuple[int, int, float]:
@@ -54,7 +54,7 @@ KERNELS: dict[str, Kernel] = {
     "Dropout": Kernel(
         "native.dropout",
         _bind,
-        unsupported=only_f32,
+        unsupported=one_element_type,
         where=where,
         inplace=((0, 0),),
         contiguous=None,

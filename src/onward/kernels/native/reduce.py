@@ -13,7 +13,7 @@ from onward.graph.types import DType, Type, product
 from onward.kernels.aten import TABLE as ATEN
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.activation import row_parts
-from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.native.library import library, one_element_type, where
 
 BLOCK = 16384  # elements whose squares are summed before their sum is kept
 
@@ -38,7 +38,9 @@ def _reduced(spec: KernelSpec) -> int:
 
 
 def _not_leading(spec: KernelSpec) -> str | None:
-    return only_f32(spec) or (None if _reduced(spec) else "a sum over other dims than leading ones")
+    return one_element_type(spec) or (
+        None if _reduced(spec) else "a sum over other dims than leading ones"
+    )
 
 
 def _sum_scratch(spec: KernelSpec) -> list[Type]:
@@ -66,7 +68,9 @@ def _bind_sum_rows(args: KernelArguments) -> Launch:
 
 def _part_of_dims(spec: KernelSpec) -> str | None:
     y = spec.outputs[0]
-    return only_f32(spec) or (None if all(n == 1 for n in y.shape) else "a norm over some dims")
+    return one_element_type(spec) or (
+        None if all(n == 1 for n in y.shape) else "a norm over some dims"
+    )
 
 
 def _norm_scratch(spec: KernelSpec) -> list[Type]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from onward.graph.types import DType
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.layouts import layouts, more_dims, of_four_dims
-from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.native.library import library, not_one_element, where
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    return more_dims(spec) or only_f32(spec)
+    """The angles may be f32 beside rows of less."""
+    x, cos, sin = spec.inputs
+    rows = not_one_element((x, *spec.outputs))
+    low = x is not None and x.is_low
+    return more_dims(spec) or rows or not_one_element((x, cos, sin), (DType.FLOAT,) if low else ())
 
 
 def _bind(args: KernelArguments) -> Launch:

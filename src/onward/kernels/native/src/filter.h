@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "element.h"
 #include "math.h"
 #include "random.h"
 #include "segments.h"
@@ -15,11 +16,12 @@ namespace onward {
 
 constexpr float HIDDEN = -1e30f;  // scores are far above, and what hides them is far below
 
-// What is added to the scores, restricts and thins them: at most one of the masks is given.
-struct Filter {
+// What is added to the scores, restricts and thins them: at most one of the masks is given. E: of
+// the elements of what is added.
+template <class E> struct Filter {
     Strided<const uint8_t> allowed;
-    Strided<const float> added;
-    Strided<const float> bias;  // by positions, its rows one number after the other; hides no key
+    Strided<const E> added;
+    Strided<const E> bias;  // by positions, its rows one number after the other; hides no key
     const int64_t *seed, *offset;
     int64_t site, threshold, sample_dim;
     float scale;  // 1 / (1 - ratio); 1 without dropout
@@ -72,7 +74,7 @@ struct Filter {
     // Scores s[n] of query q against keys k, k+1, ... with what is added to them, and masked.
     void mask(const Segment& g, int64_t h, int64_t q, int64_t k, int64_t n, float* s) const {
         if (bias.data) {
-            const float* m = bias.at(g.b, h, g.position(q));
+            const E* m = bias.at(g.b, h, g.position(q));
             if (g.places)
                 for (int64_t j = 0; j < n; ++j) s[j] += m[g.places[k + j]];
             else
@@ -88,7 +90,7 @@ struct Filter {
                 for (int64_t j = 0; j < n; ++j) s[j] = m[j * step] ? s[j] : hidden;
         } else if (added.data) {
             const int64_t step = added.col();
-            const float* m = added.at(g.b, h, q) + k * step;
+            const E* m = added.at(g.b, h, q) + k * step;
             if (step == 1)
                 for (int64_t j = 0; j < n; ++j) s[j] += m[j];
             else
@@ -121,7 +123,7 @@ struct Filter {
             while (b - a >= 8 && none(b - 8)) b -= 8;
             while (a < b && !m[b - 1]) --b;
         } else {
-            const float* m = added.at(g.b, h, q) + k;
+            const E* m = added.at(g.b, h, q) + k;
             while (a < b && m[a] <= HIDDEN) ++a;
             while (a < b && m[b - 1] <= HIDDEN) --b;
         }
@@ -147,7 +149,8 @@ struct Filter {
 struct Below {
     int64_t first = 0, count[QUERIES], cols = 0, diagonal = UNBOUNDED;
 
-    Below(const Segment& g, const Filter& filter, bool causal, int64_t h, int64_t q0, int64_t m,
+    template <class E>
+    Below(const Segment& g, const Filter<E>& filter, bool causal, int64_t h, int64_t q0, int64_t m,
           int64_t k0, int64_t keys, const float* peaks)
     {
         if (!causal && !filter.scans(g)) {

@@ -2,8 +2,10 @@
 //
 // y = x * cos + turned(x) * sin over the first `turns` features, the others as they are. turned(x)
 // is (-x2, x1) of a row's halves (x1, x2), or the same of each pair of neighbours. The gradient is
-// the transpose: dx = dy * cos + turned^T(dy * sin), turned^T(z) = (z2, -z1).
+// the transpose: dx = dy * cos + turned^T(dy * sin), turned^T(z) = (z2, -z1). x and y are of one
+// element type, the angles of the same or of f32.
 #include "annotations.h"
+#include "element.h"
 #include "strided.h"
 
 using namespace onward;
@@ -15,10 +17,8 @@ struct Pairs {
     int64_t count, step, apart;
 };
 
-template <bool TRANSPOSED>
-inline void dense_halves(
-    const float* x, const float* c, const float* s, float* y, int64_t half)
-{
+template <bool TRANSPOSED, class E, class A>
+inline void dense_halves(const E* x, const A* c, const A* s, E* y, int64_t half) {
     #pragma omp simd
     for (int64_t i = 0; i < half; ++i) {
         const float a = x[i], b = x[half + i];
@@ -30,10 +30,10 @@ inline void dense_halves(
     }
 }
 
-template <bool TRANSPOSED>
+template <bool TRANSPOSED, class E, class A>
 inline void any_pairs(
-    const float* x, int64_t xs, const float* c, int64_t cs, const float* s, int64_t ss, float* y,
-    int64_t ys, Pairs pairs)
+    const E* x, int64_t xs, const A* c, int64_t cs, const A* s, int64_t ss, E* y, int64_t ys,
+    Pairs pairs)
 {
     for (int64_t i = 0; i < pairs.count; ++i) {
         const int64_t p = i * pairs.step, q = p + pairs.apart;
@@ -47,9 +47,9 @@ inline void any_pairs(
     }
 }
 
-template <bool TRANSPOSED>
+template <bool TRANSPOSED, class E, class A>
 void rotated(
-    Strided<const float> x, Strided<const float> cos, Strided<const float> sin, Strided<float> y,
+    Strided<const E> x, Strided<const A> cos, Strided<const A> sin, Strided<E> y,
     const int64_t* sizes, int64_t turns, bool interleaved)
 {
     const int64_t rows = sizes[0] * sizes[1] * sizes[2], n = sizes[3], half = turns / 2;
@@ -58,8 +58,9 @@ void rotated(
     #pragma omp parallel for schedule(static)
     for (int64_t r = 0; r < rows; ++r) {
         const RowIndex at(sizes, r);
-        const float *xr = at.of(x), *c = at.of(cos), *s = at.of(sin);
-        float* yr = at.of(y);
+        const E* xr = at.of(x);
+        const A *c = at.of(cos), *s = at.of(sin);
+        E* yr = at.of(y);
         if (dense && !interleaved)
             dense_halves<TRANSPOSED>(xr, c, s, yr, half);
         else if (dense)
@@ -73,12 +74,16 @@ void rotated(
 }  // namespace
 
 extern "C" void onward_rotary(
-    const float* x, const int64_t* OF(4) x_strides, const float* cos,
-    const int64_t* OF(4) cos_strides, const float* sin, const int64_t* OF(4) sin_strides, float* y,
-    const int64_t* OF(4) y_strides, const int64_t* OF(4) sizes, int64_t turns, int64_t interleaved,
-    int64_t transposed)
+    const T* x, const int64_t* OF(4) x_strides, const U* cos, const int64_t* OF(4) cos_strides,
+    const U* sin, const int64_t* OF(4) sin_strides, T* y, const int64_t* OF(4) y_strides,
+    const int64_t* OF(4) sizes, int64_t turns, int64_t interleaved, int64_t transposed,
+    int64_t element_T, int64_t element_U)
 {
-    const auto run = transposed ? rotated<true> : rotated<false>;
-    run({x, x_strides}, {cos, cos_strides}, {sin, sin_strides}, {y, y_strides}, sizes, turns,
-        interleaved != 0);
+    with_elements(element_T, element_U, [&](auto e, auto a) {
+        using E = decltype(e);
+        using A = decltype(a);
+        const auto run = transposed ? rotated<true, E, A> : rotated<false, E, A>;
+        run({of<E>(x), x_strides}, {of<A>(cos), cos_strides}, {of<A>(sin), sin_strides},
+            {of<E>(y), y_strides}, sizes, turns, interleaved != 0);
+    });
 }

@@ -1,11 +1,14 @@
 // Small matrix products out of the cache, for kernels that make and use their operands in blocks.
 //
 // A is read where it lies. B is packed in panels of COLS columns, `[panel][inner][COLS]`, zeros
-// behind the last column. C is row-major with room for whole panels. The product of ROWS x COLS
+// behind the last column. Packing takes elements of any type to f32. C is row-major with room for whole panels. The product of ROWS x COLS
 // numbers of C stays in registers; GCC's vector types make it so on every machine.
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
+
+#include "element.h"
 
 #define OUTLINED static __attribute__((noinline, unused))  // registers of its own
 
@@ -116,16 +119,17 @@ OUTLINED void add_turned_product(int64_t m, int64_t n, int64_t inner, const floa
 }
 
 // Operands come from wide rows far apart: each is asked for before it is needed.
-inline void prefetch(const float* row, int64_t n) {
-    for (int64_t j = 0; j < n; j += 16) __builtin_prefetch(row + j);
+template <class E> inline void prefetch(const E* row, int64_t n) {
+    for (int64_t j = 0; j < n; j += 64 / sizeof(E)) __builtin_prefetch(row + j);
 }
 
 // A strided matrix to rows one after the other, times `scale`.
-OUTLINED void pack_rows(const float* x, int64_t rs, int64_t cs, int64_t rows, int64_t cols,
-                        float scale, float* to)
+template <class E>
+OUTLINED void pack_rows(const E* x, int64_t rs, int64_t cs, int64_t rows, int64_t cols, float scale,
+                        float* to)
 {
     for (int64_t i = 0; i < rows; ++i, to += cols) {
-        const float* row = x + i * rs;
+        const E* row = x + i * rs;
         if (cs == 1) {
             if (i + 8 < rows) prefetch(row + 8 * rs, cols);
             #pragma omp simd
@@ -151,26 +155,46 @@ inline void turn_quad(const float* x, int64_t rs, float* to) {
 }
 
 // One panel of `wide` columns; row 0 of the matrix at x.
-inline void pack_panel(const float* x, int64_t rs, int64_t cs, int64_t rows, int64_t wide,
-                       float* to)
-{
+template <class E>
+inline void pack_panel(const E* x, int64_t rs, int64_t cs, int64_t rows, int64_t wide, float* to) {
     int64_t i = 0;
     if (wide == COLS && cs == 1)
         for (; i < rows; ++i)
-            for (int64_t l = 0; l < COLS; l += LANES)
-                *(Lanes*)(to + i * COLS + l) = *(const Lanes*)(x + i * rs + l);
-    if (wide == COLS && rs == 1)
-        for (; i + 4 <= rows; i += 4)
-            for (int64_t l = 0; l < COLS; l += 4)
-                turn_quad(x + l * cs + i, cs, to + i * COLS + l);
+            #pragma omp simd
+            for (int64_t l = 0; l < COLS; ++l) to[i * COLS + l] = x[i * rs + l];
+    if constexpr (std::is_same_v<E, float>) {
+        if (wide == COLS && rs == 1)
+            for (; i + 4 <= rows; i += 4)
+                for (int64_t l = 0; l < COLS; l += 4)
+                    turn_quad(x + l * cs + i, cs, to + i * COLS + l);
+    } else if (rs == 1) {  // as f32 first, some rows at a time
+        constexpr int64_t SOME = 32;
+        float wider[COLS * SOME] = {};
+        for (; i + 4 <= rows; i += SOME) {
+            const int64_t size = std::min(SOME, (rows - i) / 4 * 4);
+            for (int64_t l = 0; l < wide; ++l) {
+                const E* column = x + l * cs + i;
+                float* place = wider + l * SOME;
+                #pragma omp simd
+                for (int64_t j = 0; j < size; ++j) place[j] = column[j];
+            }
+            for (int64_t j = 0; j < size; j += 4)
+                for (int64_t l = 0; l < COLS; l += 4)
+                    turn_quad(wider + l * SOME + j, SOME, to + (i + j) * COLS + l);
+            if (size < SOME) {
+                i += size;
+                break;
+            }
+        }
+    }
     for (; i < rows; ++i)
         for (int64_t l = 0; l < COLS; ++l)
-            to[i * COLS + l] = l < wide ? x[i * rs + l * cs] : 0.0f;
+            to[i * COLS + l] = l < wide ? float(x[i * rs + l * cs]) : 0.0f;
 }
 
 // A strided matrix [rows,cols] to panels.
-OUTLINED void pack_panels(const float* x, int64_t rs, int64_t cs, int64_t rows, int64_t cols,
-                          float* to)
+template <class E>
+OUTLINED void pack_panels(const E* x, int64_t rs, int64_t cs, int64_t rows, int64_t cols, float* to)
 {
     if (cs == 1)
         for (int64_t i = 0; i < rows; ++i) prefetch(x + i * rs, cols);
