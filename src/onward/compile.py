@@ -32,13 +32,19 @@ from onward.plan import Budget, Fusible, Plan, bind, make_plan
 
 @kept("forward", "pack", "step", "halves")  # read where a run before has made the same
 class Compiler:
-    """The stages, for one target and without some passes."""
+    """The stages, for one target and without some passes. policy: of casts, where precision is
+    mixed."""
 
     def __init__(
-        self, target: Target, disable: Iterable[str] = (), journal: Journal | None = None
+        self,
+        target: Target,
+        disable: Iterable[str] = (),
+        journal: Journal | None = None,
+        policy: rewrite.Policy | None = None,
     ) -> None:
         load_plugins()
         self.target, self.disable = target, rewrite.switched_off(disable)
+        self.policy = policy
         self._fusible = Fusible(target)
         self.journal = Journal() if journal is None else journal
 
@@ -51,11 +57,14 @@ class Compiler:
 
     def quiet(self) -> Compiler:
         """The same for graphs that only look at a batch, and are no stage of a step."""
-        return Compiler(self.target, self.disable, Journal(quiet=True))
+        return Compiler(self.target, self.disable, Journal(quiet=True), self.policy)
 
     def forward(self, captured: Captured) -> Graph:
-        """The captured graph, rewritten."""
-        return self._rewrite(captured.graph, rewrite.FORWARD, "forward")
+        """The captured graph, rewritten, and in the precision that the policy says."""
+        graph = self._rewrite(captured.graph, rewrite.FORWARD, "forward")
+        if self.policy is None:
+            return graph
+        return self._rewrite(graph, rewrite.in_precision(self.policy), "precision")
 
     def pack(
         self, forward: Graph, outputs: Sequence[str], reads: dict[str, str] | None = None

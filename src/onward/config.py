@@ -66,6 +66,12 @@ class TrainerOptions:
     skip_nonfinite: leave an update out where a gradient is infinite or NaN: weights, optimizer
         state and counts stay as they are, and the step says `skipped`. False updates all the same,
         as eager PyTorch does.
+    mixed_precision: "bf16" computes matrix products, attention and activations in bfloat16, as
+        `torch.autocast` does: weights, optimizer state, norms' statistics, softmax, losses and
+        sums over a batch stay fp32. "auto": bf16 where the processor multiplies bf16 itself, else
+        fp32. "no": fp32.
+    keep_in_fp32: module paths and op names whose ops stay fp32 in mixed precision, as patterns of a
+        shell ("decoder.*", "lm_head", "Conv"); a string is one pattern.
     disable: names of rewrite passes to leave out, and `row_demand`; a string is one name, or
         several with commas.
     fetch: names of model outputs every step returns besides the loss; a string is one name.
@@ -78,6 +84,8 @@ class TrainerOptions:
     memory_budget: int | float | str | None = None
     skip_nonfinite: bool = True
     strict: bool = False
+    mixed_precision: str = "no"
+    keep_in_fp32: Sequence[str] = ()
     disable: Sequence[str] = ()
     fetch: Sequence[str] = ()
 
@@ -230,6 +238,18 @@ def _budget(name: str, value: object) -> int | float | str | None:
     return value  # type: ignore[return-value]
 
 
+def _precision(name: str, value: object) -> str:
+    if value is None or value is False:
+        return "no"
+    if value == "fp16":
+        raise _refuse(name, value, '"bf16": fp16 needs a loss scale, which is not there yet')
+    if value not in PRECISIONS:
+        raise _refuse(name, value, f"one of {', '.join(map(repr, PRECISIONS))}")
+    return str(value)
+
+
+PRECISIONS = ("no", "bf16", "auto")
+
 _READERS: dict[str, Reader] = {
     "gradient_accumulation_steps": _steps,
     "max_grad_norm": _norm,
@@ -238,6 +258,8 @@ _READERS: dict[str, Reader] = {
     "memory_budget": _budget,
     "skip_nonfinite": _switch,
     "strict": _switch,
+    "mixed_precision": _precision,
+    "keep_in_fp32": read_names,
     "disable": lambda name, value: read_names(name, value, commas=True),
     "fetch": read_names,
 }

@@ -4,7 +4,7 @@ A capture always runs: what a model's code does today is what is trained. What r
 and differentiation make of the captured graph is read instead of made again where a file has it:
 
     key = SHA-256 of: the graph given, bit by bit; the stage with its arguments (the recipe, the
-          outputs); passes switched off; every op, rule, pass and kernel by name; versions of Onward
+          outputs); passes switched off; the cast policy; every op, rule, pass and kernel by name; versions of Onward
           (and its sources), torch, onnx, onnx_ir, numpy and Python; the target, the kernel
           library's bytes, BLAS engines, threads, processor
 
@@ -41,7 +41,7 @@ from onward.graph.graph import Graph
 from onward.journal import Journal
 from onward.kernels import Target
 from onward.kernels.fingerprint import fingerprint
-from onward.rewrite import NearMiss, Report
+from onward.rewrite import NearMiss, Policy, Report
 
 log = logging.getLogger("onward")
 
@@ -56,10 +56,12 @@ _LOADED = time.time()
 
 
 class Owner(Protocol):
-    """Who makes graphs: for a target, without some passes, by verbs of its own."""
+    """Who makes graphs: for a target, without some passes, in the precision of a policy, by
+    verbs of its own."""
 
     target: Target
     disable: set[str]
+    policy: Policy | None
     journal: Journal
 
 
@@ -107,7 +109,8 @@ def _kept(verb: str, make: Callable[..., Graph | None]) -> Callable[..., Graph |
 def _key(verb: str, graph: Graph, arguments: tuple[Any, ...], owner: Owner) -> str | None:
     """None where not all that decides the result can be named."""
     try:
-        what = [verb, digest(graph), arguments, sorted(owner.disable), _world(owner.target)]
+        settings = [sorted(owner.disable), owner.policy]
+        what = [verb, digest(graph), arguments, settings, _world(owner.target)]
         return hashlib.sha256(json.dumps(what, default=_plain).encode()).hexdigest()
     except (ArchiveError, TypeError, OSError) as error:
         log.debug("%s is not kept: %s", verb, error)

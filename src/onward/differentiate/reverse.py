@@ -1,7 +1,8 @@
 """Reverse mode: one walk over the nodes from the outputs back to the inputs.
 
 The mechanism only; what each op's gradient is stands in `rules/`. Broadcasting is undone here,
-once, for every rule: a gradient wider than its value is summed to the value's shape.
+once, for every rule: a gradient wider than its value is summed to the value's shape. So are types:
+where gradients meet, those of low precision are added in f32, and a rule gets its value's own.
 """
 
 from __future__ import annotations
@@ -49,16 +50,21 @@ def vjp(
         if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):
             continue  # an output itself, whose cotangent ends here
         b = Builder(graph, module=where(node), backward=True)
+        dys = [
+            dy if dy is None or node.op_type == "Cast" else b.cast(dy, type_of(y).dtype)
+            for dy, y in zip(dys, node.outputs, strict=True)
+        ]
         dxs = _derive(b, node, dys)
         for x, dx in zip(node.inputs, dxs, strict=False):
             if x is None or dx is None or x not in needed:
                 continue
             dx = unbroadcast(b, dx, type_of(x).shape)
-            held = gradients.get(x)
-            gradients[x] = dx if held is None else b.Add(held, dx)
+            gradients[x] = _sum(b, gradients.get(x), dx)
     made: dict[str, str] = {}
     for value in inputs:
         name, dx = value.name or "", gradients.get(value)
+        if dx is not None:
+            dx = Builder(graph, backward=True).cast(dx, type_of(value).dtype)
         if dx is None and name in zeros:
             dx = Builder(graph, backward=True).full(0, type_of(value))
         if dx is not None:
@@ -66,6 +72,15 @@ def vjp(
     graph.signature = graph.signature.but(cotangents=cotangents, gradients=made)
     _settle_own_gradients(graph)
     return graph
+
+
+def _sum(b: Builder, held: Value | None, dx: Value) -> Value:
+    """Gradients that arrive at a value from several readers; those of low precision are added in
+    f32, so that each is rounded once."""
+    if held is None:
+        return dx
+    wide = type_of(dx).accumulated.dtype
+    return b.Add(b.cast(held, wide), b.cast(dx, wide))
 
 
 def _derive(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:

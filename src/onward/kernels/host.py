@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from importlib.util import find_spec
+
+import torch
 
 from onward.kernels.native.library import library
 from onward.kernels.target import NO_LIBRARY, Rates, Target
@@ -13,7 +16,16 @@ def host(device: str = "cpu") -> Target:
     found = library() if device == "cpu" else None
     triton = device == "cuda" and find_spec("triton") is not None
     level = NO_LIBRARY if found is None else found.level
-    return Target(device, level, triton, rates=_rates(device))
+    low = _multiplies_bf16(device)
+    return Target(device, level, triton, multiplies_bf16=low, rates=_rates(device))
+
+
+@functools.cache
+def _multiplies_bf16(device: str) -> bool:
+    if device != "cpu":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # absent on other processors
+    return any(getattr(torch.cpu, name, bool)() for name in asked)
 
 
 def _rates(device: str) -> Rates:

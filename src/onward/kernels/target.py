@@ -27,13 +27,15 @@ class Target:
 
     device: its kind, "cpu" or "cuda". instructions: of the native library, "avx512", "avx2" or
     "plain"; "none" without one, as on devices it is not for. triton: whether Triton is there for
-    the device. dtype: what products are computed in.
+    the device. dtype: what products are computed in. multiplies_bf16: whether the processor itself
+    multiplies bfloat16 (AVX512-BF16, AMX, a GPU's tensor cores), so that it pays.
     """
 
     device: str = "cpu"
     instructions: str = NO_LIBRARY
     triton: bool = False
     dtype: str = "float32"
+    multiplies_bf16: bool = False
     rates: Rates = Rates()
 
     @property

@@ -9,7 +9,17 @@ what it would write, and notes what it leaves (`context.py`).
 from __future__ import annotations
 
 from onward.rewrite.context import Context, Fusion, NearMiss, Refuse, everything_taken, summary
-from onward.rewrite.lists import FORWARD, STEP, halves, register, switched_off, switches
+from onward.rewrite.lists import (
+    FORWARD,
+    PRECISION,
+    STEP,
+    halves,
+    in_precision,
+    register,
+    switched_off,
+    switches,
+)
+from onward.rewrite.precision import Policy
 from onward.rewrite.recompute import recompute
 from onward.rewrite.rows import (
     Attribution,
@@ -25,6 +35,7 @@ from onward.rewrite.run import AnyPass, FusionPass, Pass, Report, measured, prun
 
 __all__ = [
     "FORWARD",
+    "PRECISION",
     "STEP",
     "AnyPass",
     "Attribution",
@@ -34,11 +45,13 @@ __all__ = [
     "FusionPass",
     "NearMiss",
     "Pass",
+    "Policy",
     "Refuse",
     "Report",
     "attribute",
     "everything_taken",
     "halves",
+    "in_precision",
     "lookups",
     "measured",
     "prune",

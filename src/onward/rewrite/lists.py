@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from onward.config import check_names, environment
+from onward.graph.graph import Graph
 from onward.graph.registry import meeting
 from onward.rewrite.add_layer_norm import add_layer_norm
 from onward.rewrite.bias_activation import bias_activation
@@ -25,6 +26,7 @@ from onward.rewrite.linear_cross_entropy import (
 )
 from onward.rewrite.noop import noop
 from onward.rewrite.patch_convolution import patch_convolution
+from onward.rewrite.precision import Policy, cancel_casts, fold_casts, move_casts, write_casts
 from onward.rewrite.reshape_through_transpose import reshape_through_transpose
 from onward.rewrite.rms_norm import rms_norm
 from onward.rewrite.rotary import rotary
@@ -59,10 +61,20 @@ _FORWARD: Sequence[AnyPass] = (
     FusionPass(bias_activation, exact=False),
 )
 
+# of a graph into which a cast policy is written
+_PRECISION: Sequence[AnyPass] = (
+    Pass(move_casts),  # to what views show, so that equal casts meet
+    Pass(cancel_casts),
+    Pass(common_subexpression_elimination),  # a weight that is read twice is cast once
+    Pass(fold_casts),  # casts have their last readers now
+    Pass(dead_code_elimination),
+)
+
 _STEP: Sequence[AnyPass] = (
     Pass(constant_folding),
     Pass(noop),  # reshapes of reshapes that rules wrote
     Pass(common_subexpression_elimination),  # masks and shape reads that forward and backward share
+    Pass(cancel_casts),  # a gradient's up and the next product's down
     # before scatter_into: the head's dW gets its producer
     FusionPass(linear_cross_entropy_step),
     Pass(gemm_add, exact=False),  # sums of gradients have their final form now
@@ -71,8 +83,9 @@ _STEP: Sequence[AnyPass] = (
 )
 
 FORWARD: list[AnyPass] = []
+PRECISION: list[AnyPass] = []
 STEP: list[AnyPass] = []
-_LISTS = {"forward": FORWARD, "step": STEP}
+_LISTS = {"forward": FORWARD, "precision": PRECISION, "step": STEP}
 ROW_DEMAND = "row_demand"  # in neither list, but switched off like one that is
 
 
@@ -87,7 +100,7 @@ def register(item: AnyPass, stage: str, before: str = "", after: str = "") -> No
         raise ValueError(f"no list of passes is called {stage!r}; fix: {' or '.join(_LISTS)}")
     if any(held is item for held in passes):
         return
-    others = [held for held in (*FORWARD, *STEP) if held.name == item.name]
+    others = [held for held in (*FORWARD, *PRECISION, *STEP) if held.name == item.name]
     for held in others:
         if held.apply is not item.apply:
             raise meeting(f"the pass {item.name}", held.apply, item.apply)
@@ -105,9 +118,19 @@ def register(item: AnyPass, stage: str, before: str = "", after: str = "") -> No
     passes.insert(names.index(before) if before else names.index(after) + 1, item)
 
 
-for _stage, _items in (("forward", _FORWARD), ("step", _STEP)):
+for _stage, _items in (("forward", _FORWARD), ("precision", _PRECISION), ("step", _STEP)):
     for _item in _items:
         register(_item, _stage)
+
+
+def in_precision(policy: Policy) -> list[AnyPass]:
+    """PRECISION, with the policy's casts before it."""
+
+    def written(graph: Graph) -> int:
+        return write_casts(graph, policy)
+
+    written.__name__ = write_casts.__name__
+    return [Pass(written, exact=False), *PRECISION]
 
 
 def halves() -> list[AnyPass]:
@@ -118,7 +141,7 @@ def halves() -> list[AnyPass]:
 
 def switches() -> tuple[str, ...]:
     """The names of all passes, each once."""
-    return tuple(dict.fromkeys([*(p.name for p in (*FORWARD, *STEP, *halves())), ROW_DEMAND]))
+    return tuple(dict.fromkeys([*(p.name for p in (*FORWARD, *PRECISION, *STEP, *halves())), ROW_DEMAND]))
 
 
 def switched_off(disable: Iterable[str]) -> set[str]:

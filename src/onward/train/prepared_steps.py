@@ -16,6 +16,7 @@ from onward.kernels import host
 from onward.train.batch import Batch
 from onward.train.graphs import Graphs
 from onward.train.guards import Guards, refuse_optimizer_hooks
+from onward.train.precision import policy_of
 from onward.train.prepared_step import PreparedStep
 from onward.train.regions import Told
 from onward.train.session import Session
@@ -70,7 +71,9 @@ class PreparedSteps:
     def _make(
         self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch, training: bool
     ) -> Step:
-        compiler = Compiler(host(self._session.memory.device.type), self._options.disable)
+        target = host(self._session.memory.device.type)
+        policy = policy_of(self._options, target)
+        compiler = Compiler(target, self._options.disable, policy=policy)
         captured = self.capture(compiler, model, loss_fn, batch, training)
         if captured.regions:
             self._told.tell(model, captured.regions)

@@ -58,7 +58,9 @@ class Unread:
         # without fused ops, whose kernels need not pass NaN on
         fused = [p.name for p in STEP if isinstance(p, FusionPass)]
         before = graphs.compiler
-        self._compiler = Compiler(before.target, [*before.disable, *fused], Journal(quiet=True))
+        self._compiler = Compiler(
+            before.target, [*before.disable, *fused], Journal(quiet=True), before.policy
+        )
 
     def check(
         self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int], gradients: bool

@@ -6,6 +6,7 @@
 Three ops: the loss alone (evaluation), the gradients alone (where the loss's own gradient comes
 later), and both at once (where it is known before, as in a whole training step). A kernel works
 through blocks of rows; arXiv 2411.09009 and Liger Kernel (arXiv 2410.10989) do the like on GPUs.
+Of low precision x and w the loss, dw and dbias are f32: they are sums over the rows.
 Label smoothing is PyTorch's: (1 - s) nll + s / V * sum over classes of -log p.
 """
 
@@ -93,16 +94,16 @@ def _step(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
 
 
 def _infer_loss(call: Call) -> list[Type]:
-    return [Type(call.type(0).dtype, ())]
+    return [Type(call.type(0).accumulated.dtype, ())]
 
 
 def _infer_grad(call: Call) -> list[Type]:
-    bias = [call.type(3)] if call.present(3) else []
-    return [call.type(1), call.type(2), *bias]
+    bias = [call.type(3).accumulated] if call.present(3) else []
+    return [call.type(1), call.type(2).accumulated, *bias]
 
 
 def _infer_step(call: Call) -> list[Type]:
-    return [Type(call.type(1).dtype, ()), *_infer_grad(call)]
+    return [Type(call.type(1).accumulated.dtype, ()), *_infer_grad(call)]
 
 
 _MEAN = {"ignore_index": -100, "reduction": "mean"}

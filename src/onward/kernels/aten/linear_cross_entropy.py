@@ -59,6 +59,8 @@ def _small_bytes(spec: KernelSpec) -> int:
 
 
 def _known(spec: KernelSpec) -> str | None:
+    if _sizes(spec)[0].is_low:
+        return "low precision, whose sums over rows are f32"
     reduction = spec.attrs["reduction"]
     return None if reduction in ("mean", "sum") else f"reduction {reduction}"
 
@@ -207,7 +209,7 @@ def _bind(args: KernelArguments) -> Launch:
     return launch
 
 
-def _no_such_class(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError | None:
+def no_such_class(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError | None:
     """The flag holds the least and the greatest label that count."""
     classes = args.x(1 if op == "LinearCrossEntropy" else 2).shape[0]
     bad = next((label for label in flag if not 0 <= label < classes), None)
@@ -217,7 +219,7 @@ def _no_such_class(op: str, args: KernelArguments, flag: Sequence[int]) -> Index
 KERNELS: dict[str, Kernel] = {
     op: Kernel(
         "aten.linear_cross_entropy", _bind, unsupported=_known, contiguous=None, scratch=_scratch,
-        workspace=_small_bytes, input_error=partial(_no_such_class, op),
+        workspace=_small_bytes, input_error=partial(no_such_class, op),
     )
     for op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyStep")
 }  # fmt: skip

@@ -1,0 +1,172 @@
+"""LinearCrossEntropy of bf16 and fp16: products by torch.mm, the losses between them natively.
+
+A block of rows has its logits in the low type; log-sum-exp, loss and gradients are computed from
+them in f32, and the logits' gradients take their place. dw and dbias are sums over the rows: f32,
+a block's part being one product of the low type, by panels of classes.
+
+    z = x w^T                        f[R,V]  of a block of R rows, low
+    dz over z, losses                f[R,V], f32[R]
+    dx = dz w                        f[R,D]  low
+    dw[panel] += dz[:,panel]^T x     f32[V,D], the product low
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from onward.graph.types import DType, Type
+from onward.kernels.aten.linear_cross_entropy import ROWS, no_such_class
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.native.library import library, where
+
+PANEL = 16384  # classes whose dw is one product
+
+
+def _sizes(spec: KernelSpec) -> tuple[Type, Type]:
+    x, w = spec.inputs[:2] if spec.op == "LinearCrossEntropy" else spec.inputs[1:3]
+    assert x is not None and w is not None
+    return x, w
+
+
+def _scratch(spec: KernelSpec) -> list[Type]:
+    """`z`, a panel's `dw`, `loss` of rows, their `label`, whether `ignored`, and three sums."""
+    x, w = _sizes(spec)
+    n, classes, features = x.shape[0], w.shape[0], w.shape[1]
+    assert isinstance(n, int) and isinstance(classes, int)
+    panel = min(classes, PANEL) if spec.op != "LinearCrossEntropy" else 1
+    return [
+        Type(x.dtype, (min(n, int(spec.attrs.get("rows", ROWS))), classes)),
+        Type(x.dtype, (panel, features)),
+        Type(DType.FLOAT, (n,)),
+        Type(DType.INT64, (n,)),
+        Type(DType.BOOL, (n,)),
+        Type(DType.FLOAT, (3,)),
+    ]
+
+
+def _unsupported(spec: KernelSpec) -> str | None:
+    x, w = _sizes(spec)
+    if not x.is_low or x.dtype != w.dtype:
+        return f"{x} and {w}: not both of one low type"
+    others = spec.inputs[2:] if spec.op == "LinearCrossEntropy" else (spec.inputs[0], *spec.inputs[3:])
+    if any(t is not None and t.is_floating and t.dtype != DType.FLOAT for t in others):
+        return "a bias or weights that are not f32"
+    reduction = spec.attrs["reduction"]
+    return None if reduction in ("mean", "sum") else f"reduction {reduction}"
+
+
+def _workspace(spec: KernelSpec) -> int:
+    """What a sum over a block's rows takes, where there is a bias, and small temporaries."""
+    x, w = _sizes(spec)
+    n, classes = x.shape[0], w.shape[0]
+    assert isinstance(n, int) and isinstance(classes, int)
+    return 4 * classes * 2 + 64 * n + 4096
+
+
+def _bind(op: str, args: KernelArguments) -> Launch:
+    inputs, outputs = [*args.inputs, None, None], list(args.outputs)
+    dloss = None if op == "LinearCrossEntropy" else inputs.pop(0)
+    loss = outputs.pop(0) if op != "LinearCrossEntropyGrad" else None
+    x, w, bias, labels, weight = inputs[:5]
+    dx, dw, dbias = [*outputs, None, None, None][:3]
+    assert x is not None and w is not None and labels is not None
+    z, panel, losses, label, ignored, sums = args.scratch
+    divisor, unit, weights = sums[0:1], sums[1:2], sums[2:3]
+    ignore, classes = int(args.attrs["ignore_index"]), w.shape[0]
+    ends = (args.flag[0], args.flag[1])
+    steps = [
+        step
+        for rows in _blocks(x.shape[0], z.shape[0])
+        for step in _block(
+            x, w, bias, labels, weight, dx, dw, dbias, z, panel, losses, weights,
+            None if dloss is None else unit, rows, ignore,
+            float(args.attrs.get("label_smoothing", 0.0)),
+        )
+    ]  # fmt: skip
+    mean = args.attrs["reduction"] == "mean"
+
+    def launch() -> None:
+        torch.eq(labels, ignore, out=ignored)
+        label.copy_(labels)
+        label.masked_fill_(ignored, 0)
+        if label.numel():
+            torch.aminmax(label, out=ends)
+        if weight is None:
+            weights.fill_(float(classes))
+            count = (~ignored).sum(dtype=torch.float32)
+        else:
+            torch.sum(weight, 0, keepdim=True, out=weights)
+            label.clamp_(0, classes - 1)
+            count = weight[label].masked_fill_(ignored, 0.0).sum()
+        divisor.fill_(1.0) if not mean else divisor.copy_(count)
+        if dloss is not None:
+            torch.div(dloss, divisor, out=unit)
+        if not x.shape[0]:
+            for gradient in (dw, dbias):
+                if gradient is not None:
+                    gradient.zero_()
+        for step in steps:
+            step()
+        if loss is not None:
+            torch.div(losses.sum(), divisor[0], out=loss)
+
+    return launch
+
+
+def _blocks(n: int, most: int) -> Iterator[slice]:
+    """The rows in as few blocks as fit, all of one size."""
+    count = math.ceil(n / max(1, most))
+    size = max(1, math.ceil(n / max(1, count)))
+    return (slice(i, min(i + size, n)) for i in range(0, n, size))
+
+
+def _block(
+    x: Tensor, w: Tensor, bias: Tensor | None, labels: Tensor, weight: Tensor | None,
+    dx: Tensor | None, dw: Tensor | None, dbias: Tensor | None, z: Tensor, panel: Tensor,
+    losses: Tensor, weights: Tensor, unit: Tensor | None, rows: slice, ignore: int,
+    smoothing: float,
+) -> Iterator[Launch]:  # fmt: skip
+    """What runs for these rows, in order. The first rows write dw, the others add to it."""
+    native = library()
+    assert native is not None
+    xs, first = x[rows], rows.start == 0  # f[R,D]
+    zs = z[: xs.shape[0]]  # f[R,V]
+    yield partial(torch.mm, xs, w.t(), out=zs)
+    yield native.launch(
+        "onward_cross_entropy", z=zs, bias=bias, labels=labels[rows], weight=weight,
+        all_weights=weights, unit=unit, loss=losses[rows], rows=zs.shape[0],
+        classes=zs.shape[1], ignore=ignore, smoothing=smoothing,
+    )  # fmt: skip
+    if dx is None or dw is None:
+        return
+    yield partial(torch.mm, zs, w, out=dx[rows])
+    for start in range(0, w.shape[0], max(1, panel.shape[0])):
+        part = panel[: min(panel.shape[0], w.shape[0] - start)]  # f[C,D]
+        yield partial(torch.mm, zs[:, start : start + part.shape[0]].t(), xs, out=part)
+        yield native.launch(
+            "onward_accumulate", x=part, y=dw[start : start + part.shape[0]], n=part.numel(),
+            adds=int(not first),
+        )  # fmt: skip
+    if dbias is not None:
+        yield partial(_sum_rows, zs, dbias, first)
+
+
+def _sum_rows(dz: Tensor, dbias: Tensor, first: bool) -> None:
+    """dbias f32[V] of dz f[R,V]."""
+    total = dz.sum(0, dtype=torch.float32)
+    dbias.copy_(total) if first else dbias.add_(total)
+
+
+KERNELS: dict[str, Kernel] = {
+    op: Kernel(
+        "native.linear_cross_entropy", partial(_bind, op), unsupported=_unsupported, where=where,
+        contiguous=None, scratch=_scratch, workspace=_workspace,
+        input_error=partial(no_such_class, op),
+    )
+    for op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyStep")
+}  # fmt: skip

@@ -1,0 +1,128 @@
+"""The cast policy: which op computes in which precision, each line with its reason.
+
+The classes are those of torch's CPU autocast
+(https://docs.pytorch.org/docs/stable/amp.html#cpu-op-specific-behavior), with these differences,
+each towards more exact results: what autocast runs "in the type of its input" runs in fp32 here
+where it is more than one rounding (softmax, log-softmax, exponentials, sums), and a norm's statistics
+are fp32. A fused op computes in fp32 between loads and stores of its operands' type.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from onward.graph.graph import Node, where
+from onward.graph.ops import OPS
+from onward.graph.types import DType
+
+
+class Precision(enum.Enum):
+    """What an op's floating operands are cast to."""
+
+    LOW = "low"  # f32 operands are cast down
+    FULL = "full"  # low operands are cast up
+    WIDEST = "widest"  # low where all of them are, else f32
+    FOLLOWS = "follows"  # moves elements: as WIDEST, and numbers never change
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table. operands: those that the class is about; None: all floating ones (the
+    others of a LOW op stay f32)."""
+
+    precision: Precision
+    ops: tuple[str, ...]
+    reason: str
+    operands: tuple[int, ...] | None = None
+
+
+_TABLE = (
+    Line(
+        Precision.LOW,
+        ("MatMul", "Gemm", "Conv", "ConvTranspose", "GroupedMatMul"),
+        "the arithmetic of a step: two to three times as fast, sums of products are fp32",
+    ),
+    Line(
+        Precision.LOW,
+        ("LinearCrossEntropy",),
+        "a product with its loss: logits are rounded once, the loss and the sums over rows are fp32",
+        operands=(0, 1),
+    ),
+    Line(
+        Precision.LOW,
+        ("FlashAttention", "Attention"),
+        "products again; scores, softmax and sums within them are fp32",
+        operands=(0, 1, 2),
+    ),
+    Line(
+        Precision.WIDEST,
+        ("BiasActivation", "GatedActivation", "Gelu", "Rotary", "Dropout", "Relu", "Neg", "Abs"),
+        "one pass over memory, fp32 within, and one rounding of each result",
+    ),
+    Line(
+        Precision.WIDEST,
+        ("Add", "Sub", "Mul", "Max", "Min"),
+        "one rounding; a residual stream of fp32 stays so, as in autocast",
+    ),
+    Line(
+        Precision.FOLLOWS,
+        (
+            "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Slice", "Split",
+            "Concat", "Gather", "GatherElements", "GatherND", "Pad", "Trilu",
+        ),
+        "numbers are moved, not computed",
+    ),
+)  # fmt: skip
+
+_REST = Line(
+    Precision.FULL,
+    (),
+    "statistics, exponentials, losses and sums over a batch: rounding there costs accuracy and "
+    "saves little time",
+)
+_BY_OP = {op: line for line in _TABLE for op in line.ops}
+
+
+def precision_of(op: str) -> Line:
+    """The line of an op."""
+    return _BY_OP.get(op, _REST)
+
+
+def lines() -> Iterator[tuple[Line, tuple[str, ...]]]:
+    """Each line with its ops, those of the last one by name too."""
+    for line in _TABLE:
+        yield line, line.ops
+    yield _REST, tuple(sorted(OPS.keys() - _BY_OP.keys()))
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What a graph is cast by.
+
+    low: the element type of LOW, bf16 or fp16. full: patterns (as a shell's: `decoder.*`) of module
+    paths and of op names whose ops stay in fp32 whatever the table says.
+    """
+
+    low: DType
+    full: tuple[str, ...] = ()
+
+    def line(self, node: Node) -> Line:
+        """That of a node."""
+        line = precision_of(node.op_type)
+        if line.precision is Precision.LOW and self._kept(node):
+            return _REST
+        return line
+
+    def _kept(self, node: Node) -> bool:
+        names = (node.op_type, where(node))
+        return any(
+            fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+            for pattern in self.full
+            for name in names
+        )
+
+
+__all__ = ["Line", "Policy", "Precision", "lines", "precision_of"]

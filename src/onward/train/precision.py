@@ -1,0 +1,26 @@
+"""From the option `mixed_precision` to the cast policy of a step."""
+
+from __future__ import annotations
+
+import logging
+
+from onward.config import TrainerOptions
+from onward.graph.types import DType
+from onward.kernels import Target
+from onward.rewrite import Policy
+
+log = logging.getLogger("onward")
+
+
+def policy_of(options: TrainerOptions, target: Target) -> Policy | None:
+    """The policy of steps with these options on a target; None: fp32."""
+    asked = options.mixed_precision
+    if asked == "auto" and not target.multiplies_bf16:
+        log.warning(
+            "mixed_precision='auto' is fp32 here: the processor multiplies no bf16 by itself"
+        )
+        return None
+    return None if asked == "no" else Policy(DType.BFLOAT16, tuple(options.keep_in_fp32))
+
+
+__all__ = ["policy_of"]
