@@ -17,7 +17,7 @@ from test_kernels import TOLERANCE, Bound, launch, rubbish, run, spec_of
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import array_of
 from onward.graph.types import LOW, DType, Type
-from onward.kernels import NATIVE, Kernel, KernelArguments, KernelSpec, torch_dtype
+from onward.kernels import ATEN, NATIVE, Kernel, KernelArguments, KernelSpec, torch_dtype
 from onward.kernels.native.library import Library, files, library, usable
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no native library here")
@@ -26,11 +26,12 @@ pytestmark = pytest.mark.skipif(library() is None, reason="no native library her
 TAKEN = {
     "Gelu", "GeluGrad", "Relu", "BiasActivation", "BiasActivationGrad", "GatedActivation",
     "GatedActivationGrad", "FlashAttention", "FlashAttentionGrad", "Dropout",
-    "Rotary", "ReduceSum", "ReduceL2",
+    "Rotary", "ReduceSum", "ReduceL2", "AllFinite",
 }  # fmt: skip
-# Takes f32 sums beside low x and y, which no sample call has.
+# Take some low tensors beside others of f32, which no sample call has.
 MIXED = {
     "AddLayerNormalization", "AddLayerNormalizationGrad", "AddRMSNorm", "AddRMSNormGrad",
+    "AdamUpdate",
 }  # fmt: skip
 EACH_LOW = pytest.mark.parametrize("dtype", sorted(LOW), ids=str)
 CALLS = [
@@ -129,11 +130,10 @@ def test_other_mixtures_are_refused_in_words(op: str, dtype: DType) -> None:
     case = next(c for c in CASES + ONWARD_CASES if c.op == op)
     (kernel,) = NATIVE[op]
     spec = spec_of(case, dtype)
-    first = spec.inputs[0]
-    assert first is not None
-    wrong = KernelSpec(
-        op, spec.attrs, (first.with_dtype(DType.DOUBLE), *spec.inputs[1:]), spec.outputs
-    )
+    at, first = next((i, t) for i, t in enumerate(spec.inputs) if t is not None)
+    inputs = list(spec.inputs)
+    inputs[at] = first.with_dtype(DType.DOUBLE)
+    wrong = KernelSpec(op, spec.attrs, tuple(inputs), spec.outputs)
     reason = kernel.unsupported(wrong)
     assert reason is not None and reason.endswith(" tensors")
 
@@ -212,12 +212,12 @@ def test_attention_in_blocks_rounds_its_results_once(
     k, v = (torch.randn(1, groups, keys, 20).to(low) for _ in range(2))
     attrs = {"scale": 0.3, "is_causal": causal}
     row = torch.full((1, 2, queries), torch.nan)
-    y, peak, total = norm_call(
+    y, peak, total = called(
         "FlashAttention", attrs, [q, k, v], [torch.full_like(q, torch.nan), row, row.clone()]
     )
     assert peak.dtype == total.dtype == f32
     given = [dy, q, k, v, None, None, None, y, peak, total]
-    grads = norm_call(
+    grads = called(
         "FlashAttentionGrad", attrs, given, [torch.full_like(x, torch.nan) for x in (q, k, v)]
     )
     exact = [x.double().requires_grad_() for x in (q, k, v)]
@@ -244,11 +244,11 @@ def test_the_gradient_of_a_low_bias_is_summed_in_f32(dtype: DType) -> None:
     attrs = {"scale": 0.3, "is_causal": 0, "bias_gradient": 1}
     row = torch.full(shape[:3], torch.nan)
     forward = [q, k, v, None, None, None, None, None, bias]
-    y, peak, total = norm_call(
+    y, peak, total = called(
         "FlashAttention", attrs, forward, [torch.full_like(q, torch.nan), row, row.clone()]
     )
     given = [dy, q, k, v, None, None, None, y, peak, total, None, None, bias]
-    *_, dbias = norm_call(
+    *_, dbias = called(
         "FlashAttentionGrad", attrs, given, [torch.full_like(x, torch.nan) for x in (q, k, v, bias)]
     )
     exact = bias.double().requires_grad_()
@@ -262,20 +262,103 @@ def test_the_gradient_of_a_low_bias_is_summed_in_f32(dtype: DType) -> None:
     assert bool(((dbias.double() - want).abs() <= allowed).all())
 
 
+# ---- masks, angles and updates
+
+
+@EACH_LOW
+def test_masks_are_those_of_f32(dtype: DType) -> None:
+    attrs, low = {"ratio": 0.3, "site": 7, "sample_dim": 0}, torch_dtype(dtype)
+    drawn = [torch.tensor([5, 2**32 - 1]), torch.tensor(3)]
+    for size in ((3, 5), (17, 65), (2, 3, 1030)):
+        ones = torch.ones(size)
+        (plain,) = called("Dropout", attrs, [ones, *drawn], [torch.empty(size)])
+        (have,) = called("Dropout", attrs, [ones.to(low), *drawn], [torch.empty(size).to(low)])
+        assert torch.equal(have, plain.to(low))
+
+
+@EACH_LOW
+def test_what_dropout_makes_too_large_is_infinite(dtype: DType) -> None:
+    low = torch_dtype(dtype)
+    x = torch.tensor([[torch.finfo(low).max, torch.inf, -torch.inf, torch.nan]] * 16).to(low)
+    x = torch.cat([x, torch.full((16, 1), torch.finfo(low).smallest_normal / 4).to(low)], 1)
+    attrs = {"ratio": 0.5, "site": 7, "sample_dim": -1}
+    drawn = [torch.tensor([5, 6])]
+    (y,) = called("Dropout", attrs, [x, *drawn], [torch.empty_like(x)])
+    (mask,) = called("Dropout", attrs, [torch.ones(x.shape), *drawn], [torch.empty(x.shape)])
+    want = torch.where(mask > 0, x.float() * 2, torch.zeros(())).to(low)
+    assert want.isinf().any() and bool(same_bits(y, want).all())
+
+
+@EACH_LOW
+@pytest.mark.parametrize("interleaved", [0, 1])
+def test_angles_may_be_f32(dtype: DType, interleaved: int) -> None:
+    low = torch_dtype(dtype)
+    x, angle = torch.randn(2, 3, 5, 38).to(low), torch.randn(1, 1, 5, 34)
+    cos, sin = angle.cos(), angle.sin()
+    attrs = {"interleaved": interleaved, "transposed": 0}
+    (y,) = called("Rotary", attrs, [x, cos, sin], [torch.empty_like(x)])
+    (plain,) = called("Rotary", attrs, [x.float(), cos, sin], [torch.empty(x.shape)])
+    assert torch.equal(y, plain.to(low))
+    (kernel,) = NATIVE["Rotary"]
+    spec = spec_with("Rotary", attrs, [x.float(), cos.to(low), sin.to(low)], [x.float()])
+    assert kernel.unsupported(spec) == f"float and {dtype.name.lower()} tensors"
+
+
+@EACH_LOW
+@pytest.mark.parametrize("n", [1, 7, 10_007])
+def test_an_update_takes_a_low_gradient(dtype: DType, n: int) -> None:
+    """With the bits of one that is cast before."""
+    torch.manual_seed(0)
+    g = torch.randn(n).to(torch_dtype(dtype))
+    p, m, v = torch.randn(n), torch.randn(n), torch.rand(n)
+    hyper = [torch.tensor(x, dtype=torch.float64) for x in (0.1, 0.9, 0.99, 1e-8, 0.1)]
+    rest = [m, v, *hyper, torch.tensor(3), torch.tensor(0.7)]
+    have, want = (
+        called("AdamUpdate", {"decoupled": 1}, [p, x, *rest], [torch.empty(n) for _ in range(3)])
+        for x in (g, g.float())
+    )
+    assert all(torch.equal(a, b) for a, b in zip(have, want, strict=True))
+
+
+@pytest.mark.parametrize("op", ["AdamUpdate", "SGDUpdate"])
+def test_torch_takes_no_gradient_of_another_dtype(op: str) -> None:
+    p, g = Type(DType.FLOAT, (5,)), Type(DType.BFLOAT16, (5,))
+    (kernel,) = ATEN[op]
+    reason = kernel.unsupported(KernelSpec(op, {}, (p, g, p, p), (p, p, p)))
+    assert reason == "a gradient of bfloat16 for a parameter of float"
+
+
+@pytest.mark.parametrize("bad", [None, torch.inf, -torch.inf, torch.nan])
+@EACH_LOW
+def test_gradients_of_several_dtypes_are_finite_or_not(dtype: DType, bad: float | None) -> None:
+    low = torch_dtype(dtype)
+    for size in (1, 33, 70_001):
+        x, y = torch.full((size,), torch.finfo(low).max).to(low), torch.zeros(())
+        x[0] = torch.finfo(low).smallest_normal / 2
+        if bad is not None:
+            x[-1] = bad
+        found = torch.zeros((), dtype=torch.bool)
+        called("AllFinite", {}, [None, y, x, torch.randn(3)], [found])
+        assert bool(found) == (bad is None)
+        called("AllFinite", {}, [torch.tensor(torch.inf).to(low), x], [found])
+        assert bool(found) == (bad is None)
+
+
 # ---- norms of f32 sums, whose x and y are low
 
 
-def norm_spec(op: str, attrs: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> KernelSpec:
+def spec_with(op: str, attrs: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> KernelSpec:
     def type(x: torch.Tensor | None) -> Type | None:
-        names = {torch_dtype(d): d for d in (DType.FLOAT, *LOW, DType.INT64)}
+        kinds = (DType.FLOAT, *LOW, DType.INT64, DType.DOUBLE, DType.BOOL)
+        names = {torch_dtype(d): d for d in kinds}
         return None if x is None else Type(names[x.dtype], tuple(x.shape))
 
     return KernelSpec(op, attrs, tuple(map(type, inputs)), tuple(map(type, outputs)))  # type: ignore[arg-type]
 
 
-def norm_call(op: str, attrs: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> list[Any]:
+def called(op: str, attrs: dict[str, Any], inputs: list[Any], outputs: list[Any]) -> list[Any]:
     (kernel,) = NATIVE[op]
-    spec = norm_spec(op, attrs, inputs, outputs)
+    spec = spec_with(op, attrs, inputs, outputs)
     assert kernel.unsupported(spec) is None
     scratch = [rubbish(t) for t in kernel.scratch(spec)]
     kernel.bind(KernelArguments(attrs, inputs, outputs, scratch))()
@@ -318,7 +401,7 @@ def test_a_norm_with_casts_inside_has_the_bits_of_casts_around_it(
     for inside in (True, False):
         given, dtype = (x, y_type) if inside else (x.float(), torch.float32)
         outputs = [new(*size, dtype=dtype), *[new(*s) for s in stats], new(*size)]
-        y, *saved, r = norm_call(op, attrs, [given, residual, *weights, *drawn], outputs)
+        y, *saved, r = called(op, attrs, [given, residual, *weights, *drawn], outputs)
         saved_in = [r, scale, *saved]
         inputs = [dy if inside else dy.float(), dr, *saved_in, *drawn]
         outputs = [new(*size), *[new(features) for _ in weights]]
@@ -326,10 +409,10 @@ def test_a_norm_with_casts_inside_has_the_bits_of_casts_around_it(
             outputs.append(new(*size, dtype=x_type if inside else torch.float32))
         grad = drop if layer else attrs
         if not inside and ratio is None and has_dx:
-            *results, _ = norm_call(f"{op}Grad", grad | dx_type, inputs, outputs)
+            *results, _ = called(f"{op}Grad", grad | dx_type, inputs, outputs)
             results.append(results[0].clone())
         else:
-            results = norm_call(f"{op}Grad", grad | dx_type, inputs, outputs)
+            results = called(f"{op}Grad", grad | dx_type, inputs, outputs)
         if has_dx:
             results = [*results[:-1], results[-1].to(x_type)]
         found.append([y.to(y_type), *saved, r, *results])

@@ -25,6 +25,15 @@ def _sgd_scratch(spec: KernelSpec) -> list[Type]:
     return _scaled_scratch(spec, 8)
 
 
+def _mixed(spec: KernelSpec) -> str | None:
+    """torch's kernels take a parameter, its gradient and its state of one dtype."""
+    p, g = spec.inputs[:2]
+    assert p is not None and g is not None
+    if p.dtype == g.dtype:
+        return None
+    return f"a gradient of {g.dtype.name.lower()} for a parameter of {p.dtype.name.lower()}"
+
+
 def _in_place(
     args: KernelArguments, pairs: tuple[tuple[int, int], ...]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -99,11 +108,11 @@ def _bind_sgd(args: KernelArguments) -> Launch:
 
 KERNELS: dict[str, Kernel] = {
     "AdamUpdate": Kernel(
-        "aten.fused_adam", _bind_adam, inplace=_ADAM_PAIRS, contiguous=None, scratch=_adam_scratch,
-        host=(4, 5, 6, 7, 8, 9),
+        "aten.fused_adam", _bind_adam, unsupported=_mixed, inplace=_ADAM_PAIRS, contiguous=None,
+        scratch=_adam_scratch, host=(4, 5, 6, 7, 8, 9),
     ),
     "SGDUpdate": Kernel(
-        "aten.fused_sgd", _bind_sgd, inplace=((0, 0), (1, 2)), contiguous=None,
+        "aten.fused_sgd", _bind_sgd, unsupported=_mixed, inplace=((0, 0), (1, 2)), contiguous=None,
         scratch=_sgd_scratch, host=(3, 4, 5, 6, 7),
     ),
 }  # fmt: skip

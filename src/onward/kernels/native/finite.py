@@ -6,8 +6,9 @@ of memory, and none where their norm is known and finite.
 
 from __future__ import annotations
 
-from onward.kernels.kernel import Kernel, KernelArguments, Launch
-from onward.kernels.native.library import floats_are_f32, library, where
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.native.library import library, not_one_element, where
+from onward.kernels.native.signatures import ELEMENTS
 
 
 def _bind(args: KernelArguments) -> Launch:
@@ -15,14 +16,20 @@ def _bind(args: KernelArguments) -> Launch:
     assert c is not None
     norm, *gradients = args.inputs
     given = [g for g in gradients if g is not None]
-    addresses, sizes = [g.data_ptr() for g in given], [g.numel() for g in given]
     return c.launch(
-        "onward_all_finite", addresses=addresses, sizes=sizes, count=len(given), norm=norm, y=args.y
-    )
+        "onward_all_finite", addresses=[g.data_ptr() for g in given],
+        elements=[ELEMENTS[g.dtype] for g in given], sizes=[g.numel() for g in given],
+        count=len(given), norm=norm, y=args.y,
+    )  # fmt: skip
+
+
+def _unsupported(spec: KernelSpec) -> str | None:
+    """Each tensor by itself."""
+    return next((why for t in spec.inputs if (why := not_one_element((t,)))), None)
 
 
 KERNELS: dict[str, Kernel] = {
     "AllFinite": Kernel(
-        "native.all_finite", _bind, unsupported=floats_are_f32, where=where, contiguous=None
+        "native.all_finite", _bind, unsupported=_unsupported, where=where, contiguous=None
     ),
 }  # fmt: skip

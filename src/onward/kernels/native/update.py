@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from onward.graph.types import DType
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
-from onward.kernels.native.library import library, only_f32, where
+from onward.kernels.native.library import library, not_f32, not_one_element, where
 
 _HYPER = slice(4, 9)  # f64[], read at each launch:
 _HYPER_NAMES = ("lr", "first", "second", "epsilon", "weight_decay")
@@ -17,9 +17,8 @@ _HYPER_NAMES = ("lr", "first", "second", "epsilon", "weight_decay")
 def _unsupported(spec: KernelSpec) -> str | None:
     if any(t is None or t.dtype != DType.DOUBLE for t in spec.inputs[_HYPER]):
         return "hyperparameters that are not doubles"
-    return only_f32(
-        KernelSpec(spec.op, spec.attrs, spec.inputs[:4] + spec.inputs[9:], spec.outputs)
-    )
+    p, g, *others = spec.inputs[:4] + spec.inputs[9:]
+    return not_f32((p, *others, *spec.outputs)) or not_one_element((g,))
 
 
 def _bind_adam(args: KernelArguments) -> Launch:

@@ -32,9 +32,9 @@ class Optimizer:
 
     update: the record of its op,
     `(p, g, slot..., hyperparameter..., step, scale) -> (p', slot'...)`. p, g and the slots have the
-    parameter's type, a slot that a group does not keep is absent; hyperparameters are f64[], step
-    i64[] is the update's number from 1, and `scale` f[], optional, multiplies g first (the factor
-    of clipping).
+    parameter's type, but g may be of less than f32; a slot that a group does not keep is absent;
+    hyperparameters are f64[], step i64[] is the update's number from 1, and `scale` f[], optional,
+    multiplies g first (the factor of clipping).
     slots: the state tensors by torch's names, in the op's order. kept: whether a group keeps them.
     counted: whether torch keeps a count of steps beside them. hyperparameters: the scalars in the
     op's order, each with how a group says it, so that a schedule may move it between updates.

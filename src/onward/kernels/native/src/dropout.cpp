@@ -6,6 +6,21 @@
 
 using namespace onward;
 
+template <class E>
+static void dropped(
+    const E* x, E* y, int64_t rows, int64_t features, const Mask mask, const Rows& where)
+{
+    #pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < rows; ++r) {
+        const RowKey key = where.key(mask.start, r);
+        const E* xr = x + r * features;
+        E* yr = y + r * features;
+        #pragma omp simd
+        for (int64_t i = 0; i < features; ++i)
+            yr[i] = key.word(uint32_t(i)) >= mask.threshold ? xr[i] * mask.scale : 0.0f;
+    }
+}
+
 extern "C" void onward_dropout(
     const T* OF(rows * features) x, T* OF(rows * features) y, int64_t rows, int64_t features,
     const int64_t* OF(2) seed, const int64_t* OPTIONAL OF(1) offset, int64_t site,
@@ -17,14 +32,6 @@ extern "C" void onward_dropout(
     const Rows where(sizes, rank, sample_dim, offset, coordinates, width);
     with_element(element_T, [&](auto element) {
         using E = decltype(element);
-        #pragma omp parallel for schedule(static)
-        for (int64_t r = 0; r < rows; ++r) {
-            const RowKey key = where.key(mask.start, r);
-            const E* xr = of<E>(x) + r * features;
-            E* yr = of<E>(y) + r * features;
-            #pragma omp simd
-            for (int64_t i = 0; i < features; ++i)
-                yr[i] = key.word(uint32_t(i)) >= mask.threshold ? xr[i] * scale : 0.0f;
-        }
+        dropped(of<E>(x), of<E>(y), rows, features, mask, where);
     });
 }
