@@ -25,7 +25,7 @@ from onward.graph.graph import Graph, Node, attributes
 from onward.graph.names import BATCH, user_name
 from onward.journal import Journal
 from onward.kernels import host
-from onward.rewrite import split_counting
+from onward.rewrite import Policy, split_counting
 from onward.train.graphs import Graphs
 
 VOCABULARY = 97
@@ -170,9 +170,10 @@ class Compiled:
         disable: Iterable[str] = (),
         keep_stages: bool = False,
         want_loss: bool = True,
+        policy: Policy | None = None,
     ) -> None:
         self.journal = Journal(keep_stages)
-        self.compiler = Compiler(host("cpu"), disable, self.journal)
+        self.compiler = Compiler(host("cpu"), disable, self.journal, policy)
         self.captured = self.compiler.capture(model, args, kwargs, target, loss_fn, want_loss)
         self.graphs = Graphs(self.compiler, self.captured)
         self.forward, self.packed = self.graphs.forward, self.graphs.packed

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from onward.graph.graph import Node, where
+from onward.graph.graph import Node, type_of, where
 from onward.graph.ops import OPS
 from onward.graph.types import DType
 
@@ -31,12 +31,13 @@ class Precision(enum.Enum):
 @dataclass(frozen=True)
 class Line:
     """One line of the table. operands: those that the class is about; None: all floating ones (the
-    others of a LOW op stay f32)."""
+    others of a LOW op stay f32). alone: where it has other floating operands, all are f32."""
 
     precision: Precision
     ops: tuple[str, ...]
     reason: str
     operands: tuple[int, ...] | None = None
+    alone: bool = False
 
 
 _TABLE = (
@@ -53,9 +54,11 @@ _TABLE = (
     ),
     Line(
         Precision.LOW,
-        ("FlashAttention", "Attention"),
-        "products again; scores, softmax and sums within them are fp32",
+        ("FlashAttention",),
+        "products again; scores, softmax and sums within it are fp32. What is added to the scores "
+        "(a bias, a mask of numbers) has a range and a gradient that are fp32, and so is all then",
         operands=(0, 1, 2),
+        alone=True,
     ),
     Line(
         Precision.WIDEST,
@@ -112,9 +115,9 @@ class Policy:
     def line(self, node: Node) -> Line:
         """That of a node."""
         line = precision_of(node.op_type)
-        if line.precision is Precision.LOW and self._kept(node):
-            return _REST
-        return line
+        if line.precision is not Precision.LOW:
+            return line
+        return _REST if self._kept(node) or (line.alone and _has_others(node, line)) else line
 
     def _kept(self, node: Node) -> bool:
         names = (node.op_type, where(node))
@@ -123,6 +126,13 @@ class Policy:
             for pattern in self.full
             for name in names
         )
+
+
+def _has_others(node: Node, line: Line) -> bool:
+    """Whether floating operands are not among those of the line."""
+    own = line.operands or ()
+    others = (x for i, x in enumerate(node.inputs) if x is not None and i not in own)
+    return any(type_of(x).is_floating for x in others)
 
 
 __all__ = ["Line", "Policy", "Precision", "lines", "precision_of"]
