@@ -72,7 +72,8 @@ def assert_near(have: list[torch.Tensor], want: list[np.ndarray], ulps: int) -> 
         truth = tensor(expected)
         assert y.dtype == truth.dtype and y.shape == truth.shape
         if y.dtype not in (torch.bfloat16, torch.float16):
-            np.testing.assert_allclose(y.numpy(), expected, **TOLERANCE)
+            loose: dict[str, Any] = TOLERANCE
+            np.testing.assert_allclose(y.numpy(), expected, **loose)
             continue
         wide, exact = y.float(), truth.float()
         allowed = ulps * spacing(exact, y.dtype) + TOLERANCE["atol"]
@@ -221,10 +222,10 @@ def test_attention_in_blocks_rounds_its_results_once(
         "FlashAttentionGrad", attrs, given, [torch.full_like(x, torch.nan) for x in (q, k, v)]
     )
     exact = [x.double().requires_grad_() for x in (q, k, v)]
+    heads = [x.repeat_interleave(2 // groups, 1) for x in exact[1:]]
     truth = torch.nn.functional.scaled_dot_product_attention(
-        exact[0], *(x.repeat_interleave(2 // groups, 1) for x in exact[1:]), scale=0.3,
-        is_causal=bool(causal),
-    )  # fmt: skip
+        exact[0], heads[0], heads[1], scale=0.3, is_causal=bool(causal)
+    )
     wanted = [truth, *torch.autograd.grad(truth, exact, dy.double())]
     eps = torch.finfo(low).eps
     for have, want in zip([y, *grads], wanted, strict=True):

@@ -16,13 +16,12 @@ struct Scalars {
     bool added;
 };
 
-template <class E>
 void update(
-    const float* p, const E* g, const float* m, const float* v, float* new_p, float* new_m,
-    float* new_v, int64_t n, const Scalars of_all)
+    const float* p, const float* g, const float* m, const float* v, float* new_p, float* new_m,
+    float* new_v, int64_t n, const Scalars& all)
 {
-    const auto [beta1, beta2, eps, rest1, rest2, size, root, shrink, weight, factor, added] = of_all;
-    #pragma omp parallel for simd schedule(static) if (parallel : n > 8192)
+    const auto [beta1, beta2, eps, rest1, rest2, size, root, shrink, weight, factor, added] = all;
+    #pragma omp simd
     for (int64_t i = 0; i < n; ++i) {
         const float scaled = g[i] * factor;
         const float grad = added ? scaled + weight * p[i] : scaled;
@@ -32,6 +31,17 @@ void update(
         new_v[i] = vi;
         new_p[i] = p[i] * shrink - size * (mi / (std::sqrt(vi) / root + eps));
     }
+}
+
+constexpr int64_t BLOCK = 2048;  // elements a thread takes at once
+
+// Numbers as f32; of less, copied to `wide`: with them in it the loop above does not vectorise.
+inline const float* widened(const float* x, int64_t, float*) { return x; }
+
+template <class E> inline const float* widened(const E* x, int64_t n, float* wide) {
+    #pragma omp simd
+    for (int64_t i = 0; i < n; ++i) wide[i] = x[i];
+    return wide;
 }
 
 }  // namespace
@@ -55,6 +65,13 @@ extern "C" void onward_adam(
     const float factor = scale ? *scale : 1.0f;
     const Scalars all{beta1, beta2, eps, rest1, rest2, size, root, shrink, weight, factor, added};
     with_element(element_T, [&](auto element) {
-        update(p, of<decltype(element)>(g), m, v, new_p, new_m, new_v, n, all);
+        #pragma omp parallel for schedule(static) if (n > 8192)
+        for (int64_t start = 0; start < n; start += BLOCK) {
+            const int64_t some = start + BLOCK < n ? BLOCK : n - start;
+            float wide[BLOCK];
+            const float* gradient = widened(of<decltype(element)>(g) + start, some, wide);
+            update(p + start, gradient, m + start, v + start, new_p + start, new_m + start,
+                   new_v + start, some, all);
+        }
     });
 }
