@@ -33,6 +33,8 @@ MIXED = {
     "AddLayerNormalization", "AddLayerNormalizationGrad", "AddRMSNorm", "AddRMSNormGrad",
     "AdamUpdate",
 }  # fmt: skip
+# Rounds its logits, which its body does not: test_low_cross_entropy.py
+ROUNDS = {"LinearCrossEntropy"}
 EACH_LOW = pytest.mark.parametrize("dtype", sorted(LOW), ids=str)
 CALLS = [
     (case, kernel, dtype)
@@ -92,7 +94,7 @@ def test_each_op_that_takes_low_tensors_is_here() -> None:
         for kernel in NATIVE.get(case.op, ())
         if kernel.unsupported(spec_of(case, DType.BFLOAT16)) is None
     }
-    assert accepting == TAKEN
+    assert accepting == TAKEN | ROUNDS
     assert {case.op for case, _, _ in CALLS} == TAKEN
 
 
