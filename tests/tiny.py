@@ -243,10 +243,10 @@ def execute_packed(
 
 
 def packed_gradients(
-    model: nn.Module, data: Mapping[str, torch.Tensor]
+    model: nn.Module, data: Mapping[str, torch.Tensor], **more: Any
 ) -> tuple[Tensors, dict[str, int]]:
     """Loss and gradients on the rows that are read, and how many there are of each set."""
-    made = compiled(model, data)
+    made = compiled(model, data, **more)
     forward = made.packed(["loss"])
     assert forward is not None
     graph = made.differentiated(trained(made), forward)

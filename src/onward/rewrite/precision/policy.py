@@ -122,7 +122,7 @@ class Policy:
     def _kept(self, node: Node) -> bool:
         names = (node.op_type, where(node))
         return any(
-            fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
+            fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
             for pattern in self.full
             for name in names
         )
