@@ -15,20 +15,19 @@ import ctc_calls
 import numpy as np
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Role, Value, array_of, type_of
+from onward.graph.graph import Graph, Role, Value
 from onward.graph.ops import OWN
 from onward.graph.types import DType, Type, parse_type
 
 
 @dataclass(frozen=True)
 class Real:
-    """Real numbers drawn evenly from a range; the gradient goes to these. accumulated: they are f32
-    where the others are of less."""
+    """Real numbers drawn evenly from a range; the gradient goes to these."""
 
     shape: tuple[int, ...]
     low: float = -2.0
     high: float = 2.0
-    accumulated: bool = False
+    accumulated: bool = False  # f32 where the others are of less
 
 
 @dataclass(frozen=True)
@@ -100,30 +99,6 @@ class OpCase:
         made = Builder(graph, module="model.layer").node(self.op, values, self.attrs)
         outputs = made if isinstance(made, tuple) else (made,)
         graph.outputs = {f"y{i}": y for i, y in enumerate(outputs)}
-        return graph
-
-    def between_casts(self, dtype: DType) -> Graph:
-        """The same inputs and outputs, computed in f32: what a call on tensors of less means."""
-        low, graph = self.graph(dtype), Graph(self.op)
-        (node,) = low
-        b, inputs = Builder(graph, module="model.layer"), list[Value | None]()
-        for value in node.inputs:
-            array = array_of(value) if value is not None else None
-            if value is None:
-                inputs.append(None)
-            elif array is not None:
-                inputs.append(graph.constant(array))
-            else:
-                inputs.append(graph.input(str(value.name), type_of(value), Role.BATCH))
-            x = inputs[-1]
-            if x is not None and type_of(x).is_low:
-                inputs[-1] = b.cast(x, DType.FLOAT)
-        made = b.node(self.op, inputs, self.attrs)
-        outputs = made if isinstance(made, tuple) else (made,)
-        graph.outputs = {
-            f"y{i}": b.cast(y, type_of(said).dtype)
-            for i, (y, said) in enumerate(zip(outputs, node.outputs, strict=True))
-        }
         return graph
 
     def feeds(self, dtype: DType = DType.FLOAT) -> dict[str, np.ndarray]:
@@ -578,10 +553,8 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             4,
         ):
             return Real(shape, 0.1, 2.0)  # 1/std
-        case ("FlashAttentionGrad", 8):
-            return Real(shape, 2.0, 4.0, accumulated=True)  # the highest score
-        case ("FlashAttentionGrad", 9):
-            return Real(shape, 4.0, 6.0, accumulated=True)  # the sum of its exponentials
+        case ("FlashAttentionGrad", 8 | 9):  # the highest score, the sum of its exponentials
+            return Real(shape, *((2.0, 4.0) if i == 8 else (4.0, 6.0)), accumulated=True)
         case ("SoftmaxCrossEntropyLossGrad", 1):
             return Real(shape, -4.0, -0.1)  # log-probabilities
         case ("SoftmaxCrossEntropyLossGrad", 3):

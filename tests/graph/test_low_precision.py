@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from casts import between_casts
 from op_cases import ONWARD_CASES, OpCase
 
 from onward.differentiate.rule_table import RULES
@@ -32,7 +33,7 @@ def assert_same_bits(have: dict[str, np.ndarray], want: dict[str, np.ndarray]) -
 @EACH_CASE
 def test_a_low_call_is_the_f32_body_between_casts(case: OpCase, dtype: DType) -> None:
     """Exported as an ONNX function, and put in the place of the node."""
-    low, wide = case.graph(dtype), case.between_casts(dtype)
+    low, wide = case.graph(dtype), between_casts(case, dtype)
     feeds = case.feeds(dtype)
     want = evaluate(wide, feeds)
     assert_same_bits(evaluate(low, feeds), want)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from casts import between_casts
 from op_cases import CASES, ONWARD_CASES, Known, OpCase
 from test_kernels import TOLERANCE, Bound, launch, rubbish, run, spec_of
 
@@ -58,7 +59,7 @@ def bound(case: OpCase, dtype: DType) -> Bound:
     for i, value in enumerate(node.inputs):
         array = None if value is None else feeds.get(f"x{i}", array_of(value))
         inputs.append(None if array is None else tensor(array))
-    want = evaluate(case.between_casts(dtype), feeds)
+    want = evaluate(between_casts(case, dtype), feeds)
     return Bound(spec_of(case, dtype), inputs, [np.asarray(y) for y in want.values()])
 
 

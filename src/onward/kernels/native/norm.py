@@ -11,6 +11,10 @@ us a call and GB/s on 2 threads of an AMD EPYC (AVX-512), warm caches, 2026-11-2
     its gradient          73 / 133  87         42 / 88  40
     sum, dropout, norm   135 / 160  62         54 / 64  42
     its gradient         115 / 160  91         44 / 51  51
+
+[1024,512] with x and y, dy and dx in f32, bf16 and fp16 beside an f32 sum, another EPYC (AVX-512)
+with 2 threads, 2026-11-24: sum, dropout, norm 91, 104 and 141 us; the gradient 75, 90 and 200. What
+is saved is the passes that cast.
 """
 
 from __future__ import annotations

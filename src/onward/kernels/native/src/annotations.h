@@ -3,7 +3,8 @@
 // Such a function is `extern "C" void onward_<name>(...)`, defined in one of the files here.
 // `signatures.py` reads the definition, and `library.py` checks a call by it before it is made: the
 // arguments' names, kinds, dtypes, and how many numbers lie behind a pointer. A pointer to const is
-// read, another one is written. To the compiler the annotations are nothing.
+// read, another one is written. To the compiler the annotations are nothing. Pointers to T, or to U,
+// are to elements of a type that the call chooses, whose code the function has as `element_T`.
 #pragma once
 #include <cstdint>
 
