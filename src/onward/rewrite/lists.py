@@ -66,7 +66,7 @@ _PRECISION: Sequence[AnyPass] = (
     Pass(move_casts),  # to what views show, so that equal casts meet
     Pass(cancel_casts),
     Pass(common_subexpression_elimination),  # a weight that is read twice is cast once
-    Pass(fold_casts),  # casts have their last readers now
+    FusionPass(fold_casts),  # casts have their last readers now
     Pass(dead_code_elimination),
 )
 
@@ -79,6 +79,7 @@ _STEP: Sequence[AnyPass] = (
     FusionPass(linear_cross_entropy_step),
     Pass(gemm_add, exact=False),  # sums of gradients have their final form now
     Pass(scatter_into, exact=False),  # likewise: sums an embedding's rows into the head's gradient
+    FusionPass(fold_casts),  # gradients have their last readers
     Pass(dead_code_elimination),
 )
 

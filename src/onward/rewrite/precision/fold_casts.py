@@ -1,8 +1,10 @@
 """Casts into ops that read or write the other type themselves; the same bits, a pass over memory
-less.
+less, and no gradient of a weight twice.
 
-    AddLayerNormalization(Cast(x), ...)  =>  AddLayerNormalization(x, ...)
-    Cast(AddLayerNormalization(...).y)   =>  AddLayerNormalization(..., y_type).y
+    AddLayerNormalization(Cast(x), ...)        =>  AddLayerNormalization(x, ...)
+    Cast(AddLayerNormalization(...).y)         =>  AddLayerNormalization(..., y_type).y
+    AdamUpdate(parameter, Cast(gradient), ...) =>  AdamUpdate(parameter, gradient, ...)
+    AllFinite(norm, Cast(gradient), ...)       =>  AllFinite(norm, gradient, ...)
 """
 
 from __future__ import annotations
@@ -10,26 +12,31 @@ from __future__ import annotations
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, attributes, type_of
 from onward.graph.types import DType
+from onward.rewrite.context import Context
 
-# by op: the operand that may be low where it stands
-_READS = {"AddLayerNormalization": 0, "AddRMSNorm": 0}
-# by op: the output that may be low by the attribute `y_type`
-_WRITES = {"AddLayerNormalization": 0, "AddRMSNorm": 0}
+_NORMS = ("AddLayerNormalization", "AddRMSNorm")
+_OF_GRADIENTS = ("AdamUpdate", "AllFinite")
 
 
-def fold_casts(graph: Graph) -> int:
+def fold_casts(graph: Graph, context: Context) -> int:
     edits, outputs = 0, graph.output_values()
     for node in list(graph):
-        edits += _into_reader(node)
-        edits += _into_writer(graph, node, outputs)
+        if node.op_type in _NORMS:
+            edits += _into_reader(node, 0, context)
+            edits += _into_writer(graph, node, outputs, context)
+        elif node.op_type == "Cast" and node.outputs[0] not in outputs:
+            edits += _of_a_gradient(node, context)
     return edits
 
 
-def _into_reader(node: Node) -> int:
-    i = _READS.get(node.op_type)
-    x = None if i is None else node.inputs[i]
+def _into_reader(node: Node, i: int, context: Context) -> int:
+    """The operand as it was before it was cast up."""
+    x = node.inputs[i]
     source = None if x is None else _widened(x)
-    if i is None or source is None:
+    if source is None:
+        return 0
+    inputs = [source if j == i else v for j, v in enumerate(node.inputs)]
+    if not context.takes(node, node.op_type, inputs, attributes(node)):
         return 0
     node.replace_input_with(i, source)
     return 1
@@ -44,28 +51,42 @@ def _widened(x: Value) -> Value | None:
     return inner if type_of(inner).is_low and type_of(x).dtype == DType.FLOAT else None
 
 
-def _into_writer(graph: Graph, node: Node, outputs: set[Value]) -> int:
-    """Where all that read the output cast it to one low type."""
-    i = _WRITES.get(node.op_type)
-    if i is None or "y_type" in node.attributes:
-        return 0
-    y = node.outputs[i]
+def _into_writer(graph: Graph, node: Node, outputs: set[Value], context: Context) -> int:
+    """The norm's y, where all that read it cast it to one low type."""
+    y = node.outputs[0]
     casts = list(dict.fromkeys(use.node for use in y.uses()))
-    lows = {type_of(c.outputs[0]).dtype for c in casts if c.op_type == "Cast"}
-    whole = bool(casts) and all(c.op_type == "Cast" for c in casts) and y not in outputs
-    if not whole or len(lows) != 1 or type_of(y).dtype != DType.FLOAT:
+    lows = {type_of(cast.outputs[0]).dtype for cast in casts}
+    if y in outputs or len(lows) != 1 or any(cast.op_type != "Cast" for cast in casts):
         return 0
-    (low,) = lows
-    if not type_of(casts[0].outputs[0]).is_low:
+    if not type_of(casts[0].outputs[0]).is_low or type_of(y).dtype != DType.FLOAT:
         return 0
-    b = Builder.at(graph, node)
-    made = b.node(node.op_type, list(node.inputs), attributes(node) | {"y_type": int(low)})
+    attrs = attributes(node) | {"y_type": int(next(iter(lows)))}
+    if not context.takes(node, node.op_type, node.inputs, attrs):
+        return 0
+    made = Builder.at(graph, node).node(node.op_type, list(node.inputs), attrs)
     assert isinstance(made, tuple)
     for old, new in zip(node.outputs, made, strict=True):
-        new.meta["type"] = new.meta["type"].with_shape(type_of(old).shape)
         if old is not y:
             graph.replace(old, new)
     for cast in casts:
-        graph.replace(cast.outputs[0], made[i])
+        graph.replace(cast.outputs[0], made[0])
     graph.remove([*casts, node])
     return 1
+
+
+def _of_a_gradient(cast: Node, context: Context) -> int:
+    """Where only updates, and the look at whether it is finite, read what is cast up."""
+    source, uses = _widened(cast.outputs[0]), list(cast.outputs[0].uses())
+    if source is None or not uses or any(u.node.op_type not in _OF_GRADIENTS for u in uses):
+        return 0
+    for use in uses:
+        node, i = use.node, use.idx
+        inputs = [source if j == i else v for j, v in enumerate(node.inputs)]
+        if not context.takes(node, node.op_type, inputs, attributes(node), gradient=False):
+            return 0
+    for use in uses:
+        use.node.replace_input_with(use.idx, source)
+    return 1
+
+
+__all__ = ["fold_casts"]

@@ -31,7 +31,7 @@ class Precision(enum.Enum):
 @dataclass(frozen=True)
 class Line:
     """One line of the table. operands: those that the class is about; None: all floating ones (the
-    others of a LOW op stay f32). alone: where it has other floating operands, all are f32."""
+    others of a LOW op stay f32, those of a WIDEST one follow). alone: where it has other floating operands, all are f32."""
 
     precision: Precision
     ops: tuple[str, ...]
@@ -62,7 +62,13 @@ _TABLE = (
     ),
     Line(
         Precision.WIDEST,
-        ("BiasActivation", "GatedActivation", "Gelu", "Rotary", "Dropout", "Relu", "Neg", "Abs"),
+        ("BiasActivation",),
+        "the product before decides, whose bias it is: autocast rounds a product's bias too",
+        operands=(0,),
+    ),
+    Line(
+        Precision.WIDEST,
+        ("GatedActivation", "Gelu", "Rotary", "Dropout", "Relu", "Neg", "Abs"),
         "one pass over memory, fp32 within, and one rounding of each result",
     ),
     Line(

@@ -55,12 +55,14 @@ class _Writer:
             return low if of_line else DType.FLOAT
         if line.precision is Precision.FULL:
             return DType.FLOAT
-        return self._widest(node)
+        return self._widest(line, node)
 
-    def _widest(self, node: Node) -> DType:
+    def _widest(self, line: Line, node: Node) -> DType:
         """Low where every floating operand is; a constant is where it loses nothing."""
         low = self._policy.low
-        floating = [x for x in node.inputs if x is not None and type_of(x).is_floating]
+        asked = enumerate(node.inputs)
+        asked = (x for i, x in asked if line.operands is None or i in line.operands)
+        floating = [x for x in asked if x is not None and type_of(x).is_floating]
         computed = [x for x in floating if array_of(x) is None]
         if not computed or any(type_of(x).dtype != low for x in computed):
             return DType.FLOAT
