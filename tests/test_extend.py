@@ -161,7 +161,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "of the step list",
     ),
     "a pass of no stage": (
-        lambda: before_noop(extend.Pass(my_pass), "plan"), "forward or step",
+        lambda: before_noop(extend.Pass(my_pass), "plan"), "forward or precision or step",
     ),
 }  # fmt: skip
 

@@ -21,7 +21,7 @@ from onward import OnwardError, TrainerOptions
 from onward.config import VARIABLES, Environment, environment
 from onward.kernels.blas.choice import forced
 from onward.kernels.native import library as native
-from onward.rewrite import FORWARD, STEP, halves, row_demand, switched_off, switches
+from onward.rewrite import FORWARD, PRECISION, STEP, halves, row_demand, switched_off, switches
 
 loss_fn = nn.functional.cross_entropy
 X, Y = torch.randn(6, 8), torch.arange(6) % 5
@@ -41,6 +41,8 @@ WRONG: dict[str, tuple[Any, ...]] = {
     ),
     "skip_nonfinite": (None, 0, 1, "no", 1.0, [], np.int64(1)),
     "strict": (None, 0, 1, "no", 1.0, [], np.int64(1)),
+    "mixed_precision": (True, 16, "BF16", "bfloat16", "fp16", "fp32", torch.bfloat16, ["bf16"], ""),
+    "keep_in_fp32": (None, 3, True, {"a": 1}, [3], [None], [""], ""),
     "disable": (
         None, 3, True, b"noop", {"noop": 1}, [3], ["noop", None], [""], "noopp",
         ["gemm_add", "fused"], "noop,nope", "noop gemm_add",
@@ -57,6 +59,10 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     ),
     "skip_nonfinite": ((True, True), (False, False), (np.bool_(False), False)),
     "strict": ((True, True), (False, False), (np.bool_(True), True)),
+    "mixed_precision": (
+        ("no", "no"), ("bf16", "bf16"), ("auto", "auto"), (None, "no"), (False, "no"),
+    ),
+    "keep_in_fp32": (("lm_head", ("lm_head",)), (["a.*", "Gemm"], ("a.*", "Gemm")), ((), ())),
     "disable": (
         ("noop", ("noop",)), (" noop , gemm_add,", ("noop", "gemm_add")),
         (["noop", "noop"], ("noop",)),
@@ -125,7 +131,7 @@ def test_options_from_a_dict() -> None:
 
 
 def test_the_names_that_may_be_switched_off_are_all_passes_and_row_demand() -> None:
-    passes = {p.name for p in (*FORWARD, *STEP, *halves())} | {row_demand.__name__}
+    passes = {p.name for p in (*FORWARD, *PRECISION, *STEP, *halves())} | {row_demand.__name__}
     assert set(SWITCHES) == passes and len(SWITCHES) == len(passes)
     assert switched_off(SWITCHES) == passes
 
@@ -153,7 +159,7 @@ def test_a_pass_named_in_a_string_does_not_run() -> None:
     trainer = trainer_with(disable="noop, gemm_add")
     trainer.train_step(X, Y)
     run = {p["name"] for p in trainer.report()["passes"]}
-    assert run == set(SWITCHES) - {"noop", "gemm_add", "linear_cross_entropy_ahead"}
+    assert run == set(SWITCHES) - {"noop", "gemm_add", "linear_cross_entropy_ahead", "move_casts"}
 
 
 # ---- arguments

@@ -177,6 +177,7 @@ def records() -> Iterator[tuple[str, str]]:
         "optimizer": OPTIMIZERS,
         "kernel": {f"{op} {i}": k for op, held in KERNELS.items() for i, k in enumerate(held)},
         "forward": {f"{i} {item.name}": item.apply for i, item in enumerate(rewrite.FORWARD)},
+        "precision": {f"{i} {item.name}": item.apply for i, item in enumerate(rewrite.PRECISION)},
         "step": {f"{i} {item.name}": item.apply for i, item in enumerate(rewrite.STEP)},
     }
     for table, held in tables.items():

@@ -4,9 +4,9 @@ A capture always runs: what a model's code does today is what is trained. What r
 and differentiation make of the captured graph is read instead of made again where a file has it:
 
     key = SHA-256 of: the graph given, bit by bit; the stage with its arguments (the recipe, the
-          outputs); passes switched off; the cast policy; every op, rule, pass and kernel by name; versions of Onward
-          (and its sources), torch, onnx, onnx_ir, numpy and Python; the target, the kernel
-          library's bytes, BLAS engines, threads, processor
+          outputs); passes switched off; the cast policy; every op, rule, pass and kernel by name;
+          versions of Onward (and its sources), torch, onnx, onnx_ir, numpy and Python; the target,
+          the kernel library's bytes, BLAS engines, threads, processor
 
 Where something else could have a say nothing is kept: code of other packages in the tables, checks
 and dumps of each pass, sources that changed since they were loaded.

@@ -172,9 +172,7 @@ def test_masks_of_dropout_are_those_of_fp32() -> None:
     with torch.no_grad():
         model.a.weight.zero_()
         model.a.bias.fill_(1.0)
-    (plain,), (low,) = (
-        gradients_of(model, [data], **more) for more in ({}, {"policy": BF16})
-    )
+    (plain,), (low,) = (gradients_of(model, [data], **more) for more in ({}, {"policy": BF16}))
     kept = {"plain": plain["grad.a.bias"], "low": low["grad.a.bias"]}
     counts = [torch.round(g / (2 / 0.6**2)) for g in kept.values()]
     assert torch.equal(*counts)

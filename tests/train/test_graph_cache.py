@@ -30,7 +30,7 @@ from onward.graph.graph import Graph
 from onward.graph_cache import Entry
 from onward.journal import Journal
 from onward.kernels import host
-from onward.rewrite import Report
+from onward.rewrite import Policy, Report
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -364,6 +364,7 @@ def test_two_stages_of_one_graph_are_two_files(folder: Path) -> None:
     @graph_cache.kept("same", "nothing")
     class Stages:
         target, disable, journal = host(), set[str](), Journal()
+        policy: Policy | None = None
 
         def same(self, graph: Graph) -> Graph:
             made.append("same")

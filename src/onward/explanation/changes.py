@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from onward.explanation.facts import Change
 from onward.graph.graph import Graph
 from onward.journal import Journal
-from onward.rewrite import FORWARD, STEP, FusionPass, Report, halves
+from onward.rewrite import FORWARD, PRECISION, STEP, FusionPass, Report, halves
 from onward.rewrite.lists import ROW_DEMAND
 
 _STAGES = ("differentiate", "updates", "bind")  # that are no passes
@@ -76,7 +76,11 @@ def _change(
     ops = {op: after[op] - before[op] for op in {*before, *after} if after[op] != before[op]}
     ordered = dict(sorted(ops.items(), key=lambda item: (-abs(item[1]), item[0])))
     edits = None if report is None else report.edits
-    fuses = any(p.name == name for p in (*FORWARD, *STEP, *halves()) if isinstance(p, FusionPass))
+    fuses = any(
+        p.name == name
+        for p in (*FORWARD, *PRECISION, *STEP, *halves())
+        if isinstance(p, FusionPass)
+    )
     fused = {op: n for op, n in ordered.items() if n > 0 and _OWN in op} if fuses else {}
     return Change(stage, name, edits, before.total(), after.total(), ordered, fused)
 

@@ -142,7 +142,9 @@ def halves() -> list[AnyPass]:
 
 def switches() -> tuple[str, ...]:
     """The names of all passes, each once."""
-    return tuple(dict.fromkeys([*(p.name for p in (*FORWARD, *PRECISION, *STEP, *halves())), ROW_DEMAND]))
+    return tuple(
+        dict.fromkeys([*(p.name for p in (*FORWARD, *PRECISION, *STEP, *halves())), ROW_DEMAND])
+    )
 
 
 def switched_off(disable: Iterable[str]) -> set[str]:

@@ -59,7 +59,7 @@ def _small_bytes(spec: KernelSpec) -> int:
 
 
 def _known(spec: KernelSpec) -> str | None:
-    if _sizes(spec)[0].is_low:
+    if any(t is not None and t.is_low for t in spec.inputs):
         return "low precision, whose sums over rows are f32"
     reduction = spec.attrs["reduction"]
     return None if reduction in ("mean", "sum") else f"reduction {reduction}"

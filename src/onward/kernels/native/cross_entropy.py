@@ -53,7 +53,7 @@ def _unsupported(spec: KernelSpec) -> str | None:
     x, w = _sizes(spec)
     if not x.is_low or x.dtype != w.dtype:
         return f"{x} and {w}: not both of one low type"
-    others = spec.inputs[2:] if spec.op == "LinearCrossEntropy" else (spec.inputs[0], *spec.inputs[3:])
+    others = (t for t in spec.inputs if t is not x and t is not w)
     if any(t is not None and t.is_floating and t.dtype != DType.FLOAT for t in others):
         return "a bias or weights that are not f32"
     reduction = spec.attrs["reduction"]

@@ -3,8 +3,8 @@
 The classes are those of torch's CPU autocast
 (https://docs.pytorch.org/docs/stable/amp.html#cpu-op-specific-behavior), with these differences,
 each towards more exact results: what autocast runs "in the type of its input" runs in fp32 here
-where it is more than one rounding (softmax, log-softmax, exponentials, sums), and a norm's statistics
-are fp32. A fused op computes in fp32 between loads and stores of its operands' type.
+where it is more than one rounding (softmax, log-softmax, exponentials, sums), and a norm's
+statistics are fp32. A fused op computes in fp32 between loads and stores of its operands' type.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ class Precision(enum.Enum):
 @dataclass(frozen=True)
 class Line:
     """One line of the table. operands: those that the class is about; None: all floating ones (the
-    others of a LOW op stay f32, those of a WIDEST one follow). alone: where it has other floating operands, all are f32."""
+    others of a LOW op stay f32, those of a WIDEST one follow, unless `others_stay`). alone: where
+    it has other floating operands, all are f32."""
 
     precision: Precision
     ops: tuple[str, ...]
     reason: str
     operands: tuple[int, ...] | None = None
     alone: bool = False
+    others_stay: bool = False
 
 
 _TABLE = (
@@ -49,7 +51,7 @@ _TABLE = (
     Line(
         Precision.LOW,
         ("LinearCrossEntropy",),
-        "a product with its loss: logits are rounded once, the loss and the sums over rows are fp32",
+        "a product with its loss: logits are rounded once, the loss and sums over rows are fp32",
         operands=(0, 1),
     ),
     Line(
@@ -68,7 +70,14 @@ _TABLE = (
     ),
     Line(
         Precision.WIDEST,
-        ("GatedActivation", "Gelu", "Rotary", "Dropout", "Relu", "Neg", "Abs"),
+        ("Rotary",),
+        "its angles are fp32, and one rounding is left, as attention after it would round",
+        operands=(0,),
+        others_stay=True,
+    ),
+    Line(
+        Precision.WIDEST,
+        ("GatedActivation", "Gelu", "Dropout", "Relu", "Neg", "Abs"),
         "one pass over memory, fp32 within, and one rounding of each result",
     ),
     Line(

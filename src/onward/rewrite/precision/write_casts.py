@@ -55,6 +55,8 @@ class _Writer:
             return low if of_line else DType.FLOAT
         if line.precision is Precision.FULL:
             return DType.FLOAT
+        if line.others_stay and line.operands is not None and i not in line.operands:
+            return DType.FLOAT
         return self._widest(line, node)
 
     def _widest(self, line: Line, node: Node) -> DType:
