@@ -125,12 +125,21 @@ class Regions:
             return error, None
 
     def in_graph(self, graph: Graph) -> list[Region]:
-        """By their site, those that the translated graph holds. Raises CaptureError where an
-        export has dropped one: what it does besides its results would not be done."""
-        sites = {int(attributes(n)["site"]) for n in graph if n.op_type == "Region"}
+        """By their site, those that the translated graph holds. What they do besides their results
+        is done in each call: those that the loss does not read are outputs of their own. Raises
+        CaptureError where an export has dropped one."""
+        nodes = {int(attributes(n)["site"]): n for n in graph if n.op_type == "Region"}
+        loss = graph.signature.loss or graph.signature.results.get("loss")
+        read = set[Any]() if loss is None else _before(graph.outputs[loss])
         for site, part in enumerate(self.made):
-            if site not in sites and part.module is not None:
+            if part.module is None:
+                continue
+            if site not in nodes:
                 raise CaptureError(f"nothing reads what {part.path} returns")
+            if loss is not None and nodes[site] not in read:
+                name = f"region.{site}"
+                graph.outputs[name] = nodes[site].outputs[0]
+                graph.signature = graph.signature.but(parts={f"{part.path} {site}": name})
         return list(self.made)
 
     # ---- choosing
@@ -446,6 +455,17 @@ class Regions:
         finally:
             for module, before in held:
                 vars(module)[_SLOT] = before
+
+
+def _before(value: Any) -> set[Any]:
+    """The nodes that a value is computed by."""
+    found, stack = set[Any](), [value.producer()]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            stack += [x.producer() for x in node.inputs if x is not None]
+    return found
 
 
 def set_by_hooks(module: torch.nn.Module, path: str) -> Iterator[str]:
