@@ -11,7 +11,7 @@ from typing import Any
 
 from fuzz.maker import HIDDEN, MASK, Case, Maker
 
-OFTEN = 0.1  # of all programs
+OFTEN = 0.13  # of all programs
 CLASSES = '''
 class Odd(torch.autograd.Function):
     """Leaves PyTorch, and keeps what it is given in two ways."""

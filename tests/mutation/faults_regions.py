@@ -70,8 +70,8 @@ REGION_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "regions: a step that is refused has written buffers", "kernels/region.py",
-        "                buffer.copy_(before)\n            raise", "                pass\n            raise",
-        REGIONS,
+        "                buffer.copy_(before)\n            raise",
+        "                pass\n            raise", REGIONS,
     ),
     Fault(
         "regions: a backward runs for cotangents that did not come", "module/run.py",
