@@ -186,6 +186,22 @@ def test_a_size_that_is_the_width_too() -> None:
     assert twins.ran()
 
 
+def test_a_trainer_s_sizes_may_be_the_width_too() -> None:
+    """It would refuse what the part returns for another batch."""
+    torch.manual_seed(0)
+    ours = Loss(Counting())
+    eager = copy.deepcopy(ours)
+    steps = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, eager)]
+    trainer = onward.Trainer(ours, steps[0])
+    for i, shape in enumerate([(2, D), (D, 2), (2, 3), (D, D)]):
+        found = trainer.train_step(x=x(i, *shape)).loss
+        steps[1].zero_grad()
+        want = eager(x(i, *shape))
+        want.backward()
+        steps[1].step()
+        torch.testing.assert_close(found, want.detach(), rtol=1e-4, atol=1e-6)
+
+
 def test_the_check_of_unread_rows_runs_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -263,3 +279,55 @@ def test_torchscript_in_a_model_whose_forward_is_rehearsed() -> None:
     for name, t in ours.state_dict().items():
         assert torch.equal(t, before[name]), name
     torch.testing.assert_close(found, ours(x(0)).detach())
+
+
+@pytest.mark.parametrize("loop", ["trainer", "module"])
+def test_within_less_memory_a_part_runs_once_and_reads_what_it_read(loop: str) -> None:
+    """What is computed again lies elsewhere than what the part's own backward looks at."""
+    torch.manual_seed(0)
+    layers = [m for _ in range(4) for m in (nn.Linear(D, D), nn.Tanh(), Counting())]
+    ours = Loss(nn.Sequential(*layers)).train()
+    eager = copy.deepcopy(ours)
+    steps = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, eager)]
+    trainer = None
+    if loop == "trainer":
+        trainer = onward.Trainer(ours, steps[0], options={"memory_budget": 0.3})
+    else:
+        onward.accelerate(ours, memory_budget=0.3)
+    for i in range(3):
+        for m, optimizer in zip((ours, eager), steps, strict=True):
+            if m is ours and trainer is not None:
+                trainer.train_step(x=x(i, 16, 5))
+                continue
+            optimizer.zero_grad()
+            m(x(i, 16, 5)).backward()
+            optimizer.step()
+        for (name, p), q in zip(ours.named_parameters(), eager.parameters(), strict=True):
+            near = {"rtol": 1e-3, "atol": 1e-5}
+            torch.testing.assert_close(p, q, **near, msg=lambda t, n=name: f"{n} {t}")
+    assert [m.calls for m in ours.modules() if isinstance(m, Counting)] == [3] * 4
+
+
+def test_a_hook_on_what_a_part_is_given_sees_the_whole_gradient() -> None:
+    class Hooks(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if x.requires_grad:
+                x.register_hook(lambda g: g * 0.5)
+            return x * float(x.detach().numpy().std())
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.part = nn.Linear(D, D), Hooks()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            h = self.first(x)
+            return (self.part(h) + h.sin()).pow(2).mean()
+
+    torch.manual_seed(0)
+    twins = Twins(Net())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EagerWarning)
+        for i in range(2):
+            twins.zero()
+            twins.step(lambda m, i=i: m(x(i)))

@@ -78,6 +78,14 @@ REGION_FAULTS: tuple[Fault, ...] = (
         "idle = call.idle(given)", "idle = call.idle(left.ends)", REGIONS,
     ),
     Fault(
+        "regions: a smaller plan computes again what a tape shows", "plan/estimate.py",
+        "found.shared | taped", "found.shared", REGIONS,
+    ),
+    Fault(
+        "regions: a hook on what a part is given is no matter", "capture/regions/chosen.py",
+        "for x in xs] != hooks:", "for x in xs] != hooks and False:", REGIONS,
+    ),
+    Fault(
         "regions: a look at another batch leaves its sizes alone", "capture/regions/shapes.py",
         "while want == n or want in new.values()", "while want in new.values()", REGIONS,
     ),

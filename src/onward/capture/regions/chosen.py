@@ -353,10 +353,13 @@ class Regions:
         if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in xs):
             raise Unfit("it is given a tensor of a class of its own")
         before, state = [x._version for x in xs], torch.random.get_rng_state()
+        hooks = [len(x._backward_hooks or ()) for x in xs]
         made = module._call_impl(*args, **kwargs)
         draws = not torch.equal(state, torch.random.get_rng_state())
         if [x._version for x in xs] != before:
             raise Unfit("it writes into what it is given")
+        if [len(x._backward_hooks or ()) for x in xs] != hooks:  # others' gradients pass by too
+            raise Unfit("it hooks a tensor that it is given")
         returned, ys = Form.of(made)
         if not ys or not all(isinstance(y, _PLAIN) for y in returned.fixed if y is not TENSOR):
             raise Unfit("it returns something else than tensors")
