@@ -307,7 +307,9 @@ class Environment:
     ONWARD_DISABLE: comma-separated names of rewrite passes to leave out.
     ONWARD_CHECK: 1 checks the graph's invariants after every pass. A batch of which only the rows
         that are read are computed runs once more, changing nothing, with NaN in the others; where
-        NaN then arrives in the loss or a gradient, OnwardError names what read them. 0 does not.
+        NaN then arrives in the loss or a gradient, OnwardError names what read them. A model of
+        which a part runs in PyTorch is not asked, since the part's code would run twice. 0 does
+        nothing of it.
     ONWARD_NATIVE: 0 leaves the native CPU kernels out; plain, avx2 or avx512 takes that build.
     ONWARD_NATIVE_FOLDER: folder of other builds of the native kernels, such as one with sanitizers;
         default: those that the installation compiled.

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
 import weakref
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from process_memory import measured, said_by
 from tiny import batch, bert, gpt2
 from torch.profiler import ProfilerActivity, profile
 
@@ -201,24 +198,16 @@ def test_the_users_batch_is_copied_not_kept() -> None:
 
 
 FLAT = """
-import ctypes, gc, json, sys
-import psutil, torch
+import gc, json, sys
+import torch
 torch.set_num_threads(1)
+from process_memory import malloced, resident
 from tiny import batch, bert, gpt2
 import onward
 
-class Mallinfo2(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_size_t) for n in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-        "fordblks", "keepcost")]
-
-libc = ctypes.CDLL(None)
-libc.mallinfo2.restype = Mallinfo2
-
 def held():
     gc.collect()
-    info = libc.mallinfo2()
-    return info.uordblks + info.hblkhd, psutil.Process().memory_info().rss
+    return malloced(), resident()
 
 model = {"gpt2": gpt2, "bert": bert}[sys.argv[1]](width=64)
 trainer = onward.Trainer(model, torch.optim.AdamW(model.parameters()),
@@ -237,33 +226,20 @@ print(json.dumps([after[0] - before[0], after[1] - before[1], trainer.plan.peak]
 """
 
 
-def growth(*arguments: str) -> list[int]:
-    import json
-
-    here = Path(__file__).resolve().parents[1]
-    code = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent / 'src')!r}]\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code + textwrap.dedent(FLAT), *arguments],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 @pytest.mark.sample(2)
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallinfo2 is glibc's")
+@measured
 @pytest.mark.parametrize("kind", MAKERS)
 def test_process_does_not_grow_over_twenty_steps(kind: str) -> None:
     """What C++ and Python hold, by the C allocator and by the kernel, against a step's 3 MB."""
-    malloced, resident, peak = growth(kind)
+    malloced, resident, peak = said_by(FLAT, kind)
     assert peak > 2_000_000
     assert malloced < 64 * 1024
     assert resident < 1024 * 1024
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallinfo2 is glibc's")
+@measured
 def test_the_measure_sees_a_leak() -> None:
-    malloced, resident, _ = growth("gpt2", "leak")
+    malloced, resident, _ = said_by(FLAT, "gpt2", "leak")
     assert malloced > 20 * (1 << 18) * 0.9
     assert resident > 20 * (1 << 18) * 0.5
 

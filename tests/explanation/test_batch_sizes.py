@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
-import textwrap
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 import torch
+from process_memory import measured, said_by
 from test_explained_steps import LOOPS, Running
 from tiny import batch
 from torch import nn
@@ -195,24 +191,16 @@ def test_the_search_finds_the_last_that_fits(name: str, start: int) -> None:
 # ---- the process
 
 TRIED = """
-import ctypes, gc, json, math, sys
+import gc, json, math, sys
 import torch
 torch.set_num_threads(1)
+from process_memory import malloced
 from tiny import batch, gpt2
 import onward
 
-class Mallinfo2(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_size_t) for n in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-        "fordblks", "keepcost")]
-
-libc = ctypes.CDLL(None)
-libc.mallinfo2.restype = Mallinfo2
-
 def held():
     gc.collect()
-    info = libc.mallinfo2()
-    return info.uordblks + info.hblkhd
+    return malloced()
 
 loop, memory = sys.argv[1], int(sys.argv[2])
 model = gpt2(width=128, layers=1)
@@ -243,19 +231,12 @@ print(json.dumps([found.nbytes, before_step, *sizes]))
 
 @pytest.mark.slow
 @pytest.mark.sample(2)
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallinfo2 is glibc's")
+@measured
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_process_holds_what_was_told(loop: str) -> None:
     """By the C allocator: what a step of the largest batch takes more than one of two samples."""
     memory = 80_000_000
-    here = Path(__file__).resolve().parents[1]
-    code = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent / 'src')!r}]\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code + textwrap.dedent(TRIED), loop, str(memory)],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    told, before, fits, more = json.loads(done.stdout.splitlines()[-1])
+    told, before, fits, more = said_by(TRIED, loop, str(memory))
     assert before < 0.01 * memory, "to tell it takes no such memory"
     assert told <= memory and fits == pytest.approx(told, rel=0.02)
     assert more > memory and fits < 1.02 * memory

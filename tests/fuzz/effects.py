@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from fuzz.maker import HIDDEN, POSITIONS, Maker
+from fuzz.regions import perhaps_a_region
+
+
+def unusual(m: Maker) -> None:
+    """Now and then a statement of a kind that few programs have."""
+    if m.rarely(0.06):
+        effects(m)
+    perhaps_a_region(m)
 
 
 def effects(m: Maker) -> str:

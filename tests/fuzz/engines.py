@@ -7,6 +7,7 @@ import copy
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,6 +211,19 @@ class Ours(Side):
         self.trainer.load_state_dict(state)
 
 
+class OurModule(Eager):
+    """The plain loop, with the model accelerated."""
+
+    def __init__(self, case: Case, defined: dict[str, Any], variant: dict[str, Any]) -> None:
+        super().__init__(case, defined, torch.float32)
+        onward.accelerate(self.model, disable=tuple(variant.get("disable", ())))
+
+
+def ours_of(case: Case, defined: dict[str, Any], variant: dict[str, Any]) -> Side:
+    kind = OurModule if variant.get("loop") == "module" else Ours
+    return kind(case, defined, variant)
+
+
 # ---- variants: what a whole process would set
 
 
@@ -262,12 +276,19 @@ class Captures:
         self.kept: list[tuple[Any, CapturedModule, dict[str, str]]] = []
         self.real = onward.compile.capture
 
+    def of(self, variant: dict[str, Any], number: int) -> AbstractContextManager[None]:
+        """For the run of that variant, the first of which is recorded."""
+        if variant.get("loop") == "module":  # which captures calls, no steps
+            return contextlib.nullcontext()
+        return self.replaying() if number else self.recording()
+
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
         def record(model: nn.Module, *args: Any, **more: Any) -> CapturedModule:
             before = Walk(model, None).facts
             found = self.real(model, *args, **more)
-            if Walk(model, None).facts != before:  # a forward that leaves something
+            # a forward that leaves something, or a part that runs in this model itself
+            if Walk(model, None).facts != before or found.regions:
                 self.kept.append((None, found, {}))
                 return found
             paths = {id(x): n for n, x in _named(model).items()}

@@ -11,6 +11,7 @@ from typing import Any
 
 from fuzz.maker import HIDDEN, LOSS, ODD_OUTPUTS, OUTPUT_NAMES, Case, Maker
 from fuzz.program import clean, program
+from fuzz.regions import changes, counts, is_odd
 
 SPOILS = ("ids", "labels", "shape", "missing", "rank", "more")
 PASSES = (
@@ -48,11 +49,15 @@ def case_of(seed: int) -> Case:
     case["history"] = history(m, case)
     _on_tensors(m, case)
     case["variants"] = variants(m)
+    if counts(case):  # eager has called it or not when it comes to what is spoilt
+        case["history"] = [a for a in case["history"] if "spoil" not in a]
+    if is_odd(case) and not case["dropout"]:
+        case["variants"].insert(0, {"loop": "module"})
     if case["dropout"]:
         case["variants"] = [{}, *(case["variants"] or [{"disable": ["row_demand"]}])]
         case["attributes"] = {k: 0.3 if k == "p" else v for k, v in case["attributes"].items()}
         for x in case["modules"]:
-            x["code"] = x["code"].replace("Dropout(0.0)", "Dropout(0.3)")
+            x["code"] = x["code"].replace("Dropout(0.0)", "Dropout(0.3)").replace("p=0.0", "p=0.3")
     else:
         case["variants"] = [{}, *case["variants"]]
     return case
@@ -149,7 +154,13 @@ def lines(m: Maker, case: Case) -> list[str]:
         }.get(name)  # fmt: skip
         found += [text] * 4 if text else []
     for x in case["modules"]:
-        if "Linear(" in x["code"] or "Norm(" in x["code"]:
+        if "lines" in x:
+            found += changes(x) * 2
+        elif "script(" in x["code"]:
+            continue  # a copy of which trains what it is a copy of
+        elif "hooked(" in x["code"]:
+            found.append(f"model.{x['path']} = copy.deepcopy(model.{x['path']})")
+        elif "Linear(" in x["code"] or "Norm(" in x["code"]:
             found.append(f"model.{x['path']}.weight.requires_grad_(False)")
             found.append(f"model.{x['path']} = copy.deepcopy(model.{x['path']})")
             found.append(f"model.{x['path']}.bias = None")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from fuzz.engines import Captures, Eager, Moment, Ours, Tensors, namespace, variant_set
+from fuzz.engines import Captures, Eager, Moment, Tensors, namespace, ours_of, variant_set
 from fuzz.maker import Case
 
 from onward.config import OnwardError
@@ -59,9 +59,11 @@ def judge(case: Case) -> Verdict:
         return Verdict("invalid", f"{first.error!r}", _said(first.error))
     start = Eager(case, defined, torch.float64).state()
     captures = Captures()
-    best = Verdict()
+    best, refused = Verdict(), False
     for i, variant in enumerate(case["variants"]):
-        with variant_set(variant), captures.replaying() if i else captures.recording():
+        if refused and variant.get("loop") != "module":
+            continue  # it would refuse as well
+        with variant_set(variant), captures.of(variant, i):
             found = _against(case, defined, variant, eager, exact, start)
         if found.finding:
             return found
@@ -69,8 +71,7 @@ def judge(case: Case) -> Verdict:
             continue  # too little memory for a step so small is the variant's own fault
         if found.kind != "ok":
             best = found
-            if found.kind == "refused" and not i:
-                break  # the others would refuse as well
+            refused = refused or (found.kind == "refused" and not i)
     return best
 
 
@@ -83,10 +84,11 @@ def _against(
     start: Tensors,
 ) -> Verdict:
     try:
-        ours = Ours(case, defined, variant)
+        ours = ours_of(case, defined, variant)
     except Exception as error:
         return _raised(error, variant, 0)
     last = Moment(state=ours.state())
+    by_hand = variant.get("loop") == "module"  # where a step that fails is the user's own matter
     for i, action in enumerate(case["history"]):
         one, two = eager[i], exact[i]
         if action["do"] == "code" and one.error is not None:
@@ -109,10 +111,11 @@ def _against(
             if found.finding and type(moment.error) is not type(one.error):
                 found.detail = f"{found.detail}\neager: {one.error!r}"
                 return found
-            if torn := _torn(last.state, moment.state):
+            if not by_hand and (torn := _torn(last.state, moment.state)):
                 return Verdict("torn", f"{torn} after {moment.error!r}", "torn", variant, i)
         elif moment.error is not None:
-            if action["do"] != "code" and (torn := _torn(last.state, moment.state)):
+            kept = by_hand or action["do"] == "code"
+            if not kept and (torn := _torn(last.state, moment.state)):
                 return Verdict("torn", f"{torn} after {moment.error!r}", "torn", variant, i)
             return _raised(moment.error, variant, i)
         elif not all(
@@ -149,7 +152,7 @@ def _differs(ours: Moment, eager: Moment, exact: Moment, start: Tensors) -> str:
     largest: dict[str, float] = {}
     for name, x in exact.state.items():
         kind = name.partition(" ")[0]
-        largest[kind] = max(largest.get(kind, 0.0), float(x.norm()))
+        largest[kind] = max(largest.get(kind, 0.0), float(x.double().norm()))
     for name, x in exact.state.items():
         if name not in ours.state:
             if x.count_nonzero():
@@ -191,9 +194,9 @@ def _between_variants(case: Case, defined: dict[str, Any]) -> Verdict:
     reference: list[Moment] = []
     start: Tensors = {}
     for i, variant in enumerate(case["variants"]):
-        with variant_set(variant), captures.replaying() if i else captures.recording():
+        with variant_set(variant), captures.of(variant, i):
             try:
-                ours = Ours(case, defined, variant)
+                ours = ours_of(case, defined, variant)
             except Exception as error:
                 return _raised(error, variant, 0)
             start = start or {n: x.double() for n, x in ours.state().items()}

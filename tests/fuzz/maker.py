@@ -58,14 +58,14 @@ class Maker:
     beginnings: ClassVar[dict[str, Callable[[Maker], str]]] = {}
 
     def __init__(self, seed: int) -> None:
-        self.dice = random.Random(seed)
+        self.seed, self.dice = seed, random.Random(seed)
         self._late = random.Random(f"{seed} late")  # so that what is rare changes no other seed
         self.width = self.dice.choice([4, 4, 6, 8])
         self.vocabulary = 11
         self.odd = self.dice.random() < 0.12
         self.strided = self.dice.random() < 0.2
         self.parameters: list[dict[str, Any]] = []
-        self.modules: list[dict[str, str]] = []
+        self.modules: list[dict[str, Any]] = []
         self.inputs: dict[str, dict[str, str]] = {}
         self.attributes: dict[str, Any] = {}
         self.body: list[Statement] = []

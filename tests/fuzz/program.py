@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from fuzz.effects import effects
+from fuzz.effects import unusual
 from fuzz.maker import (
     ACTIVATIONS,
     HIDDEN,
@@ -537,8 +537,7 @@ def program(m: Maker) -> dict[str, Any]:
     rules, weights = list(GRAMMAR), list(GRAMMAR.values())
     for _ in range(m.dice.randint(1, 6)):
         m.dice.choices(rules, weights)[0](m)
-    if m.rarely(0.06):
-        effects(m)
+    unusual(m)
     if m.chance(0.1):
         m.pick(HIDDEN)
         m.parameter(3, m.width)  # nobody reads it

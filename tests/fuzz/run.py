@@ -37,6 +37,7 @@ def options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--fresh", action="store_true", help="every other seed from the clock")
     parser.add_argument("--skip", nargs="+", default=[], help="leave out programs with these texts")
+    parser.add_argument("--having", nargs="+", default=[], help="only those with one of these")
     parser.add_argument("--only", type=int, nargs="+", help="these seeds, in this process")
     parser.add_argument("--shrink", action="store_true", help="and make what fails small")
     parser.add_argument("--shrink-seconds", type=float, default=120.0)
@@ -162,6 +163,8 @@ def campaign(said: argparse.Namespace) -> list[dict[str, Any]]:
             except queue.Empty:
                 break
             if said.skip and any(text in program(seed) for text in said.skip):
+                continue
+            if said.having and not any(text in program(seed) for text in said.having):
                 continue
             verdict = worker.judge(seed)
             found.append(verdict)

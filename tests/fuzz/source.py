@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from fuzz.maker import Case
+from fuzz.regions import classes
 
 PRELUDE = '''
 def tensor(*shape, seed, about=0.0, layout="rows"):
@@ -267,7 +268,8 @@ IMPORTS = "import copy\n\nimport torch\nimport torch.nn.functional as F\nfrom to
 def definitions(case: Case) -> str:
     """Everything that the engines run; no more than torch is needed."""
     return "\n\n".join([
-        IMPORTS + PRELUDE, model_source(case), optimizer_source(case), batches_source(case),
+        IMPORTS + PRELUDE + classes(case), model_source(case), optimizer_source(case),
+        batches_source(case),
         f"loss_fn = {case['loss_fn'] or None}\n",
     ])  # fmt: skip
 
@@ -283,9 +285,12 @@ def script(case: Case, variant: dict[str, Any], title: str) -> str:
     if "native" in variant:
         environment = f"import os\n\nos.environ['ONWARD_NATIVE'] = {variant['native']!r}\n"
     scheduler = SCHEDULER.replace("optimizer,", "self.optimizer,") if case["scheduler"] else "None"
+    ours = TRAINER.format(options=made, fetch=tuple(case["fetch"]))
+    if variant.get("loop") == "module":
+        ours = ACCELERATED.format(disable=tuple(variant.get("disable", ())))
     return SCRIPT.format(
-        title=title.replace('"""', "'''"), environment=environment, definitions=definitions(case),
-        history=history_source(case), options=made, scheduler=scheduler,
+        ours=ours, title=title.replace('"""', "'''"), environment=environment,
+        definitions=definitions(case), history=history_source(case), scheduler=scheduler,
         window=case["options"]["gradient_accumulation_steps"],
         clip=case["options"]["max_grad_norm"], fetch=tuple(case["fetch"]),
     )  # fmt: skip
@@ -340,7 +345,27 @@ class Eager:
     rebirth = reload
 
 
-class Onward(Eager):
+{ours}
+
+if __name__ == "__main__":
+    sides = Eager(), Eager(torch.float64), Onward()
+    for side in sides:
+        history(side)
+    for said in zip(*(side.said for side in sides)):
+        print("eager ", said[0], "\\nfp64  ", said[1], "\\nonward", said[2])
+    for (name, p), q, r in zip(*(side.model.named_parameters() for side in sides)):
+        print(name, "eager", (p - q[1]).norm().item(), "onward", (r[1] - q[1]).norm().item())
+'''
+
+ACCELERATED = """class Onward(Eager):
+    def __init__(self):
+        import onward
+
+        super().__init__()
+        onward.accelerate(self.model, disable={disable})
+"""
+
+TRAINER = """class Onward(Eager):
     def __init__(self):
         import onward
 
@@ -370,14 +395,4 @@ class Onward(Eager):
         self.optimizer = optimizer_of(self.model)
         self.trainer = self.make()
         self.trainer.load_state_dict(state)
-
-
-if __name__ == "__main__":
-    sides = Eager(), Eager(torch.float64), Onward()
-    for side in sides:
-        history(side)
-    for said in zip(*(side.said for side in sides)):
-        print("eager ", said[0], "\\nfp64  ", said[1], "\\nonward", said[2])
-    for (name, p), q, r in zip(*(side.model.named_parameters() for side in sides)):
-        print(name, "eager", (p - q[1]).norm().item(), "onward", (r[1] - q[1]).norm().item())
-'''
+"""

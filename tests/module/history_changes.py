@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from history_sides import Config, Part, Side, Stop, W, action, mutation
+from history_sides import Apart, Config, Part, Side, Stop, W, action, mutation
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 from torch.utils import _pytree as pytree
@@ -138,6 +138,32 @@ def attribute(s: Side, k: int) -> None:
             s.core.config = Config(scale=1.5)
         case 8:
             s.core.first.norm.eps = 0.5 * (k // 9 % 2) + 1e-5
+
+
+@mutation
+def apart(s: Side, k: int) -> None:
+    """A part that runs in PyTorch comes, changes and goes."""
+    held = [m for m in s.core.extra if isinstance(m, Apart)]
+    dtype = next(s.core.parameters()).dtype
+    torch.manual_seed(k)
+    if not held:
+        s.core.extra.append(Apart().to(dtype))
+        return
+    match k % 7:
+        case 0:
+            held[0].scale = 0.25 * (k // 7 % 3)
+        case 1:
+            held[0].sizes.append(0.25 * (k // 7 % 3))
+        case 2:
+            held[0].calls = 7
+        case 3:
+            held[0].inner = nn.Sequential(nn.Linear(W, W), nn.Tanh()).to(dtype)
+        case 4:
+            held[0].requires_grad_(bool(k // 7 % 2))
+        case 5:
+            s.core.extra.append(held[0])
+        case 6:
+            s.core.extra = nn.ModuleList(m for m in s.core.extra if m is not held[0])
 
 
 @mutation

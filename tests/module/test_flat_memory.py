@@ -4,17 +4,13 @@ in between, threads: nothing grows."""
 from __future__ import annotations
 
 import gc
-import json
-import subprocess
-import sys
-import textwrap
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from models import Positional, W
+from process_memory import measured, said_by
 from torch.utils.checkpoint import checkpoint
 from twins import Twins, total
 
@@ -22,25 +18,17 @@ import onward
 from onward.module import accelerated
 
 FLAT = """
-import ctypes, gc, json, sys
-import psutil, torch
+import gc, json, sys
+import torch
 torch.set_num_threads(1)
 gc.disable()  # what only a collection would free counts as well
+from process_memory import malloced, resident
 from tiny import batch, gpt2
 import onward
 from onward.module import accelerated
 
-class Mallinfo2(ctypes.Structure):
-    _fields_ = [(n, ctypes.c_size_t) for n in (
-        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-        "fordblks", "keepcost")]
-
-libc = ctypes.CDLL(None)
-libc.mallinfo2.restype = Mallinfo2
-
 def held():
-    info = libc.mallinfo2()
-    return info.uordblks + info.hblkhd, psutil.Process().memory_info().rss
+    return malloced(), resident()
 
 model = onward.accelerate(gpt2(width=16))
 turns, kept = int(sys.argv[1]), []
@@ -86,18 +74,11 @@ print(json.dumps([after[0] - before[0], after[1] - before[1], len(memory.blocks.
 
 def growth(*arguments: str) -> list[int]:
     """Bytes of the C allocator and of the process over so many calls, and blocks that are lent."""
-    here = Path(__file__).resolve().parents[1]
-    code = f"import sys; sys.path[:0] = [{str(here)!r}, {str(here.parent / 'src')!r}]\n"
-    done = subprocess.run(
-        [sys.executable, "-c", code + textwrap.dedent(FLAT), *arguments],
-        capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    return said_by(FLAT, *arguments)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallinfo2 is glibc's")
+@measured
 def test_a_thousand_calls_of_all_kinds_leave_memory_as_it_was() -> None:
     """A block of one forward has 40 KB."""
     malloced, resident, lent = growth("1000")
@@ -107,7 +88,7 @@ def test_a_thousand_calls_of_all_kinds_leave_memory_as_it_was() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="mallinfo2 is glibc's")
+@measured
 def test_the_measure_sees_what_is_kept() -> None:
     malloced, _, lent = growth("30", "keep")
     assert malloced > 1 << 19

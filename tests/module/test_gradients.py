@@ -13,7 +13,7 @@ import torch
 from models import Positional, Returns, W
 from torch import nn
 from torch.utils.checkpoint import checkpoint
-from twins import CLOSE, Twins, total
+from twins import CLOSE, Twins, moved_away, total
 
 import onward
 from onward.config import OnwardError
@@ -438,12 +438,13 @@ def test_a_checkpoint_whose_second_forward_is_planned_otherwise() -> None:
 
 
 def test_saved_tensors_that_were_moved() -> None:
-    """save_on_cpu stores the block somewhere else."""
+    """The block is stored somewhere else, and lent to another forward meanwhile."""
     twins = Twins(Positional())
-    with torch.autograd.graph.save_on_cpu():
+    with moved_away():
         losses = [total(m(x())) for m in twins.both]
-    losses[0].backward()
-    losses[1].backward()
+    others = [total(m(x(5))) for m in twins.both]
+    for loss in (*losses, *others):
+        loss.backward()
     twins.same_gradients()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from region_models import PARTS, Model, Numpy, batch
-from twins import CLOSE, Twins, assert_same, total
+from twins import CLOSE, Twins, assert_same, moved_away, total
 
 import onward
 from onward import CaptureError, EagerWarning
@@ -317,17 +317,17 @@ def test_the_rest_of_the_model_is_in_the_graph() -> None:
     assert ops.count("RegionGrad") == 2 and "Gemm" in " ".join(ops) + "Gemm"
 
 
+class Dropping(Numpy):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(super().forward(x))
+
+
 def test_dropout_within_a_part_follows_the_generator() -> None:
     """Two runs of one seed are the same; others are not; backward has the forward's masks."""
-
-    class Dropping(Numpy):
-        def __init__(self) -> None:
-            super().__init__()
-            self.drop = torch.nn.Dropout(0.5)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.drop(super().forward(x))
-
     torch.manual_seed(0)
     ours = onward.accelerate(Model(Dropping).train())
 
@@ -351,6 +351,26 @@ def test_dropout_within_a_part_follows_the_generator() -> None:
     assert losses(1) == losses(1) == losses(1, twice=True)
     assert losses(1) != losses(2)
     assert len({*losses(1)}) == 3
+
+
+def test_dropout_within_a_part_follows_a_trainer_s_seed() -> None:
+    """And torch's own generator is neither read nor moved by a step."""
+
+    def losses(seed: int, state: int) -> list[float]:
+        torch.manual_seed(0)
+        ours = Model(Dropping).train()
+        optimizer = torch.optim.SGD(ours.parameters(), lr=0.1)
+        trainer = onward.Trainer(ours, optimizer, options={"seed": seed})
+        found: list[float] = []
+        for i in range(3):
+            torch.manual_seed(state + i)
+            before = torch.get_rng_state()
+            found.append(float(trainer.train_step(**batch(0)).loss))
+            assert torch.equal(torch.get_rng_state(), before)
+        return found
+
+    assert losses(1, 0) == losses(1, 7)
+    assert losses(1, 0) != losses(2, 0)
 
 
 def test_a_parameter_that_data_leave_out_has_no_gradient() -> None:
@@ -393,16 +413,37 @@ def test_hooks_on_parameters_within_a_part_run_once() -> None:
     twins.same_gradients()
 
 
-def test_a_graph_of_saved_tensors_moved_away() -> None:
-    """The block comes back from somewhere else, and was lent to another forward meanwhile."""
-    twins = Twins(model("Norm"))
+class Attribute(torch.autograd.Function):
+    """Keeps what it is given past autograd, which moves no more than it saves itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.x = x.detach()
+        return x * float(x.detach().numpy().std())
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Any) -> Any:
+        return dys[0] * ctx.x
+
+
+@pytest.mark.parametrize("part", ["Norm", "Attribute"])
+def test_a_graph_of_saved_tensors_moved_away(part: str) -> None:
+    """The block comes back somewhere else, for another forward holds it meanwhile."""
+
+    class Keeps(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return Attribute.apply(x)  # type: ignore[return-value]
+
+    torch.manual_seed(0)
+    twins = Twins(Model(Keeps if part == "Attribute" else PARTS[part]).train())
     for i in range(2):
         twins.zero()
         for m in twins.both:
-            with torch.autograd.graph.save_on_cpu():
+            with moved_away():
                 first = m(**batch(i))
-            m(**batch(5))["loss"].backward()  # in the same block
+            second = m(**batch(5))  # in the first one's block
             first["loss"].backward()
+            second["loss"].backward()
         twins.same_gradients()
         twins.same_buffers()
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -72,6 +74,15 @@ class Twins:
         """Whether any call ran as a graph."""
         held = accelerated(self.ours)
         return held is not None and held._last is not None
+
+
+@contextmanager
+def moved_away() -> Iterator[None]:
+    """Within it saved tensors are stored somewhere else, as `save_on_cpu` does with a GPU's: it
+    leaves those of a CPU where they are."""
+    copied = mock.patch.object(torch.Tensor, "cpu", torch.Tensor.clone)
+    with copied, torch.autograd.graph.save_on_cpu():
+        yield
 
 
 def total(outputs: Any) -> torch.Tensor:

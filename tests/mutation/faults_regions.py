@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fault import Fault
 
-REGIONS = ("module/test_regions.py",)
+REGIONS = ("module/test_regions.py", "module/test_region_effects.py")
 
 REGION_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -63,6 +63,31 @@ REGION_FAULTS: tuple[Fault, ...] = (
     Fault(
         "regions: an accelerated part runs a plan within a plan", "module/around.py",
         "        or running()  # within a region of an outer graph\n", "", REGIONS,
+    ),
+    Fault(
+        "regions: a part that the loss does not read is left out", "graph/signature.py",
+        "[*self.written.values(), *self.parts.values()]", "[*self.written.values()]", REGIONS,
+    ),
+    Fault(
+        "regions: a step that is refused has written buffers", "kernels/region.py",
+        "                buffer.copy_(before)\n            raise",
+        "                pass\n            raise", REGIONS,
+    ),
+    Fault(
+        "regions: a backward runs for cotangents that did not come", "module/run.py",
+        "idle = call.idle(given)", "idle = call.idle(left.ends)", REGIONS,
+    ),
+    Fault(
+        "regions: a smaller plan computes again what a tape shows", "plan/estimate.py",
+        "found.shared | taped", "found.shared", REGIONS,
+    ),
+    Fault(
+        "regions: a hook on what a part is given is no matter", "capture/regions/chosen.py",
+        "for x in xs] != hooks:", "for x in xs] != hooks and False:", REGIONS,
+    ),
+    Fault(
+        "regions: a look at another batch leaves its sizes alone", "capture/regions/shapes.py",
+        "while want == n or want in new.values()", "while want in new.values()", REGIONS,
     ),
     Fault(
         "regions: hooks run in the runs that tell shapes", "capture/regions/chosen.py",

@@ -27,6 +27,24 @@ _FIRST_ONLY = ("expand_as", "view_as", "reshape_as", "type_as")
 
 def reached(loss: Any) -> set[Any]:
     """The placeholders of an exported program that autograd reaches from the node `loss`."""
+    return placeholders(passed(loss))
+
+
+def placeholders(nodes: set[Any]) -> set[Any]:
+    return {node for node in nodes if node.op == "placeholder"}
+
+
+def results_of_regions(nodes: set[Any]) -> set[tuple[int, int]]:
+    """Of the results of regions those among these nodes: by the region's site, and their number."""
+    return {
+        (int(node.args[0].args[2]), int(node.args[1]))
+        for node in nodes
+        if node.target is operator.getitem and str(node.args[0].target) == "onward.region.default"
+    }
+
+
+def passed(loss: Any) -> set[Any]:
+    """The nodes that autograd comes by from `loss`."""
     writers = Writers(loss.graph)
     seen: set[Any] = set()
     stack = [loss, *writers.before(None, loss)]
@@ -39,7 +57,7 @@ def reached(loss: Any) -> set[Any]:
         stack += sources
         for source in sources:
             stack += writers.before(node, source)
-    return {node for node in seen if node.op == "placeholder"}
+    return seen
 
 
 class Writers:

@@ -29,7 +29,8 @@ class CapturedModule:
     constants: the user's tensors that are baked in, since no module registers them.
     regions: the parts of the model that run in PyTorch, by their site.
     reached: parameters that autograd would give a gradient, if only of zeros.
-    reaches: the same of each result of a call, with its leaves. tree: how results are put together.
+    reaches: the same of each result of a call, with its leaves. parts_reached: likewise what parts
+    that run in PyTorch return, by site and number. tree: how results are put together.
     """
 
     graph: Graph
@@ -41,6 +42,7 @@ class CapturedModule:
     regions: list[Region] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
     reaches: dict[str, set[str]] = field(default_factory=dict)
+    parts_reached: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     tree: OutputTree | None = None
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)

@@ -17,7 +17,13 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture.attention_forms import choose
-from onward.capture.autograd_reach import reached, reached_in
+from onward.capture.autograd_reach import (
+    passed,
+    placeholders,
+    reached,
+    reached_in,
+    results_of_regions,
+)
 from onward.capture.batch_writes import require_unchanged
 from onward.capture.bind_inputs import batch_nodes, bind_inputs
 from onward.capture.buffer_updates import store_buffers
@@ -189,7 +195,9 @@ def _capture(
     if flat.whole:
         result.tree = flat.noted.tree
         ends = dict(zip(flat.noted.names, translator.output_nodes(), strict=True))
-        sources = {name: reached(node) for name, node in ends.items()} if trains else {}
+        passes = {name: passed(node) for name, node in ends.items()} if trains else {}
+        sources = {name: placeholders(nodes) for name, nodes in passes.items()}
+        result.parts_reached = {name: results_of_regions(nodes) for name, nodes in passes.items()}
         result.reaches = {
             name: {translator.env[n].name or "" for n in nodes}
             | reached_in(translator.env[ends[name]])

@@ -127,7 +127,8 @@ class _Rehearsal:
         roots = [r for r in (self._model, self._loss_fn) if isinstance(r, torch.nn.Module)]
         held: list[dict[str, Any]] = []
         for module in torch.nn.ModuleList(roots).modules():  # what both have, once
-            held += [module._parameters, module._buffers]
+            if not isinstance(module, torch.jit.ScriptModule):  # which holds them elsewhere
+                held += [module._parameters, module._buffers]
         given = [dict(h) for h in held]
         others: dict[int, Any] = {}  # tied ones stay tied
         for mine in held:

@@ -94,12 +94,13 @@ class Executable:
             self._stage(inputs, dims)
             self._binder.regions.tapes = {}
             launches = self._binder.launches
-            if self._recording.run():
-                self._binder.raise_input_errors(range(self.plan.commit))
-            else:
-                self._binder.run(range(self.plan.commit))
-            if self.plan.commit < len(launches):
-                self._require_reached()
+            with self._binder.regions.undone():
+                if self._recording.run():
+                    self._binder.raise_input_errors(range(self.plan.commit))
+                else:
+                    self._binder.run(range(self.plan.commit))
+                if self.plan.commit < len(launches):
+                    self._require_reached()
             finite = self.plan.signature.finite
             wrote = finite is None or bool(self._binder.outputs[finite])
             if self.plan.commit == len(launches) and done is None:

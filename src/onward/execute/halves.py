@@ -10,7 +10,7 @@ of the residuals: where they are to serve again (`keep`), it runs on a copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -132,14 +132,16 @@ class ExecutableHalves:
         cotangents: Inputs,
         keep: bool = False,
         content: torch.Tensor | None = None,
+        idle: Collection[tuple[int, int]] = (),
     ) -> dict[str, torch.Tensor]:
         """The gradients, by the name of the input that they are by; they lie in the block, which is
         lent again when nobody holds them any more.
 
         cotangents: by output, all that the plan was made for, of the output's shape. keep: the
         residuals serve a second backward. content: that of the residuals, or its first byte, or a
-        copy of all bytes, where they hold it no longer. Raises OnwardError for cotangents that are
-        missing or of another shape, and where a tensor that the backward reads was changed since.
+        copy of all bytes, where they hold it no longer. idle: as of `kernels.Regions`.
+        Raises OnwardError for cotangents that are missing or of another shape, and where a tensor
+        that the backward reads was changed since.
         """
         self._check(residuals, cotangents)
         blocks, content = self.memory.blocks, residuals.content if content is None else content
@@ -154,6 +156,7 @@ class ExecutableHalves:
         with torch.no_grad():
             binder.stage({**residuals.given, **named})
             binder.regions.tapes, binder.regions.keep = residuals.tapes, keep
+            binder.regions.idle = idle
             binder.run(range(self._half, len(self.plan.launches)))
             if self._in_regions:
                 self.unreached = unreached(self._in_regions, binder.regions)

@@ -39,7 +39,9 @@ class Signature:
     always moved together share one). slots: optimizer state. accumulators: sums of gradients, by
     parameter.
 
-    Outputs. loss: f[]. results: the model's own, by the user's name. gradients: by input.
+    Outputs. loss: f[]. results: the model's own, by the user's name. gradients: by input. parts:
+    by its place in the model, what a part that runs in PyTorch returns and no loss reads: its code
+    runs in every call all the same.
     grad_norm: f[], of all gradients before clipping. finite: b[], whether all gradients are; where
     it is false nothing that outlives the step may be written.
 
@@ -62,6 +64,7 @@ class Signature:
     loss: str | None = None
     results: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
+    parts: dict[str, str] = field(default_factory=dict)
     grad_norm: str | None = None
     finite: str | None = None
     updated: dict[str, str] = field(default_factory=dict)
@@ -101,11 +104,12 @@ class Signature:
 
     def requested(self, results: Collection[str], update: bool | None) -> list[str]:
         """The outputs of a run: the loss, results of these names, and what it does besides: next
-        values of buffers that the forward writes, and the update of parameters and state; where
-        `update` is false the sums of gradients instead, where it is None neither."""
+        values of buffers that the forward writes, parts that run in PyTorch, and the update of
+        parameters and state; where `update` is false the sums of gradients instead, where it is
+        None neither."""
         names = [] if self.loss is None else [self.loss]
         names += [self.results[name] for name in results if name in self.results]
-        names += self.written.values()
+        names += [*self.written.values(), *self.parts.values()]
         if update:
             names += [*self.updated.values(), *(n for n in (self.grad_norm, self.finite) if n)]
         elif update is False:
@@ -113,8 +117,7 @@ class Signature:
         return names
 
 
-_OUTPUTS = frozenset(
-    {"loss", "results", "gradients", "grad_norm", "finite", "updated", "accumulated", "written"}
-)
+_OUTPUTS = {"loss", "results", "gradients", "parts", "grad_norm", "finite"}
+_OUTPUTS |= {"updated", "accumulated", "written"}
 
 __all__ = ["Hyperparameter", "Signature", "Slot"]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -59,7 +59,9 @@ class Regions:
     """The regions of a plan at run time. parts: by `site`. recorded: the sites whose backward the
     plan has. tapes: of the forward that ran last, or whose backward is to run. copies: whether
     tapes have inputs of their own. keep: whether a backward leaves the tapes for another one.
-    unreached: of each backward, the numbers of the parameters that autograd did not reach.
+    unreached: of each backward, the numbers of the parameters that autograd did not reach. idle:
+    results (site, number) that nothing depends on which is differentiated: eager's autograd does
+    not come by, and what a plan has for their gradients is zeros.
     """
 
     parts: Sequence[Part] = ()
@@ -68,6 +70,24 @@ class Regions:
     copies: bool = False
     keep: bool = False
     unreached: dict[int, frozenset[int]] = field(default_factory=dict)
+    idle: Collection[tuple[int, int]] = ()
+    _tables: set[int] | None = None  # buffers that parts only read, by their ids
+
+    @contextlib.contextmanager
+    def undone(self) -> Iterator[None]:
+        """A run within it that fails leaves buffers that parts write as they were. Those that the
+        first run leaves as they were are tables, and no later run copies them."""
+        tables = self._tables or set()
+        buffers = [b for part in self.parts for b in part.buffers() if id(b) not in tables]
+        held = [(b, b.detach().clone()) for b in buffers]
+        try:
+            yield
+        except BaseException:
+            for buffer, before in held:
+                buffer.copy_(before)
+            raise
+        if self._tables is None:  # versions do not tell: a batch norm leaves them alone
+            self._tables = {id(b) for b, before in held if torch.equal(b, before)}
 
     @contextlib.contextmanager
     def repeating(self) -> Iterator[None]:
@@ -198,8 +218,9 @@ def _bind_backward(args: KernelArguments) -> Launch:
         leaves = [*tape.xs, *tape.parameters]
         ends = [
             (y, dy)
-            for y, dy in zip(tape.ys, dys, strict=True)
+            for i, (y, dy) in enumerate(zip(tape.ys, dys, strict=True))
             if dy is not None and y.requires_grad
+            if (call.site, i) not in regions.idle
         ]
         found: Sequence[torch.Tensor | None] = [None] * len(by)
         asked = [i for i in by if leaves[i].requires_grad]

@@ -162,6 +162,12 @@ class PreparedCall:
             found = self._reached[key] = frozenset().union(*(self.reaches[n] for n in key))
         return found
 
+    def idle(self, ends: Iterable[str]) -> frozenset[tuple[int, int]]:
+        """What parts that run in PyTorch return and none of these results depends on."""
+        held = self.captured.parts_reached
+        used = frozenset[tuple[int, int]]().union(*(held[n] for n in ends if n in held))
+        return frozenset[tuple[int, int]]().union(*held.values()) - used
+
     # ---- runs
 
     def prepare(self, batch: Batch, results: Sequence[str], ends: tuple[str, ...]) -> Ready:

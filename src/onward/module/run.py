@@ -127,7 +127,8 @@ class Run:
                 names[n]: given[n] if n in given else torch.zeros(shapes[names[n]], device=device)
                 for n in left.ends
             }
-            made = left.executable.backward(left.residuals, cotangents, keep, content)
+            idle = call.idle(given)
+            made = left.executable.backward(left.residuals, cotangents, keep, content, idle)
             # but for what a part that runs in PyTorch has made no use of
             reached = call.reached(given) - left.executable.unreached
             return [made[n] if n in reached else None for n in call.leaves]

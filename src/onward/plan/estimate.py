@@ -36,8 +36,8 @@ class MemoryEstimate:
     nodes, makes, reads, backward: of each access, in order. nbytes, maker: of each storage; the
     maker is None for inputs and constants. fixed: storages that no recomputing can free (inputs,
     constants, outputs, what several launches write). late: storages of the forward half that the
-    backward half reads. repeatable: forward launches all of whose storages are their own
-    and that no output shows through a window of the backward half.
+    backward half reads. repeatable: forward launches all of whose storages are their own, that no
+    output shows through a window of the backward half, and no part that runs in PyTorch reads.
     """
 
     def __init__(self, graph: Graph, kernels: dict[Node, Kernel]) -> None:
@@ -56,7 +56,10 @@ class MemoryEstimate:
         shown_late = {
             found.layouts[v].buffer for v, maker in outputs if maker and maker.meta.get("backward")
         }  # which of a launch and its repetition an output shows would depend on what is chosen
-        singular = shown_late | found.shared
+        # parts that run in PyTorch: their code runs once, and their tapes show what it has read
+        parts = {n for n, node in enumerate(self.nodes) if node.op_type == "Region"}
+        taped = {s for n in parts for s in (*self.reads[n], *self.makes[n])}
+        singular = shown_late | found.shared | taped
         self.repeatable = [
             not access.is_backward
             and len(access.makes) == len(access.node.outputs)

@@ -125,12 +125,21 @@ class Regions:
             return error, None
 
     def in_graph(self, graph: Graph) -> list[Region]:
-        """By their site, those that the translated graph holds. Raises CaptureError where an
-        export has dropped one: what it does besides its results would not be done."""
-        sites = {int(attributes(n)["site"]) for n in graph if n.op_type == "Region"}
+        """By their site, those that the translated graph holds. What they do besides their results
+        is done in each call: those that the loss does not read are outputs of their own. Raises
+        CaptureError where an export has dropped one."""
+        nodes = {int(attributes(n)["site"]): n for n in graph if n.op_type == "Region"}
+        loss = graph.signature.loss or graph.signature.results.get("loss")
+        read = set[Any]() if loss is None else _before(graph.outputs[loss])
         for site, part in enumerate(self.made):
-            if site not in sites and part.module is not None:
+            if part.module is None:
+                continue
+            if site not in nodes:
                 raise CaptureError(f"nothing reads what {part.path} returns")
+            if loss is not None and nodes[site] not in read:
+                name = f"region.{site}"
+                graph.outputs[name] = nodes[site].outputs[0]
+                graph.signature = graph.signature.but(parts={f"{part.path} {site}": name})
         return list(self.made)
 
     # ---- choosing
@@ -344,10 +353,13 @@ class Regions:
         if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in xs):
             raise Unfit("it is given a tensor of a class of its own")
         before, state = [x._version for x in xs], torch.random.get_rng_state()
+        hooks = [len(x._backward_hooks or ()) for x in xs]
         made = module._call_impl(*args, **kwargs)
         draws = not torch.equal(state, torch.random.get_rng_state())
         if [x._version for x in xs] != before:
             raise Unfit("it writes into what it is given")
+        if [len(x._backward_hooks or ()) for x in xs] != hooks:  # others' gradients pass by too
+            raise Unfit("it hooks a tensor that it is given")
         returned, ys = Form.of(made)
         if not ys or not all(isinstance(y, _PLAIN) for y in returned.fixed if y is not TENSOR):
             raise Unfit("it returns something else than tensors")
@@ -446,6 +458,17 @@ class Regions:
         finally:
             for module, before in held:
                 vars(module)[_SLOT] = before
+
+
+def _before(value: Any) -> set[Any]:
+    """The nodes that a value is computed by."""
+    found, stack = set[Any](), [value.producer()]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            stack += [x.producer() for x in node.inputs if x is not None]
+    return found
 
 
 def set_by_hooks(module: torch.nn.Module, path: str) -> Iterator[str]:

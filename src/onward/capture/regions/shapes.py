@@ -99,7 +99,7 @@ def resized(tensors: Sequence[torch.Tensor], way: int) -> list[torch.Tensor] | N
     new: dict[int, int] = {}
     for n in sizes:
         want = 2 * n if way == 1 else n - 1 if n >= 4 and way == 0 else n + 1
-        while want in new.values():
+        while want == n or want in new.values():
             want += 1
         new[n] = want
     if not new:
