@@ -72,6 +72,16 @@ FAMILIES = (
     Case("mixture of experts", "qwen3_moe", batch=4, tokens=256, dropout=0.0),
 )  # fmt: skip
 
+# A model of each kind, in bfloat16.
+MIXED = tuple(
+    replace(case, name=f"{case.name}, bf16", precision="bf16")
+    for case in (*CPU, *PADDED[:2], *FAMILIES)
+    if case.name in (
+        "GPT-2, 4 layers", "Llama", "BERT MLM, padded", "two towers, padded",
+        "tutorial transformer", "T5", "ModernBERT, padded", "ViT",
+    )
+)  # fmt: skip
+
 # In order of worth: what a slow machine has no time for is at the end.
 GPU = (
     Case("GPT-2 medium, bf16", "gpt2_medium", batch=8, tokens=1024, precision="bf16"),

@@ -17,7 +17,8 @@ class Engine:
     """One way to run a step. `compiled`: under torch.compile; `fused`: one-kernel AdamW. onward: a
     Trainer; module: a model that `onward.accelerate` was given, in the loop of the others.
 
-    disable, seed: Onward's options of these names; a seed makes dropout the same in every run.
+    precision: another than the case's. disable, seed: Onward's options of these names; a seed makes
+    dropout the same in every run.
     change: the model that is trained instead, made of the case's own; a function of a module.
     """
 
@@ -30,6 +31,7 @@ class Engine:
     env: Mapping[str, str] = field(default_factory=dict)
     disable: tuple[str, ...] = ()
     seed: int | None = None
+    precision: str = ""
     change: Callable[[nn.Module], nn.Module] | None = None
 
 
@@ -68,6 +70,10 @@ GPU_ENGINES = {
 
 # Onward with the same dropout in every run, so that its losses can be compared one by one.
 SEEDED = replace(ENGINES["onward"], seed=0)
+
+
+# Onward in fp32 beside what runs in the precision of a case.
+FP32 = replace(ENGINES["onward"], name="onward-fp32", about="the same in fp32", precision="fp32")
 
 
 def without_pass(pass_name: str, name: str, about: str) -> Engine:

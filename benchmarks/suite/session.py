@@ -18,9 +18,11 @@ class Session:
     def __init__(self, engine: Engine, case: Case, device: str, batch_count: int) -> None:
         import torch
 
-        torch.set_float32_matmul_precision("high" if case.precision == "tf32" else "highest")
+        self.precision = engine.precision or case.precision
+        tf32 = self.precision == "tf32"
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
         if device == "cuda":
-            torch.backends.cudnn.allow_tf32 = case.precision == "tf32"
+            torch.backends.cudnn.allow_tf32 = tf32
         self.engine, self.case, self.device = engine, case, device
         self.batches: list[Batch] = []
         self.feed(case, batch_count)
@@ -50,7 +52,7 @@ class Session:
 
             # A mapping: a version without an option says so in its row of the table.
             options: dict[str, Any] = {"disable": self.engine.disable, "seed": self.engine.seed}
-            if self.case.precision == "bf16":
+            if self.precision == "bf16":
                 options["mixed_precision"] = "bf16"
             self.trainer = onward.Trainer(self.model, self.optimizer, options=options)
         if self.engine.module:
@@ -68,7 +70,7 @@ class Session:
         if self.trainer is not None:
             return self.trainer.train_step(**batch).loss
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.case.precision == "bf16"):
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.precision == "bf16"):
             output = self.forward(**batch)
         loss = output if isinstance(output, torch.Tensor) else output["loss"]
         loss.backward()

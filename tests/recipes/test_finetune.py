@@ -101,6 +101,18 @@ def test_same_seed_gives_the_same_losses_and_another_seed_others(
     assert losses[0] == losses[1] != losses[2]
 
 
+def test_bf16_learns_as_autocast_does_and_saves_fp32(text_file: Path, tmp_path: Path) -> None:
+    losses = []
+    for engine in ("onward", "torch"):
+        output = tmp_path / engine
+        options = ["--train_file", str(text_file), *SMALL, "--bf16"]
+        assert run(output, *options, engine=engine) == 0
+        losses.append(read(output / "eval_results.json")["eval_loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=2e-3)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "onward")
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
 def test_accumulation_equals_the_larger_batch(text_file: Path, tmp_path: Path) -> None:
     base = FinetuneConfig(
         train_file=str(text_file), vocab_size=300, block_size=16, max_steps=4, dropout=0.0

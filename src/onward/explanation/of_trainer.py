@@ -71,6 +71,7 @@ def _subject(
         captured=captured,
         target=compiler.target,
         disable=frozenset(compiler.disable),
+        policy=compiler.policy,
         memory_budget=trainer.options.memory_budget,
         graphs=lambda other: Graphs(other, captured, recipe),
         request=request,

@@ -23,6 +23,7 @@ from onward.explanation.facts import StepMemory
 from onward.explanation.memory import model_bytes, step_memory
 from onward.kernels import Target
 from onward.plan import Plan
+from onward.rewrite import Policy
 from onward.train.batch import Batch
 from onward.train.explanation import Explanation
 from onward.train.graphs import Graphs
@@ -38,11 +39,11 @@ Given = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]  # args, kwargs,
 class Subject:
     """A step of a loop on one batch.
 
-    loop: `trainer` or `module`. target, disable, memory_budget: the loop's options. graphs: the
-    step's graphs by another compiler. halves: whether the step runs as two. optimizer: bytes of
-    state that no plan holds, None where they are not known. again: the subject for a batch that
-    another capture serves. ran: what ran it, where it has run. seconds: of each stage of its
-    compilation.
+    loop: `trainer` or `module`. target, disable, policy, memory_budget: the loop's options, policy
+    that of casts, None in fp32. graphs: the step's graphs by another compiler. halves: whether the
+    step runs as two. optimizer: bytes of state that no plan holds, None where they are not known.
+    again: the subject for a batch that another capture serves. ran: what ran it, where it has run.
+    seconds: of each stage of its compilation.
     """
 
     model: torch.nn.Module
@@ -51,6 +52,7 @@ class Subject:
     captured: CapturedModule
     target: Target
     disable: frozenset[str]
+    policy: Policy | None
     memory_budget: int | float | str | None
     graphs: Callable[[Compiler], Graphs]
     request: OutputRequest
@@ -67,7 +69,7 @@ class Remade:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.journal = CountingJournal()
-        compiler = Compiler(subject.target, subject.disable, self.journal)
+        compiler = Compiler(subject.target, subject.disable, self.journal, subject.policy)
         self.memory = Memory(_device(subject.model))
         self._session = Session(self.memory, memory_budget=subject.memory_budget)
         self._graphs = subject.graphs(compiler)

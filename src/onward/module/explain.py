@@ -195,6 +195,7 @@ def _subject(
         captured=captured,
         target=compiler.target,
         disable=frozenset(compiler.disable),
+        policy=compiler.policy,
         memory_budget=held.options.memory_budget,
         graphs=graphs,
         request=request,

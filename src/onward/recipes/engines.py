@@ -38,14 +38,15 @@ class TorchEngine:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.max_grad_norm = config.max_grad_norm
+        self.max_grad_norm, self.bf16 = config.max_grad_norm, config.bf16
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def update(self, micro_batches: Sequence[torch.Tensor]) -> tuple[float, float | None]:
         self.model.train()
         total = 0.0
         for input_ids in micro_batches:
-            loss = self.model(input_ids=input_ids, labels=input_ids).loss / len(micro_batches)
+            with self._precision():
+                loss = self.model(input_ids=input_ids, labels=input_ids).loss / len(micro_batches)
             loss.backward()
             total += float(loss.detach())
         norm = None
@@ -58,7 +59,11 @@ class TorchEngine:
     @torch.no_grad()
     def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
         self.model.eval()
-        return float(self.model(input_ids=input_ids, labels=labels).loss)
+        with self._precision():
+            return float(self.model(input_ids=input_ids, labels=labels).loss)
+
+    def _precision(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.bf16)
 
 
 class OnwardEngine:
@@ -78,6 +83,7 @@ class OnwardEngine:
                 max_grad_norm=config.max_grad_norm,
                 seed=config.seed,
                 memory_budget=config.memory_budget,
+                mixed_precision="bf16" if config.bf16 else "no",
             ),
         )
 

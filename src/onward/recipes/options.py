@@ -84,6 +84,9 @@ class FinetuneConfig:
         "most memory of a training step beyond the parameters: bytes (2GB, 512MiB), or a fraction "
         "(0.6) of what recomputing can spare, 1.0 spares nothing; null: no limit",
     )
+    bf16: bool = option(
+        False, "mixed precision: products in bfloat16, weights and optimizer state in fp32"
+    )
     dropout: float | None = option(
         None, "every dropout probability of the model, 0 to below 1; null: the model's own"
     )
