@@ -117,7 +117,9 @@ class Signature:
         return names
 
 
-_OUTPUTS = {"loss", "results", "gradients", "parts", "grad_norm", "finite"}
-_OUTPUTS |= {"updated", "accumulated", "written"}
+_OUTPUTS = frozenset({
+    "loss", "results", "gradients", "parts", "grad_norm", "finite", "updated", "accumulated",
+    "written",
+})  # fmt: skip
 
 __all__ = ["Hyperparameter", "Signature", "Slot"]
