@@ -102,6 +102,8 @@ def test_same_seed_gives_the_same_losses_and_another_seed_others(
 
 
 def test_bf16_learns_as_autocast_does_and_saves_fp32(text_file: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
     losses = []
     for engine in ("onward", "torch"):
         output = tmp_path / engine
