@@ -151,6 +151,17 @@ def test_families(tmp_path: Path) -> None:
     check_levels(found, {"eager", "onward"})
 
 
+def test_mixed_precision(tmp_path: Path) -> None:
+    """Losses of Onward in bf16 are eager's under autocast."""
+    engines = ("eager", "onward")
+    arguments = ["--engines", ",".join(engines), "--cases", "tutorial"]
+    done = run(tmp_path, "mixed_precision", "--quick", *arguments)
+    (found,) = done.report("mixed_precision")["cases"]
+    assert found["case"]["precision"] == "bf16"
+    check_levels(found, set(engines))
+    assert done.code == 0, done.out[-1000:]
+
+
 @pytest.mark.slow
 def test_families_of_every_kind(tmp_path: Path) -> None:
     """No engine fails on one: a tiny form of each is trained and its losses compared."""

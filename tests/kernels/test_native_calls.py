@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import test_low_cross_entropy as low_head
 import torch
 from op_cases import CASES, ONWARD_CASES
 from test_kernels import REFUSED, bound, rubbish, spec_of
 
+from onward.graph.types import DType
 from onward.kernels import KERNELS, KernelArguments, host
 from onward.kernels.native import library
 from onward.kernels.native.library import FOLDER, Library, declared, files, usable
@@ -59,6 +61,10 @@ def calls() -> dict[str, Arguments]:
                     patched.setattr(Library, "launch", record)
                     kernel.bind(KernelArguments(call.spec.attrs, call.inputs, outputs, scratch))
                     patched.undo()
+        patched.setattr(Library, "launch", record)  # of low operands, which no sample call has
+        attrs, *given = low_head.sample((6, 4, 9), DType.BFLOAT16, low_head.FORMS["all"])
+        low_head.launch("LinearCrossEntropyStep", attrs, [torch.tensor(1.0), *given])
+        patched.undo()
     x = torch.ones(3)
     return found | {"onward_math": {"x": x, "y": x.clone(), "n": 3, "which": 0}}
 
@@ -150,9 +156,10 @@ def mistakes(p: Parameter, given: Any) -> dict[str, Any]:
     if not p.optional:
         wrong["none"] = None
     if isinstance(given, torch.Tensor):
-        others = (torch.float32, torch.float64, torch.int64, torch.int32, torch.bool, torch.int8)
-        low = () if p.type in ("T", "U") else (torch.bfloat16, torch.float16)
-        wrong |= {str(d): given.to(d) for d in (*others, *low) if d != given.dtype}
+        others = (torch.float64, torch.int64, torch.int32, torch.bool, torch.int8)
+        chosen = (torch.float32, torch.bfloat16, torch.float16)
+        taken = chosen if p.type in ("T", "U") else (given.dtype,)
+        wrong |= {str(d): given.to(d) for d in (*others, *chosen) if d not in taken}
         wrong["elsewhere"] = given.to("meta")
     if not p.const:
         wrong["a copy of a list"] = [1, 2, 3]

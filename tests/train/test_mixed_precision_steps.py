@@ -23,7 +23,7 @@ def trained(model: Any, **options: Any) -> tuple[list[float], Any]:
     trainer = onward.Trainer(
         model, optimizer, options={"seed": 3, "mixed_precision": "bf16", **options}
     )
-    data = batch(4, 12, padding="right")
+    data: Any = batch(4, 12, padding="right")
     return [float(trainer.train_step(**data).loss) for _ in range(STEPS)], trainer
 
 
@@ -81,8 +81,8 @@ def test_combinations_draw_the_same_masks(kind: Any) -> None:
 
 def test_accumulated_micro_batches_are_one_batch() -> None:
     """Two halves of a batch whose halves have as many labels."""
-    data = batch(8, 12)
-    halves = [{k: v[i : i + 4] for k, v in data.items()} for i in (0, 4)]
+    data: Any = batch(8, 12)
+    halves: Any = [{k: v[i : i + 4] for k, v in data.items()} for i in (0, 4)]
     models = [gpt2(dropout=0.0) for _ in range(2)]
     whole, parts = (
         onward.Trainer(
@@ -99,7 +99,7 @@ def test_accumulated_micro_batches_are_one_batch() -> None:
 
 
 def test_a_gradient_that_is_not_finite_is_skipped() -> None:
-    model = gpt2(dropout=0.0)
+    model: Any = gpt2(dropout=0.0)
     _, trainer = trained(model)
     before = [p.detach().clone() for p in model.parameters()]
     with torch.no_grad():

@@ -61,11 +61,10 @@ def _unsupported(spec: KernelSpec) -> str | None:
 
 
 def _workspace(spec: KernelSpec) -> int:
-    """What a sum over a block's rows takes, where there is a bias, and small temporaries."""
-    x, w = _sizes(spec)
-    n, classes = x.shape[0], w.shape[0]
-    assert isinstance(n, int) and isinstance(classes, int)
-    return 4 * classes * 2 + 64 * n + 4096
+    """Small temporaries of the rows."""
+    n = _sizes(spec)[0].shape[0]
+    assert isinstance(n, int)
+    return 64 * n + 4096
 
 
 def _bind(op: str, args: KernelArguments) -> Launch:
@@ -153,13 +152,10 @@ def _block(
             adds=int(not first),
         )  # fmt: skip
     if dbias is not None:
-        yield partial(_sum_rows, zs, dbias, first)
-
-
-def _sum_rows(dz: Tensor, dbias: Tensor, first: bool) -> None:
-    """dbias f32[V] of dz f[R,V]."""
-    total = dz.sum(0, dtype=torch.float32)
-    dbias.copy_(total) if first else dbias.add_(total)
+        yield native.launch(
+            "onward_sum_rows_into", z=zs, y=dbias, rows=zs.shape[0], classes=zs.shape[1],
+            adds=int(not first),
+        )  # fmt: skip
 
 
 KERNELS: dict[str, Kernel] = {

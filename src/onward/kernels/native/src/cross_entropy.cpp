@@ -59,15 +59,22 @@ inline void gradients(
     E* z, const float* bias, const float* weight, int64_t n, float log_sum, float mass, float even,
     float factor)
 {
-    if (!bias && even == 0.0f) {
-        const float scale = mass * factor;
+    const float scale = mass * factor, share = even * factor;
+    if (bias && weight) {
         #pragma omp simd
-        for (int64_t c = 0; c < n; ++c) z[c] = math::exp(float(z[c]) - log_sum) * scale;
-        return;
-    }
-    for (int64_t c = 0; c < n; ++c) {
-        const float share = even * (weight ? weight[c] : 1.0f);
-        z[c] = (math::exp(logit(z, bias, c) - log_sum) * mass - share) * factor;
+        for (int64_t c = 0; c < n; ++c)
+            z[c] = math::exp(float(z[c]) + bias[c] - log_sum) * scale - weight[c] * share;
+    } else if (bias) {
+        #pragma omp simd
+        for (int64_t c = 0; c < n; ++c)
+            z[c] = math::exp(float(z[c]) + bias[c] - log_sum) * scale - share;
+    } else if (weight) {
+        #pragma omp simd
+        for (int64_t c = 0; c < n; ++c)
+            z[c] = math::exp(float(z[c]) - log_sum) * scale - weight[c] * share;
+    } else {
+        #pragma omp simd
+        for (int64_t c = 0; c < n; ++c) z[c] = math::exp(float(z[c]) - log_sum) * scale - share;
     }
 }
 
@@ -107,6 +114,29 @@ extern "C" void onward_cross_entropy(
             const float chance = math::exp(at - found.log_sum);
             // 1 - p without cancellation matters little: hit is at least as large as p's rounding
             row[label] = (chance * mass - share - hit) * factor;
+        }
+    });
+}
+
+// y[classes] (+)= the sum of z's rows, in f32.
+extern "C" void onward_sum_rows_into(
+    const T* OF(rows * classes) z, float* OF(classes) y, int64_t rows, int64_t classes,
+    int64_t adds, int64_t element_T)
+{
+    constexpr int64_t BLOCK = 512;
+    with_element(element_T, [&](auto e) {
+        using E = decltype(e);
+        #pragma omp parallel for schedule(static)
+        for (int64_t start = 0; start < classes; start += BLOCK) {
+            const int64_t width = start + BLOCK < classes ? BLOCK : classes - start;
+            float* sum = y + start;
+            if (!adds)
+                for (int64_t c = 0; c < width; ++c) sum[c] = 0.0f;
+            for (int64_t i = 0; i < rows; ++i) {
+                const E* row = of<E>(z) + i * classes + start;
+                #pragma omp simd
+                for (int64_t c = 0; c < width; ++c) sum[c] += float(row[c]);
+            }
         }
     });
 }
