@@ -19,8 +19,8 @@ PASSES = (
     "slices_to_split", "split_first", "reshape_through_transpose", "flash_attention",
     "linear_cross_entropy", "add_layer_norm", "dead_code_elimination", "bias_activation",
     "gated_activation", "rotary", "grouped_keys", "rms_norm",
-    "linear_cross_entropy_step", "gemm_add", "scatter_into", "move_casts",
-    "cancel_casts", "fold_casts",
+    "linear_cross_entropy_step", "gemm_add", "scatter_into", "cancel_casts",
+    "fold_casts",
 )  # fmt: skip
 
 

@@ -80,7 +80,7 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "walk: the second reader's gradient replaces the first's", "differentiate/reverse.py",
-        "gradients[x] = dx if held is None else b.Add(held, dx)", "gradients[x] = dx", RULES,
+        "return b.Add(b.cast(held, wide), b.cast(dx, wide))", "return dx", RULES,
     ),
     Fault(
         "walk: a stopped gradient passes", "differentiate/reverse.py",

@@ -77,3 +77,19 @@ def test_a_cast_up_stays_behind_a_view() -> None:
     graph, b, (x,) = graph_of(x="bf16[4,8]")
     graph.outputs = {"y": b.Cast(b.transpose(x, [1, 0]), to=DType.FLOAT)}
     assert move_casts(graph) == 0
+
+
+def test_folding_is_left_where_no_kernel_takes_the_call() -> None:
+    graph, b, (x, r, scale) = graph_of(x="bf16[4,8]", r="f32[4,8]", scale="f32[8]")
+    wide = b.Cast(x, to=DType.FLOAT)
+    y, *_ = b.AddLayerNormalization(wide, r, scale, None, epsilon=1e-5)
+    graph.outputs = {"y": b.Neg(b.Cast(y, to=DType.BFLOAT16))}
+    folds = [p for p in PRECISION if p.name == "fold_casts"]
+    left, (report,) = run(graph, folds, refuse=lambda _: "no")
+    assert report.edits == 0
+    assert len(report.misses) == 2
+    taken, (report,) = run(graph, folds)
+    assert report.edits == 2
+    assert casts(left) == 2
+    taken.sweep()
+    assert casts(taken) == 0

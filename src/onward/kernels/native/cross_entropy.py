@@ -52,7 +52,7 @@ def _scratch(spec: KernelSpec) -> list[Type]:
 def _unsupported(spec: KernelSpec) -> str | None:
     x, w = _sizes(spec)
     if not x.is_low or x.dtype != w.dtype:
-        return f"{x} and {w}: not both of one low type"
+        return "x and w are not both of one low type"
     others = (t for t in spec.inputs if t is not x and t is not w)
     if any(t is not None and t.is_floating and t.dtype != DType.FLOAT for t in others):
         return "a bias or weights that are not f32"
