@@ -65,6 +65,13 @@ def _known(spec: KernelSpec) -> str | None:
     return None if reduction in ("mean", "sum") else f"reduction {reduction}"
 
 
+def blocks_of(n: int, most: int) -> Iterator[slice]:
+    """n rows in as few blocks of at most so many as fit, all of one size."""
+    count = math.ceil(n / max(1, most))
+    step = math.ceil(n / max(1, count))
+    return (slice(i, min(i + step, n)) for i in range(0, n, max(1, step)))
+
+
 @dataclass(frozen=True)
 class _Call:
     """What a launch reads, writes and keeps for its own time."""
@@ -100,10 +107,7 @@ class _Call:
 
     def blocks(self) -> Iterator[slice]:
         """The rows in as few blocks as fit, all of one size."""
-        n = self.x.shape[0]
-        count = math.ceil(n / max(1, self.block.shape[0]))
-        step = math.ceil(n / max(1, count))
-        return (slice(i, min(i + step, n)) for i in range(0, n, max(1, step)))
+        return blocks_of(self.x.shape[0], self.block.shape[0])
 
 
 def _call(args: KernelArguments) -> _Call:

@@ -12,7 +12,6 @@ a block's part being one product of the low type, by panels of classes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from functools import partial
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from onward.graph.types import DType, Type
-from onward.kernels.aten.linear_cross_entropy import ROWS, no_such_class
+from onward.kernels.aten.linear_cross_entropy import ROWS, blocks_of, no_such_class
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, where
 
@@ -80,7 +79,7 @@ def _bind(op: str, args: KernelArguments) -> Launch:
     ends = (args.flag[0], args.flag[1])
     steps = [
         step
-        for rows in _blocks(x.shape[0], z.shape[0])
+        for rows in blocks_of(x.shape[0], z.shape[0])
         for step in _block(
             x, w, bias, labels, weight, dx, dw, dbias, z, panel, losses, weights,
             None if dloss is None else unit, rows, ignore,
@@ -115,13 +114,6 @@ def _bind(op: str, args: KernelArguments) -> Launch:
             torch.div(losses.sum(), divisor[0], out=loss)
 
     return launch
-
-
-def _blocks(n: int, most: int) -> Iterator[slice]:
-    """The rows in as few blocks as fit, all of one size."""
-    count = math.ceil(n / max(1, most))
-    size = max(1, math.ceil(n / max(1, count)))
-    return (slice(i, min(i + size, n)) for i in range(0, n, size))
 
 
 def _block(
