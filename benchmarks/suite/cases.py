@@ -105,11 +105,15 @@ STEPS: Mapping[str, int] = {
 
 
 def chosen(cases: Sequence[Case], part: str = "", quick: bool = False) -> list[Case]:
-    """The cases whose name contains `part`; `quick`: their tiny forms, one where none is named.
+    """The cases whose name contains `part`, or else one of its parts between commas; `quick`: their
+    tiny forms, one where none is named.
 
     Exits with status 2 where there is none.
     """
     found = [case for case in cases if part in case.name]
+    if not found:
+        parts = [one.strip() for one in part.split(",")]
+        found = [case for case in cases if any(one in case.name for one in parts)]
     if not found:
         names = ", ".join(case.name for case in cases)
         print(f"no such case: {part}; there are {names}", file=sys.stderr)

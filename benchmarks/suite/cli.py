@@ -45,7 +45,9 @@ class CommandLine(argparse.ArgumentParser):
                 help="seconds; then nothing starts; default: %(default)s",
             )  # fmt: skip
         if cases:
-            self.add_argument("--cases", default="", help="only cases whose name contains this")
+            self.add_argument(
+                "--cases", default="", help="only cases whose name contains this, or one of these"
+            )
         if threads:
             self.add_argument(
                 "--threads", type=int, default=0, help="torch threads; default: torch's"

@@ -112,13 +112,19 @@ CASES: dict[str, Case] = {
     "bitwise": (lambda m, a: ((a > 0) | (a @ m.w > 0), a @ m.w), (x(4, 6),)),
     "identity": (lambda m, a: a, (x(4, 6),)),
     "an input of no use": (lambda m, a, b: a @ m.w, (x(4, 6), x(2))),
+    "writes a list": (lambda m, a: _listed([a @ m.w, a + m.w[0]]), (x(3, 6),)),
 }  # fmt: skip
-EAGER = {"identity"}  # computes nothing
+EAGER = {"identity", "writes a list"}  # computes nothing; several tensors in place
 
 
 def _without(m: Applied, a: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         return torch.relu(a @ m.w)
+
+
+def _listed(h: list[torch.Tensor]) -> torch.Tensor:
+    torch._foreach_add_(h, 1.0)
+    return h[0] * h[1].sum()
 
 
 def _in_place(h: torch.Tensor) -> torch.Tensor:

@@ -45,6 +45,8 @@ class Given:
             if self.size(step) is not None or _is_region(step):
                 continue
             owner = _owner(step)
+            if not isinstance(owner, torch.fx.Node):
+                return None  # an op that writes several tensors
             writers = [
                 w for w in self._writers(node.graph).get(owner, []) if order[w] < order[node]
             ]
@@ -135,8 +137,11 @@ def _is_function(target: Any, changes: bool = False) -> bool:
 
 
 def _owner(node: Any) -> Any:
-    """The node that has the memory which a node's tensor shows."""
-    while (inner := source(node)) is not None or mutates(node.target):
+    """The node that has the memory which a node's tensor shows; of one that writes a list of
+    tensors that list."""
+    while isinstance(node, torch.fx.Node) and (
+        (inner := source(node)) is not None or mutates(node.target)
+    ):
         node = node.args[0] if inner is None else inner
     return node
 
