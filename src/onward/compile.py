@@ -61,10 +61,11 @@ class Compiler:
 
     def forward(self, captured: Captured) -> Graph:
         """The captured graph, rewritten, and in the precision that the policy says."""
+        policy = rewrite.policy_for(captured.graph, self.policy)
         graph = self._rewrite(captured.graph, rewrite.FORWARD, "forward")
-        if self.policy is None:
+        if policy is None:
             return graph
-        return self._rewrite(graph, rewrite.in_precision(self.policy), "precision")
+        return self._rewrite(graph, rewrite.in_precision(policy), "precision")
 
     def pack(
         self, forward: Graph, outputs: Sequence[str], reads: dict[str, str] | None = None

@@ -56,11 +56,6 @@ def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return y.tanh()
 
 
-def autocast(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    with torch.autocast("cpu", torch.bfloat16):
-        return y @ y.t()
-
-
 def over_each_dim(f: Callable[[torch.Tensor, int], torch.Tensor]) -> Body:
     """Of four dims, so that moving one to the end and back are two permutations."""
 
@@ -119,7 +114,6 @@ def test_over_each_dim(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[Body, str]] = {
-    "autocast": (autocast, "autocast is on at .*; fix: leave"),
     "features by a mask": (lambda x, y: y[:, x[0] > 0], "boolean tensor.*; fix: keep all rows"),
     "a rank": (
         lambda x, y: torch.linalg.matrix_rank(y) * y,

@@ -23,6 +23,7 @@ def surroundings(s: Side, k: int) -> None:
         {"dtype": torch.float64}, {"anomaly": True}, {"checkpoint": True},
     ]  # fmt: skip
     s.modes = modes[k % 8]
+    s.rounded = s.rounded or "autocast" in s.modes
 
 
 @contextmanager

@@ -131,6 +131,7 @@ class Side:
     handles: list[Any] = field(default_factory=list)
     log: list[Any] = field(default_factory=list)
     modes: dict[str, Any] = field(default_factory=dict)
+    rounded: bool = False  # whether autocast was on: the sides round differently
 
     @property
     def core(self) -> Any:

@@ -55,11 +55,11 @@ def test_every_surrounding(mode: int) -> None:
 
 
 def test_reasons_are_told_once() -> None:
-    """Two are met here, each many times."""
+    """One is met here, many times, in two surroundings."""
     steps: list[Step] = [("hook", 0), ("surroundings", 3), *[("step", k) for k in (0, 1, 0)]]
     told = run([*steps, ("surroundings", 0), *[("step", k) for k in (0, 1, 0)]])
-    assert len(told) == len(set(told)) == 2
-    assert "autocast is on" in told[0] and "forward pre-hook" in told[1]
+    assert len(told) == 1
+    assert "forward pre-hook" in told[0]
 
 
 def test_a_stale_graph_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

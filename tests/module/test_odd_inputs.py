@@ -103,7 +103,7 @@ EAGER: dict[str, tuple[type, Callable[[Any], Any], str]] = {
     "torch functions": (Linear, lambda m: m(Lazy(x())), "a Lazy, neither tensor nor plain value"),
     "complex": (Complex, lambda m: m(complex_x()), "complex64, which is not supported"),
     "sparse": (Sparse, lambda m: m(x(rows=W).to_sparse()), "layout torch.sparse_coo"),
-    "half": (Nested, lambda m: m([x().half()]), "half or mixed precision is not there yet"),
+    "half": (Nested, lambda m: m([x().half()]), "weights and batches of fp32"),
     "8 bits": (Nested, lambda m: m([x().to(torch.int8)]), "int8, which is not supported"),
     "16 bits": (
         Nested, lambda m: m([(x().abs() * 9).to(torch.uint16)]), "uint16, which is not supported",

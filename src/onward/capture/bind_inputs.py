@@ -7,14 +7,17 @@ from typing import Any
 import torch
 from torch.export.graph_signature import InputKind
 
+from onward.capture.autocast_blocks import LOW_TYPES
 from onward.capture.captured_module import CapturedModule
 from onward.capture.dtypes import to_type
 from onward.capture.flat_call import FlatCall, model_path, named_tensors
 from onward.capture.refusals import refuse_constant
 from onward.capture.translate import Translator
 from onward.config import CaptureError
+from onward.graph.build import Builder
 from onward.graph.graph import Role, Value, type_of
 from onward.graph.names import BATCH, BUFFER, PARAM
+from onward.graph.types import DType
 
 
 def batch_nodes(program: Any) -> list[Any]:
@@ -33,12 +36,13 @@ def bind_inputs(
     program: Any,
     flat: FlatCall,
     tensors: list[torch.Tensor],
+    given: list[torch.Tensor],
     names: list[str],
 ) -> dict[Any, Value]:
     """Makes the graph's inputs, and notes in `result` what each stands for. Returns those of the
     buffers, by node.
 
-    tensors, names: of the batch's leaves. Raises CaptureError for what no graph can hold.
+    tensors, names: of the batch's leaves. given: the same tensors in the caller's types. Raises CaptureError for what no graph can hold.
     """
     graph = translator.graph
     by_id: dict[int, Value] = {}
@@ -55,11 +59,18 @@ def bind_inputs(
     for spec in program.graph_signature.input_specs:
         node = placeholders[spec.arg.name]
         if spec.kind is InputKind.USER_INPUT:
-            value = graph.input(BATCH + names[users], translator.type_of_fx(node), Role.BATCH)
+            kind = translator.type_of_fx(node)
+            low = LOW_TYPES.get(given[users].dtype)
+            if low is not None:  # the trace is fp32 (export._widened)
+                kind = kind.with_dtype(low)
+            value = graph.input(BATCH + names[users], kind, Role.BATCH)
             for dim, size in enumerate(type_of(value).shape):
                 result._sizes.append((users, dim, size))
             result.leaves[users] = value.name or ""
             users += 1
+            if low is not None:
+                translator.inputs[node] = value.name or ""
+                value = Builder(graph).Cast(value, to=DType.FLOAT)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             tensor = live.get(spec.target)
             if tensor is None:

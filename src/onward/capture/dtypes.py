@@ -21,8 +21,8 @@ def dtype_of(dtype: torch.dtype, what: str) -> DType:
     """Raises CaptureError for a dtype that no graph has, naming `what` is of it."""
     if dtype in (torch.float16, torch.bfloat16):
         raise CaptureError(
-            f"{what} is of {dtype}: training in half or mixed precision is not there yet; fix: "
-            "model.float(), and batches of torch.float32"
+            f"{what} is of {dtype}: a graph takes weights and batches of fp32, and casts within; "
+            "fix: model.float(), batches of torch.float32, and mixed precision"
         )
     if dtype not in _DTYPES:
         raise CaptureError(f"{what} is of {dtype}, which is not supported; fix: {_other(dtype)}")

@@ -17,6 +17,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture.attention_forms import choose
+from onward.capture.autocast_blocks import LOW_TYPES
 from onward.capture.autograd_reach import (
     passed,
     placeholders,
@@ -41,8 +42,10 @@ from onward.capture.rehearsal import require_harmless
 from onward.capture.trace import ONE_AT_A_TIME, export
 from onward.capture.translate import Translator
 from onward.config import CaptureError
-from onward.graph.graph import Graph
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, precisions_said, type_of
 from onward.graph.names import distinct, output_name
+from onward.graph.types import DType
 
 
 def capture(
@@ -55,13 +58,16 @@ def capture(
     gradients: bool | None = None,
     whole: bool = False,
     regions: bool = False,
+    autocast: torch.dtype | None = None,
 ) -> CapturedModule:
     """The model's forward (in its present training mode) and loss, as a graph.
 
     Without `want_loss` the graph's outputs are just the model's; with `whole` the capture can put
     them together as the model returns them. gradients: whether they are asked for, as they are in
     training mode where left out. regions: parts that cannot be captured run in PyTorch, within the
-    graph, instead of being refused (`CapturedModule.regions`).
+    graph, instead of being refused (`CapturedModule.regions`). autocast: what `torch.autocast`
+    casts to around the call, which is not made within it: the graph is fp32, and each node says in
+    what its products are computed (`graph.precision_said`).
 
     Raises CaptureError with the complete list of what could not be captured.
     """
@@ -76,7 +82,9 @@ def capture(
         held: Held = {} if parts is None else parts.held
 
         def flat(spec: pytree.TreeSpec, fixed: list[Any]) -> FlatCall:
-            return FlatCall(model, spec, fixed, loss_fn, want_loss, values, gradients, whole, parts)
+            return FlatCall(
+                model, spec, fixed, loss_fn, want_loss, values, gradients, whole, parts, autocast
+            )
 
         while True:
             with contextlib.nullcontext() if parts is None else parts.recorded():
@@ -91,7 +99,8 @@ def capture(
         with contextlib.suppress(Exception):  # the forward runs in eager mode too
             return tried(values=True)
         if regions:
-            call = partial(_flat_call, model, (args, kwargs, target), loss_fn, want_loss, gradients)
+            given = (args, kwargs, target)
+            call = partial(_flat_call, model, given, loss_fn, want_loss, gradients, autocast)
             made = Regions(model, gradients).captured(error, call, partial(tried, False))
             if made is not None:
                 return made
@@ -104,11 +113,12 @@ def _flat_call(
     loss_fn: LossFunction | None,
     want_loss: bool,
     gradients: bool,
+    autocast: torch.dtype | None,
 ) -> tuple[FlatCall, list[torch.Tensor]]:
     """The call to run in eager mode, and the batch's tensors."""
     leaves, spec = pytree.tree_flatten(given)
     fixed = [TENSOR if isinstance(v, torch.Tensor) else v for v in leaves]
-    flat = FlatCall(model, spec, fixed, loss_fn, want_loss, gradients=gradients)
+    flat = FlatCall(model, spec, fixed, loss_fn, want_loss, gradients=gradients, autocast=autocast)
     flat.extra = forward_defaults(model, given[1]) if _takes(model, "use_cache") else {}
     return flat, [_alias(v, gradients) for v in leaves if isinstance(v, torch.Tensor)]
 
@@ -134,7 +144,8 @@ def _capture(
     flat = make(spec, fixed)
     want_loss, values, trains = flat.want_loss, flat.values, flat.gradients
     # twice given = two
-    tensors = [_alias(v, flat.whole) for v in leaves if isinstance(v, torch.Tensor)]
+    given = [_alias(v, flat.whole) for v in leaves if isinstance(v, torch.Tensor)]
+    tensors = given if flat.autocast is None else list(map(_widened, given))
     _refuse_dtypes(model, dict(zip(names, tensors, strict=True)))
     require_mask(model, kwargs)
     flat.training = model.training  # its own flag alone: submodules keep theirs
@@ -157,8 +168,10 @@ def _capture(
     result = CapturedModule(graph, {}, {}, {})
     batch = batch_nodes(program)
     try:
-        buffers = bind_inputs(result, translator, program, flat, tensors, names)
+        buffers = bind_inputs(result, translator, program, flat, tensors, given, names)
         _translate(result, translator, flat, want_loss)
+        if flat.whole and precisions_said(graph):
+            _give_types(graph, flat.types(*[t.clone() for t in given]))
         store_buffers(result, translator, buffers, named_tensors(flat), trains)
     except SizeError as error:
         more = hold(error, batch, tensors, held)
@@ -187,7 +200,7 @@ def _capture(
         result.notes.append(_held_note(held, names))
     if want_loss:
         nodes = reached(translator.output_nodes()[0])
-        result.reached = {translator.env[n].name for n in nodes} & set(result.parameters)
+        result.reached = set(map(translator.input_name, nodes)) & set(result.parameters)
         if trains:
             lifted = program.graph_signature.inputs_to_lifted_tensor_constants
             read = [program.constants[lifted[n.name]] for n in nodes if n.name in lifted]
@@ -199,8 +212,7 @@ def _capture(
         sources = {name: placeholders(nodes) for name, nodes in passes.items()}
         result.parts_reached = {name: results_of_regions(nodes) for name, nodes in passes.items()}
         result.reaches = {
-            name: {translator.env[n].name or "" for n in nodes}
-            | reached_in(translator.env[ends[name]])
+            name: set(map(translator.input_name, nodes)) | reached_in(translator.env[ends[name]])
             for name, nodes in sources.items()
         }
     if flat.regions is not None:
@@ -250,6 +262,15 @@ def _translate(
     graph.signature = graph.signature.but(loss=loss, results=results)
 
 
+def _give_types(graph: Graph, types: list[torch.dtype]) -> None:
+    """Casts results, which are f32, to what they are in eager mode."""
+    builder = Builder(graph)
+    for name, dtype in zip(graph.signature.results.values(), types, strict=True):
+        low = LOW_TYPES.get(dtype)
+        if low is not None and type_of(graph.outputs[name]).dtype == DType.FLOAT:
+            graph.outputs[name] = builder.one("Cast", [graph.outputs[name]], {"to": low})
+
+
 def _held_note(held: Held, names: list[str]) -> str:
     """Which sizes may vary less than others."""
     dims = [
@@ -262,6 +283,13 @@ def _held_note(held: Held, names: list[str]) -> str:
 def _alias(x: torch.Tensor, keeps_flag: bool) -> torch.Tensor:
     found = x.detach().clone() if x.is_inference() else x.detach()
     return found.requires_grad_(x.requires_grad and keeps_flag)
+
+
+def _widened(x: torch.Tensor) -> torch.Tensor:
+    """What autocast takes as it takes fp32: another type is none of a trace in fp32."""
+    if x.dtype not in LOW_TYPES:
+        return x
+    return x.detach().float().requires_grad_(x.requires_grad)
 
 
 def _leaf_name(path: Any, model: torch.nn.Module) -> str:

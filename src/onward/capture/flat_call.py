@@ -59,16 +59,18 @@ class FlatCall(torch.nn.Module):
         gradients: bool = True,
         whole: bool = False,
         regions: Regions | None = None,
+        autocast: torch.dtype | None = None,
     ) -> None:
         """values: numbers that are read into Python are answered as in the first batch. gradients:
         whether they are asked for. whole: the outputs are to be put together again as the model
-        returns them (`noted.tree`). regions: submodules that are one op each."""
+        returns them (`noted.tree`). regions: submodules that are one op each. autocast: to what
+        `torch.autocast` casts around the call; None where it is off."""
         super().__init__()
         self.model = model
         self.gradients, self.whole = gradients, whole
         self.values, self.regions = values, regions
         self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
-        self.want_loss = want_loss
+        self.want_loss, self.autocast = want_loss, autocast
         self.noted = _Noted()
         self.effects = Effects()
         self.extra: dict[str, Any] = {}
@@ -108,7 +110,29 @@ class FlatCall(torch.nn.Module):
         self.noted.answers, self.noted.masks = asked.answers, asked.masks
         self.noted.read = asked.read
 
+    def types(self, *leaves: torch.Tensor) -> list[torch.dtype]:
+        """Of the results, as eager mode gives them. The run leaves nothing behind."""
+        with (
+            keeping_buffers(self.model, self.loss_fn),
+            torch.random.fork_rng(),
+            torch.no_grad(),
+            undoing(Effects(), self.model, self.loss_fn),
+            without_hooks(self.model),
+        ):
+            return [t.dtype for t in self.run(*leaves)]
+
+    @property
+    def device(self) -> str:
+        """The type of the model's."""
+        return next((t.device.type for _, t in named_tensors(self)), "cpu")
+
     def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.autocast is None:
+            return self._run(*leaves)
+        with torch.autocast(self.device, self.autocast, cache_enabled=False):
+            return self._run(*leaves)
+
+    def _run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
         rest = iter(leaves)
         full = [next(rest) if f is TENSOR else f for f in self.fixed]
         args, kwargs, target = pytree.tree_unflatten(full, self.spec)

@@ -12,12 +12,10 @@ from typing import Any, cast
 
 import torch
 
-REGIONS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
-
 
 def is_region(node: Any) -> bool:
-    """Whether the node runs a part of the model in another mode."""
-    return getattr(node.target, "__name__", "") in REGIONS
+    """Whether the node runs a part of the model in another mode of autograd."""
+    return getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled"
 
 
 def mutates(target: Any) -> bool:

@@ -57,7 +57,7 @@ def refuse_model(
     roots = {"": model}
     if isinstance(loss_fn, torch.nn.Module):
         roots["loss_fn."] = loss_fn
-    reasons = [*_surroundings()]
+    reasons = [*_autocast(), *_surroundings()]
     places: list[str] = []
     for prefix, root in roots.items():
         found = [*_wrapped(root, prefix, aside), *_module_hooks(root, prefix, trains, aside)]
@@ -71,16 +71,20 @@ def refuse_model(
         raise error
 
 
-def refuse_surroundings() -> None:
-    """Raises CaptureError where autocast, a mode or a global hook would act in eager."""
-    reasons = [*_surroundings()]
+def refuse_surroundings(autocast: bool = True) -> None:
+    """Raises CaptureError where autocast, a mode or a global hook would act in eager. autocast:
+    whether it is one of them."""
+    reasons = [*(_autocast() if autocast else ()), *_surroundings()]
     if reasons:
         raise CaptureError("; ".join(reasons))
 
 
-def _surroundings() -> Iterator[str]:
+def _autocast() -> Iterator[str]:
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        yield "autocast is on; fix: leave the autocast block (precision is an option)"
+        yield "autocast is on; fix: leave the autocast block (mixed_precision is an option)"
+
+
+def _surroundings() -> Iterator[str]:
     stacks = (
         getattr(torch.overrides, "_get_current_function_mode_stack", list),
         getattr(_python_dispatch, "_get_current_dispatch_mode_stack", list),

@@ -16,6 +16,7 @@ from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from onward.capture import ctc_op
 from onward.capture.aten.reasons import reason
+from onward.capture.autocast_blocks import autocast_noted
 from onward.capture.flat_call import FlatCall
 from onward.capture.gradient_code import refusing_gradient_code
 from onward.capture.held_sizes import Held, dynamic_shapes
@@ -133,6 +134,7 @@ def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
         recurrent_layers_kept_whole(),
         log_probs_kept_whole(),
         averaged_over_batches(),
+        autocast_noted(flat.device),
         warnings.catch_warnings(),
     ):
         warnings.simplefilter("ignore")

@@ -16,6 +16,7 @@ from onward.capture.aten.complex_numbers import translated as over_pairs
 from onward.capture.aten.pool import NUMBERED
 from onward.capture.aten.reasons import reason
 from onward.capture.aten.region import is_operator, operator_apart
+from onward.capture.autocast_blocks import block_of
 from onward.capture.decompose import expansion, functional, inputs_of
 from onward.capture.dtypes import dtype_of
 from onward.capture.held_sizes import SizeError, alike
@@ -66,10 +67,15 @@ class Translator:
         self.buffers: dict[Any, tuple[Any, ...]] = {}
         self.given: dict[Any, tuple[Any, Any]] = {}  # the same of what else regions are given
         self.batch: dict[Any, list[Any]] = {}  # nodes of the batch's tensors: those that write them
+        self.inputs: dict[Any, str] = {}  # of nodes whose value is not the graph's input itself
         self.parts: dict[Any, Any] = {}  # of ops without a translation, the ops they are made of
         self.folded: dict[Any, torch.Tensor] = {}  # ops without one, of constants: their results
         self.lacking: dict[str, str] = {}  # of ops that cannot be expanded, the part that is why
         self.builder = Builder(graph)
+
+    def input_name(self, node: Any) -> str:
+        """The graph input that stands for a placeholder."""
+        return self.inputs.get(node) or self.env[node].name or ""
 
     # ---- sizes
 
@@ -252,7 +258,7 @@ class Translator:
             return False
         stack = node.meta.get("nn_module_stack")
         for inner in module.graph.nodes:
-            inner.meta["nn_module_stack"] = stack
+            inner.meta |= {"nn_module_stack": stack, "custom": node.meta.get("custom")}
             self.order[inner] = len(self.order)
             lacking = _untranslated(inner, module)
             if lacking is not None and not self._expand(inner):
@@ -286,7 +292,7 @@ class Translator:
             self.env[node] = made[number]
             return
         if memory_shared.is_region(node):
-            self._region(node, name)
+            self._region(node)
             return
         val = node.meta.get("val")
         if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
@@ -296,7 +302,7 @@ class Translator:
             return
         if isinstance(val, torch.SymFloat):  # such as a size's root
             raise SizeError(val.node.expr, as_number=True)
-        self.builder = Builder(self.graph, module=module_path(node))
+        self.builder = Builder(self.graph, module=module_path(node), precision=block_of(node))
         written = memory_shared.writes(node.target)
         if written:
             self._require_own(node, node.args[0])
@@ -386,25 +392,16 @@ class Translator:
         self._run(module)
         return self._resolve(_outputs_of(module.graph))
 
-    def _region(self, node: Any, name: str) -> None:
-        """What `no_grad` or an autocast switched off enclose is inlined.
+    def _region(self, node: Any) -> None:
+        """What `no_grad` encloses is inlined.
 
         Gradients end at a region's results: a result may be a view of what the region was given,
         whose own gradient goes on. They pass where it is the given tensor itself.
         """
-        if name == "wrap_with_set_grad_enabled":
-            enabled, region, *args = node.args
-            stopped = not enabled
-            if enabled and self.no_grad:
-                raise CaptureError(f"enable_grad within no_grad at {module_path(node)}")
-        else:
-            _, _, enabled, _, region, *args = node.args
-            stopped = False
-            if enabled:
-                raise CaptureError(
-                    f"autocast is on at {module_path(node)}; fix: leave the autocast block "
-                    "(precision is an option)"
-                )
+        enabled, region, *args = node.args
+        stopped = not enabled
+        if enabled and self.no_grad:
+            raise CaptureError(f"enable_grad within no_grad at {module_path(node)}")
         module = self._resolve(region)
         inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
         self.env.update(zip(inputs, self._resolve(args), strict=True))

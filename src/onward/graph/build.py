@@ -23,6 +23,7 @@ from onward.graph.graph import (
     attributes,
     content_of,
     make_attributes,
+    precision_said,
     type_of,
     where,
 )
@@ -36,7 +37,8 @@ ToValue = Value | int | float | bool | np.ndarray
 class Builder:
     """Appends to the graph, or inserts before a node.
 
-    `module` and `backward` (the half of the step a node belongs to) are written on every node made.
+    `module`, `backward` (the half of the step a node belongs to) and `precision` (that of the
+    model's own autocast block) are written on every node made.
     """
 
     def __init__(
@@ -45,16 +47,19 @@ class Builder:
         before: Node | None = None,
         module: str = "",
         backward: bool = False,
+        precision: str = "",
     ) -> None:
         self.graph = graph
         self.before = before
         self.module = module
         self.backward = backward
+        self.precision = precision
 
     @classmethod
     def at(cls, graph: Graph, node: Node) -> Builder:
         """Inserts before `node` what is to stand for it: same module, same half of the step."""
-        return cls(graph, node, where(node), bool(node.meta.get("backward")))
+        backward = bool(node.meta.get("backward"))
+        return cls(graph, node, where(node), backward, precision_said(node))
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
@@ -95,6 +100,8 @@ class Builder:
         )
         if self.module:
             node.metadata_props["module"] = self.module
+        if self.precision:
+            node.metadata_props["precision"] = self.precision
         if self.backward:
             node.meta["backward"] = True
         if self.before is None:

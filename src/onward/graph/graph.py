@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from onward.graph.names import distinct
 from onward.graph.signature import Signature
-from onward.graph.types import Dim, Size, Type, of_array, substitute
+from onward.graph.types import Dim, DType, Size, Type, of_array, substitute
 
 Value = ir.Value
 Node = ir.Node
@@ -106,6 +106,17 @@ def make_attributes(values: Mapping[str, Any]) -> list[ir.Attr]:
 def where(node: Node) -> str:
     """The module path a node came from, for messages: `transformer.h.0.attn`."""
     return node.metadata_props.get("module", "")
+
+
+def precision_said(node: Node) -> str:
+    """The type, by name, that the model itself says an op's products are to be computed in, f32
+    where it says that of all; empty where it says nothing."""
+    return node.metadata_props.get("precision", "")
+
+
+def precisions_said(graph: Graph) -> set[str]:
+    """The types below f32 that the model itself says of ops."""
+    return {precision_said(node) for node in graph} - {"", DType.FLOAT.name}
 
 
 class Inputs(NamedTuple):

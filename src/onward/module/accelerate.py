@@ -27,7 +27,15 @@ from onward.extend import load_plugins
 from onward.kernels import host
 from onward.kernels.kernel import Launch
 from onward.module.arguments import bind_call
-from onward.module.around import eager, goes_around, surroundings, uses_cache
+from onward.module.around import (
+    Mode,
+    autocast_off,
+    eager,
+    goes_around,
+    mode_here,
+    surroundings,
+    uses_cache,
+)
 from onward.module.delivery import deliver
 from onward.module.hooks import aside, call_with_hooks, run_around
 from onward.module.prepared_call import PreparedCall
@@ -128,7 +136,7 @@ class Accelerated:
             except CaptureError as error:
                 reason = str(error)
             else:
-                found = self._as_graph(model, batch, torch.is_grad_enabled())
+                found = self._as_graph(model, batch, mode_here(model))
                 if not isinstance(found, _Refused):
                     return found
                 if self.options.strict:
@@ -142,20 +150,20 @@ class Accelerated:
 
     # ---- graphs
 
-    def _as_graph(self, model: torch.nn.Module, batch: Batch, grad: bool) -> Any:
+    def _as_graph(self, model: torch.nn.Module, batch: Batch, mode: Mode) -> Any:
         """The outputs, or why the call runs in eager: nothing has run then."""
         lock = self._lock or self._moved(device_of(model))
-        with lock, torch.inference_mode(False):
+        with lock, torch.inference_mode(False), autocast_off():
             state: State | None = None
             try:
                 state = self._states.now(model)
                 if self._memory is None or state.device != self._memory.device:
                     self._moved(state.device)
-                    return self._as_graph(model, batch, grad)
-                call = self._find(model, batch, state, grad)
+                    return self._as_graph(model, batch, mode)
+                call = self._find(model, batch, state, mode)
                 if isinstance(call, str):
                     return _Refused(call)
-                run = Run(call, batch, grad, lock)
+                run = Run(call, batch, mode.grad, lock)
                 run.prepare(call.wanted(self.options.outputs))
                 self._last = call
                 with _undone_where_refused(call):
@@ -166,20 +174,20 @@ class Accelerated:
                 reason = str(error)
                 if state is None:
                     return _Refused(reason)
-                return _Refused(reason, partial(state.of(batch, grad).refuse, batch, reason))
+                return _Refused(reason, partial(state.of(batch, mode).refuse, batch, reason))
 
     def _find(
-        self, model: torch.nn.Module, batch: Batch, state: State, grad: bool
+        self, model: torch.nn.Module, batch: Batch, state: State, mode: Mode
     ) -> PreparedCall | str:
         """The call for batches like this one, made where there is none; or why they run in eager.
         Raises CaptureError where that is not known yet."""
-        call = state.find(batch, grad)
-        return self._make(model, batch, state, grad) if call is None else call
+        call = state.find(batch, mode)
+        return self._make(model, batch, state, mode) if call is None else call
 
-    def _make(self, model: torch.nn.Module, batch: Batch, state: State, grad: bool) -> PreparedCall:
-        state.refuse_more(batch, grad)
+    def _make(self, model: torch.nn.Module, batch: Batch, state: State, mode: Mode) -> PreparedCall:
+        state.refuse_more(batch, mode)
         compiler = Compiler(host(state.device.type), self.options.disable)
-        captured = self.capture(compiler, model, batch, grad)
+        captured = self.capture(compiler, model, batch, mode)
         if captured.regions:
             self._told_regions.tell(model, captured.regions)
         if state.guards.settle(captured):
@@ -187,11 +195,11 @@ class Accelerated:
         assert self._memory is not None
         session = Session(self._memory, memory_budget=self.options.memory_budget)
         call = PreparedCall(batch, compiler, captured, session)
-        state.of(batch, grad).add(call)
+        state.of(batch, mode).add(call)
         return call
 
     def capture(
-        self, compiler: Compiler, model: torch.nn.Module, batch: Batch, grad: bool
+        self, compiler: Compiler, model: torch.nn.Module, batch: Batch, mode: Mode
     ) -> CapturedModule:
         """The call of the model with all that it returns."""
         # accelerated modules within it are parts of the graph
@@ -201,9 +209,10 @@ class Accelerated:
                 batch.args,
                 batch.kwargs,
                 want_loss=False,
-                gradients=grad,
+                gradients=mode.grad,
                 whole=True,
                 regions=not self.options.strict,
+                autocast=mode.autocast,
             )
 
     # ---- memory
@@ -279,13 +288,13 @@ class Accelerated:
     def find(self, batch: Batch) -> PreparedCall | str:
         """The call for batches like this one, or why such calls run in eager. Raises CaptureError
         where that was not known before."""
-        model, grad = self.model, torch.is_grad_enabled()
-        with self.locked(), torch.inference_mode(False):
+        model, mode = self.model, mode_here(self.model)
+        with self.locked(), torch.inference_mode(False), autocast_off():
             state = self._states.now(model)
             if self._memory is None or state.device != self._memory.device:
                 self._moved(state.device)
                 state = self._states.now(model)
-            return self._find(model, batch, state, grad)
+            return self._find(model, batch, state, mode)
 
     def last_call(self) -> PreparedCall:
         """Raises OnwardError before the first."""

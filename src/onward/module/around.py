@@ -10,7 +10,8 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Iterator, Mapping
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _device, _python_dispatch
@@ -21,6 +22,7 @@ from onward.kernels import running
 
 _CORE: Any = torch._C
 _here = threading.local()
+_AUTOCAST = ("cpu", "cuda")
 CACHES = ("past_key_values", "past_key_value", "cache_params", "use_cache")
 
 
@@ -70,10 +72,41 @@ def _watching() -> Iterator[bool]:
 def surroundings() -> str | None:
     """Why no graph runs here, where none does."""
     try:
-        refuse_surroundings()
+        refuse_surroundings(autocast=False)
     except CaptureError as error:
         return str(error)
     return None
+
+
+class Mode(NamedTuple):
+    """What decides of a graph besides the module and the arguments. grad: whether gradients are on.
+    autocast: what `torch.autocast` casts to, None where it is off."""
+
+    grad: bool
+    autocast: torch.dtype | None
+
+
+def mode_here(model: torch.nn.Module) -> Mode:
+    """The mode that a call of the model is made in."""
+    autocast = None
+    if any(map(torch.is_autocast_enabled, _AUTOCAST)):
+        parameter = next(model.parameters(), None)
+        device = "cpu" if parameter is None else parameter.device.type
+        if torch.is_autocast_enabled(device):
+            autocast = torch.get_autocast_dtype(device)
+    return Mode(torch.is_grad_enabled(), autocast)
+
+
+def autocast_off() -> AbstractContextManager[Any]:
+    """Within it no operator is cast: those that a graph's kernels call say themselves in what type
+    they compute."""
+    on = [device for device in _AUTOCAST if torch.is_autocast_enabled(device)]
+    if not on:
+        return contextlib.nullcontext()
+    stack = contextlib.ExitStack()
+    for device in on:
+        stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
 
 
 def uses_cache(model: torch.nn.Module, kwargs: Mapping[str, Any], takes: bool) -> bool:
@@ -88,4 +121,13 @@ def uses_cache(model: torch.nn.Module, kwargs: Mapping[str, Any], takes: bool) -
     )
 
 
-__all__ = ["eager", "goes_around", "is_eager", "surroundings", "uses_cache"]
+__all__ = [
+    "Mode",
+    "autocast_off",
+    "eager",
+    "goes_around",
+    "is_eager",
+    "mode_here",
+    "surroundings",
+    "uses_cache",
+]

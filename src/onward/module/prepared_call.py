@@ -18,7 +18,7 @@ from onward.compile import Compiler
 from onward.config import CaptureError
 from onward.execute import Executable, ExecutableHalves, Residuals
 from onward.graph.graph import type_of
-from onward.kernels.kernel import Launch
+from onward.kernels.kernel import Launch, torch_dtype
 from onward.module.graphs import Halves, HalvesRequest
 from onward.module.waiting import LOSS, waiting
 from onward.plan import Plan
@@ -98,6 +98,10 @@ class PreparedCall:
         """The module's buffers that the forward writes."""
         captured = self.captured
         return [captured.owned[name] for name in captured.graph.signature.written]
+
+    def dtype(self, result: str) -> torch.dtype:
+        """Of a result."""
+        return torch_dtype(type_of(self.captured.graph.outputs[self.names[result]]).dtype)
 
     def fits(self, batch: Batch) -> bool:
         return self._plain.fits(batch)

@@ -17,6 +17,7 @@ import torch
 
 from onward.config import OnwardError
 from onward.execute import ExecutableHalves, Marks, Residuals, leave_in, left_in, marks
+from onward.module.around import autocast_off
 from onward.module.prepared_call import PreparedCall, Ready
 from onward.train.batch import Batch
 
@@ -70,7 +71,7 @@ class Run:
         """The results, those that reach what is trained on the tape."""
         call, ready, names = self.call, self._ready, self._names
         assert ready is not None, "prepared"
-        with self._lock:
+        with self._lock, autocast_off():
             if self._seed is None and call.draws:
                 self._seed = torch.randint(0, 2**32, (2,), dtype=torch.int64, device="cpu")
             ends = ready.ends if self.gradients else call.differentiable
@@ -111,7 +112,7 @@ class Run:
         self, left: Left, content: torch.Tensor, given: Mapping[str, torch.Tensor], keep: bool
     ) -> list[torch.Tensor | None]:
         """The gradients by the call's leaves, in order."""
-        with self._lock:
+        with self._lock, autocast_off():
             call = self.call
             call.note_ends(given)
             if not given.keys() <= set(left.ends):
@@ -124,7 +125,9 @@ class Run:
             names, shapes = call.names, left.residuals.shapes
             device = left.executable.memory.device
             cotangents = {
-                names[n]: given[n] if n in given else torch.zeros(shapes[names[n]], device=device)
+                names[n]: given[n]
+                if n in given
+                else torch.zeros(shapes[names[n]], dtype=call.dtype(n), device=device)
                 for n in left.ends
             }
             idle = call.idle(given)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from onward.config import CaptureError
+from onward.module.around import Mode
 from onward.module.calls import Calls
 from onward.module.prepared_call import PreparedCall
 from onward.train.batch import Batch
@@ -32,7 +33,7 @@ class TooMany(CaptureError):
 
 @dataclass
 class State:
-    """calls: by training flags, gradients on or off, and the kind of the batch. met: how often."""
+    """calls: by training flags, mode, and the kind of the batch. met: how often."""
 
     guards: Guards
     modules: list[torch.nn.Module]
@@ -40,15 +41,15 @@ class State:
     met: int = 0
     calls: dict[Any, Calls] = field(default_factory=dict)
 
-    def find(self, batch: Batch, grad: bool) -> PreparedCall | str | None:
+    def find(self, batch: Batch, mode: Mode) -> PreparedCall | str | None:
         """What runs the batch at the module's training flags now, or why it runs in eager; None
-        where that is not known yet. grad: whether gradients are on."""
-        calls = self.calls.get(self._key(batch, grad))
+        where that is not known yet."""
+        calls = self.calls.get(self._key(batch, mode))
         return None if calls is None else calls.find(batch)
 
-    def of(self, batch: Batch, grad: bool) -> Calls:
+    def of(self, batch: Batch, mode: Mode) -> Calls:
         """The calls of such batches, to be added to."""
-        key = self._key(batch, grad)
+        key = self._key(batch, mode)
         found = self.calls.get(key)
         if found is None:
             found = self.calls[key] = Calls()
@@ -56,10 +57,10 @@ class State:
                 del self.calls[next(iter(self.calls))]
         return found
 
-    def _key(self, batch: Batch, grad: bool) -> tuple[Any, ...]:
-        return self.flags(), grad, *batch.kind
+    def _key(self, batch: Batch, mode: Mode) -> tuple[Any, ...]:
+        return self.flags(), mode, *batch.kind
 
-    def refuse_more(self, batch: Batch, grad: bool) -> None:
+    def refuse_more(self, batch: Batch, mode: Mode) -> None:
         """Raises TooMany where it does not pay to make a graph, since each call would."""
         path = self.guards.restless(OFTEN)
         if path is not None and self.met < OFTEN:
@@ -67,11 +68,11 @@ class State:
                 f"{path} has changed {OFTEN} times, each time for a graph of its own; fix: make it "
                 "an input that is a tensor, or a buffer"
             )
-        flags, _, kind = self._key(batch, grad)
+        flags, _, kind = self._key(batch, mode)
         others = [
             other.values
             for had, on, other in self.calls
-            if (had, on) == (flags, grad) and other.parts == kind.parts and other != kind
+            if (had, on) == (flags, mode) and other.parts == kind.parts and other != kind
         ]
         if len(others) >= VALUES:
             at = [i for i, seen in enumerate(zip(*others, strict=True)) if len({*seen}) > 1][-1]
@@ -80,7 +81,7 @@ class State:
                 f"an argument that is no tensor has had {VALUES} values ({had}), each with a graph "
                 "of its own; fix: give a tensor"
             )
-        calls = self.calls.get((flags, grad, kind))
+        calls = self.calls.get((flags, mode, kind))
         if calls is not None and len(calls) >= GRAPHS:
             raise TooMany(
                 f"there are {GRAPHS} graphs of such calls, and none fits these sizes; fix: pad the "

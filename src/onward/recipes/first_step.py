@@ -93,8 +93,8 @@ def _stopped() -> Iterator[None]:
         step(self, *args, **kwargs)
         raise FirstStep(self)
 
-    def run(self: Accelerated, model: torch.nn.Module, batch: Any, grad: bool) -> Any:
-        outputs = call(self, model, batch, grad)
+    def run(self: Accelerated, model: torch.nn.Module, batch: Any, mode: Any) -> Any:
+        outputs = call(self, model, batch, mode)
         models[id(self._last)] = model
         return outputs
 

@@ -19,7 +19,7 @@ from onward.rewrite.lists import (
     switched_off,
     switches,
 )
-from onward.rewrite.precision import Policy
+from onward.rewrite.precision import Policy, policy_for
 from onward.rewrite.recompute import recompute
 from onward.rewrite.rows import (
     Attribution,
@@ -54,6 +54,7 @@ __all__ = [
     "in_precision",
     "lookups",
     "measured",
+    "policy_for",
     "prune",
     "recompute",
     "register",

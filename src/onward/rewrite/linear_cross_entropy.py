@@ -14,6 +14,7 @@ from typing import Any
 
 from onward.graph.build import Builder
 from onward.graph.graph import ONWARD, Graph, Node, Value, attributes, type_of
+from onward.graph.types import DType
 from onward.rewrite.context import Context
 
 _LOSSES = ("SoftmaxCrossEntropyLoss", "CrossEntropyLoss")
@@ -110,6 +111,12 @@ def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
         grad = _gradient(loss)
         if grad is None:
             continue
+        if type_of(loss.inputs[0]).dtype == DType.FLOAT16:
+            # what a scaler is for: rounded before the loss's scale is known, gradients are lost
+            context.missed(
+                loss, "LinearCrossEntropyStep", "gradients of fp16 need the loss's scale"
+            )
+            continue
         b, later = Builder.at(graph, loss), Builder.at(graph, grad)
         weight = b.scalar(1.0, type_of(loss.outputs[0]).dtype)
         call = ([weight, *loss.inputs], attributes(loss))
@@ -119,10 +126,19 @@ def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
         graph.replace(loss.outputs[0], made[0])
         for old, new in zip(grad.outputs, made[1:], strict=True):
             if old.uses() or old in graph.output_values():
-                graph.replace(old, later.Mul(new, grad.inputs[0]))
+                graph.replace(old, _times(later, new, grad.inputs[0]))
         graph.remove([loss, grad])
         edits += 1
     return edits
+
+
+def _times(b: Builder, x: Value, cotangent: Value | None) -> Value:
+    """A gradient times the loss's own, in the type of that; then in its own."""
+    assert cotangent is not None, "a gradient is by a loss"
+    own, wide = type_of(x).dtype, type_of(cotangent).dtype
+    if own == wide:
+        return b.Mul(x, cotangent)
+    return b.Cast(b.Mul(b.Cast(x, to=wide), cotangent), to=own)
 
 
 def _gradient(loss: Node) -> Node | None:

@@ -12,7 +12,13 @@ Differentiation then sees casts as any other op, and every later pass preserves 
 from onward.rewrite.precision.cancel_casts import cancel_casts
 from onward.rewrite.precision.fold_casts import fold_casts
 from onward.rewrite.precision.move_casts import move_casts
-from onward.rewrite.precision.policy import Policy, Precision, lines, precision_of
+from onward.rewrite.precision.policy import (
+    Policy,
+    Precision,
+    lines,
+    policy_for,
+    precision_of,
+)
 from onward.rewrite.precision.write_casts import write_casts
 
 __all__ = [
@@ -22,6 +28,7 @@ __all__ = [
     "fold_casts",
     "lines",
     "move_casts",
+    "policy_for",
     "precision_of",
     "write_casts",
 ]

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from onward.graph.graph import Node, type_of, where
+from onward.config import CaptureError
+from onward.graph.graph import Graph, Node, precision_said, precisions_said, type_of, where
 from onward.graph.ops import OPS
 from onward.graph.types import DType
 
@@ -121,15 +122,23 @@ class Policy:
     """What a graph is cast by.
 
     low: the element type of LOW, bf16 or fp16. full: patterns (as a shell's: `decoder.*`) of module
-    paths and of op names whose ops stay in fp32 whatever the table says.
+    paths and of op names whose ops stay in fp32 whatever the table says. everywhere: also of ops of
+    which the model itself says nothing (`precision_said`).
     """
 
     low: DType
     full: tuple[str, ...] = ()
+    everywhere: bool = True
 
     def line(self, node: Node) -> Line:
-        """That of a node."""
+        """That of a node. Where the model switches autocast off all is fp32: which values its code
+        casts up there no graph says that is fp32 itself."""
         line = precision_of(node.op_type)
+        if line.precision is Precision.FOLLOWS:
+            return line
+        said = precision_said(node)
+        if said == DType.FLOAT.name or not (said or self.everywhere):
+            return _REST
         if line.precision is not Precision.LOW:
             return line
         return _REST if self._kept(node) or (line.alone and _has_others(node, line)) else line
@@ -143,6 +152,21 @@ class Policy:
         )
 
 
+def policy_for(graph: Graph, given: Policy | None) -> Policy | None:
+    """The policy of a captured graph: the one that is given, else of what the model's own autocast
+    blocks say. Raises CaptureError where these say another
+    type."""
+    said = {DType[name] for name in precisions_said(graph)}
+    if given is not None:
+        said.add(given.low)
+    if len(said) > 1:
+        names = " and ".join(sorted(kind.numpy().name for kind in said))
+        raise CaptureError(f"the forward is cast to {names}; fix: the same type in each autocast")
+    if given is not None or not said:
+        return given
+    return Policy(said.pop(), everywhere=False)
+
+
 def _has_others(node: Node, line: Line) -> bool:
     """Whether floating operands are not among those of the line."""
     own = line.operands or ()
@@ -150,4 +174,4 @@ def _has_others(node: Node, line: Line) -> bool:
     return any(type_of(x).is_floating for x in others)
 
 
-__all__ = ["Line", "Policy", "Precision", "lines", "precision_of"]
+__all__ = ["Line", "Policy", "Precision", "lines", "policy_for", "precision_of"]

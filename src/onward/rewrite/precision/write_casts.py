@@ -14,13 +14,14 @@ from onward.rewrite.precision.policy import Line, Policy, Precision
 
 
 def write_casts(graph: Graph, policy: Policy) -> int:
-    """The number of casts. Only f32 is lowered: a model of fp64 stays as it is."""
+    """The number of casts. Only f32 is lowered: a model of fp64 stays as it is. Outputs keep their
+    types."""
     writer = _Writer(graph, policy)
+    types = {name: type_of(value).dtype for name, value in graph.outputs.items()}
     for node in list(graph):
         writer.cast_operands(node)
     for name, value in graph.outputs.items():
-        if name in graph.state:  # a module's buffer keeps its type
-            graph.outputs[name] = writer.cast(value, type_of(graph.state[name]).dtype, None)
+        graph.outputs[name] = writer.cast(value, types[name], None)
     return writer.casts
 
 
