@@ -9,7 +9,9 @@ import pytest
 import torch
 import transformers
 from hf_runs import (
+    BF16,
     arguments,
+    assert_near_run,
     assert_same_run,
     assert_same_weights,
     causal_lm,
@@ -98,3 +100,15 @@ def made(accelerates: bool) -> Any:
 def ran(model: Any) -> bool:
     held = accelerated(model)
     return held is not None and len(held.plan.launches) > 0
+
+
+def test_bf16(tmp_path: Path, captures: list[int]) -> None:
+    """Calls are under autocast: a graph, with no warning."""
+    model = onward.accelerate(causal_lm(), strict=True)
+    eager = language(transformers.Trainer, causal_lm(), arguments(tmp_path, **BF16))
+    ours = language(transformers.Trainer, model, arguments(tmp_path, **BF16))
+    for trainer in (eager, ours):
+        trainer.train()
+    assert_near_run(ours, eager)
+    assert ran(model)
+    assert len(captures) == 2

@@ -12,7 +12,9 @@ import pytest
 import torch
 import transformers
 from hf_runs import (
+    BF16,
     arguments,
+    assert_near_run,
     assert_same_run,
     assert_same_weights,
     causal_lm,
@@ -219,6 +221,25 @@ def test_a_callback_that_reads_gradients_is_refused(tmp_path: Path) -> None:
         trainer.add_callback(Reads())
 
 
+def test_bf16(tmp_path: Path, captures: list[int]) -> None:
+    ours, eager = both(language, causal_lm, tmp_path, **BF16)
+    assert_near_run(ours, eager)
+    passes = [line["name"] for line in ours.onward_trainer.report()["passes"]]
+    assert "write_casts" in passes
+    assert len(captures) == 2  # the step, and the calls of evaluation
+
+
+def test_other_options_reach_the_step(tmp_path: Path) -> None:
+    trainer = language(
+        Trainer, causal_lm(), arguments(tmp_path),
+        options={"mixed_precision": "bf16", "keep_in_fp32": "lm_head", "strict": True},
+    )  # fmt: skip
+    trainer.train()
+    found = trainer.onward_trainer.options
+    assert (found.mixed_precision, found.strict) == ("bf16", True)
+    assert tuple(found.keep_in_fp32) == ("lm_head",)
+
+
 # ---- what is refused
 
 
@@ -232,11 +253,9 @@ def test_arguments_that_one_graph_cannot_honour(name: str, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists(), "nothing is written"
 
 
-def test_accelerate_s_own_precision_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("accelerate.Accelerator.mixed_precision", "bf16")
-    with pytest.raises(OnwardError, match=r"mixed_precision=bf16: fix: "):
+def test_accelerate_s_own_fp16_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelerate.Accelerator.mixed_precision", "fp16")
+    with pytest.raises(OnwardError, match=r"mixed_precision=fp16: .*fix: bf16=True"):
         language(Trainer, causal_lm(), arguments(tmp_path / "run"))
 
 

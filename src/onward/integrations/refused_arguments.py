@@ -12,15 +12,15 @@ from typing import Any
 from onward.config import OnwardError
 
 LOOP = "transformers.Trainer with onward.accelerate(model)"
-_PRECISION = "fix: leave it out, a graph's step is fp32"
+_FP16 = f"its scaler steps an optimizer that the graph has stepped; fix: bf16=True, or {LOOP}"
+_WEIGHTS = "fix: leave it out, a graph's weights are fp32"
 _SEVERAL = f"fix: {LOOP}, started in the same way"
 
 # argument -> what to do; refused where it is set to anything that counts as true
 REFUSED: dict[str, str] = {
-    "fp16": _PRECISION,
-    "bf16": _PRECISION,
-    "fp16_full_eval": _PRECISION,
-    "bf16_full_eval": _PRECISION,
+    "fp16": _FP16,
+    "fp16_full_eval": _WEIGHTS,
+    "bf16_full_eval": _WEIGHTS,
     "deepspeed": _SEVERAL,
     "fsdp": "a model in shards has no graph; fix: transformers.Trainer without Onward, or DDP or "
     f"ZeRO-2 of {LOOP}",
@@ -46,8 +46,8 @@ def refuse_accelerator(accelerator: Any, gpus: int) -> None:
     """Raises OnwardError where accelerate (`accelerate launch`, torchrun, its environment
     variables) is to do what the graph of one process does not. gpus: that one process would use."""
     precision = str(getattr(accelerator, "mixed_precision", "no"))
-    if precision != "no":
-        raise OnwardError(f"accelerate's mixed_precision={precision}: {_PRECISION}")
+    if precision not in ("no", "bf16"):
+        raise OnwardError(f"accelerate's mixed_precision={precision}: {_FP16}")
     if accelerator.num_processes > 1:
         raise OnwardError(f"{accelerator.num_processes} processes: one graph is one's; {_SEVERAL}")
     kind = accelerator.distributed_type.value

@@ -37,15 +37,15 @@ for _package in ("transformers", "accelerate"):
 import transformers  # noqa: E402  # there, as the lines before have made sure
 
 NO_CLIPPING = 3e38  # a norm that no gradient in f32 passes: it is told, and nothing is scaled
-# options of onward.Trainer that are not TrainingArguments'
-OWN_OPTIONS = ("seed", "verify", "memory_budget", "skip_nonfinite", "disable")
+# options of onward.Trainer that TrainingArguments say
+_OF_ARGUMENTS = ("gradient_accumulation_steps", "max_grad_norm")
 
 
 class Trainer(transformers.Trainer):
     """`transformers.Trainer` whose training step is one graph; its arguments are the same.
 
-    options: what else `onward.Trainer` takes (`memory_budget`, `verify`, `skip_nonfinite`, `seed`,
-        `disable`); accumulation and clipping are those of `args`.
+    options: what else `onward.Trainer` takes (`memory_budget`, `verify`, `mixed_precision`, ...);
+        accumulation and clipping are those of `args`, and so is `bf16=True`.
 
     The calls of evaluation and prediction run as graphs too (`onward.accelerate`). Raises
     OnwardError for arguments, callbacks and overridden methods that a graph cannot honour.
@@ -119,7 +119,9 @@ class Trainer(transformers.Trainer):
         steps, norm = self.args.gradient_accumulation_steps, self.args.max_grad_norm
         made_of = (self.model, optimizer, steps, norm)
         if self._step_trainer is None or made_of != self._made_of:
-            options = {name: getattr(self._options, name) for name in OWN_OPTIONS}
+            options = {**vars(self._options)}
+            if self.accelerator.mixed_precision == "bf16":
+                options["mixed_precision"] = "bf16"
             options["gradient_accumulation_steps"] = steps
             options["max_grad_norm"] = norm if norm and norm > 0 else NO_CLIPPING
             assert self.model is not None, "transformers' Trainer has made sure"
@@ -179,7 +181,7 @@ class Seq2SeqTrainer(Trainer, transformers.Seq2SeqTrainer):
 def _own_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
     """The options. Raises OnwardError for those that TrainingArguments say."""
     found, plain = checked_options(options), TrainerOptions()
-    for name in ("gradient_accumulation_steps", "max_grad_norm"):
+    for name in _OF_ARGUMENTS:
         if getattr(found, name) != getattr(plain, name):
             raise OnwardError(f"options has {name}; fix: TrainingArguments({name}=...)")
     if found.fetch:
