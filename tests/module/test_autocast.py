@@ -432,7 +432,7 @@ def test_torch_is_as_it_was() -> None:
 
 
 def test_a_low_batch_as_another_model_gives_it() -> None:
-    """Two accelerated models, one after the other: what is between them is low, its gradient too."""
+    """Two accelerated models, one after the other: what is between them is low."""
     first, second = (Twins(Blocks("bare"), strict=True) for _ in range(2))
     for ours in (True, False):
         a, b = (t.ours if ours else t.eager for t in (first, second))

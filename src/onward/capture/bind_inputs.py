@@ -42,7 +42,8 @@ def bind_inputs(
     """Makes the graph's inputs, and notes in `result` what each stands for. Returns those of the
     buffers, by node.
 
-    tensors, names: of the batch's leaves. given: the same tensors in the caller's types. Raises CaptureError for what no graph can hold.
+    tensors, names: of the batch's leaves. given: the same in the caller's types.
+    Raises CaptureError for what no graph can hold.
     """
     graph = translator.graph
     by_id: dict[int, Value] = {}

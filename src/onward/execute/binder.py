@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -174,14 +174,24 @@ class Binder:
         inputs = [None if x is None else tensor(x) for x in launch.inputs]
         outputs = [tensor(y) for y in launch.outputs]
         scratch = self._scratch(launch) if i in self._roomy else [tensor(x) for x in launch.scratch]
+        spare = partial(self._spare, launch)
         if launch.flag is None:
             return launch.kernel.bind(
-                KernelArguments(launch.attrs, inputs, outputs, scratch, calls=self.regions)
+                KernelArguments(
+                    launch.attrs, inputs, outputs, scratch, calls=self.regions, spare=spare
+                )
             )
         flag = tensor(launch.flag)
-        arguments = KernelArguments(launch.attrs, inputs, outputs, scratch, flag)
+        arguments = KernelArguments(launch.attrs, inputs, outputs, scratch, flag, spare=spare)
         self._flagged[i] = arguments
         return launch.kernel.bind(arguments)
+
+    def _spare(self, launch: Planned, x: torch.Tensor) -> int:
+        """See `KernelArguments.spare`."""
+        for layout in (*launch.inputs, *launch.outputs):
+            if layout is not None and self.tensor(layout) is x:
+                return self._tensors.spare(layout)
+        return 0
 
     # ---- open sizes
 

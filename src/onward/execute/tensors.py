@@ -104,6 +104,21 @@ class Tensors:
             self._windows[id(layout)] = found
         return found
 
+    def spare(self, layout: Layout) -> int:
+        """Rows of dim 0 behind those of a window, at the present dims, that belong to nobody: its
+        buffer holds such rows alone, and is planned for more of them."""
+        buffer = self._plan.buffers[layout.buffer]
+        if (
+            buffer.region in (Region.USER, Region.PERSISTENT)
+            or not layout.shape
+            or layout.is_static
+        ):
+            return 0
+        rows = self.size(layout.shape[0])
+        row = self.size(layout.strides[0]) * int(layout.dtype.itemsize)
+        full = 0 < self.size(buffer.size) == rows * row
+        return buffer.nbytes // row - rows if full else 0
+
     def typed(self, layout: Layout) -> torch.Tensor:
         """The layout's whole buffer as a tensor of its element type."""
         key = (layout.buffer, layout.dtype)

@@ -56,6 +56,10 @@ class KernelSpec:
         )
 
 
+def no_rows(x: torch.Tensor) -> int:
+    return 0
+
+
 def new_flag() -> torch.Tensor:
     return torch.zeros(2, dtype=torch.int64)
 
@@ -65,7 +69,9 @@ class KernelArguments:
     """The call with memory: tensors to read, tensors to write, temporaries.
 
     An absent optional input is None; an output nobody reads is still given memory. flag: i64[2],
-    zeros before a run, for a kernel with an `input_error`; its own where nobody reads it.
+    zeros before a run, for a kernel with an `input_error`; its own where nobody reads it. spare: of
+    a tensor among these, how many rows of dim 0 lie behind its own that belong to nobody: their
+    content is anything, and a launch may read and write them.
     """
 
     attrs: dict[str, Any]
@@ -74,6 +80,7 @@ class KernelArguments:
     scratch: list[torch.Tensor]
     flag: torch.Tensor = field(default_factory=new_flag)
     calls: Any = None  # `region.Regions` of a plan that has any
+    spare: Callable[[torch.Tensor], int] = no_rows
 
     def x(self, i: int = 0) -> torch.Tensor:
         tensor = self.inputs[i]

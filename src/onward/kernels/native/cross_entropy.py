@@ -12,14 +12,16 @@ a block's part being one product of the low type, by panels of classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from onward.graph.types import DType, Type
-from onward.kernels.aten.linear_cross_entropy import ROWS, blocks_of, no_such_class
+from onward.kernels.aten.linear_cross_entropy import ROWS, no_such_class
+from onward.kernels.aten.row_counts import behind, further, lengthened, rounded
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, where
 
@@ -38,8 +40,9 @@ def _scratch(spec: KernelSpec) -> list[Type]:
     n, classes, features = x.shape[0], w.shape[0], w.shape[1]
     assert isinstance(n, int) and isinstance(classes, int)
     panel = min(classes, PANEL) if spec.op != "LinearCrossEntropy" else 1
+    rows = int(spec.attrs.get("rows", ROWS))
     return [
-        Type(x.dtype, (min(n, int(spec.attrs.get("rows", ROWS))), classes)),
+        Type(x.dtype, (min(rounded(n), rows), classes)),
         Type(x.dtype, (panel, features)),
         Type(DType.FLOAT, (n,)),
         Type(DType.INT64, (n,)),
@@ -79,11 +82,11 @@ def _bind(op: str, args: KernelArguments) -> Launch:
     ends = (args.flag[0], args.flag[1])
     steps = [
         step
-        for rows in blocks_of(x.shape[0], z.shape[0])
+        for rows in _blocks(x.shape[0], z.shape[0])
         for step in _block(
             x, w, bias, labels, weight, dx, dw, dbias, z, panel, losses, weights,
             None if dloss is None else unit, rows, ignore,
-            float(args.attrs.get("label_smoothing", 0.0)),
+            float(args.attrs.get("label_smoothing", 0.0)), args.spare,
         )
     ]  # fmt: skip
     mean = args.attrs["reduction"] == "mean"
@@ -116,18 +119,32 @@ def _bind(op: str, args: KernelArguments) -> Launch:
     return launch
 
 
+def _blocks(n: int, most: int) -> Iterator[slice]:
+    """n rows in blocks of at most so many, all but the last of a rounded number."""
+    step = max(1, min(rounded(math.ceil(n / max(1, math.ceil(n / max(1, most))))), most))
+    return (slice(i, min(i + step, n)) for i in range(0, n, step))
+
+
 def _block(
     x: Tensor, w: Tensor, bias: Tensor | None, labels: Tensor, weight: Tensor | None,
     dx: Tensor | None, dw: Tensor | None, dbias: Tensor | None, z: Tensor, panel: Tensor,
     losses: Tensor, weights: Tensor, unit: Tensor | None, rows: slice, ignore: int,
-    smoothing: float,
+    smoothing: float, spare: Callable[[Tensor], int],
 ) -> Iterator[Launch]:  # fmt: skip
     """What runs for these rows, in order. The first rows write dw, the others add to it."""
     native = library()
     assert native is not None
-    xs, first = x[rows], rows.start == 0  # f[R,D]
-    zs = z[: xs.shape[0]]  # f[R,V]
-    yield partial(torch.mm, xs, w.t(), out=zs)
+    first = rows.start == 0
+    count = rows.stop - rows.start
+    # the last block takes rows behind the last one, so that products have few row counts
+    room = [z.shape[0] - count, spare(x), *([] if dx is None else [spare(dx)])]
+    more = further(count, *room) if rows.stop == x.shape[0] else 0
+    xs = lengthened(x[rows], more)  # f[R,D]
+    wide = z[: count + more]  # f[R,V]
+    zs = z[:count]  # those of them that are real
+    if more:
+        yield behind(x[rows], more).zero_
+    yield partial(torch.mm, xs, w.t(), out=wide)
     yield native.launch(
         "onward_cross_entropy", z=zs, bias=bias, labels=labels[rows], weight=weight,
         all_weights=weights, unit=unit, loss=losses[rows], rows=zs.shape[0],
@@ -135,10 +152,12 @@ def _block(
     )  # fmt: skip
     if dx is None or dw is None:
         return
-    yield partial(torch.mm, zs, w, out=dx[rows])
+    if more:
+        yield wide[count:].zero_
+    yield partial(torch.mm, wide, w, out=lengthened(dx[rows], more))
     for start in range(0, w.shape[0], max(1, panel.shape[0])):
         part = panel[: min(panel.shape[0], w.shape[0] - start)]  # f[C,D]
-        yield partial(torch.mm, zs[:, start : start + part.shape[0]].t(), xs, out=part)
+        yield partial(torch.mm, wide[:, start : start + part.shape[0]].t(), xs, out=part)
         yield native.launch(
             "onward_accumulate", x=part, y=dw[start : start + part.shape[0]], n=part.numel(),
             adds=int(not first),
