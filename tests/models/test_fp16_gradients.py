@@ -131,3 +131,81 @@ def test_only_the_rows_that_are_read_in_fp16(padding: str) -> None:
     model = bert(dropout=0.0, **WIDE)
     batches = [batch(4, 12, padding=padding, seed=seed, ignored=True) for seed in range(1, 5)]
     assert_near(model, batches, ours(model, batches, packed=True))
+
+
+def attended(kind: str, fill: float) -> nn.Module:
+    """Attention by hand, whose mask hides by a number: added to the scores, or filled in."""
+
+    class Attended(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(97, 32)
+            self.q, self.k, self.v = (nn.Linear(32, 32) for _ in range(3))
+            self.head = nn.Linear(32, 97)
+
+        def forward(
+            self, input_ids: torch.Tensor, labels: torch.Tensor, attention_mask: torch.Tensor
+        ) -> torch.Tensor:
+            x = self.table(input_ids)
+            scores = self.q(x) @ self.k(x).transpose(1, 2) / 32**0.5
+            if kind == "added":
+                scores = scores + (1.0 - attention_mask[:, None].float()) * fill
+            else:
+                wide = scores if scores.dtype == torch.float64 else scores.float()
+                scores = wide.masked_fill(attention_mask[:, None] == 0, fill)
+            logits = self.head(torch.softmax(scores, -1) @ self.v(x))
+            return nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+    torch.manual_seed(0)
+    return Attended().train()
+
+
+LEAST = float(torch.finfo(torch.float32).min)
+
+
+@pytest.mark.parametrize("fill", [LEAST, -1e9, -65504.0, -1e4])
+@pytest.mark.parametrize("kind", ["added", "filled"])
+@pytest.mark.parametrize("hidden", [False, True], ids=["padded", "a row without any token"])
+def test_masks_of_numbers_that_fp16_does_not_have(kind: str, fill: float, hidden: bool) -> None:
+    """-3.4e38 is -inf in fp16, and a row of them would be NaN: scores and softmax stay fp32."""
+    model = attended(kind, fill)
+    batches = [batch(4, 12, padding="right", seed=seed) for seed in range(1, 5)]
+    for data in batches:
+        if hidden:
+            data["attention_mask"][0] = 0
+    own = ours(model, batches)
+    assert all(x.isfinite().all() for found in own for x in found.values())
+    assert_near(model, batches, own)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_padded_bert_whose_mask_is_the_least_number(attention: str) -> None:
+    """transformers' own mask of both kinds of attention, one row padded as a whole."""
+    model = bert(dropout=0.0, attn_implementation=attention)
+    batches = [batch(4, 12, padding="right", seed=seed) for seed in range(1, 5)]
+    for data in batches:
+        data["attention_mask"][1] = 0
+    own = ours(model, batches)
+    assert all(x.isfinite().all() for found in own for x in found.values())
+    assert_near(model, batches, own)
+
+
+def test_activations_that_overflow_are_infinite_as_under_autocast() -> None:
+    """A product beyond 65504 is infinite in both; what follows it in fp32 is so too."""
+
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.a(x).float().square().mean() * 1e-9
+
+    torch.manual_seed(0)
+    model = Large()
+    for size in (1.0, 1e3, 1e5, 1e6):
+        data = {"x": torch.full((4, 8), size)}
+        (own,), theirs = ours(model, [data], scale=1.0), autocast(model, data, 1.0)
+        for name, x in theirs.items():
+            assert torch.equal(x.isfinite(), own[name].isfinite()), (size, name)
+            torch.testing.assert_close(own[name], x, rtol=4e-3, atol=1e-3, equal_nan=True)

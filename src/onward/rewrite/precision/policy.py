@@ -32,7 +32,8 @@ class Precision(enum.Enum):
 class Line:
     """One line of the table. operands: those that the class is about; None: all floating ones (the
     others of a LOW op stay f32, those of a WIDEST one follow, unless `others_stay`). alone: where
-    it has other floating operands, all are f32."""
+    it has other floating operands, all are f32. widens: results may have twice the exponent of the
+    operands, which fp16 has no room for: FULL there."""
 
     precision: Precision
     ops: tuple[str, ...]
@@ -40,6 +41,7 @@ class Line:
     operands: tuple[int, ...] | None = None
     alone: bool = False
     others_stay: bool = False
+    widens: bool = False
 
 
 _TABLE = (
@@ -82,8 +84,15 @@ _TABLE = (
     ),
     Line(
         Precision.WIDEST,
-        ("Add", "Sub", "Mul", "Max", "Min"),
+        ("Add", "Sub", "Max", "Min"),
         "one rounding; a residual stream of fp32 stays so, as in autocast",
+    ),
+    Line(
+        Precision.WIDEST,
+        ("Mul",),
+        "the same. A model's own `.float()` before a square is none in the fp32 that is captured, so "
+        "that fp16 must not take its place",
+        widens=True,
     ),
     Line(
         Precision.FOLLOWS,
@@ -130,6 +139,8 @@ class Policy:
     def line(self, node: Node) -> Line:
         """That of a node."""
         line = precision_of(node.op_type)
+        if line.widens and self.low == DType.FLOAT16:
+            return _REST
         if line.precision is not Precision.LOW:
             return line
         return _REST if self._kept(node) or (line.alone and _has_others(node, line)) else line
