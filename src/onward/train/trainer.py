@@ -177,7 +177,8 @@ class Trainer:
     @exclusive
     def state_dict(self) -> dict[str, Any]:
         """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), `param_groups`
-        (learning rates and all), counters, random state, the loss scale; `load_state_dict` reads them."""
+        (learning rates and all), counters, random state, in fp16 the loss scale;
+        `load_state_dict` reads them."""
         self._updates.sync()
         held = saved(self.model, self.optimizer, self._updates, self.micro_steps > 0)
         return {**held, **self._window.state(), **self._scaling.state()}

@@ -90,8 +90,8 @@ _TABLE = (
     Line(
         Precision.WIDEST,
         ("Mul",),
-        "the same. A model's own `.float()` before a square is none in the fp32 that is captured, so "
-        "that fp16 must not take its place",
+        "the same. A model's own `.float()` before a square is none in the fp32 that is captured: "
+        "in fp16 the square is fp32 without it",
         widens=True,
     ),
     Line(
