@@ -98,7 +98,7 @@ def assert_near(
     assert not broken, "\n".join(broken)
 
 
-@pytest.mark.sample(8)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("family", CASES)
 def test_families_are_as_near_as_autocast_in_fp16(family: str) -> None:
     make, data = CASES[family]
@@ -117,7 +117,7 @@ def shuffled(data: Tensors, seed: int) -> Tensors:
     return {**data, "input_ids": torch.where(ids < 3, ids, turned)}
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_realistic_width_in_fp16(kind: str, padding: str) -> None:
@@ -126,6 +126,7 @@ def test_a_realistic_width_in_fp16(kind: str, padding: str) -> None:
     assert_near(model, batches, ours(model, batches))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_only_the_rows_that_are_read_in_fp16(padding: str) -> None:
     model = bert(dropout=0.0, **WIDE)
@@ -163,6 +164,7 @@ def attended(kind: str, fill: float) -> nn.Module:
 LEAST = float(torch.finfo(torch.float32).min)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("fill", [LEAST, -1e9, -65504.0, -1e4])
 @pytest.mark.parametrize("kind", ["added", "filled"])
 @pytest.mark.parametrize("hidden", [False, True], ids=["padded", "a row without any token"])

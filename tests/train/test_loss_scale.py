@@ -464,7 +464,7 @@ COMBINATIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", COMBINATIONS)
 @pytest.mark.parametrize("kind", [gpt2, bert])
 def test_losses_follow_those_of_autocast_and_gradscaler(kind: Any, name: str) -> None:

@@ -67,10 +67,11 @@ class Scaling:
         if not state["micro_steps"]:
             return
         before = 1.0 if held is None else float(held["scale"])
-        if held is None if self.moves else before != (self.value or 1.0):
+        own = self.value or 1.0
+        if held is None if self.moves else before != own:
             raise _error(
-                f"it is from the middle of a window whose gradients are scaled by {before:g}, and "
-                "here they are not; fix: save it between updates"
+                f"it is from the middle of a window whose gradients are scaled by {before:g}, here "
+                f"they are scaled by {own:g}; fix: save it between updates"
             )
 
     def restore(self, state: Mapping[str, Any]) -> None:
