@@ -135,7 +135,8 @@ def test_only_the_rows_that_are_read_in_fp16(padding: str) -> None:
 
 
 def attended(kind: str, fill: float) -> nn.Module:
-    """Attention by hand, whose mask hides by a number: added to the scores, or filled in."""
+    """Attention by hand, whose mask hides by a number: added to the scores, or filled in; or a
+    constant of the model is added."""
 
     class Attended(nn.Module):
         def __init__(self) -> None:
@@ -148,8 +149,10 @@ def attended(kind: str, fill: float) -> nn.Module:
             self, input_ids: torch.Tensor, labels: torch.Tensor, attention_mask: torch.Tensor
         ) -> torch.Tensor:
             x = self.table(input_ids)
-            scores = self.q(x) @ self.k(x).transpose(1, 2) / 32**0.5
-            if kind == "added":
+            scores = self.q(x) @ self.k(x).transpose(1, 2)
+            if kind == "constant":  # to what a product gives in fp16; it hides all of the first
+                scores = scores + torch.triu(torch.full((12, 12), fill))
+            elif kind == "added":
                 scores = scores + (1.0 - attention_mask[:, None].float()) * fill
             else:
                 wide = scores if scores.dtype == torch.float64 else scores.float()
@@ -164,9 +167,9 @@ def attended(kind: str, fill: float) -> nn.Module:
 LEAST = float(torch.finfo(torch.float32).min)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("fill", [LEAST, -1e9, -65504.0, -1e4])
-@pytest.mark.parametrize("kind", ["added", "filled"])
+@pytest.mark.parametrize("kind", ["added", "filled", "constant"])
 @pytest.mark.parametrize("hidden", [False, True], ids=["padded", "a row without any token"])
 def test_masks_of_numbers_that_fp16_does_not_have(kind: str, fill: float, hidden: bool) -> None:
     """-3.4e38 is -inf in fp16, and a row of them would be NaN: scores and softmax stay fp32."""
@@ -211,3 +214,23 @@ def test_activations_that_overflow_are_infinite_as_under_autocast() -> None:
         for name, x in theirs.items():
             assert torch.equal(x.isfinite(), own[name].isfinite()), (size, name)
             torch.testing.assert_close(own[name], x, rtol=4e-3, atol=1e-3, equal_nan=True)
+
+
+@pytest.mark.parametrize("number", [1e5, 0.1, -3e38])
+def test_constants_that_fp16_does_not_have_stay_fp32(number: float) -> None:
+    """What they are added to was a product in fp16."""
+
+    class Shifted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.maximum(self.a(x), torch.full((8,), -abs(number)))
+            return (y + torch.linspace(0.5, 1.0, 8) * number).mean()
+
+    torch.manual_seed(0)
+    model, data = Shifted(), {"x": torch.randn(4, 8)}
+    (own,), theirs = ours(model, [data], scale=1.0), autocast(model, data, 1.0)
+    for name, x in theirs.items():
+        torch.testing.assert_close(own[name], x, rtol=1e-5 if name == "loss" else 4e-3, atol=1e-4)
