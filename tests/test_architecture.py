@@ -51,6 +51,7 @@ TORCH_ALLOWED = frozenset(
 PUBLIC_NAMES = [
     "CaptureError",
     "EagerWarning",
+    "LossScale",
     "Module",
     "ModuleOptions",
     "OnwardError",

@@ -60,7 +60,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("readme")
         patch.chdir(folder)
         programs = blocks("python")
-        assert len(programs) == 4
+        assert len(programs) == 5
         for i, program in enumerate(programs):
             exec(compile(program, f"README.md, program {i + 1}", "exec"), found)
     found["folder"] = folder

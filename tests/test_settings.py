@@ -17,7 +17,7 @@ from tiny import mlp
 from torch import nn
 
 import onward
-from onward import OnwardError, TrainerOptions
+from onward import LossScale, OnwardError, TrainerOptions
 from onward.config import VARIABLES, Environment, environment
 from onward.kernels.blas.choice import forced
 from onward.kernels.native import library as native
@@ -41,7 +41,19 @@ WRONG: dict[str, tuple[Any, ...]] = {
     ),
     "skip_nonfinite": (None, 0, 1, "no", 1.0, [], np.int64(1)),
     "strict": (None, 0, 1, "no", 1.0, [], np.int64(1)),
-    "mixed_precision": (True, 16, "BF16", "bfloat16", "fp16", "fp32", torch.bfloat16, ["bf16"], ""),
+    "mixed_precision": (
+        True, 16, "BF16", "bfloat16", "FP16", "float16", "fp32", torch.bfloat16, ["bf16"], "",
+    ),
+    "loss_scale": (
+        None, True, False, np.True_, "", "static", "Dynamic", "1024", 0, 0.0, -1.0, 2.0**-127,
+        2.0**127, math.nan, math.inf, 1j, [2.0], torch.tensor(2.0), LossScale, object(),
+        {"scale": 2.0}, {"init_scale": 0}, {"init_scale": math.inf}, {"init_scale": "2"},
+        {"init_scale": True}, {"init_scale": 2.0**127}, {"growth_factor": 1.0},
+        {"growth_factor": 0.5}, {"growth_factor": math.nan}, {"backoff_factor": 1.0},
+        {"backoff_factor": 0.0}, {"backoff_factor": -0.5}, {"growth_interval": 0},
+        {"growth_interval": 2.0}, {"growth_interval": True}, {"growth_interval": None}, {1: 2},
+        1024.0, LossScale(4.0), {"growth_interval": 3},  # of fp16, which it is not
+    ),
     "keep_in_fp32": (None, 3, True, {"a": 1}, [3], [None], [""], ""),
     "disable": (
         None, 3, True, b"noop", {"noop": 1}, [3], ["noop", None], [""], "noopp",
@@ -61,6 +73,11 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     "strict": ((True, True), (False, False), (np.bool_(True), True)),
     "mixed_precision": (
         ("no", "no"), ("bf16", "bf16"), ("auto", "auto"), (None, "no"), (False, "no"),
+        ("fp16", "fp16"),
+    ),
+    "loss_scale": (
+        ("dynamic", LossScale()), (LossScale(), LossScale()), ({}, LossScale()),
+        ({"init_scale": 2**16}, LossScale()),
     ),
     "keep_in_fp32": (("lm_head", ("lm_head",)), (["a.*", "Gemm"], ("a.*", "Gemm")), ((), ())),
     "disable": (
@@ -109,6 +126,40 @@ def test_values_that_can_be_meant_are_read_as_they_are_meant(name: str) -> None:
         options = trainer_with(**{name: given}).options
         found = getattr(options, name)
         assert found == meant and type(found) in (type(meant), type(given)), given
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("dynamic", LossScale()), (1024, 1024.0), (np.float32(0.5), 0.5), (2.0**-126, 2.0**-126),
+        (2.0**126, 2.0**126), (np.int64(8), 8.0), (LossScale(4), LossScale(4.0)),
+        ({"init_scale": np.float64(2)}, LossScale(2.0)),
+        ({"growth_interval": np.int32(7)}, LossScale(growth_interval=7)),
+        ({"growth_factor": 1.5, "backoff_factor": 0.75}, LossScale(2.0**16, 1.5, 0.75)),
+    ],
+)  # fmt: skip
+def test_loss_scales_of_fp16(given: Any, meant: Any) -> None:
+    options = trainer_with(mixed_precision="fp16", loss_scale=given).options
+    assert options.loss_scale == meant == options.scaling
+    assert type(options.loss_scale) is type(meant)
+    assert dataclasses.replace(options, seed=3).scaling == meant
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16", "auto"])
+@pytest.mark.parametrize("scale", [1.0, 1024.0, LossScale(4.0), {"growth_interval": 7}])
+def test_a_loss_scale_without_fp16_is_refused(precision: str, scale: Any) -> None:
+    with pytest.raises(OnwardError) as error:
+        trainer_with(mixed_precision=precision, loss_scale=scale)
+    assert f"mixed_precision={precision!r}" in one_line(error)
+    assert trainer_with(mixed_precision=precision).options.scaling is None
+
+
+@pytest.mark.parametrize("scale", ["dynamic", LossScale(4.0)])
+def test_a_scale_that_moves_needs_updates_that_may_be_left_out(scale: Any) -> None:
+    with pytest.raises(OnwardError) as error:
+        trainer_with(mixed_precision="fp16", loss_scale=scale, skip_nonfinite=False)
+    assert "skip_nonfinite=False" in one_line(error)
+    assert trainer_with(mixed_precision="fp16", loss_scale=8, skip_nonfinite=False).options.scaling
 
 
 def test_options_from_a_dict() -> None:

@@ -5,7 +5,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, TrainerOptions
+from onward.config import (
+    CaptureError,
+    EagerWarning,
+    LossScale,
+    ModuleOptions,
+    OnwardError,
+    TrainerOptions,
+)
 
 if TYPE_CHECKING:
     from onward.module import Module, accelerate, eager, explain
@@ -16,6 +23,7 @@ __version__ = "0.1.0"
 __all__ = [
     "CaptureError",
     "EagerWarning",
+    "LossScale",
     "Module",
     "ModuleOptions",
     "OnwardError",

@@ -45,6 +45,43 @@ class MissingExtraError(OnwardError, ImportError):
 
 
 @dataclass(frozen=True)
+class LossScale:
+    """How the loss scale of fp16 moves; the names and defaults are those of `torch.amp.GradScaler`.
+    A value that cannot be meant raises OnwardError here.
+
+    init_scale: what the loss is multiplied by at first. growth_factor: what the scale is multiplied
+    by after `growth_interval` updates in a row whose gradients were finite. backoff_factor: the
+    same after an update that was left out because a gradient was infinite or NaN.
+    """
+
+    init_scale: float = 2.0**16
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+
+    def __post_init__(self) -> None:
+        limits = {
+            "init_scale": (LEAST_SCALE, 1 / LEAST_SCALE, "a number from 2**-126 to 2**126"),
+            "growth_factor": (
+                math.nextafter(1.0, 2.0), 1 / LEAST_SCALE, "a number above 1, to 2**126"
+            ),
+            "backoff_factor": (
+                LEAST_SCALE, math.nextafter(1.0, 0.0), "a number from 2**-126 to below 1"
+            ),
+        }  # fmt: skip
+        for name, (least, most, words) in limits.items():
+            number = _real(getattr(self, name))
+            if number is None or not least <= number <= most:
+                raise _refuse(f"loss_scale: {name}", getattr(self, name), words)
+            object.__setattr__(self, name, number)
+        interval = _steps("loss_scale: growth_interval", self.growth_interval)
+        object.__setattr__(self, "growth_interval", interval)
+
+
+LEAST_SCALE = 2.0**-126  # the least normal f32
+
+
+@dataclass(frozen=True)
 class TrainerOptions:
     """Options of `onward.Trainer`. A value that cannot be meant raises OnwardError here.
 
@@ -68,8 +105,13 @@ class TrainerOptions:
         as eager PyTorch does.
     mixed_precision: "bf16" computes matrix products, attention and activations in bfloat16, as
         `torch.autocast` does: weights, optimizer state, norms' statistics, softmax, losses and
-        sums over a batch stay fp32. "auto": bf16 where the processor multiplies bf16 itself, else
-        fp32. "no": fp32.
+        sums over a batch stay fp32. "fp16": the same in float16, whose range needs a loss scale.
+        "auto": bf16 where the processor multiplies bf16 itself, else fp32. "no": fp32.
+    loss_scale: of fp16 alone: what the loss is multiplied by for backward, and gradients divided by
+        before they are clipped and applied, so that small ones do not become 0. "dynamic" goes by
+        the rule and the numbers of `torch.amp.GradScaler`; a LossScale, or a dict of its fields, by
+        the same rule with other numbers; a number stays as it is. Needs `skip_nonfinite`, unless it
+        is a number.
     keep_in_fp32: module paths and op names whose ops stay fp32 in mixed precision, as patterns of a
         shell ("decoder.*", "lm_head", "Conv"); a string is one pattern.
     disable: names of rewrite passes to leave out, and `row_demand`; a string is one name, or
@@ -85,6 +127,7 @@ class TrainerOptions:
     skip_nonfinite: bool = True
     strict: bool = False
     mixed_precision: str = "no"
+    loss_scale: float | str | Mapping[str, Any] | LossScale = "dynamic"
     keep_in_fp32: Sequence[str] = ()
     disable: Sequence[str] = ()
     fetch: Sequence[str] = ()
@@ -93,6 +136,24 @@ class TrainerOptions:
         for field_ in dataclasses.fields(self):
             read = _READERS[field_.name]
             object.__setattr__(self, field_.name, read(field_.name, getattr(self, field_.name)))
+        if self.mixed_precision != "fp16" and self.loss_scale != LossScale():
+            raise OnwardError(
+                f"loss_scale is of fp16, and mixed_precision={self.mixed_precision!r}; fix: leave "
+                'loss_scale out, or mixed_precision="fp16"'
+            )
+        if isinstance(self.scaling, LossScale) and not self.skip_nonfinite:
+            raise OnwardError(
+                "skip_nonfinite=False, and a dynamic loss_scale leaves updates out to find its "
+                "scale; fix: skip_nonfinite=True, or a number as loss_scale"
+            )
+
+    @property
+    def scaling(self) -> float | LossScale | None:
+        """What scales the loss: a rule, or a fixed number; None where nothing does."""
+        if self.mixed_precision != "fp16":
+            return None
+        assert isinstance(self.loss_scale, float | LossScale), "as it was read"
+        return self.loss_scale
 
     @classmethod
     def of(cls, options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
@@ -190,13 +251,16 @@ def _steps(name: str, value: object) -> int:
 def _norm(name: str, value: object) -> float | None:
     if value is None:
         return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, Real)
-        or not math.isfinite(value)
-        or value <= 0
-    ):
+    number = _real(value)
+    if number is None or number <= 0:
         raise _refuse(name, value, "a positive number, or None (no clipping)")
+    return number
+
+
+def _real(value: object) -> float | None:
+    """A finite number, numpy's too, as float; None for all else, booleans among it."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        return None
     return float(value)
 
 
@@ -241,14 +305,29 @@ def _budget(name: str, value: object) -> int | float | str | None:
 def _precision(name: str, value: object) -> str:
     if value is None or value is False:
         return "no"
-    if value == "fp16":
-        raise _refuse(name, value, '"bf16": fp16 needs a loss scale, which is not there yet')
     if value not in PRECISIONS:
         raise _refuse(name, value, f"one of {', '.join(map(repr, PRECISIONS))}")
     return str(value)
 
 
-PRECISIONS = ("no", "bf16", "auto")
+PRECISIONS = ("no", "bf16", "fp16", "auto")
+
+
+def _loss_scale(name: str, value: object) -> float | LossScale:
+    if isinstance(value, LossScale):
+        return value
+    if isinstance(value, str) and value == "dynamic":
+        return LossScale()
+    if isinstance(value, Mapping):
+        known = [f.name for f in dataclasses.fields(LossScale)]
+        check_names(name, "setting", [str(key) for key in value], known)
+        return LossScale(**value)
+    number = _real(value)
+    if number is None or not LEAST_SCALE <= number <= 1 / LEAST_SCALE:
+        fix = '"dynamic", a number from 2**-126 to 2**126, or an onward.LossScale'
+        raise _refuse(name, value, fix)
+    return number
+
 
 _READERS: dict[str, Reader] = {
     "gradient_accumulation_steps": _steps,
@@ -259,6 +338,7 @@ _READERS: dict[str, Reader] = {
     "skip_nonfinite": _switch,
     "strict": _switch,
     "mixed_precision": _precision,
+    "loss_scale": _loss_scale,
     "keep_in_fp32": read_names,
     "disable": lambda name, value: read_names(name, value, commas=True),
     "fetch": read_names,

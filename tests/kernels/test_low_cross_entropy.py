@@ -26,6 +26,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "all": {"bias": True, "weights": True, "label_smoothing": 0.2, "ignored": True},
     "ignored": {"ignored": True},
     "blocks of rows": {"rows": 8},
+    "rows to spare": {"spare": 40, "bias": True},
+    "rows to spare, in blocks": {"spare": 40, "rows": 32},
 }
 
 
@@ -40,11 +42,14 @@ def kernel_of(op: str) -> Kernel:
 
 def launch(op: str, attrs: dict[str, Any], inputs: list[torch.Tensor | None]) -> Any:
     """The outputs, and what the kernel says of its input."""
-    x, w, bias = inputs[-5:-2] if op == "LinearCrossEntropy" else inputs[1:4]
+    at = len(inputs) - 5 if op == "LinearCrossEntropy" else 1
+    x, w, bias = inputs[at : at + 3]
     assert x is not None and w is not None
+    spare = attrs.pop("spare", 0)
+    x = inputs[at] = with_spare(x, spare)
     outputs = [] if op == "LinearCrossEntropyGrad" else [torch.full((), 9.0)]
     if op != "LinearCrossEntropy":
-        outputs += [torch.full_like(x, 9.0), torch.full(w.shape, 9.0)]
+        outputs += [with_spare(torch.full_like(x, 9.0), spare), torch.full(w.shape, 9.0)]
         outputs += [] if bias is None else [torch.full(bias.shape, 9.0)]
     types = tuple(None if t is None else type_of(t) for t in inputs)
     spec = KernelSpec(op, attrs, types, tuple(map(type_of, outputs)))
@@ -54,10 +59,19 @@ def launch(op: str, attrs: dict[str, Any], inputs: list[torch.Tensor | None]) ->
         torch.full([int(n) for n in t.shape], 7).to(torch_dtype(t.dtype))  # type: ignore[arg-type]
         for t in kernel.scratch(spec)
     ]
-    arguments = KernelArguments(attrs, inputs, outputs, scratch)
+    roomy = {id(t) for t in (x, *outputs) if t.shape == x.shape and t.dtype == x.dtype}
+    arguments = KernelArguments(
+        attrs, inputs, outputs, scratch, spare=lambda t: spare if id(t) in roomy else 0
+    )
     kernel.bind(arguments)()
     assert kernel.input_error is not None
     return outputs, kernel.input_error(arguments, arguments.flag.tolist())
+
+
+def with_spare(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """x with so many rows behind it, of NaN."""
+    behind = torch.full((rows, *x.shape[1:]), float("nan"), dtype=x.dtype)
+    return torch.cat([x, behind])[: x.shape[0]]
 
 
 def sample(size: tuple[int, int, int], dtype: DType, form: dict[str, Any]) -> Any:
@@ -71,7 +85,7 @@ def sample(size: tuple[int, int, int], dtype: DType, form: dict[str, Any]) -> An
     if form.get("ignored"):
         labels[::3] = -100
     attrs = {"ignore_index": -100, "reduction": form.get("reduction", "mean")}
-    attrs |= {k: form[k] for k in ("label_smoothing", "rows") if k in form}
+    attrs |= {k: form[k] for k in ("label_smoothing", "rows", "spare") if k in form}
     return attrs, x, w, bias, labels, weights
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fault import Fault
+from faults_autocast import AUTOCAST_FAULTS
 from faults_cache import CACHE_FAULTS
 from faults_capture import CAPTURE_FAULTS
 from faults_experts import EXPERTS_FAULTS
@@ -25,6 +26,7 @@ FAULTS = (
     *EXPERTS_FAULTS,
     *TRAIN_FAULTS,
     *CACHE_FAULTS,
+    *AUTOCAST_FAULTS,
 )
 
 __all__ = ["FAULTS", "Fault"]

@@ -15,11 +15,11 @@ GONE = ("module/test_flat_memory.py",)
 MODULE_FAULTS: tuple[Fault, ...] = (
     Fault(
         "module: calls with and without gradients share a graph", "module/states.py",
-        "return self.flags(), grad, *batch.kind", "return self.flags(), True, *batch.kind", MODES,
+        "return self.flags(), mode, *batch.kind", "return self.flags(), mode.autocast, *batch.kind", MODES,
     ),
     Fault(
         "module: training and evaluation share a graph", "module/states.py",
-        "return self.flags(), grad, *batch.kind", "return (), grad, *batch.kind", MODES,
+        "return self.flags(), mode, *batch.kind", "return (), mode, *batch.kind", MODES,
     ),
     Fault(
         "module: a batch that a graph does not fit is run by it", "module/calls.py",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fault import GUARDS, STATE, STEPS, Fault
 
+SCALE = ("train/test_loss_scale.py",)
+
 TRAIN_FAULTS: tuple[Fault, ...] = (
     # optimizer
     Fault(
@@ -37,8 +39,88 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "update: clipping makes small gradients large", "differentiate/update/clip.py",
-        "scale = b.Min(b.Div(recipe.max_grad_norm, b.Add(norm, EPSILON)), 1.0)",
-        "scale = b.Div(recipe.max_grad_norm, b.Add(norm, EPSILON))", ("train/test_clipping.py",),
+        "factor = b.Min(b.Div(recipe.max_grad_norm, b.Add(norm, EPSILON)), 1.0)",
+        "factor = b.Div(recipe.max_grad_norm, b.Add(norm, EPSILON))", ("train/test_clipping.py",),
+    ),
+    # the loss scale
+    Fault(
+        "loss scale: gradients are not divided by it", "differentiate/update/loss_scale.py",
+        "gradients.scale = b.Reciprocal(scale)", "gradients.scale = None", SCALE,
+    ),
+    Fault(
+        "loss scale: a fixed one is divided by twice", "differentiate/update/loss_scale.py",
+        "1.0 / recipe.loss_scale", "1.0 / recipe.loss_scale**2", SCALE,
+    ),
+    Fault(
+        "loss scale: it grows an update too late", "differentiate/update/loss_scale.py",
+        "b.Less(count,", "b.LessOrEqual(count,", SCALE,
+    ),
+    Fault(
+        "loss scale: an overflow leaves the tracker", "differentiate/update/loss_scale.py",
+        "b.Where(b.And(finite, stays), count,", "b.Where(stays, count,", SCALE,
+    ),
+    Fault(
+        "loss scale: it becomes infinite", "differentiate/update/loss_scale.py",
+        "b.Where(b.IsInf(moved), scale, moved)", "moved", SCALE,
+    ),
+    Fault(
+        "loss scale: it falls to 0", "differentiate/update/loss_scale.py",
+        "moved = b.Max(moved, LEAST_SCALE)", "pass", SCALE,
+    ),
+    Fault(
+        "loss scale: factors are f32", "differentiate/update/loss_scale.py",
+        "np.array(number, dtype=np.float64)",
+        "np.array(np.float32(number), dtype=np.float64)", SCALE,
+    ),
+    Fault(
+        "loss scale: the norm is that of scaled gradients", "differentiate/update/clip.py",
+        "norm = b.Mul(norm, before)", "pass", SCALE,
+    ),
+    Fault(
+        "loss scale: clipping forgets it", "differentiate/update/clip.py",
+        "else b.Mul(factor, before)", "else factor", SCALE,
+    ),
+    Fault(
+        "loss scale: a norm that overflows clips to nothing",
+        "differentiate/update/skip_nonfinite.py",
+        "AllFinite(None, norm)", "AllFinite(norm, *gradients.of.values())", SCALE,
+    ),
+    Fault(
+        "loss scale: it moves within a window", "train/trainer.py",
+        "            if last:\n                self._scaling",
+        "            if True:\n                self._scaling", SCALE,
+    ),
+    Fault(
+        "loss scale: it moves only where an update is written", "train/trainer.py",
+        "            if last:\n                self._scaling",
+        "            if last and wrote:\n                self._scaling", SCALE,
+    ),
+    Fault(
+        "loss scale: a state does not hold it", "train/trainer.py",
+        ", **self._scaling.state()}", "}", SCALE,
+    ),
+    Fault(
+        "loss scale: a state's is not taken", "train/trainer.py",
+        "        self._scaling.restore(state)\n", "", SCALE,
+    ),
+    Fault(
+        "loss scale: gradients of another scale are gone on with", "train/trainer.py",
+        "        self._scaling.check(state)\n", "", SCALE,
+    ),
+    Fault(
+        "loss scale: a profile sees the next one", "train/loss_scale.py",
+        "self._scale = executable.output(following[signature.loss_scale])",
+        "self._scale = executable.view(following[signature.loss_scale])", SCALE,
+    ),
+    Fault(
+        "fp16: squares are low", "rewrite/precision/policy.py",
+        "if line.widens and self.low == DType.FLOAT16:", "if False:",
+        ("models/test_fp16_gradients.py",),
+    ),
+    Fault(
+        "fp16: constants count as exact that are not", "rewrite/precision/write_casts.py",
+        "return bool((_rounded(array, dtype).astype(array.dtype) == array).all())",
+        "return True", ("models/test_fp16_gradients.py",),
     ),
     # guards
     Fault(

@@ -101,13 +101,16 @@ def test_same_seed_gives_the_same_losses_and_another_seed_others(
     assert losses[0] == losses[1] != losses[2]
 
 
-def test_bf16_learns_as_autocast_does_and_saves_fp32(text_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_learns_as_autocast_does_and_saves_fp32(
+    precision: str, text_file: Path, tmp_path: Path
+) -> None:
     from transformers import AutoModelForCausalLM
 
     losses = []
     for engine in ("onward", "torch"):
         output = tmp_path / engine
-        options = ["--train_file", str(text_file), *SMALL, "--bf16"]
+        options = ["--train_file", str(text_file), *SMALL, f"--{precision}"]
         assert run(output, *options, engine=engine) == 0
         losses.append(read(output / "eval_results.json")["eval_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=2e-3)

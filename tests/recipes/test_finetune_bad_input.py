@@ -97,6 +97,7 @@ def test_output_folder(refused, tmp_path: Path) -> None:
         (["corpus.txt"], "stray word 'corpus.txt'"),
         (["--seed"], "option --seed has no value"),
         (["--seed", "1", "--seed", "2"], "option --seed twice"),
+        (["--bf16", "--fp16"], "bf16 and fp16 together, on the command line; fix: give one"),
         (["--seed", "x"], "seed is 'x', in --seed; fix: give a whole number"),
         (["--max_steps", "1.5"], "give a whole number or null"),
         (["--engine", "ort"], "fix: give one of onward, torch"),

@@ -26,6 +26,8 @@ def launch_times(remade: Remade) -> list[KernelTime]:
     inputs |= dict.fromkeys(signature.cotangents.values(), 1.0)
     inputs |= dict.fromkeys(signature.hyperparameters.values(), _SETTING)
     inputs |= dict.fromkeys(signature.clocks.values(), 1)
+    if signature.loss_scale is not None:
+        inputs[signature.loss_scale] = 1.0
     if signature.seed is not None:
         inputs[signature.seed] = torch.zeros(2, dtype=torch.int64)
     if signature.sample_offset is not None:

@@ -37,7 +37,8 @@ class Signature:
     are read, by the name of R. cotangents: the weight of an output in the gradients, by output.
     hyperparameters: f64[]. clocks: i64[], the number of the update, by clock (parameters that have
     always moved together share one). slots: optimizer state. accumulators: sums of gradients, by
-    parameter.
+    parameter. loss_scale: f32[], what the cotangents are multiplied by and gradients divided by.
+    growth_tracker: i64[], updates in a row that the scale has stayed as it is.
 
     Outputs. loss: f[]. results: the model's own, by the user's name. gradients: by input. parts:
     by its place in the model, what a part that runs in PyTorch returns and no loss reads: its code
@@ -47,7 +48,8 @@ class Signature:
 
     Both. updated, accumulated: the output that is the next value of an input: of parameters and
     slots, and of accumulators. written: the same of buffers that the forward writes, such as
-    running statistics.
+    running statistics. rescaled: the same of the loss scale and its tracker, which move whether
+    gradients are finite or not: whoever runs the graph hands them on to the next run.
 
     apart: whether what the model's own outputs need runs first, by itself, and the gradients later,
     for cotangents that nobody knows before.
@@ -61,6 +63,8 @@ class Signature:
     clocks: dict[int, str] = field(default_factory=dict)
     slots: dict[Slot, str] = field(default_factory=dict)
     accumulators: dict[str, str] = field(default_factory=dict)
+    loss_scale: str | None = None
+    growth_tracker: str | None = None
     loss: str | None = None
     results: dict[str, str] = field(default_factory=dict)
     gradients: dict[str, str] = field(default_factory=dict)
@@ -70,6 +74,7 @@ class Signature:
     updated: dict[str, str] = field(default_factory=dict)
     accumulated: dict[str, str] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
+    rescaled: dict[str, str] = field(default_factory=dict)
     apart: bool = False
 
     @property
@@ -112,6 +117,7 @@ class Signature:
         names += [*self.written.values(), *self.parts.values()]
         if update:
             names += [*self.updated.values(), *(n for n in (self.grad_norm, self.finite) if n)]
+            names += self.rescaled.values()
         elif update is False:
             names += self.accumulated.values()
         return names
@@ -119,7 +125,7 @@ class Signature:
 
 _OUTPUTS = frozenset({
     "loss", "results", "gradients", "parts", "grad_norm", "finite", "updated", "accumulated",
-    "written",
+    "written", "rescaled",
 })  # fmt: skip
 
 __all__ = ["Hyperparameter", "Signature", "Slot"]

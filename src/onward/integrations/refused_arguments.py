@@ -12,7 +12,10 @@ from typing import Any
 from onward.config import OnwardError
 
 LOOP = "transformers.Trainer with onward.accelerate(model)"
-_FP16 = f"its scaler steps an optimizer that the graph has stepped; fix: bf16=True, or {LOOP}"
+_FP16 = (
+    "its scaler steps an optimizer that the graph has stepped; fix: bf16=True, or "
+    f'options={{"mixed_precision": "fp16"}}, or {LOOP}'
+)
 _WEIGHTS = "fix: leave it out, a graph's weights are fp32"
 _SEVERAL = f"fix: {LOOP}, started in the same way"
 

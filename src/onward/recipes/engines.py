@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,14 +15,29 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def precision(config: FinetuneConfig) -> str:
+    """By the name of `TrainerOptions.mixed_precision`."""
+    return "bf16" if config.bf16 else "fp16" if config.fp16 else "no"
+
+
+def _finite(norm: float | None) -> float | None:
+    return norm if norm is not None and math.isfinite(norm) else None
+
+
 class StepEngine(Protocol):
-    """Trains a model in place."""
+    """Trains a model in place. skipped: whether the last update was left out, since a gradient was
+    infinite or NaN."""
+
+    skipped: bool
 
     def update(self, micro_batches: Sequence[torch.Tensor]) -> tuple[float, float | None]:
         """One optimizer update from micro-batches `i64[B,T]`.
 
         Gives the mean of their losses (nats per token) and the gradient's global 2-norm before
-        clipping, None where it was not computed.
+        clipping, None where it was not computed or is not finite.
         """
         ...
 
@@ -38,7 +54,9 @@ class TorchEngine:
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.max_grad_norm, self.bf16 = config.max_grad_norm, config.bf16
+        self.max_grad_norm, self.low = config.max_grad_norm, _LOW.get(precision(config))
+        self.scaler = torch.amp.GradScaler("cpu", enabled=self.low == torch.float16)
+        self.skipped = False
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def update(self, micro_batches: Sequence[torch.Tensor]) -> tuple[float, float | None]:
@@ -47,14 +65,18 @@ class TorchEngine:
         for input_ids in micro_batches:
             with self._precision():
                 loss = self.model(input_ids=input_ids, labels=input_ids).loss / len(micro_batches)
-            loss.backward()
+            self.scaler.scale(loss).backward()  # type: ignore[union-attr]
             total += float(loss.detach())
         norm = None
         if self.max_grad_norm is not None:
+            self.scaler.unscale_(self.optimizer)
             norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm))
-        self.optimizer.step()
+        before = self.scaler.get_scale()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.skipped = self.scaler.get_scale() < before
         self.optimizer.zero_grad(set_to_none=True)
-        return total, norm
+        return total, _finite(norm)
 
     @torch.no_grad()
     def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
@@ -63,7 +85,7 @@ class TorchEngine:
             return float(self.model(input_ids=input_ids, labels=labels).loss)
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast("cpu", torch.bfloat16, enabled=self.bf16)
+        return torch.autocast("cpu", self.low or torch.bfloat16, enabled=self.low is not None)
 
 
 class OnwardEngine:
@@ -83,9 +105,10 @@ class OnwardEngine:
                 max_grad_norm=config.max_grad_norm,
                 seed=config.seed,
                 memory_budget=config.memory_budget,
-                mixed_precision="bf16" if config.bf16 else "no",
+                mixed_precision=precision(config),
             ),
         )
+        self.skipped = False
 
     def update(self, micro_batches: Sequence[torch.Tensor]) -> tuple[float, float | None]:
         total = 0.0
@@ -93,8 +116,8 @@ class OnwardEngine:
         for input_ids in micro_batches:
             step = self.trainer.train_step(input_ids=input_ids, labels=input_ids)
             total += float(step.loss)
-            norm = step.grad_norm
-        return total / len(micro_batches), None if norm is None else float(norm)
+            norm, self.skipped = step.grad_norm, step.skipped
+        return total / len(micro_batches), _finite(None if norm is None else float(norm))
 
     def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
         return float(self.trainer.eval_step(input_ids=input_ids, labels=labels).loss)

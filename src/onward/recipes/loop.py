@@ -194,7 +194,8 @@ def _updates(
             batch = torch.from_numpy(job.train_blocks[indices].astype(np.int64))
             learning_rate = float(optimizer.param_groups[0]["lr"])
             loss, grad_norm = engine.update(batch.split(micro))
-            scheduler.step()
+            if not engine.skipped:
+                scheduler.step()
             if not math.isfinite(loss):
                 raise TrainingError(
                     f"the loss is {loss}, at update {step} with engine {engine_name}; "

@@ -87,6 +87,9 @@ class FinetuneConfig:
     bf16: bool = option(
         False, "mixed precision: products in bfloat16, weights and optimizer state in fp32"
     )
+    fp16: bool = option(
+        False, "mixed precision: products in float16, with a loss scale that finds itself"
+    )
     dropout: float | None = option(
         None, "every dropout probability of the model, 0 to below 1; null: the model's own"
     )
@@ -133,6 +136,8 @@ def check_options(config: FinetuneConfig) -> None:
         value = getattr(config, name)
         if value is not None and not holds(value):
             raise InputError(f"{name} is {value!r}", f"in --{name}", f"give a value {words}")
+    if config.bf16 and config.fp16:
+        raise InputError("bf16 and fp16 together", "on the command line", "give one of them")
     for name in ("train_file", "validation_file"):
         check_text_file(getattr(config, name), name)
     if config.validation_file and not config.train_file:

@@ -44,7 +44,6 @@ def _flag(told: str, fix: str = "", off: str = "") -> Switch:
 _SAVED = Switch("the model is saved once, at the end")
 _EVALUATED = Switch("the model is evaluated once, at the end")
 _METRICS = Switch("progress goes to stderr and to metrics.jsonl")
-_FP16 = _flag("fp16 needs a loss scale, which is not there yet", "give --bf16")
 _ONE_PROCESS = Switch("training is one process on the CPU", "leave it out", ("-1", "0", "1"))
 _TEXT_FILES = Switch("training text comes from files", "give --train_file")
 
@@ -91,7 +90,6 @@ SWITCHES: dict[str, Switch] = {
     "mlm": _flag("finetune trains causal language models, not masked ones", "leave it out"),
     "line_by_line": _flag("text is cut into blocks, not at line ends", "give --block_size"),
     "do_predict": _flag("finetune trains and evaluates only", "leave it out"),
-    "fp16": _FP16,
     "gradient_checkpointing": _flag("recomputing is by --memory_budget", "--memory_budget 0.5"),
     "should_continue": _flag(
         "a run does not go on from a checkpoint", "name its folder with --model_name_or_path"

@@ -20,7 +20,10 @@ def policy_of(options: TrainerOptions, target: Target) -> Policy | None:
             "mixed_precision='auto' is fp32 here: the processor multiplies no bf16 by itself"
         )
         return None
-    return None if asked == "no" else Policy(DType.BFLOAT16, tuple(options.keep_in_fp32))
+    if asked == "no":
+        return None
+    low = DType.FLOAT16 if asked == "fp16" else DType.BFLOAT16
+    return Policy(low, tuple(options.keep_in_fp32))
 
 
 __all__ = ["policy_of"]

@@ -106,4 +106,5 @@ class PreparedSteps:
             self._options.max_grad_norm,
             self._options.gradient_accumulation_steps > 1,
             self._options.skip_nonfinite,
+            self._options.scaling,
         )

@@ -33,6 +33,7 @@ from onward.train.export import export_onnx
 from onward.train.guards import refuse_optimizer_hooks
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
+from onward.train.loss_scale import Scaling
 from onward.train.optim import Optimizer, to_torch
 from onward.train.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.train.prepared_steps import LossFunction, PreparedSteps, Step
@@ -84,6 +85,7 @@ class Trainer:
         self.device = parameters[0].device if parameters else torch.device("cpu")
         self.memory = Memory(self.device)
         self._window = Window(self.options.gradient_accumulation_steps, self.options.seed)
+        self._scaling = Scaling(self.options.scaling, self.device)
         self._lock = threading.RLock()
         self._example: Batch | None = None  # for exports
         self._last: LastRun | None = None
@@ -111,6 +113,12 @@ class Trainer:
         """Micro-batches done within the present accumulation window."""
         return self._window.micro_steps
 
+    @property
+    def loss_scale(self) -> float | None:
+        """What the next micro-batch's loss is multiplied by for backward, in fp16; None elsewhere.
+        It moves between updates only."""
+        return self._scaling.value
+
     # ---- stepping
 
     @exclusive
@@ -136,7 +144,7 @@ class Trainer:
         inputs, wrote = self._run(prepared, batch.batch_size, last)
         self._last = LastRun(step, batch, request, prepared, inputs)
         if not wrote:
-            log.warning("a gradient is not finite: update %d is skipped", self.updates + 1)
+            self._tell_skipped()
         norm = prepared.signature.grad_norm if last else None
         return StepResult(
             loss=prepared.loss,
@@ -169,10 +177,11 @@ class Trainer:
     @exclusive
     def state_dict(self) -> dict[str, Any]:
         """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), `param_groups`
-        (learning rates and all), counters, random state; `load_state_dict` reads them."""
+        (learning rates and all), counters, random state, in fp16 the loss scale;
+        `load_state_dict` reads them."""
         self._updates.sync()
         held = saved(self.model, self.optimizer, self._updates, self.micro_steps > 0)
-        return {**held, **self._window.state()}
+        return {**held, **self._window.state(), **self._scaling.state()}
 
     @exclusive
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -181,8 +190,10 @@ class Trainer:
         self._updates.require_owner()
         steps = self.options.gradient_accumulation_steps
         check_state(state, self.model, self.optimizer, self._updates, steps)
+        self._scaling.check(state)
         restore(state, self.model, self.optimizer, self._updates)
         self._window.restore(state)
+        self._scaling.restore(state)
         self.memory.torn = False
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -294,6 +305,8 @@ class Trainer:
 
         def done(wrote: bool) -> None:
             window.advance(batch_size)
+            if last:
+                self._scaling.advance(prepared.executable)
             if last and wrote:
                 self._updates.advance(signature)
             elif last:
@@ -304,8 +317,13 @@ class Trainer:
                 **prepared.inputs,
                 **scalars(signature, seed, window.offset, weight=window.weight),
                 **self._updates.inputs(signature),
+                **self._scaling.inputs(signature),
             }
             return inputs, prepared.executable.run(inputs, prepared.dims, done)
+
+    def _tell_skipped(self) -> None:
+        scale = f"; the loss scale is now {self.loss_scale:g}" if self._scaling.moves else ""
+        log.warning("a gradient is not finite: update %d is skipped%s", self.updates + 1, scale)
 
     def _lr(self) -> float:
         """Of the first group."""

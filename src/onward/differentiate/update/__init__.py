@@ -12,14 +12,17 @@ from onward.differentiate.update.accumulate import accumulate
 from onward.differentiate.update.apply import apply
 from onward.differentiate.update.clip import clip
 from onward.differentiate.update.gradients import Gradients
+from onward.differentiate.update.loss_scale import move_loss_scale, scale_loss
 from onward.differentiate.update.recipe import Recipe, UpdateGroup
 from onward.differentiate.update.skip_nonfinite import skip_nonfinite
 from onward.graph.graph import Graph
 
 UPDATE: tuple[Callable[[Gradients, Recipe], None], ...] = (
     accumulate,  # first: a window's gradient is that of all its micro-batches
+    scale_loss,  # before clip: the norm is that of gradients without the scale
     clip,  # what is clipped is the gradient of the whole window
     skip_nonfinite,  # after clip: a norm that is finite says it of every gradient
+    move_loss_scale,  # goes by whether gradients are finite
     apply,  # last: it reads what all the others have left
 )
 

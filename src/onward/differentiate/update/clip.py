@@ -9,13 +9,18 @@ EPSILON = 1e-6  # torch.nn.utils.clip_grad_norm_ adds it to the norm before divi
 
 
 def clip(gradients: Gradients, recipe: Recipe) -> None:
-    """New output: the norm before clipping. The factor is left to the update."""
+    """New output: the norm before clipping, of what the gradients are when they are multiplied by
+    the factor that there is. The factor is left to the update."""
     if recipe.max_grad_norm is None or not gradients.of:
         return
     b, graph = gradients.builder, gradients.graph
     # the norm of the norms, as in torch
     norms = [b.reshape(b.ReduceL2(g, keepdims=0), (1,)) for g in gradients.of.values()]
     norm = b.ReduceL2(b.Concat(*norms, axis=0) if len(norms) > 1 else norms[0], keepdims=0)
+    before = gradients.scale
+    if before is not None:
+        norm = b.Mul(norm, before)
     graph.signature = graph.signature.but(grad_norm=graph.output("grad_norm", norm))
     gradients.norm = norm
-    gradients.scale = b.Min(b.Div(recipe.max_grad_norm, b.Add(norm, EPSILON)), 1.0)
+    factor = b.Min(b.Div(recipe.max_grad_norm, b.Add(norm, EPSILON)), 1.0)
+    gradients.scale = factor if before is None else b.Mul(factor, before)

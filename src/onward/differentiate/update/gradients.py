@@ -14,6 +14,7 @@ class Gradients:
 
     of: by parameter. norm: f[], of all of them together, where a pass has needed it. scale: f[], a
     factor that each is still to be multiplied by; the update does it in its own pass over memory.
+    finite: b[], whether all are, where a pass has asked.
     """
 
     graph: Graph
@@ -21,6 +22,7 @@ class Gradients:
     of: dict[str, Value]
     norm: Value | None = None
     scale: Value | None = None
+    finite: Value | None = None
 
     @classmethod
     def taken_from(cls, graph: Graph) -> Gradients:

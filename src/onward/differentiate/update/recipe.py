@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from onward.config import LossScale
 from onward.graph.ops.optimizers import Optimizer
 
 
@@ -32,13 +33,15 @@ class Recipe:
     groups: what is updated, and how; the loss reaches each of their parameters.
     max_grad_norm: the 2-norm that all gradients together are clipped to; None: as they are.
     accumulate: whether several micro-batches make one update. skip_nonfinite: whether an update is
-    left out where a gradient is infinite or NaN.
+    left out where a gradient is infinite or NaN. loss_scale: what the loss is multiplied by for
+    backward, a number or the rule by which it moves, which needs `skip_nonfinite`; None: 1.
     """
 
     groups: tuple[UpdateGroup, ...] = ()
     max_grad_norm: float | None = None
     accumulate: bool = False
     skip_nonfinite: bool = False
+    loss_scale: float | LossScale | None = None
 
     @property
     def parameters(self) -> list[str]:

@@ -7,9 +7,17 @@ from onward.differentiate.update.recipe import Recipe
 
 
 def skip_nonfinite(gradients: Gradients, recipe: Recipe) -> None:
-    """New output `finite`, b[]. A norm says it of all gradients that it was made of."""
+    """New output `finite`, b[]. A norm says it of all gradients that it was made of.
+
+    Where the loss is scaled, a norm that overflows is as bad as a gradient that does: clipping by
+    it would leave nothing, and a smaller scale helps.
+    """
     if not recipe.skip_nonfinite or not gradients.of:
         return
-    graph = gradients.graph
-    finite = gradients.builder.AllFinite(gradients.norm, *gradients.of.values())
+    graph, norm = gradients.graph, gradients.norm
+    if recipe.loss_scale is not None and norm is not None:
+        finite = gradients.builder.AllFinite(None, norm)
+    else:
+        finite = gradients.builder.AllFinite(norm, *gradients.of.values())
+    gradients.finite = finite
     graph.signature = graph.signature.but(finite=graph.output("finite", finite))

@@ -33,7 +33,8 @@ class Precision(enum.Enum):
 class Line:
     """One line of the table. operands: those that the class is about; None: all floating ones (the
     others of a LOW op stay f32, those of a WIDEST one follow, unless `others_stay`). alone: where
-    it has other floating operands, all are f32."""
+    it has other floating operands, all are f32. widens: results may have twice the exponent of the
+    operands, which fp16 has no room for: FULL there."""
 
     precision: Precision
     ops: tuple[str, ...]
@@ -41,6 +42,7 @@ class Line:
     operands: tuple[int, ...] | None = None
     alone: bool = False
     others_stay: bool = False
+    widens: bool = False
 
 
 _TABLE = (
@@ -83,8 +85,15 @@ _TABLE = (
     ),
     Line(
         Precision.WIDEST,
-        ("Add", "Sub", "Mul", "Max", "Min"),
+        ("Add", "Sub", "Max", "Min"),
         "one rounding; a residual stream of fp32 stays so, as in autocast",
+    ),
+    Line(
+        Precision.WIDEST,
+        ("Mul",),
+        "the same. A model's own `.float()` before a square is none in the fp32 that is captured: "
+        "in fp16 the square is fp32 without it",
+        widens=True,
     ),
     Line(
         Precision.FOLLOWS,
@@ -138,6 +147,8 @@ class Policy:
             return line
         said = precision_said(node)
         if said == DType.FLOAT.name or not (said or self.everywhere):
+            return _REST
+        if line.widens and self.low == DType.FLOAT16:
             return _REST
         if line.precision is not Precision.LOW:
             return line

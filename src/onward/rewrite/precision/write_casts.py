@@ -81,7 +81,7 @@ class _Writer:
             return made
         array = array_of(x)
         if array is not None:
-            made = self._graph.constant(array.astype(dtype.numpy()))
+            made = self._graph.constant(_rounded(array, dtype))
         else:
             at = Builder(self._graph) if reader is None else Builder.at(self._graph, reader)
             made = at.Cast(x, to=dtype)  # before the first reader: others come later
@@ -98,7 +98,13 @@ class _Writer:
 
 
 def _is_exact(array: np.ndarray, dtype: DType) -> bool:
-    return bool((array.astype(dtype.numpy()).astype(array.dtype) == array).all())
+    return bool((_rounded(array, dtype).astype(array.dtype) == array).all())
+
+
+def _rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """What is too large becomes infinite, as in a cast of a tensor."""
+    with np.errstate(over="ignore"):
+        return array.astype(dtype.numpy())
 
 
 __all__ = ["write_casts"]

@@ -1,0 +1,89 @@
+"""The loss scale: backward starts from `scale` in the place of 1, and the update divides by it.
+
+So gradients that are too small for fp16 are not lost. What is found infinite or NaN says that the
+scale was too large; the rule is that of `torch.amp.GradScaler`:
+
+    finite:  after `growth_interval` updates in a row  scale <- scale growth_factor
+    else:    the update is left out                    scale <- scale backoff_factor
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from onward.config import LEAST_SCALE, LossScale
+from onward.differentiate.update.gradients import Gradients
+from onward.differentiate.update.recipe import Recipe
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Role, Value, type_of
+from onward.graph.types import DType, Type
+
+
+def scale_loss(gradients: Gradients, recipe: Recipe) -> None:
+    """New input, where the scale moves: `loss_scale`, f32[]. The division is left to the update."""
+    if recipe.loss_scale is None or not gradients.of:
+        return
+    graph, b = gradients.graph, gradients.builder
+    if isinstance(recipe.loss_scale, LossScale):
+        scale = graph.input("loss_scale", Type(DType.FLOAT, ()), Role.HYPER)
+        graph.signature = graph.signature.but(loss_scale=scale.name)
+        gradients.scale = b.Reciprocal(scale)
+    else:
+        scale = b.scalar(recipe.loss_scale, DType.FLOAT)
+        gradients.scale = b.scalar(1.0 / recipe.loss_scale, DType.FLOAT)
+    for name in graph.signature.cotangents.values():
+        given = graph.find_input(name)
+        seed = _scaled(graph, given, scale)
+        gradients.of = {n: seed if g is given else g for n, g in gradients.of.items()}
+
+
+def _scaled(graph: Graph, given: Value, scale: Value) -> Value:
+    """The cotangent times the scale, of its own type, in the place of the cotangent."""
+    uses = list(given.uses())
+    readers = {use.node for use in uses}
+    first = next((node for node in graph if node in readers), None)
+    b = Builder(graph, first, "optimizer", backward=True)
+    seed = b.cast(b.Mul(b.cast(given, DType.FLOAT), scale), type_of(given).dtype)
+    for use in uses:
+        use.node.replace_input_with(use.idx, seed)
+    return seed
+
+
+def move_loss_scale(gradients: Gradients, recipe: Recipe) -> None:
+    """New input: `growth_tracker`, i64[]. New outputs: the next scale and tracker; they are no
+    state that the step writes, since they move where a step writes nothing too."""
+    rule, graph, b = recipe.loss_scale, gradients.graph, gradients.builder
+    named, finite = graph.signature.loss_scale, gradients.finite
+    if not isinstance(rule, LossScale) or named is None:
+        return
+    assert finite is not None, "a scale that moves needs to know whether gradients are finite"
+    scale = graph.find_input(named)
+    tracker = graph.input("growth_tracker", Type(DType.INT64, ()), Role.HYPER)
+    count = b.Add(tracker, _whole(1))
+    stays = b.Less(count, _whole(rule.growth_interval))
+    factor = b.Where(
+        finite, b.Where(stays, _double(1.0), _double(rule.growth_factor)),
+        _double(rule.backoff_factor),
+    )  # fmt: skip
+    # torch multiplies in double, and leaves a scale that would be infinite as it is
+    moved = b.cast(b.Mul(b.cast(scale, DType.DOUBLE), factor), DType.FLOAT)
+    moved = b.Where(b.IsInf(moved), scale, moved)
+    # torch's may become 0, by which gradients cannot be divided
+    moved = b.Max(moved, LEAST_SCALE)
+    counted = b.Where(b.And(finite, stays), count, _whole(0))
+    made = {named: moved, tracker.name or "": counted}
+    graph.signature = graph.signature.but(
+        growth_tracker=tracker.name,
+        rescaled={name: graph.output(f"next.{name}", value) for name, value in made.items()},
+    )
+
+
+def _whole(number: int) -> np.ndarray:
+    return np.array(number, dtype=np.int64)
+
+
+def _double(number: float) -> np.ndarray:
+    return np.array(number, dtype=np.float64)
+
+
+__all__ = ["move_loss_scale", "scale_loss"]

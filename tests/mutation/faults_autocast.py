@@ -1,0 +1,84 @@
+"""Faults of autocast around and within models, and of products of rounded row counts."""
+
+from __future__ import annotations
+
+from fault import Fault
+
+AUTOCAST = ("module/test_autocast.py",)
+ROWS = ("execute/test_spare_rows.py", "kernels/test_row_counts.py")
+HEAD = ("kernels/test_low_cross_entropy.py",)
+
+AUTOCAST_FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "autocast: on or off, a call has the same graph", "module/states.py",
+        "return self.flags(), mode, *batch.kind", "return self.flags(), mode.grad, *batch.kind",
+        AUTOCAST,
+    ),
+    Fault(
+        "autocast: a block that is off says nothing", "capture/autocast_blocks.py",
+        "if block._enabled else DType.FLOAT", "if block._enabled else None", AUTOCAST,
+    ),
+    Fault(
+        "autocast: a block is low although it is off", "capture/autocast_blocks.py",
+        "LOW_TYPES.get(block.fast_dtype) if block._enabled else DType.FLOAT",
+        "LOW_TYPES.get(block.fast_dtype)", AUTOCAST,
+    ),
+    Fault(
+        "autocast: a block ends with the forward", "capture/autocast_blocks.py",
+        "open_blocks.pop(last)[1].close()", "open_blocks[last]", AUTOCAST,
+    ),
+    Fault(
+        "autocast: what a block says of an expanded op is lost", "capture/translate.py",
+        'precision=block_of(node))', 'precision="")', AUTOCAST,
+    ),
+    Fault(
+        "autocast: results are fp32", "capture/export.py",
+        "if flat.whole and precisions_said(graph):", "if False:", AUTOCAST,
+    ),
+    Fault(
+        "autocast: results have the type that they come in", "rewrite/precision/write_casts.py",
+        "graph.outputs[name] = writer.cast(value, types[name], None)", "pass", AUTOCAST,
+    ),
+    Fault(
+        "autocast: all that a model says nothing of is low", "rewrite/precision/policy.py",
+        "return Policy(said.pop(), everywhere=False)", "return Policy(said.pop())", AUTOCAST,
+    ),
+    Fault(
+        "autocast: the head's gradients in fp16 are rounded before the scale",
+        "rewrite/linear_cross_entropy.py",
+        "if type_of(loss.inputs[0]).dtype == DType.FLOAT16:", "if False:", AUTOCAST,
+    ),
+    Fault(
+        "autocast: a low batch has no gradient", "capture/bind_inputs.py",
+        'translator.inputs[node] = value.name or ""', "pass", AUTOCAST,
+    ),
+    Fault(
+        "autocast: the last of two types wins", "rewrite/precision/policy.py",
+        "if len(said) > 1:", "if False:", AUTOCAST,
+    ),
+    # row counts
+    Fault(
+        "rows: a sum takes what is behind the rows", "kernels/aten/row_counts.py",
+        "[behind(x, more).zero_ for x in (a, b)] if more else []", "[]", ROWS,
+    ),
+    Fault(
+        "rows: a result has as many rows to spare as it likes", "kernels/aten/row_counts.py",
+        "*map(spare, (a, y, *rows))", "*map(spare, (a, a, *rows))", ROWS,
+    ),
+    Fault(
+        "rows: a part of a buffer takes the next part's rows", "execute/tensors.py",
+        "full = 0 < self.size(buffer.size) == rows * row", "full = True", ROWS,
+    ),
+    Fault(
+        "rows: what is planned for is exceeded", "execute/tensors.py",
+        "return buffer.nbytes // row - rows if full else 0", "return rows if full else 0", ROWS,
+    ),
+    Fault(
+        "rows: counts are as they come", "kernels/aten/row_counts.py",
+        "return -(-n // step) * step", "return n", ROWS,
+    ),
+    Fault(
+        "rows: the head sums what is behind its rows", "kernels/native/cross_entropy.py",
+        "yield wide[count:].zero_", "yield lambda: None", HEAD,
+    ),
+)  # fmt: skip
