@@ -96,6 +96,11 @@ def test_transformers(kind: Any, padding: str, to: torch.dtype, captures: list[i
     assert len(captures) == 1
 
 
+def single(x: torch.Tensor) -> torch.Tensor:
+    """fp32, where the run is not fp64."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class Vision(nn.Module):
     """Convolution, BatchNorm, and outputs of several types."""
 
@@ -107,7 +112,7 @@ class Vision(nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         h = F.relu(self.norm(self.conv(x)))
         logits = self.head(h.mean((2, 3)))
-        return {"maps": h, "logits": logits, "p": logits.float().softmax(-1), "x": x * 2}
+        return {"maps": h, "logits": logits, "wide": single(logits), "x": x * 2}
 
 
 @pytest.mark.parametrize("to", LOW, ids=str)
@@ -127,11 +132,6 @@ def test_outputs_of_several_types_and_buffers(to: torch.dtype) -> None:
 
 
 # ---- blocks of the model's own
-
-
-def single(x: torch.Tensor) -> torch.Tensor:
-    """fp32, where the run is not fp64."""
-    return x if x.dtype == torch.float64 else x.float()
 
 
 class Blocks(nn.Module):

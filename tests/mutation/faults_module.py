@@ -15,7 +15,8 @@ GONE = ("module/test_flat_memory.py",)
 MODULE_FAULTS: tuple[Fault, ...] = (
     Fault(
         "module: calls with and without gradients share a graph", "module/states.py",
-        "return self.flags(), mode, *batch.kind", "return self.flags(), mode.autocast, *batch.kind", MODES,
+        "return self.flags(), mode, *batch.kind", "return self.flags(), mode.autocast, *batch.kind",
+        MODES,
     ),
     Fault(
         "module: training and evaluation share a graph", "module/states.py",

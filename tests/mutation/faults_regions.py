@@ -94,9 +94,9 @@ REGION_FAULTS: tuple[Fault, ...] = (
         "            without_hooks(self.model),\n", "", ("module/test_modes.py",),
     ),
     Fault(
-        "reach: what is written in place is not followed", "capture/autograd_reach.py",
+        "reach: what a graph casts is not followed", "capture/autograd_reach.py",
         "        if node is None or node.meta", "        if True or node.meta",
-        ("module/test_written.py",),
+        ("module/test_autocast.py",),
     ),
     Fault(
         "module: a call that runs again meets buffers that it has written", "module/run.py",

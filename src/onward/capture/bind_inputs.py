@@ -70,7 +70,6 @@ def bind_inputs(
             result.leaves[users] = value.name or ""
             users += 1
             if low is not None:
-                translator.inputs[node] = value.name or ""
                 value = Builder(graph).Cast(value, to=DType.FLOAT)
         elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
             tensor = live.get(spec.target)

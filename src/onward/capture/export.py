@@ -30,6 +30,7 @@ from onward.capture.bind_inputs import batch_nodes, bind_inputs
 from onward.capture.buffer_updates import store_buffers
 from onward.capture.captured_module import CapturedModule, layout
 from onward.capture.dtypes import dtype_of
+from onward.capture.eager_types import give_types
 from onward.capture.flat_call import TENSOR, FlatCall, LossFunction, named_tensors
 from onward.capture.fuse_attention import fuse_attention
 from onward.capture.fuse_composites import fuse_composites
@@ -42,10 +43,8 @@ from onward.capture.rehearsal import require_harmless
 from onward.capture.trace import ONE_AT_A_TIME, export
 from onward.capture.translate import Translator
 from onward.config import CaptureError
-from onward.graph.build import Builder
-from onward.graph.graph import Graph, precisions_said, type_of
+from onward.graph.graph import Graph, precisions_said
 from onward.graph.names import distinct, output_name
-from onward.graph.types import DType
 
 
 def capture(
@@ -170,8 +169,11 @@ def _capture(
     try:
         buffers = bind_inputs(result, translator, program, flat, tensors, given, names)
         _translate(result, translator, flat, want_loss)
-        if flat.whole and precisions_said(graph):
-            _give_types(graph, flat.types(*[t.clone() for t in given]))
+        tree = flat.noted.tree
+        named = {name: name for name in flat.noted.names}  # what a result is called in the trace
+        if tree is not None and precisions_said(graph):
+            eager, types = flat.types(*[t.clone() for t in given])
+            named, tree = give_types(graph, tree, eager, types), eager
         store_buffers(result, translator, buffers, named_tensors(flat), trains)
     except SizeError as error:
         more = hold(error, batch, tensors, held)
@@ -200,19 +202,23 @@ def _capture(
         result.notes.append(_held_note(held, names))
     if want_loss:
         nodes = reached(translator.output_nodes()[0])
-        result.reached = set(map(translator.input_name, nodes)) & set(result.parameters)
+        result.reached = {translator.env[n].name for n in nodes} & set(result.parameters)
         if trains:
             lifted = program.graph_signature.inputs_to_lifted_tensor_constants
             read = [program.constants[lifted[n.name]] for n in nodes if n.name in lifted]
             refuse_unlisted(read, model, loss_fn)
     if flat.whole:
-        result.tree = flat.noted.tree
-        ends = dict(zip(flat.noted.names, translator.output_nodes(), strict=True))
+        result.tree = tree
+        nodes = dict(zip(flat.noted.names, translator.output_nodes(), strict=True))
+        ends = {name: nodes[traced] for name, traced in named.items()}
         passes = {name: passed(node) for name, node in ends.items()} if trains else {}
         sources = {name: placeholders(nodes) for name, nodes in passes.items()}
         result.parts_reached = {name: results_of_regions(nodes) for name, nodes in passes.items()}
         result.reaches = {
-            name: set(map(translator.input_name, nodes)) | reached_in(translator.env[ends[name]])
+            name: {translator.env[n].name or "" for n in nodes}
+            | reached_in(
+                translator.env[ends[name]]
+            )  # by which a batch's tensor that is cast is found
             for name, nodes in sources.items()
         }
     if flat.regions is not None:
@@ -260,15 +266,6 @@ def _translate(
     loss = outputs[0] if want_loss else None
     graph = result.graph
     graph.signature = graph.signature.but(loss=loss, results=results)
-
-
-def _give_types(graph: Graph, types: list[torch.dtype]) -> None:
-    """Casts results, which are f32, to what they are in eager mode."""
-    builder = Builder(graph)
-    for name, dtype in zip(graph.signature.results.values(), types, strict=True):
-        low = LOW_TYPES.get(dtype)
-        if low is not None and type_of(graph.outputs[name]).dtype == DType.FLOAT:
-            graph.outputs[name] = builder.one("Cast", [graph.outputs[name]], {"to": low})
 
 
 def _held_note(held: Held, names: list[str]) -> str:

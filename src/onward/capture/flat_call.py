@@ -110,8 +110,9 @@ class FlatCall(torch.nn.Module):
         self.noted.answers, self.noted.masks = asked.answers, asked.masks
         self.noted.read = asked.read
 
-    def types(self, *leaves: torch.Tensor) -> list[torch.dtype]:
-        """Of the results, as eager mode gives them. The run leaves nothing behind."""
+    def types(self, *leaves: torch.Tensor) -> tuple[OutputTree, list[torch.dtype]]:
+        """The results of a run in eager mode, and their types. It leaves nothing behind."""
+        noted = self.noted.tree, self.noted.names
         with (
             keeping_buffers(self.model, self.loss_fn),
             torch.random.fork_rng(),
@@ -119,7 +120,11 @@ class FlatCall(torch.nn.Module):
             undoing(Effects(), self.model, self.loss_fn),
             without_hooks(self.model),
         ):
-            return [t.dtype for t in self.run(*leaves)]
+            types = [t.dtype for t in self.run(*leaves)]
+        tree = self.noted.tree
+        assert tree is not None, "the call is exported whole"
+        self.noted.tree, self.noted.names = noted
+        return tree, types
 
     @property
     def device(self) -> str:

@@ -67,15 +67,10 @@ class Translator:
         self.buffers: dict[Any, tuple[Any, ...]] = {}
         self.given: dict[Any, tuple[Any, Any]] = {}  # the same of what else regions are given
         self.batch: dict[Any, list[Any]] = {}  # nodes of the batch's tensors: those that write them
-        self.inputs: dict[Any, str] = {}  # of nodes whose value is not the graph's input itself
         self.parts: dict[Any, Any] = {}  # of ops without a translation, the ops they are made of
         self.folded: dict[Any, torch.Tensor] = {}  # ops without one, of constants: their results
         self.lacking: dict[str, str] = {}  # of ops that cannot be expanded, the part that is why
         self.builder = Builder(graph)
-
-    def input_name(self, node: Any) -> str:
-        """The graph input that stands for a placeholder."""
-        return self.inputs.get(node) or self.env[node].name or ""
 
     # ---- sizes
 
