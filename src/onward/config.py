@@ -70,6 +70,10 @@ class TrainerOptions:
         `torch.autocast` does: weights, optimizer state, norms' statistics, softmax, losses and
         sums over a batch stay fp32. "auto": bf16 where the processor multiplies bf16 itself, else
         fp32. "no": fp32.
+    optimizer_state: "bf16" or "8bit" keeps the moments of Adam and AdamW in fewer bytes: 4 or 2.03 a
+        weight instead of 8. bf16 is rounded up or down by chance, without bias and by the seed;
+        8 bits are codes in blocks of 256, and parameters of fewer than 4096 elements and embeddings
+        stay fp32. "fp32": as the weights.
     keep_in_fp32: module paths and op names whose ops stay fp32 in mixed precision, as patterns of a
         shell ("decoder.*", "lm_head", "Conv"); a string is one pattern.
     disable: names of rewrite passes to leave out, and `row_demand`; a string is one name, or
@@ -85,6 +89,7 @@ class TrainerOptions:
     skip_nonfinite: bool = True
     strict: bool = False
     mixed_precision: str = "no"
+    optimizer_state: str = "fp32"
     keep_in_fp32: Sequence[str] = ()
     disable: Sequence[str] = ()
     fetch: Sequence[str] = ()
@@ -248,7 +253,14 @@ def _precision(name: str, value: object) -> str:
     return str(value)
 
 
+def _state_form(name: str, value: object) -> str:
+    if not isinstance(value, str) or value not in STATES:
+        raise _refuse(name, value, f"one of {', '.join(map(repr, STATES))}")
+    return value
+
+
 PRECISIONS = ("no", "bf16", "auto")
+STATES = ("fp32", "bf16", "8bit")
 
 _READERS: dict[str, Reader] = {
     "gradient_accumulation_steps": _steps,
@@ -259,6 +271,7 @@ _READERS: dict[str, Reader] = {
     "skip_nonfinite": _switch,
     "strict": _switch,
     "mixed_precision": _precision,
+    "optimizer_state": _state_form,
     "keep_in_fp32": read_names,
     "disable": lambda name, value: read_names(name, value, commas=True),
     "fetch": read_names,
