@@ -24,7 +24,7 @@ def _values(signed: bool, dtype: torch.dtype, device: torch.device) -> torch.Ten
 
 @cache
 def _levels(signed: bool, device: torch.device) -> torch.Tensor:
-    """f32[5,10]: before the decades a column for what is less than all of them."""
+    """f32[5,9]: before the decades a column for what is less than all of them."""
     levels = torch.from_numpy(_MAPS[signed].levels)
     return torch.cat([torch.zeros(5, 1), levels], dim=1).to(device)
 

@@ -44,10 +44,13 @@ def _unsupported(spec: KernelSpec) -> str | None:
 
 
 def _unsupported_bf16(spec: KernelSpec) -> str | None:
+    reason = _not_f32(spec, 4, (2, 3))
+    if reason is not None:
+        return reason
     g, m, v = (t.dtype for t in spec.inputs[1:4] if t is not None)
     if m != v or m not in (DType.FLOAT, DType.BFLOAT16) or (g in LOW and m in LOW and g != m):
         return f"moments of {m.name.lower()} and {v.name.lower()} by a gradient of {g.name.lower()}"
-    return _not_f32(spec, 4, (2, 3))
+    return None
 
 
 def _unsupported_8bit(spec: KernelSpec) -> str | None:

@@ -38,7 +38,7 @@ _NORMAL = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True)
 class Codes:
-    """values: f32[256], by code. levels: f32[5,9], a column for each decade and for 1: from which
+    """values: f32[256], by code. levels: f32[5,8], a column for each decade and for 1: from which
     share on it counts, where its steps begin, steps in a unit, its first code, and its last."""
 
     signed: bool

@@ -88,7 +88,7 @@ void keep_by_chance(const float* m, const float* v, E* new_m, E* new_v, int64_t 
 }
 
 constexpr int64_t CODED = 256;  // numbers that share the largest of their sizes
-constexpr int LEVELS = 9;
+constexpr int LEVELS = 8;
 
 void decoded(const code_t* codes, float absmax, const float* values, float* x, int64_t n) {
     #pragma omp simd
@@ -192,7 +192,7 @@ extern "C" void onward_adam_8bit(
     const double* OF(1) first, const double* OF(1) second, const double* OF(1) epsilon,
     const double* OF(1) weight_decay, const int64_t* OF(1) step, const float* OPTIONAL OF(1) scale,
     int64_t decoupled, const float* OF(256) m_values, const float* OF(256) v_values,
-    const float* OF(45) m_levels, const float* OF(45) v_levels, int64_t element_T)
+    const float* OF(40) m_levels, const float* OF(40) v_levels, int64_t element_T)
 {
     const Scalars all = scalars(
         *lr, *first, *second, *epsilon, *weight_decay, double(*step), scale, decoupled);
