@@ -550,10 +550,9 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
     match op, i:
         case ("Log1p", _):
             return Real(shape, -0.9, 2.0)
-        case ("AdamUpdate" | "AdamUpdateBf16", 3) | ("AdamUpdate8Bit", 3 | 5) | (
-            "LayerNormalizationGrad" | "BatchNormalizationGrad" | "GroupNormGrad",
-            4,
-        ):
+        case ("AdamUpdate" | "AdamUpdateBf16", 3) | ("AdamUpdate8Bit", 3 | 5):
+            return Real(shape, 0.1, 2.0)
+        case ("LayerNormalizationGrad" | "BatchNormalizationGrad" | "GroupNormGrad", 4):
             return Real(shape, 0.1, 2.0)  # 1/std
         case ("FlashAttentionGrad", 8 | 9):  # the highest score, the sum of its exponentials
             return Real(shape, *((2.0, 4.0) if i == 8 else (4.0, 6.0)), accumulated=True)
@@ -565,12 +564,8 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             return Given(np.linspace(0.3, 1.8, shape[0]))  # class weights take no gradient
         case ("CrossEntropyLoss", 2):
             return Known(np.linspace(0.25, 2.0, shape[0]))
-        case ("AdamUpdate" | "AdamUpdateBf16", 4 | 5 | 6 | 7 | 8) | (
-            "AdamUpdate8Bit",
-            6 | 7 | 8 | 9 | 10,
-        ):
-            first = 6 if op == "AdamUpdate8Bit" else 4
-            return Double((0.05, 0.9, 0.999, 1e-8, 0.01)[i - first])
+        case ("AdamUpdate" | "AdamUpdateBf16" | "AdamUpdate8Bit", _) if type.dtype == DType.DOUBLE:
+            return Double((0.05, 0.9, 0.999, 1e-8, 0.01)[i - (6 if op == "AdamUpdate8Bit" else 4)])
         case ("SGDUpdate", 3 | 4 | 5 | 6):
             return Double((0.05, 0.9, 0.0 if attrs["nesterov"] else 0.1, 0.02)[i - 3])
         case _:

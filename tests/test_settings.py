@@ -42,6 +42,10 @@ WRONG: dict[str, tuple[Any, ...]] = {
     "skip_nonfinite": (None, 0, 1, "no", 1.0, [], np.int64(1)),
     "strict": (None, 0, 1, "no", 1.0, [], np.int64(1)),
     "mixed_precision": (True, 16, "BF16", "bfloat16", "fp16", "fp32", torch.bfloat16, ["bf16"], ""),
+    "optimizer_state": (
+        None, False, 8, 32, "", "no", "BF16", "fp16", "bfloat16", "int8", "8 bit", "8-bit", "4bit",
+        torch.bfloat16, ["bf16"],
+    ),
     "keep_in_fp32": (None, 3, True, {"a": 1}, [3], [None], [""], ""),
     "disable": (
         None, 3, True, b"noop", {"noop": 1}, [3], ["noop", None], [""], "noopp",
@@ -62,6 +66,7 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
     "mixed_precision": (
         ("no", "no"), ("bf16", "bf16"), ("auto", "auto"), (None, "no"), (False, "no"),
     ),
+    "optimizer_state": (("fp32", "fp32"), ("bf16", "bf16"), ("8bit", "8bit")),
     "keep_in_fp32": (("lm_head", ("lm_head",)), (["a.*", "Gemm"], ("a.*", "Gemm")), ((), ())),
     "disable": (
         ("noop", ("noop",)), (" noop , gemm_add,", ("noop", "gemm_add")),
@@ -76,7 +81,8 @@ SWITCHES = switches()
 
 
 def trainer_with(**options: Any) -> onward.Trainer:
-    return onward.Trainer(mlp(), onward.optim.SGD(), loss_fn, options=TrainerOptions(**options))
+    optimizer = onward.optim.AdamW() if "optimizer_state" in options else onward.optim.SGD()
+    return onward.Trainer(mlp(), optimizer, loss_fn, options=TrainerOptions(**options))
 
 
 def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:

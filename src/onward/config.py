@@ -50,7 +50,8 @@ class TrainerOptions:
 
     gradient_accumulation_steps: micro-batches per optimizer update; each `train_step` is one.
     max_grad_norm: clip gradients to this global 2-norm; None does not clip.
-    seed: seed of the dropout masks; None draws from torch's CPU generator at each update.
+    seed: seed of the dropout masks, and of the rounding of moments in bf16; None draws from torch's
+        CPU generator at each update.
     verify: compare loss and gradients with eager PyTorch (and stock onnxruntime where installed)
         on the first batch; raises OnwardError where they differ.
     memory_budget: the most that a step's plan may hold beyond the user's parameters. Values are
@@ -70,10 +71,10 @@ class TrainerOptions:
         `torch.autocast` does: weights, optimizer state, norms' statistics, softmax, losses and
         sums over a batch stay fp32. "auto": bf16 where the processor multiplies bf16 itself, else
         fp32. "no": fp32.
-    optimizer_state: "bf16" or "8bit" keeps the moments of Adam and AdamW in fewer bytes: 4 or 2.03 a
-        weight instead of 8. bf16 is rounded up or down by chance, without bias and by the seed;
-        8 bits are codes in blocks of 256, and parameters of fewer than 4096 elements and embeddings
-        stay fp32. "fp32": as the weights.
+    optimizer_state: "bf16" or "8bit" keeps the moments of Adam and AdamW in 4 or 2.03 bytes a weight
+        instead of 8. bf16 is rounded up or down by chance, without bias and by the seed. 8 bits are
+        codes in blocks of 256; parameters of fewer than 4096 elements and embeddings stay fp32.
+        "fp32": as the weights.
     keep_in_fp32: module paths and op names whose ops stay fp32 in mixed precision, as patterns of a
         shell ("decoder.*", "lm_head", "Conv"); a string is one pattern.
     disable: names of rewrite passes to leave out, and `row_demand`; a string is one name, or

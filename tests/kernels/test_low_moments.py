@@ -210,8 +210,8 @@ def test_to_the_nearest_a_second_moment_stands_still_and_by_chance_it_does_not()
     g = torch.full((n,), 0.5**0.5)
     p, m, v = torch.zeros(n), torch.zeros(n, dtype=torch.bfloat16), torch.ones(n).bfloat16()
     seed, hyper = torch.zeros(2, dtype=torch.int64), scalars(0.0)
-    inputs, outputs = [p, g, m, v, *hyper, seed], [p, m, v]
-    run = kernel.bind(KernelArguments({"decoupled": 1, "site": 3}, inputs, outputs, []))
+    attrs, inputs = {"decoupled": 1, "site": 3}, [p, g, m, v, *hyper, seed]
+    run = kernel.bind(KernelArguments(attrs, [*inputs], [p, m, v], []))
     nearest = torch.ones(n).bfloat16()
     for given in seeds(1000):
         seed.copy_(given)

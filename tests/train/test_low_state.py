@@ -4,9 +4,9 @@ training beside fp32 moments."""
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,7 +86,9 @@ def test_bytes_of_a_weight() -> None:
         exact = sum(bytes_of(p.numel()) for p in trainer.model.parameters())
         saved = trainer.state_dict()["optimizer"]
         assert sum(t.nbytes for t in saved.values()) == exact
-        predicted = onward.explain(trainer).memory.kinds["optimizer"]
+        memory = onward.explain(trainer).memory
+        assert memory is not None
+        predicted = memory.kinds["optimizer"]
         assert exact <= predicted <= exact + 64 * len(saved), "each begins at a line of the cache"
 
 
@@ -94,7 +96,8 @@ def test_small_parameters_and_embeddings_stay_fp32_in_8_bits() -> None:
     model: Any = gpt2(dropout=0.0, width=64)  # its head is tied to the table of tokens
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     trainer = onward.Trainer(model, optimizer, options={"optimizer_state": "8bit"})
-    trainer.train_step(**batch(4, 12))
+    data: Any = batch(4, 12)
+    trainer.train_step(**data)
     saved = trainer.state_dict()["optimizer"]
     for name, p in model.named_parameters():
         low = p.numel() >= 4096 and name.rpartition(".")[0].rpartition(".")[2] not in ("wte", "wpe")
@@ -492,6 +495,17 @@ def test_once_the_trainer_is_gone_torch_steps_with_the_moments(form: str) -> Non
 
 
 @EACH
+def test_updates_read_low_gradients_where_precision_is_mixed(form: str) -> None:
+    """As they are, without a pass over memory that casts them."""
+    trainer = trainer_of(form, mixed_precision="bf16")
+    run(trainer, 2)
+    plan = trainer.plan
+    updates = [x for x in plan.launches if x.op.startswith("AdamUpdate")]
+    sizes = [[plan.buffers[x.inputs[i].buffer].nbytes for i in (0, 1)] for x in updates]
+    assert len(sizes) == 4 and all(2 * g == p for p, g in sizes)
+
+
+@EACH
 def test_a_parameter_that_comes_later_has_state_of_its_own(form: str) -> None:
     trainer = trainer_of(form)
     run(trainer, 2)
@@ -519,14 +533,24 @@ def test_profile_and_reports_leave_the_state_as_it_was(form: str) -> None:
 
 # ---- training
 
-TEXT = Path(__file__).resolve().parents[2] / "README.md"
+
+@functools.cache
+def text() -> torch.Tensor:
+    """A Markov chain of 64 tokens: what a model can learn of it, it learns in any run alike. On
+    natural text two runs whose first weights differ by a millionth end 6 % apart."""
+    generator = torch.Generator().manual_seed(0)
+    chances = torch.softmax(3 * torch.randn(64, 64, generator=generator), 1).double().cumsum(1)
+    tokens = [0]
+    for chance in torch.rand(20_000, generator=generator).double():
+        tokens.append(min(63, int(torch.searchsorted(chances[tokens[-1]], chance))))
+    return torch.tensor(tokens)
 
 
-def losses_on_text(form: str, seed: int, steps: int) -> float:
-    """The mean loss of the last 20 steps of a tiny GPT-2 on the bytes of README.md."""
+def final_loss(form: str, seed: int, steps: int) -> float:
+    """The mean of the last 20 steps of a tiny GPT-2."""
     torch.manual_seed(seed)
     config = GPT2Config(
-        n_layer=2, n_embd=64, n_head=2, n_positions=64, vocab_size=128, attn_pdrop=0.0,
+        n_layer=2, n_embd=64, n_head=2, n_positions=64, vocab_size=64, attn_pdrop=0.0,
         embd_pdrop=0.0, resid_pdrop=0.0, bos_token_id=0, eos_token_id=0,
     )  # fmt: skip
     model: Any = GPT2LMHeadModel(config).train()
@@ -534,20 +558,20 @@ def losses_on_text(form: str, seed: int, steps: int) -> float:
         model, torch.optim.AdamW(model.parameters(), lr=2e-3),
         options={"seed": seed, "optimizer_state": form},
     )  # fmt: skip
-    data = torch.tensor(list(TEXT.read_bytes())).clamp(max=127)
     generator, found = torch.Generator().manual_seed(seed), []
     for _ in range(steps):
-        starts = torch.randint(0, len(data) - 32, (8,), generator=generator)
-        ids = torch.stack([data[i : i + 32] for i in starts])
+        starts = torch.randint(0, len(text()) - 32, (8,), generator=generator)
+        ids = torch.stack([text()[i : i + 32] for i in starts])
         found.append(float(trainer.train_step(input_ids=ids, labels=ids).loss))
     return sum(found[-20:]) / 20
 
 
-@pytest.mark.sample(1)
-@pytest.mark.parametrize(("steps", "seed"), [(100, 0), (500, 0), (500, 1), (500, 2)])
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("steps", [100, 500])
+@pytest.mark.parametrize("seed", [0, 1, 2])
 def test_training_ends_where_fp32_moments_end(steps: int, seed: int) -> None:
-    """Within 3 % of the loss, which falls to less than three quarters."""
-    want = losses_on_text("fp32", seed, steps)
-    assert want < 0.76 * 4.85
+    """Within 0.2 % of the loss, which is 4.16 at random weights."""
+    want = final_loss("fp32", seed, steps)
+    assert want < (2.1 if steps == 100 else 1.75)
     for form in LOW:
-        assert losses_on_text(form, seed, steps) == pytest.approx(want, rel=0.03), form
+        assert final_loss(form, seed, steps) == pytest.approx(want, rel=2e-3), form

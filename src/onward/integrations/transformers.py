@@ -38,14 +38,16 @@ import transformers  # noqa: E402  # there, as the lines before have made sure
 
 NO_CLIPPING = 3e38  # a norm that no gradient in f32 passes: it is told, and nothing is scaled
 # options of onward.Trainer that are not TrainingArguments'
-OWN_OPTIONS = ("seed", "verify", "memory_budget", "skip_nonfinite", "disable")
+OWN_OPTIONS = (
+    "seed", "verify", "memory_budget", "skip_nonfinite", "optimizer_state", "disable",
+)  # fmt: skip
 
 
 class Trainer(transformers.Trainer):
     """`transformers.Trainer` whose training step is one graph; its arguments are the same.
 
-    options: what else `onward.Trainer` takes (`memory_budget`, `verify`, `skip_nonfinite`, `seed`,
-        `disable`); accumulation and clipping are those of `args`.
+    options: what else `onward.Trainer` takes (`memory_budget`, `verify`, `skip_nonfinite`,
+        `optimizer_state`, `seed`, `disable`); accumulation and clipping are those of `args`.
 
     The calls of evaluation and prediction run as graphs too (`onward.accelerate`). Raises
     OnwardError for arguments, callbacks and overridden methods that a graph cannot honour.

@@ -34,7 +34,9 @@ def dequantized(
 ) -> torch.Tensor:
     """The numbers of codes u8[*] with the largest of each block, f[blocks]; of the codes' shape."""
     values = _values(signed, dtype, codes.device)[codes.reshape(-1).long()]
-    return _by_block(values).mul_(absmax.to(dtype)[:, None]).view(-1)[: codes.numel()].view_as(codes)
+    return (
+        _by_block(values).mul_(absmax.to(dtype)[:, None]).view(-1)[: codes.numel()].view_as(codes)
+    )
 
 
 def quantized(x: torch.Tensor, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:

@@ -55,7 +55,9 @@ class StateForms:
         return self._asked
 
     def _is_table(self, parameter: torch.Tensor) -> bool:
-        tables = (m for m in self._model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)))
+        tables = (
+            m for m in self._model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))
+        )
         return any(m.weight is parameter for m in tables)
 
 
@@ -70,9 +72,7 @@ def tensors_of(record: Record, form: str, parameter: torch.Tensor) -> dict[str, 
     }
 
 
-def found_form(
-    record: Record, tensors: Mapping[str, torch.Tensor], parameter: torch.Tensor
-) -> str:
+def found_form(record: Record, tensors: Mapping[str, torch.Tensor], parameter: torch.Tensor) -> str:
     """The form that saved tensors, by name, are of."""
     for form in record.forms:
         expected = tensors_of(record, form, parameter)

@@ -3,10 +3,10 @@
 What the user writes into the views counts at once. Whatever else is done to the state (loaded,
 cleared, replaced) is noticed, so that it can be adopted.
 
-Moments that are kept in another form than the parameter's precision have no views: their entry has
-the count alone, `optimizer.state_dict()` copies of them in that precision, and what is loaded or put
-into an entry is taken into the form. Who comes after this one (another Trainer, torch's own step once
-the Trainer is gone) finds such copies in the entries.
+Moments that are kept in another form than the parameter's precision have no views: their entry
+has the count alone, `optimizer.state_dict()` copies of them in that precision, and what is loaded
+or put into an entry is taken into the form. Who comes after this one (another Trainer, torch's own
+step once the Trainer is gone) finds such copies in the entries.
 """
 
 from __future__ import annotations
@@ -72,9 +72,13 @@ class TorchState:
             else:
                 more = self._own.shown(p) if self._low.get(p) is entry else {}
                 found_here = {**more, **{slot: entry[slot] for slot in given}}
-                tensors, form = {
-                    slot: _checked(path, p, slot, found_here.get(slot)) for slot in self._own.slots
-                }, ""
+                tensors, form = (
+                    {
+                        slot: _checked(path, p, slot, found_here.get(slot))
+                        for slot in self._own.slots
+                    },
+                    "",
+                )
             count = _count(path, entry.get("step")) if self._record.counted else uncounted
             found[p] = ParameterState(count, tensors, form)
         return found
@@ -131,7 +135,9 @@ class TorchState:
     def _show(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         """What the entries lack, in a `state_dict`."""
         groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
-        for p, i in ((p, i) for g, s in groups for p, i in zip(g["params"], s["params"], strict=True)):
+        for p, i in (
+            (p, i) for g, s in groups for p, i in zip(g["params"], s["params"], strict=True)
+        ):
             entry = optimizer.state.get(p)
             if entry is not None and self._low.get(p) is entry:
                 saved["state"][i] = {**self._own.shown(p), **entry}

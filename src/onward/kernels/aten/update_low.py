@@ -120,7 +120,7 @@ def _on_the_cpu(target: Target) -> str | None:
 
 def _kernels(
     name: str,
-    bind: Callable[[KernelArguments, int], Launch],
+    bind: Callable[..., Launch],
     layout: _Layout,
     pairs: tuple[tuple[int, int], ...],
 ) -> tuple[Kernel, ...]:

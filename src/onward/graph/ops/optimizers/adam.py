@@ -80,7 +80,13 @@ def _of(description: type[Any], decoupled: bool) -> Optimizer:
     name = description.__name__
     slots = ("exp_avg", "exp_avg_sq")
     return Optimizer(
-        description, f"torch.optim.{name}", _UPDATE, slots, _HYPERPARAMETERS, attributes, forms=FORMS
+        description,
+        f"torch.optim.{name}",
+        _UPDATE,
+        slots,
+        _HYPERPARAMETERS,
+        attributes,
+        forms=FORMS,
     )
 
 
