@@ -1,7 +1,6 @@
 """Sample calls of ops, one table for all that enumerates them: type rules, kernels, gradients.
 
-A call says what each input is (real numbers in a range, a known constant, row numbers, bits); its
-`graph` and `feeds` are made in any element type.
+A call says what each input is; its `graph` and `feeds` are made in any element type.
 """
 
 from __future__ import annotations

@@ -127,6 +127,17 @@ def test_what_is_not_finite_stays() -> None:
         assert torch.equal(found[:2].float(), x[:2]) and bool(found[2].isnan())
 
 
+def test_an_update_keeps_a_nan(launch: Launch) -> None:
+    """Whatever its bits are: those of the last would come to 0 with what is added."""
+    words = torch.tensor([0x7F800001, 0x7FFFFFFF, 0x7FC00000, -1], dtype=torch.int32)
+    x = words.view(torch.float32).repeat(1000)
+    state = torch.zeros(4000).bfloat16()
+    outputs = [torch.empty(4000), torch.empty_like(state), torch.empty_like(state)]
+    inputs = [torch.zeros(4000), x, state, state, *scalars(), seeds(1)[0]]
+    launch("AdamUpdateBf16", inputs, outputs, decoupled=1, site=1)
+    assert all(bool(y.isnan().all()) for y in outputs)
+
+
 def test_an_update_keeps_moments_without_bias(launch: Launch) -> None:
     """The mean over 400 seeds is within five of its standard deviations, number by number, and each
     number kept is a neighbour."""

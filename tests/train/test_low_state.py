@@ -80,6 +80,7 @@ def test_bytes_of_a_weight() -> None:
         "bf16": lambda n: 4 * n,
         "8bit": lambda n: 2 * n + 8 * -(-n // 256) if n >= 4096 else 8 * n,
     }
+    gradients = set()
     for form, bytes_of in want.items():
         trainer = trainer_of(form)
         run(trainer, 1)
@@ -89,7 +90,9 @@ def test_bytes_of_a_weight() -> None:
         memory = onward.explain(trainer).memory
         assert memory is not None
         predicted = memory.kinds["optimizer"]
+        gradients.add(memory.kinds["gradients"])
         assert exact <= predicted <= exact + 64 * len(saved), "each begins at a line of the cache"
+    assert len(gradients) == 1 and gradients != {0}, "known as such, whatever op reads them"
 
 
 def test_small_parameters_and_embeddings_stay_fp32_in_8_bits() -> None:
@@ -148,6 +151,22 @@ def test_the_seed_rounds_where_nothing_else_is_drawn() -> None:
         a, b = (f[name].float() for f in found)
         assert 0.1 < float((a != b).float().mean()) < 0.7, name
         assert bool(((a - b).abs() <= a.abs() * 2.0**-6).all()), "neighbours"
+
+
+def test_parameters_draw_apart() -> None:
+    """Each by its own name, in whatever group and order."""
+    found = []
+    for groups in (False, True):
+        model = net()
+        ps = list(model.parameters())
+        given = [{"params": ps[2:]}, {"params": ps[:2]}] if groups else ps
+        trainer = onward.Trainer(
+            model, torch.optim.AdamW(given), loss_fn, options={"optimizer_state": "bf16"}
+        )
+        run(trainer, 1)
+        updates = [x for x in trainer.plan.launches if x.op == "AdamUpdateBf16"]
+        found.append({x.spec.attrs["site"] for x in updates})
+    assert len(found[0]) == 4 and found[0] == found[1]
 
 
 PLANS: dict[str, dict[str, Any]] = {
