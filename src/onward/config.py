@@ -71,9 +71,10 @@ class TrainerOptions:
         `torch.autocast` does: weights, optimizer state, norms' statistics, softmax, losses and
         sums over a batch stay fp32. "auto": bf16 where the processor multiplies bf16 itself, else
         fp32. "no": fp32.
-    optimizer_state: "bf16" or "8bit" keeps the moments of Adam and AdamW in 4 or 2.03 bytes a weight
-        instead of 8. bf16 is rounded up or down by chance, without bias and by the seed. 8 bits are
-        codes in blocks of 256; parameters of fewer than 4096 elements and embeddings stay fp32.
+    optimizer_state: "bf16" or "8bit" keeps the moments of Adam and AdamW in 4 or 2.03 bytes a
+        weight instead of 8. bf16 is rounded up or down by chance, without bias and by the seed. 8
+        bits are codes in blocks of 256; parameters of fewer than 4096 elements and embeddings stay
+        fp32.
         "fp32": as the weights.
     keep_in_fp32: module paths and op names whose ops stay fp32 in mixed precision, as patterns of a
         shell ("decoder.*", "lm_head", "Conv"); a string is one pattern.

@@ -122,7 +122,7 @@ def test_dropout_is_the_same_after_a_resume(tmp_path: Path) -> None:
 
 
 def test_low_moments_are_the_same_after_a_resume(tmp_path: Path) -> None:
-    """transformers saves torch's `optimizer.state_dict()`: f32, of which the very bits come back."""
+    """transformers saves torch's `optimizer.state_dict()`: f32, whose bits come back."""
     changes: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3}
     found = []
     for resume in (None, str(tmp_path / "checkpoint-3")):
