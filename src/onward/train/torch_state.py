@@ -65,23 +65,19 @@ class TorchState:
                 continue
             # where torch counts no steps, but there is a velocity, one was taken
             uncounted = max(1, self._own.counts.get(p, 1))
-            given = [slot for slot in self._own.slots if slot in entry]
-            if self._low.get(p) is entry and not given:  # as they were left
-                tensors, form = dict(self._own.tensors[p]), self._own.form(p)
-                tensors = {name: tensors[name] for name in self._own.names(p)}
-            else:
-                more = self._own.shown(p) if self._low.get(p) is entry else {}
-                found_here = {**more, **{slot: entry[slot] for slot in given}}
-                tensors, form = (
-                    {
-                        slot: _checked(path, p, slot, found_here.get(slot))
-                        for slot in self._own.slots
-                    },
-                    "",
-                )
             count = _count(path, entry.get("step")) if self._record.counted else uncounted
-            found[p] = ParameterState(count, tensors, form)
+            found[p] = ParameterState(count, *self._tensors(path, p, entry))
         return found
+
+    def _tensors(
+        self, path: str, p: torch.Tensor, entry: Mapping[str, Any]
+    ) -> tuple[dict[str, torch.Tensor], str]:
+        """The tensors that an entry stands for, and their form."""
+        own, ours = self._own, self._low.get(p) is entry
+        if ours and not any(slot in entry for slot in own.slots):  # as it was left
+            return {name: own.tensor(p, name) for name in own.names(p)}, own.form(p)
+        given = {**own.shown(p), **entry} if ours else entry
+        return {slot: _checked(path, p, slot, given.get(slot)) for slot in own.slots}, ""
 
     def _is_unused(self, entry: Mapping[str, Any]) -> bool:
         """Whether an entry without a count says that no step was taken (SGD without momentum)."""
