@@ -1,7 +1,6 @@
 """Sample calls of ops, one table for all that enumerates them: type rules, kernels, gradients.
 
-A call says what each input is (real numbers in a range, a known constant, row numbers, bits); its
-`graph` and `feeds` are made in any element type.
+A call says what each input is; its `graph` and `feeds` are made in any element type.
 """
 
 from __future__ import annotations
@@ -513,6 +512,8 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
         bits = np.random.default_rng(i).integers(0, 3, shape) > 0
         bits.reshape(-1, shape[-1])[0] = False  # a row with nothing allowed
         return Given(bits)
+    if type.dtype == DType.UINT8:  # codes: each of them, and 128, which stands for no number
+        return Given(np.arange(np.prod(shape)).reshape(shape).astype(np.uint8))
     if type.dtype == DType.INT64:
         match op, i:
             case ("Embedding", 1):
@@ -537,7 +538,7 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
                 x = types[0] if op == "CTCLoss" else types[1]
                 assert x is not None
                 return Given(ctc_calls.whole(x.shape, attrs, shape, i - (op == "CTCLossGrad")))
-            case ("AdamUpdate" | "SGDUpdate", _):
+            case ("AdamUpdate" | "SGDUpdate" | "AdamUpdate8Bit", _) | ("AdamUpdateBf16", 9):
                 return Given(np.array(3))
             case ("Attention" | "FlashAttention", 6 | 7) | ("FlashAttentionGrad", 10 | 11):
                 rows = _QUERY_PLACES if i in (6, 10) else _KEY_PLACES
@@ -548,10 +549,9 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
     match op, i:
         case ("Log1p", _):
             return Real(shape, -0.9, 2.0)
-        case ("AdamUpdate", 3) | (
-            "LayerNormalizationGrad" | "BatchNormalizationGrad" | "GroupNormGrad",
-            4,
-        ):
+        case ("AdamUpdate" | "AdamUpdateBf16", 3) | ("AdamUpdate8Bit", 3 | 5):
+            return Real(shape, 0.1, 2.0)
+        case ("LayerNormalizationGrad" | "BatchNormalizationGrad" | "GroupNormGrad", 4):
             return Real(shape, 0.1, 2.0)  # 1/std
         case ("FlashAttentionGrad", 8 | 9):  # the highest score, the sum of its exponentials
             return Real(shape, *((2.0, 4.0) if i == 8 else (4.0, 6.0)), accumulated=True)
@@ -563,8 +563,8 @@ def _of_type(op: str, i: int, types: list[Type | None], attrs: dict[str, Any]) -
             return Given(np.linspace(0.3, 1.8, shape[0]))  # class weights take no gradient
         case ("CrossEntropyLoss", 2):
             return Known(np.linspace(0.25, 2.0, shape[0]))
-        case ("AdamUpdate", 4 | 5 | 6 | 7 | 8):
-            return Double((0.05, 0.9, 0.999, 1e-8, 0.01)[i - 4])
+        case ("AdamUpdate" | "AdamUpdateBf16" | "AdamUpdate8Bit", _) if type.dtype == DType.DOUBLE:
+            return Double((0.05, 0.9, 0.999, 1e-8, 0.01)[i - (6 if op == "AdamUpdate8Bit" else 4)])
         case ("SGDUpdate", 3 | 4 | 5 | 6):
             return Double((0.05, 0.9, 0.0 if attrs["nesterov"] else 0.1, 0.02)[i - 3])
         case _:

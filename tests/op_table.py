@@ -20,7 +20,7 @@ _BACKWARD = frozenset(
         "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
-_UPDATES = frozenset({"AdamUpdate", "SGDUpdate"})
+_UPDATES = frozenset({"AdamUpdate", "AdamUpdate8Bit", "AdamUpdateBf16", "SGDUpdate"})
 
 # part -> reason -> ops
 WITHOUT: dict[str, dict[str, frozenset[str]]] = {

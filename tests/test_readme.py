@@ -139,7 +139,7 @@ def test_options_are_those_of_the_trainer() -> None:
     fields = [field.name for field in dataclasses.fields(onward.TrainerOptions)]
     assert [name for options in shown for name in options] == fields
     for options in shown:
-        onward.Trainer(mlp(), onward.optim.SGD(), nn.functional.cross_entropy, options=options)
+        onward.Trainer(mlp(), onward.optim.AdamW(), nn.functional.cross_entropy, options=options)
 
 
 def test_variables_are_those_that_are_read() -> None:

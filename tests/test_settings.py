@@ -54,6 +54,10 @@ WRONG: dict[str, tuple[Any, ...]] = {
         {"growth_interval": 2.0}, {"growth_interval": True}, {"growth_interval": None}, {1: 2},
         1024.0, LossScale(4.0), {"growth_interval": 3},  # of fp16, which it is not
     ),
+    "optimizer_state": (
+        None, False, 8, 32, "", "no", "BF16", "fp16", "bfloat16", "int8", "8 bit", "8-bit", "4bit",
+        torch.bfloat16, ["bf16"],
+    ),
     "keep_in_fp32": (None, 3, True, {"a": 1}, [3], [None], [""], ""),
     "disable": (
         None, 3, True, b"noop", {"noop": 1}, [3], ["noop", None], [""], "noopp",
@@ -79,6 +83,7 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
         ("dynamic", LossScale()), (LossScale(), LossScale()), ({}, LossScale()),
         ({"init_scale": 2**16}, LossScale()),
     ),
+    "optimizer_state": (("fp32", "fp32"), ("bf16", "bf16"), ("8bit", "8bit")),
     "keep_in_fp32": (("lm_head", ("lm_head",)), (["a.*", "Gemm"], ("a.*", "Gemm")), ((), ())),
     "disable": (
         ("noop", ("noop",)), (" noop , gemm_add,", ("noop", "gemm_add")),
@@ -93,7 +98,8 @@ SWITCHES = switches()
 
 
 def trainer_with(**options: Any) -> onward.Trainer:
-    return onward.Trainer(mlp(), onward.optim.SGD(), loss_fn, options=TrainerOptions(**options))
+    optimizer = onward.optim.AdamW() if "optimizer_state" in options else onward.optim.SGD()
+    return onward.Trainer(mlp(), optimizer, loss_fn, options=TrainerOptions(**options))
 
 
 def one_line(error: pytest.ExceptionInfo[BaseException]) -> str:

@@ -87,7 +87,8 @@ class TrainerOptions:
 
     gradient_accumulation_steps: micro-batches per optimizer update; each `train_step` is one.
     max_grad_norm: clip gradients to this global 2-norm; None does not clip.
-    seed: seed of the dropout masks; None draws from torch's CPU generator at each update.
+    seed: seed of the dropout masks, and of the rounding of moments in bf16; None draws from torch's
+        CPU generator at each update.
     verify: compare loss and gradients with eager PyTorch (and stock onnxruntime where installed)
         on the first batch; raises OnwardError where they differ.
     memory_budget: the most that a step's plan may hold beyond the user's parameters. Values are
@@ -112,6 +113,10 @@ class TrainerOptions:
         the rule and the numbers of `torch.amp.GradScaler`; a LossScale, or a dict of its fields, by
         the same rule with other numbers; a number stays as it is. Needs `skip_nonfinite`, unless it
         is a number.
+    optimizer_state: "bf16" or "8bit" keeps the moments of Adam and AdamW in 4 or 2.03 bytes a
+        weight instead of 8. bf16 is rounded up or down by chance, without bias and by the seed. 8
+        bits are codes in blocks of 256; parameters of fewer than 4096 elements and embeddings stay
+        fp32. "fp32": as the weights.
     keep_in_fp32: module paths and op names whose ops stay fp32 in mixed precision, as patterns of a
         shell ("decoder.*", "lm_head", "Conv"); a string is one pattern.
     disable: names of rewrite passes to leave out, and `row_demand`; a string is one name, or
@@ -128,6 +133,7 @@ class TrainerOptions:
     strict: bool = False
     mixed_precision: str = "no"
     loss_scale: float | str | Mapping[str, Any] | LossScale = "dynamic"
+    optimizer_state: str = "fp32"
     keep_in_fp32: Sequence[str] = ()
     disable: Sequence[str] = ()
     fetch: Sequence[str] = ()
@@ -329,6 +335,14 @@ def _loss_scale(name: str, value: object) -> float | LossScale:
     return number
 
 
+def _state_form(name: str, value: object) -> str:
+    if not isinstance(value, str) or value not in STATES:
+        raise _refuse(name, value, f"one of {', '.join(map(repr, STATES))}")
+    return value
+
+
+STATES = ("fp32", "bf16", "8bit")
+
 _READERS: dict[str, Reader] = {
     "gradient_accumulation_steps": _steps,
     "max_grad_norm": _norm,
@@ -339,6 +353,7 @@ _READERS: dict[str, Reader] = {
     "strict": _switch,
     "mixed_precision": _precision,
     "loss_scale": _loss_scale,
+    "optimizer_state": _state_form,
     "keep_in_fp32": read_names,
     "disable": lambda name, value: read_names(name, value, commas=True),
     "fetch": read_names,

@@ -123,6 +123,26 @@ def test_dropout_is_the_same_after_a_resume(tmp_path: Path) -> None:
     assert history(resumed) == history(whole)
 
 
+def test_low_moments_are_the_same_after_a_resume(tmp_path: Path) -> None:
+    """transformers saves torch's `optimizer.state_dict()`: f32, whose bits come back."""
+    changes: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3}
+    found = []
+    for resume in (None, str(tmp_path / "checkpoint-3")):
+        trainer = language(
+            Trainer, causal_lm(dropout=0.2), arguments(tmp_path, **changes),
+            options={"optimizer_state": "bf16"},
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=resume)
+        assert trainer.onward_trainer.options.optimizer_state == "bf16"
+        saved = trainer.onward_trainer.state_dict()["optimizer"]
+        assert {x.dtype for x in saved.values()} == {torch.bfloat16}
+        found.append((trainer, saved))
+    (whole, want), (resumed, have) = found
+    assert_same_weights(resumed.model, whole.model, rtol=0, atol=0)
+    assert history(resumed) == history(whole)
+    assert have.keys() == want.keys() and all(torch.equal(have[k], want[k]) for k in want)
+
+
 def test_train_twice_and_with_other_arguments(tmp_path: Path) -> None:
     ours, eager = both(language, causal_lm, tmp_path, max_steps=3)
     for trainer in (ours, eager):

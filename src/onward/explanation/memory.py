@@ -124,7 +124,7 @@ def _gradients(plan: Plan) -> set[int]:
     """Buffers of gradients by parameters: what halves hand out, what an update reads, and what is
     added to a sum over micro-batches."""
     found = {plan.outputs[n].buffer for n in plan.signature.gradients.values() if n in plan.outputs}
-    updates = {record.update.name for record in OPTIMIZERS.values()}
+    updates = {op.name for record in OPTIMIZERS.values() for op in record.updates}
     sums = _accumulators(plan)
     for launch in plan.launches:
         inputs = [x.buffer for x in launch.inputs if x is not None]

@@ -112,13 +112,17 @@ def check_parameters(
 
 
 def update_group(
-    optimizer: torch.optim.Optimizer, index: int, names: tuple[str, ...], clock: int = 0
+    optimizer: torch.optim.Optimizer,
+    index: int,
+    names: tuple[str, ...],
+    clock: int = 0,
+    form: str = "",
 ) -> UpdateGroup:
-    """The update of one `param_group` over the parameters `names`, counted by `clock`."""
+    """The update of one `param_group` over the parameters `names`, counted by `clock`, their state
+    in one form."""
     record, group = record_of(optimizer), optimizer.param_groups[index]
-    return UpdateGroup(
-        index, names, record, record.attributes(group), record.slots_of(group), clock
-    )
+    slots = tuple(record.forms[form].tensors) if form else record.slots_of(group)
+    return UpdateGroup(index, names, record, record.attributes(group), slots, clock, form)
 
 
 def hyperparameters(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -> dict[str, float]:

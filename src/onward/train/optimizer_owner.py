@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from onward.config import OnwardError
+from onward.train.torch_state import release
 
 
 class Owner(Protocol):
@@ -71,6 +72,7 @@ def _step(optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
             "this optimizer belongs to an onward.Trainer, whose train_step updates the "
             "weights; fix: do not call optimizer.step()"
         )
+    release(optimizer)
     optimizer._opt_called = True  # type: ignore[attr-defined]
     return type(optimizer).step(optimizer, *args, **kwargs)
 

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import torch
 
 from onward.execute import zeros
+from onward.graph.ops.optimizers import Optimizer as Record
+from onward.train.state_form import StateForms, converted, shown, tensors_of
 
 ACCUMULATOR = "accumulator"  # of gradients, within a window; a slot as those of the optimizer
 
@@ -20,29 +22,51 @@ class StateKey(NamedTuple):
 
 
 class ParameterState(NamedTuple):
-    """State of one parameter: its count of updates, its tensors by slot."""
+    """State of one parameter: its count of updates, its tensors by slot, and their form."""
 
     count: int
     tensors: dict[str, torch.Tensor]
+    form: str = ""
 
 
 class OptimizerState:
     """Tensors by parameter and slot; `counts`: updates of the parameters that have state.
 
-    slots: those of the optimizer (`exp_avg`, ...). A parameter's accumulator is beside them.
+    slots: those of the optimizer (`exp_avg`, ...). A parameter's accumulator is beside them. Where
+    its form is not its own precision, a slot may have two tensors (`exp_avg`, `exp_avg_absmax`).
     """
 
-    def __init__(self, slots: tuple[str, ...]) -> None:
-        self.slots = slots
+    def __init__(self, record: Record, forms: StateForms) -> None:
+        self.record, self.slots = record, record.slots
+        self._forms = forms
+        self._form: dict[torch.Tensor, str] = {}
         self.tensors: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self.counts: dict[torch.Tensor, int] = {}
 
+    def form(self, parameter: torch.Tensor) -> str:
+        """The form of its state; one that has any keeps it, whatever becomes of the model."""
+        if parameter not in self._form:
+            self._form[parameter] = self._forms.of(parameter)
+        return self._form[parameter]
+
+    def names(self, parameter: torch.Tensor) -> list[str]:
+        """Of the tensors that hold its slots."""
+        form = self.form(parameter)
+        return list(self.record.forms[form].tensors) if form else list(self.slots)
+
     def tensor(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
-        """The parameter's tensor of that name, of its shape; made, zeroed, at first use."""
+        """The parameter's tensor of that name; made, zeroed, at first use."""
         held = self.tensors.setdefault(parameter, {})
         if slot not in held:
-            held[slot] = zeros(parameter.shape, parameter.dtype, parameter.device)
+            form = "" if slot == ACCUMULATOR else self.form(parameter)
+            like = tensors_of(self.record, form, parameter)[slot] if form else parameter
+            held[slot] = zeros(like.shape, like.dtype, parameter.device)
         return held[slot]
+
+    def shown(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Its slots in its own precision: copies where they are kept in another form."""
+        held, form = self.tensors[parameter], self.form(parameter)
+        return {slot: shown(held, form, slot) for slot in self.slots}
 
     def begun(self) -> list[torch.Tensor]:
         """The parameters that the optimizer keeps tensors for."""
@@ -67,15 +91,18 @@ class OptimizerState:
         ours = {t.data_ptr() for held in self.tensors.values() for t in held.values() if t.numel()}
         with torch.no_grad():
             for p, item in found.items():
-                for slot, tensor in item.tensors.items():
+                tensors, form = item.tensors, self.form(p)
+                if item.form != form:
+                    tensors = converted(tensors, item.form, form, self.slots)
+                for slot, tensor in tensors.items():
                     own = self.tensor(p, slot)
                     if tensor.data_ptr() == own.data_ptr() and tensor.stride() == own.stride():
                         continue
                     # one of ours in the place of another is read before it is written
                     elsewhere.append((own, tensor.clone() if tensor.data_ptr() in ours else tensor))
             for p, held in self.tensors.items():
-                for slot in self.slots:
-                    if slot in held and (p not in found or slot not in found[p].tensors):
+                for slot in self.names(p):
+                    if slot in held and (p not in found or not found[p].tensors):
                         held[slot].zero_()
             for own, tensor in elsewhere:
                 own.copy_(tensor)
@@ -85,6 +112,7 @@ class OptimizerState:
         """Forgets what is kept for these."""
         for p in parameters:
             del self.tensors[p]
+            self._form.pop(p, None)
             self.counts.pop(p, None)
 
     def named(
@@ -94,7 +122,7 @@ class OptimizerState:
         found: dict[StateKey, torch.Tensor] = {}
         for p, path in paths.items():
             held = self.tensors.get(p, {})
-            slots = [s for s in self.slots if p in self.counts and s in held]
+            slots = [s for s in self.names(p) if p in self.counts and s in held]
             if path in window:
                 slots.append(ACCUMULATOR)
             found |= {StateKey(path, slot): self.tensor(p, slot) for slot in slots}

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from onward.config import OnwardError
+from onward.graph.ops.optimizers import Optimizer as Record
 from onward.train.optim import hyperparameters
 from onward.train.optimizer_state import ACCUMULATOR, StateKey
+from onward.train.state_form import found_form, tensors_of
 from onward.train.updates import Updates
 
 KEYS = (
@@ -80,7 +82,7 @@ def check_state(
             raise _error(f"'{key}' is a {type(state[key]).__name__}")
     _check_model(state["model"], model.state_dict())
     _check_groups(state, optimizer, updates)
-    _check_tensors(state, dict(model.named_parameters()), updates.state.slots)
+    _check_tensors(state, dict(model.named_parameters()), updates.record)
     _check_counters(state, steps)
     _check_random(state)
 
@@ -154,23 +156,34 @@ def _check_groups(
 
 
 def _check_tensors(
-    state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor], slots: Sequence[str]
+    state: Mapping[str, Any], parameters: Mapping[str, torch.Tensor], record: Record
 ) -> None:
-    """State tensors, accumulators and counts, with one another."""
+    """State tensors in any form, accumulators and counts, with one another."""
     given, counts = state["optimizer"], state["counts"]
+    held: dict[str, dict[str, Any]] = {}
     for name, tensor in given.items():
         path, slot = _key(name)
-        if path not in parameters or slot not in (*slots, ACCUMULATOR):
+        held.setdefault(path, {})[slot] = tensor
+    like: dict[str, dict[str, torch.Tensor]] = {}
+    for path, tensors in held.items():
+        if path in parameters:
+            p = parameters[path]
+            form = found_form(record, tensors, p)
+            like[path] = {**tensors_of(record, form, p), ACCUMULATOR: p}
+    for name, tensor in given.items():
+        path, slot = _key(name)
+        if slot not in like.get(path, ()):
             raise _error(f"nothing here is called {name}")
         if slot != ACCUMULATOR and path not in counts:
             raise _error(f"'counts' lacks {path}, which has {slot}")
         if slot == ACCUMULATOR and not state["micro_steps"]:
             raise _error(f"{name}, but no window is open")
-        _check_like(str(name), tensor, parameters[path])
+        _check_like(str(name), tensor, like[path][slot])
     for path, count in counts.items():
         if path not in parameters:
             raise _error(f"no parameter here is called {path}")
         _check_whole(f"counts[{path!r}]", count)
+        slots = [slot for slot in like.get(path, record.slots) if slot != ACCUMULATOR]
         needed = [_saved_name(StateKey(path, slot)) for slot in slots]
         lacking = [name for name in needed if name not in given]
         if lacking:

@@ -2,6 +2,11 @@
 
 What the user writes into the views counts at once. Whatever else is done to the state (loaded,
 cleared, replaced) is noticed, so that it can be adopted.
+
+Moments that are kept in another form than the parameter's precision have no views: their entry
+has the count alone, `optimizer.state_dict()` copies of them in that precision, and what is loaded
+or put into an entry is taken into the form. Who comes after this one (another Trainer, torch's own
+step once the Trainer is gone) finds such copies in the entries.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.utils.hooks import RemovableHandle
 
 from onward.config import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
@@ -29,6 +35,8 @@ class TorchState:
         self._steps = torch.zeros(0)  # torch's own counts, one place for each parameter
         self._places: dict[torch.Tensor, int] = {}
         self._written: list[float] = []  # what was last written there
+        self._low: dict[torch.Tensor, Any] = {}  # entries without their moments
+        self._hook: RemovableHandle | None = None  # where there are any
 
     @property
     def is_replaced(self) -> bool:
@@ -55,12 +63,21 @@ class TorchState:
             path = paths.get(p) if isinstance(p, torch.Tensor) else None
             if path is None or not entry or self._is_unused(entry):
                 continue
-            tensors = {slot: _checked(path, p, slot, entry.get(slot)) for slot in self._own.slots}
             # where torch counts no steps, but there is a velocity, one was taken
             uncounted = max(1, self._own.counts.get(p, 1))
             count = _count(path, entry.get("step")) if self._record.counted else uncounted
-            found[p] = ParameterState(count, tensors)
+            found[p] = ParameterState(count, *self._tensors(path, p, entry))
         return found
+
+    def _tensors(
+        self, path: str, p: torch.Tensor, entry: Mapping[str, Any]
+    ) -> tuple[dict[str, torch.Tensor], str]:
+        """The tensors that an entry stands for, and their form."""
+        own, ours = self._own, self._low.get(p) is entry
+        if ours and not any(slot in entry for slot in own.slots):  # as it was left
+            return {name: own.tensor(p, name) for name in own.names(p)}, own.form(p)
+        given = {**own.shown(p), **entry} if ours else entry
+        return {slot: _checked(path, p, slot, given.get(slot)) for slot in own.slots}, ""
 
     def _is_unused(self, entry: Mapping[str, Any]) -> bool:
         """Whether an entry without a count says that no step was taken (SGD without momentum)."""
@@ -73,14 +90,24 @@ class TorchState:
         self._steps = torch.tensor([float(self._own.counts[p]) for p in self._places])
         self._written = self._steps.tolist()
         state = self._optimizer.state
+        self._low.clear()
         for p in held:
             entry = state.get(p)
             if entry is None:
                 entry = state[p] = {}
             if self._record.counted:  # a place of its own: torch adds 1 to each parameter's
                 entry["step"] = self._steps[self._places[p]]
+            low = bool(self._own.form(p))
+            if low:
+                self._low[p] = entry
             for slot in self._own.slots:
-                entry[slot] = self._own.tensor(p, slot).detach()
+                if low:
+                    entry.pop(slot, None)
+                else:
+                    entry[slot] = self._own.tensor(p, slot).detach()
+        if self._low and self._hook is None:
+            self._hook = self._optimizer.register_state_dict_post_hook(self._show)
+            setattr(self._optimizer, _HOLDER, self)
         self._state = state
         self._entries = [_Entry(p, entry) for p, entry in state.items()]
 
@@ -91,10 +118,40 @@ class TorchState:
             self._steps.copy_(torch.tensor([float(counts[p]) for p in self._places]))
             self._written = self._steps.tolist()
 
+    def hand_back(self) -> None:
+        """Puts what the entries lack into them, in the parameters' precision. This one is done."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        for p, entry in self._low.items():
+            if self._optimizer.state.get(p) is entry:
+                entry.update({k: v for k, v in self._own.shown(p).items() if k not in entry})
+        self._low.clear()
+
+    def _show(self, optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+        """What the entries lack, in a `state_dict`."""
+        groups = zip(optimizer.param_groups, saved["param_groups"], strict=True)
+        for p, i in (
+            (p, i) for g, s in groups for p, i in zip(g["params"], s["params"], strict=True)
+        ):
+            entry = optimizer.state.get(p)
+            if entry is not None and self._low.get(p) is entry:
+                saved["state"][i] = {**self._own.shown(p), **entry}
+
     def forget(self, parameters: Iterable[torch.Tensor]) -> None:
         """Removes their entries."""
         for p in parameters:
             self._optimizer.state.pop(p, None)
+
+
+_HOLDER = "_onward_state"  # of the optimizer; it is no part of what torch saves or copies of one
+
+
+def release(optimizer: torch.optim.Optimizer) -> None:
+    """Has whoever shares the optimizer's state put all of it into the entries."""
+    held = vars(optimizer).pop(_HOLDER, None)
+    if held is not None:
+        held.hand_back()
 
 
 class _Entry:

@@ -91,7 +91,9 @@ class Trainer:
         self._last: LastRun | None = None
         self._verified = not (verify or self.options.verify)
         train: list[Step] = []
-        self._updates = Updates(model, self.optimizer, restarted=train.clear)
+        self._updates = Updates(
+            model, self.optimizer, restarted=train.clear, form=self.options.optimizer_state
+        )
         session = Session(self.memory, self._updates, self.options.memory_budget)
         self._steps = PreparedSteps(train, session, self._updates, self.options)
 

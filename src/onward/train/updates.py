@@ -25,14 +25,15 @@ from onward.train.optim import (
     update_group,
 )
 from onward.train.optimizer_state import ACCUMULATOR, OptimizerState, ParameterState, StateKey
-from onward.train.torch_state import TorchState
+from onward.train.state_form import StateForms, found_form
+from onward.train.torch_state import TorchState, release
 
 
 class Updates:
     """The optimizer's state and clocks, its parameters by graph input, and the window.
 
     done: updates of the session. window: parameters of the window that is open. `restarted` is
-    called where step graphs are no longer true.
+    called where step graphs are no longer true. form: the option `optimizer_state`.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Updates:
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         restarted: Callable[[], None],
+        form: str = "fp32",
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -47,15 +49,16 @@ class Updates:
         self.done = 0
         self.window: frozenset[str] = frozenset()
         self.record = record_of(optimizer)
-        self.state = OptimizerState(self.record.slots)
-        self._torch = TorchState(optimizer, self.record, self.state)
+        self.state = OptimizerState(self.record, StateForms(form, self.record, model))
         self._clocks = Clocks()
         self._known = _paths(model)  # also what the model had once and the optimizer still has
         self._parameters: dict[str, torch.Tensor] = {}  # by graph input
         self._rules = rules(optimizer)
         check_parameters(optimizer, self._known, type(model).__name__)
-        found = self._torch.read(self._known)
         optimizer_owner.check_free(optimizer)
+        release(optimizer)
+        self._torch = TorchState(optimizer, self.record, self.state)
+        found = self._torch.read(self._known)
         self._adopt(found)
         self.done = self.state.most_updates(default=0)
         optimizer_owner.take(optimizer, self)
@@ -134,7 +137,8 @@ class Updates:
     def groups(
         self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]
     ) -> list[UpdateGroup]:
-        """One update group per param_group and clock, of the parameters that the loss reaches.
+        """One update group per param_group, clock and form of state, of the parameters that the
+        loss reaches.
 
         parameters: by graph input. What is not reached gets no update, as in torch, and its clock
         does not move. A clock is of parameters that every graph moves together: where this one
@@ -153,12 +157,12 @@ class Updates:
         moving = [(i, p) for i, p in held if names[p] in reached]
         if self._clocks.part(clocks, {p for _, p in moving}):
             self.restarted()
-        found: dict[tuple[int, int], list[str]] = {}
+        found: dict[tuple[int, int, str], list[str]] = {}
         for i, p in moving:
-            found.setdefault((i, self._clocks.of(p)), []).append(names[p])
+            found.setdefault((i, self._clocks.of(p), self.state.form(p)), []).append(names[p])
         return [
-            update_group(self.optimizer, i, tuple(inputs), clock)
-            for (i, clock), inputs in sorted(found.items())
+            update_group(self.optimizer, i, tuple(inputs), clock, form)
+            for (i, clock, form), inputs in sorted(found.items())
         ]
 
     def owned(self, signature: Signature) -> dict[str, torch.Tensor]:
@@ -203,14 +207,18 @@ class Updates:
         """Puts what `named` and `named_counts` gave in the place of all there is."""
         parameters = {path: p for p, path in _paths(self.model).items()}
         self._torch.forget(parameters.values())
-        found = {parameters[path]: ParameterState(n, {}) for path, n in counts.items()}
+        slots: dict[str, dict[str, torch.Tensor]] = {path: {} for path in counts}
         window: set[str] = set()
         for (path, slot), tensor in tensors.items():
             if slot == ACCUMULATOR:
                 window.add(path)
                 self.state.tensor(parameters[path], slot).copy_(tensor)
             else:
-                found[parameters[path]].tensors[slot] = tensor
+                slots[path][slot] = tensor
+        found: dict[torch.Tensor, ParameterState] = {}
+        for path, held in slots.items():
+            p = parameters[path]
+            found[p] = ParameterState(counts[path], held, found_form(self.record, held, p))
         self._adopt(found)
         self.window, self.done = frozenset(window), done
 

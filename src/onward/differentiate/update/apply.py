@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 from onward.differentiate.update.gradients import Gradients
 from onward.differentiate.update.recipe import Recipe, UpdateGroup
-from onward.graph.graph import Role, Value, type_of
+from onward.graph.graph import Graph, Role, Value, type_of
+from onward.graph.ops.random import seed_type
 from onward.graph.signature import Hyperparameter, Slot
 from onward.graph.types import DType, Type
 
@@ -34,15 +36,18 @@ def apply(gradients: Gradients, recipe: Recipe) -> None:
     slots: dict[Slot, str] = {}
     for group in recipe.groups:
         scalars = [*hyper[group.index].values(), clocks[group.clock]]
+        if _drawn(group):
+            scalars.append(_seed(graph))
         if gradients.scale is not None:
             scalars.append(gradients.scale)
         for name in group.parameters:
             p, g = found[name], gradients.of[name]
+            types = group.optimizer.tensors(group.form, type_of(p))
             kept = {
-                slot: graph.input(f"{slot}.{name}", type_of(p), Role.STATE) for slot in group.slots
+                slot: graph.input(f"{slot}.{name}", types[slot], Role.STATE) for slot in group.slots
             }
-            state = [kept.get(slot) for slot in group.optimizer.slots]  # None: it keeps none
-            made = _update(gradients, group, [p, g, *state, *scalars])
+            state = [kept.get(slot) for slot in types]  # None: it keeps none
+            made = _update(gradients, group, name, [p, g, *state, *scalars])
             for value, source in zip(made, [p, *kept.values()], strict=True):
                 held = source.name or ""
                 updated[held] = graph.output(f"next.{held}", value, source)
@@ -55,8 +60,26 @@ def apply(gradients: Gradients, recipe: Recipe) -> None:
     )
 
 
+def _drawn(group: UpdateGroup) -> bool:
+    return bool(group.form) and group.optimizer.forms[group.form].drawn
+
+
+def _seed(graph: Graph) -> Value:
+    """The step's; a new input where nothing of the forward draws."""
+    name = graph.signature.seed
+    if name is not None:
+        return graph.find_input(name)
+    seed = graph.input("seed", seed_type(), Role.RANDOM)
+    graph.signature = graph.signature.but(seed=seed.name)
+    return seed
+
+
 def _update(
-    gradients: Gradients, group: UpdateGroup, inputs: Sequence[Value | None]
+    gradients: Gradients, group: UpdateGroup, name: str, inputs: Sequence[Value | None]
 ) -> tuple[Value, ...]:
-    results = gradients.builder.node(group.optimizer.update.name, inputs, group.attributes)
+    record, attributes = group.optimizer, group.attributes
+    op = record.forms[group.form].update if group.form else record.update
+    if _drawn(group):  # by its name, which no plan and no order of groups changes
+        attributes = {**attributes, "site": zlib.crc32(name.encode())}
+    results = gradients.builder.node(op.name, inputs, attributes)
     return results if isinstance(results, tuple) else (results,)

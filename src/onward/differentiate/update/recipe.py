@@ -15,7 +15,8 @@ class UpdateGroup:
 
     index: of the param_group. parameters: graph inputs. attributes: of the optimizer's op. slots:
     the state tensors that each parameter has. clock: the count of updates that is the group's;
-    parameters that have always moved together share one.
+    parameters that have always moved together share one. form: of the state, where it is one of
+    `Optimizer.forms`.
     """
 
     index: int
@@ -24,6 +25,7 @@ class UpdateGroup:
     attributes: dict[str, Any] = field(hash=False)
     slots: tuple[str, ...] = ()
     clock: int = 0
+    form: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from onward.kernels.aten import (
     recurrent,
     reduce,
     update,
+    update_low,
 )
 from onward.kernels.kernel import Kernel
 
@@ -39,6 +40,7 @@ TABLE: dict[str, tuple[Kernel, ...]] = {
         random,
         recurrent,
         update,
+        update_low,
     )
     for op, kernels in family.KERNELS.items()
 }

@@ -27,6 +27,7 @@ _NUMBERS: dict[str, tuple[torch.dtype, Any]] = {
     "int64_t": (torch.int64, ctypes.c_int64),
     "int32_t": (torch.int32, ctypes.c_int32),
     "uint8_t": (torch.bool, ctypes.c_uint8),
+    "code_t": (torch.uint8, ctypes.c_uint8),
 }
 # C types that a call chooses, as src/element.h has them: all tensors of one are of one dtype, whose
 # code the function gets as its parameter `element_T` or `element_U`. No caller gives that.

@@ -15,7 +15,7 @@ from onward.graph.types import DType
 from onward.rewrite.context import Context
 
 _NORMS = ("AddLayerNormalization", "AddRMSNorm")
-_OF_GRADIENTS = ("AdamUpdate", "AllFinite")
+_OF_GRADIENTS = ("AdamUpdate", "AdamUpdateBf16", "AdamUpdate8Bit", "AllFinite")
 
 
 def fold_casts(graph: Graph, context: Context) -> int:

@@ -21,7 +21,8 @@ def register(optimizer: Optimizer) -> None:
             raise meeting(what, held.description, optimizer.description)
     enter(OPTIMIZERS, "optimizer", optimizer.name, optimizer, lambda x: x.description)
     try:
-        table.register(optimizer.update)
+        for update in optimizer.updates:
+            table.register(update)
     except ValueError:
         del OPTIMIZERS[optimizer.name]
         raise

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onward.graph.graph import type_of
-from onward.graph.ops.optimizers.arithmetic import correction, one_less, scaled
+from onward.graph.ops.optimizers.adam_low import FORMS
+from onward.graph.ops.optimizers.adam_rule import adam
 from onward.graph.ops.optimizers.record import Group, Optimizer, setting, updated_types
 from onward.graph.ops.record import Op
 
@@ -43,27 +43,10 @@ class Adam:
     weight_decay: float = 0.0
 
 
-def _adam(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    """`p', m', v'`; all of p's type."""
+def _body(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    given = [x for x in inputs[:10] if x is not None]
     scale = inputs[10] if len(inputs) > 10 else None
-    p, g, m, v, lr, beta1, beta2, eps, decay, step = [x for x in inputs[:10] if x is not None]
-    dtype = type_of(p).dtype
-
-    def near(x: Value) -> Value:
-        """The scalar in the parameter's precision."""
-        return b.cast(x, dtype)
-
-    g = scaled(b, g, scale)
-    if attrs["decoupled"]:
-        p = b.Mul(p, near(one_less(b, b.Mul(lr, decay))))
-    else:
-        g = b.Add(g, b.Mul(p, near(decay)))
-    m = b.Add(b.Mul(m, near(beta1)), b.Mul(g, near(one_less(b, beta1))))
-    v = b.Add(b.Mul(v, near(beta2)), b.Mul(b.Mul(g, g), near(one_less(b, beta2))))
-    size = near(b.Div(lr, correction(b, beta1, step)))
-    root = near(b.Sqrt(correction(b, beta2, step)))
-    denominator = b.Add(b.Div(b.Sqrt(v), root), near(eps))
-    return [b.Sub(p, b.Mul(size, b.Div(m, denominator))), m, v]
+    return list(adam(b, given[:4], given[4:], scale, attrs["decoupled"]))
 
 
 _P = "f32[4,6]"
@@ -72,7 +55,7 @@ _SCALARS = ("f64[]",) * 5 + ("i64[]",)
 _UPDATE = Op(
     name="AdamUpdate",
     infer=updated_types(slots=2),
-    body=_adam,
+    body=_body,
     doc="p', m', v' of Adam (weight decay added to g) or, with decoupled=1, AdamW (p shrunk by "
     "lr * decay).",
     cases=tuple(
@@ -97,7 +80,13 @@ def _of(description: type[Any], decoupled: bool) -> Optimizer:
     name = description.__name__
     slots = ("exp_avg", "exp_avg_sq")
     return Optimizer(
-        description, f"torch.optim.{name}", _UPDATE, slots, _HYPERPARAMETERS, attributes
+        description,
+        f"torch.optim.{name}",
+        _UPDATE,
+        slots,
+        _HYPERPARAMETERS,
+        attributes,
+        forms=FORMS,
     )
 
 

@@ -7,7 +7,7 @@ settings to their values. Nothing here needs torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from onward.graph.ops.call import Call
@@ -20,6 +20,22 @@ Group: TypeAlias = Mapping[str, Any]
 def no_attributes(group: Group) -> dict[str, Any]:
     """`Optimizer.attributes` of an op without any."""
     return {}
+
+
+@dataclass(frozen=True)
+class StateForm:
+    """State in fewer bytes than the parameter has.
+
+    update: the record of its op, that of `Optimizer.update` with these tensors in the places of the
+    slots: `(p, g, tensor..., hyperparameter..., step, seed, scale) -> (p', tensor'...)`. tensors:
+    by name in the op's order, each with its type for a parameter's; those of one slot have its
+    name, or begin with it. drawn: whether the op draws: then `seed` i64[2] is there, and an
+    attribute `site`, a number of the parameter's own.
+    """
+
+    update: Op
+    tensors: dict[str, Callable[[Type], Type]]
+    drawn: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +55,7 @@ class Optimizer:
     counted: whether torch keeps a count of steps beside them. hyperparameters: the scalars in the
     op's order, each with how a group says it, so that a schedule may move it between updates.
     attributes: of the op, which a step graph is made of; a change means a new graph.
+    forms: how the state can be kept in fewer bytes, by the option's name of it.
     """
 
     description: type[Any]
@@ -49,6 +66,7 @@ class Optimizer:
     attributes: Callable[[Group], dict[str, Any]] = no_attributes
     kept: Callable[[Group], bool] = bool
     counted: bool = True
+    forms: Mapping[str, StateForm] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -57,6 +75,17 @@ class Optimizer:
     def slots_of(self, group: Group) -> tuple[str, ...]:
         """The state tensors that a parameter of the group has."""
         return self.slots if self.kept(group) else ()
+
+    def tensors(self, form: str, parameter: Type) -> dict[str, Type]:
+        """The tensors that hold the slots of a parameter, in a form ("": slot by slot)."""
+        if not form:
+            return dict.fromkeys(self.slots, parameter)
+        return {name: of(parameter) for name, of in self.forms[form].tensors.items()}
+
+    @property
+    def updates(self) -> list[Op]:
+        """The ops that update a parameter, whatever the form of its state."""
+        return [self.update, *(form.update for form in self.forms.values())]
 
     def values(self, group: Group) -> dict[str, float]:
         """The hyperparameters of a group. Raises KeyError, TypeError or ValueError where it lacks
@@ -78,4 +107,4 @@ def updated_types(slots: int) -> Callable[[Call], list[Type]]:
     return infer
 
 
-__all__ = ["Group", "Optimizer", "no_attributes", "setting", "updated_types"]
+__all__ = ["Group", "Optimizer", "StateForm", "no_attributes", "setting", "updated_types"]

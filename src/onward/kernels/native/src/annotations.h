@@ -10,3 +10,5 @@
 
 #define OF(count)  // so many numbers; without it, as many as the strides beside it reach
 #define OPTIONAL   // may be null
+
+using code_t = uint8_t;  // to Python a number, where uint8_t is a truth value

@@ -1,0 +1,49 @@
+"""One update of Adam or AdamW in standard ops, as the bodies of all its ops have it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import onnx_ir as ir
+
+from onward.graph.graph import type_of
+from onward.graph.ops.optimizers.arithmetic import correction, one_less, scaled
+
+if TYPE_CHECKING:
+    from onward.graph.build import Builder
+
+Value = ir.Value
+
+
+def adam(
+    b: Builder,
+    moving: Sequence[Value],
+    scalars: Sequence[Value],
+    scale: Value | None,
+    decoupled: bool,
+) -> tuple[Value, Value, Value]:
+    """`p', m', v'`; all of p's type. moving: p, g, m, v. scalars: lr, beta1, beta2, eps and weight
+    decay f64[], and the update's number i64[]. scale: of the gradient, where it is clipped."""
+    p, g, m, v = moving
+    lr, beta1, beta2, eps, decay, step = scalars
+    dtype = type_of(p).dtype
+
+    def near(x: Value) -> Value:
+        """The scalar in the parameter's precision."""
+        return b.cast(x, dtype)
+
+    g = scaled(b, g, scale)
+    if decoupled:
+        p = b.Mul(p, near(one_less(b, b.Mul(lr, decay))))
+    else:
+        g = b.Add(g, b.Mul(p, near(decay)))
+    m = b.Add(b.Mul(m, near(beta1)), b.Mul(g, near(one_less(b, beta1))))
+    v = b.Add(b.Mul(v, near(beta2)), b.Mul(b.Mul(g, g), near(one_less(b, beta2))))
+    size = near(b.Div(lr, correction(b, beta1, step)))
+    root = near(b.Sqrt(correction(b, beta2, step)))
+    denominator = b.Add(b.Div(b.Sqrt(v), root), near(eps))
+    return b.Sub(p, b.Mul(size, b.Div(m, denominator))), m, v
+
+
+__all__ = ["adam"]

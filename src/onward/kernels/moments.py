@@ -1,0 +1,96 @@
+"""Moments of less than f32 in torch's operators: numbers to what is kept of them, and back.
+
+The same as the bodies of `graph/ops/optimizers` (quantization.py, rounding.py), bit by bit.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+from onward.graph.ops.optimizers.quantization import BLOCK, SIGN, SIGNED, UNSIGNED, blocks
+from onward.graph.ops.optimizers.rounding import ROW
+from onward.graph.ops.random import M1, M2, SITE_A, SITE_B, SPREAD, WORD
+
+_MAPS = {True: SIGNED, False: UNSIGNED}
+
+
+@cache
+def _values(signed: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """f[256], by code."""
+    return torch.from_numpy(_MAPS[signed].values).to(device, dtype)
+
+
+@cache
+def _levels(signed: bool, device: torch.device) -> torch.Tensor:
+    """f32[5,9]: before the decades a column for what is less than all of them."""
+    levels = torch.from_numpy(_MAPS[signed].levels)
+    return torch.cat([torch.zeros(5, 1), levels], dim=1).to(device)
+
+
+def dequantized(
+    codes: torch.Tensor, absmax: torch.Tensor, signed: bool, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """The numbers of codes u8[*] with the largest of each block, f[blocks]; of the codes' shape."""
+    values = _values(signed, dtype, codes.device)[codes.reshape(-1).long()]
+    return (
+        _by_block(values).mul_(absmax.to(dtype)[:, None]).view(-1)[: codes.numel()].view_as(codes)
+    )
+
+
+def quantized(x: torch.Tensor, signed: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes u8 of x's shape, and the largest of each block of 256, of x's dtype."""
+    rows = _by_block(x.reshape(-1))
+    absmax = rows.abs().amax(1) + (rows * 0.0).sum(1)
+    there = (absmax > 0.0)[:, None]
+    share = rows.abs() / torch.where(there, absmax[:, None], 1.0)
+    share = torch.where(there, share, 0.0).float()
+    start, low, rate, first, last = _levels(signed, x.device)
+    level = torch.searchsorted(start[1:].contiguous(), share, right=True)
+    steps = (share - low[level]).clamp_(min=0.0).mul_(rate[level]).floor_()
+    codes = torch.minimum(steps.add_(first[level]), last[level]).to(torch.uint8)
+    if signed:
+        codes += ((rows < 0.0) & (codes > 0)) * SIGN
+    return codes.view(-1)[: x.numel()].view(x.shape), absmax
+
+
+def _by_block(flat: torch.Tensor) -> torch.Tensor:
+    """`[blocks, 256]`, zeros behind the last number."""
+    room = blocks(flat.numel()) * BLOCK - flat.numel()
+    return torch.nn.functional.pad(flat, (0, room)).view(-1, BLOCK)
+
+
+def _mix(x: torch.Tensor) -> torch.Tensor:
+    """The generator's finaliser, on words of 32 bits in i64."""
+    x = ((x ^ (x >> 16)) * M1) & WORD
+    x = ((x ^ (x >> 15)) * M2) & WORD
+    return x ^ (x >> 15)
+
+
+def words(seed: torch.Tensor, site: int, start: int, count: int) -> torch.Tensor:
+    """32 random bits in i64 for each of `count` elements of a parameter from `start` on."""
+    place = torch.arange(start, start + count, device=seed.device)
+    rows = torch.arange(start // ROW, -(-(start + count) // ROW), device=seed.device)
+    keys: list[torch.Tensor] = []
+    for chain, spread in enumerate((SITE_A, SITE_B)):
+        key = _mix(_mix(seed[chain] ^ ((site * spread) & WORD)) ^ (rows & WORD))
+        keys.append(key[place // ROW - start // ROW])
+    first, second = keys
+    h = ((place % ROW) * SPREAD + first) & WORD
+    h = ((h ^ (h >> 16)) * M1) & WORD
+    h = (((h ^ second) ^ ((h ^ second) >> 15)) * M2) & WORD
+    return h ^ (h >> 15)
+
+
+def rounded(x: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
+    """x to bf16, away from zero where `draw`, integers below 2^16, reaches over the next number.
+    What is not finite stays."""
+    single = x.float().contiguous()
+    bits = single.view(torch.int32)
+    upper = (bits + draw.to(torch.int32)) >> 16
+    by_chance = upper.to(torch.int16).view(torch.bfloat16)
+    return torch.where(single.isfinite(), by_chance, single.to(torch.bfloat16))
+
+
+__all__ = ["dequantized", "quantized", "rounded", "words"]
