@@ -26,14 +26,14 @@ QUICK = "flash_attention,native kernels,own BLAS"
 
 def main() -> int:
     """Run the benchmark; see the module's text."""
-    line = CommandLine(__doc__, budget=1800.0, cases=True, threads=True)
+    line = CommandLine(__doc__, budget=1800.0, cases=True, precision=True, threads=True)
     line.add_argument("--parts", default="", help="comma-separated; default: all, or --quick's")
     line.add_argument("--rounds", type=int, default=0, help="turns of each variant; default: 5")
     line.add_argument("--group", type=int, default=4, help="variants alive at once")
     options = line.read()
     asked = options.parts or (QUICK if options.quick else "")
     parts = line.names("part", asked, variants())
-    chosen = cases.chosen(cases.CPU, options.cases, options.quick)
+    chosen = cases.chosen(cases.CPU, options.cases, options.quick, options.precision)
     clock = Clock(options.budget)
     effort = settings(parts, options.rounds, options.group, options.threads, options.quick)
     report, path = run(chosen, effort, clock, writer(options, "ablation"))

@@ -9,7 +9,13 @@ with warm-up and linear decay, dropout 0.1. Every model is evaluated by eager Py
 not trained on: the mean loss in nats per token. Exit status 1: the mean over seeds differs from
 eager's by more than 0.5 %.
 
-Then the same run without dropout, step by step: eager and Onward in fp32, each against eager in
+    python benchmarks/convergence.py --precision bf16
+
+trains in mixed precision too: eager under `torch.autocast`, `onward.Trainer` and an accelerated
+model under autocast, beside eager in fp32. Exit status 1: the mean of one of Onward's is above
+fp32's by more than 0.3 %, or above autocast's by more than 0.2 %.
+
+In fp32 the same run follows without dropout, step by step: eager and Onward, each against eager in
 fp64. AdamW divides by the root of a gradient's square, so that rounding in small gradients grows to
 differences in the loss; the fp64 run says whose rounding it was.
 
@@ -40,6 +46,7 @@ def main() -> int:
     line.add_argument("--text", type=Path, help="training text; default: pydoc's topics")
     line.add_argument("--eval", type=Path, help="held-out text; default: the end of --text")
     line.add_argument("--seeds", type=int, default=0, help="default: 3, with --quick 1")
+    line.add_argument("--precision", choices=["bf16", "fp16"], help="default: fp32 alone")
     line.add_argument("--steps", type=int, default=0, help="AdamW steps of a run; default: 200")
     options = line.read()
     if options.eval is not None and options.text is None:
@@ -55,7 +62,8 @@ def main() -> int:
     except (OSError, UnicodeDecodeError) as error:
         line.error(f"{error}; fix: a UTF-8 text file for --text and --eval")
     seeds = options.seeds or (1 if options.quick else 3)
-    report, path = run(size, data, seeds, clock, writer(options, "convergence"))
+    name = f"convergence-{options.precision}" if options.precision else "convergence"
+    report, path = run(size, data, seeds, clock, writer(options, name), options.precision)
     finished(table(report), path, clock)
     return int(not agrees(report))
 

@@ -22,7 +22,7 @@ from suite import cases
 from suite.cli import CommandLine, finished, writer
 from suite.engines import ENGINES, named
 from suite.largest import LIMIT, QUICK_LIMIT
-from suite.losses import Tolerance, failed
+from suite.losses import Tolerance, exact_in, failed
 from suite.measurement import Effort
 from suite.progress import Clock
 from suite.step_benchmark import Extras, run_cpu
@@ -31,7 +31,7 @@ from suite.step_report import table
 
 def main() -> int:
     """Run the benchmark; see the module's text."""
-    line = CommandLine(__doc__, budget=1500.0, cases=True, threads=True)
+    line = CommandLine(__doc__, budget=1500.0, cases=True, precision=True, threads=True)
     line.add_argument("--steps", type=int, default=0, help="timed steps per round and engine")
     line.add_argument("--rounds", type=int, default=0, help="turns of each engine; default: 5")
     line.add_argument(
@@ -48,11 +48,11 @@ def main() -> int:
                 rounds=options.rounds or (2 if quick else 5),
                 steps=options.steps or cases.STEPS[case.model],
                 warmup=2,
-                tolerance=Tolerance(level=0.02),
+                tolerance=Tolerance(level=0.02, **exact_in(case.precision)),
                 exact_steps=5,
             ),
         )
-        for case in cases.chosen(cases.CPU, options.cases, quick)
+        for case in cases.chosen(cases.CPU, options.cases, quick, options.precision)
     ]
     extras = Extras(
         limit_seconds=3.0 if quick else 45.0,

@@ -18,7 +18,7 @@ import sys
 from suite import cases
 from suite.cli import CommandLine, finished, writer
 from suite.engines import ENGINES, named
-from suite.losses import Tolerance, failed
+from suite.losses import Tolerance, exact_in, failed
 from suite.measurement import Effort
 from suite.progress import Clock
 from suite.step_benchmark import Extras, run_cpu
@@ -29,7 +29,7 @@ _ENGINES = ("eager", "compile", "onward", "onward-module")
 
 def main() -> int:
     """Run the benchmark; see the module's text."""
-    line = CommandLine(__doc__, budget=2400.0, cases=True, threads=True)
+    line = CommandLine(__doc__, budget=2400.0, cases=True, precision=True, threads=True)
     line.add_argument("--steps", type=int, default=0, help="timed steps per round and engine")
     line.add_argument("--rounds", type=int, default=0, help="turns of each engine; default: 5")
     line.add_argument(
@@ -45,11 +45,11 @@ def main() -> int:
                 rounds=options.rounds or (2 if quick else 5),
                 steps=options.steps or cases.STEPS[case.model],
                 warmup=1,
-                tolerance=Tolerance(level=0.1),
+                tolerance=Tolerance(level=0.1, **exact_in(case.precision)),
                 exact_steps=3,
             ),
         )
-        for case in cases.chosen(cases.FAMILIES, options.cases, quick)
+        for case in cases.chosen(cases.FAMILIES, options.cases, quick, options.precision)
     ]
     extras = Extras(limit_seconds=2.0 if quick else 12.0, search_seconds=0.0, search_bytes=0)
     clock = Clock(options.budget)

@@ -3,12 +3,12 @@
     python benchmarks/mixed_precision.py           # half an hour on two cores
     python benchmarks/mixed_precision.py --quick   # tiny models: does the script work?
 
-Peers run under `torch.autocast("cpu", torch.bfloat16)`, Onward with `mixed_precision="bf16"`, and
-once more in fp32. Each engine has its own process, they take turns over the same batches, and a
-fresh model without dropout takes a few steps whose losses are compared one by one with those of
-eager under autocast, within what bf16 rounds. A processor without AVX512-BF16 or AMX computes the
-same and is slow. Exit status 1: an engine failed or losses disagree. Results are written after
-every case.
+Peers run under `torch.autocast("cpu", torch.bfloat16)`, and so does an accelerated model; Onward's
+Trainer has `mixed_precision="bf16"`, and runs once more in fp32. Each engine has its own process,
+they take turns over the same batches, and a fresh model without dropout takes a few steps whose
+losses are compared one by one with those of eager under autocast, within what bf16 rounds. A
+processor without AVX512-BF16 or AMX computes the same and is slow. Exit status 1: an engine failed
+or losses disagree. Results are written after every case.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import sys
 from suite import cases
 from suite.cli import CommandLine, finished, writer
 from suite.engines import ENGINES, FP32, named
-from suite.losses import Tolerance, failed
+from suite.losses import Tolerance, exact_in, failed
 from suite.measurement import Effort
 from suite.progress import Clock
 from suite.step_benchmark import Extras, run_cpu
 from suite.step_report import table
 
-_PEERS = ("eager", "eager-tuned", "compile", "compile-tuned", "onward")
+_PEERS = ("eager", "eager-tuned", "compile", "compile-tuned", "onward", "onward-module")
 _ENGINES = {**{name: ENGINES[name] for name in _PEERS}, FP32.name: FP32}
 
 
@@ -46,7 +46,7 @@ def main() -> int:
                 rounds=options.rounds or (2 if quick else 3),
                 steps=options.steps or cases.STEPS[case.model],
                 warmup=2,
-                tolerance=Tolerance(level=0.1, exact=5e-3, relative=True),
+                tolerance=Tolerance(level=0.1, **exact_in(case.precision)),
                 exact_steps=3,
             ),
         )

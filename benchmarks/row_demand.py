@@ -39,7 +39,7 @@ from suite.row_run import Run
 def main() -> int:
     """Run the benchmark; see the module's text."""
     every = engines()
-    line = CommandLine(__doc__, budget=3000.0, cases=True, threads=True)
+    line = CommandLine(__doc__, budget=3000.0, cases=True, precision=True, threads=True)
     line.add_argument(
         "--parts", default="", help=f"comma-separated; default: all of {', '.join(PARTS)}"
     )
@@ -67,7 +67,7 @@ def main() -> int:
         rounds=options.rounds,
         steps=options.steps,
         threads=options.threads,
-        cases=cases.chosen(cases.PADDED, options.cases, options.quick),
+        cases=cases.chosen(cases.PADDED, options.cases, options.quick, options.precision),
     )
     for name in names:
         PARTS[name](run)

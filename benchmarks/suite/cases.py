@@ -72,9 +72,19 @@ FAMILIES = (
     Case("mixture of experts", "qwen3_moe", batch=4, tokens=256, dropout=0.0),
 )  # fmt: skip
 
+
+def in_precision(case: Case, precision: str) -> Case:
+    """The same in another precision, where one is named."""
+    if precision in ("", case.precision):
+        return case
+    name = case.name.removesuffix(", bf16")
+    name = name if precision == "fp32" else f"{name}, {precision}"
+    return replace(case, name=name, precision=precision)
+
+
 # A model of each kind, in bfloat16.
 MIXED = tuple(
-    replace(case, name=f"{case.name}, bf16", precision="bf16")
+    in_precision(case, "bf16")
     for case in (*CPU, *PADDED[:2], *FAMILIES)
     if case.name in (
         "GPT-2, 4 layers", "Llama", "BERT MLM, padded", "two towers, padded",
@@ -104,7 +114,9 @@ STEPS: Mapping[str, int] = {
 }
 
 
-def chosen(cases: Sequence[Case], part: str = "", quick: bool = False) -> list[Case]:
+def chosen(
+    cases: Sequence[Case], part: str = "", quick: bool = False, precision: str = ""
+) -> list[Case]:
     """The cases whose name contains `part`, or else one of its parts between commas; `quick`: their
     tiny forms, one where none is named.
 
@@ -118,6 +130,7 @@ def chosen(cases: Sequence[Case], part: str = "", quick: bool = False) -> list[C
         names = ", ".join(case.name for case in cases)
         print(f"no such case: {part}; there are {names}", file=sys.stderr)
         raise SystemExit(2)
+    found = [in_precision(case, precision) for case in found]
     if not quick:
         return found
     return [case.tiny() for case in (found if part else found[:1])]

@@ -21,7 +21,8 @@ class CommandLine(argparse.ArgumentParser):
 
     about: the script's docstring, whose first line is shown by --help. budget: seconds after which
     nothing new starts, by default; None where a script takes no budget. cases: whether it has
-    cases to choose from. threads: whether the number of torch's threads can be chosen.
+    cases to choose from; precision: in fp32 or in bf16. threads: whether the number of torch's
+    threads can be chosen.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class CommandLine(argparse.ArgumentParser):
         *,
         budget: float | None = None,
         cases: bool = False,
+        precision: bool = False,
         threads: bool = False,
         quick: str = "a tiny model, to try the script",
     ) -> None:
@@ -48,6 +50,11 @@ class CommandLine(argparse.ArgumentParser):
             self.add_argument(
                 "--cases", default="", help="only cases whose name contains this, or one of these"
             )
+        if precision:
+            self.add_argument(
+                "--precision", choices=["fp32", "bf16"], default="",
+                help="of every engine, peers under autocast; default: as the cases say",
+            )  # fmt: skip
         if threads:
             self.add_argument(
                 "--threads", type=int, default=0, help="torch threads; default: torch's"
@@ -69,7 +76,8 @@ class CommandLine(argparse.ArgumentParser):
 
 def writer(options: argparse.Namespace, name: str) -> Writer:
     """Where a script's results go."""
-    return Writer(options.out, name, options.quick)
+    low = getattr(options, "precision", "") == "bf16"
+    return Writer(options.out, f"{name}-bf16" if low else name, options.quick)
 
 
 def finished(text: str, path: Path, clock: Clock) -> None:

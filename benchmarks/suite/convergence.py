@@ -51,6 +51,14 @@ QUICK = Size(2, 32, 2, 256, batch=4, tokens=32, steps=12, warmup=4, eval_batches
 # The last is eager once more with other masks: what masks alone do.
 ENGINES = ("eager", "onward", "eager, other masks")
 DOUBLE = "eager, fp64"
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def engines_in(precision: str | None) -> tuple[str, ...]:
+    """Those that are compared; of a precision each says it after a comma."""
+    if precision is None:
+        return ENGINES
+    return ("eager", *(f"{name}, {precision}" for name in ("eager", "onward", "accelerated")))
 
 
 def trained(engine: str, seed: int, size: Size, data: Data) -> dict[str, Any]:
@@ -64,13 +72,23 @@ def trained(engine: str, seed: int, size: Size, data: Data) -> dict[str, Any]:
         attn_pdrop=size.dropout, bos_token_id=0, eos_token_id=0, use_cache=False,
     )  # fmt: skip
     model = GPT2LMHeadModel(config).train()
+    name, _, precision = engine.partition(", ")
     if engine == DOUBLE:
         model.double()
+    autocast = torch.autocast(
+        "cpu", LOW.get(precision, torch.bfloat16), enabled=precision in LOW and name != "onward"
+    )
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16" and name != "onward")
     optimizer = torch.optim.AdamW(model.parameters(), lr=size.learning_rate)
     before = evaluated(model, data, size)
     order = torch.Generator().manual_seed(1000 + seed)
     torch.manual_seed(seed + (7000 if "other masks" in engine else 5000))
-    trainer = onward.Trainer(model, optimizer) if engine == "onward" else None
+    trainer = None
+    if name == "onward":
+        mixed = precision if precision in LOW else "no"
+        trainer = onward.Trainer(model, optimizer, options={"mixed_precision": mixed})
+    elif name == "accelerated":
+        onward.accelerate(model, strict=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
         lambda step: min(
@@ -85,9 +103,11 @@ def trained(engine: str, seed: int, size: Size, data: Data) -> dict[str, Any]:
             loss = trainer.train_step(input_ids=ids, labels=ids).loss
         else:
             optimizer.zero_grad(set_to_none=True)
-            loss = model(input_ids=ids, labels=ids).loss
-            loss.backward()
-            optimizer.step()
+            with autocast:
+                loss = model(input_ids=ids, labels=ids).loss
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
         schedule.step()
         losses.append(float(loss.detach()))
         if (step + 1) % 50 == 0:
@@ -104,7 +124,7 @@ def evaluated(model: torch.nn.Module, data: Data, size: Size) -> float:
     """Mean loss on the held-out windows, by eager PyTorch, without dropout."""
     model.eval()
     total, count = 0.0, 0
-    with torch.no_grad():
+    with torch.no_grad(), onward.eager():
         for ids in data.evaluation_batches(size.eval_batches, size.batch, size.tokens):
             total += float(model(input_ids=ids, labels=ids).loss) * len(ids)
             count += len(ids)
@@ -146,26 +166,28 @@ def compared(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[
 
 
 def run(
-    size: Size, data: Data, seeds: int, clock: Clock, write: Writer
+    size: Size, data: Data, seeds: int, clock: Clock, write: Writer, precision: str | None = None
 ) -> tuple[dict[str, Any], Path]:
     """The report, written after every run."""
+    engines = engines_in(precision)
     report = started("Training to the same loss") | {
         "size": asdict(size),
         "data": {"source": data.source, "train": len(data.train), "unknown": data.unknown},
-        "runs": {engine: [] for engine in ENGINES}, "compared": {}, "exact": {}, "skipped": [],
+        "runs": {engine: [] for engine in engines}, "compared": {}, "exact": {}, "skipped": [],
+        "precision": precision,
     }  # fmt: skip
     path = write.folder
     for seed in range(seeds):
         if clock.over():
             report["skipped"].append(seed)
             continue
-        for engine in ENGINES:
+        for engine in engines:
             made = trained(engine, seed, size, data)
             report["runs"][engine].append(made)
             say(f"{engine}, seed {seed}: evaluation loss {made['eval_loss']:.4f}")
             report["compared"] = compared(report["runs"])
             path = write(report, table(report))
-    if not clock.over():
+    if precision is None and not clock.over():
         report["exact"] = step_by_step(size, data)
         path = write(report, table(report))
     return report, path

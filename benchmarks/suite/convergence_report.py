@@ -10,12 +10,33 @@ from typing import Any
 from suite.report import heading, markdown
 
 TOLERANCE = 0.005  # of the mean evaluation loss, relative
+# the same in mixed precision: from fp32's, and above autocast's
+FROM_FP32, ABOVE_AUTOCAST = 0.003, 0.002
 
 
 def agrees(report: Mapping[str, Any]) -> bool:
     """Whether Onward has runs and its mean is within the tolerance; a NaN is not."""
+    precision = report.get("precision")
+    if precision:
+        own, eager = (
+            [report["compared"].get(f"{name}, {precision}") for name in names]
+            for names in (("onward", "accelerated"), ("eager",))
+        )
+        if None in own or None in eager:
+            return False
+        return all(
+            abs(found["mean_difference"]) <= FROM_FP32
+            and found["mean"] <= eager[0]["mean"] * (1 + ABOVE_AUTOCAST)
+            for found in own
+        )
     found = report["compared"].get("onward")
     return found is not None and abs(found["mean_difference"]) <= TOLERANCE
+
+
+def _tolerance(report: Mapping[str, Any]) -> str:
+    if report.get("precision"):
+        return f"within {FROM_FP32:.1%} of fp32's mean, {ABOVE_AUTOCAST:.1%} above autocast's"
+    return f"tolerance {TOLERANCE:.1%} of the mean"
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -51,7 +72,7 @@ def table(report: Mapping[str, Any]) -> str:
         f"{data['unknown']:.1%} of the evaluation text unknown.", "",
         *markdown(head, rows), "",
         f"Mean evaluation loss; {start:.4f} before training. Onward and eager {verdict} "
-        f"(tolerance {TOLERANCE:.1%} of the mean).",
+        f"({_tolerance(report)}).",
     ]  # fmt: skip
     if report["exact"]:
         rows = [

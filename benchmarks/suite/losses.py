@@ -24,6 +24,11 @@ class Tolerance:
     relative: bool = False
 
 
+def exact_in(precision: str) -> dict[str, Any]:
+    """`exact` and `relative` in a precision, where a benchmark has no others: bf16 has 8 bits."""
+    return {"exact": 5e-3, "relative": True} if precision == "bf16" else {}
+
+
 def checked(
     results: Mapping[str, dict[str, Any]], exact: Mapping[str, list[float]], tolerance: Tolerance
 ) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import onward
 from suite.batches import shares
 from suite.cases import STEPS
-from suite.losses import Tolerance, compare, failed, wrong
+from suite.losses import Tolerance, compare, exact_in, failed, wrong
 from suite.measurement import Effort, measure
 from suite.passes import ROW_DEMAND
 from suite.progress import say
@@ -49,7 +49,10 @@ def headline(run: Run) -> None:
             steps=run.steps or STEPS[case.model],
             warmup=2,
             exact_steps=3,
-            tolerance=Tolerance(level=run.level(case), exact=1e-5, relative=True),
+            tolerance=Tolerance(
+                level=run.level(case),
+                **{"exact": 1e-5, "relative": True, **exact_in(case.precision)},
+            ),
         )
         chosen = dict(run.engines)
         if case.model != "bert_padded":
@@ -131,7 +134,7 @@ def grid(run: Run) -> None:
         rounds=run.rounds or 2,
         steps=run.steps or 2,
         warmup=1,
-        tolerance=Tolerance(level=run.level(base)),
+        tolerance=Tolerance(level=run.level(base), **exact_in(base.precision)),
         keep=True,
     )
     with processes(run.chosen("eager", "compile", "onward"), "cpu", run.threads) as remotes:

@@ -225,6 +225,19 @@ def test_convergence(tmp_path: Path) -> None:
     assert max(report["exact"]["onward"]) < 1e-4
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_convergence_in_mixed_precision(tmp_path: Path, precision: str) -> None:
+    found = run(tmp_path, "convergence", "--quick", "--precision", precision)
+    report = found.report(f"convergence-{precision}")
+    low = [f"{name}, {precision}" for name in ("eager", "onward", "accelerated")]
+    assert list(report["runs"]) == ["eager", *low]
+    for name in low:
+        (made,) = report["runs"][name]
+        assert made["eval_loss"] < made["before"]
+        assert made["train_losses"] != report["runs"]["eager"][0]["train_losses"]
+
+
 # ---- single questions
 
 
