@@ -18,6 +18,7 @@ import torch
 from onward.config import OnwardError, TrainerOptions, read_names
 from onward.execute import Executable, Memory
 from onward.extend import load_plugins
+from onward.kernels import host
 from onward.plan import Plan
 from onward.train.arguments import (
     check_arguments,
@@ -34,6 +35,7 @@ from onward.train.guards import refuse_optimizer_hooks
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
 from onward.train.optim import Optimizer, to_torch
+from onward.train.precision import policy_of
 from onward.train.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.train.prepared_steps import LossFunction, PreparedSteps, Step
 from onward.train.report import Report, as_html
@@ -206,7 +208,8 @@ class Trainer:
 
     @exclusive
     def verify(self, *args: Any, bisect: bool = False, **kwargs: Any) -> Verification:
-        """Compares loss and gradients with eager PyTorch and stock onnxruntime; changes nothing."""
+        """Compares loss and gradients with eager PyTorch and stock onnxruntime; changes nothing.
+        Mixed precision is compared with `torch.autocast` as well."""
         return self._compare(self._bind(args, kwargs), bisect)
 
     @exclusive
@@ -279,10 +282,11 @@ class Trainer:
     def _compare(self, batch: Batch, bisect: bool) -> Verification:
         groups = self.optimizer.param_groups
         trained = {id(p) for g in groups for p in g["params"] if p.requires_grad}
-        disable = tuple(self.options.disable)
+        disable, regions = tuple(self.options.disable), not self.options.strict
+        policy = policy_of(self.options, host(self.device.type))
         with training_mode(self.model, training=True):
             return verify_step(
-                self.model, batch, self.loss_fn, trained, bisect, disable, not self.options.strict
+                self.model, batch, self.loss_fn, trained, bisect, disable, regions, policy
             )
 
     def _run(
