@@ -155,6 +155,6 @@ def test_the_law_in_numbers() -> None:
     exact = torch.tensor([3.0, 4.0], dtype=torch.float64)  # norm 5
     eager = exact + torch.tensor([0.0, 0.5])
     law = mixed(torch.bfloat16)
-    assert law.allowed(eager, exact) == pytest.approx(1.0 + 5e-7)
+    assert law.allowed(eager, exact) == pytest.approx(1.5 + 5e-7)
     assert law.allowed(exact[0], exact[0]) == pytest.approx(3.0 * 2.0**-11)
     assert mixed(torch.float16).roundoff == 2.0**-11

@@ -59,7 +59,7 @@ class Draws:
         """The law, eager's distance taken to be at least typical: who rounds in another order is
         not held to where eager happens to be exact."""
         norm, eager, ours = np.sqrt(self._squares[name] / self.runs)
-        allowed = 2.0 * max(eager, self.typical * norm) + self._floors[name] * norm
+        allowed = self.law.times * max(eager, self.typical * norm) + self._floors[name] * norm
         allowed = max(allowed, self.zero.get(name, 0.0))
         return Row(engine, name, float(ours), float(allowed), self.runs)
 
