@@ -134,10 +134,10 @@ def test_the_option_raises_before_the_first_update(monkeypatch: Patch) -> None:
         model, onward.optim.AdamW(), options={"mixed_precision": "bf16", "verify": True}
     )
     with pytest.raises(OnwardError, match=r"verification failed on the first batch"):
-        trainer.train_step(**batch())
+        trainer.train_step(batch())
     assert all(torch.equal(p, q) for p, q in zip(model.parameters(), kept, strict=True))
     plain = onward.Trainer(gpt2(layers=1), onward.optim.AdamW(), verify=True)
-    assert plain.train_step(**batch()).updated
+    assert plain.train_step(batch()).updated
 
 
 def test_modules_kept_in_fp32_are_nearer_than_autocast() -> None:

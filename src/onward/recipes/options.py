@@ -87,6 +87,9 @@ class FinetuneConfig:
     bf16: bool = option(
         False, "mixed precision: products in bfloat16, weights and optimizer state in fp32"
     )
+    export_dtype: Literal["float32", "float16", "bfloat16"] = option(
+        "float32", "element type of products and their weights in the model.onnx that is written"
+    )
     dropout: float | None = option(
         None, "every dropout probability of the model, 0 to below 1; null: the model's own"
     )

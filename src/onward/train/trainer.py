@@ -34,6 +34,7 @@ from onward.train.export import export_onnx
 from onward.train.guards import refuse_optimizer_hooks
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
+from onward.train.low_export import read_dtype
 from onward.train.optim import Optimizer, to_torch
 from onward.train.precision import policy_of
 from onward.train.prepared_batch import OutputRequest, PreparedBatch, scalars
@@ -244,18 +245,20 @@ class Trainer:
         return self._last_run().profile()
 
     @exclusive
-    def export_onnx(self, path: str | Path, batch: Any = None) -> Path:
+    def export_onnx(self, path: str | Path, batch: Any = None, dtype: str = "float32") -> Path:
         """Writes the model's forward (evaluation mode, no labels, symbolic sizes) with its weights.
 
-        The batch (default: the last one seen) only says which inputs there are.
+        The batch (default: the last one seen) only says which inputs there are. dtype: "float16" or
+        "bfloat16" write products and their weights in that type, inputs and outputs stay float32.
         """
+        kind = read_dtype(dtype)
         example = self._example if batch is None else self._bind((batch,), {})
         if example is None:
             raise OnwardError(
                 "export_onnx needs an example batch; fix: run a step first, or pass batch="
             )
         with training_mode(self.model, training=False):
-            return export_onnx(self.model, example, Path(path))
+            return export_onnx(self.model, example, Path(path), kind)
 
     # ---- the parts of a step
 
