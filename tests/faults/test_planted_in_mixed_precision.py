@@ -82,7 +82,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
     "a cast's gradient": (gradient("Cast", scaled(0, 1.05)), "differentiate"),
     "a cast without gradient": (gradient("Cast", lambda *_: [None]), "differentiate"),
     "another activation": (
-        after_casts(attribute("BiasActivation", "activation", "relu")), "precision-planted"
+        after_casts(attribute("BiasActivation", "activation", "relu")), "differentiate"
     ),
     "attention's scale": (
         after_casts(attribute("FlashAttention", "scale", lambda x: x * 8)), "differentiate"
