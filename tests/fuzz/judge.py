@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,7 +110,7 @@ def _against(
         ours = ours_of(case, defined, variant)
     except Exception as error:
         return _raised(error, variant, 0)
-    last = Moment(state=ours.state())
+    last, said = Moment(state=ours.state()), _sizes(exact)
     by_hand = variant.get("loop") == "module"  # where a step that fails is the user's own matter
     for i, action in enumerate(case["history"]):
         one, two = eager[i], exact[i]
@@ -145,7 +146,7 @@ def _against(
         ):
             return Verdict("nan", "eager is not finite", "nan")
         else:
-            worst = _differs(moment, one, two, start, bounds)
+            worst = _differs(moment, one, two, start, bounds, said)
             if worst:
                 what = worst.split()[0]
                 return Verdict(
@@ -166,12 +167,20 @@ def _unread(case: Case, variant: dict[str, Any], at: int) -> bool:
 
 
 def _differs(
-    ours: Moment, eager: Moment, exact: Moment, start: Tensors, bounds: Bounds = FP32
+    ours: Moment,
+    eager: Moment,
+    exact: Moment,
+    start: Tensors,
+    bounds: Bounds = FP32,
+    sizes: Mapping[str, float] | None = None,
 ) -> str:
+    """sizes: of what is said, over the whole history; rounding of terms that cancel in one step is
+    small beside another's."""
     for name, x in exact.said.items():
         if name not in ours.said:
             return f"{name} is missing"
-        if text := _distance(name, ours.said[name], eager.said[name], x, x, bounds=bounds):
+        noise = TINY if bounds is FP32 else bounds.noise * (sizes or {}).get(name, 0.0)
+        if text := _distance(name, ours.said[name], eager.said[name], x, x, noise, bounds):
             return text
     largest: dict[str, float] = {}
     for name, x in exact.state.items():
@@ -191,6 +200,15 @@ def _differs(
         if name not in exact.state and not name.startswith("step") and x.count_nonzero():
             return f"{name} is not in eager"
     return ""
+
+
+def _sizes(moments: Iterable[Moment]) -> dict[str, float]:
+    """The largest norm of what is said, by name."""
+    found: dict[str, float] = {}
+    for moment in moments:
+        for name, x in moment.said.items():
+            found[name] = max(found.get(name, 0.0), float(x.double().norm()))
+    return found
 
 
 def _distance(
