@@ -92,7 +92,7 @@ FAULTS: dict[str, tuple[Callable[[Patch], None], str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", FAULTS)
 def test_fault_is_found_by_autocast_alone(name: str, monkeypatch: Patch) -> None:
     plant, stage = FAULTS[name]
@@ -149,6 +149,27 @@ def test_modules_kept_in_fp32_are_nearer_than_autocast() -> None:
     ]
     assert report.ok
     assert norm < 1e-3
+
+
+def test_what_autocast_cannot_run_is_told_in_one_line() -> None:
+    class Masked(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            scores = self.inner(x).masked_fill(x > 1, torch.finfo(torch.float32).min)
+            return torch.softmax(scores, -1).square().sum()
+
+    x, model = torch.randn(4, 8), Masked()
+    options = {"mixed_precision": "bf16"}
+    trainer = onward.Trainer(model, onward.optim.AdamW(), options=options)
+    with pytest.raises(
+        OnwardError, match=r"cannot run the model .*; fix: verify with mixed"
+    ) as told:
+        trainer.verify(x)
+    assert "\n" not in str(told.value)
+    assert trainer.train_step(x).updated
 
 
 def test_the_law_in_numbers() -> None:

@@ -59,7 +59,7 @@ def with_gradients(model: Any, data: Tensors, policy: Policy) -> tuple[Compiled,
     return made, graph
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @EACH_LOW
 @EACH_MODEL
 def test_loss_and_gradients_are_as_near_as_autocast(name: str, low: DType) -> None:
@@ -78,7 +78,7 @@ DROPPED = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", DROPPED)
 def test_onward_rounds_where_the_graph_says(name: str) -> None:
     """Nothing but the order of fp32 sums is Onward's own, and now and then a rounding that it turns

@@ -113,7 +113,7 @@ def changes(model: Any, parts: list[Tensors], clip: float | None, low: bool, wid
     return {n: -p.grad.double() for n, p in twin.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("kind", MAKERS)
 def test_accumulated_gradients_are_as_near_as_autocast(kind: str, options: str) -> None:

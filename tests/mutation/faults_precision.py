@@ -115,7 +115,7 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "verify: eager PyTorch is not under autocast", "train/verify/engines.py",
-        "return torch.autocast(self._device, self.low)", "return nullcontext()", LOW_VERIFIED,
+        "with torch.autocast(self._device, self.low):", "with torch.enable_grad():", LOW_VERIFIED,
     ),
     Fault(
         "verify: fp32's run stands for autocast's", "train/verify/engines.py",

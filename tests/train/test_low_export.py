@@ -57,7 +57,7 @@ def run(path: Path, dtype: str, feeds: dict[str, np.ndarray]) -> torch.Tensor:
     return torch.from_numpy(np.asarray(y))
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(4)
 @EACH_LOW
 @pytest.mark.parametrize("name", MODELS)
 def test_a_low_file_is_as_near_as_autocast(name: str, dtype: str, tmp_path: Path) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from onward.capture import CapturedModule
 from onward.capture.effects import keeping_buffers
 from onward.capture.flat_call import name_outputs
 from onward.compile import Compiler
+from onward.config import OnwardError
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, type_of
@@ -217,7 +218,7 @@ class Engines:
         with torch.no_grad():
             for name, value in (weights or {}).items():
                 copies[self._paths[name]].copy_(value)
-        with NoDropout(), InDouble() if exact else self._autocast():
+        with NoDropout(), self._precision(exact):
             args, kwargs, target = pytree.tree_map(cast, self._batch.given)
             outputs = model(*args, **kwargs)
             if loss_fn is not None:
@@ -234,10 +235,25 @@ class Engines:
         }
         return {n: t.double().cpu() for n, t in found.items()}
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.low is None:
-            return nullcontext()
-        return torch.autocast(self._device, self.low)
+    @contextmanager
+    def _precision(self, exact: bool) -> Iterator[None]:
+        """Within it, eager PyTorch runs in fp64, or in the precision of the step. Raises
+        OnwardError where autocast cannot run the model."""
+        if exact:
+            with InDouble():
+                yield
+        elif self.low is None:
+            yield
+        else:
+            try:
+                with torch.autocast(self._device, self.low):
+                    yield
+            except (RuntimeError, TypeError, ValueError) as error:
+                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise OnwardError(
+                    f"{self.eager_name} cannot run the model ({said}), so that there is nothing to "
+                    "compare its mixed precision with; fix: verify with mixed_precision='no'"
+                ) from error
 
     def _written(self, model: torch.nn.Module) -> Tensors:
         """After its forward: the buffers of a copy that a step writes too."""
