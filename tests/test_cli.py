@@ -160,6 +160,33 @@ def test_doctor_names_the_machine_and_its_libraries(
     assert found["plugins"] == "none installed"
 
 
+FLAGS = {"AVX512-BF16": "avx512_bf16", "AMX": "amx_tile"}
+
+
+def test_doctor_says_what_the_processor_has_for_bf16(
+    doctor: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = doctor()["bf16"]
+    flags = re.findall(r"^flags\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    said, _, rest = found.partition("; ")
+    if flags:
+        have = [name for name, flag in FLAGS.items() if flag in flags[0].split()]
+        assert said == (", ".join(have) or "no instructions for it")
+    measured = re.fullmatch(
+        r'products of 384: (\d+) GFLOP/s, fp32 (\d+); mixed_precision="auto" is (bf16|fp32)', rest
+    )
+    assert measured is not None, rest
+    assert int(measured[2]) > 0
+    host_module = sys.modules["onward.kernels.host"]
+    for names, auto in ((("AMX",), "bf16"), ((), "fp32")):
+        host_module._multiplies_bf16.cache_clear()  # type: ignore[attr-defined]
+        monkeypatch.setattr(host_module, "bf16_instructions", lambda names=names: names)
+        found = doctor()["bf16"]
+        assert found.startswith("AMX; " if names else "no instructions for it; ")
+        assert found.endswith(f"is {auto}")
+    host_module._multiplies_bf16.cache_clear()  # type: ignore[attr-defined]
+
+
 def test_doctor_measures_when_asked_and_says_what_was_measured(
     doctor: Callable[..., dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

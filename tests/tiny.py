@@ -9,6 +9,10 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 import torch
+from ml_dtypes import bfloat16
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.ops.op_gemm import Gemm_7
+from onnx.reference.ops.op_reduce_sum import ReduceSum_13
 from torch import nn
 from transformers import (
     BertConfig,
@@ -20,8 +24,9 @@ from transformers import (
 
 from onward.compile import Compiler
 from onward.execute import Memory
+from onward.graph.evaluate import GatherElements
 from onward.graph.file import to_proto
-from onward.graph.graph import Graph, Node, attributes
+from onward.graph.graph import Graph, Node, attributes, type_of
 from onward.graph.names import BATCH, user_name
 from onward.journal import Journal
 from onward.kernels import host
@@ -282,18 +287,48 @@ def onnxruntime(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) 
     options.log_severity_level = 3
     options.enable_mem_reuse = False  # the time to plan it grows with the square of the nodes
     session = ort.InferenceSession(to_proto(graph).SerializeToString(), options)
+    feeds = _feeds(made, graph, data)
+    results = session.run(None, {item.name: feeds[item.name] for item in session.get_inputs()})
+    return {n: torch.from_numpy(np.array(r)) for n, r in zip(graph.outputs, results, strict=True)}
+
+
+class Gemm(Gemm_7):
+    def _run(self, a: Any, b: Any, c: Any = None, **attrs: Any) -> tuple[np.ndarray]:
+        wide = [None if x is None else x.astype(np.float32) for x in (a, b, c)]
+        return (super()._run(*wide, **attrs)[0].astype(a.dtype),)
+
+
+class ReduceSum(ReduceSum_13):
+    def _run(self, x: Any, axes: Any = None, **attrs: Any) -> tuple[np.ndarray]:
+        low = x.dtype in (bfloat16, np.float16)
+        y = super()._run(x.astype(np.float32) if low else x, axes, **attrs)[0]
+        return (np.asarray(y).astype(x.dtype),)
+
+
+def reference(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) -> Tensors:
+    """The same from onnx's own evaluator, which has every type; what is bf16 comes as f32. Its
+    products and sums of low types are of fp32 and rounded once, as an engine's are."""
+    session = ReferenceEvaluator(to_proto(graph), new_ops=[GatherElements, Gemm, ReduceSum])
+    with np.errstate(all="ignore"):
+        results: Any = session.run(None, _feeds(made, graph, data))
+    arrays = {n: np.asarray(y) for n, y in zip(graph.outputs, results, strict=True)}
+    wide = {n: y.astype(np.float32) if y.dtype == bfloat16 else y for n, y in arrays.items()}
+    return {n: torch.from_numpy(y) for n, y in wide.items()}
+
+
+def _feeds(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
+    """Each input of a graph, in its type."""
     own = {**made.captured.owned, **{BATCH + n: x for n, x in data.items()}}
-    feeds = {}
-    for item in session.get_inputs():
-        value = own.get(item.name, FEEDS.get(item.name))
-        numbers = {"tensor(int64)": np.int64, "tensor(double)": np.float64}
-        feeds[item.name] = (
+    feeds: dict[str, np.ndarray] = {}
+    for item in graph.inputs:
+        name = item.name or ""
+        value = own.get(name, FEEDS.get(name))
+        feeds[name] = (
             value.detach().numpy()
             if isinstance(value, torch.Tensor)
-            else np.array(value, dtype=numbers.get(item.type, np.float32))
+            else np.array(value, dtype=type_of(item).dtype.numpy())
         )
-    results = session.run(None, feeds)
-    return {n: torch.from_numpy(np.array(r)) for n, r in zip(graph.outputs, results, strict=True)}
+    return feeds
 
 
 def dropout_nodes(graph: Graph) -> list[Node]:

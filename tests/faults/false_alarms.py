@@ -124,10 +124,11 @@ MODELS: dict[str, tuple[Make, Batch, Any]] = {
 }  # fmt: skip
 
 
-def trainer(name: str) -> onward.Trainer:
+def trainer(name: str, precision: str = "no") -> onward.Trainer:
     make, _, loss_fn = MODELS[name]
     torch.manual_seed(0)
-    return onward.Trainer(make().train(), onward.optim.AdamW(), loss_fn=loss_fn)
+    options = onward.TrainerOptions(mixed_precision=precision)
+    return onward.Trainer(make().train(), onward.optim.AdamW(), loss_fn=loss_fn, options=options)
 
 
 def alarm(made: onward.Trainer, name: str, seed: int) -> str:
@@ -165,7 +166,7 @@ def _remember(key: Any, make: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def _graphs_once(compiler: Compiler, captured: Captured) -> Graphs:
-    return _remember((id(captured), "graphs"), Graphs, compiler, captured)
+    return _remember((id(captured), compiler.policy, "graphs"), Graphs, compiler, captured)
 
 
 @contextmanager
@@ -194,11 +195,12 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--threads", type=int, nargs="*", default=[1, 2])
+    parser.add_argument("--mixed-precision", default="no", choices=["no", "bf16"])
     given = parser.parse_args()
     alarms = done = 0
     for i, name in enumerate(given.models):
         count = (given.runs + i) // len(given.models)
-        start, made, wrong = time.perf_counter(), trainer(name), 0
+        start, made, wrong = time.perf_counter(), trainer(name, given.mixed_precision), 0
         with compiled_once():
             for seed in range(given.first, given.first + count):
                 torch.set_num_threads(given.threads[seed % len(given.threads)])

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from fuzz.maker import Case
-from fuzz.source import SCHEDULER, batch_name, definitions
+from fuzz.source import OPTIONS, SCHEDULER, batch_name, definitions
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -114,15 +114,21 @@ class Side:
 
 
 class Eager(Side):
-    """The plain loop."""
+    """The plain loop; `autocast`: its forwards in bf16, as torch mixes precision."""
 
-    def __init__(self, case: Case, defined: dict[str, Any], dtype: torch.dtype) -> None:
+    def __init__(
+        self, case: Case, defined: dict[str, Any], dtype: torch.dtype, autocast: bool = False
+    ) -> None:
         super().__init__(case, defined, dtype)
-        self.micro = 0
+        self.micro, self.autocast = 0, autocast
         if case["scheduler"]:
             self.schedule()
 
     def loss(self, batch: dict[str, Any]) -> tuple[torch.Tensor, Tensors]:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+            return self._loss(batch)
+
+    def _loss(self, batch: dict[str, Any]) -> tuple[torch.Tensor, Tensors]:
         if self.case["loss_fn"]:
             y = batch.pop("labels")
             out = self.model(**batch)
@@ -178,7 +184,7 @@ class Ours(Side):
             self.schedule()
 
     def made(self) -> onward.Trainer:
-        said = {k: v for k, v in self.variant.items() if k in ("disable", "memory_budget")}
+        said = {k: v for k, v in self.variant.items() if k in OPTIONS}
         said["disable"] = tuple(said.get("disable", ()))
         options = onward.TrainerOptions(
             **said, **self.case["options"], seed=3, fetch=tuple(self.case["fetch"])

@@ -60,6 +60,8 @@ def case_of(seed: int) -> Case:
             x["code"] = x["code"].replace("Dropout(0.0)", "Dropout(0.3)").replace("p=0.0", "p=0.3")
     else:
         case["variants"] = [{}, *case["variants"]]
+        if not is_odd(case) and m.chance(0.25):
+            case["variants"].append({"mixed_precision": "bf16"})
     return case
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +19,21 @@ from fuzz.maker import Case
 
 from onward.config import OnwardError
 
-FAR = 10.0  # times eager's own distance to fp64
-PART = 2e-4  # of the change since the start, or of what was said
-FLOOR = 2e-6  # of the tensor's own norm
-NOISE = 3e-6  # of the largest tensor of its kind: a gradient that is 0 but for rounding
+
+@dataclass(frozen=True)
+class Bounds:
+    """far: times eager's own distance to fp64. part: of the change since the start, or of what was
+    said. floor: of the tensor's own norm. noise: of the largest tensor of its kind, or of the
+    largest change where precision is mixed: a gradient that is 0 but for rounding."""
+
+    far: float
+    part: float
+    floor: float
+    noise: float
+
+
+FP32 = Bounds(10.0, 2e-4, 2e-6, 3e-6)
+BF16 = Bounds(10.0, 0.1, 2e-6, 0.02)  # beside autocast; a rounding is 0.004 at most
 TINY = 1e-9
 
 
@@ -63,10 +75,20 @@ def judge(case: Case) -> Verdict:
     for i, variant in enumerate(case["variants"]):
         if refused and variant.get("loop") != "module":
             continue  # it would refuse as well
+        beside, bounds = eager, FP32
+        if "mixed_precision" in variant:
+            side = Eager(case, defined, torch.float32, autocast=True)
+            beside, bounds = [side.act(a) for a in case["history"]], BF16
+            if any(
+                (a.error is None) != (b.error is None) for a, b in zip(beside, eager, strict=True)
+            ):
+                continue  # autocast cannot run what eager can
         with variant_set(variant), captures.of(variant, i):
-            found = _against(case, defined, variant, eager, exact, start)
+            found = _against(case, defined, variant, beside, exact, start, bounds)
         if found.finding:
             return found
+        if found.kind == "nan" and bounds is BF16:
+            continue  # the other variants are looked at whole
         if found.kind == "refused" and "memory_budget" in variant:
             continue  # too little memory for a step so small is the variant's own fault
         if found.kind != "ok":
@@ -82,12 +104,13 @@ def _against(
     eager: list[Moment],
     exact: list[Moment],
     start: Tensors,
+    bounds: Bounds,
 ) -> Verdict:
     try:
         ours = ours_of(case, defined, variant)
     except Exception as error:
         return _raised(error, variant, 0)
-    last = Moment(state=ours.state())
+    last, said = Moment(state=ours.state()), _sizes(exact)
     by_hand = variant.get("loop") == "module"  # where a step that fails is the user's own matter
     for i, action in enumerate(case["history"]):
         one, two = eager[i], exact[i]
@@ -123,7 +146,7 @@ def _against(
         ):
             return Verdict("nan", "eager is not finite", "nan")
         else:
-            worst = _differs(moment, one, two, start)
+            worst = _differs(moment, one, two, start, bounds, said)
             if worst:
                 what = worst.split()[0]
                 return Verdict(
@@ -143,29 +166,49 @@ def _unread(case: Case, variant: dict[str, Any], at: int) -> bool:
     return not found.finding
 
 
-def _differs(ours: Moment, eager: Moment, exact: Moment, start: Tensors) -> str:
+def _differs(
+    ours: Moment,
+    eager: Moment,
+    exact: Moment,
+    start: Tensors,
+    bounds: Bounds = FP32,
+    sizes: Mapping[str, float] | None = None,
+) -> str:
+    """sizes: of what is said, over the whole history; rounding of terms that cancel in one step is
+    small beside another's."""
     for name, x in exact.said.items():
         if name not in ours.said:
             return f"{name} is missing"
-        if text := _distance(name, ours.said[name], eager.said[name], x, x):
+        noise = TINY if bounds is FP32 else bounds.noise * (sizes or {}).get(name, 0.0)
+        if text := _distance(name, ours.said[name], eager.said[name], x, x, noise, bounds):
             return text
     largest: dict[str, float] = {}
     for name, x in exact.state.items():
         kind = name.partition(" ")[0]
-        largest[kind] = max(largest.get(kind, 0.0), float(x.double().norm()))
+        moved = x - start[name] if bounds is BF16 and name in start else x
+        largest[kind] = max(largest.get(kind, 0.0), float(moved.double().norm()))
     for name, x in exact.state.items():
         if name not in ours.state:
             if x.count_nonzero():
                 return f"{name} is missing"
             continue
         change = x - start[name] if name in start else x
-        noise = NOISE * largest[name.partition(" ")[0]]
-        if text := _distance(name, ours.state[name], eager.state[name], x, change, noise):
+        noise = bounds.noise * largest[name.partition(" ")[0]]
+        if text := _distance(name, ours.state[name], eager.state[name], x, change, noise, bounds):
             return text
     for name, x in ours.state.items():
         if name not in exact.state and not name.startswith("step") and x.count_nonzero():
             return f"{name} is not in eager"
     return ""
+
+
+def _sizes(moments: Iterable[Moment]) -> dict[str, float]:
+    """The largest norm of what is said, by name."""
+    found: dict[str, float] = {}
+    for moment in moments:
+        for name, x in moment.said.items():
+            found[name] = max(found.get(name, 0.0), float(x.double().norm()))
+    return found
 
 
 def _distance(
@@ -175,14 +218,17 @@ def _distance(
     exact: torch.Tensor,
     change: torch.Tensor,
     noise: float = TINY,
+    bounds: Bounds = FP32,
 ) -> str:
     if ours.shape != exact.shape:
         return f"{name} has shape {tuple(ours.shape)}, eager {tuple(exact.shape)}"
     if not ours.is_floating_point():
+        if bounds is BF16:
+            return ""  # places of largest numbers and the like, which rounding moves
         return "" if torch.equal(ours, eager) else f"{name} differs"
     far, own = float((ours.double() - exact).norm()), float((eager.double() - exact).norm())
     scale = max(float(change.norm()), TINY)
-    allowed = FAR * own + PART * scale + FLOOR * float(exact.norm()) + noise
+    allowed = bounds.far * own + bounds.part * scale + bounds.floor * float(exact.norm()) + noise
     if far <= allowed:
         return ""
     return f"{name}: Onward {far:.3g} from fp64, eager {own:.3g}, change {scale:.3g}"

@@ -8,6 +8,8 @@ from typing import Any
 from fuzz.maker import Case
 from fuzz.regions import classes
 
+OPTIONS = ("disable", "memory_budget", "mixed_precision")  # of a variant that are the Trainer's
+
 PRELUDE = '''
 def tensor(*shape, seed, about=0.0, layout="rows"):
     """Random numbers, laid out in memory one way or another."""
@@ -277,7 +279,7 @@ def definitions(case: Case) -> str:
 def script(case: Case, variant: dict[str, Any], title: str) -> str:
     """A stand-alone program that runs eager and Onward and prints how far apart they are."""
     options = {k: v for k, v in case["options"].items() if v not in (None, 1)} | {"seed": 3}
-    options |= {k: v for k, v in variant.items() if k in ("disable", "memory_budget")}
+    options |= {k: v for k, v in variant.items() if k in OPTIONS}
     if case["fetch"]:
         options["fetch"] = tuple(case["fetch"])
     made = ", ".join(f"{k}={tuple(v) if isinstance(v, list) else v!r}" for k, v in options.items())

@@ -92,6 +92,28 @@ def test_a_difference_is_what_fp64_does_not_excuse(level: float) -> None:
     assert bool(_distance("x", ours, eager, exact, exact)) == (level > 1e-4)
 
 
+def test_mixed_precision_is_drawn_and_compared_with_autocast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A cast's gradient that is half of what it should be: fp32 has no such cast."""
+    mixed = {"mixed_precision": "bf16"}
+    drawn = [c for c in CASES if mixed in c["variants"]]
+    assert 20 < len(drawn) < 150
+    assert not any(c["dropout"] for c in drawn)
+    case = next({**c, "variants": [mixed]} for c in drawn if plain(c, "F.linear("))
+    assert judge(case).kind == "ok"
+    right = rule_table.RULES["Cast"]
+
+    def wrong(b: Any, *rest: Any) -> list[Any]:
+        return [b.Mul(dx, 0.5) for dx in right(b, *rest)]
+
+    monkeypatch.setitem(rule_table.RULES, "Cast", wrong)
+    found = judge(case)
+    assert found.kind == "difference"
+    assert found.variant == mixed
+    assert judge({**case, "variants": [{}]}).kind == "ok"
+
+
 def plain(case: Case, word: str) -> bool:
     """Whether a case has the word, and little beside it that costs time."""
     return (

@@ -18,11 +18,11 @@ MAKERS = {"gpt2": gpt2, "bert": bert}
 SITES = 1 + 3 * 2  # embeddings; attention, its projection and the MLP of two layers
 
 
-def sites_of(kind: str, data: Tensors, ratio: float) -> dict[int, Tensors]:
+def sites_of(kind: str, data: Tensors, ratio: float, **more: Any) -> dict[int, Tensors]:
     """Per site: x and y of the forward, dy and dx of the backward."""
     # ops taken apart, so that their masks are seen
     apart = ["add_layer_norm", "flash_attention"]
-    made = compiled(MAKERS[kind](dropout=ratio), data, disable=apart)
+    made = compiled(MAKERS[kind](dropout=ratio), data, disable=apart, **more)
     graph = made.differentiated(trained(made))
     names: dict[int, dict[str, str]] = {}
     nodes: list[tuple[Node, bool]] = [(n, bool(n.meta.get("backward"))) for n in graph]

@@ -1,33 +1,28 @@
 """Mixed precision on whole models, dropout off, beside eager PyTorch under autocast.
 
-Per tensor, the distance of loss and gradients to an fp64 run is at most 1.25 times that of
-`torch.autocast`, as a root mean square over four batches. The distance of a few numbers, such as
-the loss, is a draw of noise on so few batches: they may be off by twice that and a quarter
-of a unit of bf16.
+The law is that of `near_autocast.py`.
 """
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from near_autocast import assert_near, shuffled
 from tiny import (
     PADDINGS,
-    Tensors,
     batch,
     bert,
     compiled,
-    eager,
     gpt2,
     gradients_of,
     packed_gradients,
     tokens,
 )
-from tiny_families import CASES, rms
+from tiny_families import CASES
 
 from onward.graph.graph import Graph, Node, type_of
 from onward.graph.types import DType
@@ -35,46 +30,7 @@ from onward.rewrite import Policy
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 BF16 = Policy(DType.BFLOAT16)
-ROOM, FEW = 1.25, 16
 WIDE = {"layers": 2, "width": 256}
-
-
-def autocast(model: torch.nn.Module, data: Tensors) -> Tensors:
-    """Loss and gradients of eager PyTorch under autocast."""
-    twin = copy.deepcopy(model)
-    with torch.autocast("cpu", torch.bfloat16):
-        outputs = twin(**data)
-    loss = outputs if isinstance(outputs, torch.Tensor) else outputs.loss
-    loss.backward()
-    found = {f"grad.{n}": p.grad for n, p in twin.named_parameters() if p.grad is not None}
-    return {"loss": loss.detach(), **found}
-
-
-def assert_near(model: torch.nn.Module, batches: list[Tensors], ours: list[Tensors]) -> None:
-    exact = [eager(model, data, torch.float64) for data in batches]
-    theirs = [autocast(model, data) for data in batches]
-    broken = []
-    for name in exact[0]:
-        truth = [e[name] for e in exact]
-        own, other = (
-            rms([float((y[name].double() - t).norm()) for y, t in zip(found, truth, strict=True)])
-            for found in (ours, theirs)
-        )
-        size = rms([float(t.norm()) for t in truth])
-        few = truth[0].numel() < FEW
-        allowed = (2 if few else ROOM) * other + (2.0**-11 if few else 1e-7) * size
-        if not own <= allowed:
-            broken.append(f"{name}: {own:.3e}, allowed {allowed:.3e}")
-    assert not broken, "\n".join(broken)
-
-
-def shuffled(data: Tensors, seed: int) -> Tensors:
-    """The same batch with other tokens; padding and what stands for it stay."""
-    ids = data.get("input_ids")
-    if ids is None or not seed:
-        return data
-    turned = (ids - 3 + 7 * seed) % 90 + 3
-    return {**data, "input_ids": torch.where(ids < 3, ids, turned)}
 
 
 @pytest.mark.sample(8)

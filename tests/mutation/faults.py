@@ -12,6 +12,7 @@ from faults_halves import HALVES_FAULTS
 from faults_kernels import KERNELS_FAULTS
 from faults_module import MODULE_FAULTS
 from faults_plan import PLAN_FAULTS
+from faults_precision import PRECISION_FAULTS
 from faults_regions import REGION_FAULTS
 from faults_train import TRAIN_FAULTS
 
@@ -27,6 +28,7 @@ FAULTS = (
     *TRAIN_FAULTS,
     *CACHE_FAULTS,
     *AUTOCAST_FAULTS,
+    *PRECISION_FAULTS,
 )
 
 __all__ = ["FAULTS", "Fault"]

@@ -10,6 +10,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 
@@ -110,12 +111,16 @@ def test_mixed_precision_learns_as_autocast_does_and_saves_fp32(
     losses = []
     for engine in ("onward", "torch"):
         output = tmp_path / engine
-        options = ["--train_file", str(text_file), *SMALL, f"--{precision}"]
+        options = ["--train_file", str(text_file), *SMALL, f"--{precision}", "--export_dtype"]
+        options.append("float16")
         assert run(output, *options, engine=engine) == 0
         losses.append(read(output / "eval_results.json")["eval_loss"])
     assert losses[0] == pytest.approx(losses[1], rel=2e-3)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "onward")
     assert all(p.dtype == torch.float32 for p in model.parameters())
+    stored = onnx.load(str(tmp_path / "onward" / "model.onnx")).graph.initializer
+    [table] = [i for i in stored if i.name == "transformer.wte.weight"]
+    assert table.data_type == onnx.TensorProto.FLOAT16
 
 
 def test_accumulation_equals_the_larger_batch(text_file: Path, tmp_path: Path) -> None:

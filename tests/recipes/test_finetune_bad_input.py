@@ -47,6 +47,12 @@ def test_text_files(refused, tmp_path: Path, text_file: Path) -> None:
     assert "without a train file" in refused("--eval-file", str(text_file))
 
 
+def test_a_type_that_no_file_is_written_in(refused) -> None:
+    line = refused("--export_dtype", "fp8")
+    assert "export_dtype" in line
+    assert "float16" in line
+
+
 def test_text_shorter_than_a_block(refused, tmp_path: Path, model_folder: Path) -> None:
     (tmp_path / "short.txt").write_text("def f(x): return x\n")
     options = ["--train_file", "short.txt", "--model", str(model_folder), "--block_size"]

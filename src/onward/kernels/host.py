@@ -10,6 +10,8 @@ import torch
 from onward.kernels.native.library import library
 from onward.kernels.target import NO_LIBRARY, Rates, Target
 
+_BF16 = {"AVX512-BF16": "_is_avx512_bf16_supported", "AMX": "_is_amx_tile_supported"}
+
 
 def host(device: str = "cpu") -> Target:
     """The target of a kind of device ("cpu", "cuda") of this machine, as the environment has it."""
@@ -24,8 +26,13 @@ def host(device: str = "cpu") -> Target:
 def _multiplies_bf16(device: str) -> bool:
     if device != "cpu":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    asked = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # absent on other processors
-    return any(getattr(torch.cpu, name, bool)() for name in asked)
+    return bool(bf16_instructions())
+
+
+def bf16_instructions() -> tuple[str, ...]:
+    """What this processor multiplies bf16 with, as PyTorch sees it."""
+    # the questions are absent on other processors
+    return tuple(name for name, ask in _BF16.items() if getattr(torch.cpu, ask, bool)())
 
 
 def _rates(device: str) -> Rates:

@@ -6,12 +6,17 @@ import math
 import os
 import platform
 import shutil
+import time
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import onward
 from onward.config import environment, variables
+
+if TYPE_CHECKING:
+    import torch
 
 # Packages by the extra that installs them.
 EXTRAS = {
@@ -28,6 +33,7 @@ EXTRAS = {
     "ort": ("onnxruntime",),
     "viz": ("matplotlib",),
 }
+SIDE = 384  # of the matrices whose product is timed: a hundredth of a second, or much less
 COMPILERS = ("c++", "g++", "clang++")
 
 
@@ -43,7 +49,7 @@ def facts(measure: bool = False) -> Iterator[str]:
             yield f"  {extra:<9} {package:<14} {found}"
     if installed("torch") is None:
         return
-    for name, text in (*_machine(), *_products(measure), *_environment()):
+    for name, text in (*_machine(), *_low_products(), *_products(measure), *_environment()):
         yield f"{name:<14}{text}"
 
 
@@ -86,6 +92,39 @@ def _machine() -> Iterator[tuple[str, str]]:
 
         providers = ", ".join(onnxruntime.get_available_providers())
         yield "onnxruntime", f"{onnxruntime.__version__} ({providers})"
+
+
+def _low_products() -> Iterator[tuple[str, str]]:
+    """Whether the processor multiplies bf16, how fast, and what "auto" makes of it."""
+    import torch
+
+    from onward.kernels.host import bf16_instructions, host
+
+    found = ", ".join(bf16_instructions()) or "no instructions for it"
+    low, wide = (_rate(dtype) for dtype in (torch.bfloat16, torch.float32))
+    auto = "bf16" if host().multiplies_bf16 else "fp32"
+    yield (
+        "bf16",
+        f"{found}; products of {SIDE}: {low:.0f} GFLOP/s, fp32 {wide:.0f}; "
+        f'mixed_precision="auto" is {auto}',
+    )
+
+
+def _rate(dtype: torch.dtype) -> float:
+    """GFLOP/s of PyTorch's product of two square matrices: the best of a few, and no more than a
+    fifth of a second where one takes longer."""
+    import torch
+
+    a, b = torch.ones(SIDE, SIDE, dtype=dtype), torch.ones(SIDE, SIDE, dtype=dtype)
+    torch.mm(a[:8], b)  # what is set up at the first call
+    best, start = math.inf, time.perf_counter()
+    for _ in range(5):
+        began = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - began)
+        if time.perf_counter() - start > 0.2:
+            break
+    return 2 * SIDE**3 / best / 1e9
 
 
 def _products(measure: bool) -> Iterator[tuple[str, str]]:

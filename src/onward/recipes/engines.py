@@ -122,9 +122,9 @@ class OnwardEngine:
     def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
         return float(self.trainer.eval_step(input_ids=input_ids, labels=labels).loss)
 
-    def export_onnx(self, path: Path) -> None:
+    def export_onnx(self, path: Path, dtype: str) -> None:
         """Writes the trained model for ONNX runtimes."""
-        self.trainer.export_onnx(path)
+        self.trainer.export_onnx(path, dtype=dtype)
 
 
 ENGINES: dict[str, type[OnwardEngine] | type[TorchEngine]] = {

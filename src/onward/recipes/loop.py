@@ -156,7 +156,7 @@ def train(job: Job, engine_name: str, folder: Path, *, save_model: bool = True) 
     if save_model:
         model.save_pretrained(folder)
         if isinstance(engine, OnwardEngine):
-            engine.export_onnx(folder / "model.onnx")
+            engine.export_onnx(folder / "model.onnx", config.export_dtype)
     return result
 
 

@@ -90,6 +90,9 @@ class FinetuneConfig:
     fp16: bool = option(
         False, "mixed precision: products in float16, with a loss scale that finds itself"
     )
+    export_dtype: Literal["float32", "float16", "bfloat16"] = option(
+        "float32", "element type of products and their weights in the model.onnx that is written"
+    )
     dropout: float | None = option(
         None, "every dropout probability of the model, 0 to below 1; null: the model's own"
     )

@@ -17,16 +17,21 @@ from onward.config import OnwardError
 from onward.graph.file import save
 from onward.graph.graph import Graph, Role
 from onward.graph.names import distinct, user_name
+from onward.graph.types import DType
 from onward.rewrite import FORWARD, Pass, run
 from onward.train.batch import Batch
+from onward.train.low_export import lowered
 from onward.train.regions import table
 
 TRIED = 64  # sets of inputs in which a size of 1 is taken to be one of many
 _LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")
 
 
-def export_onnx(model: torch.nn.Module, batch: Batch, path: Path) -> Path:
-    """Writes the forward of `model` (as it stands: evaluation mode) with symbolic sizes.
+def export_onnx(
+    model: torch.nn.Module, batch: Batch, path: Path, dtype: DType = DType.FLOAT
+) -> Path:
+    """Writes the forward of `model` (as it stands: evaluation mode) with symbolic sizes. dtype: f32
+    leaves it as it is, f16 and bf16 lower it (`low_export.py`).
 
     The file appears whole or not at all. Raises OnwardError where the folder does not exist.
     """
@@ -41,9 +46,12 @@ def export_onnx(model: torch.nn.Module, batch: Batch, path: Path) -> Path:
             + "; ".join(table(captured.regions))
         )
     graph, _ = run(captured.graph, [p for p in FORWARD if isinstance(p, Pass)])
+    arrays = captured.arrays()
+    if dtype != DType.FLOAT:
+        graph, arrays = lowered(graph, arrays, dtype)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         made = Path(folder) / path.name
-        save(graph, made, _plain_names(graph, captured.arrays()))
+        save(graph, made, _plain_names(graph, arrays))
         for file in sorted(Path(folder).iterdir(), reverse=True):  # the weights' file first
             file.replace(path.parent / file.name)
     return path

@@ -18,6 +18,7 @@ import torch
 from onward.config import OnwardError, TrainerOptions, read_names
 from onward.execute import Executable, Memory
 from onward.extend import load_plugins
+from onward.kernels import host
 from onward.plan import Plan
 from onward.train.arguments import (
     check_arguments,
@@ -34,7 +35,9 @@ from onward.train.guards import refuse_optimizer_hooks
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
+from onward.train.low_export import read_dtype
 from onward.train.optim import Optimizer, to_torch
+from onward.train.precision import policy_of
 from onward.train.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.train.prepared_steps import LossFunction, PreparedSteps, Step
 from onward.train.report import Report, as_html
@@ -219,7 +222,8 @@ class Trainer:
 
     @exclusive
     def verify(self, *args: Any, bisect: bool = False, **kwargs: Any) -> Verification:
-        """Compares loss and gradients with eager PyTorch and stock onnxruntime; changes nothing."""
+        """Compares loss and gradients with eager PyTorch and stock onnxruntime; changes nothing.
+        Mixed precision is compared with `torch.autocast` as well."""
         return self._compare(self._bind(args, kwargs), bisect)
 
     @exclusive
@@ -254,18 +258,20 @@ class Trainer:
         return self._last_run().profile()
 
     @exclusive
-    def export_onnx(self, path: str | Path, batch: Any = None) -> Path:
+    def export_onnx(self, path: str | Path, batch: Any = None, dtype: str = "float32") -> Path:
         """Writes the model's forward (evaluation mode, no labels, symbolic sizes) with its weights.
 
-        The batch (default: the last one seen) only says which inputs there are.
+        The batch (default: the last one seen) only says which inputs there are. dtype: "float16" or
+        "bfloat16" write products and their weights in that type, inputs and outputs stay float32.
         """
+        kind = read_dtype(dtype)
         example = self._example if batch is None else self._bind((batch,), {})
         if example is None:
             raise OnwardError(
                 "export_onnx needs an example batch; fix: run a step first, or pass batch="
             )
         with training_mode(self.model, training=False):
-            return export_onnx(self.model, example, Path(path))
+            return export_onnx(self.model, example, Path(path), kind)
 
     # ---- the parts of a step
 
@@ -292,10 +298,11 @@ class Trainer:
     def _compare(self, batch: Batch, bisect: bool) -> Verification:
         groups = self.optimizer.param_groups
         trained = {id(p) for g in groups for p in g["params"] if p.requires_grad}
-        disable = tuple(self.options.disable)
+        disable, regions = tuple(self.options.disable), not self.options.strict
+        policy = policy_of(self.options, host(self.device.type))
         with training_mode(self.model, training=True):
             return verify_step(
-                self.model, batch, self.loss_fn, trained, bisect, disable, not self.options.strict
+                self.model, batch, self.loss_fn, trained, bisect, disable, regions, policy
             )
 
     def _run(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from onward.graph.graph import Graph, Node, type_of
@@ -13,22 +15,30 @@ from onward.train.verify.graphs import LOSS, compared_outputs
 NODE = (1e-4, 1e-5)  # of a value's norm: what is looked for first, and then, on single nodes
 
 
-def first_departure(engines: Engines) -> str:
-    """The first stage whose loss or gradients depart from eager, and the first such node."""
-    first = True
+def first_departure(kinds: Iterable[Engines]) -> str:
+    """The first stage whose loss or gradients depart from eager, and the first such node; of fp32
+    before mixed precision."""
+    found = (_departure(engines) for engines in kinds)
+    return next((text for text in found if text), "bisect: no stage departs from eager")
+
+
+def _departure(engines: Engines) -> str:
+    """ "" where no stage departs."""
+    first, low = True, engines.low is not None
     for stage, graph in engines.compiler.journal.stages or []:
-        if stage in ("bind", "plan"):
-            continue
+        if stage in ("bind", "plan") or (low and stage.startswith("forward-")):
+            continue  # no stage of its own, or one without casts, which fp32 has been compared on
         expected = {LOSS, *compared_outputs(graph)}
         rows = [r for r in against_eager(engines, graph) if r.name in expected]
         missing = set(engines.exact) - expected if stage == "differentiate" else set()
         bad = [*(r.name for r in rows if not r.ok), *sorted(missing)]
         if bad:
-            kind = "first stage" if first else "pass"
-            node = _first_node(engines, graph)
-            return f"bisect: {bad[0]} departs after {kind} '{stage}'; {node}"
+            kind = "first stage" if first and not low else "pass"
+            where = " in mixed precision" if low else ""
+            node = "no other engine runs its casts" if low else _first_node(engines, graph)
+            return f"bisect: {bad[0]} departs{where} after {kind} '{stage}'; {node}"
         first = False
-    return "bisect: no stage departs from eager"
+    return ""
 
 
 def _first_node(engines: Engines, graph: Graph) -> str:

@@ -8,41 +8,40 @@ from onward.graph.graph import Graph
 from onward.train.verify.draws import Draws, close_weights
 from onward.train.verify.engines import Engines
 from onward.train.verify.graphs import compared_outputs, without_dropout
-from onward.train.verify.law import FLOOR, allowed_difference, distance
+from onward.train.verify.law import FP32, distance
 from onward.train.verify.report import Row
 
 ORACLE = 1e-5  # of the tensor's own norm: two engines on one graph, sums in other orders
-REPLICAS = 8  # further draws of rounding noise, where one draw says too little
+REPLICAS = (8, 24)  # further draws of rounding noise, where one draw, or nine, say too little
 
 
-def against_eager(
-    engines: Engines, graph: Graph, engine: str = "eager PyTorch (dropout off)"
-) -> list[Row]:
+def against_eager(engines: Engines, graph: Graph, form: str = "dropout off") -> list[Row]:
     """The law for each tensor: on the batch, and where that says no, over several runs."""
-    quiet = without_dropout(graph)
+    engine, quiet = f"{engines.eager_name} ({form})", without_dropout(graph)
     ours, exact, own = engines.onward(quiet), engines.exact, engines.own
     common = [n for n in exact if n in ours]
-    draws = Draws()
+    draws = Draws(engines.law)
     draws.add(ours, own, exact)
     rows = {
         name: Row(
             engine, name, distance(ours[name], exact[name]),
-            max(allowed_difference(own[name], exact[name]), draws.zero.get(name, 0.0)),
+            max(engines.law.allowed(own[name], exact[name]), draws.zero.get(name, 0.0)),
         )
         for name in common
     }  # fmt: skip
-    doubtful = [n for n in common if not rows[n].ok and draws.is_doubtful(n)]
-    if doubtful:
-        _draw_more(draws, engines, quiet)
-        rows |= {n: draws.row(engine, n) for n in doubtful}
+    for more in REPLICAS:
+        doubtful = [n for n in common if not rows[n].ok and draws.is_doubtful(n)]
+        if doubtful:
+            _draw_more(draws, engines, quiet, more)
+            rows |= {n: draws.row(engine, n) for n in doubtful}
     missing = sorted(set(exact) - set(ours))
     return [*rows.values(), *(Row(engine, name, math.nan, 0.0) for name in missing)]
 
 
-def _draw_more(draws: Draws, engines: Engines, graph: Graph) -> None:
-    """Adds `REPLICAS` more runs, of weights close to the model's."""
-    for seed in range(REPLICAS):
-        weights = close_weights(engines.captured.parameters, seed)
+def _draw_more(draws: Draws, engines: Engines, graph: Graph, more: int) -> None:
+    """Adds so many runs, of weights close to the model's."""
+    for seed in range(draws.runs, draws.runs + more):
+        weights = close_weights(engines.captured.parameters, seed, engines.law.close)
         draws.add(
             engines.onward(graph, weights),
             engines.eager(False, weights),
@@ -58,7 +57,7 @@ def against_onnxruntime(engines: Engines, graph: Graph) -> list[Row]:
     return [
         Row(
             "stock onnxruntime (dropout on)", name, float((ours[name] - theirs[made]).norm()),
-            ORACLE * float(theirs[made].norm()) + FLOOR * scale,
+            ORACLE * float(theirs[made].norm()) + FP32.tensor * scale,
         )
         for name, made in outputs.items()
     ]  # fmt: skip

@@ -1,8 +1,8 @@
 """Draws of rounding noise: the law over several runs, where one says too little.
 
-Each run has weights that differ by a thousandth. The root mean square of the distances counts, and
-eager's is taken to be at least the model's typical one. A wrong graph is wrong on every such draw,
-far above rounding.
+Each run has weights that differ a little, by a thousandth in fp32. The root mean square of the
+distances counts, and eager's is taken to be at least the model's typical one. A wrong graph is
+wrong on every such draw, far above rounding.
 """
 
 from __future__ import annotations
@@ -13,18 +13,17 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from onward.train.verify.law import FLOOR, distance, floor
+from onward.train.verify.law import FP32, Law, distance
 from onward.train.verify.report import Row
 
-ROUNDOFF = 2.0**-24  # of fp32: what is zero is noise of this size on the terms that cancel
 GROSS = 30.0  # times what is allowed: no chance of rounding
-CLOSE = 1e-3  # how far their weights are from the model's, relatively
 
 
 class Draws:
     """Runs of the same tensors: root mean squares of norms, of eager's distances, of Onward's."""
 
-    def __init__(self) -> None:
+    def __init__(self, law: Law = FP32) -> None:
+        self.law = law
         self.runs = 0
         self.zero: dict[str, float] = {}  # what is noise in the first run, and how large it may be
         self._squares: dict[str, np.ndarray] = {}  # of norm, eager's distance, Onward's distance
@@ -40,13 +39,14 @@ class Draws:
         softmax does not see, is noise in every engine, and one's noise bounds no other's."""
         norms = {n: float(t.norm()) for n, t in exact.items()}
         if not self.runs:
-            noise = ROUNDOFF * math.hypot(*norms.values())
-            self.zero = {n: noise for n, norm in norms.items() if norm <= FLOOR * noise}
+            whole = math.hypot(*norms.values())
+            least = FP32.tensor * FP32.roundoff * whole
+            self.zero = {n: self.law.roundoff * whole for n, norm in norms.items() if norm <= least}
         self.runs += 1
         for name in exact.keys() & ours.keys() & eager.keys():
             truth = exact[name]
             found = norms[name], distance(eager[name], truth), distance(ours[name], truth)
-            self._floors[name] = floor(truth)
+            self._floors[name] = self.law.floor(truth)
             self._squares[name] = self._squares.get(name, 0.0) + np.square(found)
 
     @property
@@ -59,7 +59,7 @@ class Draws:
         """The law, eager's distance taken to be at least typical: who rounds in another order is
         not held to where eager happens to be exact."""
         norm, eager, ours = np.sqrt(self._squares[name] / self.runs)
-        allowed = 2.0 * max(eager, self.typical * norm) + self._floors[name] * norm
+        allowed = self.law.times * max(eager, self.typical * norm) + self._floors[name] * norm
         allowed = max(allowed, self.zero.get(name, 0.0))
         return Row(engine, name, float(ours), float(allowed), self.runs)
 
@@ -69,13 +69,15 @@ class Draws:
         return row.difference <= GROSS * row.allowed  # never where it is NaN
 
 
-def close_weights(parameters: Mapping[str, torch.Tensor], seed: int) -> dict[str, torch.Tensor]:
+def close_weights(
+    parameters: Mapping[str, torch.Tensor], seed: int, close: float = FP32.close
+) -> dict[str, torch.Tensor]:
     """Weights a little beside the model's; what is zero stays zero."""
     made: dict[str, torch.Tensor] = {}
     generator = torch.Generator().manual_seed(seed)
     for name, p in parameters.items():
         if p.is_floating_point():
-            step = max(CLOSE, 2.0 * torch.finfo(p.dtype).eps)
+            step = max(close, 2.0 * torch.finfo(p.dtype).eps)
             noise = torch.randn(p.shape, generator=generator).to(p.device, torch.float64)
             made[name] = (p.detach() * (1.0 + step * noise)).to(p.dtype)
     return made

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +17,7 @@ from onward.capture import CapturedModule
 from onward.capture.effects import keeping_buffers
 from onward.capture.flat_call import name_outputs
 from onward.compile import Compiler
+from onward.config import OnwardError
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, type_of
@@ -26,9 +27,11 @@ from onward.train.batch import Batch
 from onward.train.prepared_batch import scalars
 from onward.train.verify.eager_modes import InDouble, NoDropout
 from onward.train.verify.graphs import LOSS, compared_outputs, gradient, next_value
+from onward.train.verify.law import FP32, Law, mixed
 
 LossFunction = Callable[..., torch.Tensor]
 Tensors = dict[str, torch.Tensor]
+_SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,10 @@ class _Weighed:
 
 
 class Engines:
-    """Each engine on one batch of one model. `names`: the graph inputs that are differentiated."""
+    """Each engine on one batch of one model. `names`: the graph inputs that are differentiated.
+
+    low: what eager PyTorch computes products in, under autocast; None: the model's precision.
+    """
 
     def __init__(
         self,
@@ -74,7 +80,26 @@ class Engines:
         dims = captured.dims(batch.tensors)
         assert dims is not None
         self._dims = dims
+        self._device = next((p.device.type for p in model.parameters()), "cpu")
+        self.low: torch.dtype | None = None
         self._staged = {captured.leaves[i]: t for i, t in enumerate(batch.tensors)}
+
+    def under_autocast(self, compiler: Compiler, low: torch.dtype) -> Engines:
+        """The same in mixed precision; the fp64 run is shared."""
+        twin = copy.copy(self)
+        vars(twin).pop("own", None)
+        twin.compiler, twin.low = compiler, low
+        return twin
+
+    @property
+    def law(self) -> Law:
+        """What its comparisons with eager PyTorch go by."""
+        return FP32 if self.low is None else mixed(self.low)
+
+    @property
+    def eager_name(self) -> str:
+        """What eager PyTorch is called in rows."""
+        return "eager PyTorch" + ("" if self.low is None else f" under autocast {_SHORT[self.low]}")
 
     def _inputs(self, graph: Graph) -> dict[str, Any]:
         """The inputs of a run that is no one's but this comparison's."""
@@ -173,7 +198,7 @@ class Engines:
 
     @cached_property
     def own(self) -> Tensors:
-        """Eager PyTorch in the model's precision, the results converted to fp64."""
+        """Eager PyTorch in the precision of the step, the results converted to fp64."""
         return self.eager(exact=False)
 
     def eager(self, exact: bool, weights: Mapping[str, torch.Tensor] | None = None) -> Tensors:
@@ -193,7 +218,7 @@ class Engines:
         with torch.no_grad():
             for name, value in (weights or {}).items():
                 copies[self._paths[name]].copy_(value)
-        with NoDropout(), InDouble() if exact else nullcontext():
+        with NoDropout(), self._precision(exact):
             args, kwargs, target = pytree.tree_map(cast, self._batch.given)
             outputs = model(*args, **kwargs)
             if loss_fn is not None:
@@ -209,6 +234,26 @@ class Engines:
             gradient(n): g.detach() for n, g in zip(wanted, grads, strict=True) if g is not None
         }
         return {n: t.double().cpu() for n, t in found.items()}
+
+    @contextmanager
+    def _precision(self, exact: bool) -> Iterator[None]:
+        """Within it, eager PyTorch runs in fp64, or in the precision of the step. Raises
+        OnwardError where autocast cannot run the model."""
+        if exact:
+            with InDouble():
+                yield
+        elif self.low is None:
+            yield
+        else:
+            try:
+                with torch.autocast(self._device, self.low):
+                    yield
+            except (RuntimeError, TypeError, ValueError) as error:
+                said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+                raise OnwardError(
+                    f"{self.eager_name} cannot run the model ({said}), so that there is nothing to "
+                    "compare its mixed precision with; fix: verify with mixed_precision='no'"
+                ) from error
 
     def _written(self, model: torch.nn.Module) -> Tensors:
         """After its forward: the buffers of a copy that a step writes too."""

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +17,15 @@ from onward.compile import Compiler
 from onward.config import MissingExtraError, OnwardError
 from onward.graph.graph import Graph, attributes, where
 from onward.journal import Journal
-from onward.kernels import host
+from onward.kernels import host, torch_dtype
+from onward.rewrite import Policy
 from onward.train.batch import Batch
 from onward.train.graphs import Graphs
 from onward.train.regions import table
 from onward.train.verify.bisection import first_departure
 from onward.train.verify.comparison import against_eager, against_onnxruntime
 from onward.train.verify.engines import Engines, LossFunction
-from onward.train.verify.report import Verification
+from onward.train.verify.report import Row, Verification
 
 
 def verify_step(
@@ -34,25 +36,28 @@ def verify_step(
     bisect: bool,
     disable: tuple[str, ...] = (),
     regions: bool = True,
+    policy: Policy | None = None,
 ) -> Verification:
     """Compares the batch's loss and every gradient. trained: ids of the parameters to differentiate
-    by. regions: whether parts of the model may run in PyTorch."""
+    by. regions: whether parts of the model may run in PyTorch. policy: where precision is mixed:
+    the step with its casts is compared with autocast, and the same step without them, whose law
+    finds less than rounding to a low type, with eager PyTorch in fp32 and onnxruntime."""
     with _undisturbed():
         batch = _owned(batch)
         device = next((p.device.type for p in model.parameters()), "cpu")
         compiler = Compiler(host(device), disable, Journal(keep_stages=bisect))
         captured = compiler.capture(model, *batch.given, loss_fn, regions=regions)
         _refuse_drawn(captured.graph)
-        graphs = Graphs(compiler, captured)
         names = [n for n, p in captured.parameters.items() if id(p) in trained]
         engines = Engines(compiler, captured, batch, model, loss_fn, names)
-        result = Verification()
-        padded = compiler.gradients(graphs.forward, names, captured.reached)
-        result.rows += against_eager(engines, padded)
-        packed = graphs.packed(graphs.forward.signature.requested((), None))
-        if packed is not None:
-            packed = compiler.gradients(packed, names, captured.reached)
-            result.rows += against_eager(engines, packed, "eager PyTorch (rows that are read)")
+        result, kinds = Verification(), [engines]
+        padded, rows = _compared(engines)
+        result.rows += rows
+        if policy is not None:
+            low = Compiler(host(device), disable, Journal(keep_stages=bisect), policy)
+            kinds.append(engines.under_autocast(low, torch_dtype(policy.low)))
+            result.rows += _compared(kinds[-1])[1]
+            result.notes.append("onnxruntime runs the step without casts, in fp32")
         if captured.regions:
             lines = "; ".join(table(captured.regions))
             result.notes.append(f"not compared with onnxruntime: parts run in PyTorch: {lines}")
@@ -61,8 +66,20 @@ def verify_step(
         else:
             result.notes.append(str(MissingExtraError("onnxruntime", "ort")))
         if bisect:
-            result.notes.append(first_departure(engines))
+            result.notes.append(first_departure(kinds))
         return result
+
+
+def _compared(engines: Engines) -> tuple[Graph, list[Row]]:
+    """Loss and gradients on every row, and the comparison of it and of its packed form."""
+    graphs = Graphs(engines.compiler, engines.captured)
+    derived = partial(engines.compiler.gradients, wrt=engines.names, zeros=engines.captured.reached)
+    padded = derived(graphs.forward)
+    rows = against_eager(engines, padded)
+    packed = graphs.packed(graphs.forward.signature.requested((), None))
+    if packed is not None:
+        rows += against_eager(engines, derived(packed), "rows that are read")
+    return padded, rows
 
 
 def _refuse_drawn(graph: Graph) -> None:

@@ -1,0 +1,69 @@
+"""The law of mixed precision: as near an fp64 run of eager PyTorch as `torch.autocast`.
+
+Per tensor, the distance of loss and gradients to an fp64 run is at most 1.25 times that of
+autocast, as a root mean square over the batches. The distance of a few numbers, such as the loss,
+is a draw of noise on so few batches: they may be off by twice that and an eighth of a rounding of
+the low type.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import torch
+from tiny import Tensors, eager
+from tiny_families import rms
+
+ROOM, FEW = 1.25, 16
+ZERO = 1e-12  # of all gradients: what fp64 leaves of terms that cancel
+
+
+def autocast(model: torch.nn.Module, data: Tensors, dtype: torch.dtype = torch.bfloat16) -> Tensors:
+    """Loss and gradients of eager PyTorch under autocast."""
+    twin = copy.deepcopy(model)
+    with torch.autocast("cpu", dtype):
+        outputs = twin(**data)
+    loss = outputs if isinstance(outputs, torch.Tensor) else outputs.loss
+    loss.backward()
+    found = {f"grad.{n}": p.grad for n, p in twin.named_parameters() if p.grad is not None}
+    return {"loss": loss.detach(), **found}
+
+
+def assert_near(
+    model: torch.nn.Module,
+    batches: list[Tensors],
+    ours: list[Tensors],
+    dtype: torch.dtype = torch.bfloat16,
+    room: float = ROOM,
+) -> None:
+    """The law for what was found on these batches."""
+    exact = [eager(model, data, torch.float64) for data in batches]
+    theirs = [autocast(model, data, dtype) for data in batches]
+    broken = []
+    for name in exact[0]:
+        truth = [e[name] for e in exact]
+        own, other = (
+            rms([float((y[name].double() - t).norm()) for y, t in zip(found, truth, strict=True)])
+            for found in (ours, theirs)
+        )
+        size = rms([float(t.norm()) for t in truth])
+        whole = rms([math.hypot(*(float(t.norm()) for t in e.values())) for e in exact])
+        few = truth[0].numel() < FEW
+        allowed = (2 if few else room) * other + (
+            torch.finfo(dtype).eps / 16 if few else 1e-7
+        ) * size
+        if size <= ZERO * whole:  # by construction: noise in any engine, of the terms that cancel
+            allowed = max(allowed, torch.finfo(dtype).eps / 2 * whole)
+        if not own <= allowed:
+            broken.append(f"{name}: {own:.3e}, allowed {allowed:.3e}")
+    assert not broken, "\n".join(broken)
+
+
+def shuffled(data: Tensors, seed: int) -> Tensors:
+    """The same batch with other tokens; padding and what stands for it stay."""
+    ids = data.get("input_ids")
+    if ids is None or not seed:
+        return data
+    turned = (ids - 3 + 7 * seed) % 90 + 3
+    return {**data, "input_ids": torch.where(ids < 3, ids, turned)}
