@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from tiny import Tensors, eager
 from tiny_families import rms
 
 ROOM, FEW = 1.25, 16
+Found = Sequence[Mapping[str, torch.Tensor]]
 ZERO = 1e-12  # of all gradients: what fp64 leaves of terms that cancel
 
 
@@ -39,19 +41,31 @@ def assert_near(
 ) -> None:
     """The law for what was found on these batches."""
     exact = [eager(model, data, torch.float64) for data in batches]
-    theirs = [autocast(model, data, dtype) for data in batches]
+    assert_as_near(exact, [autocast(model, data, dtype) for data in batches], ours, dtype, room)
+
+
+def assert_as_near(
+    exact: Found,
+    theirs: Found,
+    ours: Found,
+    dtype: torch.dtype = torch.bfloat16,
+    room: float = ROOM,
+    mean: Callable[[list[float]], float] = rms,
+    few: int = FEW,
+) -> None:
+    """The law for tensors by name, of each batch. mean: over batches; few: numbers that are few."""
     broken = []
     for name in exact[0]:
-        truth = [e[name] for e in exact]
+        truth = [e[name].double() for e in exact]
         own, other = (
-            rms([float((y[name].double() - t).norm()) for y, t in zip(found, truth, strict=True)])
+            mean([float((y[name].double() - t).norm()) for y, t in zip(found, truth, strict=True)])
             for found in (ours, theirs)
         )
-        size = rms([float(t.norm()) for t in truth])
-        whole = rms([math.hypot(*(float(t.norm()) for t in e.values())) for e in exact])
-        few = truth[0].numel() < FEW
-        allowed = (2 if few else room) * other + (
-            torch.finfo(dtype).eps / 16 if few else 1e-7
+        size = mean([float(t.norm()) for t in truth])
+        whole = mean([math.hypot(*(float(t.norm()) for t in e.values())) for e in exact])
+        small = truth[0].numel() < few
+        allowed = (2 if small else room) * other + (
+            torch.finfo(dtype).eps / 16 if small else 1e-7
         ) * size
         if size <= ZERO * whole:  # by construction: noise in any engine, of the terms that cancel
             allowed = max(allowed, torch.finfo(dtype).eps / 2 * whole)

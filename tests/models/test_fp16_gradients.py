@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from near_autocast import FEW, ROOM, assert_as_near
 from tiny import (
     PADDINGS,
     Tensors,
@@ -37,7 +38,7 @@ from onward.rewrite import Policy
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 FP16 = Policy(DType.FLOAT16)
-SCALE, ROOM, FEW = 2.0**12, 1.25, 16
+SCALE = 2.0**12
 KINDS: dict[str, Any] = {"gpt2": gpt2, "bert": bert}
 WIDE = {"layers": 2, "width": 256}
 
@@ -83,19 +84,7 @@ def assert_near(
 ) -> None:
     exact = [eager(model, data, torch.float64) for data in batches]
     theirs = [autocast(model, data) for data in batches]
-    broken = []
-    for name in exact[0]:
-        truth = [e[name] for e in exact]
-        mine, other = (
-            mean([float((y[name].double() - t).norm()) for y, t in zip(found, truth, strict=True)])
-            for found in (own, theirs)
-        )
-        size = mean([float(t.norm()) for t in truth])
-        small = truth[0].numel() < few
-        allowed = (2 if small else ROOM) * other + (2.0**-14 if small else 1e-7) * size
-        if not mine <= allowed:
-            broken.append(f"{name}: {mine:.3e}, allowed {allowed:.3e}, {other:.3e} of {size:.3e}")
-    assert not broken, "\n".join(broken)
+    assert_as_near(exact, theirs, own, torch.float16, ROOM, mean, few)
 
 
 @pytest.mark.sample(16)

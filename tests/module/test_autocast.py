@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from precision_law import assert_as_near
+from near_autocast import assert_as_near
 from tiny import PADDINGS, batch, bert, gpt2
 from torch import nn
 from torch.nn import functional as F
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from twins import Twins
 
 import onward
-from onward.config import CaptureError, EagerWarning
+from onward.config import CaptureError, EagerWarning, OnwardError
 from onward.module import accelerated
 
 LOW = (torch.bfloat16, torch.float16)
@@ -252,6 +252,15 @@ def test_a_trainer_takes_blocks_of_the_model_s_own(form: str) -> None:
         optimizer.step()
         found[1].append(float(loss.detach()))
     assert found[0] == pytest.approx(found[1], rel=0.01)
+
+
+def test_a_verification_refuses_them() -> None:
+    model = Blocks("first")
+    trainer = onward.Trainer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.mse_loss, verify=True
+    )
+    with pytest.raises(OnwardError, match=r"switches autocast on at a, .* fix: verify with that"):
+        trainer.train_step(gaussian(6, 16), target=gaussian(6, 16))
 
 
 def test_two_types_in_one_model_are_refused() -> None:

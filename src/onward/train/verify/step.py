@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from onward.compile import Compiler
 from onward.config import MissingExtraError, OnwardError
-from onward.graph.graph import Graph, attributes, where
+from onward.graph.graph import Graph, attributes, precision_said, precisions_said, where
 from onward.journal import Journal
 from onward.kernels import host, torch_dtype
 from onward.rewrite import Policy
@@ -48,6 +48,7 @@ def verify_step(
         compiler = Compiler(host(device), disable, Journal(keep_stages=bisect))
         captured = compiler.capture(model, *batch.given, loss_fn, regions=regions)
         _refuse_drawn(captured.graph)
+        _refuse_autocast(captured.graph)
         names = [n for n, p in captured.parameters.items() if id(p) in trained]
         engines = Engines(compiler, captured, batch, model, loss_fn, names)
         result, kinds = Verification(), [engines]
@@ -94,6 +95,17 @@ def _refuse_drawn(graph: Graph) -> None:
             f"the forward draws random numbers at {drawing[0]} (torch.rand and the like), where "
             "eager PyTorch draws others: there is nothing to compare; fix: verify with that off "
             "(drop_path_rate=0), or draw outside and pass the numbers as an input"
+        )
+
+
+def _refuse_autocast(graph: Graph) -> None:
+    """A block within a forward has nothing to be compared with: eager PyTorch rounds there too."""
+    said = precisions_said(graph)
+    low = [where(node) for node in graph if precision_said(node) in said]
+    if low:
+        raise OnwardError(
+            f"the forward switches autocast on at {low[0] or '(top)'}, and there is no run without "
+            "it to compare with; fix: verify with that off, and with mixed_precision='bf16'"
         )
 
 
