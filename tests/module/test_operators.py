@@ -123,7 +123,7 @@ def _without(m: Applied, a: torch.Tensor) -> torch.Tensor:
 
 
 def _listed(h: list[torch.Tensor]) -> torch.Tensor:
-    torch._foreach_add_(h, 1.0)
+    torch._foreach_add_(h, 1.0)  # type: ignore[reportPrivateImportUsage]
     return h[0] * h[1].sum()
 
 

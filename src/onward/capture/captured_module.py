@@ -30,7 +30,8 @@ class CapturedModule:
     regions: the parts of the model that run in PyTorch, by their site.
     reached: parameters that autograd would give a gradient, if only of zeros.
     reaches: the same of each result of a call, with its leaves. parts_reached: likewise what parts
-    that run in PyTorch return, by site and number. tree: how results are put together.
+    that run in PyTorch return, by site and number. tree: how results are put together. autocast:
+    what `torch.autocast` casts to around the call.
     """
 
     graph: Graph
@@ -44,6 +45,7 @@ class CapturedModule:
     reaches: dict[str, set[str]] = field(default_factory=dict)
     parts_reached: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     tree: OutputTree | None = None
+    autocast: torch.dtype | None = None
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _presumed: list[Shown | Unchanged] = field(default_factory=list)

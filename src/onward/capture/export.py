@@ -164,7 +164,7 @@ def _capture(
     shown = choose(program, tensors)
     graph = Graph("forward")
     translator = Translator(graph, program, flat.regions)
-    result = CapturedModule(graph, {}, {}, {})
+    result = CapturedModule(graph, {}, {}, {}, autocast=flat.autocast)
     batch = batch_nodes(program)
     try:
         buffers = bind_inputs(result, translator, program, flat, tensors, given, names)

@@ -21,7 +21,7 @@ from onward.explanation import (
 )
 from onward.module.accelerate import CACHE, Accelerated, accelerated
 from onward.module.arguments import bind_call
-from onward.module.around import surroundings, uses_cache
+from onward.module.around import Mode, autocast_off, surroundings, uses_cache
 from onward.module.graphs import HalvesRequest
 from onward.module.prepared_call import PreparedCall
 from onward.module.wrapper import Module
@@ -121,7 +121,7 @@ def _held(model: Any) -> Accelerated:
 def _explain_last(
     held: Accelerated, memory: int | None, sizes: tuple[int, ...], state: int | None, profile: bool
 ) -> StepExplanation:
-    with held.locked():
+    with held.locked(), autocast_off():
         call = held.last_call()
         last = call.last
         assert last is not None, "a last call has run"
@@ -151,7 +151,7 @@ def _explain_call(
         return refused(model, "module", error)
     if isinstance(call, str):
         return refused(model, "module", call)
-    with held.locked():
+    with held.locked(), autocast_off():
         return explained(_next(held, call, batch, state), memory, sizes, profile)
 
 
@@ -184,7 +184,7 @@ def _subject(
         """Of a batch that another capture serves; the model's own calls stay as they are."""
         quiet, other = compiler.quiet(), bind_call(args, kwargs)
         session = Session(held.memory, memory_budget=held.options.memory_budget)
-        made = held.capture(quiet, model, other, bool(ends))
+        made = held.capture(quiet, model, other, Mode(bool(ends), captured.autocast))
         found = PreparedCall(other, quiet, made, session)
         return _subject(held, found, other, results, ends, state)
 
