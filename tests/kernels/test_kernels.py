@@ -377,3 +377,18 @@ def test_rows_without_elements_are_moved_about(op: str, shape: tuple[int, ...], 
     for kernel in KERNELS[op]:
         kernel.bind(KernelArguments({}, list(given), [y], []))()
         assert torch.equal(y, data[index[:, 0]] if op == "GatherND" else data)
+
+
+@pytest.mark.parametrize("keep", [0, 1])
+@pytest.mark.parametrize("op", ["ReduceMax", "ReduceMin"])
+def test_an_extreme_of_no_elements_where_nothing_asks_for_it(op: str, keep: int) -> None:
+    """Masks of sequences without tokens; torch refuses the dim, and so it does where there is a
+    result to give."""
+    axes = torch.tensor([2])
+    for kernel in KERNELS[op]:
+        for x in (torch.ones(2, 0, 0), torch.ones(2, 0, 0, dtype=torch.int64)):
+            y = x.new_empty((2, 0, 1) if keep else (2, 0))
+            kernel.bind(KernelArguments({"keepdims": keep}, [x, axes], [y], []))()
+        x, y = torch.ones(2, 3, 0), torch.ones((2, 3, 1) if keep else (2, 3))
+        with pytest.raises(IndexError):
+            kernel.bind(KernelArguments({"keepdims": keep}, [x, axes], [y], []))()

@@ -25,6 +25,20 @@ def _over(function: Callable[..., Any]) -> Callable[[KernelArguments], Launch]:
     return bind
 
 
+def _extreme(function: Callable[..., Any]) -> Callable[[KernelArguments], Launch]:
+    """torch refuses a dim without elements even where the result has none either, as rows that are
+    counted in sequences without tokens."""
+    bind = _over(function)
+
+    def bind_extreme(args: KernelArguments) -> Launch:
+        return bind(args) if args.y.numel() else _nothing
+
+    return bind_extreme
+
+
+def _nothing() -> None: ...
+
+
 def _bind_l2(args: KernelArguments) -> Launch:
     keep = bool(args.attrs.get("keepdims", 1))
     return partial(torch.linalg.vector_norm, args.x(), 2, _dims(args), keepdim=keep, out=args.y)
@@ -91,8 +105,8 @@ KERNELS: dict[str, Kernel] = {
     "AllFinite": Kernel("aten.all_finite", _bind_all_finite, workspace=_finite_workspace),
     "ReduceSum": Kernel("aten.sum", _over(torch.sum)),
     "ReduceMean": Kernel("aten.mean", _over(torch.mean)),
-    "ReduceMax": Kernel("aten.amax", _over(torch.amax)),
-    "ReduceMin": Kernel("aten.amin", _over(torch.amin)),
+    "ReduceMax": Kernel("aten.amax", _extreme(torch.amax)),
+    "ReduceMin": Kernel("aten.amin", _extreme(torch.amin)),
     "ReduceL2": Kernel("aten.vector_norm", _bind_l2),
     "ReduceProd": Kernel("aten.prod", _bind_prod, workspace=_input_bytes),
     "ReduceSumSquare": Kernel("aten.square+sum", _bind_sum_square, workspace=_input_bytes),
