@@ -13,7 +13,7 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
     # the policy
     Fault(
         "policy: softmax is low", "rewrite/precision/policy.py",
-        '("Add", "Sub", "Mul", "Max", "Min"),', '("Add", "Sub", "Mul", "Max", "Min", "Softmax"),',
+        '("Add", "Sub", "Max", "Min"),', '("Add", "Sub", "Max", "Min", "Softmax"),',
         CASTS,
     ),
     Fault(
@@ -60,10 +60,6 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
         "casts: a mixed sum is low", "rewrite/precision/write_casts.py",
         "if not computed or any(type_of(x).dtype != low for x in computed):",
         "if not computed:", CASTS,
-    ),
-    Fault(
-        "casts: buffers change their type", "rewrite/precision/write_casts.py",
-        "        if name in graph.state:", "        if name in ():", CASTS,
     ),
     Fault(
         "casts: a weight is cast for each reader", "rewrite/precision/move_casts.py",

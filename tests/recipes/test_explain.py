@@ -226,7 +226,7 @@ elif how in ("accelerate", "Module", "catches", "looks"):
         open(f"step{step}", "w").close()
 elif how == "eager":
     onward.accelerate(net)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t * 1, lambda t: t):
         net(X, Y).backward()
     open("step0", "w").close()
 elif how == "exits":
@@ -261,7 +261,7 @@ def test_a_scripts_call_that_runs_in_eager_is_what_there_is_to_say(
     script: Path, said: Said
 ) -> None:
     found = said("train.py", "--", "eager", status=1)
-    assert not found["captured"] and "autocast is on" in found["reasons"][0]
+    assert not found["captured"] and "saved_tensors_hooks" in found["reasons"][0]
     assert not (script / "step0").exists()
 
 

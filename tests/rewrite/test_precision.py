@@ -109,9 +109,11 @@ def test_folding_is_left_where_no_kernel_takes_the_call() -> None:
 def written(graph: Graph, **outputs: Value) -> dict[str, str]:
     """The element types of these values after the policy's casts."""
     graph.outputs = dict(outputs)
+    before = {name: type_of(value) for name, value in outputs.items()}
     write_casts(graph, BF16)
     check(graph)
-    return {name: str(type_of(value)).partition("[")[0] for name, value in graph.outputs.items()}
+    assert {name: type_of(value) for name, value in graph.outputs.items()} == before
+    return {name: str(type_of(value)).partition("[")[0] for name, value in outputs.items()}
 
 
 def test_a_residual_stream_stays_fp32_and_low_operands_stay_low() -> None:
@@ -143,7 +145,8 @@ def test_a_buffer_keeps_its_type() -> None:
     held = graph.input("mean", parse_type("f32[4,4]"), Role.BUFFER)
     graph.state = {"next.mean": held}
     found = written(graph, **{"next.mean": b.MatMul(x, b.transpose(x, [1, 0]))})
-    assert found == {"next.mean": "f32"}
+    assert found == {"next.mean": "bf16"}
+    assert type_of(graph.outputs["next.mean"]).dtype == DType.FLOAT
 
 
 @pytest.mark.parametrize(("mask", "low"), [(None, "bf16"), ("b[4,4]", "bf16"), ("f32[4,4]", "f32")])
