@@ -5,6 +5,7 @@ from __future__ import annotations
 from fault import Fault
 
 AUTOCAST = ("module/test_autocast.py",)
+BRANCHES = ("module/test_autocast_branches.py",)
 ROWS = ("execute/test_spare_rows.py", "kernels/test_row_counts.py")
 HEAD = ("kernels/test_low_cross_entropy.py",)
 
@@ -33,7 +34,31 @@ AUTOCAST_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "autocast: results are fp32", "capture/export.py",
-        "if tree is not None and precisions_said(graph):", "if False:", AUTOCAST,
+        "named, tree = give_types(graph, tree, eager, types), eager", "pass", AUTOCAST,
+    ),
+    Fault(
+        "autocast: a forward may do what it likes under it", "capture/eager_types.py",
+        "if found := difference(low, full):", "if found := None:", BRANCHES,
+    ),
+    Fault(
+        "autocast: calls of other tensors are alike", "capture/calls.py",
+        "return weakref.ref(x) if number is None else number", 'return "..."', BRANCHES,
+    ),
+    Fault(
+        "autocast: calls with other slices are alike", "capture/calls.py",
+        "if isinstance(x, slice):", "if False:", BRANCHES,
+    ),
+    Fault(
+        "autocast: calls with other constants are alike", "capture/calls.py",
+        "return x() is y()", "return True", BRANCHES,
+    ),
+    Fault(
+        "autocast: calls that only write are none", "capture/calls.py",
+        "elif made or writes:", "elif made:", BRANCHES,
+    ),
+    Fault(
+        "autocast: results of another value are alike", "capture/eager_types.py",
+        "(isinstance(a, Value) and a != b)", "False", BRANCHES,
     ),
     Fault(
         "autocast: results have the type that they come in", "rewrite/precision/write_casts.py",

@@ -1,6 +1,8 @@
-"""The types that results have in eager mode under autocast, of which a trace in fp32 says nothing.
+"""What a forward does in eager mode under autocast, of which a trace in fp32 says nothing.
 
-There a result and its `float()` are one tensor, here they are two.
+It runs there once, and once without: code that asks a tensor's type, or whether autocast is on, may
+call other functions then, and a trace would hold the wrong ones. The types of its results are those
+of the first run. A result and its `float()` are one tensor in the trace, and two in eager mode.
 """
 
 from __future__ import annotations
@@ -10,13 +12,38 @@ from dataclasses import replace
 
 import torch
 
-from onward.capture.autocast_blocks import LOW_TYPES
-from onward.capture.output_tree import Computed, Container, Number, OutputTree, Part
+from onward.capture.autocast_blocks import LOW_TYPES, autocast_noted
+from onward.capture.calls import Calls, difference
+from onward.capture.flat_call import FlatCall
+from onward.capture.output_tree import Computed, Container, Number, OutputTree, Part, Value
+from onward.capture.trace import ONE_AT_A_TIME
 from onward.config import CaptureError
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Value, type_of
+from onward.graph.graph import Graph, type_of
+from onward.graph.graph import Value as GraphValue
 from onward.graph.names import distinct
 from onward.graph.types import DType
+
+
+def run_under_autocast(
+    flat: FlatCall, given: Sequence[torch.Tensor], widened: Sequence[torch.Tensor]
+) -> tuple[OutputTree | None, list[torch.dtype]]:
+    """The results of the call in eager mode, where it is exported whole, and their types. given:
+    the batch's tensors; widened: the same in fp32, as the trace has them. Raises CaptureError where
+    the forward calls other functions than it does without autocast."""
+    inputs = [[t.clone() for t in tensors] for tensors in (given, widened)]
+    with ONE_AT_A_TIME:
+        with flat.aside(), Calls(*inputs[0]) as low:
+            types = [t.dtype for t in flat.run(*inputs[0])]
+            tree = flat.noted.tree
+        with flat.aside(), autocast_noted(flat.device), Calls(*inputs[1]) as full:
+            flat.run(*inputs[1])
+    if found := difference(low, full):
+        raise CaptureError(
+            f"the forward does something else under autocast: {found[0]}, without it {found[1]}; "
+            "fix: no branch on a tensor's dtype, nor on whether autocast is on"
+        )
+    return tree, types
 
 
 def give_types(
@@ -27,10 +54,10 @@ def give_types(
     CaptureError where the trace hands on what eager mode computes."""
     found: dict[str, str] = {}
     for a, b in _paired(eager.root, traced.root):
-        if type(a) is not type(b):
+        if type(a) is not type(b) or (isinstance(a, Value) and a != b):
             raise CaptureError(
-                "under autocast the forward returns other tensors than without: one that it is "
-                "given is cast there; fix: cast it outside"
+                "under autocast the forward returns something else than without, as a tensor that "
+                "it is given and casts; fix: cast it outside"
             )
         if isinstance(a, (Computed, Number)) and isinstance(b, (Computed, Number)):
             found[a.name] = b.name
@@ -45,7 +72,7 @@ def give_types(
     return found
 
 
-def _cast(builder: Builder, value: Value, dtype: torch.dtype) -> Value:
+def _cast(builder: Builder, value: GraphValue, dtype: torch.dtype) -> GraphValue:
     low = LOW_TYPES.get(dtype)
     if low is None or type_of(value).dtype != DType.FLOAT:
         return value
@@ -61,4 +88,4 @@ def _paired(a: Part, b: Part) -> Iterator[tuple[Part, Part]]:
         yield a, b
 
 
-__all__ = ["give_types"]
+__all__ = ["give_types", "run_under_autocast"]

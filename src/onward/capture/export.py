@@ -30,7 +30,7 @@ from onward.capture.bind_inputs import batch_nodes, bind_inputs
 from onward.capture.buffer_updates import store_buffers
 from onward.capture.captured_module import CapturedModule, layout
 from onward.capture.dtypes import dtype_of
-from onward.capture.eager_types import give_types
+from onward.capture.eager_types import give_types, run_under_autocast
 from onward.capture.flat_call import TENSOR, FlatCall, LossFunction, named_tensors
 from onward.capture.fuse_attention import fuse_attention
 from onward.capture.fuse_composites import fuse_composites
@@ -171,9 +171,10 @@ def _capture(
         _translate(result, translator, flat, want_loss)
         tree = flat.noted.tree
         named = {name: name for name in flat.noted.names}  # what a result is called in the trace
-        if tree is not None and precisions_said(graph):
-            eager, types = flat.types(*[t.clone() for t in given])
-            named, tree = give_types(graph, tree, eager, types), eager
+        if precisions_said(graph):
+            eager, types = run_under_autocast(flat, given, tensors)
+            if tree is not None and eager is not None:
+                named, tree = give_types(graph, tree, eager, types), eager
         store_buffers(result, translator, buffers, named_tensors(flat), trains)
     except SizeError as error:
         more = hold(error, batch, tensors, held)
@@ -215,10 +216,9 @@ def _capture(
         sources = {name: placeholders(nodes) for name, nodes in passes.items()}
         result.parts_reached = {name: results_of_regions(nodes) for name, nodes in passes.items()}
         result.reaches = {
+            # in the graph as well, where a batch's tensor may be cast before all else
             name: {translator.env[n].name or "" for n in nodes}
-            | reached_in(
-                translator.env[ends[name]]
-            )  # by which a batch's tensor that is cast is found
+            | reached_in(translator.env[ends[name]])
             for name, nodes in sources.items()
         }
     if flat.regions is not None:

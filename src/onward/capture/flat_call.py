@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -97,12 +98,7 @@ class FlatCall(torch.nn.Module):
     def ask(self, *leaves: torch.Tensor) -> None:
         """A run in eager mode, which leaves nothing behind but the answers to what it asks."""
         with (
-            keeping_buffers(self.model, self.loss_fn),
-            keeping_parameters(self.model, self.loss_fn, numbers=self.values),
-            torch.random.fork_rng(),
-            torch.no_grad(),
-            undoing(Effects(), self.model, self.loss_fn),
-            without_hooks(self.model),  # of regions: others have none
+            self.aside(),
             Asked(values=self.values) as asked,
             Choosing(asked.whole if self.values else None),
         ):
@@ -110,21 +106,22 @@ class FlatCall(torch.nn.Module):
         self.noted.answers, self.noted.masks = asked.answers, asked.masks
         self.noted.read = asked.read
 
-    def types(self, *leaves: torch.Tensor) -> tuple[OutputTree, list[torch.dtype]]:
-        """The results of a run in eager mode, and their types. It leaves nothing behind."""
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within it a run in eager mode leaves nothing behind, nor in what is noted."""
         noted = self.noted.tree, self.noted.names
-        with (
-            keeping_buffers(self.model, self.loss_fn),
-            torch.random.fork_rng(),
-            torch.no_grad(),
-            undoing(Effects(), self.model, self.loss_fn),
-            without_hooks(self.model),
-        ):
-            types = [t.dtype for t in self.run(*leaves)]
-        tree = self.noted.tree
-        assert tree is not None, "the call is exported whole"
-        self.noted.tree, self.noted.names = noted
-        return tree, types
+        try:
+            with (
+                keeping_buffers(self.model, self.loss_fn),
+                keeping_parameters(self.model, self.loss_fn, numbers=self.values),
+                torch.random.fork_rng(),
+                torch.no_grad(),
+                undoing(Effects(), self.model, self.loss_fn),
+                without_hooks(self.model),  # of regions: others have none
+            ):
+                yield
+        finally:
+            self.noted.tree, self.noted.names = noted
 
     @property
     def device(self) -> str:

@@ -1,0 +1,220 @@
+"""Forwards that ask for autocast's state or for a tensor's type, and may do something else then:
+captured where that changes no function that is called, else run in eager mode with the reason."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from twins import Twins
+
+import onward
+from onward.config import CaptureError, EagerWarning
+
+LOW = (torch.bfloat16, torch.float16)
+
+
+def is_low(x: torch.Tensor) -> bool:
+    return x.dtype in LOW
+
+
+class Asks(nn.Module):
+    """form: the method that is the forward."""
+
+    def __init__(self, form: str) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.form = form
+        self.constants = [torch.zeros(16), torch.ones(16)]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return getattr(self, self.form)(x)
+
+    def state(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(h.tanh() if torch.is_autocast_enabled("cpu") else h)
+
+    def state_as_a_factor(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x) * (3 if torch.is_autocast_enabled("cpu") else 1))
+
+    def type_of_autocast(self, x: torch.Tensor) -> torch.Tensor:
+        on = torch.is_autocast_enabled("cpu")
+        low = on and torch.get_autocast_dtype("cpu") in LOW
+        return self.b(self.a(x) + (2.0 if low else 0.0))
+
+    def state_in_a_block(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            h = self.a(x)
+            h = h.tanh() if torch.is_autocast_enabled("cpu") else h
+            return self.b(h)
+
+    def state_where_it_is_off(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        with torch.autocast("cpu", enabled=False):
+            return self.b(h.float() * (3 if torch.is_autocast_enabled("cpu") else 1))
+
+    def type(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(h * (3 if is_low(h) else 1))
+
+    def type_picks_a_function(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(F.gelu(h) if is_low(h) else F.relu(h))
+
+    def type_in_a_block(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            h = self.a(x)
+            return self.b(h * (3 if is_low(h) else 1))
+
+    def type_by_string(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(-h if str(h.dtype).endswith("16") else h)
+
+    def bytes_of_a_number(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(h * h.element_size())
+
+    def places(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(h).narrow(0, 1 if is_low(h) else 2, 3)
+
+    def layers(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.a(h) if is_low(h) else self.b(h)
+
+    def first_layer(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(x) if torch.is_autocast_enabled("cpu") else self.a(x)
+
+    def tables(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(h + self.constants[int(is_low(h))])
+
+    def operands(self, x: torch.Tensor) -> torch.Tensor:
+        h, g = self.a(x), self.b(x)
+        return self.b(h - g.tanh() if is_low(h) else g - h.tanh())
+
+    def order(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        g = h.tanh()
+        return self.b(h - g if is_low(h) else g - h)
+
+    def transposed(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)[:, :6]
+        return (h.real if is_low(h) else h.T) @ x
+
+    def written(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        h = h.clone()
+        h[:, 0 if is_low(h) else 3] = 5.0
+        return self.b(h)
+
+    def a_slice(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        h = h.clone()
+        h[: 2 if is_low(h) else 4] = 5.0
+        return self.b(h)
+
+    def result(self, x: torch.Tensor) -> Any:
+        h = self.a(x)
+        return {"y": self.b(h), "low": is_low(h)}
+
+    def checkpointed(self, x: torch.Tensor) -> torch.Tensor:
+        def part(y: torch.Tensor) -> torch.Tensor:
+            h = self.a(y)
+            return h * (3 if is_low(h) else 1)
+
+        return self.b(checkpoint(part, x, use_reentrant=False))
+
+    def set_by_hand(self, x: torch.Tensor) -> torch.Tensor:
+        before = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        torch.set_autocast_enabled("cpu", True)
+        torch.set_autocast_dtype("cpu", torch.bfloat16)
+        try:
+            h = self.a(x)
+        finally:
+            torch.set_autocast_enabled("cpu", before[0])
+            torch.set_autocast_dtype("cpu", before[1])
+        return self.b((h * (3 if is_low(h) else 1)).float())
+
+    def smallest(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(h + torch.finfo(h.dtype).eps * 100)
+
+    # these call the same functions
+
+    def limit(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return h.masked_fill(x > 0, torch.finfo(h.dtype).min).softmax(-1)
+
+    def cast_where_low(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(h.float() if is_low(h) else h)
+
+    def cast_back(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(h.float().square().mean(-1, keepdim=True).rsqrt().to(h.dtype) * h)
+
+    def kept_type(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(torch.zeros(16, dtype=h.dtype) + h)
+
+
+FORMS = [n for n, f in vars(Asks).items() if callable(f) and n != "forward" and n[0] != "_"]
+SAME = [*FORMS[FORMS.index("limit") :], "state_where_it_is_off"]
+IN_THEIR_OWN_BLOCK = ("state_in_a_block", "type_in_a_block", "set_by_hand")
+
+
+def gaussian(seed: int = 0) -> torch.Tensor:
+    return torch.randn(6, 16, generator=torch.Generator().manual_seed(seed))
+
+
+def called(twins: Twins, to: torch.dtype | None, seed: int) -> None:
+    """Results and gradients are eager's, in its types."""
+    found = []
+    twins.zero()
+    for model in twins.both:
+        with torch.autocast("cpu", to or torch.bfloat16, enabled=to is not None):
+            y = model(gaussian(seed))
+        tensor = y["y"] if isinstance(y, dict) else y
+        tensor.float().square().mean().backward()
+        found.append((y, tensor))
+    (ours, a), (eager, b) = found
+    assert a.dtype == b.dtype
+    torch.testing.assert_close(a, b, rtol=0.05, atol=0.05)
+    if isinstance(eager, dict):
+        assert ours["low"] == eager["low"]
+    for p, q in zip(twins.ours.parameters(), twins.eager.parameters(), strict=True):
+        assert (p.grad is None) == (q.grad is None)
+        if p.grad is not None and q.grad is not None:
+            room = 0.05 * float(q.grad.abs().max())
+            torch.testing.assert_close(p.grad, q.grad, rtol=0.05, atol=room)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("first", [None, *LOW], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_each_state_as_in_eager_mode(form: str, first: torch.dtype | None) -> None:
+    twins = Twins(Asks(form).train())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EagerWarning)
+        for turn, to in enumerate((first, *LOW, None, *LOW)):
+            called(twins, to, turn)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_is_captured(form: str) -> None:
+    model = onward.accelerate(Asks(form).train(), strict=True)
+    if form not in IN_THEIR_OWN_BLOCK:
+        model(gaussian())
+    with torch.autocast("cpu", torch.bfloat16):
+        if form in SAME:
+            model(gaussian())
+        else:
+            said = "a graph takes weights and" if form == "set_by_hand" else "something else"
+            with pytest.raises(CaptureError, match=rf"{said} .*; fix: "):
+                model(gaussian())
