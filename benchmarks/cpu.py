@@ -19,50 +19,28 @@ from __future__ import annotations
 import sys
 
 from suite import cases
-from suite.cli import CommandLine, finished, writer
+from suite.cli import CommandLine
 from suite.engines import ENGINES, named
 from suite.largest import LIMIT, QUICK_LIMIT
-from suite.losses import Tolerance, exact_in, failed
-from suite.measurement import Effort
-from suite.progress import Clock
-from suite.step_benchmark import Extras, run_cpu
-from suite.step_report import table
+from suite.step_benchmark import Extras, time_on_cpu
 
 
 def main() -> int:
     """Run the benchmark; see the module's text."""
-    line = CommandLine(__doc__, budget=1500.0, cases=True, precision=True, threads=True)
-    line.add_argument("--steps", type=int, default=0, help="timed steps per round and engine")
-    line.add_argument("--rounds", type=int, default=0, help="turns of each engine; default: 5")
-    line.add_argument(
-        "--engines", default="", help=f"comma-separated; default: all of {', '.join(ENGINES)}"
+    line = CommandLine(
+        __doc__, budget=1500.0, cases=True, precision=True, threads=True, engines=ENGINES, rounds=5
     )
     line.add_argument("--no-largest-batch", action="store_true", help="do not search for it")
     options = line.read()
     quick: bool = options.quick
-    engines = named(ENGINES, line.names("engine", options.engines, ENGINES))
-    work = [
-        (
-            case,
-            Effort(
-                rounds=options.rounds or (2 if quick else 5),
-                steps=options.steps or cases.STEPS[case.model],
-                warmup=2,
-                tolerance=Tolerance(level=0.02, **exact_in(case.precision)),
-                exact_steps=5,
-            ),
-        )
-        for case in cases.chosen(cases.CPU, options.cases, quick, options.precision)
-    ]
+    chosen = cases.chosen(cases.CPU, options.cases, quick, options.precision)
     extras = Extras(
         limit_seconds=3.0 if quick else 45.0,
         search_seconds=0.0 if options.no_largest_batch else 15.0 if quick else 180.0,
         search_bytes=QUICK_LIMIT if quick else LIMIT,
     )
-    clock = Clock(options.budget)
-    report, path = run_cpu(work, engines, extras, options.threads, clock, writer(options, "cpu"))
-    finished(table(report), path, clock)
-    return int(failed(report["cases"]))
+    engines = named(ENGINES, options.engines)
+    return time_on_cpu("cpu", options, chosen, engines, extras, warmup=2, level=0.02, exact_steps=5)
 
 
 if __name__ == "__main__":

@@ -29,20 +29,15 @@ from suite.step_report import table
 
 def main() -> int:
     """Run the benchmark; see the module's text."""
-    line = CommandLine(__doc__, budget=480.0, cases=True)
+    line = CommandLine(__doc__, budget=480.0, cases=True, engines=GPU_ENGINES, rounds=3)
     line.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    line.add_argument("--steps", type=int, default=10, help="timed steps per round and engine")
-    line.add_argument("--rounds", type=int, default=3, help="turns that every engine gets")
-    line.add_argument(
-        "--engines", default="", help=f"comma-separated; default: all of {', '.join(GPU_ENGINES)}"
-    )
     options = line.read()
-    engines = named(GPU_ENGINES, line.names("engine", options.engines, GPU_ENGINES))
+    engines = named(GPU_ENGINES, options.engines)
     if options.device == "cuda" and not torch.cuda.is_available():
         return refused("gpu.py: no CUDA device here; fix: run it on a GPU, or --device cpu --quick")
     effort = Effort(
         rounds=options.rounds,
-        steps=options.steps,
+        steps=options.steps or 10,
         warmup=3,
         # The CPU benchmark compares step by step; here time is short.
         tolerance=Tolerance(level=0.05),

@@ -16,13 +16,9 @@ from __future__ import annotations
 import sys
 
 from suite import cases
-from suite.cli import CommandLine, finished, writer
+from suite.cli import CommandLine
 from suite.engines import ENGINES, FP32, named
-from suite.losses import Tolerance, exact_in, failed
-from suite.measurement import Effort
-from suite.progress import Clock
-from suite.step_benchmark import Extras, run_cpu
-from suite.step_report import table
+from suite.step_benchmark import Extras, time_on_cpu
 
 _PEERS = ("eager", "eager-tuned", "compile", "compile-tuned", "onward", "onward-module")
 _ENGINES = {**{name: ENGINES[name] for name in _PEERS}, FP32.name: FP32}
@@ -30,34 +26,14 @@ _ENGINES = {**{name: ENGINES[name] for name in _PEERS}, FP32.name: FP32}
 
 def main() -> int:
     """Run the benchmark; see the module's text."""
-    line = CommandLine(__doc__, budget=2400.0, cases=True, threads=True)
-    line.add_argument("--steps", type=int, default=0, help="timed steps per round and engine")
-    line.add_argument("--rounds", type=int, default=0, help="turns of each engine; default: 3")
-    line.add_argument(
-        "--engines", default="", help=f"comma-separated; default: all of {', '.join(_ENGINES)}"
-    )
+    line = CommandLine(__doc__, budget=2400.0, cases=True, threads=True, engines=_ENGINES, rounds=3)
     options = line.read()
-    quick: bool = options.quick
-    engines = named(_ENGINES, line.names("engine", options.engines, _ENGINES))
-    work = [
-        (
-            case,
-            Effort(
-                rounds=options.rounds or (2 if quick else 3),
-                steps=options.steps or cases.STEPS[case.model],
-                warmup=2,
-                tolerance=Tolerance(level=0.1, **exact_in(case.precision)),
-                exact_steps=3,
-            ),
-        )
-        for case in cases.chosen(cases.MIXED, options.cases, quick)
-    ]
+    chosen = cases.chosen(cases.MIXED, options.cases, options.quick)
     extras = Extras(limit_seconds=0.0, search_seconds=0.0, search_bytes=0)
-    clock = Clock(options.budget)
-    write = writer(options, "mixed_precision")
-    report, path = run_cpu(work, engines, extras, options.threads, clock, write)
-    finished(table(report), path, clock)
-    return int(failed(report["cases"]))
+    engines = named(_ENGINES, options.engines)
+    return time_on_cpu(
+        "mixed_precision", options, chosen, engines, extras, warmup=2, level=0.1, exact_steps=3
+    )
 
 
 if __name__ == "__main__":

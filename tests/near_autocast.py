@@ -21,14 +21,17 @@ Found = Sequence[Mapping[str, torch.Tensor]]
 ZERO = 1e-12  # of all gradients: what fp64 leaves of terms that cancel
 
 
-def autocast(model: torch.nn.Module, data: Tensors, dtype: torch.dtype = torch.bfloat16) -> Tensors:
-    """Loss and gradients of eager PyTorch under autocast."""
+def autocast(
+    model: torch.nn.Module, data: Tensors, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0
+) -> Tensors:
+    """Loss and gradients of eager PyTorch under autocast; scale: of the loss for backward, as a
+    GradScaler's."""
     twin = copy.deepcopy(model)
     with torch.autocast("cpu", dtype):
         outputs = twin(**data)
     loss = outputs if isinstance(outputs, torch.Tensor) else outputs.loss
-    loss.backward()
-    found = {f"grad.{n}": p.grad for n, p in twin.named_parameters() if p.grad is not None}
+    (loss.float() * scale).backward()
+    found = {f"grad.{n}": p.grad / scale for n, p in twin.named_parameters() if p.grad is not None}
     return {"loss": loss.detach(), **found}
 
 

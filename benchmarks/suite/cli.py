@@ -22,7 +22,8 @@ class CommandLine(argparse.ArgumentParser):
     about: the script's docstring, whose first line is shown by --help. budget: seconds after which
     nothing new starts, by default; None where a script takes no budget. cases: whether it has
     cases to choose from; precision: in fp32 or in bf16. threads: whether the number of torch's
-    threads can be chosen.
+    threads can be chosen. engines: the names that it has to choose from; rounds: their turns, by
+    default, of which --quick takes 2.
     """
 
     def __init__(
@@ -33,6 +34,8 @@ class CommandLine(argparse.ArgumentParser):
         cases: bool = False,
         precision: bool = False,
         threads: bool = False,
+        engines: Collection[str] = (),
+        rounds: int = 0,
         quick: str = "a tiny model, to try the script",
     ) -> None:
         super().__init__(description=(about or "").partition("\n")[0])
@@ -59,11 +62,27 @@ class CommandLine(argparse.ArgumentParser):
             self.add_argument(
                 "--threads", type=int, default=0, help="torch threads; default: torch's"
             )
+        self._engines, self._rounds = engines, rounds
+        if engines:
+            self.add_argument(
+                "--steps", type=int, default=0, help="timed steps per round and engine"
+            )
+            self.add_argument(
+                "--rounds", type=int, default=0, help=f"turns of each engine; default: {rounds}"
+            )
+            self.add_argument(
+                "--engines", default="",
+                help=f"comma-separated; default: all of {', '.join(engines)}",
+            )  # fmt: skip
 
     def read(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """The options, with `out` filled in. Exits with status 2 for what cannot be meant."""
+        """The options, with `out` and `rounds` filled in and `engines` as names. Exits with status
+        2 for what cannot be meant."""
         options = self.parse_args(arguments)
         options.out = options.out or (QUICK_RESULTS if options.quick else RESULTS)
+        if self._engines:
+            options.rounds = options.rounds or (2 if options.quick else self._rounds)
+            options.engines = self.names("engine", options.engines, self._engines)
         return options
 
     def names(self, kind: str, given: str, there: Collection[str]) -> list[str]:

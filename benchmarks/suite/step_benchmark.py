@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from suite.cases import Case
+from suite.cases import STEPS, Case
+from suite.cli import finished, writer
 from suite.engines import Engine
 from suite.largest import search
 from suite.limit import arithmetic_limit, limit_line
+from suite.losses import Tolerance, exact_in, failed
 from suite.measurement import Effort, measure
 from suite.progress import Clock, say
 from suite.remote import Remote, processes
@@ -33,7 +36,40 @@ class Extras:
     search_bytes: int
 
 
-def run_cpu(
+def time_on_cpu(
+    name: str,
+    options: argparse.Namespace,
+    cases: Sequence[Case],
+    engines: Mapping[str, Engine],
+    extras: Extras,
+    warmup: int,
+    level: float,
+    exact_steps: int,
+) -> int:
+    """The exit status of a script that times these cases, and writes under that name.
+
+    options: a command line's with engines. warmup, level, exact_steps: of each case's Effort.
+    """
+    work = [
+        (
+            case,
+            Effort(
+                rounds=options.rounds,
+                steps=options.steps or STEPS[case.model],
+                warmup=warmup,
+                tolerance=Tolerance(level=level, **exact_in(case.precision)),
+                exact_steps=exact_steps,
+            ),
+        )
+        for case in cases
+    ]
+    clock = Clock(options.budget)
+    report, path = _run_cpu(work, engines, extras, options.threads, clock, writer(options, name))
+    finished(table(report), path, clock)
+    return int(failed(report["cases"]))
+
+
+def _run_cpu(
     cases: Sequence[tuple[Case, Effort]],
     engines: Mapping[str, Engine],
     extras: Extras,

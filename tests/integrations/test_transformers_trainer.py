@@ -25,7 +25,7 @@ from hf_runs import (
 )
 from transformers import TrainerCallback
 
-from onward.config import MissingExtraError, OnwardError
+from onward.config import MissingExtraError, OnwardError, TrainerOptions
 from onward.integrations import refused_arguments
 from onward.integrations.transformers import Seq2SeqTrainer, Trainer
 from onward.module import accelerated
@@ -277,6 +277,45 @@ def test_accelerate_s_own_fp16_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("accelerate.Accelerator.mixed_precision", "fp16")
     with pytest.raises(OnwardError, match=r"mixed_precision=fp16: .*fix: bf16=True"):
         language(Trainer, causal_lm(), arguments(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mixed_precision": said} for said in ("fp16", "no", "auto")]
+    + [TrainerOptions(mixed_precision="fp16")],
+    ids=["fp16", "no", "auto", "TrainerOptions"],
+)
+def test_two_precisions_are_refused(options: Any, tmp_path: Path) -> None:
+    with pytest.raises(OnwardError) as error:
+        language(Trainer, causal_lm(), arguments(tmp_path / "run", bf16=True), options=options)
+    said = TrainerOptions.of(options).mixed_precision
+    assert str(error.value) == (
+        f'TrainingArguments(bf16=True) and options={{"mixed_precision": "{said}"}}: a step has one '
+        "precision; fix: leave one of them out"
+    )
+    assert not (tmp_path / "run").exists(), "nothing is written"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"mixed_precision": "bf16"}, {"seed": 3}, TrainerOptions(), None],
+    ids=["bf16", "other options", "TrainerOptions", "none"],
+)
+def test_one_precision_is_taken(options: Any, tmp_path: Path) -> None:
+    args = arguments(tmp_path, bf16=True, max_steps=1)
+    trainer = language(Trainer, causal_lm(), args, options=options)
+    trainer.train()
+    assert trainer.onward_trainer.options.mixed_precision == "bf16"
+
+
+def test_accelerate_s_own_bf16_and_another_precision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelerate.Accelerator.mixed_precision", "bf16")
+    with pytest.raises(OnwardError, match=r"^accelerate's mixed_precision=bf16 and options=.*fix:"):
+        language(
+            Trainer, causal_lm(), arguments(tmp_path / "run"), options={"mixed_precision": "fp16"}
+        )
 
 
 class OwnLoss(Trainer):

@@ -9,14 +9,13 @@ numbers counts as few: a classifier's are sums over four rows.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from statistics import median
 from typing import Any
 
 import pytest
 import torch
-from near_autocast import FEW, ROOM, assert_as_near
+from near_autocast import FEW, ROOM, assert_as_near, autocast, shuffled
 from tiny import (
     PADDINGS,
     Tensors,
@@ -41,17 +40,6 @@ FP16 = Policy(DType.FLOAT16)
 SCALE = 2.0**12
 KINDS: dict[str, Any] = {"gpt2": gpt2, "bert": bert}
 WIDE = {"layers": 2, "width": 256}
-
-
-def autocast(model: nn.Module, data: Tensors, scale: float = SCALE) -> Tensors:
-    """Loss and gradients of eager PyTorch under autocast, as GradScaler makes them."""
-    twin = copy.deepcopy(model)
-    with torch.autocast("cpu", torch.float16):
-        outputs = twin(**data)
-    loss = outputs if isinstance(outputs, torch.Tensor) else outputs.loss
-    (loss.float() * scale).backward()
-    found = {f"grad.{n}": p.grad / scale for n, p in twin.named_parameters() if p.grad is not None}
-    return {"loss": loss.detach(), **found}
 
 
 def ours(
@@ -83,7 +71,7 @@ def assert_near(
     few: int = FEW,
 ) -> None:
     exact = [eager(model, data, torch.float64) for data in batches]
-    theirs = [autocast(model, data) for data in batches]
+    theirs = [autocast(model, data, torch.float16, SCALE) for data in batches]
     assert_as_near(exact, theirs, own, torch.float16, ROOM, mean, few)
 
 
@@ -95,15 +83,6 @@ def test_families_are_as_near_as_autocast_in_fp16(family: str) -> None:
     model = make().train()
     batches = [shuffled(data(), seed) for seed in range(11)]
     assert_near(model, batches, ours(model, batches), median, few=128)
-
-
-def shuffled(data: Tensors, seed: int) -> Tensors:
-    """The same batch with other tokens; padding and what stands for it stay."""
-    ids = data.get("input_ids")
-    if ids is None or not seed:
-        return data
-    turned = (ids - 3 + 7 * seed) % 90 + 3
-    return {**data, "input_ids": torch.where(ids < 3, ids, turned)}
 
 
 @pytest.mark.sample(6)
@@ -199,7 +178,7 @@ def test_activations_that_overflow_are_infinite_as_under_autocast() -> None:
     model = Large()
     for size in (1.0, 1e3, 1e5, 1e6):
         data = {"x": torch.full((4, 8), size)}
-        (own,), theirs = ours(model, [data], scale=1.0), autocast(model, data, 1.0)
+        (own,), theirs = ours(model, [data], scale=1.0), autocast(model, data, torch.float16)
         for name, x in theirs.items():
             assert torch.equal(x.isfinite(), own[name].isfinite()), (size, name)
             torch.testing.assert_close(own[name], x, rtol=4e-3, atol=1e-3, equal_nan=True)
@@ -220,6 +199,6 @@ def test_constants_that_fp16_does_not_have_stay_fp32(number: float) -> None:
 
     torch.manual_seed(0)
     model, data = Shifted(), {"x": torch.randn(4, 8)}
-    (own,), theirs = ours(model, [data], scale=1.0), autocast(model, data, 1.0)
+    (own,), theirs = ours(model, [data], scale=1.0), autocast(model, data, torch.float16)
     for name, x in theirs.items():
         torch.testing.assert_close(own[name], x, rtol=1e-5 if name == "loss" else 4e-3, atol=1e-4)

@@ -102,6 +102,20 @@ def test_evaluation_with_gradients() -> None:
     twins.same_buffers()
 
 
+def test_autocast_of_another_device_casts_nothing() -> None:
+    twins = Twins(Positional(), strict=True)
+    torch.set_autocast_enabled("cuda", True)  # torch.autocast would ask for a GPU
+    try:
+        twins.step(lambda m: m(x()))
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+    twins.zero()
+    twins.step(lambda m: m(x()))
+    held = accelerated(twins.ours)
+    assert held is not None
+    assert len(next(iter(held._states)).calls) == 1
+
+
 # ---- random numbers
 
 

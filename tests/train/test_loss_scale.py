@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from states import alike
 from tiny import batch, bert, gpt2
 from torch import nn
 from torch.optim import lr_scheduler
@@ -180,16 +181,6 @@ def whole(trainer: onward.Trainer) -> dict[str, Any]:
     held = {k: state[k] for k in ("model", "optimizer", "param_groups", "updates", "counts")}
     torchs = copy.deepcopy(trainer.optimizer.state_dict()["state"])
     return {**held, "torch": torchs}
-
-
-def alike(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
-    if isinstance(a, list):
-        return len(a) == len(b) and all(map(alike, a, b))
-    return a == b
 
 
 OPTIMIZERS: dict[str, Any] = {

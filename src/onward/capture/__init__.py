@@ -4,10 +4,16 @@ from onward.capture.captured_module import CapturedModule
 from onward.capture.export import capture
 from onward.capture.huggingface import without_flash_lengths
 from onward.capture.protocol import Captured
-from onward.capture.refusals import apart_from_hooks, is_traced, refuse_surroundings
+from onward.capture.refusals import (
+    AUTOCAST_DEVICES,
+    apart_from_hooks,
+    is_traced,
+    refuse_surroundings,
+)
 from onward.capture.trace import traced_elsewhere, untraced
 
 __all__ = [
+    "AUTOCAST_DEVICES",
     "Captured",
     "CapturedModule",
     "apart_from_hooks",

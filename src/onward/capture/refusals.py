@@ -34,6 +34,7 @@ TENSOR_HOOKS = {
 _GLOBAL = {"_global_" + attribute.lstrip("_"): kind for attribute, kind in FORWARD_HOOKS.items()}
 _GLOBAL |= {"_global_" + attribute.lstrip("_"): kind for attribute, kind in BACKWARD_HOOKS.items()}
 
+AUTOCAST_DEVICES = ("cpu", "cuda")
 _CORE: Any = torch._C
 _packing = _CORE._autograd._top_saved_tensors_default_hooks  # the innermost ones, or None
 NO_HOOKS = "hooks do not run inside a graph; fix: remove it"
@@ -80,7 +81,7 @@ def refuse_surroundings(autocast: bool = True) -> None:
 
 
 def _autocast() -> Iterator[str]:
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+    if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)):
         yield "autocast is on; fix: leave the autocast block (mixed_precision is an option)"
 
 
@@ -312,6 +313,7 @@ def refuse_constant(tensor: torch.Tensor, owned: Mapping[str, torch.Tensor]) -> 
 
 
 __all__ = [
+    "AUTOCAST_DEVICES",
     "BACKWARD_HOOKS",
     "FORWARD_HOOKS",
     "NO_HOOKS",

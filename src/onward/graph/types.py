@@ -264,6 +264,12 @@ def parse_type(text: str) -> Type:
     return Type(parse_dtype(head), tuple(int(p) if p.isdigit() else symbol(p) for p in names))
 
 
+def rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
+    """In that type. What is too large for it becomes infinite, as in a cast of a tensor."""
+    with np.errstate(over="ignore"):
+        return array.astype(dtype.numpy())
+
+
 def of_array(array: np.ndarray) -> Type:
     return Type(DType.from_numpy(array.dtype), tuple(int(d) for d in array.shape))
 

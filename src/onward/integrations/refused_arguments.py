@@ -63,6 +63,17 @@ def refuse_accelerator(accelerator: Any, gpus: int) -> None:
         )
 
 
+def refuse_two_precisions(accelerator: Any, args: Any, said: str | None) -> None:
+    """Raises OnwardError where accelerate computes in bf16 and the options say another precision.
+    said: what they name, None where they name none."""
+    if accelerator.mixed_precision == "bf16" and said not in (None, "bf16"):
+        where = "TrainingArguments(bf16=True)" if args.bf16 else "accelerate's mixed_precision=bf16"
+        raise OnwardError(
+            f'{where} and options={{"mixed_precision": "{said}"}}: a step has one precision; '
+            "fix: leave one of them out"
+        )
+
+
 def refuse_callback(callback: Any) -> None:
     """Raises OnwardError for a callback that is called between the backward and the update."""
     from transformers import TrainerCallback
@@ -81,4 +92,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 40 else f"{type(value).__name__}(...)"
 
 
-__all__ = ["LOOP", "REFUSED", "refuse_accelerator", "refuse_arguments", "refuse_callback"]
+__all__ = [
+    "LOOP", "REFUSED", "refuse_accelerator", "refuse_arguments", "refuse_callback",
+    "refuse_two_precisions",
+]  # fmt: skip

@@ -25,6 +25,7 @@ from onward.integrations.refused_arguments import (
     refuse_accelerator,
     refuse_arguments,
     refuse_callback,
+    refuse_two_precisions,
 )
 from onward.module.accelerate import accelerate, accelerated
 from onward.train.arguments import checked_options
@@ -45,7 +46,8 @@ class Trainer(transformers.Trainer):
     """`transformers.Trainer` whose training step is one graph; its arguments are the same.
 
     options: what else `onward.Trainer` takes (`memory_budget`, `verify`, `mixed_precision`, ...);
-        accumulation and clipping are those of `args`, and so is `bf16=True`.
+        accumulation and clipping are those of `args`, and so is `bf16=True`, beside which options
+        say no other `mixed_precision`.
 
     The calls of evaluation and prediction run as graphs too (`onward.accelerate`). Raises
     OnwardError for arguments, callbacks and overridden methods that a graph cannot honour.
@@ -58,6 +60,7 @@ class Trainer(transformers.Trainer):
         **named: Any,
     ) -> None:
         self._options = _own_options(options)
+        self._precision_said = _precision_said(options, self._options)
         self._step_trainer: LedTrainer | None = None
         self._made_of: tuple[Any, ...] = ()  # what the step's trainer was made of
         self._result: StepResult | None = None
@@ -87,6 +90,7 @@ class Trainer(transformers.Trainer):
         refuse_arguments(self.args)
         super().create_accelerator_and_postprocess()
         refuse_accelerator(self.accelerator, self.args.n_gpu)
+        refuse_two_precisions(self.accelerator, self.args, self._precision_said)
 
     def call_model_init(self, trial: Any = None) -> Any:
         return accelerate(super().call_model_init(trial))
@@ -189,6 +193,16 @@ def _own_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerO
             "options has fetch, and nobody would read what is fetched; fix: leave it out"
         )
     return found
+
+
+def _precision_said(
+    given: TrainerOptions | Mapping[str, Any] | None, read: TrainerOptions
+) -> str | None:
+    """The precision that the user's options name; None where they name none, or are TrainerOptions
+    with the one that these have by themselves."""
+    named = isinstance(given, Mapping) and given.get("mixed_precision") is not None
+    said = named or read.mixed_precision != TrainerOptions().mixed_precision
+    return read.mixed_precision if said else None
 
 
 def _own_loss(own: Any, outputs: Any, given: tuple[Any, Any]) -> torch.Tensor:

@@ -12,6 +12,7 @@ import torch
 from onward.graph.ops.optimizers.quantization import BLOCK, SIGN, SIGNED, UNSIGNED, blocks
 from onward.graph.ops.optimizers.rounding import ROW
 from onward.graph.ops.random import M1, M2, SITE_A, SITE_B, SPREAD, WORD
+from onward.kernels.aten.random import mix
 
 _MAPS = {True: SIGNED, False: UNSIGNED}
 
@@ -61,20 +62,13 @@ def _by_block(flat: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.pad(flat, (0, room)).view(-1, BLOCK)
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
-    """The generator's finaliser, on words of 32 bits in i64."""
-    x = ((x ^ (x >> 16)) * M1) & WORD
-    x = ((x ^ (x >> 15)) * M2) & WORD
-    return x ^ (x >> 15)
-
-
 def words(seed: torch.Tensor, site: int, start: int, count: int) -> torch.Tensor:
     """32 random bits in i64 for each of `count` elements of a parameter from `start` on."""
     place = torch.arange(start, start + count, device=seed.device)
     rows = torch.arange(start // ROW, -(-(start + count) // ROW), device=seed.device)
     keys: list[torch.Tensor] = []
     for chain, spread in enumerate((SITE_A, SITE_B)):
-        key = _mix(_mix(seed[chain] ^ ((site * spread) & WORD)) ^ (rows & WORD))
+        key = mix(mix(seed[chain] ^ ((site * spread) & WORD)) ^ (rows & WORD))
         keys.append(key[place // ROW - start // ROW])
     first, second = keys
     h = ((place % ROW) * SPREAD + first) & WORD

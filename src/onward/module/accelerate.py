@@ -30,6 +30,7 @@ from onward.module.arguments import bind_call
 from onward.module.around import (
     Mode,
     autocast_off,
+    device_of,
     eager,
     goes_around,
     mode_here,
@@ -40,7 +41,7 @@ from onward.module.delivery import deliver
 from onward.module.hooks import aside, call_with_hooks, run_around
 from onward.module.prepared_call import PreparedCall
 from onward.module.run import Run
-from onward.module.states import State, States, TooMany, device_of
+from onward.module.states import State, States, TooMany
 from onward.plan import Plan
 from onward.train.batch import Batch
 from onward.train.regions import Told

@@ -16,13 +16,12 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _device, _python_dispatch
 
-from onward.capture import refuse_surroundings, traced_elsewhere
+from onward.capture import AUTOCAST_DEVICES, refuse_surroundings, traced_elsewhere
 from onward.config import CaptureError
 from onward.kernels import running
 
 _CORE: Any = torch._C
 _here = threading.local()
-_AUTOCAST = ("cpu", "cuda")
 CACHES = ("past_key_values", "past_key_value", "cache_params", "use_cache")
 
 
@@ -86,12 +85,16 @@ class Mode(NamedTuple):
     autocast: torch.dtype | None
 
 
+def device_of(model: torch.nn.Module) -> torch.device:
+    first = next(model.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
 def mode_here(model: torch.nn.Module) -> Mode:
     """The mode that a call of the model is made in."""
     autocast = None
-    if any(map(torch.is_autocast_enabled, _AUTOCAST)):
-        parameter = next(model.parameters(), None)
-        device = "cpu" if parameter is None else parameter.device.type
+    if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)):
+        device = device_of(model).type
         if torch.is_autocast_enabled(device):
             autocast = torch.get_autocast_dtype(device)
     return Mode(torch.is_grad_enabled(), autocast)
@@ -100,7 +103,7 @@ def mode_here(model: torch.nn.Module) -> Mode:
 def autocast_off() -> AbstractContextManager[Any]:
     """Within it no operator is cast: those that a graph's kernels call say themselves in what type
     they compute."""
-    on = [device for device in _AUTOCAST if torch.is_autocast_enabled(device)]
+    on = [device for device in AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
     if not on:
         return contextlib.nullcontext()
     stack = contextlib.ExitStack()
@@ -124,6 +127,7 @@ def uses_cache(model: torch.nn.Module, kwargs: Mapping[str, Any], takes: bool) -
 __all__ = [
     "Mode",
     "autocast_off",
+    "device_of",
     "eager",
     "goes_around",
     "is_eager",

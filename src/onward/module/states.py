@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from onward.config import CaptureError
-from onward.module.around import Mode
+from onward.module.around import Mode, device_of
 from onward.module.calls import Calls
 from onward.module.prepared_call import PreparedCall
 from onward.train.batch import Batch
@@ -93,11 +93,6 @@ class State:
         return tuple(map(_training, self.modules))
 
 
-def device_of(model: torch.nn.Module) -> torch.device:
-    first = next(model.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
-
-
 class States:
     """Of one module."""
 
@@ -138,4 +133,4 @@ class States:
         return iter(self._states)
 
 
-__all__ = ["State", "States", "TooMany", "device_of"]
+__all__ = ["State", "States", "TooMany"]

@@ -14,7 +14,7 @@ from onward.config import OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, attributes, type_of
 from onward.graph.names import user_name
-from onward.graph.types import DType
+from onward.graph.types import DType, rounded
 from onward.rewrite import Pass, Policy, in_precision, run
 
 DTYPES = {"float32": DType.FLOAT, "float16": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
@@ -43,9 +43,6 @@ def lowered(graph: Graph, arrays: Mapping[str, np.ndarray], low: DType) -> tuple
         name = value.name or ""
         if _store(graph, value, low):
             stored[name] = _narrow(name, arrays[name], low)
-    for name, value in graph.outputs.items():
-        if type_of(value).is_low:
-            graph.outputs[name] = Builder(graph).Cast(value, to=DType.FLOAT)
     return graph, stored
 
 
@@ -70,8 +67,7 @@ def _store(graph: Graph, value: Value, low: DType) -> bool:
 
 
 def _narrow(name: str, array: np.ndarray, low: DType) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        made = array.astype(low.numpy())
+    made = rounded(array, low)
     lost = np.isfinite(array) & ~np.isfinite(made.astype(np.float32))
     if lost.any():
         raise OnwardError(

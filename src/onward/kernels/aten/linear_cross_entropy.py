@@ -16,7 +16,7 @@ z and dz exist for R rows at a time, in one buffer.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -65,11 +65,32 @@ def _known(spec: KernelSpec) -> str | None:
     return None if reduction in ("mean", "sum") else f"reduction {reduction}"
 
 
-def blocks_of(n: int, most: int) -> Iterator[slice]:
-    """n rows in as few blocks of at most so many as fit, all of one size."""
-    count = math.ceil(n / max(1, most))
-    step = math.ceil(n / max(1, count))
-    return (slice(i, min(i + step, n)) for i in range(0, n, max(1, step)))
+def blocks_of(
+    n: int, most: int, rounded: Callable[[int], int] = lambda rows: rows
+) -> Iterator[slice]:
+    """n rows in as few blocks of at most so many as fit, all of one size, which is `rounded`; the
+    last is what is left."""
+    count = max(1, math.ceil(n / max(1, most)))
+    step = max(1, min(rounded(math.ceil(n / count)), most))
+    return (slice(i, min(i + step, n)) for i in range(0, n, step))
+
+
+def weigh_labels(
+    labels: Tensor, weight: Tensor | None, classes: int, ignore: int, label: Tensor,
+    ignored: Tensor, share: Tensor, ends: tuple[Tensor, Tensor],
+) -> None:  # fmt: skip
+    """Fills `label`, `ignored`, `share` and `ends`; see `_Call`."""
+    torch.eq(labels, ignore, out=ignored)
+    label.copy_(labels)
+    label.masked_fill_(ignored, 0)
+    if label.numel():
+        torch.aminmax(label, out=ends)
+        label.clamp_(0, classes - 1)
+    if weight is None:
+        share.fill_(1.0)
+    else:
+        torch.index_select(weight, 0, label, out=share)
+    share.masked_fill_(ignored, 0.0)
 
 
 @dataclass(frozen=True)
@@ -106,7 +127,6 @@ class _Call:
         return self.smoothing / self.classes
 
     def blocks(self) -> Iterator[slice]:
-        """The rows in as few blocks as fit, all of one size."""
         return blocks_of(self.x.shape[0], self.block.shape[0])
 
 
@@ -126,18 +146,8 @@ def _call(args: KernelArguments) -> _Call:
 
 
 def _divisor(c: _Call) -> Tensor:
-    """Fills `ignored`, `label` and `share`; returns f[], what the sum is divided by."""
-    torch.eq(c.labels, c.ignore_index, out=c.ignored)
-    c.label.copy_(c.labels)
-    c.label.masked_fill_(c.ignored, 0)
-    if c.label.numel():
-        torch.aminmax(c.label, out=c.ends)
-        c.label.clamp_(0, c.classes - 1)
-    if c.weight is None:
-        c.share.fill_(1.0)
-    else:
-        torch.index_select(c.weight, 0, c.label, out=c.share)
-    c.share.masked_fill_(c.ignored, 0.0)
+    """Weighs the labels; returns f[], what the sum is divided by."""
+    weigh_labels(c.labels, c.weight, c.classes, c.ignore_index, c.label, c.ignored, c.share, c.ends)
     return c.share.sum() if c.mean else c.share.new_ones(())
 
 

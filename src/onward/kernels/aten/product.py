@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
 from onward.kernels.aten.row_counts import product
-from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
+from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch, no_rows
 from onward.kernels.target import Target
 
 
@@ -20,20 +21,16 @@ def gemm_operands(args: KernelArguments) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def bind_gemm(args: KernelArguments) -> Launch:
-    if _makes_code(args) and not (args.attrs.get("transA") and args.attrs.get("transB")):
-        across = bool(args.attrs.get("transA"))
-        b = args.x(1).t() if args.attrs.get("transB") else args.x(1)
-        c = args.x(2) if len(args.inputs) > 2 and args.inputs[2] is not None else None
-        return in_order(product(args.x(0), b, args.y, args.spare, across, c))
-    a, b = gemm_operands(args)
-    if len(args.inputs) > 2 and args.inputs[2] is not None:
-        return partial(torch.addmm, args.x(2), a, b, out=args.y)
-    return partial(torch.mm, a, b, out=args.y)
+    across = bool(args.attrs.get("transA"))
+    b = args.x(1).t() if args.attrs.get("transB") else args.x(1)
+    c = args.inputs[2] if len(args.inputs) > 2 else None
+    return in_order(product(args.x(0), b, args.y, _spare(args), across, c))
 
 
-def _makes_code(args: KernelArguments) -> bool:
-    """Whether the product is oneDNN's (row_counts.py)."""
-    return args.y.device.type == "cpu" and args.y.dtype in (torch.bfloat16, torch.float16)
+def _spare(args: KernelArguments) -> Callable[[torch.Tensor], int]:
+    """The rows that a product may take, where it is oneDNN's (row_counts.py)."""
+    low = args.y.dtype in (torch.bfloat16, torch.float16)
+    return args.spare if low and args.y.device.type == "cpu" else no_rows
 
 
 def in_order(calls: list[Launch]) -> Launch:
@@ -64,10 +61,8 @@ def _merged(x: torch.Tensor) -> torch.Tensor | None:
 def _bind_matmul(args: KernelArguments) -> Launch:
     """`f[*S,M,K] @ f[*S,K,N]` as few batched products."""
     y = args.y
-    if y.dim() == 2 and _makes_code(args):
-        return in_order(product(args.x(0), args.x(1), y, args.spare))
     if y.dim() == 2:
-        return partial(torch.mm, args.x(0), args.x(1), out=y)
+        return in_order(product(args.x(0), args.x(1), y, _spare(args)))
     a = args.x(0).expand(*y.shape[:-2], *args.x(0).shape[-2:])
     b = args.x(1).expand(*y.shape[:-2], *args.x(1).shape[-2:])
     return in_order(_batched(a, b, y))

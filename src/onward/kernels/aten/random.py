@@ -36,7 +36,7 @@ def _key_bytes(spec: KernelSpec) -> int:
     return 12 * 8 * rows + 8 * 1024
 
 
-def _mix(x: torch.Tensor) -> torch.Tensor:
+def mix(x: torch.Tensor) -> torch.Tensor:
     """The finaliser on 32-bit words held in i64."""
     x = ((x ^ (x >> 16)) * M1) & WORD
     x = ((x ^ (x >> 15)) * M2) & WORD
@@ -79,11 +79,11 @@ def _bind_dropout(args: KernelArguments) -> Launch:
     chunks = [(xs[i : i + step], ys[i : i + step]) for i in starts]
 
     def keys(chain: int, spread_site: int) -> torch.Tensor:
-        key = _mix(seed[chain : chain + 1] ^ ((site * spread_site) & WORD))
+        key = mix(seed[chain : chain + 1] ^ ((site * spread_site) & WORD))
         for d, index in enumerate(indices):
             if d == sample_dim and offset is not None:
                 index = index + offset
-            key = _mix(key ^ (index & WORD))
+            key = mix(key ^ (index & WORD))
         return _signed(key).expand(outer or [1]).reshape(-1, 1)
 
     def launch() -> None:
@@ -105,7 +105,7 @@ def _bind_dropout(args: KernelArguments) -> Launch:
     return launch
 
 
-def _on_the_cpu(target: Target) -> str | None:
+def on_the_cpu(target: Target) -> str | None:
     return None if target.device == "cpu" else "its chunks are for a processor's cache"
 
 
@@ -118,7 +118,7 @@ def _kernel(name: str, chunk: int, where: Callable[[Target], str | None]) -> Ker
 
 KERNELS: dict[str, tuple[Kernel, ...]] = {
     "Dropout": (
-        _kernel("aten.counter_dropout", _CHUNK, _on_the_cpu),
+        _kernel("aten.counter_dropout", _CHUNK, on_the_cpu),
         _kernel("aten.counter_dropout_wide", _WIDE_CHUNK, anywhere),
     ),
 }

@@ -11,8 +11,8 @@ import torch
 
 from onward.graph.ops.optimizers.quantization import BLOCK, blocks
 from onward.kernels import moments
+from onward.kernels.aten.random import on_the_cpu
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch, anywhere
-from onward.kernels.target import Target
 
 aten = torch.ops.aten
 _CHUNK = 1 << 16  # elements, a whole number of blocks, and of rows of the generator
@@ -107,15 +107,7 @@ def _bind_8bit(args: KernelArguments, chunk: int) -> Launch:
 
 
 def _bytes(spec: KernelSpec, chunk: int) -> int:
-    count = 1
-    for size in spec.outputs[0].shape:
-        assert isinstance(size, int)
-        count *= size
-    return _BYTES * max(BLOCK, min(count, chunk))
-
-
-def _on_the_cpu(target: Target) -> str | None:
-    return None if target.device == "cpu" else "its chunks are for a processor's cache"
+    return _BYTES * max(BLOCK, min(spec.outputs[0].numel, chunk))
 
 
 def _kernels(
@@ -129,7 +121,7 @@ def _kernels(
             f"aten.{name}{suffix}", partial(bind, chunk=chunk), inplace=pairs, contiguous=None,
             workspace=partial(_bytes, chunk=chunk), host=layout.host, where=where,
         )
-        for suffix, chunk, where in (("", _CHUNK, _on_the_cpu), ("_wide", _WIDE_CHUNK, anywhere))
+        for suffix, chunk, where in (("", _CHUNK, on_the_cpu), ("_wide", _WIDE_CHUNK, anywhere))
     )  # fmt: skip
 
 

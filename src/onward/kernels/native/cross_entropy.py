@@ -12,7 +12,6 @@ a block's part being one product of the low type, by panels of classes.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from onward.graph.types import DType, Type
-from onward.kernels.aten.linear_cross_entropy import ROWS, no_such_class
+from onward.kernels.aten.linear_cross_entropy import ROWS, blocks_of, no_such_class, weigh_labels
 from onward.kernels.aten.row_counts import behind, further, lengthened, rounded
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, where
@@ -82,7 +81,7 @@ def _bind(op: str, args: KernelArguments) -> Launch:
     ends = (args.flag[0], args.flag[1])
     steps = [
         step
-        for rows in _blocks(x.shape[0], z.shape[0])
+        for rows in blocks_of(x.shape[0], z.shape[0], rounded)
         for step in _block(
             x, w, bias, labels, weight, dx, dw, dbias, z, panel, losses, weights,
             None if dloss is None else unit, rows, ignore,
@@ -92,19 +91,13 @@ def _bind(op: str, args: KernelArguments) -> Launch:
     mean = args.attrs["reduction"] == "mean"
 
     def launch() -> None:
-        torch.eq(labels, ignore, out=ignored)
-        label.copy_(labels)
-        label.masked_fill_(ignored, 0)
-        if label.numel():
-            torch.aminmax(label, out=ends)
+        # what the labels weigh lies where their rows' losses are written later
+        weigh_labels(labels, weight, classes, ignore, label, ignored, losses, ends)
+        divisor.copy_(losses.sum()) if mean else divisor.fill_(1.0)
         if weight is None:
             weights.fill_(float(classes))
-            count = (~ignored).sum(dtype=torch.float32)
         else:
             torch.sum(weight, 0, keepdim=True, out=weights)
-            label.clamp_(0, classes - 1)
-            count = weight[label].masked_fill_(ignored, 0.0).sum()
-        divisor.fill_(1.0) if not mean else divisor.copy_(count)
         if dloss is not None:
             torch.div(dloss, divisor, out=unit)
         if not x.shape[0]:
@@ -117,12 +110,6 @@ def _bind(op: str, args: KernelArguments) -> Launch:
             torch.div(losses.sum(), divisor[0], out=loss)
 
     return launch
-
-
-def _blocks(n: int, most: int) -> Iterator[slice]:
-    """n rows in blocks of at most so many, all but the last of a rounded number."""
-    step = max(1, min(rounded(math.ceil(n / max(1, math.ceil(n / max(1, most))))), most))
-    return (slice(i, min(i + step, n)) for i in range(0, n, step))
 
 
 def _block(

@@ -164,9 +164,8 @@ class Policy:
 
 
 def policy_for(graph: Graph, given: Policy | None) -> Policy | None:
-    """The policy of a captured graph: the one that is given, else of what the model's own autocast
-    blocks say. Raises CaptureError where these say another
-    type."""
+    """The policy of a captured graph: the one that is given, else one of what the model's own
+    autocast blocks say. Raises CaptureError where these say another type."""
     said = {DType[name] for name in precisions_said(graph)}
     if given is not None:
         said.add(given.low)

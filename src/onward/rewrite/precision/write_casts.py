@@ -9,7 +9,7 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, array_of, attributes, type_of
 from onward.graph.ops import OPS
 from onward.graph.ops.call import Call
-from onward.graph.types import DType
+from onward.graph.types import DType, rounded
 from onward.rewrite.precision.policy import Line, Policy, Precision
 
 
@@ -81,7 +81,7 @@ class _Writer:
             return made
         array = array_of(x)
         if array is not None:
-            made = self._graph.constant(_rounded(array, dtype))
+            made = self._graph.constant(rounded(array, dtype))
         else:
             at = Builder(self._graph) if reader is None else Builder.at(self._graph, reader)
             made = at.Cast(x, to=dtype)  # before the first reader: others come later
@@ -98,13 +98,7 @@ class _Writer:
 
 
 def _is_exact(array: np.ndarray, dtype: DType) -> bool:
-    return bool((_rounded(array, dtype).astype(array.dtype) == array).all())
-
-
-def _rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """What is too large becomes infinite, as in a cast of a tensor."""
-    with np.errstate(over="ignore"):
-        return array.astype(dtype.numpy())
+    return bool((rounded(array, dtype).astype(array.dtype) == array).all())
 
 
 __all__ = ["write_casts"]

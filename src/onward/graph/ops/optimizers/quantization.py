@@ -23,7 +23,7 @@ import numpy as np
 import onnx_ir as ir
 
 from onward.graph.graph import type_of
-from onward.graph.types import DType, Type, product
+from onward.graph.types import DType, Type
 
 if TYPE_CHECKING:
     from onward.graph.build import Builder
@@ -79,14 +79,7 @@ def codes_type(parameter: Type) -> Type:
 
 def absmax_type(parameter: Type) -> Type:
     """f32[blocks], of the parameter's elements in their order."""
-    return Type(DType.FLOAT, (blocks(_count(parameter)),))
-
-
-def _count(type: Type) -> int:
-    count = product(type.shape)
-    if not isinstance(count, int):
-        raise ValueError(f"{type} has no number of elements")
-    return count
+    return Type(DType.FLOAT, (blocks(parameter.numel),))
 
 
 def dequantize(b: Builder, codes: Value, absmax: Value, map: Codes, dtype: DType) -> Value:
@@ -129,7 +122,7 @@ def quantize(b: Builder, x: Value, map: Codes) -> tuple[Value, Value]:
 def _in_blocks(b: Builder, x: Value) -> Value:
     """`[blocks, 256]`, zeros behind the last number."""
     type = type_of(x)
-    count = _count(type)
+    count = type.numel
     flat, room = b.reshape(x, (count,)), blocks(count) * BLOCK - count
     if room:
         flat = b.Concat(flat, b.const(np.zeros(room, dtype=type.dtype.numpy())), axis=0)
@@ -137,8 +130,8 @@ def _in_blocks(b: Builder, x: Value) -> Value:
 
 
 def _out_of_blocks(b: Builder, rows: Value, type: Type) -> Value:
-    flat = b.reshape(rows, (blocks(_count(type)) * BLOCK,))
-    return b.reshape(b.slice(flat, 0, 0, _count(type)), type.shape)
+    flat = b.reshape(rows, (blocks(type.numel) * BLOCK,))
+    return b.reshape(b.slice(flat, 0, 0, type.numel), type.shape)
 
 
 __all__ = [
