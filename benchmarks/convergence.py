@@ -62,8 +62,8 @@ def main() -> int:
     except (OSError, UnicodeDecodeError) as error:
         line.error(f"{error}; fix: a UTF-8 text file for --text and --eval")
     seeds = options.seeds or (1 if options.quick else 3)
-    name = f"convergence-{options.precision}" if options.precision else "convergence"
-    report, path = run(size, data, seeds, clock, writer(options, name), options.precision)
+    write = writer(options, "convergence")
+    report, path = run(size, data, seeds, clock, write, options.precision)
     finished(table(report), path, clock)
     return int(not agrees(report))
 

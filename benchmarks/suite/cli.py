@@ -95,8 +95,9 @@ class CommandLine(argparse.ArgumentParser):
 
 def writer(options: argparse.Namespace, name: str) -> Writer:
     """Where a script's results go."""
-    low = getattr(options, "precision", "") == "bf16"
-    return Writer(options.out, f"{name}-bf16" if low else name, options.quick)
+    low = getattr(options, "precision", "")
+    named = f"{name}-{low}" if low in ("bf16", "fp16") else name
+    return Writer(options.out, named, options.quick)
 
 
 def finished(text: str, path: Path, clock: Clock) -> None:

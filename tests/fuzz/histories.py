@@ -20,7 +20,7 @@ PASSES = (
     "linear_cross_entropy", "add_layer_norm", "dead_code_elimination", "bias_activation",
     "gated_activation", "rotary", "grouped_keys", "rms_norm",
     "linear_cross_entropy_step", "gemm_add", "scatter_into", "cancel_casts",
-    "fold_casts",
+    "fold_casts", "cast_again",
 )  # fmt: skip
 
 

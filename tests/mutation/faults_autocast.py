@@ -100,6 +100,6 @@ AUTOCAST_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rows: the head sums what is behind its rows", "kernels/native/cross_entropy.py",
-        "yield wide[count:].zero_", "yield lambda: None", HEAD,
+        "yield behind(x[rows], more).zero_", "yield lambda: None", HEAD,
     ),
 )  # fmt: skip

@@ -26,7 +26,14 @@ from onward.rewrite.linear_cross_entropy import (
 )
 from onward.rewrite.noop import noop
 from onward.rewrite.patch_convolution import patch_convolution
-from onward.rewrite.precision import Policy, cancel_casts, fold_casts, move_casts, write_casts
+from onward.rewrite.precision import (
+    Policy,
+    cancel_casts,
+    cast_again,
+    fold_casts,
+    move_casts,
+    write_casts,
+)
 from onward.rewrite.reshape_through_transpose import reshape_through_transpose
 from onward.rewrite.rms_norm import rms_norm
 from onward.rewrite.rotary import rotary
@@ -81,6 +88,7 @@ _STEP: Sequence[AnyPass] = (
     Pass(scatter_into, exact=False),  # likewise: sums an embedding's rows into the head's gradient
     FusionPass(fold_casts),  # gradients have their last readers
     Pass(dead_code_elimination),
+    Pass(cast_again),  # after all that makes one of equal casts; dead nodes would count as readers
 )
 
 FORWARD: list[AnyPass] = []

@@ -130,7 +130,7 @@ def _block(
     wide = z[: count + more]  # f[R,V]
     zs = z[:count]  # those of them that are real
     if more:
-        yield behind(x[rows], more).zero_
+        yield behind(x[rows], more).zero_  # and so are their products
     yield partial(torch.mm, xs, w.t(), out=wide)
     yield native.launch(
         "onward_cross_entropy", z=zs, bias=bias, labels=labels[rows], weight=weight,
@@ -139,8 +139,6 @@ def _block(
     )  # fmt: skip
     if dx is None or dw is None:
         return
-    if more:
-        yield wide[count:].zero_
     yield partial(torch.mm, wide, w, out=lengthened(dx[rows], more))
     for start in range(0, w.shape[0], max(1, panel.shape[0])):
         part = panel[: min(panel.shape[0], w.shape[0] - start)]  # f[C,D]

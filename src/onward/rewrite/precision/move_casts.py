@@ -6,7 +6,8 @@ from __future__ import annotations
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, attributes, type_of
 
-_WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity")
+# views that show all of a value once
+WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity")
 
 
 def move_casts(graph: Graph) -> int:
@@ -17,7 +18,7 @@ def move_casts(graph: Graph) -> int:
         cast = pending.pop()
         shown, made = cast.inputs[0], cast.outputs[0]
         view = None if shown is None else shown.producer()
-        if view is None or view.op_type not in _WHOLE or made in outputs:
+        if view is None or view.op_type not in WHOLE or made in outputs:
             continue
         x, dtype = view.inputs[0], type_of(made).dtype
         if x is None or not type_of(made).is_low or type_of(x).is_low:
