@@ -236,6 +236,7 @@ def test_every_scheduler_of_torch_is_in_the_table() -> None:
     assert classes == set(SCHEDULERS)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_any_scheduler_works(name: str) -> None:
     """Made before the Trainer and after it; the oracle is eager PyTorch."""

@@ -142,6 +142,7 @@ def test_cpu_with_every_engine(tmp_path: Path) -> None:
         assert all(peak > 0 for peak in searched["peaks"].values())
 
 
+@pytest.mark.slow
 def test_families(tmp_path: Path) -> None:
     """A tiny Llama; what it does is seen in its losses."""
     done = run(tmp_path, "families", "--quick", "--engines", "eager,onward", "--cases", "Llama")
@@ -151,6 +152,7 @@ def test_families(tmp_path: Path) -> None:
     check_levels(found, {"eager", "onward"})
 
 
+@pytest.mark.slow
 def test_mixed_precision(tmp_path: Path) -> None:
     """Losses of Onward in bf16 are eager's under autocast."""
     engines = ("eager", "onward")
@@ -280,6 +282,7 @@ def test_largest_batch(tmp_path: Path) -> None:
     assert all(2e7 < peak < 1e12 for peak in peaks)
 
 
+@pytest.mark.slow
 def test_recompute(tmp_path: Path) -> None:
     report = run(tmp_path, "recompute", "0.8", "0.01", "--quick").report("recompute")
     whole, less, least = report["rows"]
@@ -305,6 +308,7 @@ def test_first_step(tmp_path: Path) -> None:
     assert report["memory"]["parameter_bytes"] == 4 * report["memory"]["parameters"] > 0
 
 
+@pytest.mark.slow
 def test_module_overhead(tmp_path: Path) -> None:
     sizes = run(tmp_path, "module_overhead", "--quick").report("module_overhead")["sizes"]
     assert [size["layers"] for size in sizes] == [4, 12]

@@ -237,6 +237,7 @@ class Moded(nn.Module):
         return self.head(torch.tanh(self.a(x)) + MODES[self.how](self.b, x))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", MODES)
 def test_gradients_stop_where_they_stop_in_eager_mode(how: str) -> None:
     follow(Moded(how))

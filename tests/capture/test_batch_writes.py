@@ -89,6 +89,7 @@ def copied(given: dict[str, Any]) -> dict[str, Any]:
     return {k: v.clone() for k, v in given.items()}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_write_that_changes_nothing(name: str) -> None:
     model = Written(HARMLESS[name])
@@ -104,6 +105,7 @@ def test_a_write_that_changes_nothing(name: str) -> None:
     assert len(trainer._steps.train) == 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_later_batch_that_it_changes_is_refused(name: str) -> None:
     """The same sizes, whose plan exists; the batch and the weights stay as they are."""

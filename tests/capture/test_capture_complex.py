@@ -70,6 +70,7 @@ class Net(nn.Module):
         return (y * (torch.arange(y.shape[-1]) + 1)).square().mean()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", BODIES)
 def test_loss_and_gradient_at_every_length(name: str) -> None:
     model = Net(BODIES[name])

@@ -63,6 +63,7 @@ class Loss(nn.Module):
         return self.model(x, labels=labels).loss
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_loss_and_gradients(name: str) -> None:
     make, sizes, convolutions = MODELS[name]

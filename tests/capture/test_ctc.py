@@ -59,6 +59,7 @@ class Net(nn.Module):
         return (loss * (torch.arange(loss.numel()) + 1).reshape(loss.shape)).sum()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("normal", [True, False], ids=["probabilities", "others"])
 @pytest.mark.parametrize("name", FORMS)
 def test_a_form_is_eagers(name: str, normal: bool) -> None:

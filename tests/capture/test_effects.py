@@ -149,6 +149,7 @@ def forget(model: Any) -> None:
     vars(model.linear.weight).pop("kept", None)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("change", [scale, write, forget])
 @pytest.mark.parametrize("cls", [Scaled, ScaledOnAParameter], ids=lambda c: c.__name__)
 def test_a_table_that_a_forward_keeps_is_eagers(cls: type[Net], change: Any) -> None:

@@ -38,6 +38,7 @@ class Summed(nn.Module):
         return (y.sin() * torch.arange(1, y.shape[0] + 1)).sum()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_of_fixed_sizes(equation: str) -> None:
     model, data = Summed(equation), [{"x": torch.randn(3, 2)}]
@@ -69,6 +70,7 @@ class OfRows(nn.Module):
         return (y.sin() * (1.0 + y.square())).mean()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("equation", ROWS)
 def test_of_sizes_that_vary(equation: str) -> None:
     model = OfRows(equation)

@@ -78,6 +78,7 @@ def test_every_length_is_eagers(name: str) -> None:
             torch.testing.assert_close(have[key].double(), truth, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", [n for n, (_, factor) in FORMS.items() if factor > 1])
 def test_multiples_share_a_capture(name: str, captures: list[int]) -> None:
     form, factor = FORMS[name]

@@ -41,6 +41,7 @@ class Net(nn.Module):
         return self.head(torch.tanh(self.form(self.b, x)))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_one_by_one_are_eagers(form: str) -> None:
     model = Net(FORMS[form])

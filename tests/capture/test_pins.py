@@ -121,6 +121,7 @@ def masks() -> list[torch.Tensor]:
     return [one, one | True, mixed, one, one.index_fill(1, torch.tensor([2]), True), ~mixed]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", HONOURED)
 def test_each_batch_has_the_side_that_it_chooses(form: Form) -> None:
     model = Net(form)

@@ -99,6 +99,7 @@ def batches() -> list[tuple[torch.Tensor, ...]]:
     return [*made, (x + 1, n.clone(), ~mask)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_each_batch_is_as_in_eager(form: Form) -> None:
     model = Net(form)

@@ -200,6 +200,7 @@ class Loop(nn.Module):
         return weighed(states)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", CELLS)

@@ -174,6 +174,7 @@ CALLS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_no_farther_from_fp64_than_twice_eager(call: Call) -> None:
     have = ours(call)

@@ -73,6 +73,7 @@ def test_a_read_is_found(name: str) -> None:
     assert found == ["nonzero"]
 
 
+@pytest.mark.sample(1)
 @EACH_CALL
 def test_launches_read_nothing_on_the_host(case: OpCase, kernel: Kernel) -> None:
     if kernel.name in ON_CPU:

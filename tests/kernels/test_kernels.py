@@ -163,6 +163,7 @@ def test_kernels_compute_what_the_op_means(case: OpCase, kernel: Kernel) -> None
 FP64 = [(c, k) for c, k in CALLS if c.op not in ("Erf", "Gelu", "GeluGrad")]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("case", "kernel"), FP64, ids=[f"{c}-{k.name}" for c, k in FP64])
 def test_kernels_compute_in_fp64_what_they_are_given(case: OpCase, kernel: Kernel) -> None:
     call = bound(case, DType.DOUBLE)
@@ -173,6 +174,7 @@ def test_kernels_compute_in_fp64_what_they_are_given(case: OpCase, kernel: Kerne
     assert_equal(run(kernel, call, call.inputs), call.want, **loose)
 
 
+@pytest.mark.sample(1)
 @EACH_CALL
 def test_a_launch_may_be_repeated(case: OpCase, kernel: Kernel) -> None:
     call = bound(case)
@@ -188,6 +190,7 @@ def test_a_launch_may_be_repeated(case: OpCase, kernel: Kernel) -> None:
     assert_equal(outputs, [y.numpy() for y in first])
 
 
+@pytest.mark.sample(1)
 @EACH_CALL
 def test_inputs_that_need_not_be_contiguous_are_read_through_their_strides(
     case: OpCase, kernel: Kernel
@@ -223,6 +226,7 @@ def _pairs(case: OpCase, kernel: Kernel) -> list[tuple[int, int]]:
 IN_PLACE = [(case, kernel, pair) for case, kernel in CALLS for pair in _pairs(case, kernel)]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("case", "kernel", "pair"), IN_PLACE, ids=[f"{c}-{o}-over-{i}" for c, _, (o, i) in IN_PLACE]
 )
@@ -253,6 +257,7 @@ def test_every_in_place_right_has_a_call() -> None:
     assert rights - never == {(case.op, pair) for case, _, pair in IN_PLACE}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("case", CASES + ONWARD_CASES, ids=str)
 def test_what_a_kernel_does_not_cover_it_refuses(case: OpCase) -> None:
     spec = spec_of(case)

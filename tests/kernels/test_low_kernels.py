@@ -99,6 +99,7 @@ def test_each_op_that_takes_low_tensors_is_here() -> None:
     assert {case.op for case, _, _ in CALLS} == TAKEN
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("case", "kernel", "dtype"), CALLS, ids=[f"{c}-{k.name}-{d}" for c, k, d in CALLS]
 )

@@ -196,6 +196,7 @@ def drawn_by_the_body(n: int) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
     return x, seed, [torch.tensor(np.asarray(y)) for y in list(found.values())[1:]]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("n", [1, 1023, 1025, 70_001])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_every_engine_and_number_of_threads_draws_the_bodys_bits(

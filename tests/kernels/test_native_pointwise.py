@@ -159,6 +159,7 @@ def test_activations_are_as_accurate_as_eager(build: Library, name: str, size: f
     assert_as_accurate_as_eager([y, dx, dbias], eager, derived(name, x, bias, dy, torch.float64))
 
 
+@pytest.mark.sample(1)
 @EACH
 @pytest.mark.parametrize(
     "shape", [(1, 1), (1, 3), (3, 1), (2, 7), (37, 9), (5, 2, 33), (0, 4), (129, 65), (1025, 16)],
@@ -274,6 +275,7 @@ def test_a_norm_does_not_overflow_on_the_way(build: Library) -> None:
 # ---- updates
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("decoupled", [True, False])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("n", [1, 7, 10_007])

@@ -103,12 +103,14 @@ def batch(rows: int, length: int) -> dict[str, Tensor]:
     return {"ids": ids, "mask": mask, "labels": labels}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", BIASES)
 def test_layers_under_a_trained_bias_equal_eager(name: str) -> None:
     model, data = Attending(BIASES[name]), [batch(3, 8), batch(4, LENGTH), batch(2, 5)]
     assert_same(gradients_of(model, data), model, data)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -141,6 +143,7 @@ def flash(model: nn.Module, data: dict[str, Tensor]) -> list[bool]:
     return ["bias_gradient" in n.attributes for n in nodes]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", BIASES)
 def test_no_scores_are_kept(name: str) -> None:
     model = Attending(BIASES[name])
@@ -183,6 +186,7 @@ UNDER_A_FILL: dict[str, tuple[Bias, bool]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", UNDER_A_FILL)
 def test_rows_are_packed_under_a_bias_of_positions(name: str) -> None:
     bias, packs = UNDER_A_FILL[name]

@@ -87,6 +87,7 @@ def compare(
     return ours
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("to", LOW, ids=str)
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("kind", [gpt2, bert])

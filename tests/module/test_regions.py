@@ -40,6 +40,7 @@ def _expected() -> Any:
         yield
 
 
+@pytest.mark.sample(1)
 @EACH
 def test_losses_gradients_and_buffers_are_eager_s(part: str) -> None:
     twins = Twins(model(part))

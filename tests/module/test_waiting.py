@@ -74,6 +74,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("read", READS)
 def test_a_field_that_is_read_late_is_eager_s(read: str) -> None:
     ours, eager = unread(twins := Twins(gpt2()))

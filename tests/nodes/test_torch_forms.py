@@ -38,6 +38,7 @@ def test_each_convention_has_a_call_that_holds_it() -> None:
     assert set(AT_KINKS) == {call.op for call in every() if call.kink}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("call", CALLS, ids=str)
 def test_a_call_has_the_results_and_gradients_of_torch(call: Call) -> None:
     assert call_by_torch(call) == EQUAL

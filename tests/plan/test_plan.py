@@ -182,6 +182,7 @@ def test_apart_regions_do_not_share_bytes() -> None:
         assert max(ends) <= apart.sizes[region]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("joint", [True, False], ids=["one arena", "two arenas"])
 @pytest.mark.parametrize("kind", MAKERS)
 def test_residuals_and_scratch_do_not_meet(

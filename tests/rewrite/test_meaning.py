@@ -109,6 +109,7 @@ GRAPHS = (
 )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("item", [*PASSES, *PASSES[:1]], ids=[*(p.name for p in PASSES), "all"])
 @settings(max_examples=25)
 @given(data=st.data())

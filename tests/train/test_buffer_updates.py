@@ -147,6 +147,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("window", [1, 2])
 def test_buffers_are_written_as_in_eager_code(part: str, window: int) -> None:

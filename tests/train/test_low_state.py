@@ -436,6 +436,7 @@ def test_a_copy_of_the_optimizer_has_no_moments_and_says_so(form: str) -> None:
         onward.Trainer(model, optimizer, loss_fn)
 
 
+@pytest.mark.sample(1)
 @EACH
 @pytest.mark.parametrize("after", FORMS)
 def test_another_trainer_goes_on_from_there(form: str, after: str) -> None:

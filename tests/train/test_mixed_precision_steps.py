@@ -42,6 +42,7 @@ def under_autocast(model: Any, max_grad_norm: float | None = None) -> list[float
     return losses
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("clipped", [None, 0.5])
 @pytest.mark.parametrize("kind", [gpt2, bert])
 def test_losses_follow_those_of_autocast(kind: Any, clipped: float | None) -> None:
