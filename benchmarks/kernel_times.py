@@ -2,6 +2,7 @@
 
     python benchmarks/kernel_times.py           # some minutes; --ops Dropout,Gemm for a few ops
     python benchmarks/kernel_times.py --quick   # a tiny model
+    python benchmarks/kernel_times.py --precision bf16   # the steps' kernels in mixed precision
 
 The calls are seen while each workload's step and evaluation run, and the step without the passes
 that fuse, and with gradient clipping, so that an op which is replaced by a fused one is timed too.
@@ -33,7 +34,7 @@ from suite.progress import Clock
 
 def main() -> int:
     """Run the benchmark; see the module's text."""
-    line = CommandLine(__doc__, budget=900.0, cases=True, threads=True)
+    line = CommandLine(__doc__, budget=900.0, cases=True, threads=True, precision=True)
     line.add_argument("--ops", default="", help="comma-separated; default: all")
     line.add_argument("--native", action="store_true", help="only ops with a native kernel")
     line.add_argument("--seconds", type=float, default=0.0, help="per kernel and call")
@@ -48,7 +49,7 @@ def main() -> int:
         copied=1 << (20 if options.quick else 28),
     )
     clock = Clock(options.budget)
-    chosen = cases.chosen(cases.CPU, options.cases, options.quick)
+    chosen = cases.chosen(cases.CPU, options.cases, options.quick, options.precision)
     report, path = run(chosen, settings, options.threads, clock, writer(options, "kernels"))
     finished(table(report), path, clock)
     return int(failed(report))

@@ -58,6 +58,9 @@ WRONG: dict[str, tuple[Any, ...]] = {
         None, False, 8, 32, "", "no", "BF16", "fp16", "bfloat16", "int8", "8 bit", "8-bit", "4bit",
         torch.bfloat16, ["bf16"],
     ),
+    "gradient_accumulation_dtype": (
+        None, False, 16, "", "no", "BF16", "fp16", "bfloat16", torch.bfloat16, ["bf16"],
+    ),
     "keep_in_fp32": (None, 3, True, {"a": 1}, [3], [None], [""], ""),
     "disable": (
         None, 3, True, b"noop", {"noop": 1}, [3], ["noop", None], [""], "noopp",
@@ -84,6 +87,7 @@ RIGHT: dict[str, tuple[tuple[Any, Any], ...]] = {
         ({"init_scale": 2**16}, LossScale()),
     ),
     "optimizer_state": (("fp32", "fp32"), ("bf16", "bf16"), ("8bit", "8bit")),
+    "gradient_accumulation_dtype": (("fp32", "fp32"), ("bf16", "bf16")),
     "keep_in_fp32": (("lm_head", ("lm_head",)), (["a.*", "Gemm"], ("a.*", "Gemm")), ((), ())),
     "disable": (
         ("noop", ("noop",)), (" noop , gemm_add,", ("noop", "gemm_add")),

@@ -109,7 +109,8 @@ def harvested(case: Case) -> list[Call]:
         say(f"{case.name}: {origin}")
         model = make_model(case)
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-        trainer = onward.Trainer(model, optimizer, options={"seed": 0, **options})
+        low = {"mixed_precision": "bf16"} if case.precision == "bf16" else {}
+        trainer = onward.Trainer(model, optimizer, options={"seed": 0, **low, **options})
         (batch,) = make_batches(case, 1)
         with _recorded(origin) as made:
             trainer.train_step(batch)

@@ -6,7 +6,7 @@ and grouped products are not seen, nor is anything else
 counted, so that the limit is below what any engine can do without computing fewer products.
 
 The rate is the best of all large products of the step, laid out as the step has them, and of the
-ways of product_times.py; the shortest repetition counts.
+ways of product_times.py in the case's precision; the shortest repetition counts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import asdict
 from typing import Any
 
 from suite.cases import Case
-from suite.product_times import WAYS
+from suite.product_times import ways
 from suite.products import Product
 from suite.question import ask
 
@@ -24,17 +24,18 @@ _SMALL = 0.01  # products with less than this share of all FLOPs are not timed
 
 
 def measured_rates(
-    products: Sequence[Product], threads: int, seconds: float
+    products: Sequence[Product], threads: int, seconds: float, precision: str = "fp32"
 ) -> dict[str, list[float]]:
     """GFLOP/s of each product by way; `seconds` is shared by the ways."""
     from suite.arithmetic import product_flops
 
     rates: dict[str, list[float]] = {}
-    for way in WAYS:
+    among = ways(precision)
+    for way in among:
         blas = "1" if "split" in way else str(threads)
         request = {
             "way": way, "products": [asdict(p) for p in products],
-            "threads": threads, "seconds": seconds / len(WAYS),
+            "threads": threads, "seconds": seconds / len(among),
         }  # fmt: skip
         times = ask("suite.product_times", request, {"OPENBLAS_NUM_THREADS": blas})
         pairs = zip(products, times, strict=True)
@@ -53,7 +54,7 @@ def arithmetic_limit(case: Case, threads: int, seconds: float) -> dict[str, Any]
     needed = causal_share(case.tokens) if case.causal else 1.0
     flops = sum(whole[p] * p.count * (needed if p.batch > 1 else 1.0) for p in products)
     large = [p for p in products if p.batch == 1 and whole[p] * p.count >= _SMALL * flops]
-    rates = measured_rates(large, threads, seconds)
+    rates = measured_rates(large, threads, seconds, case.precision)
     best, way, place = max((r, way, i) for way in rates for i, r in enumerate(rates[way]))
     return {
         "flops": flops,

@@ -1,7 +1,7 @@
-"""Three ways to compute a matrix product, each timed in a process of its own.
+"""Ways to compute a matrix product, each timed in a process of its own.
 
 Pools of threads that wait by spinning disturb each other. torch is imported where it is used: two
-of the three ways are measured in processes without it.
+of the three ways of fp32 are measured in processes without it.
 """
 
 from __future__ import annotations
@@ -24,6 +24,15 @@ def _torch_way(product: Product, threads: int) -> Run:
     torch.set_num_threads(threads)
     a, b = (torch.from_numpy(x) for x in _operands(product))
     c = torch.empty(product.m, product.n)
+    return lambda: torch.mm(a, b, out=c)
+
+
+def _bf16_way(product: Product, threads: int) -> Run:
+    import torch
+
+    torch.set_num_threads(threads)
+    a, b = (torch.from_numpy(x).to(torch.bfloat16) for x in _operands(product))
+    c = torch.empty(product.m, product.n, dtype=torch.bfloat16)
     return lambda: torch.mm(a, b, out=c)
 
 
@@ -76,7 +85,14 @@ WAYS: dict[str, Callable[[Product, int], Run]] = {
     "torch.mm": _torch_way,
     "openblas": _openblas_way,
     "openblas, rows split": _split_way,
+    "torch.mm, bf16": _bf16_way,
 }
+OF_BF16 = ("torch.mm, bf16",)
+
+
+def ways(precision: str) -> tuple[str, ...]:
+    """Those that compute in it, or in fp32 for any other than bf16."""
+    return OF_BF16 if precision == "bf16" else tuple(w for w in WAYS if w not in OF_BF16)
 
 
 def shortest(way: str, products: Sequence[Product], threads: int, seconds: float) -> list[float]:

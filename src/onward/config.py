@@ -117,6 +117,9 @@ class TrainerOptions:
         weight instead of 8. bf16 is rounded up or down by chance, without bias and by the seed. 8
         bits are codes in blocks of 256; parameters of fewer than 4096 elements and embeddings stay
         fp32. "fp32": as the weights.
+    gradient_accumulation_dtype: "bf16" keeps the sums of a window's gradients in 2 bytes a weight
+        instead of 4, each micro-batch's rounded once; the last sum, which the update reads, is not.
+        "fp32": as the weights.
     keep_in_fp32: module paths and op names whose ops stay fp32 in mixed precision, as patterns of a
         shell ("decoder.*", "lm_head", "Conv"); a string is one pattern.
     disable: names of rewrite passes to leave out, and `row_demand`; a string is one name, or
@@ -134,6 +137,7 @@ class TrainerOptions:
     mixed_precision: str = "no"
     loss_scale: float | str | Mapping[str, Any] | LossScale = "dynamic"
     optimizer_state: str = "fp32"
+    gradient_accumulation_dtype: str = "fp32"
     keep_in_fp32: Sequence[str] = ()
     disable: Sequence[str] = ()
     fetch: Sequence[str] = ()
@@ -343,6 +347,15 @@ def _state_form(name: str, value: object) -> str:
 
 STATES = ("fp32", "bf16", "8bit")
 
+
+def _sums(name: str, value: object) -> str:
+    if not isinstance(value, str) or value not in SUMS:
+        raise _refuse(name, value, f"one of {', '.join(map(repr, SUMS))}")
+    return value
+
+
+SUMS = ("fp32", "bf16")
+
 _READERS: dict[str, Reader] = {
     "gradient_accumulation_steps": _steps,
     "max_grad_norm": _norm,
@@ -354,6 +367,7 @@ _READERS: dict[str, Reader] = {
     "mixed_precision": _precision,
     "loss_scale": _loss_scale,
     "optimizer_state": _state_form,
+    "gradient_accumulation_dtype": _sums,
     "keep_in_fp32": read_names,
     "disable": lambda name, value: read_names(name, value, commas=True),
     "fetch": read_names,

@@ -93,6 +93,18 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
         ("train/test_mixed_precision_steps.py",),
     ),
     Fault(
+        "accumulation: the sum that the update reads is rounded too",
+        "differentiate/update/accumulate.py",
+        "total = gradients.of[name] = b.Add(before, g)",
+        "total = b.Add(before, g); gradients.of[name] = total if low is None else "
+        "b.Cast(b.Cast(total, to=low), to=own.dtype)", ("train/test_low_accumulation.py",),
+    ),
+    Fault(
+        "accumulation: bf16 that is asked for is not there", "train/prepared_steps.py",
+        'DType.BFLOAT16 if self._options.gradient_accumulation_dtype == "bf16" else None', "None",
+        ("train/test_low_accumulation.py",),
+    ),
+    Fault(
         "casts: gradients of several readers are added low", "differentiate/reverse.py",
         "wide = type_of(dx).accumulated.dtype", "wide = type_of(dx).dtype", CASTS,
     ),

@@ -140,3 +140,18 @@ def test_reports_count_casts_and_explain_shows_the_same_step() -> None:
     assert edits["write_casts"] > 10
     found = onward.explain(trainer)
     assert "write_casts" in str(found)
+
+
+@pytest.mark.parametrize("norm", [None, 1.0], ids=["as they are", "clipped"])
+def test_updates_read_low_gradients(norm: float | None) -> None:
+    """Of what products alone give, which then waits for its update in 2 bytes a weight."""
+    model = gpt2(dropout=0.0)
+    trainer = onward.Trainer(
+        model, torch.optim.AdamW(model.parameters()),
+        options={"mixed_precision": "bf16", "max_grad_norm": norm},
+    )  # fmt: skip
+    trainer.train_step(**batch(3, 9))
+    updates = [launch.spec for launch in trainer.plan.launches if launch.op == "AdamUpdate"]
+    matrices = [u for u in updates if u.inputs[0] is not None and u.inputs[0].rank == 2]
+    low = [u for u in matrices if u.inputs[1] is not None and u.inputs[1].is_low]
+    assert len(low) == len(matrices) - 2  # not of the two embeddings, which rows are added to

@@ -34,11 +34,14 @@ class OptimizerState:
 
     slots: those of the optimizer (`exp_avg`, ...). A parameter's accumulator is beside them. Where
     its form is not its own precision, a slot may have two tensors (`exp_avg`, `exp_avg_absmax`).
+    sums: the type of fp32 parameters' accumulators.
     """
 
-    def __init__(self, record: Record, forms: StateForms) -> None:
+    def __init__(
+        self, record: Record, forms: StateForms, sums: torch.dtype = torch.float32
+    ) -> None:
         self.record, self.slots = record, record.slots
-        self._forms = forms
+        self._forms, self._sums = forms, sums
         self._form: dict[torch.Tensor, str] = {}
         self.tensors: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
         self.counts: dict[torch.Tensor, int] = {}
@@ -60,7 +63,8 @@ class OptimizerState:
         if slot not in held:
             form = "" if slot == ACCUMULATOR else self.form(parameter)
             like = tensors_of(self.record, form, parameter)[slot] if form else parameter
-            held[slot] = zeros(like.shape, like.dtype, parameter.device)
+            low = slot == ACCUMULATOR and like.dtype == torch.float32
+            held[slot] = zeros(like.shape, self._sums if low else like.dtype, parameter.device)
         return held[slot]
 
     def shown(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -118,15 +122,20 @@ class OptimizerState:
     def named(
         self, paths: Mapping[torch.Tensor, str], window: frozenset[str]
     ) -> dict[StateKey, torch.Tensor]:
-        """The tensors of parameters with these paths, and the accumulators of those in `window`."""
+        """The tensors of parameters with these paths, and the accumulators of those in `window`, in
+        the parameters' own type."""
         found: dict[StateKey, torch.Tensor] = {}
         for p, path in paths.items():
             held = self.tensors.get(p, {})
             slots = [s for s in self.names(p) if p in self.counts and s in held]
             if path in window:
                 slots.append(ACCUMULATOR)
-            found |= {StateKey(path, slot): self.tensor(p, slot) for slot in slots}
+            found |= {StateKey(path, slot): self._saved(p, slot) for slot in slots}
         return found
+
+    def _saved(self, parameter: torch.Tensor, slot: str) -> torch.Tensor:
+        tensor = self.tensor(parameter, slot)
+        return tensor.to(parameter.dtype) if slot == ACCUMULATOR else tensor
 
     def named_counts(self, paths: Mapping[torch.Tensor, str]) -> dict[str, int]:
         """Updates that each parameter with state has had, by path."""

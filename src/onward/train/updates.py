@@ -33,7 +33,8 @@ class Updates:
     """The optimizer's state and clocks, its parameters by graph input, and the window.
 
     done: updates of the session. window: parameters of the window that is open. `restarted` is
-    called where step graphs are no longer true. form: the option `optimizer_state`.
+    called where step graphs are no longer true. form: the option `optimizer_state`. sums: the type
+    of accumulators.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Updates:
         optimizer: torch.optim.Optimizer,
         restarted: Callable[[], None],
         form: str = "fp32",
+        sums: torch.dtype = torch.float32,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -49,7 +51,7 @@ class Updates:
         self.done = 0
         self.window: frozenset[str] = frozenset()
         self.record = record_of(optimizer)
-        self.state = OptimizerState(self.record, StateForms(form, self.record, model))
+        self.state = OptimizerState(self.record, StateForms(form, self.record, model), sums)
         self._clocks = Clocks()
         self._known = _paths(model)  # also what the model had once and the optimizer still has
         self._parameters: dict[str, torch.Tensor] = {}  # by graph input

@@ -7,6 +7,7 @@ from typing import Any
 
 from onward.config import LossScale
 from onward.graph.ops.optimizers import Optimizer
+from onward.graph.types import DType
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class Recipe:
 
     groups: what is updated, and how; the loss reaches each of their parameters.
     max_grad_norm: the 2-norm that all gradients together are clipped to; None: as they are.
-    accumulate: whether several micro-batches make one update. skip_nonfinite: whether an update is
+    accumulate: whether several micro-batches make one update. accumulator: the type in which sums
+    of f32 gradients are kept meanwhile; None: f32. skip_nonfinite: whether an update is
     left out where a gradient is infinite or NaN. loss_scale: what the loss is multiplied by for
     backward, a number or the rule by which it moves, which needs `skip_nonfinite`; None: 1.
     """
@@ -44,6 +46,7 @@ class Recipe:
     accumulate: bool = False
     skip_nonfinite: bool = False
     loss_scale: float | LossScale | None = None
+    accumulator: DType | None = None
 
     @property
     def parameters(self) -> list[str]:

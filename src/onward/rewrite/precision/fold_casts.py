@@ -5,6 +5,8 @@ less, and no gradient of a weight twice.
     Cast(AddLayerNormalization(...).y)         =>  AddLayerNormalization(..., y_type).y
     AdamUpdate(parameter, Cast(gradient), ...) =>  AdamUpdate(parameter, gradient, ...)
     AllFinite(norm, Cast(gradient), ...)       =>  AllFinite(norm, gradient, ...)
+
+A gradient's norm is taken of what is cast up, which is kept for that alone.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from onward.rewrite.context import Context
 
 _NORMS = ("AddLayerNormalization", "AddRMSNorm")
 _OF_GRADIENTS = ("AdamUpdate", "AdamUpdateBf16", "AdamUpdate8Bit", "AllFinite")
+_BESIDE = "ReduceL2"  # for clipping
 
 
 def fold_casts(graph: Graph, context: Context) -> int:
@@ -75,8 +78,9 @@ def _into_writer(graph: Graph, node: Node, outputs: set[Value], context: Context
 
 
 def _of_a_gradient(cast: Node, context: Context) -> int:
-    """Where only updates, and the look at whether it is finite, read what is cast up."""
-    source, uses = _widened(cast.outputs[0]), list(cast.outputs[0].uses())
+    """Where only updates, the look at whether it is finite, and its norm read what is cast up."""
+    source, readers = _widened(cast.outputs[0]), list(cast.outputs[0].uses())
+    uses = [u for u in readers if u.node.op_type != _BESIDE]
     if source is None or not uses or any(u.node.op_type not in _OF_GRADIENTS for u in uses):
         return 0
     for use in uses:
