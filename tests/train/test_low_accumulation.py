@@ -1,5 +1,5 @@
-"""`gradient_accumulation_dtype="bf16"`: sums of gradients beside those of eager PyTorch with the same
-rounding; what they hold, and what is saved of an open window."""
+"""`gradient_accumulation_dtype="bf16"`: sums of gradients beside those of eager PyTorch, with the
+same rounding; what they hold, and what is saved of an open window."""
 
 from __future__ import annotations
 
