@@ -25,8 +25,8 @@ from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 from onward.kernels.native.library import library, where
 
 PANEL = 4096  # classes whose dw is one product; 2048 to 16384 take equally long
-# Bytes of dw up to which blocks have half the rows. It is read and written once a block, which costs
-# nothing where it stays in the cache (22 MiB: 44.0 ms, not 44.8) and 5 % where not (98: 225, not 213)
+# Bytes of dw up to which blocks have half the rows. It is read and written once a block; that
+# costs nothing where it stays in the cache (22 MiB: 44.0 ms, not 44.8), else 5 % (98: 225, not 213)
 CACHED = 32 << 20
 
 
