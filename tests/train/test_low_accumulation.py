@@ -90,7 +90,7 @@ def test_with_other_options(more: dict[str, Any]) -> None:
     found = []
     for kind in ("fp32", "bf16"):
         model = gpt2(dropout=0.0)
-        trainer = onward.Trainer(
+        trainer: Any = onward.Trainer(
             model, torch.optim.AdamW(model.parameters(), lr=1e-3),
             options={"gradient_accumulation_steps": 2, "gradient_accumulation_dtype": kind, **more},
         )  # fmt: skip

@@ -146,7 +146,7 @@ def test_reports_count_casts_and_explain_shows_the_same_step() -> None:
 def test_updates_read_low_gradients(norm: float | None) -> None:
     """Of what products alone give, which then waits for its update in 2 bytes a weight."""
     model = gpt2(dropout=0.0)
-    trainer = onward.Trainer(
+    trainer: Any = onward.Trainer(
         model, torch.optim.AdamW(model.parameters()),
         options={"mixed_precision": "bf16", "max_grad_norm": norm},
     )  # fmt: skip
