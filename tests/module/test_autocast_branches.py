@@ -145,6 +145,48 @@ class Asks(nn.Module):
         h = self.a(x)
         return self.b(h + torch.finfo(h.dtype).eps * 100)
 
+    # a copy under autocast, the same tensor without
+
+    def copy_is_written(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        g = h.float()
+        g.add_(1.0)
+        return self.b(h) + g
+
+    def copied_is_written(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        g = h.to(torch.float32)
+        h.mul_(2.0)
+        return self.b(h) + g
+
+    def view_of_a_copy(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        h.to(torch.float32).view(-1)[:20] = 3.0
+        return self.b(h)
+
+    def added_to_a_copy(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        g = h.type(torch.float32)
+        g += 1.0
+        return self.b(h)
+
+    def masked_copy(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        g = torch.as_tensor(h, dtype=torch.float32)
+        g[g > 0] = 0.0
+        return self.b(h)
+
+    def activated_copy(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        g = F.relu(h.type_as(x), inplace=True)
+        return self.b(h) + g
+
+    def data_of_a_low_one(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        if is_low(h):
+            h.data = h.data * 2
+        return self.b(h)
+
     # these call the same functions
 
     def limit(self, x: torch.Tensor) -> torch.Tensor:
@@ -158,6 +200,17 @@ class Asks(nn.Module):
     def cast_back(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x)
         return self.b(h.float().square().mean(-1, keepdim=True).rsqrt().to(h.dtype) * h)
+
+    def only_the_copy_is_read(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x).float()
+        h.add_(1.0)
+        h[h > 0] = 0.0
+        return self.b(h)
+
+    def copy_before_a_write(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        h.mul_(2.0)
+        return self.b(h.float()) + h
 
     def kept_type(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x)

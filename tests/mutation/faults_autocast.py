@@ -42,7 +42,11 @@ AUTOCAST_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "autocast: calls of other tensors are alike", "capture/calls.py",
-        "return weakref.ref(x) if number is None else number", 'return "..."', BRANCHES,
+        "label, since = self._labels.get(x) or (weakref.ref(x), -1)", 'return "..."', BRANCHES,
+    ),
+    Fault(
+        "autocast: what is written into a copy is in all of them", "capture/calls.py",
+        "return (label, last) if last > since else label", "return label", BRANCHES,
     ),
     Fault(
         "autocast: calls with other slices are alike", "capture/calls.py",
@@ -54,7 +58,7 @@ AUTOCAST_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "autocast: calls that only write are none", "capture/calls.py",
-        "elif made or writes:", "elif made:", BRANCHES,
+        "if made or written:", "if made:", BRANCHES,
     ),
     Fault(
         "autocast: results of another value are alike", "capture/eager_types.py",

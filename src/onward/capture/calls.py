@@ -1,7 +1,8 @@
 """The functions that a run in eager mode calls, each with its arguments: two runs are compared.
 
-A tensor is told by the call that made it. What only changes a tensor's type is no call, and its
-result is the same tensor.
+A tensor is told by the call that made it, and by the last one that wrote into its memory. What only
+changes a tensor's type is no call, and its result is the same tensor; but where it is a copy in one
+run and not in the other, what is written into one of the two is seen in the other only here.
 """
 
 from __future__ import annotations
@@ -11,14 +12,18 @@ from itertools import zip_longest
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 # `contiguous`: kernels of another type may lay out their results otherwise
 _CONVERSIONS = frozenset(
-    {"to", "float", "half", "bfloat16", "double", "type", "type_as", "contiguous"}
-)
+    {
+        "to", "float", "half", "bfloat16", "double", "type", "type_as", "as_tensor", "asarray",
+        "contiguous",
+    }
+)  # fmt: skip
 _LIMITS = frozenset(
     sign * torch.finfo(dtype).max
     for dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -40,7 +45,9 @@ class Calls(TorchFunctionMode):
     def __init__(self, *given: torch.Tensor) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self._numbers: Any = WeakIdKeyDictionary()
+        # what is told of a tensor, and how many calls there were then
+        self._labels: Any = WeakIdKeyDictionary()
+        self._writes: dict[int, tuple[StorageWeakRef, int]] = {}  # the last call, by storage
         self._count = 0
         for tensor in given:
             self._number(tensor)
@@ -49,32 +56,56 @@ class Calls(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        name = _name(func)
-        told = [self._told(x) for x in pytree.tree_leaves((args, kwargs))]
+        name, leaves = _name(func), pytree.tree_leaves((args, kwargs))
+        told = [self._told(x) for x in leaves]
+        taken = [x for x in leaves if isinstance(x, torch.Tensor)]
+        before = [_version(x) for x in taken]
         result = func(*args, **kwargs)
         made = [y for y in pytree.tree_leaves(result) if isinstance(y, torch.Tensor)]
-        writes = name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))
-        if name in _CONVERSIONS and isinstance(told[0], Made):
+        if name in _CONVERSIONS and taken:
             for y in made:
-                self._numbers[y] = told[0]
-        elif made or writes:
+                self._labels[y] = told[0], len(self.calls)
+            return result
+        written = [x for x, n in zip(taken, before, strict=True) if _version(x) != n]
+        written += [x for x in taken[:1] if _writes(name)]
+        if made or written:
             self.calls.append((name, *told))
-            for y in made:
-                if not writes:
-                    self._number(y)
+        for x in written:
+            storage = StorageWeakRef(x.untyped_storage())  # which keeps its address from others
+            self._writes[storage.cdata] = storage, len(self.calls)
+        for y in made:
+            if not any(y is x for x in taken):
+                self._number(y)
         return result
 
     def _number(self, tensor: torch.Tensor) -> None:
-        self._numbers[tensor] = Made(self._count)
+        self._labels[tensor] = Made(self._count), len(self.calls)
         self._count += 1
 
     def _told(self, x: Any) -> Any:
         if isinstance(x, torch.Tensor):
-            number = self._numbers.get(x)
-            return weakref.ref(x) if number is None else number
+            label, since = self._labels.get(x) or (weakref.ref(x), -1)
+            last = self._last_write(x)
+            return (label, last) if last > since else label
         if isinstance(x, slice):
             return (self._told(x.start), self._told(x.stop), self._told(x.step))
         return x if isinstance(x, _PLAIN) else "..."
+
+    def _last_write(self, tensor: torch.Tensor) -> int:
+        if not self._writes or tensor.layout != torch.strided:
+            return -1
+        return self._writes.get(tensor.untyped_storage()._cdata, (None, -1))[1]
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _writes(name: str) -> bool:
+    """Whether a call of this name writes its first operand, where no version says it."""
+    in_place = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__")
+    own = name.endswith("_") and not name.endswith("__")
+    return in_place or own or name == "__setitem__" or name.endswith("__set__")
 
 
 def difference(a: Calls, b: Calls) -> tuple[str, str] | None:
@@ -83,7 +114,7 @@ def difference(a: Calls, b: Calls) -> tuple[str, str] | None:
     for x, y in zip_longest(a.calls, b.calls):
         if x is None or y is None or not _alike(x, y):
             texts = _text(x), _text(y)
-            return (texts[0], "it takes other tensors") if texts[0] == texts[1] else texts
+            return (texts[0], f"{texts[0]} of other tensors") if texts[0] == texts[1] else texts
     return None
 
 
@@ -105,7 +136,7 @@ def _alike(x: Any, y: Any) -> bool:
 def _text(call: Call | None) -> str:
     if call is None:
         return "nothing"
-    shown = [repr(x) for x in call[1:] if isinstance(x, _PLAIN) and x is not None]
+    shown = [repr(x) for x in call[1:] if type(x) in _PLAIN and x is not None]
     return f"{call[0]}({', '.join(shown[:4])})"
 
 

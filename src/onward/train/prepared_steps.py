@@ -12,7 +12,6 @@ from onward.compile import Compiler
 from onward.config import TrainerOptions
 from onward.differentiate import Recipe
 from onward.execute import Executable
-from onward.graph.types import DType
 from onward.kernels import host
 from onward.train.batch import Batch
 from onward.train.graphs import Graphs
@@ -108,5 +107,5 @@ class PreparedSteps:
             self._options.gradient_accumulation_steps > 1,
             self._options.skip_nonfinite,
             self._options.scaling,
-            DType.BFLOAT16 if self._options.gradient_accumulation_dtype == "bf16" else None,
+            self._updates.accumulator,
         )

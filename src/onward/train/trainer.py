@@ -94,11 +94,13 @@ class Trainer:
         self._last: LastRun | None = None
         self._verified = not (verify or self.options.verify)
         train: list[Step] = []
-        low = self.options.gradient_accumulation_dtype == "bf16"
         self._updates = Updates(
-            model, self.optimizer, train.clear, self.options.optimizer_state,
-            torch.bfloat16 if low else torch.float32,
-        )  # fmt: skip
+            model,
+            self.optimizer,
+            restarted=train.clear,
+            form=self.options.optimizer_state,
+            sums=self.options.gradient_accumulation_dtype,
+        )
         session = Session(self.memory, self._updates, self.options.memory_budget)
         self._steps = PreparedSteps(train, session, self._updates, self.options)
 

@@ -15,6 +15,8 @@ import torch
 from onward.config import OnwardError
 from onward.differentiate import UpdateGroup
 from onward.graph.signature import Signature
+from onward.graph.types import DType
+from onward.kernels import torch_dtype
 from onward.train import optimizer_owner
 from onward.train.clocks import Clocks
 from onward.train.optim import (
@@ -33,8 +35,9 @@ class Updates:
     """The optimizer's state and clocks, its parameters by graph input, and the window.
 
     done: updates of the session. window: parameters of the window that is open. `restarted` is
-    called where step graphs are no longer true. form: the option `optimizer_state`. sums: the type
-    of accumulators.
+    called where step graphs are no longer true. form: the option `optimizer_state`. sums: that of
+    `gradient_accumulation_dtype`. accumulator: the type that it gives the sums of fp32 gradients;
+    None for their own.
     """
 
     def __init__(
@@ -43,7 +46,7 @@ class Updates:
         optimizer: torch.optim.Optimizer,
         restarted: Callable[[], None],
         form: str = "fp32",
-        sums: torch.dtype = torch.float32,
+        sums: str = "fp32",
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -51,7 +54,9 @@ class Updates:
         self.done = 0
         self.window: frozenset[str] = frozenset()
         self.record = record_of(optimizer)
-        self.state = OptimizerState(self.record, StateForms(form, self.record, model), sums)
+        self.accumulator = DType.BFLOAT16 if sums == "bf16" else None
+        own = torch_dtype(self.accumulator or DType.FLOAT)
+        self.state = OptimizerState(self.record, StateForms(form, self.record, model), own)
         self._clocks = Clocks()
         self._known = _paths(model)  # also what the model had once and the optimizer still has
         self._parameters: dict[str, torch.Tensor] = {}  # by graph input
