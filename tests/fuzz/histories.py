@@ -49,8 +49,10 @@ def case_of(seed: int) -> Case:
     case["history"] = history(m, case)
     _on_tensors(m, case)
     case["variants"] = variants(m)
-    if counts(case):  # eager has called it or not when it comes to what is spoilt
-        case["history"] = [a for a in case["history"] if "spoil" not in a]
+    if counts(case):  # eager may have called it in what is spoilt; a new model begins at 0
+        case["history"] = [
+            a for a in case["history"] if "spoil" not in a and a["do"] != "rebirth"
+        ]
     if is_odd(case) and not case["dropout"]:
         case["variants"].insert(0, {"loop": "module"})
     if case["dropout"]:

@@ -34,7 +34,7 @@ class Bounds:
 
 FP32 = Bounds(10.0, 2e-4, 2e-6, 3e-6)
 BF16 = Bounds(10.0, 0.1, 2e-6, 0.02)  # beside autocast; a rounding is 0.004 at most
-TINY = 1e-9
+TINY = 1e-9  # a gradient whose terms cancel to 0 is left with a rounding of them
 
 
 @dataclass
@@ -111,6 +111,7 @@ def _against(
     except Exception as error:
         return _raised(error, variant, 0)
     last, said = Moment(state=ours.state()), _sizes(exact)
+    owns: dict[str, float] = {}
     by_hand = variant.get("loop") == "module"  # where a step that fails is the user's own matter
     for i, action in enumerate(case["history"]):
         one, two = eager[i], exact[i]
@@ -146,7 +147,7 @@ def _against(
         ):
             return Verdict("nan", "eager is not finite", "nan")
         else:
-            worst = _differs(moment, one, two, start, bounds, said)
+            worst = _differs(moment, one, two, start, bounds, said, owns)
             if worst:
                 what = worst.split()[0]
                 return Verdict(
@@ -173,14 +174,17 @@ def _differs(
     start: Tensors,
     bounds: Bounds = FP32,
     sizes: Mapping[str, float] | None = None,
+    owns: dict[str, float] | None = None,
 ) -> str:
     """sizes: of what is said, over the whole history; rounding of terms that cancel in one step is
-    small beside another's."""
+    small beside another's. owns: how far eager has been from fp64, by name; weights that are far
+    give a loss that is near by chance."""
+    owns = {} if owns is None else owns
     for name, x in exact.said.items():
         if name not in ours.said:
             return f"{name} is missing"
         noise = TINY if bounds is FP32 else bounds.noise * (sizes or {}).get(name, 0.0)
-        if text := _distance(name, ours.said[name], eager.said[name], x, x, noise, bounds):
+        if text := _distance(name, ours.said[name], eager.said[name], x, x, noise, bounds, owns):
             return text
     largest: dict[str, float] = {}
     for name, x in exact.state.items():
@@ -193,8 +197,9 @@ def _differs(
                 return f"{name} is missing"
             continue
         change = x - start[name] if name in start else x
-        noise = bounds.noise * largest[name.partition(" ")[0]]
-        if text := _distance(name, ours.state[name], eager.state[name], x, change, noise, bounds):
+        noise = bounds.noise * largest[name.partition(" ")[0]] + TINY
+        one, two = ours.state[name], eager.state[name]
+        if text := _distance(name, one, two, x, change, noise, bounds, owns):
             return text
     for name, x in ours.state.items():
         if name not in exact.state and not name.startswith("step") and x.count_nonzero():
@@ -217,8 +222,9 @@ def _distance(
     eager: torch.Tensor,
     exact: torch.Tensor,
     change: torch.Tensor,
-    noise: float = TINY,
-    bounds: Bounds = FP32,
+    noise: float,
+    bounds: Bounds,
+    owns: dict[str, float],
 ) -> str:
     if ours.shape != exact.shape:
         return f"{name} has shape {tuple(ours.shape)}, eager {tuple(exact.shape)}"
@@ -227,6 +233,7 @@ def _distance(
             return ""  # places of largest numbers and the like, which rounding moves
         return "" if torch.equal(ours, eager) else f"{name} differs"
     far, own = float((ours.double() - exact).norm()), float((eager.double() - exact).norm())
+    own = owns[name] = max(own, owns.get(name, 0.0))
     scale = max(float(change.norm()), TINY)
     allowed = bounds.far * own + bounds.part * scale + bounds.floor * float(exact.norm()) + noise
     if far <= allowed:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fuzz.histories import PASSES, SPOILS, case_of
-from fuzz.judge import Verdict, _distance, judge
+from fuzz.judge import FP32, TINY, Verdict, _distance, judge
 from fuzz.maker import Case
 from fuzz.program import GRAMMAR
 from fuzz.run import Worker
@@ -89,7 +89,7 @@ def test_a_difference_is_what_fp64_does_not_excuse(level: float) -> None:
     exact = torch.randn(50, dtype=torch.float64)
     eager = exact + 1e-7 * torch.randn(50)
     ours = exact + level * torch.randn(50)
-    assert bool(_distance("x", ours, eager, exact, exact)) == (level > 1e-4)
+    assert bool(_distance("x", ours, eager, exact, exact, TINY, FP32, {})) == (level > 1e-4)
 
 
 def test_mixed_precision_is_drawn_and_compared_with_autocast(

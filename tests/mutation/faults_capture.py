@@ -523,7 +523,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: parameters may be frozen in a forward", "capture/as_eager.py",
-        "if id(x) in changed:", "if False:", HOOKS,
+        "if changed.setdefault(id(x), value) != value:", "if False:", HOOKS,
     ),
     Fault(
         "capture: saved tensors hooks pass", "capture/gradient_code.py",

@@ -103,7 +103,7 @@ def _of_tensors(asked: _Asked, note: Callable[[], None]) -> Iterator[Patch]:
 
 
 def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
-    changed: set[int] = set()
+    changed: dict[int, bool] = {}  # to what; a mode may hand one change on to be made again
     grad_fn, requires_grad = _TENSOR.grad_fn.__get__, _TENSOR.requires_grad.__get__
 
     def node(x: torch.Tensor) -> Any:
@@ -113,13 +113,13 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
     plain = torch.Tensor.requires_grad_
 
     def check(x: torch.Tensor, value: bool) -> None:
-        if id(x) in trained and value != requires_grad(x):
-            if id(x) in changed:  # what stays changed is seen in the model
-                raise CaptureError(
-                    "the forward sets requires_grad of a parameter for a while, which a graph "
-                    "does not do; fix: detach()"
-                )
-            changed.add(id(x))
+        if id(x) not in trained or value == requires_grad(x):
+            return
+        if changed.setdefault(id(x), value) != value:  # what stays is seen in the model
+            raise CaptureError(
+                "the forward sets requires_grad of a parameter for a while, which a graph "
+                "does not do; fix: detach()"
+            )
 
     def require(x: torch.Tensor, value: bool) -> None:
         check(x, value)
