@@ -220,7 +220,8 @@ def test_a_pass_named_in_a_string_does_not_run() -> None:
     trainer = trainer_with(disable="noop, gemm_add")
     trainer.train_step(X, Y)
     run = {p["name"] for p in trainer.report()["passes"]}
-    assert run == set(SWITCHES) - {"noop", "gemm_add", "linear_cross_entropy_ahead", "move_casts"}
+    elsewhere = {"linear_cross_entropy_ahead", "kept_biases", "move_casts"}  # halves; precision
+    assert run == set(SWITCHES) - {"noop", "gemm_add"} - elsewhere
 
 
 # ---- arguments

@@ -20,7 +20,7 @@ PASSES = (
     "linear_cross_entropy", "add_layer_norm", "dead_code_elimination", "bias_activation",
     "gated_activation", "rotary", "grouped_keys", "rms_norm",
     "linear_cross_entropy_step", "gemm_add", "scatter_into", "cancel_casts",
-    "fold_casts", "cast_again",
+    "fold_casts", "activation_again", "cast_again",
 )  # fmt: skip
 
 
@@ -50,9 +50,7 @@ def case_of(seed: int) -> Case:
     _on_tensors(m, case)
     case["variants"] = variants(m)
     if counts(case):  # eager may have called it in what is spoilt; a new model begins at 0
-        case["history"] = [
-            a for a in case["history"] if "spoil" not in a and a["do"] != "rebirth"
-        ]
+        case["history"] = [a for a in case["history"] if "spoil" not in a and a["do"] != "rebirth"]
     if is_odd(case) and not case["dropout"]:
         case["variants"].insert(0, {"loop": "module"})
     if case["dropout"]:

@@ -22,6 +22,7 @@ from onward.differentiate import rule_table
 from onward.graph.signature import Signature
 from onward.rewrite import FORWARD, STEP
 from onward.train.packed_step import PackedStep
+from onward.train.row_numbers import RowNumbers
 from onward.train.updates import Updates
 
 CASES = [case_of(seed) for seed in range(400)]
@@ -149,12 +150,12 @@ def test_a_wrong_gradient_is_found_and_made_small(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_row_that_is_not_counted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = PackedStep.count
+    right = RowNumbers.of
 
-    def wrong(self: PackedStep, *args: Any) -> dict[str, torch.Tensor]:
+    def wrong(self: RowNumbers, *args: Any) -> dict[str, torch.Tensor]:
         return {k: x[:-1] if len(x) > 1 else x for k, x in right(self, *args).items()}
 
-    monkeypatch.setattr(PackedStep, "count", wrong)
+    monkeypatch.setattr(RowNumbers, "of", wrong)
     monkeypatch.setattr(PackedStep, "pays", lambda *_: True)
     assert found("F.cross_entropy", 6)[1].finding
 

@@ -238,6 +238,63 @@ def test_nan_in_unread_rows_arrives_nowhere(name: str, monkeypatch: pytest.Monke
     assert _step(FAMILIES[name], batch(1)).isfinite()
 
 
+class RowOfAnother(nn.Module):
+    """The first token is replaced by another of its sequence; the labels say which are read. With
+    NaN in what is left out the graph has fewer sets of rows than the step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 4)
+
+    def forward(self, ids: Tensor, at: Tensor, y: Tensor) -> Tensor:
+        h = self.words(ids) * 0.5
+        first = h.gather(1, at[:, None, None].expand(-1, 1, 4))
+        h = torch.cat([first, (1.5 - h)[:, 1:]], 1)
+        return F.cross_entropy((h @ self.words.weight.T).flatten(0, 1), y.flatten())
+
+
+class WeightsMaskedTwice(nn.Module):
+    """Attention whose first query may see no key; what its weights of 0 meet is not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8)
+        self.q, self.k, self.v = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        h = self.words(ids)
+        q, k, v = self.q(h), self.k(h), self.v(h)
+        seen = (mask == 0)[:, None, :] & torch.ones(2, 2).tril().bool()
+        scores = (q @ k.mT).masked_fill(~seen, -1e9)
+        return ((scores.softmax(-1) * seen) @ v)[:, 0].square().mean()
+
+
+ODD: dict[str, tuple[Callable[[], nn.Module], dict[str, Tensor]]] = {
+    "a row of another": (RowOfAnother, {
+        "ids": torch.tensor([[9, 7, 2, 9, 4], [1, 1, 3, 8, 6], [9, 5, 3, 9, 6]]),
+        "at": torch.tensor([4, 4, 1]),
+        "y": torch.tensor([[5, -100, 5, -100, -100], [-100] * 5, [-100, -100, -100, -100, 5]]),
+    }),
+    "weights masked twice": (WeightsMaskedTwice, {
+        "ids": torch.tensor([[9, 7], [5, 6], [3, 5], [4, 0]]),
+        "mask": torch.tensor([[1, 1], [1, 1], [1, 1], [1, 0]]),
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_nan_is_where_the_step_itself_leaves_rows_out(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONWARD_CHECK", "1")
+    make, given = ODD[name]
+    torch.manual_seed(0)
+    trainer = onward.Trainer(make(), onward.optim.SGD(lr=0.1))
+    assert trainer.train_step(given).loss.isfinite()
+    assert trainer.eval_step(given).loss.isfinite()
+    assert trainer.report()["rows"]["arithmetic_done"] < 1, "no row was left out"
+
+
 def test_nan_of_the_batch_itself_is_no_alarm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONWARD_CHECK", "1")
     assert _step(FAMILIES["filled where taken"], batch(1, "empty")).isnan()

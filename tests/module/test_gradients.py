@@ -467,6 +467,29 @@ def test_a_parameter_changed_between_forward_and_backward(kind: str) -> None:
     total(model(x())).backward()
 
 
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU, "tanh": lambda: nn.GELU(approximate="tanh"), "silu": nn.SiLU, "relu": nn.ReLU,
+}  # fmt: skip
+BIASES = {
+    "in place": CHANGES["in place"], "within its data": lambda p: p.data.mul_(-2),
+    "a longer way": lambda p: p.detach().add_(1.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", BIASES)
+@pytest.mark.parametrize("kind", ACTIVATIONS)
+def test_a_bias_changed_between_forward_and_backward(kind: str, change: str) -> None:
+    """Eager mode saves the sum with it, not the bias."""
+    torch.manual_seed(0)
+    twins = Twins(nn.Sequential(nn.Linear(W, 8), ACTIVATIONS[kind](), nn.Linear(8, W)))
+    for model in twins.both:
+        loss = total(model(x()))
+        with torch.no_grad():
+            BIASES[change](model[0].bias)
+        loss.backward()
+    twins.same_gradients()
+
+
 # ---- optimizers
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {

@@ -91,6 +91,15 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     ),
     # rows
     Fault(
+        "rows: NaN lies where the step's own sets leave rows out", "train/unread.py",
+        "numbers.of(staged, sizes), gradients)", "rows, gradients)", ROWS[2:],
+    ),
+    Fault(
+        "rows: what is read is asked of the graph as it is written", "rewrite/rows/packer.py",
+        "self._asks.get(self.reader, ()) if self.reader",
+        "self._reads_of(self.reader) if self.reader", ROWS[2:],
+    ),
+    Fault(
         "rows: causal is forgotten in what is reached", "rewrite/rows/sets.py",
         "return same and covers(b.members, a.members) and (a.causal or not b.causal)",
         "return same and covers(b.members, a.members)", ROWS,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from fault import BIASED, CALLS, KERNELS, PLAN, TARGET, Fault
 
+AGAIN = ("rewrite/test_activation_again.py",)
+
 KERNELS_FAULTS: tuple[Fault, ...] = (
     # kernels
     Fault(
@@ -132,6 +134,30 @@ KERNELS_FAULTS: tuple[Fault, ...] = (
         "fusion: a product that others read", "rewrite/bias_activation.py",
         "if u in outputs or any(user not in readers for user in u.consumers()):", "if False:",
         ("rewrite/test_bias_activation.py",),
+    ),
+    Fault(
+        "again: activations are kept", "rewrite/activation_again.py",
+        "if recompute(graph, names):", "if False:", AGAIN,
+    ),
+    Fault(
+        "again: one that is handed out too", "rewrite/activation_again.py",
+        "not outputs & values and _kept(node)", "_kept(node)", AGAIN,
+    ),
+    Fault(
+        "again: of an operand that need not be kept", "rewrite/activation_again.py",
+        "not outputs & values and _kept(node)", "not outputs & values", AGAIN,
+    ),
+    Fault(
+        "again: beside the gradient that is as wide", "rewrite/activation_again.py",
+        "if all(place[last] < place[n] for n in moved):", "if False:", AGAIN,
+    ),
+    Fault(
+        "again: copies of biases are their views", "rewrite/noop.py",
+        'and not node.meta.get("copies")', "", ("module/test_gradients.py",),
+    ),
+    Fault(
+        "again: a bias may not change before the backward", "rewrite/kept_biases.py",
+        "if bias is None or not _lies_outside(bias):", "if True:", ("module/test_gradients.py",),
     ),
     Fault(
         "kernel_for: measured sizes are asked for before they are known", "kernels/__init__.py",

@@ -62,7 +62,7 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
         "if not computed:", CASTS,
     ),
     Fault(
-        "casts: a weight is cast for each reader", "rewrite/precision/move_casts.py",
+        "casts: a weight is cast for each reader", "rewrite/shown.py",
         'WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity")',
         'WHOLE = ("Reshape",)', (*CASTS, *LOW_GRAPHS),
     ),
@@ -72,7 +72,7 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "casts: views of copies are kept for the backward", "rewrite/precision/cast_again.py",
-        "names |= {y.name for y in shown if y.name}", "names.add(made.name or '')", LOW_GRAPHS,
+        "names |= {y.name for y in values if y.name}", "names.add(made.name or '')", LOW_GRAPHS,
     ),
     Fault(
         "casts: a weight may not change before the backward", "rewrite/precision/cast_again.py",

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from onward.config import check_names, environment
 from onward.graph.graph import Graph
 from onward.graph.registry import meeting
+from onward.rewrite.activation_again import activation_again
 from onward.rewrite.add_layer_norm import add_layer_norm
 from onward.rewrite.bias_activation import bias_activation
 from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
@@ -19,6 +20,7 @@ from onward.rewrite.flash_attention import flash_attention
 from onward.rewrite.gated_activation import gated_activation
 from onward.rewrite.gemm_add import gemm_add
 from onward.rewrite.grouped_keys import grouped_keys
+from onward.rewrite.kept_biases import kept_biases
 from onward.rewrite.linear_cross_entropy import (
     linear_cross_entropy,
     linear_cross_entropy_ahead,
@@ -88,7 +90,9 @@ _STEP: Sequence[AnyPass] = (
     Pass(scatter_into, exact=False),  # likewise: sums an embedding's rows into the head's gradient
     FusionPass(fold_casts),  # gradients have their last readers
     Pass(dead_code_elimination),
-    Pass(cast_again),  # after all that makes one of equal casts; dead nodes would count as readers
+    # after all that makes one of equal nodes; dead nodes would count as readers
+    Pass(activation_again),
+    Pass(cast_again),  # of biases that activations read again too
 )
 
 FORWARD: list[AnyPass] = []
@@ -145,7 +149,8 @@ def in_precision(policy: Policy) -> list[AnyPass]:
 def halves() -> list[AnyPass]:
     """Those of STEP for a graph whose forward runs before the cotangents are known."""
     ahead = FusionPass(linear_cross_entropy_ahead)
-    return [ahead if item.apply is linear_cross_entropy_step else item for item in STEP]
+    passes = [ahead if item.apply is linear_cross_entropy_step else item for item in STEP]
+    return [*passes, Pass(kept_biases)]  # last: nothing else would keep a copy
 
 
 def switches() -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def _unchanged(node: Node) -> Value | None:
         case "Transpose":
             perm = attributes(node).get("perm")
             return x if perm == sorted(perm or [1, 0]) else None
-        case "Concat" if len(node.inputs) == 1:
+        case "Concat" if len(node.inputs) == 1 and not node.meta.get("copies"):
             return x
         case "Add" | "Sub" | "Mul" | "Div":
             return _neutral(node)

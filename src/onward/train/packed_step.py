@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Generic
 
 import torch
@@ -11,9 +11,10 @@ import torch
 from onward.config import checking
 from onward.graph.graph import Graph
 from onward.plan import Plan
-from onward.rewrite import FlopCount, prune, row_conditions, with_rows_given
+from onward.rewrite import FlopCount, prune, with_rows_given
 from onward.train.graphs import Graphs
 from onward.train.prepared_batch import Bound, OutputRequest, PreparedBatch
+from onward.train.row_numbers import RowNumbers, given
 from onward.train.session import Bind, PlanCache, Session
 from onward.train.unread import Ids, Unread
 
@@ -33,14 +34,11 @@ class PackedStep(Generic[Bound]):
         bind: Bind[Bound],
     ) -> None:
         self._graphs, self._session, self._forward, self._bind = graphs, session, forward, bind
-        compiler = graphs.compiler
         padded = prune(graphs.forward, graphs.forward.signature.requested(results, None))
-        self._conditions = row_conditions(forward)
         self._work = FlopCount(forward), FlopCount(padded)
         self.running = False
         self._shares: dict[tuple[tuple[str, int], ...], float] = {}
-        count = partial(session.bind, compiler, graphs)
-        self._counting = PlanCache(compiler, count, label="rows-")
+        self.rows = RowNumbers(forward, graphs.compiler, graphs, session)
         self._plans: dict[OutputRequest, PlanCache[Bound]] = {}
         self._ids = Ids(padded, graphs, session)
         self._unread = Unread(graphs, forward, session)
@@ -53,14 +51,14 @@ class PackedStep(Generic[Bound]):
     @property
     def looks(self) -> list[Plan]:
         """The plans that have looked at a batch, before its step."""
-        return [*self._counting.plans, *self._ids.plans]
+        return [*self.rows.plans, *self._ids.plans]
 
     def prepare(
         self, staged: Mapping[str, torch.Tensor], dims: dict[str, int], request: OutputRequest
     ) -> PreparedBatch[Bound] | None:
         """The step for this batch; None where too few rows can be spared, and for ids that no table
         has, at rows that nobody reads: the padded form refuses them as eager does."""
-        rows, sizes = self.count(staged, dims), dims
+        rows, sizes = self.rows.of(staged, dims), dims
         counts = {size: len(numbers) for size, numbers in rows.items()}
         dims = dims | counts
         if not self.pays(dims) or not self._ids.within(staged, sizes):
@@ -70,20 +68,10 @@ class PackedStep(Generic[Bound]):
             budget = self._session.memory_budget
             cache = self._plans[request] = PlanCache(self._graphs.compiler, self._bind, budget)
         executable = cache.serving(self.graph, request.outputs(self.graph), dims, counts)
-        named = self.graph.signature.rows
-        inputs = {**staged, **{named[size]: numbers for size, numbers in rows.items()}}
+        inputs = {**staged, **given(self.graph, rows)}
         if checking():
-            self._unread.check(inputs, dims, gradients=request.update is not None)
+            self._unread.check(staged, sizes, rows, gradients=request.update is not None)
         return PreparedBatch(executable, dims, inputs, self.share(dims), counts)
-
-    def count(
-        self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]
-    ) -> dict[str, torch.Tensor]:
-        """The numbers of the rows of each set, `i64[R]`, by the name of R."""
-        sizes = list(self._conditions.outputs)
-        executable = self._counting.serving(self._conditions, sizes, dims)
-        executable.run(staged, dims)
-        return {size: executable.view(size).nonzero().view(-1) for size in sizes}
 
     def share(self, dims: Mapping[str, int]) -> float:
         """The packed step's arithmetic as a share of the padded one's."""

@@ -104,7 +104,7 @@ class PreparedStep(Generic[Bound]):
 
         pays = False
         if packed is not None:
-            rows = packed.count(staged, dims)
+            rows = packed.rows.of(staged, dims)
             pays = packed.pays(dims | {size: len(numbers) for size, numbers in rows.items()})
         forward = self.graphs.forward
         outputs = forward.signature.requested(results, None)

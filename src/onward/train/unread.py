@@ -15,6 +15,7 @@ from onward.plan import Plan
 from onward.rewrite import STEP, FusionPass, lookups, with_rows_given
 from onward.train.graphs import Graphs
 from onward.train.prepared_batch import scalars
+from onward.train.row_numbers import RowNumbers, Rows, given
 from onward.train.session import Session
 
 
@@ -61,22 +62,32 @@ class Unread:
         self._compiler = Compiler(
             before.target, [*before.disable, *fused], Journal(quiet=True), before.policy
         )
+        self._filled: tuple[Graph, dict[str, str], RowNumbers] | None = None  # NaN in those rows
 
     def check(
-        self, inputs: Mapping[str, torch.Tensor], dims: Mapping[str, int], gradients: bool
+        self,
+        staged: Mapping[str, torch.Tensor],
+        sizes: Mapping[str, int],
+        rows: Rows,
+        gradients: bool,
     ) -> None:
         """Raises OnwardError where NaN in those rows arrives in the loss or a gradient. Parts that
-        run in PyTorch run once for each step: where there are any nothing is asked."""
+        run in PyTorch run once for each step: where there are any nothing is asked. rows: those of
+        the packed step."""
         if self._graphs.captured.regions:
             return
-        reads: dict[str, str] = {}
-        outputs = list(self._forward.outputs)
-        forward = self._compiler.pack(self._graphs.forward, outputs, reads)
-        assert forward is not None, "the rows that are read are all rows after all"
-        found = self._nan(forward, [*reads], inputs, dims, gradients)
+        if self._filled is None:
+            reads: dict[str, str] = {}
+            forward = self._compiler.pack(self._graphs.forward, list(self._forward.outputs), reads)
+            assert forward is not None, "the rows that are read are all rows after all"
+            # sets of rows may be others than the step's
+            numbers = RowNumbers(forward, self._compiler, self._graphs, self._session)
+            self._filled = forward, reads, numbers
+        forward, reads, numbers = self._filled
+        found = self._nan(forward, [*reads], staged, sizes, numbers.of(staged, sizes), gradients)
         reached = [name for name in found if name not in reads]
         if reached:  # NaN of the batch's own arrives without them too
-            own = self._nan(self._forward, [], inputs, dims, gradients)
+            own = self._nan(self._forward, [], staged, sizes, rows, gradients)
             reached = [name for name in reached if name not in own]
         if reached:
             path = next((reads[name] for name in found if name in reads), "an unknown op")
@@ -89,8 +100,9 @@ class Unread:
         self,
         forward: Graph,
         more: list[str],
-        inputs: Mapping[str, torch.Tensor],
-        dims: Mapping[str, int],
+        staged: Mapping[str, torch.Tensor],
+        sizes: Mapping[str, int],
+        rows: Rows,
         gradients: bool,
     ) -> list[str]:
         """Which of the loss, the gradients and `more` hold NaN."""
@@ -99,9 +111,11 @@ class Unread:
             graph = self._compiler.gradients(graph, sorted(self._graphs.captured.reached), ())
             wanted += graph.signature.gradients.values()
         graph = with_rows_given(graph)
+        dims = {**sizes, **{size: len(numbers) for size, numbers in rows.items()}}
         plan = self._compiler.plan(graph, wanted, dims)
         executable = self._session.bind(self._compiler, self._graphs, plan)
         seed = torch.zeros(2, dtype=torch.int64)
-        executable.run({**inputs, **scalars(graph.signature, seed, offset=0, weight=1.0)})
+        told = scalars(graph.signature, seed, offset=0, weight=1.0)
+        executable.run({**staged, **given(graph, rows), **told})
         values = {name: executable.view(name) for name in wanted}
         return [n for n, x in values.items() if x.is_floating_point() and bool(x.isnan().any())]

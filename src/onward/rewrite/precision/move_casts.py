@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, attributes, type_of
-
-# views that show all of a value once
-WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity")
+from onward.rewrite.shown import WHOLE
 
 
 def move_casts(graph: Graph) -> int:

@@ -81,6 +81,8 @@ class Packer:
         self._sets: dict[tuple[Conditions, Size], Rows] = {}
         self._wholes: dict[tuple[Value, Node | None], Value] = {}
         self._converted: dict[tuple[Value, int], Value] = {}
+        # asked before anything is written: what is 0, say, is seen in the graph as it was
+        self._asks = {} if reads is None else {node: self._reads_of(node) for node in graph}
 
     def run(self) -> int:
         nodes = batch_first(self.graph, self.known)
@@ -402,12 +404,18 @@ class Packer:
 
     def _asked_of(self, x: Value) -> Demand:
         """What the present reader asks of `x`: a reader at the graph's end, all of it."""
-        if self.reader is None or self.reader.op_type not in DEMAND:
-            return all_of()
-        asked = tuple(self.asked.get(y) for y in self.reader.outputs)
-        answer = DEMAND[self.reader.op_type](Question(self.reader, asked, self.known))
-        found = [d for v, d in zip(self.reader.inputs, answer, strict=False) if v is x and d]
+        asks = self._asks.get(self.reader, ()) if self.reader is not None else ()
+        found = [demand for value, demand in asks if value is x]
         return united(type_of(x).shape, found) if found else all_of()
+
+    def _reads_of(self, node: Node) -> list[tuple[Value, Demand]]:
+        """What the node asks of each input, where something is asked of it."""
+        asked = tuple(self.asked.get(y) for y in node.outputs)
+        if node.op_type not in DEMAND or all(d is None for d in asked):
+            return []
+        answer = DEMAND[node.op_type](Question(node, asked, self.known))
+        pairs = zip(node.inputs, answer, strict=False)
+        return [(v, d) for v, d in pairs if v is not None and d is not None]
 
     def _selects(self) -> bool:
         """Whether the present reader takes rows as they are, and all that it makes is asked for."""

@@ -1,0 +1,40 @@
+"""`y = BiasActivation(x, bias)  =>  y = BiasActivation(x, Concat(bias))`, where the halves of a
+step run apart: the backward half reads the bias as the forward has read it.
+
+Eager mode adds the bias before it saves the sum, so a bias may change before the backward runs. A
+product's weight eager's own backward reads as it is then; this pass leaves it alone.
+"""
+
+from __future__ import annotations
+
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Role, Value, role_of
+from onward.rewrite.shown import WHOLE
+
+_READS = {"BiasActivation": 1, "BiasActivationGrad": 2}  # op -> which input is the bias
+
+
+def kept_biases(graph: Graph) -> int:
+    """Copies each bias of an activation that the backward half reads, as a graph input shows it."""
+    copies: dict[Value, Value] = {}
+    for node in list(graph):
+        at = _READS.get(node.op_type, len(node.inputs))
+        bias = node.inputs[at] if at < len(node.inputs) else None
+        if bias is None or not _lies_outside(bias):
+            continue
+        if bias not in copies:  # by its first reader, which is the forward's
+            copy = Builder.at(graph, node).Concat(bias, axis=0)
+            copies[bias] = copy
+            maker = copy.producer()
+            assert maker is not None
+            maker.meta["copies"] = True  # for `noop`, which looks at the bound graph again
+        node.replace_input_with(at, copies[bias])
+    return len(copies)
+
+
+def _lies_outside(x: Value) -> bool:
+    """Whether x is memory of a parameter or a buffer."""
+    node = x.producer()
+    while node is not None and node.op_type in WHOLE and node.inputs[0] is not None:
+        x, node = node.inputs[0], node.inputs[0].producer()
+    return role_of(x) in (Role.PARAM, Role.BUFFER)

@@ -1,0 +1,46 @@
+"""The numbers of the rows that a packed graph computes, which a batch itself says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+
+from onward.compile import Compiler
+from onward.graph.graph import Graph
+from onward.plan import Plan
+from onward.rewrite import row_conditions
+from onward.train.graphs import Graphs
+from onward.train.session import PlanCache, Session
+
+Rows = Mapping[str, torch.Tensor]  # i64[R], by the name of R
+
+
+class RowNumbers:
+    """Those of one packed forward, whose sizes R are its own."""
+
+    def __init__(
+        self, forward: Graph, compiler: Compiler, graphs: Graphs, session: Session
+    ) -> None:
+        self._conditions = row_conditions(forward)
+        bind = partial(session.bind, compiler, graphs)
+        self._counting = PlanCache(compiler, bind, label="rows-")
+
+    @property
+    def plans(self) -> list[Plan]:
+        """Those that have looked at a batch."""
+        return self._counting.plans
+
+    def of(self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]) -> Rows:
+        """The numbers of the rows of each set."""
+        sizes = list(self._conditions.outputs)
+        executable = self._counting.serving(self._conditions, sizes, dims)
+        executable.run(staged, dims)
+        return {size: executable.view(size).nonzero().view(-1) for size in sizes}
+
+
+def given(graph: Graph, rows: Rows) -> dict[str, torch.Tensor]:
+    """The rows as the inputs of a graph `with_rows_given`."""
+    named = graph.signature.rows
+    return {named[size]: numbers for size, numbers in rows.items()}
