@@ -298,19 +298,23 @@ def test_torchscript_in_a_model_whose_forward_is_rehearsed() -> None:
     torch.testing.assert_close(found, ours(x(0)).detach())
 
 
+@pytest.mark.parametrize("activation", [nn.Tanh, nn.GELU, nn.SiLU])
+@pytest.mark.parametrize("budget", [0.3, None])
 @pytest.mark.parametrize("loop", ["trainer", "module"])
-def test_within_less_memory_a_part_runs_once_and_reads_what_it_read(loop: str) -> None:
+def test_within_less_memory_a_part_runs_once_and_reads_what_it_read(
+    loop: str, budget: float | None, activation: type[nn.Module]
+) -> None:
     """What is computed again lies elsewhere than what the part's own backward looks at."""
     torch.manual_seed(0)
-    layers = [m for _ in range(4) for m in (nn.Linear(D, D), nn.Tanh(), Counting())]
+    layers = [m for _ in range(4) for m in (nn.Linear(D, D), activation(), Counting())]
     ours = Loss(nn.Sequential(*layers)).train()
     eager = copy.deepcopy(ours)
     steps = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (ours, eager)]
     trainer = None
     if loop == "trainer":
-        trainer = onward.Trainer(ours, steps[0], options={"memory_budget": 0.3})
+        trainer = onward.Trainer(ours, steps[0], options={"memory_budget": budget})
     else:
-        onward.accelerate(ours, memory_budget=0.3)
+        onward.accelerate(ours, memory_budget=budget)
     for i in range(3):
         for m, optimizer in zip((ours, eager), steps, strict=True):
             if m is ours and trainer is not None:

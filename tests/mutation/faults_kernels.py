@@ -148,6 +148,10 @@ KERNELS_FAULTS: tuple[Fault, ...] = (
         "not outputs & values and _kept(node)", "not outputs & values", AGAIN,
     ),
     Fault(
+        "again: what a region holds on to", "rewrite/shown.py",
+        "return not held and ", "return ", ("module/test_region_effects.py",),
+    ),
+    Fault(
         "again: beside the gradient that is as wide", "rewrite/activation_again.py",
         "if all(place[last] < place[n] for n in moved):", "if False:", AGAIN,
     ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from onward.graph.graph import Graph, Node
 from onward.rewrite.recompute import recompute
-from onward.rewrite.shown import halves_of, shown
+from onward.rewrite.shown import lives_through, shown
 
 ACTIVATIONS = ("BiasActivation", "GatedActivation", "Gelu")
 
@@ -24,7 +24,7 @@ def activation_again(graph: Graph) -> int:
         if node.op_type not in ACTIVATIONS or node.meta.get("backward"):
             continue
         values = shown(node.outputs[0])
-        if halves_of(values) == {False, True} and not outputs & values and _kept(node):
+        if lives_through(values) and not outputs & values and _kept(node):
             names |= {y.name for y in values if y.name}
             edits += 1
     if recompute(graph, names):

@@ -1,4 +1,4 @@
-"""What views show of a value, and which halves of a step read it."""
+"""What views show of a value, and whether both halves of a step read it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ def shown(y: Value, backward: bool = False) -> set[Value]:
     return found
 
 
-def halves_of(values: set[Value]) -> set[bool]:
-    """The halves that read them, beside those of them that show another: backward or not."""
+def lives_through(values: set[Value]) -> bool:
+    """Whether both halves read one of them, beside those that show another; and no region does,
+    which holds on to what it was given."""
     readers = {n for y in values for n in y.consumers() if n.outputs[0] not in values}
-    return {bool(n.meta.get("backward")) for n in readers}
+    held = any(n.op_type in ("Region", "RegionGrad") for n in readers)
+    return not held and {bool(n.meta.get("backward")) for n in readers} == {False, True}

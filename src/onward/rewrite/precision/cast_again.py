@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from onward.graph.graph import Graph, Role, type_of
 from onward.rewrite.recompute import recompute
-from onward.rewrite.shown import halves_of, shown
+from onward.rewrite.shown import lives_through, shown
 
 
 def cast_again(graph: Graph) -> int:
@@ -24,7 +24,7 @@ def cast_again(graph: Graph) -> int:
             if node.op_type != "Cast" or not type_of(made).is_low or node.meta.get("backward"):
                 continue
             values = shown(made)
-            if halves_of(values) == {False, True} and not graph.output_values() & values:
+            if lives_through(values) and not graph.output_values() & values:
                 names |= {y.name for y in values if y.name}
                 edits += 1
     recompute(graph, names)
