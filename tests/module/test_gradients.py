@@ -490,6 +490,26 @@ def test_a_bias_changed_between_forward_and_backward(kind: str, change: str) -> 
     twins.same_gradients()
 
 
+def test_an_activation_of_a_parameter_that_changes() -> None:
+    """Eager mode has saved what the product reads; the slope is the changed parameter's."""
+
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(x(1, W))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ nn.functional.gelu(self.w)
+
+    twins = Twins(Gate())
+    for model in twins.both:
+        given = x().requires_grad_()
+        y = model(given)
+        model.w.data.mul_(-2)
+        y.sum().backward()
+    twins.same_gradients()
+
+
 # ---- optimizers
 
 OPTIMIZERS: dict[str, Callable[[Any], Any]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from onward.graph.graph import Graph, Node
 from onward.rewrite.recompute import recompute
-from onward.rewrite.shown import lives_through, shown
+from onward.rewrite.shown import lives_through, shown, source
 
 ACTIVATIONS = ("BiasActivation", "GatedActivation", "Gelu")
 
@@ -50,5 +50,10 @@ def _at_once(graph: Graph) -> None:
 
 
 def _kept(node: Node) -> bool:
-    """Whether the backward half reads all that the node does."""
-    return all(x is None or any(n.meta.get("backward") for n in x.consumers()) for x in node.inputs)
+    """Whether the backward half reads all that the node does, and the step has computed what it is
+    applied to: a parameter may change before a backward that runs apart."""
+    xs = [x for x in node.inputs if x is not None]
+    computed = xs[:1] if node.op_type == "BiasActivation" else xs
+    return all(source(x).producer() is not None for x in computed) and all(
+        any(n.meta.get("backward") for n in x.consumers()) for x in xs
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, role_of
-from onward.rewrite.shown import WHOLE
+from onward.rewrite.shown import source
 
 _READS = {"BiasActivation": 1, "BiasActivationGrad": 2}  # op -> which input is the bias
 
@@ -20,7 +20,7 @@ def kept_biases(graph: Graph) -> int:
     for node in list(graph):
         at = _READS.get(node.op_type, len(node.inputs))
         bias = node.inputs[at] if at < len(node.inputs) else None
-        if bias is None or not _lies_outside(bias):
+        if bias is None or role_of(source(bias)) not in (Role.PARAM, Role.BUFFER):
             continue
         if bias not in copies:  # by its first reader, which is the forward's
             copy = Builder.at(graph, node).Concat(bias, axis=0)
@@ -30,11 +30,3 @@ def kept_biases(graph: Graph) -> int:
             maker.meta["copies"] = True  # for `noop`, which looks at the bound graph again
         node.replace_input_with(at, copies[bias])
     return len(copies)
-
-
-def _lies_outside(x: Value) -> bool:
-    """Whether x is memory of a parameter or a buffer."""
-    node = x.producer()
-    while node is not None and node.op_type in WHOLE and node.inputs[0] is not None:
-        x, node = node.inputs[0], node.inputs[0].producer()
-    return role_of(x) in (Role.PARAM, Role.BUFFER)

@@ -21,6 +21,14 @@ def shown(y: Value, backward: bool = False) -> set[Value]:
     return found
 
 
+def source(x: Value) -> Value:
+    """The value that x shows whole, through any number of views."""
+    node = x.producer()
+    while node is not None and node.op_type in WHOLE and node.inputs[0] is not None:
+        x, node = node.inputs[0], node.inputs[0].producer()
+    return x
+
+
 def lives_through(values: set[Value]) -> bool:
     """Whether both halves read one of them, beside those that show another; and no region does,
     which holds on to what it was given."""
