@@ -298,6 +298,7 @@ def test_torchscript_in_a_model_whose_forward_is_rehearsed() -> None:
     torch.testing.assert_close(found, ours(x(0)).detach())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.GELU, nn.SiLU])
 @pytest.mark.parametrize("budget", [0.3, None])
 @pytest.mark.parametrize("loop", ["trainer", "module"])

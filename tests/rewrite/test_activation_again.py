@@ -77,6 +77,7 @@ def read_late(node: Node) -> bool:
     )  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("low", [False, True], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_activation_lives_through_both_halves(kind: str, low: bool) -> None:
@@ -110,6 +111,7 @@ def test_what_is_handed_out_is_kept() -> None:
     assert not any(n.meta.get("again") for n in step_of(Frozen("gelu", 1)))
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_not_a_bit_changes_and_the_peak_falls(kind: str, precision: str) -> None:
