@@ -476,16 +476,36 @@ BIASES = {
 }  # fmt: skip
 
 
+SPELLED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "whole": lambda b: b.view(2, 8).flatten()[:8], "a slice": lambda b: b[3:11],
+    "a chunk": lambda b: b.chunk(2)[1], "every other": lambda b: b[::2],
+    "computed": lambda b: b[:8] * 2, "a row": lambda b: b.view(2, 8)[1],
+}  # fmt: skip
+
+
+class Biased(nn.Module):
+    def __init__(self, kind: str, spelled: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.act, self.last = nn.Linear(W, 8), ACTIVATIONS[kind](), nn.Linear(8, W)
+        self.bias, self.shown = nn.Parameter(torch.randn(16)), SPELLED.get(spelled)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bias = self.shown(self.bias) if self.shown else self.first.bias
+        h = self.act(nn.functional.linear(x, self.first.weight, bias))
+        return self.last(h + nn.functional.relu(self.first(x)))
+
+
 @pytest.mark.parametrize("change", BIASES)
+@pytest.mark.parametrize("spelled", ["its own", *SPELLED])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
-def test_a_bias_changed_between_forward_and_backward(kind: str, change: str) -> None:
+def test_a_bias_changed_between_forward_and_backward(kind: str, spelled: str, change: str) -> None:
     """Eager mode saves the sum with it, not the bias."""
-    torch.manual_seed(0)
-    twins = Twins(nn.Sequential(nn.Linear(W, 8), ACTIVATIONS[kind](), nn.Linear(8, W)))
+    twins = Twins(Biased(kind, spelled))
     for model in twins.both:
         loss = total(model(x()))
         with torch.no_grad():
-            BIASES[change](model[0].bias)
+            BIASES[change](model.bias if spelled in SPELLED else model.first.bias)
         loss.backward()
     twins.same_gradients()
 

@@ -35,10 +35,8 @@ def activation_again(graph: Graph) -> int:
 def _at_once(graph: Graph) -> None:
     """Moves each product of a new y before all else that reads what it is multiplied with, dz: y is
     gone again when the next as wide a value, dy, is made."""
-    place = {node: i for i, node in enumerate(graph)}
-    for node in list(graph):
-        if node.op_type not in ACTIVATIONS or not node.meta.get("again"):
-            continue
+    for node in [n for n in graph if n.op_type in ACTIVATIONS and n.meta.get("again")]:
+        place = {n: i for i, n in enumerate(graph)}  # which the last one moved has changed
         values = shown(node.outputs[0], backward=True)
         group = {n for y in values for n in (y.producer(), *y.consumers()) if n is not None}
         operands = [x.producer() for n in group for x in n.inputs if x is not None]

@@ -8,7 +8,7 @@ product's weight eager's own backward reads as it is then; this pass leaves it a
 from __future__ import annotations
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Role, Value, role_of
+from onward.graph.graph import Graph, Node, Role, Value, role_of
 from onward.rewrite.shown import source
 
 _READS = {"BiasActivation": 1, "BiasActivationGrad": 2}  # op -> which input is the bias
@@ -16,11 +16,11 @@ _READS = {"BiasActivation": 1, "BiasActivationGrad": 2}  # op -> which input is 
 
 def kept_biases(graph: Graph) -> int:
     """Copies each bias of an activation that the backward half reads, as a graph input shows it."""
+    late = {_bias(node) for node in graph if node.meta.get("backward")}
     copies: dict[Value, Value] = {}
     for node in list(graph):
-        at = _READS.get(node.op_type, len(node.inputs))
-        bias = node.inputs[at] if at < len(node.inputs) else None
-        if bias is None or role_of(source(bias)) not in (Role.PARAM, Role.BUFFER):
+        bias = _bias(node)
+        if bias is None or bias not in late:
             continue
         if bias not in copies:  # by its first reader, which is the forward's
             copy = Builder.at(graph, node).Concat(bias, axis=0)
@@ -28,5 +28,14 @@ def kept_biases(graph: Graph) -> int:
             maker = copy.producer()
             assert maker is not None
             maker.meta["copies"] = True  # for `noop`, which looks at the bound graph again
-        node.replace_input_with(at, copies[bias])
+        node.replace_input_with(_READS[node.op_type], copies[bias])
     return len(copies)
+
+
+def _bias(node: Node) -> Value | None:
+    """The bias that the node reads in memory of a parameter or a buffer."""
+    at = _READS.get(node.op_type, len(node.inputs))
+    bias = node.inputs[at] if at < len(node.inputs) else None
+    if bias is None or role_of(source(bias)) not in (Role.PARAM, Role.BUFFER):
+        return None
+    return bias

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from onward.graph.graph import Value
+from onward.graph.ops import named
 
+_VIEWS = named("view")
 # views that show all of a value once
 WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity")
 
@@ -22,9 +24,9 @@ def shown(y: Value, backward: bool = False) -> set[Value]:
 
 
 def source(x: Value) -> Value:
-    """The value that x shows whole, through any number of views."""
+    """The value whose memory x shows, whole or in part, through any number of views."""
     node = x.producer()
-    while node is not None and node.op_type in WHOLE and node.inputs[0] is not None:
+    while node is not None and node.op_type in _VIEWS and node.inputs[0] is not None:
         x, node = node.inputs[0], node.inputs[0].producer()
     return x
 
