@@ -12,8 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from onward.graph.build import Builder
-from onward.graph.graph import ONWARD, Graph, Node, Value, attributes, type_of
+from onward.graph.graph import ONWARD, Graph, Node, Value, attributes, precision_said, type_of, where
 from onward.graph.types import DType
 from onward.rewrite.context import Context
 
@@ -40,7 +42,10 @@ def linear_cross_entropy(graph: Graph, context: Context) -> int:
         inputs = [x, w, bias, labels, weight]
         if not context.takes(node, "LinearCrossEntropy", inputs, attrs):
             continue
-        loss = Builder.at(graph, node).one("LinearCrossEntropy", inputs, attrs)
+        b = Builder.at(graph, node)
+        # the product is what may be of low precision: what is said of the head is said of it
+        b.module, b.precision = where(head), precision_said(head)
+        loss = b.one("LinearCrossEntropy", inputs, attrs)
         graph.replace(node.outputs[0], loss)
         graph.remove([node])
         edits += 1
@@ -124,17 +129,32 @@ def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
             continue
         made: Any = b.node("LinearCrossEntropyStep", *call)
         graph.replace(loss.outputs[0], made[0])
+        row, whole = _scales(later, grad)
         for old, new in zip(grad.outputs, made[1:], strict=True):
             if old.uses() or old in graph.output_values():
-                graph.replace(old, _times(later, new, grad.inputs[0]))
+                graph.replace(old, _times(later, new, row if old is grad.outputs[0] else whole))
         graph.remove([loss, grad])
         edits += 1
     return edits
 
 
-def _times(b: Builder, x: Value, cotangent: Value | None) -> Value:
+def _scales(b: Builder, grad: Node) -> tuple[Value, Value]:
+    """What dx is multiplied by, f[N,1], and dw and dbias, f[]: the gradient of the loss, but 0 where
+    no row counts, whatever that gradient is: a sum over no labels divided by their number weighs
+    1/0, and eager PyTorch writes zeros there. Where rows count one that is infinite makes NaN."""
+    dloss, _, _, _, labels = grad.inputs[:5]
+    assert dloss is not None and labels is not None
+    ignored = np.array(attributes(grad)["ignore_index"], np.int64)
+    counted = b.Not(b.Equal(labels, ignored))
+    number = b.reduce_sum(b.cast(counted, DType.INT64), [0], keepdims=False)
+    zero = b.scalar(0.0, type_of(dloss).dtype)
+    scale = b.Add(dloss, b.Sub(dloss, dloss))
+    row = b.Where(b.unsqueeze(counted, [1]), scale, zero)
+    return row, b.Where(b.Greater(number, b.scalar(0, DType.INT64)), scale, zero)
+
+
+def _times(b: Builder, x: Value, cotangent: Value) -> Value:
     """A gradient times the loss's own, in the type of that; then in its own."""
-    assert cotangent is not None, "a gradient is by a loss"
     own, wide = type_of(x).dtype, type_of(cotangent).dtype
     if own == wide:
         return b.Mul(x, cotangent)

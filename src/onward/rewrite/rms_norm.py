@@ -21,9 +21,6 @@ def rms_norm(graph: Graph, context: Context) -> int:
         if found is None:
             continue
         x, epsilon, parts = found
-        if any(part.meta.get("stop_gradient") for part in parts):
-            context.missed(node, "RMSNorm", "it stops gradients")
-            continue
         for last in list(node.outputs[0].consumers()):
             scale = _scale(last, node.outputs[0])
             if scale is None:
