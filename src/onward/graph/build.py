@@ -264,7 +264,9 @@ def write_body(b: Builder, node: Node, inputs: Sequence[Value | None]) -> list[V
     op, types = OPS[node.op_type], [type_of(y) for y in node.outputs]
     assert op.body is not None, f"{node.op_type} has no body"
     given = list(inputs)
-    if not op.moves and any(t.is_low for t in (*types, *(type_of(x) for x in inputs if x is not None))):
+    if not op.moves and any(
+        t.is_low for t in (*types, *(type_of(x) for x in inputs if x is not None))
+    ):
         wide = {x: b.cast(x, DType.FLOAT) for x in given if x is not None and type_of(x).is_low}
         given = [None if x is None else wide.get(x, x) for x in given]
         results = op.body(b, given, attributes(node))

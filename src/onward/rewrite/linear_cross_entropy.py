@@ -15,7 +15,16 @@ from typing import Any
 import numpy as np
 
 from onward.graph.build import Builder
-from onward.graph.graph import ONWARD, Graph, Node, Value, attributes, precision_said, type_of, where
+from onward.graph.graph import (
+    ONWARD,
+    Graph,
+    Node,
+    Value,
+    attributes,
+    precision_said,
+    type_of,
+    where,
+)
 from onward.graph.types import DType
 from onward.rewrite.context import Context
 
@@ -139,9 +148,10 @@ def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
 
 
 def _scales(b: Builder, grad: Node) -> tuple[Value, Value]:
-    """What dx is multiplied by, f[N,1], and dw and dbias, f[]: the gradient of the loss, but 0 where
-    no row counts, whatever that gradient is: a sum over no labels divided by their number weighs
-    1/0, and eager PyTorch writes zeros there. Where rows count one that is infinite makes NaN."""
+    """What dx is multiplied by, f[N,1], and dw and dbias, f[]: the gradient of the loss; of rows
+    that do not count 0, whatever that gradient is. A sum over no labels divided by their number
+    weighs 1/0, and eager PyTorch writes zeros there. Of rows that count an infinite one makes NaN.
+    """
     dloss, _, _, _, labels = grad.inputs[:5]
     assert dloss is not None and labels is not None
     ignored = np.array(attributes(grad)["ignore_index"], np.int64)

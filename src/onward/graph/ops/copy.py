@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Value = ir.Value
 
 
-def _joined_to_nothing(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+def _joined_to_nothing(
+    b: Builder, inputs: list[Value | None], attrs: dict[str, Any]
+) -> list[Value]:
     return [b.Concat(inputs[0], axis=0)]
 
 
