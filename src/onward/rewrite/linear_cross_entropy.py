@@ -150,17 +150,14 @@ def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
 def _scales(b: Builder, grad: Node) -> tuple[Value, Value]:
     """What dx is multiplied by, f[N,1], and dw and dbias, f[]: the gradient of the loss; of rows
     that do not count 0, whatever that gradient is. A sum over no labels divided by their number
-    weighs 1/0, and eager PyTorch writes zeros there. Of rows that count an infinite one makes NaN.
-    """
+    weighs 1/0, and eager PyTorch writes zeros there."""
     dloss, _, _, _, labels = grad.inputs[:5]
     assert dloss is not None and labels is not None
-    ignored = np.array(attributes(grad)["ignore_index"], np.int64)
-    counted = b.Not(b.Equal(labels, ignored))
-    number = b.reduce_sum(b.cast(counted, DType.INT64), [0], keepdims=False)
+    ignored = b.Equal(labels, np.array(attributes(grad)["ignore_index"], np.int64))
+    ones = b.Where(ignored, np.array(0, np.int64), np.array(1, np.int64))
+    some = b.cast(b.reduce_sum(ones, [0], keepdims=False), DType.BOOL)  # of no rows it is 0
     zero = b.scalar(0.0, type_of(dloss).dtype)
-    scale = b.Add(dloss, b.Sub(dloss, dloss))
-    row = b.Where(b.unsqueeze(counted, [1]), scale, zero)
-    return row, b.Where(b.Greater(number, b.scalar(0, DType.INT64)), scale, zero)
+    return b.Where(b.unsqueeze(ignored, [1]), zero, dloss), b.Where(some, dloss, zero)
 
 
 def _times(b: Builder, x: Value, cotangent: Value) -> Value:
