@@ -100,7 +100,7 @@ def reached_in(value: Value) -> set[str]:
             continue
         seen.add(x)
         node = x.producer()
-        if node is None or node.meta.get("stop_gradient") or node.op_type in _DRAWN:
+        if node is None or node.op_type in _CUT:
             continue
         own = node.op_type == "WithGradient"  # its last inputs are those that have gradients
         ways = node.inputs[-attributes(node)["sources"] :] if own else node.inputs
@@ -108,7 +108,7 @@ def reached_in(value: Value) -> set[str]:
     return {x.name or "" for x in seen if x.producer() is None}
 
 
-_DRAWN = ("RandomUniform", "GradientOf", "Shape")
+_CUT = ("RandomUniform", "GradientOf", "Shape", "StopGradient")
 
 
 def _carries(node: Any) -> bool:
