@@ -88,6 +88,8 @@ def bind_inputs(
                 by_id[id(tensor)] = value
                 if isinstance(tensor, torch.nn.Parameter):
                     result.parameters[name] = tensor
+                    if not tensor.requires_grad:
+                        result.frozen.add(name)
                 else:
                     result.buffers[name] = tensor
         elif spec.kind is InputKind.CONSTANT_TENSOR:
