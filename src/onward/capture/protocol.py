@@ -19,7 +19,8 @@ class Captured(Protocol):
     buffers by graph input; they stay where they are. leaves: from a leaf of the batch to its graph
     input. reached: parameters that the loss has a gradient by, if only of zeros. frozen: parameters
     that ask for none. constants: tensors of the owner's that the graph holds as they were. notes:
-    what was presumed, for the user to read. regions: by their site, the parts that the owner runs itself (`kernels.Part`).
+    what was presumed, for the user to read. regions: by their site, the parts that the owner runs
+    itself (`kernels.Part`).
     """
 
     @property
