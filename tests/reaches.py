@@ -110,7 +110,7 @@ COMPLEX: dict[str, Way] = {
         pairs(x @ w) * torch.outer(v[:2], v[4:6]).to(torch.complex64).flatten()
     ),
     "norm": lambda x, w, v: torch.linalg.vector_norm(torch.complex(x @ w, x * v), dim=-1),
-    "tuple": lambda x, w, v: shown(sum([z * 2 for z in (pairs(x @ w), pairs(x * v))])),
+    "tuple": lambda x, w, v: shown(torch.cat([z * 2 for z in (pairs(x @ w), pairs(x * v))])),
     "split": lambda x, w, v: shown(torch.tensor_split(pairs(x @ w), 2, -1)[1]) * v[:4],
     "by a constant": lambda x, w, v: shown(pairs(x @ w) * HELD) * v,
     "double": lambda x, w, v: shown(torch.complex((x @ w).double(), (x * v).double())).float(),

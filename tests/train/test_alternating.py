@@ -213,8 +213,9 @@ def test_another_parameter_in_the_place_of_one_ends_what_was_kept(captures: list
         pair.toggle(halves, i)
         pair.update(data)
     for model, optimizer in ((pair.model, pair.ours), (pair.twin, pair.theirs)):
-        new = nn.Parameter(model.layers[0].weight.detach() * 0.5)
-        old, model.layers[0].weight = model.layers[0].weight, new
+        layer = model.get_submodule("layers.0")
+        old = layer.get_parameter("weight")
+        new = layer.weight = nn.Parameter(old.detach() * 0.5)
         optimizer.param_groups[0]["params"] = [
             new if p is old else p for p in optimizer.param_groups[0]["params"]
         ]

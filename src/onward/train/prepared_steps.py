@@ -68,6 +68,16 @@ class PreparedSteps:
         self._states: list[_State] = []
         self._told = Told()
 
+    @property
+    def train(self) -> list[Step]:
+        """Training steps of the state that was met last."""
+        return [made.step for made in self._states[0].train] if self._states else []
+
+    @property
+    def eval(self) -> list[Step]:
+        """Its evaluations."""
+        return [made.step for made in self._states[0].eval] if self._states else []
+
     def training(self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch) -> Step:
         """The training step for batches like this one; made where there is none."""
         refuse_optimizer_hooks(self._updates.optimizer)
