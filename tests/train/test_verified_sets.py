@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from expert_loops import LOOPS, Experts, batch
 from torch import nn
 
 import onward
@@ -70,6 +71,16 @@ def test_a_parameter_that_eager_leaves_alone_is_not_ok(monkeypatch: pytest.Monke
     report = onward.Trainer(Detached(), onward.optim.AdamW()).verify(x)
     said = "a gradient where eager PyTorch has none: spare (1 parameter)"
     assert report.mismatches == [said]
+
+
+def test_experts_that_a_batch_leaves_out_are_noted() -> None:
+    model, data = Experts(LOOPS["from_a_list"]), batch(5, 1, 30.0)
+    report = onward.Trainer(model, onward.optim.AdamW()).verify(data)
+    assert report.ok
+    [note] = [n for n in report.notes if n.startswith("on this batch gradients of zeros")]
+    model(**data).backward()
+    left = [n for n, p in model.named_parameters() if p.grad is None and n.startswith("list.")]
+    assert note.endswith(f": {', '.join(left[:5])}, ... ({len(left)} parameters)")
 
 
 def test_what_is_exactly_zero_in_eager_is_to_be_zero(monkeypatch: pytest.MonkeyPatch) -> None:

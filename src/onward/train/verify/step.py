@@ -59,7 +59,9 @@ def verify_step(
         result, kinds = Verification(), [engines]
         padded, rows = _compared(engines)
         result.rows += rows
-        result.mismatches += moved_as_in_eager(engines)
+        lines, notes = moved_as_in_eager(engines, padded)
+        result.mismatches += lines
+        result.notes += notes
         result.mismatches += zero_as_in_eager(engines, rows)
         if policy is not None:
             low = Compiler(host(device), disable, Journal(keep_stages=bisect), policy)
