@@ -200,6 +200,7 @@ def _subject(
         graphs=graphs,
         request=request,
         halves=bool(ends),
+        still=call.without_gradient(ends),
         again=again,
         optimizer=state,
         seconds=dict(compiler.journal.seconds),

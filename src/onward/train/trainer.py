@@ -39,7 +39,7 @@ from onward.train.low_export import read_dtype
 from onward.train.optim import Optimizer, to_torch
 from onward.train.precision import policy_of
 from onward.train.prepared_batch import OutputRequest, PreparedBatch, scalars
-from onward.train.prepared_steps import LossFunction, PreparedSteps, Step
+from onward.train.prepared_steps import LossFunction, PreparedSteps
 from onward.train.report import Report, as_html
 from onward.train.result import StepResult
 from onward.train.session import Session
@@ -93,16 +93,14 @@ class Trainer:
         self._example: Batch | None = None  # for exports
         self._last: LastRun | None = None
         self._verified = not (verify or self.options.verify)
-        train: list[Step] = []
         self._updates = Updates(
             model,
             self.optimizer,
-            restarted=train.clear,
             form=self.options.optimizer_state,
             sums=self.options.gradient_accumulation_dtype,
         )
         session = Session(self.memory, self._updates, self.options.memory_budget)
-        self._steps = PreparedSteps(train, session, self._updates, self.options)
+        self._steps = PreparedSteps(session, self._updates, self.options)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIXED and name in vars(self):
