@@ -30,6 +30,7 @@ from onward.capture.buffer_updates import store_buffers
 from onward.capture.captured_module import CapturedModule, layout
 from onward.capture.dtypes import dtype_of
 from onward.capture.eager_types import give_types, run_under_autocast
+from onward.capture.effects import Draws
 from onward.capture.flat_call import TENSOR, FlatCall, LossFunction, named_tensors
 from onward.capture.fuse_attention import fuse_attention
 from onward.capture.fuse_composites import fuse_composites
@@ -92,18 +93,29 @@ def capture(
                 return done
             held = done
 
+    def found() -> CapturedModule:
+        try:
+            return tried(values=False)
+        except CaptureError as error:
+            with contextlib.suppress(Exception):  # the forward runs in eager mode too
+                return tried(values=True)
+            if regions:
+                given = (args, kwargs, target)
+                call = partial(_flat_call, model, given, loss_fn, want_loss, gradients, autocast)
+                made = Regions(model, gradients).captured(error, call, partial(tried, False))
+                if made is not None:
+                    return made
+            raise error from error.__cause__
+
+    draws = Draws()
     try:
-        return tried(values=False)
-    except CaptureError as error:
-        with contextlib.suppress(Exception):  # the forward runs in eager mode too
-            return tried(values=True)
-        if regions:
-            given = (args, kwargs, target)
-            call = partial(_flat_call, model, given, loss_fn, want_loss, gradients, autocast)
-            made = Regions(model, gradients).captured(error, call, partial(tried, False))
-            if made is not None:
-                return made
-        raise error from error.__cause__
+        made = found()
+    except BaseException:
+        draws.restore()
+        raise
+    if made.regions:  # else a forward that draws has done so in its first run alone: this one
+        draws.restore()
+    return made
 
 
 def _flat_call(

@@ -171,7 +171,10 @@ class Trainer:
         step = self._steps.evaluation(self.model, self.loss_fn, batch)
         prepared = step.prepare(batch, OutputRequest(names))
         self._remember(batch)
-        prepared.executable.run(prepared.inputs, prepared.dims)
+        seed = self._window.evaluation_seed(self.updates)
+        drawn = scalars(prepared.signature, seed, offset=0, weight=1.0)
+        prepared.executable.run({**prepared.inputs, **drawn}, prepared.dims)
+        self._window.evaluations += 1
         return StepResult(
             loss=prepared.loss,
             lr=self._lr(),
@@ -315,7 +318,7 @@ class Trainer:
         window, signature = self._window, prepared.signature
 
         def done(wrote: bool) -> None:
-            window.advance(batch_size)
+            window.advance(batch_size, last and wrote)
             if last:
                 self._scaling.advance(prepared.executable)
             if last and wrote:
@@ -323,7 +326,7 @@ class Trainer:
             elif last:
                 self._updates.window = frozenset()
 
-        with window.seed_drawn() as seed:
+        with window.seed_drawn(self.updates) as seed:
             inputs = {
                 **prepared.inputs,
                 **scalars(signature, seed, window.offset, weight=window.weight),
