@@ -11,9 +11,11 @@ from onward.capture.refusals import (
     refuse_surroundings,
 )
 from onward.capture.trace import traced_elsewhere, untraced
+from onward.capture.wrappers import SLOT, unwrapped
 
 __all__ = [
     "AUTOCAST_DEVICES",
+    "SLOT",
     "Captured",
     "CapturedModule",
     "apart_from_hooks",
@@ -22,5 +24,6 @@ __all__ = [
     "refuse_surroundings",
     "traced_elsewhere",
     "untraced",
+    "unwrapped",
     "without_flash_lengths",
 ]
