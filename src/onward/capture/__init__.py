@@ -2,7 +2,7 @@
 
 from onward.capture.captured_module import CapturedModule
 from onward.capture.export import capture
-from onward.capture.huggingface import without_flash_lengths
+from onward.capture.huggingface import CACHE, without_flash_lengths
 from onward.capture.protocol import Captured
 from onward.capture.refusals import (
     AUTOCAST_DEVICES,
@@ -15,6 +15,7 @@ from onward.capture.wrappers import SLOT, unwrapped
 
 __all__ = [
     "AUTOCAST_DEVICES",
+    "CACHE",
     "SLOT",
     "Captured",
     "CapturedModule",

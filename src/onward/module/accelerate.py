@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from onward.capture import CACHE as _CACHE
 from onward.capture import (
     CapturedModule,
     apart_from_hooks,
@@ -56,7 +57,7 @@ from onward.train.session import Session
 
 AnyModule = TypeVar("AnyModule", bound=torch.nn.Module)
 _SLOT = "_compiled_call_impl"
-CACHE = "a cache of keys and values is in use (generation)"
+CACHE = f"{_CACHE}; fix: config.use_cache = False where nobody generates"
 
 
 class SharedMemory(Memory):
