@@ -183,7 +183,9 @@ def test_a_graph_or_what_to_set(family: str, wrapper: str, captures: list[int]) 
         assert_same(found, without_cache(want))
         if "no_grad" not in mode:
             for out in (found, want):
-                sum(t.square().mean() for t in tensors(without_cache(out))).backward()
+                torch.stack(
+                    [t.square().mean() for t in tensors(without_cache(out))]
+                ).sum().backward()
             for (n, p), q in zip(ours.named_parameters(), eager.parameters(), strict=True):
                 assert (p.grad is None) == (q.grad is None), n
                 if q.grad is not None:
@@ -218,7 +220,8 @@ def test_the_graph_is_the_one_without_a_cache(family: str) -> None:
         assert held is not None
         plans.append((len(held.plan.launches), held.plan.peak))
         notes = [note for note in held.report()["notes"] if "cache" in note]
-        assert len(notes) == on and (not on or notes[0].startswith("past_key_values is None"))
+        made = on and family != "BART"  # which makes no cache where labels are given
+        assert len(notes) == made and all(n.startswith("past_key_values is None") for n in notes)
     assert plans[0] == plans[1]
 
 
