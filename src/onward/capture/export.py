@@ -204,6 +204,8 @@ def _capture(
                 "position_ids keep no packed documents apart, as in eager PyTorch while the "
                 "model's use_cache is on; fix: model.config.use_cache = False"
             )
+    for name in tree.caches if tree is not None else ():
+        result.notes.append(f"{name} is None: a key/value cache cannot be part of a training graph")
     for name in flat.noted.chosen:
         result.notes.append(f"{name} is no output: how many rows a boolean mask chooses, data say")
     if flat.noted.read:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from onward.capture import unwrapped
 from onward.config import OnwardError, TrainerOptions, read_names
 from onward.execute import Executable, Memory
 from onward.extend import load_plugins
@@ -77,7 +78,7 @@ class Trainer:
         load_plugins()
         check_arguments(model, loss_fn, verify)
         check_input_spec(model_desc)
-        self.model = model
+        self.model = model = unwrapped(model)
         self.loss_fn = loss_fn
         self.model_desc = model_desc
         self.options = checked_options(options)
