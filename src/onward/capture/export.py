@@ -36,11 +36,12 @@ from onward.capture.fuse_attention import fuse_attention
 from onward.capture.fuse_composites import fuse_composites
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import forward_defaults, require_mask
+from onward.capture.object_graph import reading
 from onward.capture.pins import Unasked, take
 from onward.capture.refusals import refuse_model, refuse_unlisted
 from onward.capture.regions import Regions
 from onward.capture.rehearsal import require_harmless
-from onward.capture.trace import ONE_AT_A_TIME, export
+from onward.capture.trace import ONE_AT_A_TIME, export, in_plain_pytorch
 from onward.capture.translate import Translator
 from onward.config import CaptureError
 from onward.graph.graph import Graph, precisions_said
@@ -92,18 +93,24 @@ def capture(
                 return done
             held = done
 
-    try:
-        return tried(values=False)
-    except CaptureError as error:
-        with contextlib.suppress(Exception):  # the forward runs in eager mode too
-            return tried(values=True)
-        if regions:
-            given = (args, kwargs, target)
-            call = partial(_flat_call, model, given, loss_fn, want_loss, gradients, autocast)
-            made = Regions(model, gradients).captured(error, call, partial(tried, False))
-            if made is not None:
-                return made
-        raise error from error.__cause__
+    def found() -> CapturedModule:
+        try:
+            return tried(values=False)
+        except CaptureError as error:
+            with contextlib.suppress(Exception):  # the forward runs in eager mode too
+                return tried(values=True)
+            if regions:
+                given = (args, kwargs, target)
+                call = partial(_flat_call, model, given, loss_fn, want_loss, gradients, autocast)
+                made = Regions(model, gradients).captured(error, call, partial(tried, False))
+                if made is not None:
+                    return made
+            raise error from error.__cause__
+
+    with ONE_AT_A_TIME, in_plain_pytorch(), reading(model, loss_fn) as reads:
+        captured = found()
+    captured.reads = reads
+    return captured
 
 
 def _flat_call(

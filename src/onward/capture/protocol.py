@@ -19,7 +19,8 @@ class Captured(Protocol):
     buffers by graph input; they stay where they are. leaves: from a leaf of the batch to its graph
     input. reached: parameters that the loss has a gradient by, if only of zeros. constants: tensors
     of the owner's that the graph holds as they were. notes: what was presumed, for the user to
-    read. regions: by their site, the parts that the owner runs itself (`kernels.Part`).
+    read. regions: by their site, the parts that the owner runs itself (`kernels.Part`). reads: what
+    was read of plain objects, such as a configuration.
     """
 
     @property
@@ -42,6 +43,9 @@ class Captured(Protocol):
 
     @property
     def regions(self) -> Sequence[Any]: ...
+
+    @property
+    def reads(self) -> Any: ...
 
     def dims(self, leaves: list[Any], /) -> dict[str, int] | None:
         """Size by symbol, of a batch's leaves; None where the capture is not of such a batch."""

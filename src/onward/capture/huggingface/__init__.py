@@ -4,6 +4,7 @@ from onward.capture.huggingface.attention import attention_kept_whole
 from onward.capture.huggingface.chunked_log_probs import log_probs_kept_whole
 from onward.capture.huggingface.settings import (
     forward_defaults,
+    keeps_cache,
     require_mask,
     without_flash_lengths,
 )
@@ -11,6 +12,7 @@ from onward.capture.huggingface.settings import (
 __all__ = [
     "attention_kept_whole",
     "forward_defaults",
+    "keeps_cache",
     "log_probs_kept_whole",
     "require_mask",
     "without_flash_lengths",

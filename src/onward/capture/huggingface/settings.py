@@ -37,10 +37,17 @@ def require_mask(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
 
 def forward_defaults(model: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments a capture adds: `use_cache=False`, since a cache is not a tensor."""
-    config = getattr(model, "config", None)
-    if getattr(config, "use_cache", False) and "use_cache" not in kwargs:
+    if "use_cache" not in kwargs and keeps_cache(model):
         return {"use_cache": False}
     return {}
+
+
+def keeps_cache(model: torch.nn.Module) -> bool:
+    """Whether a configuration in the model has `use_cache` on; of T5 it is its decoder's alone."""
+    if getattr(getattr(model, "config", None), "use_cache", False):
+        return True
+    held = (vars(module).get("config") for module in model.modules())
+    return any(getattr(config, "use_cache", False) is True for config in held)
 
 
 def without_flash_lengths(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,4 +62,10 @@ def without_flash_lengths(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> 
     return {name: value for name, value in kwargs.items() if name not in found}
 
 
-__all__ = ["configs_with_sdpa", "forward_defaults", "require_mask", "without_flash_lengths"]
+__all__ = [
+    "configs_with_sdpa",
+    "forward_defaults",
+    "keeps_cache",
+    "require_mask",
+    "without_flash_lengths",
+]

@@ -6,8 +6,18 @@ The walk is slow and takes note of values; the sweep is fast and compares object
 
 from onward.capture.object_graph.code import module_of
 from onward.capture.object_graph.facts import Same
+from onward.capture.object_graph.reads import Reads, reading
 from onward.capture.object_graph.snapshot import Snapshot, traces_names
 from onward.capture.object_graph.sweep import Sweep
 from onward.capture.object_graph.walk import Walk
 
-__all__ = ["Same", "Snapshot", "Sweep", "Walk", "module_of", "traces_names"]
+__all__ = [
+    "Reads",
+    "Same",
+    "Snapshot",
+    "Sweep",
+    "Walk",
+    "module_of",
+    "reading",
+    "traces_names",
+]

@@ -24,7 +24,7 @@ ASIDE = {  # packages whose objects are no part of a model: they count, log or h
     "rich", "tensorboard", "tensorboardX", "tokenizers", "torchmetrics", "tqdm", "wandb",
 }  # fmt: skip
 _ASIDE_WITHIN = (("sentence_transformers.", ".model_card"),)  # the same, of parts of a package
-_HEAP_TYPE = 1 << 9  # of a class made by running code: Py_TPFLAGS_HEAPTYPE
+HEAP_TYPE = 1 << 9  # of a class made by running code: Py_TPFLAGS_HEAPTYPE
 _OPAQUE = {"torch", "onward", *ASIDE}
 
 
@@ -32,7 +32,7 @@ def module_of(cls: type) -> str:
     """Which module a class is of. One that `exec` makes where no `__name__` is set is of none,
     whatever it says."""
     module = getattr(cls, "__module__", "builtins")
-    made = getattr(cls, "__flags__", 0) & _HEAP_TYPE
+    made = getattr(cls, "__flags__", 0) & HEAP_TYPE
     return "<exec>" if module == "builtins" and made else module
 
 

@@ -9,7 +9,7 @@ import enum
 import functools
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from onward.capture.object_graph.facts import (
     key_fact,
     state,
 )
+from onward.capture.patches import ABSENT
 
 _FUNCTIONS = (
     types.FunctionType, types.MethodType, functools.partial, functools.partialmethod,
@@ -54,12 +55,21 @@ _MODULE = frozenset(torch.nn.Module().__dict__)
 _SLOT = "_compiled_call_impl"  # what is called in the place of a module's forward and hooks
 
 
+# of a plain object at a path: the attributes that matter; None for all
+Read = Callable[[Any, str], frozenset[str] | None]
+
+
 class Walk:
-    """Visits what a model holds: `facts` by path, compared by value, and what to watch."""
+    """Visits what a model holds: `facts` by path, compared by value, and what to watch.
+
+    read: which attributes of plain objects matter; all of them where left out.
+    """
 
     elements, bytes, depth = ELEMENTS, BYTES, DEPTH
 
-    def __init__(self, model: torch.nn.Module, loss_fn: Any) -> None:
+    def __init__(
+        self, model: torch.nn.Module, loss_fn: Any, read: Read = lambda x, path: None
+    ) -> None:
         self.facts: dict[str, Any] = {}
         self.mappings: list[Mapping[Any, Any]] = []
         self.sequences: list[Any] = []
@@ -72,6 +82,9 @@ class Walk:
         self.names: dict[tuple[int, str], Any] = {}  # the scopes of globals that are read
         self.slots: list[tuple[Any, str]] = []
         self.objects: list[Any] = []  # whose class may be set
+        self.plain: dict[str, tuple[Any, frozenset[str] | None]] = {}  # and what of them matters
+        self.fields: list[tuple[dict[str, Any], str]] = []  # those attributes
+        self._read = read
         self.caches: list[Any] = []  # of functools
         self.classes: dict[type, str] = {}
         self._own = {id(m) for m in model.modules()}
@@ -113,10 +126,13 @@ class Walk:
             if isinstance(x, type) and origin(module_of(x)) == "own":
                 self._class(x)
             return
-        seen = self._seen.setdefault(id(x), (path, x))[0]
-        if seen != path:
-            self.facts[path] = ("as", seen)
-        elif isinstance(x, torch.Tensor):
+        met = self._seen.get(id(x))
+        if met is not None:
+            if met[0] != path:  # else a cycle has led back here, as a function that calls itself
+                self.facts[path] = ("as", met[0])
+            return
+        self._seen[id(x)] = (path, x)
+        if isinstance(x, torch.Tensor):
             self._tensor(x, path)
         elif isinstance(x, torch.nn.Module):
             self._module(x, path)
@@ -223,18 +239,28 @@ class Walk:
         if depth <= 0 or not (plain or whose in ("own", "package")):
             self.facts[path] = Same(x)
             return
-        if not hasattr(x, "__dict__") and not hasattr(type(x), "__slots__"):
+        if _attributes_of(x) is None and not hasattr(type(x), "__slots__"):
             self.facts[path] = Same(x)
             return
         self.facts[path] = Same(type(x))
         self.objects.append(x)
         for cls in type(x).__mro__ if whose == "own" else ():
             self._class(cls)
-        self._attributes(x, path, depth - 1)
+        names, held = self._read(x, path), _attributes_of(x)
+        self.plain[path] = x, names
+        if names is None or held is None:
+            self._attributes(x, path, depth - 1)
+            return
+        for name in sorted(names):
+            self.fields.append((held, name))
+            if name in held:
+                self.visit(held[name], f"{path}.{name}", depth - 1)
+            else:
+                self.facts[f"{path}.{name}"] = ABSENT
 
     def _attributes(self, x: Any, path: str, depth: int) -> None:
-        held = getattr(x, "__dict__", None)
-        if isinstance(held, dict):
+        held = _attributes_of(x)
+        if held is not None:
             self._watch(held)
             for key, value in list(held.items()):
                 self.visit(value, f"{path}.{key}", depth)
@@ -315,3 +341,12 @@ class Walk:
                     self._methods.append(("forward" if called else key, function, f"{path}.{key}"))
             elif not key.startswith("__") and not isinstance(x, types.MemberDescriptorType):
                 self.visit(x, f"{path}.{key}", 1)
+
+
+def _attributes_of(x: Any) -> dict[str, Any] | None:
+    """The object's own dict, asked past its class: no read is noted (reads.py)."""
+    try:
+        held = object.__getattribute__(x, "__dict__")
+    except AttributeError:
+        return None
+    return held if isinstance(held, dict) else None
