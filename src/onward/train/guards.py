@@ -16,6 +16,8 @@ Not seen:
   - the elements of a container of more than `facts.ELEMENTS`: only its length;
   - arrays of more than `facts.BYTES` bytes edited in place; baked tensors as large, written past
     autograd's version counter (`.data`, `.numpy()`);
+  - what lies behind a walk's first `walk.VALUES` values, or deeper than `walk.NESTING`: a line says
+    where it has stopped;
   - objects of extension types, of torch and of the standard library: only which object it is;
   - globals read by installed packages, files, environment variables, the clock.
 

@@ -4,7 +4,7 @@ that asks whether they are still there, a snapshot that puts them back.
 The walk is slow and takes note of values; the sweep is fast and compares object identities.
 """
 
-from onward.capture.object_graph.code import module_of
+from onward.capture.object_graph.code import library, module_of
 from onward.capture.object_graph.facts import Same
 from onward.capture.object_graph.reads import Reads, reading
 from onward.capture.object_graph.snapshot import Snapshot, traces_names
@@ -17,6 +17,7 @@ __all__ = [
     "Snapshot",
     "Sweep",
     "Walk",
+    "library",
     "module_of",
     "reading",
     "traces_names",

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import enum
 import functools
+import logging
+import time
 import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +49,13 @@ _PLAIN = {  # of the standard library, and yet looked into
     "collections.ChainMap", "weakref.WeakKeyDictionary", "weakref.WeakValueDictionary",
     "_thread._local", "threading.local", "queue.Queue", "queue.LifoQueue", "queue.PriorityQueue",
 }  # fmt: skip
+VALUES = 500_000  # that a walk looks at; of what more there is it takes note which objects they are
+SECONDS = 20.0  # the same, where values are slow to look at; never of the first `AT_LEAST`
+AT_LEAST = 50_000
+NESTING = 120  # of values within values: each level is a few of Python's frames
 _BASES = (object, torch.nn.Module)
+log = logging.getLogger("onward")
+_told: list[str] = []
 _NOT_CALLED = {"__init__", "__post_init__", "__repr__", "__str__", "__del__", "__reduce__"}
 # of nn.Module's own attributes: looked at in a way of their own, or without meaning for a forward
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -85,6 +93,8 @@ class Walk:
         self.plain: dict[str, tuple[Any, frozenset[str] | None]] = {}  # and what of them matters
         self.fields: list[tuple[dict[str, Any], str]] = []  # those attributes
         self._read = read
+        self._visits = self._nesting = 0
+        self._until = time.monotonic() + SECONDS
         self.caches: list[Any] = []  # of functools
         self.classes: dict[type, str] = {}
         self._own = {id(m) for m in model.modules()}
@@ -102,7 +112,10 @@ class Walk:
             self._methods = [m for m in self._methods if m[0] not in self._called]
             self._unread = []
             for function, path in ready:
-                self._reads(function, path)
+                if self._is_enough():
+                    self._leave_out(function, path)
+                else:
+                    self._reads(function, path)
         groups: dict[int, list[int]] = {}
         for i, tensor in enumerate(self.tensors):
             groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
@@ -132,6 +145,33 @@ class Walk:
                 self.facts[path] = ("as", met[0])
             return
         self._seen[id(x)] = (path, x)
+        self._visits += 1
+        known = isinstance(x, (torch.Tensor, torch.nn.Module))
+        if not known and (self._is_enough() or self._nesting > NESTING):
+            self._leave_out(x, path)
+            return
+        self._nesting += 1
+        self._look_into(x, path, depth)
+        self._nesting -= 1
+
+    def _is_enough(self) -> bool:
+        asked = self._visits > AT_LEAST and self._visits % 1000 == 0
+        if asked and time.monotonic() > self._until:
+            self._until = -1.0
+        return self._until < 0 or self._visits > VALUES
+
+    def _leave_out(self, x: Any, path: str) -> None:
+        """Takes note of which object stands there, and of nothing that it holds; says so."""
+        self.facts[path] = Same(x)
+        if not _told:  # one line: there may be as many places as values
+            _told.append(path)
+            log.warning(
+                "%s: so many values, or so deep within each other, that changes there and behind "
+                "it are not noticed; fix: keep data out of reach of the model and its loss function",
+                path.partition("[")[0][:80],
+            )
+
+    def _look_into(self, x: Any, path: str, depth: int) -> None:
         if isinstance(x, torch.Tensor):
             self._tensor(x, path)
         elif isinstance(x, torch.nn.Module):
