@@ -42,6 +42,7 @@ from onward.capture.refusals import refuse_model, refuse_unlisted
 from onward.capture.regions import Regions
 from onward.capture.rehearsal import require_harmless
 from onward.capture.trace import ONE_AT_A_TIME, export, in_plain_pytorch
+from onward.capture.trace_refusals import refuse_layer_drop
 from onward.capture.translate import Translator
 from onward.config import CaptureError
 from onward.graph.graph import Graph, precisions_said
@@ -110,6 +111,8 @@ def capture(
     with ONE_AT_A_TIME, in_plain_pytorch(), reading(model, loss_fn) as reads:
         captured = found()
     captured.reads = reads
+    if trains and want_loss:
+        refuse_layer_drop(captured.regions)
     return captured
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
 import warnings
@@ -15,7 +16,6 @@ import torch.fx.config as fx
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from onward.capture import ctc_op
-from onward.capture.aten.reasons import reason
 from onward.capture.autocast_blocks import autocast_noted
 from onward.capture.flat_call import FlatCall
 from onward.capture.gradient_code import refusing_gradient_code
@@ -25,12 +25,15 @@ from onward.capture.patches import Patch, patched
 from onward.capture.recurrent_op import recurrent_layers_kept_whole
 from onward.capture.regions.blame import causes
 from onward.capture.running_mean import averaged_over_batches
+from onward.capture.trace_refusals import refusal
 from onward.capture.transformer_encoder import padded_with_zeros
 from onward.config import CaptureError
 
 ONE_AT_A_TIME = threading.RLock()  # a capture patches what all threads share
 _tracing: list[int] = []  # the thread that traces
 _here = threading.local()
+_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+_export: Any = importlib.import_module("torch.export._trace")
 
 
 def traced_elsewhere() -> bool:
@@ -96,10 +99,7 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
         cause = next((e for e in reversed(causes(error)) if isinstance(e, CaptureError)), None)
         if cause is not None:
             raise cause from None
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        why = reason(first.removeprefix("aten.")) if first.startswith("aten.") else None
-        text = f"{first}: {why}" if why else first
-        raise CaptureError(f"torch.export could not trace the model: {text}") from error
+        raise refusal(error, flat.model) from error
 
 
 def _note_readers(module: torch.nn.Module) -> None:
@@ -114,18 +114,25 @@ def _note_readers(module: torch.nn.Module) -> None:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Within it, this thread's fake tensors do not log what they raise: a batch that does not fit
-    is refused, or runs in eager, with a message of its own."""
-    here, log = threading.get_ident(), logging.getLogger("torch._subclasses.fake_tensor")
+    """Within it, an export of this thread's does not log or print what it raises: what does not
+    fit is refused, or runs in eager, with a message of its own."""
+    here, logs = threading.get_ident(), [logging.getLogger(name) for name in _LOGS]
 
     def others(record: logging.LogRecord) -> bool:
         return record.thread != here
 
-    log.addFilter(others)
+    for log in logs:
+        log.addFilter(others)
     try:
-        yield
+        with patched([(vars(_export), "print", _nothing)]):  # of the graph, as far as it was traced
+            yield
     finally:
-        log.removeFilter(others)
+        for log in logs:
+            log.removeFilter(others)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 @contextmanager

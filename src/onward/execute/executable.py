@@ -127,12 +127,11 @@ class Executable:
         graph moves."""
         left = sorted(unreached(self._in_regions, self._binder.regions))
         if left:
-            names = ", ".join(user_name(name) for name in left)
+            more = f" and {len(left) - 1} more" if left[1:] else ""
             raise OnwardError(
-                f"{names}: a part of the model that runs in PyTorch has made no use of it for "
-                "this batch, and eager PyTorch would leave it as it is, while the update of a "
-                "whole step moves every parameter; fix: keep your own loop, with "
-                "onward.accelerate(model)"
+                f"{user_name(left[0])}{more}: a part of the model that runs in PyTorch has made no "
+                "use of it for this batch, and eager would leave it as it is, while a whole step "
+                "moves every parameter; fix: keep your own loop, with onward.accelerate(model)"
             )
 
     def _commit(self) -> None:
