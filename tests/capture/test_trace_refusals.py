@@ -48,7 +48,8 @@ def drawn_branch(m: Any, y: torch.Tensor) -> torch.Tensor:
 
 
 def read_number(m: Any, y: torch.Tensor) -> torch.Tensor:
-    return y * y.mean().tolist()
+    number: Any = y.mean().tolist()
+    return y * number
 
 
 def read_as_float(m: Any, y: torch.Tensor) -> torch.Tensor:

@@ -47,9 +47,10 @@ def gpt2() -> Any:
 
 
 def t5() -> Any:
+    start: Any = {"decoder_start_token_id": 0}
     return T5ForConditionalGeneration(T5Config(
         vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
-        decoder_start_token_id=0,
+        **start,
     ))  # fmt: skip
 
 

@@ -102,9 +102,10 @@ def test_a_classification_head_sets_its_problem(labels: str, captures: list[int]
         "one of two": ids[:, 0] % 2, "several": (ids[:, :2] % 2).float(),
         "a number": ids[:, 0] / 60,
     }[labels]  # fmt: skip
+    heads: Any = {"num_labels": 1 if labels == "a number" else 2}
     model = BertForSequenceClassification(BertConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, num_labels=1 if labels == "a number" else 2,
+        intermediate_size=32, **heads,
     )).train()  # fmt: skip
     onward.accelerate(model)
     trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))

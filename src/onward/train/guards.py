@@ -164,10 +164,10 @@ class Guards:
         by other objects; these then go by those."""
         if not other._roots or not self._kept():
             return False
-        seen = Walk(*other._roots, self._read_at)
+        seen = Walk(other._roots[0], other._roots[1], self._read_at)
         if self._without_apart(seen.facts) != self._facts:
             return False
-        self._take(seen, *other._roots)
+        self._take(seen, other._roots[0], other._roots[1])
         return True
 
     def same(self, model: torch.nn.Module) -> bool:
@@ -230,7 +230,8 @@ class Guards:
             old = before[id(x)][1]
             return None if new is None or old is None else old | new
 
-        self._take(Walk(*self._roots, read), *self._roots)
+        model, loss_fn = self._roots
+        self._take(Walk(model, loss_fn, read), model, loss_fn)
 
     def _read_at(self, x: Any, path: str) -> frozenset[str] | None:
         return None if self._names is None else self._names.get(path)

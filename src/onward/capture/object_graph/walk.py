@@ -167,7 +167,7 @@ class Walk:
             _told.append(path)
             log.warning(
                 "%s: so many values, or so deep within each other, that changes there and behind "
-                "it are not noticed; fix: keep data out of reach of the model and the loss function",
+                "it are not noticed; fix: keep data out of reach of the model and its loss",
                 path.partition("[")[0][:80],
             )
 
