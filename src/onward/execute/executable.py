@@ -127,9 +127,12 @@ class Executable:
         graph moves."""
         left = sorted(unreached(self._in_regions, self._binder.regions))
         if left:
-            more = f" and {len(left) - 1} more" if left[1:] else ""
+            names = [user_name(name) for name in left[:5]]
+            while len(names) > 1 and len(", ".join(names)) > 80:
+                names.pop()
+            more = f" and {len(left) - len(names)} more" if left[len(names) :] else ""
             raise OnwardError(
-                f"{user_name(left[0])}{more}: a part of the model that runs in PyTorch has made no "
+                f"{', '.join(names)}{more}: a part of the model that runs in PyTorch has made no "
                 "use of it for this batch, and eager would leave it as it is, while a whole step "
                 "moves every parameter; fix: keep your own loop, with onward.accelerate(model)"
             )
