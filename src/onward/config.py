@@ -22,10 +22,12 @@ class OnwardError(ValueError):
 class CaptureError(OnwardError):
     """The model cannot become a graph; the message lists every reason with its module path.
 
-    places: paths of the modules that it is about, where these are known.
+    places: paths of the modules that it is about, where these are known. said: the message without
+    its place, where it has one.
     """
 
     places: tuple[str, ...] = ()
+    said: str = ""
 
 
 class RegionError(CaptureError):

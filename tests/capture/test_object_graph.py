@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
+import os
+import subprocess
 import sys
+import textwrap
 import types
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import pytest
 import torch
 
 import onward
+from onward.capture.object_graph import Walk, code, walk
 
 
 def chained(length: int) -> dict[str, object]:
@@ -117,3 +122,118 @@ def test_code_however_it_came_is_looked_into(way: str, change: str, tmp_path: Pa
     torch.testing.assert_close(trainer.train_step(x).loss, model(x).detach())
     exec(change, scope)
     torch.testing.assert_close(trainer.train_step(x).loss, model(x).detach())
+
+
+RECURSIVE = """
+FACTOR = 1.0
+
+def flat(x, depth=2):
+    return [y for z in x for y in flat(z, depth - 1)] if depth else [x]
+
+def even(x, n): return x * FACTOR if n == 0 else odd(x, n - 1)
+
+def odd(x, n): return x if n == 0 else even(x, n - 1)
+"""
+
+
+@pytest.mark.parametrize("call", ["scaled(x, 4)", "flat([[x]])[0] * FACTOR"])
+def test_functions_that_call_themselves_are_walked_once(call: str) -> None:
+    scope: dict[str, Any] = {"__name__": "__main__"}
+    exec(f"{RECURSIVE}\nscaled = even\ndef called(x): return {call}", scope)
+    model = Chained(scope["called"])
+    trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    x = torch.ones(2, 3)
+    before = float(trainer.train_step(x).loss)
+    scope["FACTOR"] = 3.0
+    torch.testing.assert_close(trainer.train_step(x).loss, torch.tensor(3 * before))
+
+
+def holding(kind: str) -> Any:
+    model: Any = Chained(torch.neg)
+    if kind == "many":
+        for i in range(20_000):
+            setattr(model, f"a{i}", [i])
+    elif kind == "deep":
+        for _ in range(3000):
+            model.held = [getattr(model, "held", None)]
+    elif kind == "cycle":
+        model.held = {"model": model, "list": [model]}
+        model.held["itself"] = model.held
+    else:
+        model.held = [{i: [float(j) for j in range(30)] for i in range(100)} for _ in range(400)]
+    return model
+
+
+@pytest.mark.parametrize(("kind", "told"), [("many", 0), ("deep", 1), ("cycle", 0), ("wide", 1)])
+def test_a_walk_ends_whatever_it_meets(
+    kind: str, told: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(walk, "_told", [])
+    monkeypatch.setattr(walk, "VALUES", 40_000 if kind == "many" else 5_000)
+    model = holding(kind)
+    with caplog.at_level(logging.WARNING, "onward"):
+        seen, again = Walk(model, None), Walk(model, None)
+    assert seen.facts == again.facts
+    assert len(caplog.messages) == told
+    assert all(m.startswith("model.held: ") and len(m) <= 300 for m in caplog.messages)
+    assert len(seen.tensors) == 2
+
+
+def test_a_slow_walk_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(walk, "_told", [])
+    monkeypatch.setattr(walk, "AT_LEAST", 1_000)
+    monkeypatch.setattr(walk, "SECONDS", -1.0)
+    seen = Walk(holding("wide"), None)
+    assert len(seen.facts) < 100_000
+    assert walk._told
+
+
+@pytest.mark.parametrize(
+    ("package", "mark", "whose"),
+    [
+        ("transformers_of_mine", "modeling_utils", "own"),
+        ("vendored_a.transformers", "modeling_utils", "package"),
+        ("vendored_b.deep.peft", "peft_model", "package"),
+        ("vendored_c.transformers", "my_blocks", "own"),  # a folder of the user's own transformers
+    ],
+)
+def test_a_copy_of_a_library_is_told_by_its_package(
+    package: str, mark: str, whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path
+    for part in package.split("."):
+        folder = folder / part
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+    (folder / f"{mark}.py").write_text("def f(x): return x")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module(f"{package}.{mark}")
+    assert code.origin(module.__name__) == whose
+    assert code.is_own(module.f) == (whose == "own")
+
+
+def test_a_checkout_of_transformers(tmp_path: Path) -> None:
+    found = importlib.util.find_spec("transformers")
+    assert found is not None
+    assert found.submodule_search_locations
+    (tmp_path / "transformers").symlink_to(found.submodule_search_locations[0])
+    program = """
+        import torch, transformers, onward
+        from transformers import BertConfig, BertForSequenceClassification
+        model = BertForSequenceClassification(BertConfig(
+            vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+            intermediate_size=32))
+        assert "site-packages" not in transformers.__file__
+        trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        ids = torch.randint(3, 60, (4, 7))
+        for _ in range(2):
+            trainer.train_step(input_ids=ids, labels=ids[:, 0] % 2)
+        print("trained")
+    """
+    paths = [str(tmp_path), str(Path(onward.__file__).parents[1])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env=environment, capture_output=True, text=True, timeout=240, check=False,
+    )  # fmt: skip
+    assert "trained" in done.stdout, done.stderr[-2000:]

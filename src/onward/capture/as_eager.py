@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from onward.capture.chosen import Chosen
-from onward.capture.object_graph import Walk, module_of
+from onward.capture.object_graph import Walk, library, module_of
 from onward.capture.patches import Patch, caller, patched
 from onward.config import CaptureError
 
@@ -55,7 +55,7 @@ def answering_as_eager(
         if threading.get_ident() != here:
             return False
         name = caller().f_globals.get("__name__") or ""
-        return name.partition(".")[0] not in _FOR_TRACES
+        return not _is_for_traces(name)
 
     tensors = list(_of_tensors(asked, note))
     known_as = {id(getattr(torch.Tensor, name)): tell for _, name, tell in tensors}
@@ -83,8 +83,14 @@ def _scopes(seen: Walk) -> Iterator[dict[str, Any]]:
     tops = {module_of(c).partition(".")[0] for c in seen.classes} - _FOR_TRACES
     tops -= sys.stdlib_module_names - {"__main__"}
     found = [f.__globals__ for f in seen.functions]
-    found += [vars(m) for n, m in list(sys.modules.items()) if n.partition(".")[0] in tops and m]
+    named = [(n, m) for n, m in list(sys.modules.items()) if n.partition(".")[0] in tops and m]
+    found += [vars(m) for n, m in named if not _is_for_traces(n)]
     return iter({id(scope): scope for scope in found}.values())
+
+
+def _is_for_traces(module: str) -> bool:
+    """Whether a module is written for traces: a copy of Transformers that lies elsewhere too."""
+    return module.partition(".")[0] in _FOR_TRACES or library(module) in _FOR_TRACES
 
 
 def _of_tensors(asked: _Asked, note: Callable[[], None]) -> Iterator[Patch]:

@@ -13,6 +13,7 @@ import torch
 
 from onward.capture.attention_forms import Shown
 from onward.capture.batch_writes import Unchanged
+from onward.capture.object_graph import Reads
 from onward.capture.output_tree import OutputTree
 from onward.capture.pins import Pinned
 from onward.capture.regions import Region
@@ -32,7 +33,7 @@ class CapturedModule:
     whose `requires_grad` was off.
     reaches: the same of each result of a call, with its leaves. parts_reached: likewise what parts
     that run in PyTorch return, by site and number. tree: how results are put together. autocast:
-    what `torch.autocast` casts to around the call.
+    what `torch.autocast` casts to around the call. reads: what was read of plain objects.
     """
 
     graph: Graph
@@ -48,6 +49,7 @@ class CapturedModule:
     parts_reached: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     tree: OutputTree | None = None
     autocast: torch.dtype | None = None
+    reads: Reads = field(default_factory=Reads)
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _presumed: list[Shown | Unchanged] = field(default_factory=list)

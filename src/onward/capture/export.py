@@ -37,11 +37,13 @@ from onward.capture.fuse_composites import fuse_composites
 from onward.capture.gradient_edges import GradientEdges
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import forward_defaults, require_mask
+from onward.capture.object_graph import reading
 from onward.capture.pins import Unasked, take
 from onward.capture.refusals import refuse_model, refuse_unlisted
 from onward.capture.regions import Regions
 from onward.capture.rehearsal import require_harmless
-from onward.capture.trace import ONE_AT_A_TIME, export
+from onward.capture.trace import ONE_AT_A_TIME, export, in_plain_pytorch
+from onward.capture.trace_refusals import refuse_layer_drop
 from onward.capture.translate import Translator
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Value, precisions_said
@@ -109,13 +111,17 @@ def capture(
 
     draws = Draws()
     try:
-        made = found()
+        with ONE_AT_A_TIME, in_plain_pytorch(), reading(model, loss_fn) as reads:
+            captured = found()
     except BaseException:
         draws.restore()
         raise
-    if made.regions:  # else a forward that draws has done so in its first run alone: this one
+    if captured.regions:  # else a forward that draws has done so in its first run alone: this one
         draws.restore()
-    return made
+    captured.reads = reads
+    if trains and want_loss:
+        refuse_layer_drop(captured.regions)
+    return captured
 
 
 def _flat_call(

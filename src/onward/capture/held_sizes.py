@@ -8,16 +8,19 @@ the batch's size is captured as `8 * q`, and the other is `q`; a batch whose siz
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import sympy
 import torch
 
+from onward.capture.one_line import READ, shortened
 from onward.config import CaptureError
 
 # (leaf, dim) of a batch -> (factor, group): the size is a number where the factor is 0, else the
 # factor times a size that all of the group have in common
+_UNKNOWN = re.compile(r"z?u[fi]?\d+$")  # how an export calls a number that only data say
 Held: TypeAlias = Mapping[tuple[int, int], tuple[int, int]]
 
 
@@ -26,7 +29,12 @@ class SizeError(CaptureError):
 
     def __init__(self, expr: Any, as_number: bool = False) -> None:
         self.expr, self.as_number = expr, as_number
-        super().__init__(f"a size of the model is {expr}, which is not a polynomial of the batch's")
+        if any(_UNKNOWN.match(str(s)) for s in getattr(expr, "free_symbols", ())):
+            super().__init__(f"the forward: {READ}")
+            return
+        super().__init__(
+            shortened(f"a size of the model is {expr}, which is not a polynomial of the batch's")
+        )
 
 
 def alike(node: Any) -> Any:

@@ -20,7 +20,7 @@ class Captured(Protocol):
     input. reached: parameters that the loss has a gradient by, if only of zeros. frozen: parameters
     that ask for none. constants: tensors of the owner's that the graph holds as they were. notes:
     what was presumed, for the user to read. regions: by their site, the parts that the owner runs
-    itself (`kernels.Part`).
+    itself (`kernels.Part`). reads: what was read of plain objects, such as a configuration.
     """
 
     @property
@@ -46,6 +46,9 @@ class Captured(Protocol):
 
     @property
     def regions(self) -> Sequence[Any]: ...
+
+    @property
+    def reads(self) -> Any: ...
 
     def dims(self, leaves: list[Any], /) -> dict[str, int] | None:
         """Size by symbol, of a batch's leaves; None where the capture is not of such a batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import threading
 import warnings
@@ -15,7 +16,6 @@ import torch.fx.config as fx
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from onward.capture import ctc_op
-from onward.capture.aten.reasons import reason
 from onward.capture.autocast_blocks import autocast_noted
 from onward.capture.cheaper_trace import cheaper
 from onward.capture.flat_call import FlatCall
@@ -26,17 +26,40 @@ from onward.capture.patches import Patch, patched
 from onward.capture.recurrent_op import recurrent_layers_kept_whole
 from onward.capture.regions.blame import causes
 from onward.capture.running_mean import averaged_over_batches
+from onward.capture.trace_refusals import refusal
 from onward.capture.transformer_encoder import padded_with_zeros
 from onward.config import CaptureError
 
 ONE_AT_A_TIME = threading.RLock()  # a capture patches what all threads share
 _tracing: list[int] = []  # the thread that traces
+_here = threading.local()
+_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+_export: Any = importlib.import_module("torch.export._trace")
 
 
 def traced_elsewhere() -> bool:
     """Whether another thread traces a model: torch says of all threads that they are exporting."""
     now = _tracing[-1:]
     return bool(now) and now[0] != threading.get_ident()
+
+
+@contextmanager
+def in_plain_pytorch() -> Iterator[None]:
+    """Within it, in this thread, a forward is asked what it does in eager PyTorch: modules whose
+    calls run as graphs run their own code. A graph would answer with what another capture has
+    made of it: with masks of dropout of its own, rounded as its plan for this batch does, and
+    without the values that the forward sets."""
+    before = is_plain()
+    _here.plain = True
+    try:
+        yield
+    finally:
+        _here.plain = before
+
+
+def is_plain() -> bool:
+    """Whether this thread is within `in_plain_pytorch`."""
+    return getattr(_here, "plain", False)
 
 
 def untraced() -> None:
@@ -77,10 +100,7 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
         cause = next((e for e in reversed(causes(error)) if isinstance(e, CaptureError)), None)
         if cause is not None:
             raise cause from None
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        why = reason(first.removeprefix("aten.")) if first.startswith("aten.") else None
-        text = f"{first}: {why}" if why else first
-        raise CaptureError(f"torch.export could not trace the model: {text}") from error
+        raise refusal(error, flat.model) from error
 
 
 def _note_readers(module: torch.nn.Module) -> None:
@@ -95,18 +115,25 @@ def _note_readers(module: torch.nn.Module) -> None:
 
 @contextmanager
 def _unlogged() -> Iterator[None]:
-    """Within it, this thread's fake tensors do not log what they raise: a batch that does not fit
-    is refused, or runs in eager, with a message of its own."""
-    here, log = threading.get_ident(), logging.getLogger("torch._subclasses.fake_tensor")
+    """Within it, an export of this thread's does not log or print what it raises: what does not
+    fit is refused, or runs in eager, with a message of its own."""
+    here, logs = threading.get_ident(), [logging.getLogger(name) for name in _LOGS]
 
     def others(record: logging.LogRecord) -> bool:
         return record.thread != here
 
-    log.addFilter(others)
+    for log in logs:
+        log.addFilter(others)
     try:
-        yield
+        with patched([(vars(_export), "print", _nothing)]):  # of the graph, as far as it was traced
+            yield
     finally:
-        log.removeFilter(others)
+        for log in logs:
+            log.removeFilter(others)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    pass
 
 
 @contextmanager
@@ -178,4 +205,11 @@ def _moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Modul
     return module if as_asked else _to(module, *args, **kwargs)
 
 
-__all__ = ["ONE_AT_A_TIME", "export", "traced_elsewhere", "untraced"]
+__all__ = [
+    "ONE_AT_A_TIME",
+    "export",
+    "in_plain_pytorch",
+    "is_plain",
+    "traced_elsewhere",
+    "untraced",
+]

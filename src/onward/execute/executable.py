@@ -127,12 +127,14 @@ class Executable:
         graph moves."""
         left = sorted(unreached(self._in_regions, self._binder.regions))
         if left:
-            names = ", ".join(user_name(name) for name in left)
+            names = [user_name(name) for name in left[:5]]
+            while len(names) > 1 and len(", ".join(names)) > 80:
+                names.pop()
+            more = f" and {len(left) - len(names)} more" if left[len(names) :] else ""
             raise OnwardError(
-                f"{names}: a part of the model that runs in PyTorch has made no use of it for "
-                "this batch, and eager PyTorch would leave it as it is, while the update of a "
-                "whole step moves every parameter; fix: keep your own loop, with "
-                "onward.accelerate(model)"
+                f"{', '.join(names)}{more}: a part of the model that runs in PyTorch has made no "
+                "use of it for this batch, and eager would leave it as it is, while a whole step "
+                "moves every parameter; fix: keep your own loop, with onward.accelerate(model)"
             )
 
     def _commit(self) -> None:

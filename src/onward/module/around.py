@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _device, _python_dispatch
 
-from onward.capture import AUTOCAST_DEVICES, refuse_surroundings, traced_elsewhere
+from onward.capture import (
+    AUTOCAST_DEVICES,
+    is_plain,
+    keeps_cache,
+    refuse_surroundings,
+    traced_elsewhere,
+)
 from onward.config import CaptureError
 from onward.kernels import running
 
@@ -44,6 +50,7 @@ def goes_around() -> bool:
     """Whether whoever calls is to see the operators themselves."""
     return (
         is_eager()
+        or is_plain()  # within a capture, a rehearsal or a verification
         or running()  # within a region of an outer graph
         or _CORE._get_tracing_state() is not None
         or (
@@ -119,9 +126,7 @@ def uses_cache(model: torch.nn.Module, kwargs: Mapping[str, Any], takes: bool) -
         return True
     if not takes or "use_cache" in kwargs or torch.is_grad_enabled():
         return False
-    return kwargs.get("labels") is None and bool(
-        getattr(getattr(model, "config", None), "use_cache", False)
-    )
+    return kwargs.get("labels") is None and keeps_cache(model)
 
 
 __all__ = [

@@ -4,16 +4,20 @@ Seen, wherever the model, its loss function and what they hold lead:
   - parameters and buffers: which they are, dtype, shape, strides, `requires_grad`, ties, hooks;
   - submodules: which they are, their order and names, training flags, classes, hooks;
   - plain attributes: numbers, strings, flags, enums, containers, config objects, functions,
-    partials, tensors and arrays; also those of plain objects, `facts.DEPTH` levels of objects deep;
+    partials, tensors and arrays; also those of plain objects, `facts.DEPTH` levels of objects deep:
+    of a plain object (a configuration) those that a capture has read, whatever lies beside them;
   - code: a `forward` or another function replaced on an instance or a class, a function's own code,
     and for code outside of installed packages its defaults, its closure and the globals it names;
   - tensors that were baked in: also where they were written in place, however they are reached;
   - the default dtype and the default device.
 
 Not seen:
+  - attributes of plain objects that no graph's capture has read (object_graph/reads.py);
   - the elements of a container of more than `facts.ELEMENTS`: only its length;
   - arrays of more than `facts.BYTES` bytes edited in place; baked tensors as large, written past
     autograd's version counter (`.data`, `.numpy()`);
+  - what lies behind a walk's first `walk.VALUES` values, or deeper than `walk.NESTING`: a line says
+    where it has stopped;
   - objects of extension types, of torch and of the standard library: only which object it is;
   - globals read by installed packages, files, environment variables, the clock.
 
@@ -106,6 +110,9 @@ class Guards:
         self._flags: dict[str, bool] = {}
         self._roots: tuple[Any, ...] = ()
         self._sweep: Sweep | None = None
+        # of plain objects what graphs have read, None for all: by path, and by the object's id
+        self._names: dict[str, frozenset[str] | None] | None = None  # None: all of each
+        self._plain: dict[int, tuple[Any, frozenset[str] | None]] = {}
         self._unread = True  # whether the flags may be others than at the last training step
         self._baked: list[torch.Tensor] = []
         self._marks: list[int] = []
@@ -139,6 +146,9 @@ class Guards:
             return False
         self._baked, self._marks, self._copies = [], [], []
         self._paths = paths if before else []
+        if self._names is not None:  # of the graphs that are dropped
+            self._names = None
+            self._look(model, loss_fn)
         if count:
             self.count_changes()
         return True
@@ -161,11 +171,16 @@ class Guards:
         """Whether what `other` has just seen is what these saw when their graphs were made, though
         by other objects; these then go by those. flags: whether training flags are to be the same.
         """
-        if self._facts != other._facts or not self._kept():
+        if not other._roots or not self._kept():
             return False
         if flags and self._flags and self._flags != other._flags:
             return False
-        self._roots, self._sweep, self._unread = other._roots, other._sweep, other._unread
+        model, loss_fn = other._roots
+        seen = Walk(model, loss_fn, self._read_at)
+        if self._without_apart(seen.facts) != self._facts:
+            return False
+        self._take(seen, model, loss_fn)
+        self._unread = other._unread
         if flags:
             self._flags = other._flags
         return True
@@ -206,6 +221,7 @@ class Guards:
         self._leave_apart(captured)
         paths = self._look(*self._roots)  # also what a refusal has left
         self._count(paths)
+        self._narrow(captured)
         assert self._sweep is not None
         # a parameter of another model is baked as an alias that has a version counter of its own
         owners = {t.data_ptr(): t for t in self._sweep.tensors if t.numel()}
@@ -217,6 +233,30 @@ class Guards:
         copies = [(t, t.detach().clone()) for t in small]
         self._copies = [(t, copy) for t, copy in copies if torch.equal(t, copy)]  # NaN is not equal
         return bool(paths)
+
+    def _narrow(self, captured: Captured) -> None:
+        """Of plain objects only what captures have read matters: this one, and those before it."""
+        first, before = self._names is None, self._plain
+
+        def read(x: Any, path: str) -> frozenset[str] | None:
+            new = captured.reads.names(x)
+            if first or id(x) not in before:  # to which no graph before has read the way
+                return new
+            old = before[id(x)][1]
+            return None if new is None or old is None else old | new
+
+        model, loss_fn = self._roots
+        self._take(Walk(model, loss_fn, read), model, loss_fn)
+
+    def _read_at(self, x: Any, path: str) -> frozenset[str] | None:
+        return None if self._names is None else self._names.get(path)
+
+    def _take(self, seen: Walk, model: torch.nn.Module, loss_fn: Any) -> None:
+        """Goes by what a walk has seen."""
+        self._facts = self._without_apart(seen.facts)
+        self._roots, self._sweep = (model, loss_fn), Sweep(seen)
+        self._names = {path: names for path, (_, names) in seen.plain.items()}
+        self._plain = {id(x): (x, names) for x, names in seen.plain.values()}
 
     def _leave_apart(self, captured: Captured) -> None:
         """What code that runs within the graph sets in its own modules is no matter of the graph:
@@ -237,9 +277,11 @@ class Guards:
 
     def _look(self, model: torch.nn.Module, loss_fn: Any) -> list[str]:
         """Looks at everything; the paths whose facts are others than before."""
-        before, seen = self._facts, Walk(model, loss_fn)
-        after = self._without_apart(seen.facts)
-        self._roots, self._facts, self._sweep = (model, loss_fn), after, Sweep(seen)
+        before, names = self._facts, self._names
+        self._take(Walk(model, loss_fn, self._read_at), model, loss_fn)
+        after = self._facts
+        if names is None:  # of each object still all
+            self._names = None
         if before == after:
             return []
         paths = {**after, **before}

@@ -7,6 +7,7 @@ from onward.capture.huggingface.settings import (
     cache_is_pointless,
     forward_defaults,
     is_cache,
+    keeps_cache,
     require_mask,
     without_flash_lengths,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "cache_is_pointless",
     "forward_defaults",
     "is_cache",
+    "keeps_cache",
     "log_probs_kept_whole",
     "require_mask",
     "without_flash_lengths",

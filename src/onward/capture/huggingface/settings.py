@@ -39,8 +39,7 @@ def require_mask(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
 
 def forward_defaults(model: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments a capture adds: `use_cache=False`, since a cache is not a tensor."""
-    config = getattr(model, "config", None)
-    if getattr(config, "use_cache", False) and "use_cache" not in kwargs:
+    if "use_cache" not in kwargs and keeps_cache(model):
         return {"use_cache": False}
     return {}
 
@@ -55,6 +54,14 @@ def cache_is_pointless(args: Sequence[Any], kwargs: Mapping[str, Any], gradients
     """Whether nobody generates by this call: gradients are asked for, or labels are given."""
     given = (kwargs, *args, *kwargs.values())
     return gradients or any(isinstance(x, Mapping) and x.get("labels") is not None for x in given)
+
+
+def keeps_cache(model: torch.nn.Module) -> bool:
+    """Whether a configuration in the model has `use_cache` on; of T5 it is its decoder's alone."""
+    if getattr(getattr(model, "config", None), "use_cache", False):
+        return True
+    held = (vars(module).get("config") for module in model.modules())
+    return any(getattr(config, "use_cache", False) is True for config in held)
 
 
 def without_flash_lengths(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,6 +82,7 @@ __all__ = [
     "configs_with_sdpa",
     "forward_defaults",
     "is_cache",
+    "keeps_cache",
     "require_mask",
     "without_flash_lengths",
 ]

@@ -24,15 +24,21 @@ ASIDE = {  # packages whose objects are no part of a model: they count, log or h
     "rich", "tensorboard", "tensorboardX", "tokenizers", "torchmetrics", "tqdm", "wandb",
 }  # fmt: skip
 _ASIDE_WITHIN = (("sentence_transformers.", ".model_card"),)  # the same, of parts of a package
-_HEAP_TYPE = 1 << 9  # of a class made by running code: Py_TPFLAGS_HEAPTYPE
+HEAP_TYPE = 1 << 9  # of a class made by running code: Py_TPFLAGS_HEAPTYPE
 _OPAQUE = {"torch", "onward", *ASIDE}
+# libraries by name, wherever they lie: in site-packages, in a checkout, in a vendored copy, which
+# holds this module
+_LIBRARIES = {
+    "diffusers": "modeling_utils", "huggingface_hub": "hf_api", "peft": "peft_model",
+    "safetensors": "torch", "timm": "models", "transformers": "modeling_utils", "trl": "trainer",
+}  # fmt: skip
 
 
 def module_of(cls: type) -> str:
     """Which module a class is of. One that `exec` makes where no `__name__` is set is of none,
     whatever it says."""
     module = getattr(cls, "__module__", "builtins")
-    made = getattr(cls, "__flags__", 0) & _HEAP_TYPE
+    made = getattr(cls, "__flags__", 0) & HEAP_TYPE
     return "<exec>" if module == "builtins" and made else module
 
 
@@ -43,11 +49,30 @@ def origin(module: str | None) -> str:
         return "opaque"
     if any(module.startswith(a) and module.endswith(b) for a, b in _ASIDE_WITHIN):
         return "opaque"
+    if library(module):
+        return "package"
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is not None:
         return _place(file)
     frozen = module in sys.builtin_module_names or module.startswith("_frozen")
     return "opaque" if frozen else "own"  # typed in, executed, or loaded by its path
+
+
+@functools.lru_cache(maxsize=4096)
+def library(module: str) -> str:
+    """The library that a module is of, also where a package of the user's has a copy of it within;
+    "" for none that is known."""
+    parts = module.split(".")
+    for i, part in enumerate(parts):
+        if part not in _LIBRARIES:
+            continue
+        package = ".".join(parts[: i + 1])
+        spec = getattr(sys.modules.get(package), "__spec__", None)
+        places = getattr(spec, "submodule_search_locations", None) or ()
+        marks = (Path(place, _LIBRARIES[part]) for place in places)
+        if any(mark.is_dir() or mark.with_suffix(".py").is_file() for mark in marks):
+            return part
+    return ""
 
 
 def _place(file: str) -> str:
@@ -57,8 +82,10 @@ def _place(file: str) -> str:
 
 
 def is_own(x: types.FunctionType) -> bool:
-    top = (x.__module__ or "").partition(".")[0]
-    return top not in _OPAQUE and _place(x.__code__.co_filename) == "own"
+    name = x.__module__ or ""
+    if name.partition(".")[0] in _OPAQUE or library(name):
+        return False
+    return _place(x.__code__.co_filename) == "own"
 
 
 def underlying(x: Any) -> types.FunctionType | None:

@@ -97,7 +97,7 @@ def _refill(held: Any, before: Any) -> None:
         for key in [k for k in held if k not in before]:
             del held[key]
         for key, value in before.items():
-            if held.get(key, ABSENT) is not value:
+            if dict.get(held, key, ABSENT) is not value:  # a class of the user's has its own
                 held[key] = value
     elif isinstance(held, set):
         if held != before:

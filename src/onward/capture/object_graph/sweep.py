@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from onward.capture.object_graph.walk import Walk
+from onward.capture.patches import ABSENT
 
 _values = methodcaller("values")
 _get = dict.get
@@ -31,6 +32,8 @@ class Sweep:
         self._names = [name for _, name in walk.names]
         self._owners = [owner for owner, _ in walk.slots]
         self._slots = [name for _, name in walk.slots]
+        self._holders = [held for held, _ in walk.fields]
+        self._fields = [name for _, name in walk.fields]
         self._views = list(map(_values, walk.mappings))  # each shows what its mapping holds now
         self._sized = [*walk.mappings, *walk.sequences, *walk.long]
         self._sizes = list(map(len, self._sized))
@@ -56,6 +59,7 @@ class Sweep:
         yield chain.from_iterable(map(_parts, walk.functions))
         yield map(_contents, walk.cells)
         yield map(_get, self._scopes, self._names)
+        yield map(_get, self._holders, self._fields, repeat(ABSENT))
         yield map(getattr, self._owners, self._slots, repeat(None))
 
     def _told(self) -> Iterator[Iterable[Any]]:

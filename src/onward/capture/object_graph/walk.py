@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import enum
 import functools
+import logging
+import time
 import types
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,7 @@ from onward.capture.object_graph.facts import (
     key_fact,
     state,
 )
+from onward.capture.patches import ABSENT
 from onward.capture.wrappers import unwrapped
 
 _FUNCTIONS = (
@@ -47,7 +50,13 @@ _PLAIN = {  # of the standard library, and yet looked into
     "collections.ChainMap", "weakref.WeakKeyDictionary", "weakref.WeakValueDictionary",
     "_thread._local", "threading.local", "queue.Queue", "queue.LifoQueue", "queue.PriorityQueue",
 }  # fmt: skip
+VALUES = 500_000  # that a walk looks at; of what more there is it takes note which objects they are
+SECONDS = 20.0  # the same, where values are slow to look at; never of the first `AT_LEAST`
+AT_LEAST = 50_000
+NESTING = 120  # of values within values: each level is a few of Python's frames
 _BASES = (object, torch.nn.Module)
+log = logging.getLogger("onward")
+_told: list[str] = []
 _NOT_CALLED = {"__init__", "__post_init__", "__repr__", "__str__", "__del__", "__reduce__"}
 # of nn.Module's own attributes: looked at in a way of their own, or without meaning for a forward
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -55,12 +64,21 @@ _MODULE = frozenset(torch.nn.Module().__dict__)
 _SLOT = "_compiled_call_impl"  # what is called in the place of a module's forward and hooks
 
 
+# of a plain object at a path: the attributes that matter; None for all
+Read = Callable[[Any, str], frozenset[str] | None]
+
+
 class Walk:
-    """Visits what a model holds: `facts` by path, compared by value, and what to watch."""
+    """Visits what a model holds: `facts` by path, compared by value, and what to watch.
+
+    read: which attributes of plain objects matter; all of them where left out.
+    """
 
     elements, bytes, depth = ELEMENTS, BYTES, DEPTH
 
-    def __init__(self, model: torch.nn.Module, loss_fn: Any) -> None:
+    def __init__(
+        self, model: torch.nn.Module, loss_fn: Any, read: Read = lambda x, path: None
+    ) -> None:
         self.facts: dict[str, Any] = {}
         self.mappings: list[Mapping[Any, Any]] = []
         self.sequences: list[Any] = []
@@ -73,6 +91,11 @@ class Walk:
         self.names: dict[tuple[int, str], Any] = {}  # the scopes of globals that are read
         self.slots: list[tuple[Any, str]] = []
         self.objects: list[Any] = []  # whose class may be set
+        self.plain: dict[str, tuple[Any, frozenset[str] | None]] = {}  # and what of them matters
+        self.fields: list[tuple[dict[str, Any], str]] = []  # those attributes
+        self._read = read
+        self._visits = self._nesting = 0
+        self._until = time.monotonic() + SECONDS
         self.caches: list[Any] = []  # of functools
         self.classes: dict[type, str] = {}
         self._own = {id(m) for m in model.modules()}
@@ -90,7 +113,10 @@ class Walk:
             self._methods = [m for m in self._methods if m[0] not in self._called]
             self._unread = []
             for function, path in ready:
-                self._reads(function, path)
+                if self._is_enough():
+                    self._leave_out(function, path)
+                else:
+                    self._reads(function, path)
         groups: dict[int, list[int]] = {}
         for i, tensor in enumerate(self.tensors):
             groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
@@ -114,10 +140,40 @@ class Walk:
             if isinstance(x, type) and origin(module_of(x)) == "own":
                 self._class(x)
             return
-        seen = self._seen.setdefault(id(x), (path, x))[0]
-        if seen != path:
-            self.facts[path] = ("as", seen)
-        elif isinstance(x, torch.Tensor):
+        met = self._seen.get(id(x))
+        if met is not None:
+            if met[0] != path:  # else a cycle has led back here, as a function that calls itself
+                self.facts[path] = ("as", met[0])
+            return
+        self._seen[id(x)] = (path, x)
+        self._visits += 1
+        known = isinstance(x, (torch.Tensor, torch.nn.Module))
+        if not known and (self._is_enough() or self._nesting > NESTING):
+            self._leave_out(x, path)
+            return
+        self._nesting += 1
+        self._look_into(x, path, depth)
+        self._nesting -= 1
+
+    def _is_enough(self) -> bool:
+        asked = self._visits > AT_LEAST and self._visits % 1000 == 0
+        if asked and time.monotonic() > self._until:
+            self._until = -1.0
+        return self._until < 0 or self._visits > VALUES
+
+    def _leave_out(self, x: Any, path: str) -> None:
+        """Takes note of which object stands there, and of nothing that it holds; says so."""
+        self.facts[path] = Same(x)
+        if not _told:  # one line: there may be as many places as values
+            _told.append(path)
+            log.warning(
+                "%s: so many values, or so deep within each other, that changes there and behind "
+                "it are not noticed; fix: keep data out of reach of the model and its loss",
+                path.partition("[")[0][:80],
+            )
+
+    def _look_into(self, x: Any, path: str, depth: int) -> None:
+        if isinstance(x, torch.Tensor):
             self._tensor(x, path)
         elif isinstance(x, torch.nn.Module):
             inner = unwrapped(x)
@@ -225,18 +281,28 @@ class Walk:
         if depth <= 0 or not (plain or whose in ("own", "package")):
             self.facts[path] = Same(x)
             return
-        if not hasattr(x, "__dict__") and not hasattr(type(x), "__slots__"):
+        if _attributes_of(x) is None and not hasattr(type(x), "__slots__"):
             self.facts[path] = Same(x)
             return
         self.facts[path] = Same(type(x))
         self.objects.append(x)
         for cls in type(x).__mro__ if whose == "own" else ():
             self._class(cls)
-        self._attributes(x, path, depth - 1)
+        names, held = self._read(x, path), _attributes_of(x)
+        self.plain[path] = x, names
+        if names is None or held is None:
+            self._attributes(x, path, depth - 1)
+            return
+        for name in sorted(names):
+            self.fields.append((held, name))
+            if name in held:
+                self.visit(held[name], f"{path}.{name}", depth - 1)
+            else:
+                self.facts[f"{path}.{name}"] = ABSENT
 
     def _attributes(self, x: Any, path: str, depth: int) -> None:
-        held = getattr(x, "__dict__", None)
-        if isinstance(held, dict):
+        held = _attributes_of(x)
+        if held is not None:
             self._watch(held)
             for key, value in list(held.items()):
                 self.visit(value, f"{path}.{key}", depth)
@@ -317,3 +383,12 @@ class Walk:
                     self._methods.append(("forward" if called else key, function, f"{path}.{key}"))
             elif not key.startswith("__") and not isinstance(x, types.MemberDescriptorType):
                 self.visit(x, f"{path}.{key}", 1)
+
+
+def _attributes_of(x: Any) -> dict[str, Any] | None:
+    """The object's own dict, asked past its class: no read is noted (reads.py)."""
+    try:
+        held = object.__getattribute__(x, "__dict__")
+    except AttributeError:
+        return None
+    return held if isinstance(held, dict) else None

@@ -485,8 +485,8 @@ def set_by_hooks(module: torch.nn.Module, path: str) -> Iterator[str]:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).removeprefix("the model cannot be captured: ")
-    text = text.removeprefix("torch.export could not trace the model: ")
+    text = getattr(error, "said", "") or str(error)
+    text = text.removeprefix("the model cannot be captured: ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "; ".join(lines[:2])[:300] if lines else type(error).__name__
 

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from onward.capture import in_plain_pytorch
 from onward.compile import Compiler
 from onward.config import MissingExtraError, OnwardError
 from onward.graph.graph import Graph, attributes, precision_said, precisions_said, where
@@ -123,7 +124,12 @@ def _undisturbed() -> Iterator[None]:
     """Gradients are on, whatever surrounds it; every generator is put back."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
-        with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng():
+        with (
+            in_plain_pytorch(),
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.random.fork_rng(),
+        ):
             yield
     finally:
         random.setstate(python)
