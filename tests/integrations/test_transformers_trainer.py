@@ -354,7 +354,7 @@ def test_an_optimizer_without_a_graph_is_refused(tmp_path: Path) -> None:
 
 def test_optimizer_step_by_hand_is_refused(tmp_path: Path) -> None:
     trainer = language(Trainer, causal_lm(), arguments(tmp_path, max_steps=1))
-    with pytest.raises(OnwardError, match="nothing has run as a graph yet"):
+    with pytest.raises(OnwardError, match="nothing has run as one graph yet"):
         _ = trainer.onward_trainer
     trainer.train()
     with pytest.raises(OnwardError, match=r"optimizer.step\(\) without a micro-batch"):

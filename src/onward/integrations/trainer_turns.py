@@ -1,0 +1,77 @@
+"""Turns: who calls a Trainer of transformers now, its loop or the user, and what it has been told."""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Turns:
+    """Follows the callback handler of one trainer.
+
+    shown: why the gradients of the window that is open are in sight; None where they are not.
+    """
+
+    def __init__(self) -> None:
+        self.shown: str | None = None
+        self._said: set[str] = set()
+        self._loops = self._events = 0  # that are running
+        self._told = False  # of the update that comes, before the loop says so
+        self._handler: Any = None
+
+    @property
+    def loop_calls(self) -> bool:
+        """Whether the training loop is what calls now, and not a callback or the user's code."""
+        return self._loops > 0 and self._events == 0
+
+    @contextmanager
+    def loop(self) -> Iterator[None]:
+        """Within it the training loop runs."""
+        self._loops += 1
+        try:
+            yield
+        finally:
+            self._loops -= 1
+            self.shown, self._told = None, False
+
+    def say(self, why: str) -> bool:
+        """Whether it has not been said before."""
+        new = why not in self._said
+        self._said.add(why)
+        return new
+
+    def follow(self, handler: Any) -> None:
+        """From now on the handler's events are seen."""
+        self._handler = weakref.ref(handler)
+        seen = weakref.ref(self)
+
+        def call_event(
+            handler: Any, event: str, args: Any, state: Any, control: Any, **named: Any
+        ) -> Any:
+            turns, call = seen(), type(handler).call_event
+            if turns is None:
+                return call(handler, event, args, state, control, **named)
+            if event == "on_pre_optimizer_step" and turns._told:
+                turns._told = False
+                return control
+            turns._events += 1
+            try:
+                return call(handler, event, args, state, control, **named)
+            finally:
+                turns._events -= 1
+
+        handler.call_event = types.MethodType(call_event, handler)
+
+    def before_update(self, args: Any, state: Any, control: Any) -> Any:
+        """Tells callbacks of the update to come, while nothing has changed; the loop, which would
+        do so after it, does not tell them again. Returns what they make of the control."""
+        handler = self._handler()
+        control = handler.on_pre_optimizer_step(args, state, control)
+        self._told = True
+        return control
+
+
+__all__ = ["Turns"]
