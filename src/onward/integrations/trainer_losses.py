@@ -1,4 +1,4 @@
-"""The loss of a step as transformers' `Trainer.compute_loss` makes it, for a graph of model and loss."""
+"""The loss of a step, as transformers' `Trainer.compute_loss` makes it."""
 
 from __future__ import annotations
 

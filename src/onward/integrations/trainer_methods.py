@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 HONOURED = "honoured"
@@ -72,7 +73,10 @@ _HONOURED_EVENTS = """
 METHODS: dict[str, str] = dict.fromkeys(_HONOURED_METHODS.split(), HONOURED) | SERVED_METHODS
 EVENTS: dict[str, str] = dict.fromkeys(_HONOURED_EVENTS.split(), HONOURED) | SERVED_EVENTS
 # of an Accelerator: what a step in one graph does without, so that a replacement would be unseen
-ACCELERATOR = dict.fromkeys(("backward", "clip_grad_norm_"), "a step does without it")
+ACCELERATOR: dict[str, str] = {
+    "backward": "its gradients are the graph's",
+    "clip_grad_norm_": "clipping is in the graph",
+}
 
 
 def overridden(trainer: object) -> str | None:
@@ -95,18 +99,26 @@ def replaced(accelerator: object) -> str | None:
 def _foreign(of: object, names: Mapping[str, str]) -> str | None:
     """The first of the names that stands for other code than the packages', as `Owner.name`."""
     held = getattr(of, "__dict__", {})
+    kind = type(of)
     for name in names:
-        if name in held:
-            if not _is_own(held[name]):
-                return f"{type(of).__name__}.{name}"
-            continue
-        kind = next((k for k in type(of).__mro__ if name in vars(k)), None)
-        if kind is None:
-            if hasattr(type(of), "__getattr__"):  # which answers to any name
-                return f"{type(of).__name__}.{name}"
-        elif not (_package(kind.__module__) in OWN and _is_own(vars(kind)[name])):
+        if name in held and not _is_own(held[name]):
             return f"{kind.__name__}.{name}"
-    return None
+    found = _of_class(kind, tuple((name, getattr(kind, name, None)) for name in names))
+    return next((f"{owner}.{name}" for owner, name in found if name not in held), None)
+
+
+@lru_cache(maxsize=64)  # asked at each micro-batch; a class that is patched has other functions
+def _of_class(kind: type, now: tuple[tuple[str, Any], ...]) -> tuple[tuple[str, str], ...]:
+    """Owner and name of what a class has other code for than the packages'."""
+    found: list[tuple[str, str]] = []
+    for name, _ in now:
+        owner = next((k for k in kind.__mro__ if name in vars(k)), None)
+        if owner is None:
+            if hasattr(kind, "__getattr__"):  # which answers to any name
+                found.append((kind.__name__, name))
+        elif not (_package(owner.__module__) in OWN and _is_own(vars(owner)[name])):
+            found.append((owner.__name__, name))
+    return tuple(found)
 
 
 def _is_own(value: Any) -> bool:

@@ -1,9 +1,7 @@
-"""Turns: who calls a Trainer of transformers now, its loop or the user, and what it has been told."""
+"""Turns: who calls a Trainer of transformers now, its loop or the user, and what was said."""
 
 from __future__ import annotations
 
-import types
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -45,33 +43,33 @@ class Turns:
 
     def follow(self, handler: Any) -> None:
         """From now on the handler's events are seen."""
-        self._handler = weakref.ref(handler)
-        seen = weakref.ref(self)
-
-        def call_event(
-            handler: Any, event: str, args: Any, state: Any, control: Any, **named: Any
-        ) -> Any:
-            turns, call = seen(), type(handler).call_event
-            if turns is None:
-                return call(handler, event, args, state, control, **named)
-            if event == "on_pre_optimizer_step" and turns._told:
-                turns._told = False
-                return control
-            turns._events += 1
-            try:
-                return call(handler, event, args, state, control, **named)
-            finally:
-                turns._events -= 1
-
-        handler.call_event = types.MethodType(call_event, handler)
+        self._handler = handler
+        handler.call_event = _Seen(self, handler)
 
     def before_update(self, args: Any, state: Any, control: Any) -> Any:
         """Tells callbacks of the update to come, while nothing has changed; the loop, which would
         do so after it, does not tell them again. Returns what they make of the control."""
-        handler = self._handler()
-        control = handler.on_pre_optimizer_step(args, state, control)
+        control = self._handler.on_pre_optimizer_step(args, state, control)
         self._told = True
         return control
+
+
+class _Seen:
+    """What is called in the place of a handler's `call_event`."""
+
+    def __init__(self, turns: Turns, handler: Any) -> None:
+        self._turns, self._handler = turns, handler
+
+    def __call__(self, event: str, args: Any, state: Any, control: Any, **named: Any) -> Any:
+        turns, handler = self._turns, self._handler
+        if event == "on_pre_optimizer_step" and turns._told:
+            turns._told = False
+            return control
+        turns._events += 1
+        try:
+            return type(handler).call_event(handler, event, args, state, control, **named)
+        finally:
+            turns._events -= 1
 
 
 __all__ = ["Turns"]

@@ -79,9 +79,7 @@ class Trainer(transformers.Trainer):
         self._losses: dict[Any, Any] = {}
         super().__init__(*positional, **named)
         self._turns.follow(self.callback_handler)
-        why = self._gradients_seen()
-        if why is not None:
-            self._refuse_lost(why)
+        self._refuse_lost(self._gradients_seen())
         if self.model is not None and accelerated(self.model) is None:
             accelerate(self.model)
 
@@ -103,9 +101,18 @@ class Trainer(transformers.Trainer):
         super().create_accelerator_and_postprocess()
         refuse_accelerator(self.accelerator, self.args.n_gpu)
         refuse_two_precisions(self.accelerator, self.args, self._precision_said)
+        self._refuse_lost(self._gradients_seen())
 
     def call_model_init(self, trial: Any = None) -> Any:
         return accelerate(super().call_model_init(trial))
+
+    def add_callback(self, callback: Any) -> Any:
+        super().add_callback(callback)
+        trainer = self._step_trainer
+        if trainer is not None and trainer.micro_steps:  # the next event may be in this window
+            why = self._gradients_seen()
+            if why is not None:
+                self._show_gradients(why)
 
     def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
         with self._turns.loop():
@@ -146,7 +153,8 @@ class Trainer(transformers.Trainer):
             return self._unfit[1]
         if self._turns.shown:  # the window's gradients are there
             return self._turns.shown
-        if any(p.grad is not None for p in model.parameters()):
+        groups = self.optimizer.param_groups  # type: ignore[union-attr]  # there is one
+        if any(p.grad is not None for group in groups for p in group["params"]):
             return "there are gradients that transformers' loop has not computed"
         return None
 
@@ -155,7 +163,8 @@ class Trainer(transformers.Trainer):
         method = overridden(self)
         if method is not None:
             return f"{method} is overridden"
-        for callback in self.callback_handler.callbacks:
+        handler = getattr(self, "callback_handler", None)  # there is none yet at first
+        for callback in () if handler is None else handler.callbacks:
             event = heard(callback)
             if event is not None:
                 return f"{event} may read gradients"
@@ -180,8 +189,9 @@ class Trainer(transformers.Trainer):
         if self.model is not None and accelerated(self.model) is None:
             accelerate(self.model)
 
-    def _refuse_lost(self, why: str) -> None:
-        refuse_lost_options(self._options, str(self.accelerator.mixed_precision), why)
+    def _refuse_lost(self, why: str | None) -> None:
+        if why is not None:
+            refuse_lost_options(self._options, str(self.accelerator.mixed_precision), why)
 
     # ---- the parts of a step
 
