@@ -231,18 +231,6 @@ def test_callbacks_are_called_as_ever(tmp_path: Path) -> None:
     assert {"on_optimizer_step", "on_substep_end", "on_log"} <= set(seen[0].events)
 
 
-class Reads(TrainerCallback):
-    def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None: ...
-
-
-def test_a_callback_that_reads_gradients_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OnwardError, match=r"Reads.on_pre_optimizer_step: .* fix: "):
-        language(Trainer, causal_lm(), arguments(tmp_path), callbacks=[Reads])
-    trainer = language(Trainer, causal_lm(), arguments(tmp_path))
-    with pytest.raises(OnwardError, match=r"Reads.on_pre_optimizer_step: .* fix: "):
-        trainer.add_callback(Reads())
-
-
 def test_bf16(tmp_path: Path, captures: list[int]) -> None:
     ours, eager = both(language, causal_lm, tmp_path, **BF16)
     assert_near_run(ours, eager)
@@ -275,12 +263,6 @@ def test_arguments_that_one_graph_cannot_honour(name: str, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists(), "nothing is written"
 
 
-def test_accelerate_s_own_fp16_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accelerate.Accelerator.mixed_precision", "fp16")
-    with pytest.raises(OnwardError, match=r"mixed_precision=fp16: .*fix: bf16=True"):
-        language(Trainer, causal_lm(), arguments(tmp_path / "run"))
-
-
 @pytest.mark.parametrize(
     "options",
     [{"mixed_precision": said} for said in ("fp16", "no", "auto")]
@@ -310,6 +292,12 @@ def test_one_precision_is_taken(options: Any, tmp_path: Path) -> None:
     assert trainer.onward_trainer.options.mixed_precision == "bf16"
 
 
+def test_accelerate_s_own_fp8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accelerate.Accelerator.mixed_precision", "fp8")
+    with pytest.raises(OnwardError, match=r"mixed_precision=fp8; fix: bf16=True"):
+        language(Trainer, causal_lm(), arguments(tmp_path / "run"))
+
+
 def test_accelerate_s_own_bf16_and_another_precision(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,17 +306,6 @@ def test_accelerate_s_own_bf16_and_another_precision(
         language(
             Trainer, causal_lm(), arguments(tmp_path / "run"), options={"mixed_precision": "fp16"}
         )
-
-
-class OwnLoss(Trainer):
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        return 2 * super().compute_loss(model, inputs, *args, **kwargs)
-
-
-def test_a_compute_loss_of_a_subclass_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(OnwardError, match=r"OwnLoss has a compute_loss .* fix: compute_loss_func="):
-        language(OwnLoss, causal_lm(), arguments(tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(
@@ -346,21 +323,10 @@ def test_options_that_are_arguments(options: Mapping[str, Any], said: str, tmp_p
     assert not (tmp_path / "run").exists()
 
 
-def test_an_optimizer_without_a_graph_is_refused(tmp_path: Path) -> None:
-    trainer = language(Trainer, causal_lm(), arguments(tmp_path, optim="adafactor"))
-    before = [p.clone() for p in trainer.model.parameters()]
-    with pytest.raises(OnwardError, match=r"optimizer Adafactor is not supported; fix: "):
-        trainer.train()
-    assert all(map(torch.equal, before, trainer.model.parameters()))
-
-
-def test_optimizer_step_by_hand_is_refused(tmp_path: Path) -> None:
+def test_nothing_has_run_yet(tmp_path: Path) -> None:
     trainer = language(Trainer, causal_lm(), arguments(tmp_path, max_steps=1))
-    with pytest.raises(OnwardError, match="nothing has run as a graph yet"):
+    with pytest.raises(OnwardError, match="nothing has run as one graph yet"):
         _ = trainer.onward_trainer
-    trainer.train()
-    with pytest.raises(OnwardError, match=r"optimizer.step\(\) without a micro-batch"):
-        trainer.optimizer.step()
 
 
 # ---- options, and what a step says

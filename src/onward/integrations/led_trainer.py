@@ -1,7 +1,9 @@
 """LedTrainer: a Trainer whose accumulation windows another training loop leads.
 
 That loop says of each micro-batch what its loss weighs and whether an update follows it, and calls
-`optimizer.step()` after the update, as it does in eager PyTorch.
+`optimizer.step()` after the update, as it does in eager PyTorch. It may do without this Trainer for
+a while: `give_back` makes the optimizer torch's own, as does an `optimizer.step()` that no update
+came before; the next micro-batch takes it again.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from typing import Any
 
 import torch
 
-from onward.config import OnwardError
+from onward.config import CaptureError, OnwardError
+from onward.train.batch import Batch, bind_batch
+from onward.train.exclusive import exclusive
 from onward.train.result import StepResult
 from onward.train.trainer import Trainer
 from onward.train.window import Window
@@ -50,19 +54,27 @@ class LedWindow(Window):
             self._counted = self.led_step
 
 
+class NotRunError(CaptureError):
+    """A micro-batch has no step in one graph. Nothing of it has run, and nothing has changed."""
+
+
 class LedTrainer(Trainer):
     """A Trainer for the loop of another package; arguments as of `Trainer`.
 
     `options.gradient_accumulation_steps` says only whether there are windows of several
-    micro-batches; how many each has, the loop decides.
+    micro-batches; how many each has, the loop decides. takes_target: whether the loss function is
+    given a batch's labels; it gets the outputs alone otherwise.
     """
+
+    takes_target = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._window = LedWindow(self.options.gradient_accumulation_steps, self.options.seed)
         self._due = False  # whether an update was made that the loop has not asked for yet
-        self.optimizer.step = types.MethodType(_taken(self), self.optimizer)
+        self._lead()
 
+    @exclusive
     def step_led(
         self,
         batch: dict[str, Any],
@@ -73,7 +85,8 @@ class LedTrainer(Trainer):
     ) -> StepResult:
         """One micro-batch. weight: of its loss in the window's. last: whether an update follows.
         step: windows that the loop has done, also before it was resumed: the number of this one,
-        by which it draws; None for the Trainer's own count."""
+        by which it draws; None for the Trainer's own count.
+        Raises NotRunError where a graph cannot be what eager PyTorch is."""
         window = self._window
         assert isinstance(window, LedWindow)
         if not last and window.size == 1:
@@ -81,31 +94,65 @@ class LedTrainer(Trainer):
                 "the loop accumulates gradients, and this Trainer was made for a micro-batch per "
                 "update; fix: gradient_accumulation_steps=2 or more"
             )
+        if self._updates.take_again():
+            self._lead()
         window.led_weight, window.led_last, window.led_step = weight, last, step
-        result = self.train_step(batch, fetch=fetch)
+        done = window.steps
+        try:
+            result = self.train_step(batch, fetch=fetch)
+        except VerificationError:
+            raise
+        except OnwardError as error:
+            if self.memory.torn or window.steps != done:
+                raise
+            raise NotRunError(str(error)) from error
         self._due = last
         return result
 
+    @exclusive
+    def give_back(self) -> None:
+        """The optimizer steps as torch's own. Gradients of an open window are added to `p.grad`."""
+        self._updates.give_back()
+        self._window.micro_steps = 0
+        self._due = False
+
+    def _lead(self) -> None:
+        self.optimizer.step = types.MethodType(_taken(self), self.optimizer)
+
+    def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
+        return bind_batch(args, kwargs, self.takes_target and self.loss_fn is not None)
+
+    def _verify_first(self, batch: Batch) -> None:
+        try:
+            super()._verify_first(batch)
+        except CaptureError:
+            raise
+        except OnwardError as error:
+            raise VerificationError(str(error)) from error
+
+
+class VerificationError(OnwardError):
+    """The first step's numbers are not eager PyTorch's."""
+
 
 def _taken(trainer: LedTrainer) -> Callable[..., Any]:
-    """What takes the place of `optimizer.step`: the graph has made the update already."""
+    """What takes the place of `optimizer.step`: the graph has made the update already. A step
+    without one is torch's own."""
     held = weakref.ref(trainer)  # which holds the optimizer
 
     def step(optimizer: torch.optim.Optimizer, closure: Any = None) -> Any:
         found = held()
-        if found is None:  # the optimizer is torch's again
-            return type(optimizer).step(optimizer, closure)
-        if not found._due:
-            raise OnwardError(
-                "optimizer.step() without a micro-batch before it that ends a window: the update "
-                "is a part of the graph; fix: leave optimizer.step() to the loop"
-            )
-        found._due = False
-        return None
+        if found is not None and found._due:
+            found._due = False
+            return None
+        if found is not None:
+            found.give_back()
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
+        return type(optimizer).step(optimizer, closure)
 
     # what a scheduler marks the step by that it counts
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
     return step
 
 
-__all__ = ["LedTrainer", "LedWindow"]
+__all__ = ["LedTrainer", "LedWindow", "NotRunError", "VerificationError"]

@@ -6,24 +6,15 @@ read where the step is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from onward.config import OnwardError
+from onward.config import OnwardError, TrainerOptions
 
 LOOP = "transformers.Trainer with onward.accelerate(model)"
-_FP16 = (
-    "its scaler steps an optimizer that the graph has stepped; fix: bf16=True, or "
-    f'options={{"mixed_precision": "fp16"}}, or {LOOP}'
-)
-_WEIGHTS = "fix: leave it out, a graph's weights are fp32"
 _SEVERAL = f"fix: {LOOP}, started in the same way"
 
 # argument -> what to do; refused where it is set to anything that counts as true
 REFUSED: dict[str, str] = {
-    "fp16": _FP16,
-    "fp16_full_eval": _WEIGHTS,
-    "bf16_full_eval": _WEIGHTS,
     "deepspeed": _SEVERAL,
     "fsdp": "a model in shards has no graph; fix: transformers.Trainer without Onward, or DDP or "
     f"ZeRO-2 of {LOOP}",
@@ -31,6 +22,12 @@ REFUSED: dict[str, str] = {
     "torch_compile": "fix: leave it out, the graph is compiled by Onward",
     "use_liger_kernel": "fix: leave it out, the graph has fused kernels of its own",
 }
+
+# options of onward.Trainer for its update, or for a whole step
+LOST = (
+    "mixed_precision", "keep_in_fp32", "loss_scale", "optimizer_state",
+    "gradient_accumulation_dtype", "seed", "verify",
+)  # fmt: skip
 
 
 def refuse_arguments(args: Any) -> None:
@@ -49,8 +46,10 @@ def refuse_accelerator(accelerator: Any, gpus: int) -> None:
     """Raises OnwardError where accelerate (`accelerate launch`, torchrun, its environment
     variables) is to do what the graph of one process does not. gpus: that one process would use."""
     precision = str(getattr(accelerator, "mixed_precision", "no"))
-    if precision not in ("no", "bf16"):
-        raise OnwardError(f"accelerate's mixed_precision={precision}: {_FP16}")
+    if precision not in ("no", "bf16", "fp16"):
+        raise OnwardError(
+            f"accelerate's mixed_precision={precision}; fix: bf16=True or fp16=True, or {LOOP}"
+        )
     if accelerator.num_processes > 1:
         raise OnwardError(f"{accelerator.num_processes} processes: one graph is one's; {_SEVERAL}")
     kind = accelerator.distributed_type.value
@@ -74,16 +73,17 @@ def refuse_two_precisions(accelerator: Any, args: Any, said: str | None) -> None
         )
 
 
-def refuse_callback(callback: Any) -> None:
-    """Raises OnwardError for a callback that is called between the backward and the update."""
-    from transformers import TrainerCallback
-
-    kind = callback if isinstance(callback, type) else type(callback)
-    own: Callable[..., Any] | None = getattr(kind, "on_pre_optimizer_step", None)
-    if own not in (None, TrainerCallback.on_pre_optimizer_step):
+def refuse_lost_options(options: TrainerOptions, precision: str, why: str) -> None:
+    """Raises OnwardError where the options say what no run with gradients in sight can honour: its
+    update is transformers' own. precision: accelerate's. why: it is such a run."""
+    plain = TrainerOptions()
+    lost = [n for n in LOST if getattr(options, n) != getattr(plain, n)]
+    if "mixed_precision" in lost and options.mixed_precision == precision:
+        lost.remove("mixed_precision")
+    if options.strict or lost:
         raise OnwardError(
-            f"{kind.__name__}.on_pre_optimizer_step: between backward and update, which are one "
-            f"graph, there is nothing to see; fix: on_optimizer_step, or {LOOP}"
+            f"{why}: forward and backward would run as graphs and the update as transformers' own, "
+            f"and options has {', '.join(lost) or 'strict'}; fix: leave one of them out"
         )
 
 
@@ -93,6 +93,6 @@ def _shown(value: Any) -> str:
 
 
 __all__ = [
-    "LOOP", "REFUSED", "refuse_accelerator", "refuse_arguments", "refuse_callback",
-    "refuse_two_precisions",
+    "LOOP", "LOST", "REFUSED", "refuse_accelerator", "refuse_arguments",
+    "refuse_lost_options", "refuse_two_precisions",
 ]  # fmt: skip

@@ -4,12 +4,15 @@
 
 Everything around the step (data, callbacks, schedules, logs, evaluation, checkpoints, the hub) is
 transformers' own code. A step's forward, loss, backward, clipping and update are one graph of
-`onward.Trainer`. Checkpoints are those of transformers' Trainer, and either goes on with the
-other's. What a graph cannot honour is refused in one line, before anything is written.
+`onward.Trainer`. Where a subclass or a callback is to see gradients, or there is no such graph,
+forward and backward run as graphs and transformers' own code does the rest (`trainer_methods.py`
+lists for whom). Checkpoints are those of transformers' Trainer, and either goes on with the
+other's. What neither way honours is refused in one line, before anything is written.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from functools import partial
 from importlib.util import find_spec
@@ -19,14 +22,16 @@ import torch
 
 from onward.capture import without_flash_lengths
 from onward.config import MissingExtraError, OnwardError, TrainerOptions
-from onward.integrations.led_trainer import LedTrainer
+from onward.integrations.led_trainer import LedTrainer, NotRunError
 from onward.integrations.refused_arguments import (
-    LOOP,
     refuse_accelerator,
     refuse_arguments,
-    refuse_callback,
+    refuse_lost_options,
     refuse_two_precisions,
 )
+from onward.integrations.trainer_losses import model_loss, own_loss, smoothed_loss
+from onward.integrations.trainer_methods import heard, overridden, replaced
+from onward.integrations.trainer_turns import Turns
 from onward.module.accelerate import accelerate, accelerated
 from onward.train.arguments import checked_options
 from onward.train.result import StepResult
@@ -36,6 +41,8 @@ for _package in ("transformers", "accelerate"):
         raise MissingExtraError(_package, "hf")
 
 import transformers  # noqa: E402  # there, as the lines before have made sure
+
+log = logging.getLogger("onward")
 
 NO_CLIPPING = 3e38  # a norm that no gradient in f32 passes: it is told, and nothing is scaled
 # options of onward.Trainer that TrainingArguments say
@@ -49,8 +56,10 @@ class Trainer(transformers.Trainer):
         accumulation and clipping are those of `args`, and so is `bf16=True`, beside which options
         say no other `mixed_precision`.
 
+    Where somebody is to see gradients, or one graph cannot be what eager PyTorch is, forward and
+    backward run as graphs, and the rest of a step is transformers' own; a log line says so and why.
     The calls of evaluation and prediction run as graphs too (`onward.accelerate`). Raises
-    OnwardError for arguments, callbacks and overridden methods that a graph cannot honour.
+    OnwardError for arguments that neither way honours.
     """
 
     def __init__(
@@ -63,25 +72,26 @@ class Trainer(transformers.Trainer):
         self._precision_said = _precision_said(options, self._options)
         self._step_trainer: LedTrainer | None = None
         self._made_of: tuple[Any, ...] = ()  # what the step's trainer was made of
+        self._unfit: tuple[tuple[Any, ...], str] | None = None  # of what no step is made, and why
         self._result: StepResult | None = None
-        self._loss_fn: Any = None
-        if type(self).compute_loss is not transformers.Trainer.compute_loss:
-            raise OnwardError(
-                f"{type(self).__name__} has a compute_loss of its own, and a step is one graph of "
-                f"model and loss; fix: compute_loss_func=, or {LOOP}"
-            )
+        self._own_clipping: Any = None  # what `_norm` has taken the place of
+        self._turns = Turns()
+        self._losses: dict[Any, Any] = {}
         super().__init__(*positional, **named)
-        for callback in self.callback_handler.callbacks:
-            refuse_callback(callback)
+        self._turns.follow(self.callback_handler)
+        self._refuse_lost(self._gradients_seen())
         if self.model is not None and accelerated(self.model) is None:
             accelerate(self.model)
 
     @property
     def onward_trainer(self) -> LedTrainer:
         """The onward.Trainer of the last step: `report()`, `plan`, `explain`, `profile`. Raises
-        OnwardError before the first."""
+        OnwardError before the first, and where no step was one graph."""
         if self._step_trainer is None:
-            raise OnwardError("nothing has run as a graph yet; fix: call train() first")
+            raise OnwardError(
+                "nothing has run as one graph yet; fix: call train() first, or see the log for why "
+                "gradients are shown (onward.module.accelerated(model) has their graphs)"
+            )
         return self._step_trainer
 
     # ---- what transformers' own code calls
@@ -91,52 +101,152 @@ class Trainer(transformers.Trainer):
         super().create_accelerator_and_postprocess()
         refuse_accelerator(self.accelerator, self.args.n_gpu)
         refuse_two_precisions(self.accelerator, self.args, self._precision_said)
+        self._refuse_lost(self._gradients_seen())
 
     def call_model_init(self, trial: Any = None) -> Any:
         return accelerate(super().call_model_init(trial))
 
     def add_callback(self, callback: Any) -> Any:
-        refuse_callback(callback)
-        return super().add_callback(callback)
+        super().add_callback(callback)
+        trainer = self._step_trainer
+        if trainer is not None and trainer.micro_steps:  # the next event may be in this window
+            why = self._gradients_seen()
+            if why is not None:
+                self._show_gradients(why)
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        with self._turns.loop():
+            try:
+                return super()._inner_training_loop(*args, **kwargs)
+            finally:
+                self._result = None
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """One micro-batch, with the update where it ends a window. Returns its share of the loss
-        that is logged, f32[]."""
-        model.train()
-        trainer = self._led()
-        batch = self._batch(self._prepare_inputs(inputs), num_items_in_batch)
-        summed = self._is_summed(num_items_in_batch)
-        weight = 1.0 if summed else 1.0 / self.current_gradient_accumulation_steps
-        last = bool(self.accelerator.sync_gradients)
-        self._result = result = trainer.step_led(batch, weight, last, step=self.state.global_step)
-        if last:  # accelerate's optimizer tells the loop, which then leaves the schedule
-            self.optimizer._is_overflow = result.skipped  # type: ignore[union-attr]
-        return result.loss * weight
+        """One micro-batch, in one graph with the update where it ends a window, or in
+        transformers' own way. Returns its share of the loss that is logged, f32[]."""
+        if not self._turns.loop_calls or self.optimizer is None:  # the user does, by hand
+            return super().training_step(model, inputs, num_items_in_batch)
+        why = self._shown_because(model)
+        if why is None:
+            try:
+                return self._whole_step(inputs, num_items_in_batch)
+            except NotRunError as error:
+                if self._options.strict:
+                    raise
+                why = str(error)
+                self._unfit = (self._parts(), why)
+        self._show_gradients(why)
+        return super().training_step(model, inputs, num_items_in_batch)
+
+    # ---- which way a micro-batch goes
+
+    def _shown_because(self, model: torch.nn.Module) -> str | None:
+        """Why this micro-batch goes transformers' own way; None where it is one graph."""
+        why = self._gradients_seen()
+        if why is not None:
+            return why
+        if model is not self.model:
+            return f"the model is within a {type(model).__name__}"
+        if self._unfit is not None and self._unfit[0] == self._parts():
+            return self._unfit[1]
+        if self._turns.shown:  # the window's gradients are there
+            return self._turns.shown
+        groups = self.optimizer.param_groups  # type: ignore[union-attr]  # there is one
+        if any(p.grad is not None for group in groups for p in group["params"]):
+            return "there are gradients that transformers' loop has not computed"
+        return None
+
+    def _gradients_seen(self) -> str | None:
+        """Who is to see gradients between forward, backward and update."""
+        method = overridden(self)
+        if method is not None:
+            return f"{method} is overridden"
+        handler = getattr(self, "callback_handler", None)  # there is none yet at first
+        for callback in () if handler is None else handler.callbacks:
+            event = heard(callback)
+            if event is not None:
+                return f"{event} may read gradients"
+        changed = replaced(self.accelerator)
+        if changed is not None:
+            return f"{changed} is replaced"
+        if self.accelerator.mixed_precision == "fp16":
+            return "accelerate's scaler reads gradients (fp16)"
+        return None
+
+    def _show_gradients(self, why: str) -> None:
+        """Goes over to transformers' own way for this micro-batch."""
+        self._refuse_lost(why)
+        if self._turns.say(why):
+            log.warning("%s: forward and backward run as graphs, the update is transformers'", why)
+        if self._step_trainer is not None:
+            self._step_trainer.give_back()
+            if self._result is not None:
+                self._optimizer_told(skipped=False)
+        self._result = None
+        self._turns.shown = None if self.accelerator.sync_gradients else why
+        if self.model is not None and accelerated(self.model) is None:
+            accelerate(self.model)
+
+    def _refuse_lost(self, why: str | None) -> None:
+        if why is not None:
+            refuse_lost_options(self._options, str(self.accelerator.mixed_precision), why)
 
     # ---- the parts of a step
 
-    def _led(self) -> LedTrainer:
-        """The onward.Trainer of model, optimizer and arguments as they are now."""
+    def _whole_step(self, inputs: Any, items: torch.Tensor | int | None) -> torch.Tensor:
+        """Raises NotRunError where it is no graph; nothing has changed then."""
+        assert self.model is not None, "transformers' Trainer has made sure"
+        self.model.train()
+        inputs = self._prepare_inputs(inputs)
+        loss_fn = self._loss("labels" in inputs)
+        trainer = self._led()
+        trainer.loss_fn, trainer.takes_target = loss_fn, loss_fn is not model_loss
+        batch = self._batch(inputs, items, trainer.takes_target)
+        weight = 1.0 if self._is_summed(items) else 1.0 / self.current_gradient_accumulation_steps
+        last = bool(self.accelerator.sync_gradients)
+        if last:
+            self.control = self._turns.before_update(self.args, self.state, self.control)
+        self._result = result = trainer.step_led(batch, weight, last, step=self.state.global_step)
+        if last:
+            self._optimizer_told(result.skipped)
+        return result.loss * weight
+
+    def _optimizer_told(self, skipped: bool) -> None:
+        """accelerate's optimizer tells the loop, which then leaves the schedule."""
+        self.optimizer._is_overflow = skipped  # type: ignore[union-attr]
+
+    def _parts(self) -> tuple[Any, ...]:
+        """What a step's trainer is made of."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's is around
         steps, norm = self.args.gradient_accumulation_steps, self.args.max_grad_norm
-        made_of = (self.model, optimizer, steps, norm)
+        return self.model, optimizer, steps, norm
+
+    def _led(self) -> LedTrainer:
+        """The onward.Trainer of model, optimizer and arguments as they are now."""
+        made_of = self._parts()
         if self._step_trainer is None or made_of != self._made_of:
+            model, optimizer, steps, norm = made_of
             options = {**vars(self._options)}
             if self.accelerator.mixed_precision == "bf16":
                 options["mixed_precision"] = "bf16"
             options["gradient_accumulation_steps"] = steps
             options["max_grad_norm"] = norm if norm and norm > 0 else NO_CLIPPING
-            assert self.model is not None, "transformers' Trainer has made sure"
-            self._step_trainer = LedTrainer(self.model, optimizer, self._loss(), options=options)
+            try:
+                self._step_trainer = LedTrainer(model, optimizer, model_loss, options=options)
+            except OnwardError as error:
+                raise NotRunError(str(error)) from error
             self._made_of = made_of
+        if "clip_grad_norm_" not in vars(self.accelerator):
             self.accelerator.clip_grad_norm_ = self._norm  # type: ignore[method-assign]
         return self._step_trainer
 
-    def _norm(self, *_: Any, **__: Any) -> torch.Tensor | None:
-        """In the place of clipping, which is in the graph: the norm before it, f32[]."""
-        return None if self._result is None else self._result.grad_norm
+    def _norm(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
+        """In the place of clipping: the norm before it, f32[], where the graph has clipped."""
+        if self._result is not None:
+            return self._result.grad_norm
+        return type(self.accelerator).clip_grad_norm_(self.accelerator, *args, **kwargs)
 
     def _is_summed(self, items: torch.Tensor | int | None) -> bool:
         """Whether the losses of a window are added up: transformers' `training_step` decides so."""
@@ -146,27 +256,32 @@ class Trainer(transformers.Trainer):
         by_model = self.model_accepts_loss_kwargs and items is not None
         return by_model or self.compute_loss_func is not None
 
-    def _batch(self, inputs: Mapping[str, Any], items: torch.Tensor | int | None) -> dict[str, Any]:
-        """What the model is given, as `compute_loss` does; what `_loss` is given is under
+    def _batch(
+        self, inputs: Mapping[str, Any], items: torch.Tensor | int | None, takes_target: bool
+    ) -> dict[str, Any]:
+        """What the model is given, as `compute_loss` does; what the loss function is given is under
         `labels`: the labels and the number of items that the window's loss is divided by."""
         assert self.model is not None
         batch = without_flash_lengths(self.model, inputs)
         if items is not None and not isinstance(items, torch.Tensor):
             items = torch.tensor(float(items))  # a Python number would be a part of the graph
-        if self._loss() is not None:
+        if takes_target:
             batch["labels"] = (batch.pop("labels", None), items)
         if self.model_accepts_loss_kwargs and items is not None:
             batch["num_items_in_batch"] = items
         return batch
 
-    def _loss(self) -> Any:
-        """What `compute_loss` makes the loss with, where the model does not."""
-        if self._loss_fn is None and self.compute_loss_func is not None:
+    def _loss(self, labelled: bool) -> Any:
+        """What `compute_loss` makes the loss with; one object as long as it is the same."""
+        made = self._losses
+        if self.compute_loss_func is not None:
+            own = self.compute_loss_func
             # a partial, through which the guards look into the user's function
-            self._loss_fn = partial(_own_loss, self.compute_loss_func)
-        elif self._loss_fn is None and self.label_smoother is not None:
-            self._loss_fn = partial(_smoothed_loss, self.label_smoother, self._shifts_labels())
-        return self._loss_fn
+            return made.setdefault(own, partial(own_loss, own))
+        if self.label_smoother is not None and labelled:
+            key = (self.label_smoother, self._shifts_labels())
+            return made.setdefault(key, partial(smoothed_loss, *key))
+        return model_loss
 
     def _shifts_labels(self) -> bool:
         """Whether smoothing shifts the labels: `compute_loss` does for causal language models."""
@@ -203,20 +318,6 @@ def _precision_said(
     named = isinstance(given, Mapping) and given.get("mixed_precision") is not None
     said = named or read.mixed_precision != TrainerOptions().mixed_precision
     return read.mixed_precision if said else None
-
-
-def _own_loss(own: Any, outputs: Any, given: tuple[Any, Any]) -> torch.Tensor:
-    labels, items = given
-    return own(outputs, labels, num_items_in_batch=items)
-
-
-def _smoothed_loss(
-    smoother: Any, shifts: bool, outputs: Any, given: tuple[Any, Any]
-) -> torch.Tensor:
-    labels, items = given
-    shifted = {"shift_labels": True} if shifts else {}
-    counted = {} if items is None else {"num_items_in_batch": items}
-    return smoother(outputs, labels, **shifted, **counted)
 
 
 __all__ = ["Seq2SeqTrainer", "Trainer"]

@@ -1,6 +1,7 @@
 """Who owns a torch optimizer: the last Trainer that was given it, as long as that lives.
 
-While one does, the optimizer's own `step()` raises.
+While one does, the optimizer's own `step()` raises. A Trainer that another loop leads gives it back
+where that loop steps the optimizer itself.
 """
 
 from __future__ import annotations
@@ -41,6 +42,19 @@ def take(optimizer: torch.optim.Optimizer, owner: Owner) -> None:
     """From now on the optimizer is this owner's."""
     _OWNERS[optimizer] = weakref.ref(owner)
     optimizer.step = types.MethodType(_step, optimizer)
+
+
+def give_back(optimizer: torch.optim.Optimizer, owner: Owner) -> None:
+    """The optimizer's `step()` is torch's again, where it was this owner's."""
+    if _owner(optimizer) is owner:
+        del _OWNERS[optimizer]
+        vars(optimizer).pop("step", None)
+        release(optimizer)
+
+
+def is_free(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether no Trainer that lives owns it."""
+    return _owner(optimizer) is None
 
 
 def require_owner(optimizer: torch.optim.Optimizer, owner: Owner) -> None:

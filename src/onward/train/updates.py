@@ -76,6 +76,25 @@ class Updates:
         """Raises OnwardError where a later Trainer has taken the optimizer."""
         optimizer_owner.require_owner(self.optimizer, self)
 
+    def give_back(self) -> None:
+        """The optimizer's `step()` is torch's again. Gradients of the window that is open are added
+        to `p.grad`, as if each micro-batch had been an eager backward."""
+        optimizer_owner.give_back(self.optimizer, self)
+        with torch.no_grad():
+            for p, path in self._known.items():
+                if path in self.window:
+                    summed = self.state.tensor(p, ACCUMULATOR).to(p.dtype, copy=True)
+                    p.grad = summed if p.grad is None else p.grad + summed
+        self.window = frozenset()
+
+    def take_again(self) -> bool:
+        """Takes an optimizer that was given back: whether it was. The next `sync` takes over what
+        its own steps did."""
+        free = optimizer_owner.is_free(self.optimizer)
+        if free:
+            optimizer_owner.take(self.optimizer, self)
+        return free
+
     def sync(self) -> None:
         """Takes over what has been done to the optimizer since the last step.
 

@@ -1,0 +1,37 @@
+"""The loss of a step, as transformers' `Trainer.compute_loss` makes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from onward.config import CaptureError
+
+
+def model_loss(outputs: Any) -> torch.Tensor:
+    """The model's own: the key `loss` of a dict, or what comes first."""
+    if isinstance(outputs, dict):
+        if "loss" not in outputs:
+            raise CaptureError(f"the model returns {', '.join(outputs)} but no loss")
+        return outputs["loss"]
+    return outputs[0]
+
+
+def own_loss(own: Any, outputs: Any, given: tuple[Any, Any]) -> torch.Tensor:
+    """By `compute_loss_func`. given: labels, and the items of the window."""
+    labels, items = given
+    return own(outputs, labels, num_items_in_batch=items)
+
+
+def smoothed_loss(
+    smoother: Any, shifts: bool, outputs: Any, given: tuple[Any, Any]
+) -> torch.Tensor:
+    """By `label_smoothing_factor`. given: labels, and the items of the window."""
+    labels, items = given
+    shifted = {"shift_labels": True} if shifts else {}
+    counted = {} if items is None else {"num_items_in_batch": items}
+    return smoother(outputs, labels, **shifted, **counted)
+
+
+__all__ = ["model_loss", "own_loss", "smoothed_loss"]

@@ -1,0 +1,102 @@
+"""Every method of transformers' Trainer and every event of its callbacks is in one table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import accelerate
+import pytest
+import transformers
+from packaging.version import Version
+from transformers import TrainerCallback
+
+from onward.integrations import trainer_methods
+from onward.integrations.trainer_methods import EVENTS, HONOURED, METHODS, heard, overridden
+
+# of transformers 4.57 alone
+OLDER = """
+    _activate_neftune _add_sm_patterns_to_gitignore _align_special_tokens _deactivate_neftune
+    _fsdp_qlora_plugin_updates _gather_and_numpify _is_attention_mask_causal _nested_gather
+    _rotate_checkpoints _save_tpu _sorted_checkpoints compare_trainer_and_checkpoint_args
+    num_tokens prediction_loop propagate_args_to_deepspeed tokenizer torch_jit_model_eval
+"""
+V5 = Version(transformers.__version__) >= Version("5")
+
+
+def methods() -> set[str]:
+    kinds = transformers.Trainer, transformers.Seq2SeqTrainer
+    return {
+        name
+        for kind in kinds
+        for name, value in vars(kind).items()
+        if not name.startswith("__") and (callable(value) or hasattr(value, "__get__"))
+    }
+
+
+def test_every_method_is_in_the_table() -> None:
+    """None is lacking, and none is there that no supported transformers has."""
+    assert methods() - METHODS.keys() == set()
+    if V5:
+        assert METHODS.keys() - methods() == set(OLDER.split())
+
+
+def test_every_event_is_in_the_table() -> None:
+    events = {name for name in vars(TrainerCallback) if name.startswith("on_")}
+    assert events - EVENTS.keys() == set()
+    if V5:
+        assert EVENTS.keys() - events == set()
+
+
+def test_transformers_own_callbacks_read_no_gradients() -> None:
+    """Those of its callbacks that hear an event between backward and update are known."""
+    kinds, known = [TrainerCallback], set()
+    for kind in kinds:
+        kinds.extend(kind.__subclasses__())
+        if kind.__module__.startswith("transformers.") and "Handler" not in kind.__name__:
+            known |= {(kind.__name__, n) for n in trainer_methods.SERVED_EVENTS if n in vars(kind)}
+    known -= {("TrainerCallback", name) for name in trainer_methods.SERVED_EVENTS}
+    assert known <= {("JITCheckpointCallback", "on_pre_optimizer_step")}
+
+
+@pytest.mark.parametrize("name", [*METHODS])
+def test_an_override_is_seen(name: str) -> None:
+    """Of a subclass, of an object and of transformers' class itself, if it is served."""
+
+    def other(*_: Any, **__: Any) -> None: ...
+
+    plain = object.__new__(transformers.Trainer)
+    assert overridden(plain) is None
+    served = METHODS[name] != HONOURED
+    if name not in methods():
+        assert not served or not V5
+        return
+    mine = type("Mine", (transformers.Trainer,), {name: other})
+    assert overridden(object.__new__(mine)) == (f"Mine.{name}" if served else None)
+    vars(plain)[name] = other
+    assert overridden(plain) == (f"Trainer.{name}" if served else None)
+    del vars(plain)[name]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(transformers.Trainer, name, other, raising=False)
+        assert overridden(plain) == (f"Trainer.{name}" if served else None)
+    assert overridden(plain) is None
+
+
+@pytest.mark.parametrize("name", [*EVENTS])
+def test_who_hears_an_event_is_seen(name: str) -> None:
+    def other(*_: Any, **__: Any) -> None: ...
+
+    served, plain = EVENTS[name] != HONOURED, TrainerCallback()
+    assert heard(plain) is None
+    mine = type("Mine", (TrainerCallback,), {name: other})
+    assert heard(mine()) == (f"Mine.{name}" if served else None)
+    vars(plain)[name] = other
+    assert heard(plain) == (f"TrainerCallback.{name}" if served else None)
+
+
+def test_a_replaced_accelerator_is_seen() -> None:
+    one = object.__new__(accelerate.Accelerator)
+    assert trainer_methods.replaced(one) is None
+    vars(one)["backward"] = lambda loss: None
+    assert trainer_methods.replaced(one) == "Accelerator.backward"
+    mine = type("Mine", (accelerate.Accelerator,), {"clip_grad_norm_": lambda *_: None})
+    assert trainer_methods.replaced(object.__new__(mine)) == "Mine.clip_grad_norm_"
