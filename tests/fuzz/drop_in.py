@@ -73,6 +73,7 @@ class Led(Side):
                 self.model, args, data_collator=self.collate, train_dataset=InOrder(train),
                 optimizers=(self.optimizer, schedule), callbacks=[watch],
             )  # fmt: skip
+            trainer.remove_callback(transformers.PrinterCallback)
             trainer.get_train_dataloader = lambda: self.loader(train)
             watch.trainer = trainer
             trainer.train()
