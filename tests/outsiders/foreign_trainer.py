@@ -12,6 +12,7 @@ import ast
 import importlib
 import json
 import os
+import sys
 import unittest
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,9 @@ def put_in_place(side: str) -> None:
     if side == "drop-in":
         from onward.integrations.transformers import Seq2SeqTrainer, Trainer
 
-        transformers.Trainer, transformers.Seq2SeqTrainer = Trainer, Seq2SeqTrainer  # type: ignore[misc]
+        # the module that others import may be another object than the one imported first
+        for module in (transformers, sys.modules["transformers"]):
+            vars(module).update(Trainer=Trainer, Seq2SeqTrainer=Seq2SeqTrainer)
     elif side == "accelerated":
         import onward
         from onward.module import accelerated

@@ -92,3 +92,19 @@ def outcome(name: str) -> str:
         if not far <= 10 * own + PART * (exact - start[n]).norm() + 1e-9:
             return f"WRONG: {n} is {float(far):.1e} from fp64, eager {float(own):.1e}"
     return "equal"
+
+
+def differences(only: str = "") -> tuple[dict[str, str], list[str]]:
+    """What is not as eager, and what ran. An optimizer that is refused whole is one line."""
+    found: dict[str, str] = {}
+    ran: list[str] = []
+    for kind in dict.fromkeys(name.partition("[")[0] for name in names()):
+        own = [name for name in names() if name.startswith(f"{kind}[")]
+        if not any(only in name for name in own):
+            continue
+        said = {name: outcome(name) for name in own}
+        if len(set(said.values())) == 1:
+            said = {kind: next(iter(said.values()))}
+        ran += [name for name, text in said.items() if not text.startswith("eager")]
+        found |= {n: text for n, text in said.items() if text.startswith(("refused", "WRONG"))}
+    return found, ran
