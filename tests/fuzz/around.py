@@ -13,7 +13,11 @@ WRAPS = (
     "Parallel(face(model))", "face(Parallel(model))", "Parallel(Outer(face(model)))",
     "face(face(model))", "Outer(Outer(model))",
 )  # fmt: skip
-ADAPTED = ("face(adapted(model))", "Parallel(face(adapted(model)))", "face(Parallel(adapted(model)))")
+ADAPTED = (
+    "face(adapted(model))",
+    "Parallel(face(adapted(model)))",
+    "face(Parallel(adapted(model)))",
+)
 COLLATORS = {
     "ids": (
         "torch.where(torch.rand(x.shape) < 0.3, 1, x)",
@@ -44,14 +48,14 @@ class Parallel(nn.Module):
     def forward(self, *args, **kwargs):
         return self.module(*args, **kwargs)
 '''
-ADAPT = '''
+ADAPT = """
 def adapted(model):
     import peft
 
     torch.manual_seed(2)
     config = peft.LoraConfig(r=2, target_modules={targets!r}, init_lora_weights=False)
     return peft.get_peft_model(model, config)
-'''
+"""
 PRETRAINED = """
 import transformers
 
@@ -80,7 +84,8 @@ def perhaps_around(m: Maker, case: Case) -> None:
     drawn = [kind for kind in COLLATORS if kind in case["inputs"]]
     if drawn and dice.random() < 0.2:
         kind = dice.choice(drawn)
-        case["collator"] = {"input": case["inputs"][kind]["name"], "code": dice.choice(COLLATORS[kind])}
+        code = dice.choice(COLLATORS[kind])
+        case["collator"] = {"input": case["inputs"][kind]["name"], "code": code}
     case["seeded"] = dice.random() < 0.5
     _more(dice, case)
 

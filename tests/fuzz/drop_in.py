@@ -7,7 +7,6 @@ in a callback, which also looks at both sides after each update.
 from __future__ import annotations
 
 import copy
-import os
 import tempfile
 import warnings
 from typing import Any
@@ -39,9 +38,7 @@ def with_outputs(case: Case) -> Case:
 class Led(Side):
     """A run of one of the two."""
 
-    def __init__(
-        self, case: Case, defined: dict[str, Any], dtype: torch.dtype, kind: type
-    ) -> None:
+    def __init__(self, case: Case, defined: dict[str, Any], dtype: torch.dtype, kind: type) -> None:
         super().__init__(case, defined, dtype)
         self.kind = kind
 
@@ -121,7 +118,7 @@ class Watch(transformers.TrainerCallback):
 
     def done(self, action: dict[str, Any], at: int) -> Tensors:
         if action["do"] == "save":
-            self.trainer.save_model(os.path.join(self.folder, "saved"))
+            self.trainer.save_model(f"{self.folder}/saved")
         elif action["do"] == "code":
             names = {
                 "model": self.side.model, "optimizer": self.side.optimizer, "nn": nn,

@@ -231,7 +231,9 @@ class Ours(Side):
         said = {k: v for k, v in self.variant.items() if k in OPTIONS}
         said["disable"] = tuple(said.get("disable", ()))
         options = onward.TrainerOptions(
-            **said, **self.case["options"], seed=3 if self.case["seeded"] else None,
+            **said,
+            **self.case["options"],
+            seed=3 if self.case["seeded"] else None,
             fetch=tuple(self.case["fetch"]),
         )
         return onward.Trainer(self.whole, self.optimizer, self.defined["loss_fn"], options=options)

@@ -194,7 +194,8 @@ def _in_place_of_stock(case: Case, variant: dict[str, Any], captures: Captures) 
         return _raised(error, variant, 0)
     said, owns = _sizes(two), dict[str, float]()
     for i, (mine, eager, exact) in enumerate(zip(ours, one, two, strict=True)):
-        if not all(x.isfinite().all() for m in (eager, exact) for x in (*m.said.values(), *m.state.values())):
+        told = [x for m in (eager, exact) for x in (*m.said.values(), *m.state.values())]
+        if not all(x.isfinite().all() for x in told):
             return Verdict("nan", "eager is not finite", "nan")
         if worst := _differs(mine, eager, exact, start, FP32, said, owns):
             what = f"drop-in difference: {worst.split()[0]}"

@@ -1,9 +1,5 @@
-"""Grammar of the fuzzer: a seed becomes a case, a tree of plain values that JSON can hold.
-
-A case says a module (parameters, statements, outputs), its batches, the options of a run and what
-happens in it. Statements are Python text in which a path in backticks stands for a parameter,
-`$kind$` for an input of the batch; `source.py` prints the rest around them.
-"""
+"""Grammar of the fuzzer: a seed becomes a case, a tree of plain values that JSON can hold; see
+`maker.py`."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from fuzz.maker import (
     Case,
     Maker,
 )
-from fuzz.stops import kept_in_loss, perhaps_complex, stops
+from fuzz.stops import perhaps_complex, stops
 
 # ---- where values begin
 
@@ -553,9 +549,7 @@ def program(m: Maker) -> dict[str, Any]:
     if m.rarely(0.05) and m.parameters:  # an attribute of a parameter, which it may not have
         path = m.late(m.parameters)["path"]
         end = m.value(LOSS, f"{end} * getattr(`{path}`, 'gain', 1.0)")
-    stopped = stops(m)
-    if stopped:
-        end = kept_in_loss(m, end)
+    end, stopped = stops(m, end)
     kept = [n for n, k in m.kinds.items() if k in (HIDDEN, POOLED, "wide", LOSS) and n != end]
     outputs: dict[str, str] = {}
     if m.chance(0.6):

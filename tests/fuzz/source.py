@@ -9,7 +9,8 @@ from fuzz.around import PRETRAINED, around_source
 from fuzz.maker import Case
 from fuzz.regions import classes
 
-OPTIONS = ("disable", "memory_budget", "mixed_precision", "loss_scale")  # of a variant that are the Trainer's
+# of a variant's, those that are the Trainer's
+OPTIONS = ("disable", "memory_budget", "mixed_precision", "loss_scale")
 
 PRELUDE = '''
 def tensor(*shape, seed, about=0.0, layout="rows"):
@@ -272,7 +273,10 @@ def history_source(case: Case) -> str:
     return "\n".join(out) + "\n"
 
 
-IMPORTS = "import copy\nimport tempfile\nimport types\n\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+IMPORTS = (
+    "import copy\nimport tempfile\nimport types\n\nimport torch\n"
+    "import torch.nn.functional as F\nfrom torch import nn\n"
+)
 
 
 def definitions(case: Case) -> str:

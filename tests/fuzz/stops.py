@@ -20,11 +20,12 @@ STOPS = (
 )  # fmt: skip
 
 
-def stops(m: Maker) -> bool:
-    """Perhaps writes stops before reads of values and parameters; whether any was."""
+def stops(m: Maker, end: str) -> tuple[str, bool]:
+    """Perhaps writes stops before reads of values and parameters: the loss, with a term that a
+    gradient always reaches, and whether any was."""
     dice = random.Random(f"{m.seed} stops")
     if dice.random() >= OFTEN:
-        return False
+        return end, False
     found = False
     for item in m.body:
         code = item["code"]
@@ -39,7 +40,7 @@ def stops(m: Maker) -> bool:
                 code = code[: read.start()] + text + code[read.end() :]
                 found = True
         item["code"] = code
-    return found
+    return (_kept(m, end) if found else end), found
 
 
 def perhaps_complex(m: Maker) -> None:
@@ -80,8 +81,7 @@ def perhaps_complex(m: Maker) -> None:
         m.value(HIDDEN, f"{pairs}\n{back.format(f't * {turned}')}")
 
 
-def kept_in_loss(m: Maker, end: str) -> str:
-    """The loss and a term that a gradient always reaches."""
+def _kept(m: Maker, end: str) -> str:
     last = m.value(HIDDEN, f"{m.pick(HIDDEN)} * `trained.weight`")
     m.parameters.append({
         "path": "trained.weight", "shape": [m.width], "about": 1.0, "layout": "rows",

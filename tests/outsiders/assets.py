@@ -66,7 +66,7 @@ def model(kind: str) -> transformers.PreTrainedModel:
         ))  # fmt: skip
     return transformers.T5ForConditionalGeneration(transformers.T5Config(
         vocab_size=WORDS, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0.0,
-        decoder_start_token_id=0, pad_token_id=0, eos_token_id=3,
+        pad_token_id=0, eos_token_id=3, **{"decoder_start_token_id": 0},
     ))  # fmt: skip
 
 

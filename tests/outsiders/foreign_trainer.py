@@ -98,5 +98,5 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
             "test": item.nodeid, "outcome": report.outcome,
             "said": (text.splitlines() or [""])[0][:300],
         }  # fmt: skip
-        with open(os.environ["OUTSIDERS_LOG"], "a") as log:
+        with Path(os.environ["OUTSIDERS_LOG"]).open("a") as log:
             log.write(json.dumps(line) + "\n")

@@ -57,7 +57,7 @@ def watch(result: Path) -> None:
             logged = [x for x in state.log_history if "loss" in x or "eval_loss" in x]
             result.write_text(json.dumps({"log": logged, "steps": self.steps}))
 
-    trainer.DEFAULT_CALLBACKS.append(Clock)
+    trainer.DEFAULT_CALLBACKS.append(Clock)  # type: ignore[arg-type]
 
 
 def main() -> None:

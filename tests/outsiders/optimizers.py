@@ -31,9 +31,13 @@ class Small(nn.Module):
         return nn.functional.cross_entropy(self.down(torch.tanh(self.norm(self.up(x)))), y)
 
 
+def _called(info: Any) -> str:
+    return info.optim_cls.__name__
+
+
 def names() -> list[str]:
     """Of all settings: the optimizer, and which of its inputs."""
-    return [f"{o.optim_cls.__name__}[{i}]" for o in optim_db for i in range(len(_inputs(o)))]
+    return [f"{_called(o)}[{i}]" for o in optim_db for i in range(len(_inputs(o)))]
 
 
 def _inputs(info: Any) -> list[Any]:
@@ -42,7 +46,7 @@ def _inputs(info: Any) -> list[Any]:
 
 def _made(name: str, model: nn.Module) -> torch.optim.Optimizer:
     kind, _, number = name.rstrip("]").partition("[")
-    info = next(o for o in optim_db if o.optim_cls.__name__ == kind)
+    info: Any = next(o for o in optim_db if _called(o) == kind)
     settings = copy.deepcopy(_inputs(info)[int(number)].kwargs)
     settings.pop("fused", None)
     if isinstance(settings.get("lr"), torch.Tensor):
@@ -53,7 +57,10 @@ def _made(name: str, model: nn.Module) -> torch.optim.Optimizer:
 def _batches(dtype: torch.dtype) -> list[dict[str, torch.Tensor]]:
     dice = torch.Generator().manual_seed(1)
     return [
-        {"x": torch.randn(5, 4, generator=dice).to(dtype), "y": torch.randint(3, (5,), generator=dice)}
+        {
+            "x": torch.randn(5, 4, generator=dice).to(dtype),
+            "y": torch.randint(3, (5,), generator=dice),
+        }
         for _ in range(STEPS)
     ]
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def glue(words: Any) -> tuple[Any, Rows, Any]:
     lines = assets.lines()[:200]
     rows = [
         {**words(a, b, truncation=True, max_length=40), "label": int("(" in a)}
-        for a, b in zip(lines, lines[1:], strict=False)
+        for a, b in pairwise(lines)
     ]
     model = _bert(transformers.BertForSequenceClassification, num_labels=2)
     return model, rows, transformers.DataCollatorWithPadding(words)
@@ -94,7 +94,7 @@ def _pairs(words: Any) -> tuple[Any, Rows, Any]:
     rows = [
         {**words(a, truncation=True, max_length=24),
          "labels": words(text_target=b, truncation=True, max_length=20)["input_ids"]}
-        for a, b in zip(lines, lines[1:], strict=False)
+        for a, b in pairwise(lines)
     ]  # fmt: skip
     return model, rows, transformers.DataCollatorForSeq2Seq(words, model=model)
 

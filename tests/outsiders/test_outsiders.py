@@ -16,7 +16,7 @@ from scripts import SCRIPTS, Ran, Script, changed, difference, folder_of, row, r
 from trainer_tests import differences, files_of, outcomes
 
 WRITTEN = table.read()
-PROGRAM = '''
+PROGRAM = """
 import argparse
 
 from transformers import (
@@ -47,8 +47,8 @@ def main():
 
 if __name__ == "__main__":
     main()
-'''
-TESTS = '''
+"""
+TESTS = """
 import unittest
 
 from transformers import Trainer, TrainingArguments, nothing_of_that_name
@@ -85,7 +85,7 @@ class Tests(unittest.TestCase):
     @require_nothing_of_that_name
     def test_it_is_left_out(self):
         raise AssertionError
-'''
+"""
 
 
 @pytest.mark.sample(4)
@@ -121,7 +121,8 @@ def test_one_line_of_a_script_changes() -> None:
     assert "import transformers\n" in text
     assert text.partition("def main")[2] == PROGRAM.partition("def main")[2]
     assert changed("from transformers import Seq2SeqTrainer, x\n") == (
-        "from transformers import (x)\nfrom onward.integrations.transformers import Seq2SeqTrainer\n"
+        "from transformers import (x)\n"
+        "from onward.integrations.transformers import Seq2SeqTrainer\n"
     )
     assert changed("from transformers import a, b\n") == "from transformers import a, b\n"
 
@@ -146,7 +147,7 @@ def test_a_script_runs_on_both_sides(tmp_path: Path) -> None:
     found = [run(script, folder_of(tmp_path), side, tmp_path) for side in ("stock", "drop-in")]
     assert not found[0].failed
     assert len(found[0].steps) == len(found[1].steps) == 3
-    assert difference(*found) == ""
+    assert difference(found[0], found[1]) == ""
     assert (tmp_path / "made.txt").read_text() == "onward.integrations.transformers\n"
 
 
