@@ -593,8 +593,5 @@ def cases_of(*ops: str) -> list[OpCase]:
 
 def stopped(b: Builder, x: Value) -> Value:
     """`x`, through which no gradient passes: what a capture makes of `detach`."""
-    y: Value = b.Identity(x)
-    node = y.producer()
-    assert node is not None
-    node.meta["stop_gradient"] = True
+    y: Value = b.StopGradient(x)
     return y

@@ -9,6 +9,7 @@ UNWRITTEN = "no translation, rule or pass writes it: it is there for graphs read
 NO_RULE = "no rule is written yet: refused by name"
 NOTHING_FLOWS = "its result is whole, a choice or made of steps: no gradient flows"
 OPAQUE = "it stands for the gradient that will arrive"
+STOPS = "it is there to let no gradient pass"
 SIZES = "it is made of sizes alone"
 
 _BACKWARD = frozenset(
@@ -27,7 +28,7 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
     "gradient": {
         "its body is differentiated": frozenset({"Attention"}),
         "gradients and updates are not differentiated": (
-            _BACKWARD | _UPDATES | {"GeluGrad", "GatedActivationGrad"}
+            _BACKWARD | _UPDATES | {"GeluGrad", "GatedActivationGrad", "Copy"}
         ),
         NOTHING_FLOWS: frozenset(
             {
@@ -39,12 +40,13 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
         ),
         SIZES: frozenset({"Shape", "Range", "ConstantOfShape"}),
         OPAQUE: frozenset({"GradientOf"}),
+        STOPS: frozenset({"StopGradient"}),
         NO_RULE: frozenset({"Clip"}),
     },
     # Without a rule an op reads all rows of its inputs.
     "rows": {
         "gradients and updates come after row demand, which rewrites the forward": (
-            _BACKWARD | _UPDATES | {"AllFinite", "ScatterElements"}
+            _BACKWARD | _UPDATES | {"AllFinite", "Copy", "ScatterElements"}
         ),
         "a part with a backward of its own is given all rows": (
             frozenset({"GradientOf", "WithGradient"})
@@ -64,8 +66,9 @@ WITHOUT: dict[str, dict[str, frozenset[str]]] = {
     "kernel": {
         "strides always say what it does": frozenset({"Split", "Slice"}),
         "differentiation takes it away; else its body is an Identity": (
-            frozenset({"GradientOf", "WithGradient"})
+            frozenset({"GradientOf", "StopGradient", "WithGradient"})
         ),
+        "its body is one Concat, which has": frozenset({"Copy"}),
         "folded once sizes are numbers": frozenset({"Shape"}),
         "drawn a few numbers at a time: its body is enough": frozenset({"RandomUniform"}),
         "its result's size is not known before it runs: it runs apart, before the step": (

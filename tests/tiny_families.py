@@ -48,8 +48,17 @@ DISTILBERT = {
     "max_position_embeddings": 64, "dropout": 0.0, "attention_dropout": 0.0,
     "seq_classif_dropout": 0.0,
 }  # fmt: skip
+LLAMA4 = {
+    **SMALL_HEADS, "intermediate_size_mlp": 32, "num_hidden_layers": 2, "num_local_experts": 2,
+    "num_experts_per_tok": 1, "moe_layers": [1],
+}  # fmt: skip
+FNET = {
+    "vocab_size": VOCABULARY, "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32,
+    "max_position_embeddings": 64, "hidden_dropout_prob": 0.0,
+}  # fmt: skip
 FAMILIES: dict[str, tuple[type, dict[str, Any]]] = {
     "T5": (hf.T5Config, T5), "Bart": (hf.BartConfig, BART), "Llama": (hf.LlamaConfig, LLAMA),
+    "Llama4": (hf.Llama4TextConfig, LLAMA4), "FNet": (hf.FNetConfig, FNET),
     "Mistral": (hf.MistralConfig, LLAMA), "Qwen3": (hf.Qwen3Config, SMALL_HEADS),
     "Gemma2": (hf.Gemma2Config, SMALL_HEADS), "Cohere": (hf.CohereConfig, LLAMA),
     "Glm": (hf.GlmConfig, SMALL_HEADS), "ModernBert": (hf.ModernBertConfig, MODERNBERT),
@@ -170,6 +179,11 @@ CASES: dict[str, tuple[Make, Data]] = {
     "Bart": (of("Bart", "ConditionalGeneration"), summaries),
     "Llama": (of("Llama", "CausalLM", num_hidden_layers=2), padded),
     "Llama, two heads a key": (of("Llama", "CausalLM", num_key_value_heads=2), padded),
+    "Llama 4, turned as complex numbers": (of("Llama4", "CausalLM"), padded),
+    "FNet, Fourier transforms": (
+        of("FNet", "MaskedLM"),
+        lambda: {k: v for k, v in padded().items() if k != "attention_mask"},
+    ),
     "Qwen3, norms of heads": (of("Qwen3", "CausalLM"), padded),
     "Gemma 2, soft caps": (of("Gemma2", "CausalLM", sliding_window=4), lambda: batch(4, 12)),
     "Cohere, neighbours turned": (of("Cohere", "CausalLM", num_key_value_heads=2), padded),

@@ -87,8 +87,8 @@ class TrainerOptions:
 
     gradient_accumulation_steps: micro-batches per optimizer update; each `train_step` is one.
     max_grad_norm: clip gradients to this global 2-norm; None does not clip.
-    seed: seed of the dropout masks, and of the rounding of moments in bf16; None draws from torch's
-        CPU generator at each update.
+    seed: seed of the dropout masks, and of the rounding of moments in bf16; None has them
+        follow from `torch.manual_seed` and the number of the update.
     verify: compare loss and gradients with eager PyTorch (and stock onnxruntime where installed)
         on the first batch; raises OnwardError where they differ.
     memory_budget: the most that a step's plan may hold beyond the user's parameters. Values are

@@ -26,6 +26,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from onward.config import OnwardError
+from onward.graph.names import user_name
 
 TABLE = Path(__file__).with_name("op_db.json")
 SAMPLES = 4  # of each operator and dtype, spread over all that there are
@@ -117,6 +118,9 @@ def outcome(op: Any, sample: Any) -> str:
             return f"refused: {cause(str(error))}"
         except Exception as error:
             return f"CRASH: {type(error).__name__}: {error}"[:200]
+    reached = {f"grad.{user_name(n)}" for n in made.captured.reached}
+    if odd := sorted(reached ^ (want.keys() - {"loss"})):
+        return f"WRONG: {odd[0]} is {'none' if odd[0] in want else 'there'}, unlike eager's"
     return different(have, want, exact, AMPLIFIED.get(called(op), REPRODUCIBLE))
 
 

@@ -33,6 +33,7 @@ class Written:
         self.owned = {name: torch.from_numpy(a) for name, a in arrays.items()}
         self.leaves = {0: "x", 1: "y"}
         self.reached: Collection[str] = ("w", "v")
+        self.frozen: Collection[str] = ()
         self.constants: Sequence[Any] = ()
         self.regions: Sequence[Any] = ()
         self.notes: Sequence[str] = ()

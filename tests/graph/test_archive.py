@@ -37,7 +37,7 @@ def small() -> Graph:
     h = b.LayerNormalization(h, scale, epsilon=0.1)[0]
     h = b.Mul(h, graph.constant(np.zeros((1, 1, 4), np.float32)))
     y = Builder(graph, backward=True).one("Reshape", [h, sizes], {"allowzero": 0})
-    node(graph, "Reshape").meta.update(stop_gradient=True, sequences=symbol("B") * 3 + 1)
+    node(graph, "Reshape").meta.update(backward=True, sequences=symbol("B") * 3 + 1)
     graph.output("loss", y)
     graph.output("w.next", b.Neg(w), source=w)
     graph.counts = {"R", "S"}
@@ -93,7 +93,7 @@ CHANGES: dict[str, Callable[[Graph], Any]] = {
     "a constant's last bit": bits,
     "a module": lambda g: node(g, "MatMul").metadata_props.update(module="layers.1"),
     "a mark": lambda g: node(g, "MatMul").meta.update(backward=True),
-    "a mark less": lambda g: node(g, "Reshape").meta.pop("stop_gradient"),
+    "a mark less": lambda g: node(g, "Reshape").meta.pop("backward"),
     "a mark's size": lambda g: node(g, "Reshape").meta.update(sequences=symbol("T")),
     "a type": lambda g: g.inputs[0].meta.update(type=parse_type("f32[B,T,5]")),
     "a size's name": lambda g: g.inputs[0].meta.update(type=parse_type("f32[B,S,4]")),

@@ -6,7 +6,7 @@ from collections import Counter
 
 import onnx
 import pytest
-from op_table import NOTHING_FLOWS, OPAQUE, SIZES, UNWRITTEN, WITHOUT
+from op_table import NOTHING_FLOWS, OPAQUE, SIZES, STOPS, UNWRITTEN, WITHOUT
 
 from onward.differentiate.rule_table import NO_GRADIENT, RULES
 from onward.graph.ops import OPS, OWN, STANDARD, named
@@ -37,7 +37,7 @@ def test_the_standards_ops_alone_have_no_body() -> None:
 
 def test_no_gradient_is_said_of_ops_that_have_no_rule() -> None:
     reasons = WITHOUT["gradient"]
-    assert reasons[NOTHING_FLOWS] | reasons[SIZES] | reasons[OPAQUE] == NO_GRADIENT
+    assert reasons[NOTHING_FLOWS] | reasons[SIZES] | reasons[OPAQUE] | reasons[STOPS] == NO_GRADIENT
     assert not NO_GRADIENT & {*RULES}
 
 

@@ -111,17 +111,26 @@ def test_seed_repeats_bitwise_and_steps_differ(kind: str) -> None:
 
 
 def test_manual_seed_makes_a_run_repeatable() -> None:
-    model = gpt2(dropout=0.1)
-    trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0))
+    """Of Trainers, and of one that goes back to a state; its windows have numbers of their own."""
+
+    def trainer_of() -> onward.Trainer:
+        return onward.Trainer(gpt2(dropout=0.1), onward.optim.SGD(lr=0.0))
+
     runs = []
     for seed in (11, 11, 12):
+        trainer = trainer_of()
         torch.manual_seed(seed)
         runs.append([float(trainer.train_step(batch()).loss) for _ in range(2)])
     assert runs[0] == runs[1] != runs[2]
     torch.manual_seed(11)
+    trainer = trainer_of()
+    torch.manual_seed(11)
     float(trainer.train_step(batch()).loss)
-    state = torch.get_rng_state()
+    state, saved = torch.get_rng_state(), trainer.state_dict()
     later = float(trainer.train_step(batch()).loss)
+    assert float(trainer.train_step(batch()).loss) != later
+    torch.manual_seed(12)
+    trainer.load_state_dict(saved)
     torch.set_rng_state(state)
     assert float(trainer.train_step(batch()).loss) == later == runs[0][1]
 

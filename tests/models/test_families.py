@@ -54,6 +54,29 @@ def test_a_step_of_training(name: str) -> None:
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6, msg=key)
 
 
+@pytest.mark.sample(6)
+@pytest.mark.parametrize("name", CASES)
+def test_what_moves_in_eager_moves(name: str) -> None:
+    """And nothing else does; of the others `report` says so."""
+    make, data_of = CASES[name]
+    model, twin, data = make(), make(), data_of()
+    ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (model, twin))
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    trainer = onward.Trainer(model, ours)
+    for _ in range(2):
+        theirs.zero_grad()
+        twin(**data).loss.backward()
+        theirs.step()
+        trainer.train_step(data)
+    with_gradient = [n for n, p in twin.named_parameters() if p.grad is not None]
+    assert moved(model, before) == moved(twin, before) == with_gradient
+    assert {*trainer.report()["no_gradient"]} == before.keys() - {*with_gradient}
+
+
+def moved(model: torch.nn.Module, before: dict[str, torch.Tensor]) -> list[str]:
+    return [n for n, p in model.named_parameters() if not torch.equal(p, before[n])]
+
+
 # ---- the masks as the graph holds them
 
 

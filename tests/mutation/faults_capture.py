@@ -423,7 +423,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "effects: graphs outlive what another capture sets", "train/prepared_steps.py",
-        "            self.train.clear()\n            self.eval.clear()\n",
+        "            state.train.clear()\n            state.eval.clear()\n",
         "            pass\n", EFFECTS,
     ),
     Fault(

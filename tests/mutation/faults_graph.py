@@ -84,10 +84,10 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "walk: a stopped gradient passes", "differentiate/reverse.py",
-        '        if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):\n'
-        "            continue\n        if any(x in reached for x in _ways(node)):",
         "        if node.op_type in NO_GRADIENT:\n            continue\n"
-        "        if any(x in reached for x in _ways(node)):", RULES,
+        "        if any(x in reached for x in _ways(node)):",
+        '        if node.op_type in NO_GRADIENT and node.op_type != "StopGradient":\n'
+        "            continue\n        if any(x in reached for x in _ways(node)):", RULES,
     ),
     # rows
     Fault(

@@ -63,7 +63,7 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "casts: a weight is cast for each reader", "rewrite/shown.py",
-        'WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity")',
+        'WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "StopGradient")',
         'WHOLE = ("Reshape",)', (*CASTS, *LOW_GRAPHS),
     ),
     Fault(

@@ -178,14 +178,14 @@ def test_what_only_looks_like_it_is_left(name: str) -> None:
     assert ops(graph) == before
 
 
-@pytest.mark.parametrize("part", ["Add", "LayerNormalization", "Dropout"])
-def test_a_node_that_stops_gradients_is_left(part: str) -> None:
+@pytest.mark.parametrize(("at", "edits"), [("sum", 0), ("dropped", 1)])
+def test_what_stops_gradients_is_in_no_fusion(at: str, edits: int) -> None:
     m = Made()
-    graph = m.out(*sum_and_norm(m, m.dropped(m.x), m.residual))
-    (node,) = [n for n in graph if n.op_type == part]
-    node.meta["stop_gradient"] = True
-    assert fuse(add_layer_norm, graph) == (part == "Dropout")
-    assert part in ops(graph)
+    dropped = m.dropped(m.x)
+    total = m.b.Add(stopped(m.b, dropped) if at == "dropped" else dropped, m.residual)
+    graph = m.out(*m.norm(stopped(m.b, total) if at == "sum" else total))
+    assert fuse(add_layer_norm, graph) == edits
+    assert {"StopGradient", "Dropout"} <= set(ops(graph))
 
 
 def test_the_term_that_lives_on_is_the_residual() -> None:

@@ -47,8 +47,7 @@ def producer(value: Value) -> Node:
 
 
 def stopped(b: Builder, x: Value) -> Value:
-    y: Value = b.Identity(x)
-    producer(y).meta["stop_gradient"] = True
+    y: Value = b.StopGradient(x)
     return y
 
 
@@ -167,7 +166,7 @@ def test_noop_keeps_the_identity_that_stops_a_gradient() -> None:
     m = Made()
     graph = m.out(stopped(m.b, m.x))
     assert noop(graph) == 0
-    assert ops(graph) == ["Identity"]
+    assert ops(graph) == ["StopGradient"]
 
 
 def test_noop_joins_reshapes_and_transposes() -> None:

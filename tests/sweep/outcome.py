@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_flatten
 
 from onward.config import OnwardError
 from onward.graph.graph import type_of
+from onward.graph.names import user_name
 
 PARAMETERS = 50_000_000
 RATE = 0.25
@@ -211,6 +212,15 @@ def difference(ours: Tensors, model: nn.Module, data: Tensors) -> str:
     return off
 
 
+def moved_apart(made: tiny.Compiled, model: nn.Module, data: Tensors) -> str:
+    """A parameter that a step moves and eager does not, or the other way round."""
+    reached = {f"grad.{user_name(n)}" for n in made.captured.reached}
+    odd = sorted(reached ^ (tiny.eager(model, data, torch.float32).keys() - {"loss"}))
+    if not odd:
+        return ""
+    return f"{odd[0]} is {'there' if odd[0] in reached else 'none'}, unlike eager's"
+
+
 def _rounded(model: nn.Module, seed: int) -> nn.Module:
     """The model with every parameter off by what float32 rounds away."""
     twin, random = copy.deepcopy(model), torch.Generator().manual_seed(seed)
@@ -286,6 +296,8 @@ def compared(
     where = ""
     try:
         made = tiny.compiled(twin, batch)
+        if wrong := moved_apart(made, whole, batch):
+            return "WRONG", wrong, None
         for label, ours in gradients(made, batch, both=True):
             if wrong := difference(ours, whole, batch):
                 return "WRONG", label + wrong, None

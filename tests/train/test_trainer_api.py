@@ -148,13 +148,13 @@ def test_what_a_trainer_was_made_with_stays(name: str) -> None:
 def test_spellings_of_a_batch_are_one() -> None:
     model, data = gpt2(), batch()
     trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0))
-    found = set()
+    found, start = set(), trainer.state_dict()
     for call in (
         lambda: trainer.train_step(data),
         lambda: trainer.train_step(**data),  # pyright: ignore[reportArgumentType]
         lambda: trainer.train_step(data["input_ids"], labels=data["labels"]),
     ):
-        torch.manual_seed(4)
+        trainer.load_state_dict(start)  # the same masks
         found.add(float(call().loss))
     assert len(found) == 1
 

@@ -2,7 +2,7 @@
 
 from onward.capture.captured_module import CapturedModule
 from onward.capture.export import capture
-from onward.capture.huggingface import without_flash_lengths
+from onward.capture.huggingface import CACHE, without_flash_lengths
 from onward.capture.protocol import Captured
 from onward.capture.refusals import (
     AUTOCAST_DEVICES,
@@ -11,9 +11,12 @@ from onward.capture.refusals import (
     refuse_surroundings,
 )
 from onward.capture.trace import traced_elsewhere, untraced
+from onward.capture.wrappers import SLOT, unwrapped
 
 __all__ = [
     "AUTOCAST_DEVICES",
+    "CACHE",
+    "SLOT",
     "Captured",
     "CapturedModule",
     "apart_from_hooks",
@@ -22,5 +25,6 @@ __all__ = [
     "refuse_surroundings",
     "traced_elsewhere",
     "untraced",
+    "unwrapped",
     "without_flash_lengths",
 ]

@@ -13,16 +13,9 @@ from typing import Any
 import torch
 
 from onward.capture.functionalize import path_to_owner
-from onward.capture.memory_shared import writes
+from onward.capture.gradient_edges import GradientEdges, carries
+from onward.capture.memory_shared import is_region, parts_of_region, writes
 from onward.capture.same_tensor import stops, unchanged
-from onward.graph.graph import Value, attributes, type_of
-
-# what they return does not depend on the numbers of what they are given
-_SHAPE_ONLY = (
-    "detach", "zeros_like", "ones_like", "full_like", "empty_like", "rand_like", "randn_like",
-    "randint_like", "new_zeros", "new_ones", "new_full", "new_empty", "new_empty_strided",
-)  # fmt: skip
-_FIRST_ONLY = ("expand_as", "view_as", "reshape_as", "type_as")
 
 
 def reached(loss: Any) -> set[Any]:
@@ -43,21 +36,41 @@ def results_of_regions(nodes: set[Any]) -> set[tuple[int, int]]:
     }
 
 
-def passed(loss: Any) -> set[Any]:
+def passed(loss: Any, edges: GradientEdges | None = None) -> set[Any]:
     """The nodes that autograd comes by from `loss`."""
-    writers = Writers(loss.graph)
-    seen: set[Any] = set()
-    stack = [loss, *writers.before(None, loss)]
+    edges, writers = edges or GradientEdges(), Writers(loss.graph)
+    seen: set[tuple[Any, Any]] = set()
+    # what is read of a node: its result, or what stands in one of its inputs after it
+    stack: list[tuple[Any, Any]] = [(loss, None), *writers.before(None, loss)]
     while stack:
-        node = stack.pop()
-        if node in seen or not _carries(node):
+        node, written = found = stack.pop()
+        if found in seen or (written is None and not _carries(node)):
             continue
-        seen.add(node)
-        sources = _sources(node)
-        stack += sources
+        seen.add(found)
+        reader, sources = node, list[Any]()
+        if written is not None:
+            sources = edges.of_written(node, written)
+        elif node.target is operator.getitem:
+            reader, sources = node.args[0], _of_part(edges, *node.args)
+        elif not stops(node):
+            sources = edges.of_result(node, None)
+        stack += [(source, None) for source in sources]
         for source in sources:
-            stack += writers.before(node, source)
-    return seen
+            stack += writers.before(reader, source)
+    return {node for node, _ in seen}
+
+
+def _of_part(edges: GradientEdges, whole: Any, number: Any) -> list[Any]:
+    """What one result of an op, or of a part of the model, has a gradient by."""
+    if not is_region(whole):
+        return edges.of_result(whole, number)
+    places, results, given = parts_of_region(whole)
+    end = results[number]
+    if not isinstance(end, torch.fx.Node):
+        return []
+    # from one without gradients nothing passes but the very tensor that it was given
+    inner = {unchanged(end)} if stops(whole) else passed(end, edges)
+    return [g for place, g in zip(places, given, strict=True) if place in inner]
 
 
 class Writers:
@@ -66,16 +79,17 @@ class Writers:
 
     def __init__(self, graph: Any) -> None:
         self._place = {node: i for i, node in enumerate(graph.nodes)}
-        self._of: dict[Any, list[Any]] = {}
+        self._of: dict[Any, list[tuple[Any, Any]]] = {}
         for node in graph.nodes:
             if node.op == "call_function" and writes(node.target):
                 for written in written_by(node):
-                    self._of.setdefault(path_to_owner(written)[-1], []).append(node)
+                    self._of.setdefault(path_to_owner(written)[-1], []).append((node, written))
 
-    def before(self, reader: Any, read: Any) -> list[Any]:
-        """Those that have written what `reader` reads; None: who reads at the end."""
+    def before(self, reader: Any, read: Any) -> list[tuple[Any, Any]]:
+        """Those that have written what `reader` reads, each with the argument that it wrote into;
+        None: who reads at the end."""
         found = self._of.get(path_to_owner(read)[-1], []) if self._of else []
-        return [w for w in found if reader is None or self._place[w] < self._place[reader]]
+        return [w for w in found if reader is None or self._place[w[0]] < self._place[reader]]
 
 
 def written_by(node: Any) -> list[Any]:
@@ -89,48 +103,9 @@ def written_by(node: Any) -> list[Any]:
     return [x for x in found if isinstance(x, torch.fx.Node)]
 
 
-def reached_in(value: Value) -> set[str]:
-    """The graph inputs that a value depends on through floating values, but for what is drawn or
-    cut off. More than autograd reaches at the most: it says what may not be left out."""
-    seen: set[Value] = set()
-    stack = [value]
-    while stack:
-        x = stack.pop()
-        if x in seen or not type_of(x).is_floating:
-            continue
-        seen.add(x)
-        node = x.producer()
-        if node is None or node.meta.get("stop_gradient") or node.op_type in _DRAWN:
-            continue
-        own = node.op_type == "WithGradient"  # its last inputs are those that have gradients
-        ways = node.inputs[-attributes(node)["sources"] :] if own else node.inputs
-        stack += [y for y in ways if y is not None]
-    return {x.name or "" for x in seen if x.producer() is None}
-
-
-_DRAWN = ("RandomUniform", "GradientOf", "Shape")
-
-
 def _carries(node: Any) -> bool:
-    """Whether a gradient passes: floating tensors, and tuples that may hold some."""
+    """Whether a gradient passes: tensors that have gradients, and tuples that may hold some."""
     found = node.meta.get("val")
     if isinstance(found, torch.Tensor):
-        return found.is_floating_point()
+        return carries(found)
     return node.op == "call_function" and (found is None or isinstance(found, (tuple, list)))
-
-
-def _sources(node: Any) -> list[Any]:
-    target = node.target
-    name = target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
-    stem = name.partition("::")[2].removesuffix("_")
-    if stem in _SHAPE_ONLY:
-        return []
-    if stops(node):
-        return []
-    if name == "onward::with_gradient":
-        return list(node.args[3])
-    if target is operator.getitem and stops(node.args[0]):
-        given = unchanged(node)
-        return [] if given is node else [given]
-    inputs = list(node.all_input_nodes)
-    return inputs[:1] if stem in _FIRST_ONLY else inputs

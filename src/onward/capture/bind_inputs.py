@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.export.graph_signature import InputKind
 
+from onward.capture.aten.complex_numbers import constant
 from onward.capture.autocast_blocks import LOW_TYPES
 from onward.capture.captured_module import CapturedModule
 from onward.capture.dtypes import to_type
@@ -87,20 +88,22 @@ def bind_inputs(
                 by_id[id(tensor)] = value
                 if isinstance(tensor, torch.nn.Parameter):
                     result.parameters[name] = tensor
+                    if not tensor.requires_grad:
+                        result.frozen.add(name)
                 else:
                     result.buffers[name] = tensor
         elif spec.kind is InputKind.CONSTANT_TENSOR:
             tensor = program.constants[spec.target]
             refuse_constant(tensor, {model_path(n): t for n, t in live.items()})
             result.constants.append(tensor)
-            value = graph.constant(tensor.detach().cpu().numpy().copy())
+            value = constant(graph, tensor)
         else:
             raise CaptureError(
                 f"the forward reads {spec.target}, which is no tensor that a graph can hold (a "
                 "torch.Generator, for one); fix: draw outside, and make it an input of the batch"
             )
         translator.env[node] = value
-        if (value.name or "") in result.buffers:
+        if isinstance(value, Value) and (value.name or "") in result.buffers:
             buffers.setdefault(value, []).append(node)
     translator.find_batch_size()
     for nodes in buffers.values():

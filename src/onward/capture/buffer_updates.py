@@ -74,7 +74,7 @@ def _has_gradient(end: Value, parameters: set[str]) -> bool:
         seen.add(value)
         if value.name in parameters:
             return True
-        if node is not None and not node.meta.get("stop_gradient"):
+        if node is not None and node.op_type != "StopGradient":
             stack += [x for x in node.inputs if x is not None]
     return False
 

@@ -28,7 +28,8 @@ class CapturedModule:
     leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
     constants: the user's tensors that are baked in, since no module registers them.
     regions: the parts of the model that run in PyTorch, by their site.
-    reached: parameters that autograd would give a gradient, if only of zeros.
+    reached: parameters that autograd would give a gradient, if only of zeros. frozen: parameters
+    whose `requires_grad` was off.
     reaches: the same of each result of a call, with its leaves. parts_reached: likewise what parts
     that run in PyTorch return, by site and number. tree: how results are put together. autocast:
     what `torch.autocast` casts to around the call.
@@ -42,6 +43,7 @@ class CapturedModule:
     constants: list[torch.Tensor] = field(default_factory=list)
     regions: list[Region] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
+    frozen: set[str] = field(default_factory=set)
     reaches: dict[str, set[str]] = field(default_factory=dict)
     parts_reached: dict[str, set[tuple[int, int]]] = field(default_factory=dict)
     tree: OutputTree | None = None

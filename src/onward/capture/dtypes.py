@@ -30,7 +30,12 @@ def dtype_of(dtype: torch.dtype, what: str) -> DType:
 
 
 def _other(dtype: torch.dtype) -> str:
-    whole = not (dtype.is_floating_point or dtype.is_complex)
+    if dtype.is_complex:
+        return (
+            "hold it as torch.view_as_real gives it, and take torch.view_as_complex of that in the "
+            "forward"
+        )
+    whole = not dtype.is_floating_point
     return "convert it to torch.int64" if whole else "convert it to torch.float32"
 
 

@@ -104,6 +104,20 @@ def changes(before: Walk, after: Walk) -> dict[str, Any]:
     return {n: fact for n, fact in now.items() if fact != before.facts.get(n, ABSENT)}
 
 
+class Draws:
+    """Python's and numpy's random numbers as they were when this was made."""
+
+    def __init__(self) -> None:
+        self._states = random_states()
+        self._python, self._numpy = random.getstate(), np.random.get_state()
+
+    def restore(self) -> None:
+        """Puts them back, where they have moved."""
+        if drawn_since(self._states):
+            random.setstate(self._python)
+            np.random.set_state(self._numpy)
+
+
 def random_states() -> dict[str, Any]:
     return {
         "random": random.getstate(), "numpy.random": repr(np.random.get_state(legacy=False)),
@@ -117,6 +131,7 @@ def drawn_since(before: dict[str, Any]) -> str:
 
 
 __all__ = [
+    "Draws",
     "Effects",
     "changes",
     "drawn_since",

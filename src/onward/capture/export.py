@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,6 @@ from onward.capture.autograd_reach import (
     passed,
     placeholders,
     reached,
-    reached_in,
     results_of_regions,
 )
 from onward.capture.batch_writes import require_unchanged
@@ -31,9 +30,11 @@ from onward.capture.buffer_updates import store_buffers
 from onward.capture.captured_module import CapturedModule, layout
 from onward.capture.dtypes import dtype_of
 from onward.capture.eager_types import give_types, run_under_autocast
+from onward.capture.effects import Draws
 from onward.capture.flat_call import TENSOR, FlatCall, LossFunction, named_tensors
 from onward.capture.fuse_attention import fuse_attention
 from onward.capture.fuse_composites import fuse_composites
+from onward.capture.gradient_edges import GradientEdges
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import forward_defaults, require_mask
 from onward.capture.pins import Unasked, take
@@ -43,7 +44,7 @@ from onward.capture.rehearsal import require_harmless
 from onward.capture.trace import ONE_AT_A_TIME, export
 from onward.capture.translate import Translator
 from onward.config import CaptureError
-from onward.graph.graph import Graph, precisions_said
+from onward.graph.graph import Graph, Value, precisions_said
 from onward.graph.names import distinct, output_name
 
 
@@ -92,18 +93,29 @@ def capture(
                 return done
             held = done
 
+    def found() -> CapturedModule:
+        try:
+            return tried(values=False)
+        except CaptureError as error:
+            with contextlib.suppress(Exception):  # the forward runs in eager mode too
+                return tried(values=True)
+            if regions:
+                given = (args, kwargs, target)
+                call = partial(_flat_call, model, given, loss_fn, want_loss, gradients, autocast)
+                made = Regions(model, gradients).captured(error, call, partial(tried, False))
+                if made is not None:
+                    return made
+            raise error from error.__cause__
+
+    draws = Draws()
     try:
-        return tried(values=False)
-    except CaptureError as error:
-        with contextlib.suppress(Exception):  # the forward runs in eager mode too
-            return tried(values=True)
-        if regions:
-            given = (args, kwargs, target)
-            call = partial(_flat_call, model, given, loss_fn, want_loss, gradients, autocast)
-            made = Regions(model, gradients).captured(error, call, partial(tried, False))
-            if made is not None:
-                return made
-        raise error from error.__cause__
+        made = found()
+    except BaseException:
+        draws.restore()
+        raise
+    if made.regions:  # else a forward that draws has done so in its first run alone: this one
+        draws.restore()
+    return made
 
 
 def _flat_call(
@@ -192,6 +204,8 @@ def _capture(
                 "position_ids keep no packed documents apart, as in eager PyTorch while the "
                 "model's use_cache is on; fix: model.config.use_cache = False"
             )
+    for name in tree.caches if tree is not None else ():
+        result.notes.append(f"{name} is None: a key/value cache cannot be part of a training graph")
     for name in flat.noted.chosen:
         result.notes.append(f"{name} is no output: how many rows a boolean mask chooses, data say")
     if flat.noted.read:
@@ -203,7 +217,7 @@ def _capture(
         result.notes.append(_held_note(held, names))
     if want_loss:
         nodes = reached(translator.output_nodes()[0])
-        result.reached = {translator.env[n].name for n in nodes} & set(result.parameters)
+        result.reached = _named(nodes, translator) & set(result.parameters)
         if trains:
             lifted = program.graph_signature.inputs_to_lifted_tensor_constants
             read = [program.constants[lifted[n.name]] for n in nodes if n.name in lifted]
@@ -212,13 +226,13 @@ def _capture(
         result.tree = tree
         nodes = dict(zip(flat.noted.names, translator.output_nodes(), strict=True))
         ends = {name: nodes[traced] for name, traced in named.items()}
-        passes = {name: passed(node) for name, node in ends.items()} if trains else {}
+        edges = GradientEdges()
+        passes = {n: passed(node, edges) for n, node in ends.items()} if trains else {}
         sources = {name: placeholders(nodes) for name, nodes in passes.items()}
         result.parts_reached = {name: results_of_regions(nodes) for name, nodes in passes.items()}
+        of_batch = {n: result.leaves[i] for i, n in enumerate(batch)}  # which may be cast first
         result.reaches = {
-            # in the graph as well, where a batch's tensor may be cast before all else
-            name: {translator.env[n].name or "" for n in nodes}
-            | reached_in(translator.env[ends[name]])
+            name: _named(nodes, translator) | {of_batch[n] for n in nodes if n in of_batch}
             for name, nodes in sources.items()
         }
     if flat.regions is not None:
@@ -241,6 +255,12 @@ def _capture(
     if flat.effects.left:
         result.constants += flat.effects.tensors  # where they are written, eager code reads that
     return result
+
+
+def _named(nodes: Iterable[Any], translator: Translator) -> set[str]:
+    """What these placeholders are called in the graph."""
+    values = [translator.env[n] for n in nodes]
+    return {v.name or "" for v in values if isinstance(v, Value)}  # a complex one is a pair
 
 
 def _exported(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: Held) -> Any:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from onward.capture.as_eager import answering_as_eager
 from onward.capture.chosen import Choosing, Chosen, is_tensor
 from onward.capture.effects import Effects, keeping_buffers, keeping_parameters, undoing
+from onward.capture.huggingface import cache_is_pointless
 from onward.capture.object_graph import traces_names
 from onward.capture.output_tree import OutputTree
 from onward.capture.pins import Answer, Asked
@@ -141,7 +142,8 @@ class FlatCall(torch.nn.Module):
         outputs = self.model(*args, **kwargs, **self.extra)
         if self.whole:
             owned = {model_path(name): t for name, t in named_tensors(self)}
-            self.noted.tree = OutputTree(outputs, leaves, owned)
+            pointless = cache_is_pointless(args, kwargs, self.gradients)
+            self.noted.tree = OutputTree(outputs, leaves, owned, left_out=pointless)
             self.noted.names = self.noted.tree.names
             return tuple(self.noted.tree.taken())
         named = name_outputs(outputs)

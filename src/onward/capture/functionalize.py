@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from onward.capture.aten import TABLE, Call
+from onward.capture.gradient_edges import carries
 from onward.capture.memory_shared import is_region, source, writes
 from onward.graph.graph import Value, type_of
 
@@ -89,7 +90,7 @@ def _unread(
     if len(names) > 1 or any(order[u] > order[region] for n in before for u in n.users):
         return False
     # a gradient passes by what was written where nothing recorded it, and ends at a region's result
-    if owner.meta["val"].is_floating_point() and any(n not in before and n.users for n in sharing):
+    if carries(owner.meta["val"]) and any(n not in before and n.users for n in sharing):
         return False
     return owner not in given or _unread(*given[owner], order, given)
 

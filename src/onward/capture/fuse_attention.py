@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Value, array_of, attributes, type_of
+from onward.graph.graph import Graph, Node, Value, array_of, attributes, precision_said, type_of
 from onward.graph.ops.attention import as_bias
-from onward.graph.types import Shape, product
+from onward.graph.types import DType, Shape, product
 
 
 @dataclass(frozen=True)
@@ -76,13 +76,9 @@ def _fused(graph: Graph, softmax: Node, outputs: set[Value]) -> str | None:
         return scores if last is not None and isinstance(scores, str) else ""
     chain = [n for n in (softmax, dropout, reshape) if n is not None]
     for node, reader in zip(chain, [*chain[1:], last], strict=True):
-        if node.meta.get("stop_gradient"):
-            return "its probabilities have no gradient"
         others = [n for n in node.outputs[0].consumers() if n is not reader]
         if others:
             return f"its probabilities are read by {others[0].op_type} too"
-    if last.meta.get("stop_gradient"):
-        return "its result has no gradient"
     made = _attention(graph, x, scores, dropout, reshape, last)
     if isinstance(made, str):
         return made
@@ -112,6 +108,8 @@ def _attention(
     if reshape is not None and not _joins(shape, type_of(reshape.outputs[0]).shape):
         return "its probabilities are reshaped"
     b = Builder.at(graph, last)
+    if precision_said(scores.matmul) == DType.FLOAT.name:  # one of both products
+        b.precision = DType.FLOAT.name
     leading = shape[:-2]
     q, turned = (_led(b, value, leading) for value in (q, turned))
     v = _led(b, v, leading)
@@ -168,7 +166,7 @@ def _transposed(b: Builder, turned: Value) -> Value:
     swap = [*range(rank - 2), rank - 1, rank - 2]
     if node is not None and node.op_type == "Transpose" and node.inputs[0] is not None:
         perm = attributes(node).get("perm")
-        if perm is not None and not node.meta.get("stop_gradient"):
+        if perm is not None:
             return b.transpose(node.inputs[0], [perm[d] for d in swap])
     return b.transpose(turned, swap)
 
@@ -213,11 +211,10 @@ def _scores(x: Value) -> _Scores | str | None:
     while (node := value.producer()) is not None:
         if len({n for n in value.consumers() if n.op_type != "Shape"}) > 1:
             return "its scores are read twice, and would be computed twice"
-        stopped = node.meta.get("stop_gradient")
         if node.op_type == "MatMul":
             walk.matmul = node
-            return "its scores have no gradient" if stopped else walk
-        below = None if stopped else _below(node, walk)
+            return walk
+        below = _below(node, walk)
         if below is None or isinstance(below, str):
             return below
         value = below
@@ -304,7 +301,7 @@ def _added(node: Node, walk: _Scores) -> Value | str | None:
 
 def _unexpanded(value: Value | None) -> Value | None:
     node = None if value is None else value.producer()
-    if node is not None and node.op_type in ("Expand", "Identity"):
+    if node is not None and node.op_type in ("Expand", "Identity", "StopGradient"):
         return _unexpanded(node.inputs[0])
     return value
 

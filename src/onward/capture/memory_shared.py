@@ -89,10 +89,10 @@ def parts_of_region(region: Any) -> tuple[list[Any], Sequence[Any], Sequence[Any
 def on_meta(node: Any) -> tuple[Any, dict[Any, Any]] | None:
     """An op's result, and its tensors and sizes by node, all without data and of the traced sizes;
     None where torch has no form of the op for such tensors."""
-    given = {n: _hollow(n.meta.get("val")) for n in node.all_input_nodes}
+    given = {n: hollow(n.meta.get("val")) for n in node.all_input_nodes}
     args, kwargs = cast("Any", torch.fx.map_arg((node.args, node.kwargs), given.__getitem__))
-    args = [_meta_device(a) for a in args]
-    kwargs = {k: _meta_device(a) for k, a in kwargs.items()}
+    args = [on_meta_device(a) for a in args]
+    kwargs = {k: on_meta_device(a) for k, a in kwargs.items()}
     draws = torch.Tag.nondeterministic_seeded in node.target.tags
     with torch.no_grad(), torch.random.fork_rng(devices=[], enabled=draws):
         try:
@@ -105,16 +105,18 @@ def _storage(value: Any) -> int | None:
     return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
 
 
-def _hollow(value: Any) -> Any:
+def hollow(value: Any) -> Any:
+    """Tensors of the same types, traced sizes and strides, without data."""
     if isinstance(value, torch.Tensor):
         sizes, strides = ([_number(n) for n in ns] for ns in (value.shape, value.stride()))
         return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")
     if isinstance(value, (list, tuple)):
-        return [_hollow(v) for v in value]
+        return [hollow(v) for v in value]
     return _number(value) if isinstance(value, torch.SymInt) else value
 
 
-def _meta_device(argument: Any) -> Any:
+def on_meta_device(argument: Any) -> Any:
+    """An op's argument, where it is a device."""
     return torch.device("meta") if isinstance(argument, torch.device) else argument
 
 

@@ -15,6 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture.chosen import is_tensor
+from onward.capture.huggingface import CACHE, is_cache
 from onward.capture.object_graph.facts import ATOMS
 from onward.config import CaptureError
 from onward.graph.names import distinct
@@ -82,11 +83,13 @@ class OutputTree:
         outputs: Any,
         leaves: Sequence[torch.Tensor],
         owned: Mapping[str, torch.Tensor],
+        left_out: bool = False,
     ) -> None:
         self._given = {id(x): i for i, x in enumerate(leaves)}
         self._owned = {id(x): path for path, x in owned.items()}
         self._seen: dict[int, str] = {}
         self._computed: dict[str, torch.Tensor] = {}
+        self._left_out, self.caches = left_out, list[str]()
         self.root = self._part(outputs, ())
 
     @property
@@ -114,6 +117,15 @@ class OutputTree:
             return self._tensor(x, path)
         if type(x) in ATOMS:
             return Value(x)
+        if path and is_cache(x):
+            where = ".".join(path)
+            if not self._left_out:
+                raise CaptureError(
+                    f"{CACHE}: the forward returns a {type(x).__name__} at {where}; fix: give the "
+                    "inner model use_cache=False, or set its config.use_cache = False"
+                )
+            self.caches.append(where)
+            return Value(None)
         if isinstance(x, torch.SymInt):
             number = torch.full((), x, dtype=torch.int64)  # type: ignore[arg-type]
             part = self._tensor(number, path)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from onward.capture.gradient_edges import carries
 from onward.config import CaptureError
 
 
@@ -41,12 +42,12 @@ def _(ys: Any, gs: Any, dxs: Any, xs: Any) -> Any:
 
 
 class Context:
-    """What a function's forward and backward know as `ctx`; all floating inputs ask for gradients,
-    for a trace does not know which of them have one."""
+    """What a function's forward and backward know as `ctx`; all floating and complex inputs ask for
+    gradients, for a trace does not know which of them have one."""
 
     def __init__(self, name: str, args: tuple[Any, ...]) -> None:
         self._name = name
-        self.needs_input_grad = tuple(_floating(a) for a in args)
+        self.needs_input_grad = tuple(carries(a) for a in args)
         self.saved_tensors: tuple[Any, ...] = ()
         self.materialize_grads, self.non_differentiable = True, ()
 
@@ -81,7 +82,7 @@ def applied(cls: Any, own_context: bool, args: tuple[Any, ...]) -> Any:
         cls.setup_context(ctx, tuple(given), results)
     found = list(results) if isinstance(results, tuple) else [results]
     fixed = [id(t) for t in ctx.non_differentiable]
-    places = [i for i, t in enumerate(found) if _floating(t) and id(t) not in fixed]
+    places = [i for i, t in enumerate(found) if carries(t) and id(t) not in fixed]
     # As autograd does it: inputs are views of their own; a new tensor returned twice has one place.
     inputs, last = [id(a) for a in given], {id(found[i]): i for i in places}
     place = {i: i if id(found[i]) in inputs else last[id(found[i])] for i in places}
@@ -115,7 +116,7 @@ def _pairs(name: str, args: tuple[Any, ...], dxs: tuple[Any, ...]) -> list[tuple
             f"the backward of the torch.autograd.Function {name} returns {len(dxs)} gradients for "
             f"{len(args)} inputs; fix: one for each, or None"
         )
-    pairs = [(dx, x) for dx, x in zip(dxs, args, strict=False) if dx is not None and _floating(x)]
+    pairs = [(dx, x) for dx, x in zip(dxs, args, strict=False) if dx is not None and carries(x)]
     for dx, x in pairs:
         if dx.shape != x.shape or dx.dtype != x.dtype:
             raise CaptureError(
@@ -124,10 +125,6 @@ def _pairs(name: str, args: tuple[Any, ...], dxs: tuple[Any, ...]) -> list[tuple
                 "one of its own shape and type"
             )
     return pairs
-
-
-def _floating(x: Any) -> bool:
-    return isinstance(x, torch.Tensor) and x.is_floating_point()
 
 
 __all__ = ["applied"]

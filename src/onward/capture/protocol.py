@@ -17,9 +17,10 @@ class Captured(Protocol):
 
     graph: its signature names the loss and the results. owned: the tensors of parameters and
     buffers by graph input; they stay where they are. leaves: from a leaf of the batch to its graph
-    input. reached: parameters that the loss has a gradient by, if only of zeros. constants: tensors
-    of the owner's that the graph holds as they were. notes: what was presumed, for the user to
-    read. regions: by their site, the parts that the owner runs itself (`kernels.Part`).
+    input. reached: parameters that the loss has a gradient by, if only of zeros. frozen: parameters
+    that ask for none. constants: tensors of the owner's that the graph holds as they were. notes:
+    what was presumed, for the user to read. regions: by their site, the parts that the owner runs
+    itself (`kernels.Part`).
     """
 
     @property
@@ -33,6 +34,9 @@ class Captured(Protocol):
 
     @property
     def reached(self) -> Collection[str]: ...
+
+    @property
+    def frozen(self) -> Collection[str]: ...
 
     @property
     def notes(self) -> Sequence[str]: ...

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 from onward.capture import ctc_op
 from onward.capture.aten.reasons import reason
 from onward.capture.autocast_blocks import autocast_noted
+from onward.capture.cheaper_trace import cheaper
 from onward.capture.flat_call import FlatCall
 from onward.capture.gradient_code import refusing_gradient_code
 from onward.capture.held_sizes import Held, dynamic_shapes
@@ -122,7 +123,7 @@ def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
         (transformer, "_detect_is_causal_mask", causal_as_said),
         (torch.nn.Module, "to", _moved),
     ]
-    places += _tracing_alone()
+    places += [*_tracing_alone(), *cheaper()]
     if hasattr(fx, "do_not_emit_stack_traces"):  # which nobody reads
         places.append((fx, "do_not_emit_stack_traces", True))
     with (

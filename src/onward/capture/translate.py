@@ -11,7 +11,7 @@ import torch
 
 from onward.capture import functionalize, memory_shared
 from onward.capture.aten import TABLE, Call, stop_gradient
-from onward.capture.aten.complex_numbers import COMPLEX, is_complex
+from onward.capture.aten.complex_numbers import COMPLEX, Complex, constant, is_complex
 from onward.capture.aten.complex_numbers import translated as over_pairs
 from onward.capture.aten.pool import NUMBERED
 from onward.capture.aten.reasons import reason
@@ -239,7 +239,7 @@ class Translator:
             if node.op == "get_attr":
                 held = getattr(module, node.target)
                 known = isinstance(held, torch.Tensor) and module in self.parts.values()
-                self.env[node] = self.graph.constant(held.detach().cpu().numpy()) if known else held
+                self.env[node] = constant(self.graph, held) if known else held
             elif node.op == "call_function":
                 self._call(node)
 
@@ -272,7 +272,7 @@ class Translator:
 
     def _call(self, node: Any) -> None:
         if node in self.folded:
-            self.env[node] = self.graph.constant(self.folded[node].cpu().numpy())
+            self.env[node] = constant(self.graph, self.folded[node])
             return
         name = _translated_name(node.target)
         if name.partition(".")[0] in _SILENT:
@@ -418,6 +418,8 @@ class Translator:
         self.env[node] = results
 
     def _stop(self, value: Any) -> Any:
+        if isinstance(value, Complex):
+            return Complex(self._stop(value.re), self._stop(value.im))
         floating = isinstance(value, Value) and type_of(value).is_floating
         return stop_gradient(self.builder, value) if floating else value
 

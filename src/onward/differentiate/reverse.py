@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from onward.differentiate.rule_table import NO_GRADIENT, RULES, Gradients
-from onward.graph.build import Builder, inline
+from onward.graph.build import Builder, inline, settle_stops
 from onward.graph.graph import ONWARD, Graph, Node, Role, Value, attributes, type_of, where
 from onward.graph.ops import OPS
 from onward.graph.types import Shape
@@ -47,7 +47,7 @@ def vjp(
         dys = [gradients.pop(y, None) for y in node.outputs]
         if all(dy is None for dy in dys) or not any(x in needed for x in _ways(node)):
             continue
-        if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):
+        if node.op_type in NO_GRADIENT:
             continue  # an output itself, whose cotangent ends here
         b = Builder(graph, module=where(node), backward=True)
         dys = [
@@ -71,6 +71,7 @@ def vjp(
             made[name] = graph.output(f"grad.{name}", dx)
     graph.signature = graph.signature.but(cotangents=cotangents, gradients=made)
     _settle_own_gradients(graph)
+    settle_stops(graph)
     return graph
 
 
@@ -137,7 +138,7 @@ def _reached_from(graph: Graph, inputs: Sequence[Value]) -> set[Value]:
     """Floating values that depend on the inputs through differentiable ops."""
     reached: set[Value] = set(inputs)
     for node in graph:
-        if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):
+        if node.op_type in NO_GRADIENT:
             continue
         if any(x in reached for x in _ways(node)):
             reached.update(y for y in node.outputs if type_of(y).is_floating)
@@ -162,7 +163,7 @@ def _ancestors(value: Value) -> list[Node]:
         node = stack.pop()
         if node is None or node in seen:
             continue
-        if node.op_type in NO_GRADIENT or node.meta.get("stop_gradient"):
+        if node.op_type in NO_GRADIENT:
             continue  # no gradient passes, so what lies behind needs no rule
         seen[node] = None
         stack.extend(x.producer() for x in _ways(node) if x is not None)

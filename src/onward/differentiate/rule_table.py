@@ -35,6 +35,7 @@ WITHOUT_GRADIENT: dict[str, frozenset[str]] = {
     ),
     "it is drawn": frozenset({"RandomUniform"}),
     "it stands for a gradient": frozenset({"GradientOf"}),
+    "it is there to let none pass": frozenset({"StopGradient"}),
     "it is made of sizes alone": frozenset({"Shape", "Range", "ConstantOfShape"}),
 }  # fmt: skip
 NO_GRADIENT = frozenset(op for ops in WITHOUT_GRADIENT.values() for op in ops)

@@ -43,6 +43,8 @@ def explained(
         notes=tuple(subject.captured.notes),
         regions=regions,
         results=_results(plan),
+        no_gradient=subject.still.unreached,
+        frozen=subject.still.frozen,
         dims=dict((subject.ran or remade.prepared).dims),
         batch_size=remade.batch_size,
         changes=remade.journal.changes(subject.captured.graph, bool(remade.prepared.counts)),

@@ -128,8 +128,9 @@ class StepExplanation:
 
     loop: `trainer` (`onward.Trainer`, the whole step) or `module` (the user's own loop). captured:
     whether a graph runs; if not, `reasons` says why, and what follows is empty. results: outputs
-    that are computed. dims: sizes of the batch. rows: what row demand does with the batch. seconds:
-    of each stage of the compilation.
+    that are computed. no_gradient: parameters that ask for a gradient and get none. frozen: those
+    whose `requires_grad` is off. dims: sizes of the batch. rows: what row demand does with the
+    batch. seconds: of each stage of the compilation.
     """
 
     model: str
@@ -139,6 +140,8 @@ class StepExplanation:
     notes: tuple[str, ...] = ()
     regions: tuple[Region, ...] = ()
     results: tuple[str, ...] = ()
+    no_gradient: tuple[str, ...] = ()
+    frozen: tuple[str, ...] = ()
     dims: Mapping[str, int] = field(default_factory=dict)
     batch_size: int = 0
     changes: tuple[Change, ...] = ()

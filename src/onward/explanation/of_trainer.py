@@ -17,6 +17,7 @@ from onward.train.arguments import names_to_fetch
 from onward.train.batch import Batch, batch_of
 from onward.train.graphs import Graphs
 from onward.train.prepared_batch import OutputRequest
+from onward.train.without_gradient import WithoutGradient
 
 
 def explain_trainer(
@@ -76,6 +77,7 @@ def _subject(
         graphs=lambda other: Graphs(other, captured, recipe),
         request=request,
         halves=False,
+        still=WithoutGradient.of(captured, captured.reached),
         again=again,
         seconds=dict(compiler.journal.seconds),
     )

@@ -30,6 +30,7 @@ from onward.train.graphs import Graphs
 from onward.train.prepared_batch import OutputRequest, PreparedBatch
 from onward.train.prepared_step import PreparedStep
 from onward.train.session import PlanCache, Session
+from onward.train.without_gradient import WithoutGradient
 
 AnyExecutable = Executable | ExecutableHalves
 Given = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]  # args, kwargs, target
@@ -41,9 +42,9 @@ class Subject:
 
     loop: `trainer` or `module`. target, disable, policy, memory_budget: the loop's options, policy
     that of casts, None in fp32. graphs: the step's graphs by another compiler. halves: whether the
-    step runs as two. optimizer: bytes of state that no plan holds, None where they are not known.
-    again: the subject for a batch that another capture serves. ran: what ran it, where it has run.
-    seconds: of each stage of its compilation.
+    step runs as two. still: the parameters without a gradient. optimizer: bytes of state that no
+    plan holds, None where they are not known. again: the subject for a batch that another capture
+    serves. ran: what ran it, where it has run. seconds: of each stage of its compilation.
     """
 
     model: torch.nn.Module
@@ -57,6 +58,7 @@ class Subject:
     graphs: Callable[[Compiler], Graphs]
     request: OutputRequest
     halves: bool
+    still: WithoutGradient
     again: Callable[..., Subject]  # of (args, kwargs, target)
     optimizer: int | None = None
     ran: PreparedBatch[Executable] | PreparedBatch[ExecutableHalves] | None = None

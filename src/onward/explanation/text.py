@@ -13,6 +13,7 @@ from onward.explanation.facts import (
     StepExplanation,
     StepMemory,
 )
+from onward.train.without_gradient import WithoutGradient
 
 LOOPS = {"trainer": "onward.Trainer", "module": "your own loop (onward.accelerate)"}
 ALIKE = "as many tokens, and as large a share of rows that are read"
@@ -56,6 +57,8 @@ def capture_lines(found: StepExplanation) -> Iterator[str]:
         yield f"  {name} runs in eager PyTorch{share}: {region.reason}"
     yield from (f"  note: {note}" for note in found.notes)
     yield f"  computes {', '.join(found.results)}"
+    still = WithoutGradient(found.no_gradient, found.frozen)
+    yield from (f"  {what}: {names}" for what, names in still.lines())
 
 
 def memory_lines(memory: StepMemory | None) -> Iterator[str]:

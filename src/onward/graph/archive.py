@@ -18,12 +18,12 @@ from typing import Any, NoReturn
 import numpy as np
 import onnx_ir as ir
 
-from onward.graph.graph import Graph, Node, Role, Value, array_of
+from onward.graph.graph import MARKS, NOTES, Graph, Node, Role, Value, array_of
 from onward.graph.signature import Hyperparameter, Signature, Slot
 from onward.graph.types import Dim, DType, Size, Type
 
 _HEAD = 8
-_MARKS = (bool, int, str, Dim)  # what the stages note at a node
+_KEPT = (bool, int, str, Dim)  # what the stages note at a node
 _ATTRIBUTES = {
     ir.AttributeType.INT: ir.AttrInt64,
     ir.AttributeType.FLOAT: ir.AttrFloat32,
@@ -93,7 +93,7 @@ class _Writer:
 
     def _value(self, value: Value) -> list[Any]:
         """Name, type, and the integers it is known to hold."""
-        if value.meta.keys() - {"type", "role", "content"}:
+        if value.meta.keys() - NOTES.keys():
             _cannot(f"what is noted at {value.name}")
         self.numbers[value] = len(self.numbers) - 1
         type = self.types.setdefault(value.meta["type"], len(self.types))
@@ -121,7 +121,7 @@ class _Writer:
             attributes.append([item.name, item.type.name, value])
         marks: dict[str, Any] = dict(node.meta)
         for name, mark in marks.items():
-            if not isinstance(mark, _MARKS):
+            if name not in MARKS or not isinstance(mark, _KEPT):
                 _cannot(f"{name} of {node.op_type}")
         return [
             node.domain,

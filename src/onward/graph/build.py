@@ -56,10 +56,11 @@ class Builder:
         self.precision = precision
 
     @classmethod
-    def at(cls, graph: Graph, node: Node) -> Builder:
-        """Inserts before `node` what is to stand for it: same module, same half of the step."""
+    def at(cls, graph: Graph, node: Node, before: Node | None = None) -> Builder:
+        """Inserts before `node`, or another, what is to stand for it: same module, same half of the
+        step, same precision."""
         backward = bool(node.meta.get("backward"))
-        return cls(graph, node, where(node), backward, precision_said(node))
+        return cls(graph, before or node, where(node), backward, precision_said(node))
 
     def __getattr__(self, op_type: str) -> Callable[..., Any]:
         if not op_type[:1].isupper():
@@ -257,13 +258,15 @@ class Builder:
 def write_body(b: Builder, node: Node, inputs: Sequence[Value | None]) -> list[Value]:
     """An onward node written in standard ops of these inputs, and the results.
 
-    Where a tensor has less precision than f32 its body is computed in f32, between casts: inputs to
-    f32, results to the types that the node's outputs have.
+    Where a tensor has less precision than f32 a body that computes does so in f32, between casts:
+    inputs to f32, results to the types that the node's outputs have.
     """
     op, types = OPS[node.op_type], [type_of(y) for y in node.outputs]
     assert op.body is not None, f"{node.op_type} has no body"
     given = list(inputs)
-    if any(t.is_low for t in (*types, *(type_of(x) for x in inputs if x is not None))):
+    if not op.moves and any(
+        t.is_low for t in (*types, *(type_of(x) for x in inputs if x is not None))
+    ):
         wide = {x: b.cast(x, DType.FLOAT) for x in given if x is not None and type_of(x).is_low}
         given = [None if x is None else wide.get(x, x) for x in given]
         results = op.body(b, given, attributes(node))
@@ -279,6 +282,15 @@ def inline(graph: Graph, node: Node) -> None:
     graph.remove([node])
 
 
+def settle_stops(graph: Graph) -> None:
+    """What stops gradients is what it stops, in a graph that has its gradients or gets none."""
+    for node in list(graph):
+        if node.op_type == "StopGradient":
+            assert node.inputs[0] is not None
+            graph.replace(node.outputs[0], node.inputs[0])
+            graph.remove([node])
+
+
 def is_zero(value: Value) -> bool:
     """Whether the value is a constant of zeros (also an expanded one)."""
     array = array_of(value)
@@ -290,4 +302,4 @@ def is_zero(value: Value) -> bool:
     return array is not None and not array.any()
 
 
-__all__ = ["Builder", "ToValue", "content_of", "inline", "is_zero", "write_body"]
+__all__ = ["Builder", "ToValue", "content_of", "inline", "is_zero", "settle_stops", "write_body"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onward.graph.graph import ONWARD, Graph, Value, role_of, type_of
+from onward.graph.graph import MARKS, ONWARD, Graph, Value, role_of, type_of
 from onward.graph.ops import OWN
 from onward.graph.printer import node_text
 
@@ -18,6 +18,8 @@ def check(graph: Graph) -> None:
         assert role_of(value) is not None, f"input %{value.name} has no role"
     for node in graph:
         assert node.domain != ONWARD or node.op_type in OWN, f"unknown op: {node_text(node)}"
+        unknown = node.meta.keys() - MARKS.keys()
+        assert not unknown, f"{', '.join(unknown)} is noted beside {node_text(node)}"
         for value in node.inputs:
             assert value is None or value in defined, f"used before it is made: {node_text(node)}"
         for value in node.outputs:

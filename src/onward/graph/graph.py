@@ -27,6 +27,22 @@ OPSET = 23
 IR_VERSION = 10
 ONWARD = "onward"  # the domain of the ops that the standard lacks
 
+# What `node.meta` may hold, and why no number changes where it is lost: what a node means stands in
+# its op, inputs, attributes and types, which whoever makes a node has to give.
+MARKS = {
+    "backward": "in which half of a step a node was written: an order and a report of bytes; what "
+    "waits for a cotangent shows by its inputs",
+    "again": "made a second time to save memory: where it stands in the order",
+    "sequences": "how many sequences packed rows are of: counts of FLOPs",
+    "unfused": "why no attention was found here: a message",
+}
+# Likewise of `value.meta`, but for `type`, which `check` asks of every value.
+NOTES = {
+    "type": "a value without one is refused",
+    "role": "an input without one is refused",
+    "content": "the integers that are known beforehand: without them they are computed",
+}
+
 
 class Role(enum.Enum):
     """Why a graph input exists, hence who owns its memory."""
@@ -68,6 +84,18 @@ def array_of(value: Value | None) -> np.ndarray | None:
     if value is None or value.const_value is None:
         return None
     return value.const_value.numpy()
+
+
+def needed(graph: Graph, outputs: Iterable[str]) -> set[Node]:
+    """The nodes that these outputs are computed by."""
+    stack = [graph.outputs[name].producer() for name in outputs]
+    found: set[Node] = set()
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            stack += [x.producer() for x in node.inputs if x is not None]
+    return found
 
 
 def attributes(node: Node) -> dict[str, Any]:

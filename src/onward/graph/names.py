@@ -11,9 +11,10 @@ The names say nothing to the stages; the graph's `Signature` does.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 PARAM, BUFFER, BATCH, OUTPUT = "param.", "buffer.", "batch.", "output."
+_NAMED = 5  # in a message
 _USER = (PARAM, BUFFER, BATCH, OUTPUT)
 
 
@@ -39,3 +40,11 @@ def distinct(name: str, taken: Collection[str]) -> str:
         count += 1
         found = f"{name}#{count}"
     return found
+
+
+def some(names: Iterable[str]) -> str:
+    """Parameters in a message: at most five by name, and how many they are."""
+    found = list(names)
+    more = ", ..." if len(found) > _NAMED else ""
+    count = f"{len(found)} parameter{'s' if len(found) > 1 else ''}"
+    return f"{', '.join(found[:_NAMED])}{more} ({count})"

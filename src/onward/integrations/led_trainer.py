@@ -20,11 +20,15 @@ from onward.train.window import Window
 
 
 class LedWindow(Window):
-    """Its micro-batches are weighed, and the last is named, by whoever leads."""
+    """Its micro-batches are weighed and the last is named by whoever leads, who counts windows too:
+    led_step, None where nobody does."""
 
     def __init__(self, size: int, seed: int | None) -> None:
         super().__init__(size, seed)
         self.led_weight, self.led_last = 1.0, True
+        self.led_step: int | None = None
+        self._counted: int | None = None  # the last `led_step` that a window had
+        self._since = 0  # windows with it
 
     @property
     def weight(self) -> float:
@@ -33,6 +37,17 @@ class LedWindow(Window):
     @property
     def is_last(self) -> bool:
         return self.led_last
+
+    def number(self, updates: int) -> tuple[int, int]:
+        if self.led_step is None:
+            return super().number(updates)
+        return self.led_step, self._since if self.led_step == self._counted else 0
+
+    def advance(self, batch_size: int, updated: bool) -> None:
+        super().advance(batch_size, updated)
+        if self.led_last:
+            self._since = self._since + 1 if self.led_step == self._counted else 1
+            self._counted = self.led_step
 
 
 class LedTrainer(Trainer):
@@ -49,9 +64,16 @@ class LedTrainer(Trainer):
         self.optimizer.step = types.MethodType(_taken(self), self.optimizer)
 
     def step_led(
-        self, batch: dict[str, Any], weight: float, last: bool, fetch: tuple[str, ...] = ()
+        self,
+        batch: dict[str, Any],
+        weight: float,
+        last: bool,
+        fetch: tuple[str, ...] = (),
+        step: int | None = None,
     ) -> StepResult:
-        """One micro-batch. weight: of its loss in the window's. last: whether an update follows."""
+        """One micro-batch. weight: of its loss in the window's. last: whether an update follows.
+        step: windows that the loop has done, also before it was resumed: the number of this one,
+        by which it draws; None for the Trainer's own count."""
         window = self._window
         assert isinstance(window, LedWindow)
         if not last and window.size == 1:
@@ -59,7 +81,7 @@ class LedTrainer(Trainer):
                 "the loop accumulates gradients, and this Trainer was made for a micro-batch per "
                 "update; fix: gradient_accumulation_steps=2 or more"
             )
-        window.led_weight, window.led_last = weight, last
+        window.led_weight, window.led_last, window.led_step = weight, last, step
         result = self.train_step(batch, fetch=fetch)
         self._due = last
         return result

@@ -110,7 +110,7 @@ class Trainer(transformers.Trainer):
         summed = self._is_summed(num_items_in_batch)
         weight = 1.0 if summed else 1.0 / self.current_gradient_accumulation_steps
         last = bool(self.accelerator.sync_gradients)
-        self._result = result = trainer.step_led(batch, weight, last)
+        self._result = result = trainer.step_led(batch, weight, last, step=self.state.global_step)
         if last:  # accelerate's optimizer tells the loop, which then leaves the schedule
             self.optimizer._is_overflow = result.skipped  # type: ignore[union-attr]
         return result.loss * weight

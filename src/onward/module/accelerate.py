@@ -18,7 +18,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from onward.capture import CapturedModule, apart_from_hooks, untraced, without_flash_lengths
+from onward.capture import CACHE as _CACHE
+from onward.capture import (
+    CapturedModule,
+    apart_from_hooks,
+    untraced,
+    unwrapped,
+    without_flash_lengths,
+)
 from onward.compile import Compiler
 from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, RegionError
 from onward.execute import Memory
@@ -50,7 +57,7 @@ from onward.train.session import Session
 
 AnyModule = TypeVar("AnyModule", bound=torch.nn.Module)
 _SLOT = "_compiled_call_impl"
-CACHE = "a cache of keys and values is in use (generation)"
+CACHE = f"{_CACHE}; fix: config.use_cache = False where nobody generates"
 
 
 class SharedMemory(Memory):
@@ -82,7 +89,7 @@ def accelerate(model: AnyModule, **options: Any) -> AnyModule:
         raise OnwardError(
             "the model is compiled already (Module.compile); fix: accelerate a model that is not"
         )
-    vars(model)[_SLOT] = Accelerated(model, ModuleOptions(**options))
+    vars(model)[_SLOT] = Accelerated(unwrapped(model), ModuleOptions(**options))
     return model
 
 

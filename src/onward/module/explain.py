@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from onward.capture import unwrapped
 from onward.compile import Compiler
 from onward.config import CaptureError, ModuleOptions, OnwardError
 from onward.explanation import (
@@ -24,7 +25,6 @@ from onward.module.arguments import bind_call
 from onward.module.around import Mode, autocast_off, surroundings, uses_cache
 from onward.module.graphs import HalvesRequest
 from onward.module.prepared_call import PreparedCall
-from onward.module.wrapper import Module
 from onward.train import Trainer
 from onward.train.batch import Batch
 from onward.train.graphs import Graphs
@@ -107,15 +107,13 @@ def _given(
 
 def _held(model: Any) -> Accelerated:
     """What runs the calls of the model, or would."""
-    if isinstance(model, Module):
-        model = model.module
     if not isinstance(model, torch.nn.Module):
         raise OnwardError(
             f"explain takes a torch.nn.Module or an onward.Trainer, not a {type(model).__name__}; "
             "fix: give the model"
         )
     held = accelerated(model)
-    return Accelerated(model, ModuleOptions()) if held is None else held
+    return Accelerated(unwrapped(model), ModuleOptions()) if held is None else held
 
 
 def _explain_last(
@@ -200,6 +198,7 @@ def _subject(
         graphs=graphs,
         request=request,
         halves=bool(ends),
+        still=call.without_gradient(ends),
         again=again,
         optimizer=state,
         seconds=dict(compiler.journal.seconds),

@@ -29,6 +29,7 @@ from onward.train.prepared_batch import OutputRequest, PreparedBatch
 from onward.train.prepared_step import PreparedStep
 from onward.train.report import Report
 from onward.train.session import Session
+from onward.train.without_gradient import WithoutGradient
 
 
 @dataclass(frozen=True)
@@ -218,7 +219,15 @@ class PreparedCall:
     def report(self) -> Report:
         """Of the last run."""
         assert self.last is not None, "a call that is reported has run"
-        return report_of(self.compiler.journal, self.captured.notes, self.last.prepared)
+        still = self.without_gradient(self.last.ends)
+        return report_of(self.compiler.journal, self.captured.notes, self.last.prepared, still)
+
+    def without_gradient(self, ends: Iterable[str]) -> WithoutGradient:
+        """The parameters that get none where cotangents come of these results; where none come,
+        nothing is said of what the results reach."""
+        ends = tuple(ends)
+        found = WithoutGradient.of(self.captured, self.reached(ends))
+        return found if ends else WithoutGradient(frozen=found.frozen)
 
     @property
     def plan(self) -> Plan:

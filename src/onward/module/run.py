@@ -18,6 +18,7 @@ import torch
 from onward.config import OnwardError
 from onward.execute import ExecutableHalves, Marks, Residuals, leave_in, left_in, marks
 from onward.module.around import autocast_off
+from onward.module.call_seeds import call_seed
 from onward.module.prepared_call import PreparedCall, Ready
 from onward.train.batch import Batch
 
@@ -73,7 +74,7 @@ class Run:
         assert ready is not None, "prepared"
         with self._lock, autocast_off():
             if self._seed is None and call.draws:
-                self._seed = torch.randint(0, 2**32, (2,), dtype=torch.int64, device="cpu")
+                self._seed = call_seed()
             ends = ready.ends if self.gradients else call.differentiable
             again = self._repeats or not call.is_whole(self._results, ends)
             if again and self._before is None:

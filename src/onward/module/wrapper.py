@@ -1,98 +1,202 @@
 """Module: a wrapper around a model, for code that was written for one (ORTModule, DDP).
 
-It is a face over `accelerate`: the model within is the user's own, parameters, buffers and
-submodules have the names that they have there, and attributes are the model's.
+It is a face over `accelerate`: the model within is the user's own. The wrapper has no state of its
+own: its `__dict__` is the model's, and what it can be asked as a module it asks the model. So
+whoever walks through a model that holds one (`named_parameters`, `state_dict`, DDP, FSDP, peft)
+finds each tensor under the name that it has without the wrapper.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+import functools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
+from onward.capture import SLOT, unwrapped
+from onward.config import OnwardError
 from onward.explanation import StepExplanation
-from onward.module.accelerate import accelerate, accelerated
+from onward.module.accelerate import Accelerated, accelerate, accelerated
 from onward.train.report import Report
 
-_OWN = frozenset({"module", "training"})
+_OLD = "module."  # before the names in checkpoints of a wrapper that held its model as a submodule
+_KEPT = {  # of nn.Module's own names, those that are not the model's
+    "__delattr__", "__dir__", "__getattr__", "__init__", "__repr__", "__setattr__", "__setstate__",
+    "_load_from_state_dict", "forward", "load_state_dict", "modules", "named_modules",
+}  # fmt: skip
 
 
 class Module(torch.nn.Module):
     """`onward.Module(model)` calls `model` as a graph; see `onward.accelerate` for the options.
 
     module: the model itself. Everything else that a caller reads or sets on the wrapper is the
-    model's: parameters, methods, `config`, `state_dict` and its keys.
+    model's: parameters, methods, hooks, `config`, `state_dict` and its keys, `__class__`.
     """
+
+    __slots__ = (SLOT,)
+    _onward_model: torch.nn.Module
 
     def __init__(self, model: torch.nn.Module, **options: Any) -> None:
         accelerate(model, **options)  # before this one is a module: it raises for what is none
-        super().__init__()
-        self._modules["module"] = model
-        self.training = model.training
+        self._take(model)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self._modules["module"](*args, **kwargs)  # type: ignore[misc]
+    def _take(self, model: torch.nn.Module) -> None:
+        object.__setattr__(self, SLOT, model)
+        object.__setattr__(self, "__dict__", vars(model))
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self._onward_model
+
+    @module.setter
+    def module(self, model: torch.nn.Module) -> None:
+        accelerate(model, **vars(self._accelerated().options))
+        self._take(model)
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The model's; a call of the wrapper, not of this, runs as a graph."""
+        return self.module.forward
 
     def report(self) -> Report:
         """Of the last call; see `Trainer.report`."""
-        held = accelerated(self.module)
-        assert held is not None, "what __init__ has accelerated"
-        return held.report()
+        return self._accelerated().report()
 
     def explain(
         self, batch: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> StepExplanation:
         """A training step of the model, or the last call's; see `onward.explain`."""
+        return self._accelerated().explain(batch, kwargs, **options)
+
+    def _accelerated(self) -> Accelerated:
         held = accelerated(self.module)
-        assert held is not None, "what __init__ has accelerated"
-        return held.explain(batch, kwargs, **options)
+        if held is None:  # Module.compile was called since
+            raise OnwardError(
+                "the model within is not accelerated any more; fix: onward.accelerate(it)"
+            )
+        return held
 
     # ---- the model's attributes
 
+    @property
+    def __class__(self) -> type[torch.nn.Module]:  # type: ignore[override]
+        """The model's, for `isinstance`, and for those that set another one to add to a module
+        (parametrizations, FSDP). `type(wrapper)` is the wrapper's own."""
+        return self.module.__class__
+
+    @property
+    def _version(self) -> int:  # type: ignore[override]
+        return self.module._version
+
     def __getattr__(self, name: str) -> Any:
-        module = self.__dict__["_modules"]["module"]
-        return module if name == "module" else getattr(module, name)
+        if name == SLOT:  # of one that is being made
+            raise AttributeError(name)
+        return getattr(self._onward_model, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        held = self.__dict__.get("_modules", {})
-        if "module" not in held or name in vars(self) or name in _OWN:
-            super().__setattr__(name, value)
+        if name == "module":
+            object.__setattr__(self, name, value)
         else:
-            setattr(held["module"], name, value)
+            setattr(self.module, name, value)
 
     def __delattr__(self, name: str) -> None:
-        delattr(self._modules["module"], name)
+        delattr(self.module, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self._modules["module"])})
+        return sorted({*dir(type(self)), *dir(self.module)})
 
-    # ---- names without a prefix
+    def __repr__(self) -> str:
+        return f"onward.Module({self.module!r})"
 
-    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        return self.module.named_parameters(*args, **kwargs)
+    # ---- one module: who keeps modules in sets and maps has one of it
 
-    def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        return self.module.named_buffers(*args, **kwargs)
+    def __eq__(self, other: object) -> bool:
+        return bool(self.module == unwrapped(other))
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self.module.state_dict(*args, **kwargs)
+    def __hash__(self) -> int:
+        return hash(self.module)
 
-    def load_state_dict(self, state: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
-        return self.module.load_state_dict(state, *args, **kwargs)
+    def named_modules(self, memo: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """The model's. Who asks the wrapper itself finds it first; in what holds it, the model has
+        its place."""
+        for name, found in self.module.named_modules(memo, *args, **kwargs):
+            yield name, self if memo is None and found is self.module else found
+
+    def modules(self) -> Iterator[torch.nn.Module]:
+        for found in self.module.modules():
+            yield self if found is self.module else found
+
+    # ---- checkpoints with the names that parameters had when the model was a submodule
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        given = state_dict
+        if isinstance(state_dict, Mapping) and any(k.startswith(_OLD) for k in state_dict):
+            given = OrderedDict(state_dict)
+            if hasattr(state_dict, "_metadata"):
+                given._metadata = state_dict._metadata  # type: ignore[attr-defined]
+            self._rename(given, "")
+        return self.module.load_state_dict(given, *args, **kwargs)
+
+    def _load_from_state_dict(
+        self, state_dict: MutableMapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        self._rename(state_dict, prefix)
+        self.module._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def _rename(self, state: MutableMapping[str, Any], prefix: str) -> None:
+        """Gives keys of before the names of now, where the model has no submodule of that name."""
+        if "module" in self._modules:
+            return
+        old = prefix + _OLD
+        for key in [key for key in state if key.startswith(old)]:
+            now = key.removeprefix(prefix)
+            while now.startswith(_OLD):
+                now = now.removeprefix(_OLD)
+            if prefix + now not in state:
+                state[prefix + now] = state.pop(key)
 
     # ---- copies
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        options = state.pop("_onward_options", None)
-        super().__setstate__(state)
-        accelerate(self._modules["module"], **(options or {}))  # type: ignore[arg-type]
-
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce_ex__(self, protocol: Any) -> Any:
         held = accelerated(self.module)
-        state = dict(self.__dict__)
-        state.pop("_compiled_call_impl", None)
-        return {**state, "_onward_options": vars(held.options) if held is not None else {}}
+        options = vars(held.options) if held is not None else {}
+        return _made, (type(self),), {"model": self.module, "options": options}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """Not the model's, where it has one."""
+        make, args, state = self.__reduce_ex__(4)
+        memo[id(self)] = twin = make(*args)
+        twin.__setstate__(copy.deepcopy(state, memo))
+        return twin
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_modules" in state:  # of one that held its model as a submodule
+            model, options = state["_modules"]["module"], state.get("_onward_options")
+        else:
+            model, options = state["model"], state["options"]
+        accelerate(model, **(options or {}))
+        self._take(model)
+
+
+def _made(kind: type[Module]) -> Module:
+    return kind.__new__(kind)
+
+
+def _asks_the_model(name: str) -> Callable[..., Any]:
+    def method(self: Module, *args: Any, **kwargs: Any) -> Any:
+        model = self.module
+        found = getattr(model, name)(*args, **kwargs)
+        return self if found is model else found
+
+    return functools.wraps(getattr(torch.nn.Module, name))(method)
+
+
+for _name, _value in vars(torch.nn.Module).items():
+    if callable(_value) and _name not in _KEPT and not isinstance(_value, type):
+        setattr(Module, _name, _asks_the_model(_name))
 
 
 __all__ = ["Module"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from onward.config import OnwardError
+from onward.graph.build import settle_stops
 from onward.graph.graph import Graph, Role, Value, content_of, type_of
 from onward.graph.types import DType, Size, symbol
 from onward.rewrite.constant_folding import constant_folding
@@ -35,6 +36,7 @@ def bind(
     bound = graph.clone(sizes)
     if outputs is not None:
         keep_outputs(bound, outputs)
+    settle_stops(bound)
     constant_folding(bound)
     noop(bound)  # which may ask for sizes itself
     if open:

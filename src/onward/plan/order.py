@@ -12,7 +12,7 @@ In a graph whose halves run apart, what its own outputs need comes before all el
 
 from __future__ import annotations
 
-from onward.graph.graph import Graph, Node, Role, Value, type_of
+from onward.graph.graph import Graph, Node, Role, Value, needed, type_of
 from onward.plan.views import VIEWS
 
 
@@ -34,14 +34,7 @@ def order(graph: Graph) -> list[Node]:
 def forward_half(graph: Graph) -> set[Node]:
     """The nodes that the graph's outputs need, but for gradients. Raises ValueError where one needs
     a cotangent, or where what the other nodes read of a state has been overwritten by then."""
-    gradients = set(graph.signature.gradients.values())
-    stack = [v.producer() for name, v in graph.outputs.items() if name not in gradients]
-    found: set[Node] = set()
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            stack += [x.producer() for x in node.inputs if x is not None]
+    found = needed(graph, set(graph.outputs) - set(graph.signature.gradients.values()))
     for value in graph.inputs_with(Role.COTANGENT):
         early = next((node for node in value.consumers() if node in found), None)
         if early is not None:

@@ -58,8 +58,6 @@ def _normalised_sum(norm: Node) -> Node | None:
 def _obstacle(norm: Node, add: Node) -> str | None:
     """Why a norm and the sum before it cannot become one, if so."""
     type, attrs = type_of(norm.inputs[0]), attributes(norm)
-    if norm.meta.get("stop_gradient") or add.meta.get("stop_gradient"):
-        return "it stops gradients"
     if type.rank == 0 or attrs.get("axis", -1) % type.rank != type.rank - 1:
         return "it normalises more than the last dim"
     if norm.op_type == "LayerNormalization" and (
@@ -79,7 +77,7 @@ def _terms(add: Node, outputs: set[Value]) -> tuple[Value, Value, Node | None]:
     assert first is not None and second is not None
     for term, other in ((first, second), (second, first)):
         dropout = term.producer()
-        if dropout is None or dropout.op_type != "Dropout" or dropout.meta.get("stop_gradient"):
+        if dropout is None or dropout.op_type != "Dropout":
             continue
         x = dropout.inputs[0]
         if x is None or len(term.uses()) != 1 or term in outputs:

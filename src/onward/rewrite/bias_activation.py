@@ -7,7 +7,7 @@ both forms, Relu, and Silu, which is written `u * Sigmoid(u)`.
 from __future__ import annotations
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Value, attributes, type_of, where
+from onward.graph.graph import Graph, Node, Value, attributes, type_of
 from onward.rewrite.context import Context
 
 
@@ -31,7 +31,7 @@ def bias_activation(graph: Graph, context: Context) -> int:
             continue
         attrs = {k: v for k, v in attributes(gemm).items() if k != "beta"}
         product = Builder.at(graph, gemm).Gemm(*gemm.inputs[:2], **attrs)
-        b = Builder(graph, gemm, where(node), bool(node.meta.get("backward")))
+        b = Builder.at(graph, node, before=gemm)
         y = b.BiasActivation(product, gemm.inputs[2], activation=name)
         sum_ = gemm.outputs[0]
         graph.replace(sum_, y)  # reshapes between the two now carry y

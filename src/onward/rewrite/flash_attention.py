@@ -63,8 +63,6 @@ def _addends(value: Value, trained: set[Value]) -> list[Value]:
     node = value.producer()
     if node is None or node.op_type != "Add" or value not in trained:
         return [value]
-    if node.meta.get("stop_gradient"):
-        return [value]
     return [x for part in node.inputs if part is not None for x in _addends(part, trained)]
 
 
@@ -79,6 +77,6 @@ def _reached_from_parameters(graph: Graph) -> set[Value]:
     """Floating values through which a parameter may take a gradient."""
     reached = set(graph.inputs_with(Role.PARAM))
     for node in graph:
-        if any(x in reached for x in node.inputs) and not node.meta.get("stop_gradient"):
+        if any(x in reached for x in node.inputs) and node.op_type != "StopGradient":
             reached.update(y for y in node.outputs if type_of(y).is_floating)
     return reached

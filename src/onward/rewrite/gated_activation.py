@@ -52,8 +52,6 @@ def _gate(node: Node, outputs: set[Value]) -> tuple[str, Value, Value, list[Node
 def _obstacle(parts: list[Node], outputs: set[Value]) -> str | None:
     """Why the activation cannot go into the product, if so."""
     y = parts[0].outputs[0]
-    if any(part.meta.get("stop_gradient") for part in parts):
-        return "it stops gradients"
     if y in outputs or len(y.uses()) > 1:
         return "the activation is read by others too"
     return None

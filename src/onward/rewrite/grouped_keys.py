@@ -33,7 +33,7 @@ def _repeated(value: Value | None) -> Value | None:
     found, shapes = value, [] if value is None else [type_of(value).shape]
     for name in names:
         node = found.producer() if found is not None else None
-        if node is None or node.op_type not in name or node.meta.get("stop_gradient"):
+        if node is None or node.op_type not in name:
             return None
         found = node.inputs[0]
         shapes.append(type_of(found).shape)

@@ -1,4 +1,4 @@
-"""`y = BiasActivation(x, bias)  =>  y = BiasActivation(x, Concat(bias))`, where the halves of a
+"""`y = BiasActivation(x, bias)  =>  y = BiasActivation(x, Copy(bias))`, where the halves of a
 step run apart: the backward half reads the bias as the forward has read it.
 
 Eager mode adds the bias before it saves the sum, so a bias may change before the backward runs. A
@@ -8,7 +8,7 @@ product's weight eager's own backward reads as it is then; this pass leaves it a
 from __future__ import annotations
 
 from onward.graph.build import Builder
-from onward.graph.graph import Graph, Node, Role, Value, role_of
+from onward.graph.graph import Graph, Node, Role, Value, needed, role_of
 from onward.rewrite.shown import source
 
 _READS = {"BiasActivation": 1, "BiasActivationGrad": 2}  # op -> which input is the bias
@@ -16,18 +16,15 @@ _READS = {"BiasActivation": 1, "BiasActivationGrad": 2}  # op -> which input is 
 
 def kept_biases(graph: Graph) -> int:
     """Copies each bias of an activation that the backward half reads, as a graph input shows it."""
-    late = {_bias(node) for node in graph if node.meta.get("backward")}
+    early = needed(graph, set(graph.outputs) - set(graph.signature.gradients.values()))
+    late = {_bias(node) for node in graph if node not in early}
     copies: dict[Value, Value] = {}
     for node in list(graph):
         bias = _bias(node)
         if bias is None or bias not in late:
             continue
         if bias not in copies:  # by its first reader, which is the forward's
-            copy = Builder.at(graph, node).Concat(bias, axis=0)
-            copies[bias] = copy
-            maker = copy.producer()
-            assert maker is not None
-            maker.meta["copies"] = True  # for `noop`, which looks at the bound graph again
+            copies[bias] = Builder.at(graph, node).Copy(bias)
         node.replace_input_with(_READS[node.op_type], copies[bias])
     return len(copies)
 

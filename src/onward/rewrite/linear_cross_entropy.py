@@ -12,8 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from onward.graph.build import Builder
-from onward.graph.graph import ONWARD, Graph, Node, Value, attributes, type_of
+from onward.graph.graph import (
+    ONWARD,
+    Graph,
+    Node,
+    Value,
+    attributes,
+    precision_said,
+    type_of,
+    where,
+)
 from onward.graph.types import DType
 from onward.rewrite.context import Context
 
@@ -40,7 +51,10 @@ def linear_cross_entropy(graph: Graph, context: Context) -> int:
         inputs = [x, w, bias, labels, weight]
         if not context.takes(node, "LinearCrossEntropy", inputs, attrs):
             continue
-        loss = Builder.at(graph, node).one("LinearCrossEntropy", inputs, attrs)
+        b = Builder.at(graph, node)
+        # the product is what may be of low precision: what is said of the head is said of it
+        b.module, b.precision = where(head), precision_said(head)
+        loss = b.one("LinearCrossEntropy", inputs, attrs)
         graph.replace(node.outputs[0], loss)
         graph.remove([node])
         edits += 1
@@ -124,17 +138,30 @@ def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
             continue
         made: Any = b.node("LinearCrossEntropyStep", *call)
         graph.replace(loss.outputs[0], made[0])
+        row, whole = _scales(later, grad)
         for old, new in zip(grad.outputs, made[1:], strict=True):
             if old.uses() or old in graph.output_values():
-                graph.replace(old, _times(later, new, grad.inputs[0]))
+                graph.replace(old, _times(later, new, row if old is grad.outputs[0] else whole))
         graph.remove([loss, grad])
         edits += 1
     return edits
 
 
-def _times(b: Builder, x: Value, cotangent: Value | None) -> Value:
+def _scales(b: Builder, grad: Node) -> tuple[Value, Value]:
+    """What dx is multiplied by, f[N,1], and dw and dbias, f[]: the gradient of the loss; of rows
+    that do not count 0, whatever that gradient is. A sum over no labels divided by their number
+    weighs 1/0, and eager PyTorch writes zeros there."""
+    dloss, _, _, _, labels = grad.inputs[:5]
+    assert dloss is not None and labels is not None
+    ignored = b.Equal(labels, np.array(attributes(grad)["ignore_index"], np.int64))
+    ones = b.Where(ignored, np.array(0, np.int64), np.array(1, np.int64))
+    some = b.cast(b.reduce_sum(ones, [0], keepdims=False), DType.BOOL)  # of no rows it is 0
+    zero = b.scalar(0.0, type_of(dloss).dtype)
+    return b.Where(b.unsqueeze(ignored, [1]), zero, dloss), b.Where(some, dloss, zero)
+
+
+def _times(b: Builder, x: Value, cotangent: Value) -> Value:
     """A gradient times the loss's own, in the type of that; then in its own."""
-    assert cotangent is not None, "a gradient is by a loss"
     own, wide = type_of(x).dtype, type_of(cotangent).dtype
     if own == wide:
         return b.Mul(x, cotangent)

@@ -13,9 +13,9 @@ _NEUTRAL = {"Add": 0.0, "Sub": 0.0, "Mul": 1.0, "Div": 1.0}
 
 def noop(graph: Graph) -> int:
     """Removes what changes nothing and joins chains of reshapes and of transposes."""
-    edits = 0
+    edits, trained = 0, _trained(graph)
     for node in list(graph):
-        new = _unchanged(node) or _joined(graph, node)
+        new = _unchanged(node, trained) or _joined(graph, node)
         if new is None:
             continue
         graph.replace(node.outputs[0], new)
@@ -24,7 +24,19 @@ def noop(graph: Graph) -> int:
     return edits
 
 
-def _unchanged(node: Node) -> Value | None:
+def _trained(graph: Graph) -> set[Value]:
+    """Floating values that depend on a floating input, through which it may have a gradient; asked
+    for where something stops gradients alone."""
+    if all(node.op_type != "StopGradient" for node in graph):
+        return set()
+    found = {x for x in graph.inputs if type_of(x).is_floating}
+    for node in graph:
+        if node.op_type != "StopGradient" and any(x in found for x in node.inputs):
+            found.update(y for y in node.outputs if type_of(y).is_floating)
+    return found
+
+
+def _unchanged(node: Node, trained: set[Value]) -> Value | None:
     """The input that the node hands on as it is, if so."""
     if len(node.outputs) != 1 or not node.inputs or node.inputs[0] is None:
         return None
@@ -32,13 +44,15 @@ def _unchanged(node: Node) -> Value | None:
     same = type_of(x) == type_of(y)
     match node.op_type:
         case "Identity":
-            return None if node.meta.get("stop_gradient") else x
+            return x
+        case "StopGradient":
+            return None if x in trained else x
         case "Reshape" | "Expand" | "Cast" | "Squeeze" | "Unsqueeze" | "Slice" if same:
             return x
         case "Transpose":
             perm = attributes(node).get("perm")
             return x if perm == sorted(perm or [1, 0]) else None
-        case "Concat" if len(node.inputs) == 1 and not node.meta.get("copies"):
+        case "Concat" if len(node.inputs) == 1:
             return x
         case "Add" | "Sub" | "Mul" | "Div":
             return _neutral(node)

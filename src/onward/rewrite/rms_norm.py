@@ -20,10 +20,7 @@ def rms_norm(graph: Graph, context: Context) -> int:
         found = _normalised(node)
         if found is None:
             continue
-        x, epsilon, parts = found
-        if any(part.meta.get("stop_gradient") for part in parts):
-            context.missed(node, "RMSNorm", "it stops gradients")
-            continue
+        x, epsilon = found
         for last in list(node.outputs[0].consumers()):
             scale = _scale(last, node.outputs[0])
             if scale is None:
@@ -39,15 +36,13 @@ def rms_norm(graph: Graph, context: Context) -> int:
     return edits
 
 
-def _normalised(node: Node) -> tuple[Value, float, list[Node]] | None:
-    """x, epsilon and the nodes of `x / sqrt(mean(x^2) + epsilon)`, where the node is that."""
+def _normalised(node: Node) -> tuple[Value, float] | None:
+    """x and epsilon of `x / sqrt(mean(x^2) + epsilon)`, where the node is that."""
     first, second = node.inputs
     turns = [(first, second)] if node.op_type == "Div" else [(first, second), (second, first)]
     for x, factor in turns:
         root = _made(factor, "Sqrt" if node.op_type == "Div" else "Reciprocal")
-        parts = [node]
         if root is not None and root.op_type == "Reciprocal":
-            parts.append(root)
             root = _made(root.inputs[0], "Sqrt")
         total = _made(root.inputs[0], "Add") if root is not None else None
         if x is None or root is None or total is None:
@@ -58,7 +53,7 @@ def _normalised(node: Node) -> tuple[Value, float, list[Node]] | None:
                 continue
             square = mean.inputs[0].producer() if mean.inputs[0] is not None else None
             if square is not None and _is_square(square, x):
-                return x, float(number.reshape(-1)[0]), [*parts, root, total, mean, square]
+                return x, float(number.reshape(-1)[0])
     return None
 
 

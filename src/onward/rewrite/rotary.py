@@ -30,9 +30,6 @@ def rotary(graph: Graph, context: Context) -> int:
             context.missed(node, "Rotary", "no product of what is turned with a cosine is added")
         for last, cos, sin in sums:
             whole, place = _beyond(x, last)
-            if any(n.meta.get("stop_gradient") for n in (node, last, place)):
-                context.missed(last, "Rotary", "it stops gradients")
-                continue
             shape, rank = type_of(cos).shape, type_of(whole).rank
             shape = (*[1] * (rank - len(shape)), *shape)
             attrs = {"interleaved": int(interleaved), "transposed": 0}

@@ -7,7 +7,7 @@ from onward.graph.ops import named
 
 _VIEWS = named("view")
 # views that show all of a value once
-WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity")
+WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "StopGradient")
 
 
 def shown(y: Value, backward: bool = False) -> set[Value]:

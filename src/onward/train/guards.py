@@ -125,9 +125,7 @@ class Guards:
         whether a change costs a capture, of which many are told (`count_changes` otherwise).
         """
         refuse_surroundings()
-        roots = (model, loss_fn)
-        same = self._sweep is not None and all(map(is_, self._roots, roots)) and self._sweep.same()
-        kept = self._kept()
+        same, kept = self._is_met(model, loss_fn), self._kept()
         if same and kept and not (training and self._unread):
             return False
         before = self._facts
@@ -145,16 +143,31 @@ class Guards:
             self.count_changes()
         return True
 
+    def fresh(self, model: torch.nn.Module, loss_fn: Any, training: bool) -> bool:
+        """Whether all is as it was last seen, by a look at identities alone. training: see
+        `changed`, which raises as this does."""
+        refuse_surroundings()
+        return not (training and self._unread) and self._is_met(model, loss_fn) and self._kept()
+
+    def _is_met(self, model: torch.nn.Module, loss_fn: Any) -> bool:
+        roots = (model, loss_fn)
+        return self._sweep is not None and all(map(is_, self._roots, roots)) and self._sweep.same()
+
     def count_changes(self) -> None:
         """What changed last has made a capture necessary."""
         self._count(self._paths)
 
-    def saw(self, other: Guards) -> bool:
+    def saw(self, other: Guards, flags: bool = False) -> bool:
         """Whether what `other` has just seen is what these saw when their graphs were made, though
-        by other objects; these then go by those."""
+        by other objects; these then go by those. flags: whether training flags are to be the same.
+        """
         if self._facts != other._facts or not self._kept():
             return False
-        self._roots, self._sweep = other._roots, other._sweep
+        if flags and self._flags and self._flags != other._flags:
+            return False
+        self._roots, self._sweep, self._unread = other._roots, other._sweep, other._unread
+        if flags:
+            self._flags = other._flags
         return True
 
     def same(self, model: torch.nn.Module) -> bool:

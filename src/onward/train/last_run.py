@@ -14,10 +14,16 @@ from onward.train.batch import Batch
 from onward.train.prepared_batch import OutputRequest, PreparedBatch
 from onward.train.prepared_step import PreparedStep
 from onward.train.report import Report
+from onward.train.without_gradient import WithoutGradient
 
 
-def report_of(journal: Journal, notes: Sequence[str], prepared: PreparedBatch[Any]) -> Report:
-    """Of a batch that has run, and of the compilation before it."""
+def report_of(
+    journal: Journal,
+    notes: Sequence[str],
+    prepared: PreparedBatch[Any],
+    still: WithoutGradient,
+) -> Report:
+    """Of a batch that has run, and of the compilation before it. still: what got no gradient."""
     plan: Plan = prepared.executable.plan
     return Report(
         compile_seconds=dict(journal.seconds),
@@ -26,6 +32,8 @@ def report_of(journal: Journal, notes: Sequence[str], prepared: PreparedBatch[An
         predicted_peak_bytes=plan.peak,
         launches=len(plan.launches),
         rows=prepared.rows,
+        no_gradient=list(still.unreached),
+        frozen=list(still.frozen),
         notes=list(notes),
     )
 
@@ -47,8 +55,9 @@ class LastRun:
 
     def report(self) -> Report:
         """A new report, the caller's own."""
-        step = self.step
-        return report_of(step.graphs.compiler.journal, step.captured.notes, self.prepared)
+        journal, captured = self.step.graphs.compiler.journal, self.step.captured
+        still = WithoutGradient.of(captured, captured.reached)
+        return report_of(journal, captured.notes, self.prepared, still)
 
     def profile(self) -> dict[str, float]:
         """Seconds per op of one more run, which leaves everything as it was."""

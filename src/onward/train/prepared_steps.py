@@ -1,8 +1,13 @@
-"""Prepared steps: those of a Trainer, by kind of batch, as long as they say what the model says."""
+"""Prepared steps: those of a Trainer, by the state of the model and by kind of batch.
+
+A model that goes back to a state it was in (one half frozen for every other step, an adapter
+switched) finds its steps again, as an accelerated one does (`module/states.py`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -26,50 +31,104 @@ from onward.train.updates import Updates
 LossFunction = Callable[..., torch.Tensor]
 Step = PreparedStep[Executable]
 
+KEPT = 8  # states, the one that was met last first
+
+
+@dataclass
+class _Made:
+    """A step with what it was made with. version: of the updates (`Updates.version`), where it is a
+    training step, whose graph holds them."""
+
+    step: Step
+    compiler: Compiler
+    captured: CapturedModule
+    version: int | None
+
+
+@dataclass
+class _State:
+    """A state of the model and the loss function; steps that were captured in it."""
+
+    guards: Guards
+    train: list[_Made] = field(default_factory=list)
+    eval: list[_Made] = field(default_factory=list)
+
 
 class PreparedSteps:
-    """Training steps (`train`) and evaluations (`eval`) of one session.
+    """Training steps and evaluations of one session.
 
-    Each question is asked with the model and the loss function as they are now; where they are no
-    longer what was captured, the steps made of them are dropped. The session's updates drop
-    training steps too, by the list that is given here.
+    Each question is asked with the model and the loss function as they are now; captures of other
+    states are kept, as long as the parameters are the same tensors. Where the updates are no longer
+    those that a training step was made with, it is made anew of its capture.
     """
 
-    def __init__(
-        self, train: list[Step], session: Session, updates: Updates, options: TrainerOptions
-    ) -> None:
-        self.train = train
-        self.eval: list[Step] = []
+    def __init__(self, session: Session, updates: Updates, options: TrainerOptions) -> None:
         self._updates = updates
         self._session, self._options = session, options
-        self._guards = Guards()
+        self._states: list[_State] = []
         self._told = Told()
+
+    @property
+    def train(self) -> list[Step]:
+        """Training steps of the state that was met last."""
+        return [made.step for made in self._states[0].train] if self._states else []
+
+    @property
+    def eval(self) -> list[Step]:
+        """Its evaluations."""
+        return [made.step for made in self._states[0].eval] if self._states else []
 
     def training(self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch) -> Step:
         """The training step for batches like this one; made where there is none."""
         refuse_optimizer_hooks(self._updates.optimizer)
-        self._drop_changed(model, loss_fn, training=True)
-        return self._find(self.train, batch) or self._make(model, loss_fn, batch, training=True)
+        state = self._now(model, loss_fn, training=True)
+        made = _find(state.train, batch)
+        if made is None:
+            return self._make(state, model, loss_fn, batch, training=True)
+        if made.version != self._updates.version:
+            made.step = self._step(batch, made.compiler, made.captured, training=True)
+            made.version = self._updates.version
+        return made.step
 
     def evaluation(
         self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch
     ) -> Step:
         """The same of an evaluation."""
-        self._drop_changed(model, loss_fn, training=False)
-        return self._find(self.eval, batch) or self._make(model, loss_fn, batch, training=False)
+        state = self._now(model, loss_fn, training=False)
+        made = _find(state.eval, batch)
+        return made.step if made else self._make(state, model, loss_fn, batch, training=False)
 
-    def _drop_changed(
-        self, model: torch.nn.Module, loss_fn: LossFunction | None, training: bool
-    ) -> None:
-        if self._guards.changed(model, loss_fn, training):
-            self._updates.restart()  # which drops the training steps
-            self.eval.clear()
+    def _now(self, model: torch.nn.Module, loss_fn: LossFunction | None, training: bool) -> _State:
+        """The state that model and loss function are in."""
+        for i, state in enumerate(self._states):
+            if state.guards.fresh(model, loss_fn, training):
+                return self._met(i)
+        guards = self._states[0].guards.successor() if self._states else Guards()
+        if not guards.changed(model, loss_fn, training, count=False) and self._states:
+            self._states[0].guards = guards  # other objects, and all that they say is the same
+            return self._states[0]
+        if self._updates.follow():  # steps of before lead to tensors that are no parameters now
+            self._states.clear()
+        for i, state in enumerate(self._states):
+            if i and state.guards.saw(guards, training):
+                return self._met(i)
+        guards.count_changes()
+        self._states.insert(0, _State(guards))
+        del self._states[KEPT:]
+        return self._states[0]
 
-    def _find(self, steps: list[Step], batch: Batch) -> Step | None:
-        return next((step for step in steps if step.fits(batch)), None)
+    def _met(self, i: int) -> _State:
+        if i:
+            self._states.insert(0, self._states.pop(i))
+        return self._states[0]
 
     def _make(
-        self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch, training: bool
+        self,
+        state: _State,
+        model: torch.nn.Module,
+        loss_fn: LossFunction | None,
+        batch: Batch,
+        training: bool,
     ) -> Step:
         target = host(self._session.memory.device.type)
         policy = policy_of(self._options, target)
@@ -77,14 +136,20 @@ class PreparedSteps:
         captured = self.capture(compiler, model, loss_fn, batch, training)
         if captured.regions:
             self._told.tell(model, captured.regions)
+        step = self._step(batch, compiler, captured, training)
+        if state.guards.settle(captured):
+            state.train.clear()
+            state.eval.clear()
+        version = self._updates.version if training else None
+        (state.train if training else state.eval).append(_Made(step, compiler, captured, version))
+        return step
+
+    def _step(
+        self, batch: Batch, compiler: Compiler, captured: CapturedModule, training: bool
+    ) -> Step:
         graphs = Graphs(compiler, captured, self.recipe(captured) if training else None)
         bind = partial(self._session.bind, compiler, graphs)
-        step = PreparedStep(batch.kind, graphs, self._session, bind)
-        if self._guards.settle(captured):
-            self.train.clear()
-            self.eval.clear()
-        (self.train if training else self.eval).append(step)
-        return step
+        return PreparedStep(batch.kind, graphs, self._session, bind)
 
     def capture(
         self,
@@ -109,3 +174,7 @@ class PreparedSteps:
             self._options.scaling,
             self._updates.accumulator,
         )
+
+
+def _find(made: list[_Made], batch: Batch) -> _Made | None:
+    return next((m for m in made if m.step.fits(batch)), None)

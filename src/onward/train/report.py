@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from onward.train.without_gradient import WithoutGradient
+
 _MIB = 2**20
 
 
@@ -18,6 +20,8 @@ class Report(dict[str, Any]):
     near_misses: places that a pass left unfused: its `pass`, the `op`, the `reason`, the `modules`.
     predicted_peak_bytes: beyond the user's parameters. launches: of the last step's plan.
     rows: of the last training step, `arithmetic_done` (a share) and the `counts` of rows.
+    no_gradient: parameters that ask for a gradient and that the loss does not reach, so that they
+    stay as they are. frozen: those whose `requires_grad` is off. Both by their paths in the model.
     notes: what capture did that a user may want to know.
     """
 
@@ -56,6 +60,8 @@ class Report(dict[str, Any]):
                 f"last batch      {rows.get('arithmetic_done', 1.0):.1%} of the arithmetic done"
                 + (f"; rows: {counts}" if counts else "; on every row")
             )
+        still = WithoutGradient(tuple(self.get("no_gradient", ())), tuple(self.get("frozen", ())))
+        lines += [f"{what:<16}{names}" for what, names in still.lines()]
         for miss in self.get("near_misses", ()):
             first, *more = miss["modules"]
             places = f"{first} and {len(more)} more" if more else first

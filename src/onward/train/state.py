@@ -16,6 +16,7 @@ from onward.config import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.train.optim import hyperparameters
 from onward.train.optimizer_state import ACCUMULATOR, StateKey
+from onward.train.seed_stream import WORD
 from onward.train.state_form import found_form, tensors_of
 from onward.train.updates import Updates
 
@@ -207,12 +208,24 @@ def _check_counters(state: Mapping[str, Any], steps: int) -> None:
 
 def _check_random(state: Mapping[str, Any]) -> None:
     _check_like("seed", state["seed"], torch.zeros(2, dtype=torch.int64))
+    for name in ("left_out", "evaluations"):  # states of older versions have none
+        _check_whole(name, state.get(name, 0))
+    _check_stream(state.get("stream", [0, 0]))
     if state["generator"] is None:
         return
     try:
         torch.Generator().set_state(state["generator"])
     except (RuntimeError, TypeError) as error:
         raise _error(f"generator: {str(error).splitlines()[0]}") from None
+
+
+def _check_stream(stream: Any) -> None:
+    if not isinstance(stream, Sequence) or len(stream) != 2:
+        raise _error(f"stream is {stream!r}, no two seeds")
+    for seed in stream:
+        _check_whole("stream", seed)
+        if seed > WORD:
+            raise _error(f"stream is {stream!r}, no two seeds of 64 bits")
 
 
 def _check_whole(name: str, value: Any) -> None:

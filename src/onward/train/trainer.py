@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from onward.capture import unwrapped
 from onward.config import OnwardError, TrainerOptions, read_names
 from onward.execute import Executable, Memory
 from onward.extend import load_plugins
@@ -39,7 +40,7 @@ from onward.train.low_export import read_dtype
 from onward.train.optim import Optimizer, to_torch
 from onward.train.precision import policy_of
 from onward.train.prepared_batch import OutputRequest, PreparedBatch, scalars
-from onward.train.prepared_steps import LossFunction, PreparedSteps, Step
+from onward.train.prepared_steps import LossFunction, PreparedSteps
 from onward.train.report import Report, as_html
 from onward.train.result import StepResult
 from onward.train.session import Session
@@ -77,7 +78,7 @@ class Trainer:
         load_plugins()
         check_arguments(model, loss_fn, verify)
         check_input_spec(model_desc)
-        self.model = model
+        self.model = model = unwrapped(model)
         self.loss_fn = loss_fn
         self.model_desc = model_desc
         self.options = checked_options(options)
@@ -93,16 +94,14 @@ class Trainer:
         self._example: Batch | None = None  # for exports
         self._last: LastRun | None = None
         self._verified = not (verify or self.options.verify)
-        train: list[Step] = []
         self._updates = Updates(
             model,
             self.optimizer,
-            restarted=train.clear,
             form=self.options.optimizer_state,
             sums=self.options.gradient_accumulation_dtype,
         )
         session = Session(self.memory, self._updates, self.options.memory_budget)
-        self._steps = PreparedSteps(train, session, self._updates, self.options)
+        self._steps = PreparedSteps(session, self._updates, self.options)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIXED and name in vars(self):
@@ -173,7 +172,10 @@ class Trainer:
         step = self._steps.evaluation(self.model, self.loss_fn, batch)
         prepared = step.prepare(batch, OutputRequest(names))
         self._remember(batch)
-        prepared.executable.run(prepared.inputs, prepared.dims)
+        seed = self._window.evaluation_seed(self.updates)
+        drawn = scalars(prepared.signature, seed, offset=0, weight=1.0)
+        prepared.executable.run({**prepared.inputs, **drawn}, prepared.dims)
+        self._window.evaluations += 1
         return StepResult(
             loss=prepared.loss,
             lr=self._lr(),
@@ -317,7 +319,7 @@ class Trainer:
         window, signature = self._window, prepared.signature
 
         def done(wrote: bool) -> None:
-            window.advance(batch_size)
+            window.advance(batch_size, last and wrote)
             if last:
                 self._scaling.advance(prepared.executable)
             if last and wrote:
@@ -325,7 +327,7 @@ class Trainer:
             elif last:
                 self._updates.window = frozenset()
 
-        with window.seed_drawn() as seed:
+        with window.seed_drawn(self.updates) as seed:
             inputs = {
                 **prepared.inputs,
                 **scalars(signature, seed, window.offset, weight=window.weight),

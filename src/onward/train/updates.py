@@ -8,7 +8,7 @@ parameters that have always moved together share a count (`clocks.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
@@ -34,23 +34,22 @@ from onward.train.torch_state import TorchState, release
 class Updates:
     """The optimizer's state and clocks, its parameters by graph input, and the window.
 
-    done: updates of the session. window: parameters of the window that is open. `restarted` is
-    called where step graphs are no longer true. form: the option `optimizer_state`. sums: that of
-    `gradient_accumulation_dtype`. accumulator: the type that it gives the sums of fp32 gradients;
-    None for their own.
+    done: updates of the session. window: parameters of the window that is open. version: another
+    one where step graphs that were made before are no longer true. form: the option
+    `optimizer_state`. sums: that of `gradient_accumulation_dtype`. accumulator: the type that it
+    gives the sums of fp32 gradients; None for their own.
     """
 
     def __init__(
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        restarted: Callable[[], None],
         form: str = "fp32",
         sums: str = "fp32",
     ) -> None:
         self.model = model
         self.optimizer = optimizer
-        self.restarted = restarted
+        self.version = 0
         self.done = 0
         self.window: frozenset[str] = frozenset()
         self.record = record_of(optimizer)
@@ -58,6 +57,7 @@ class Updates:
         own = torch_dtype(self.accumulator or DType.FLOAT)
         self.state = OptimizerState(self.record, StateForms(form, self.record, model), own)
         self._clocks = Clocks()
+        self._tensors = _tensors(model)
         self._known = _paths(model)  # also what the model had once and the optimizer still has
         self._parameters: dict[str, torch.Tensor] = {}  # by graph input
         self._rules = rules(optimizer)
@@ -163,7 +163,7 @@ class Updates:
         clocks = dict.fromkeys(self._clocks.of(p) for _, p in held)
         moving = [(i, p) for i, p in held if names[p] in reached]
         if self._clocks.part(clocks, {p for _, p in moving}):
-            self.restarted()
+            self.version += 1
         found: dict[tuple[int, int, str], list[str]] = {}
         for i, p in moving:
             found.setdefault((i, self._clocks.of(p), self.state.form(p)), []).append(names[p])
@@ -181,8 +181,19 @@ class Updates:
             for name, (parameter, slot) in slots.items()
         }
 
+    def follow(self) -> bool:
+        """Takes the model's parameters as they are now. Returns whether they or its buffers are
+        others than before, or lie elsewhere; else a state that the model was in may come back."""
+        found = _tensors(self.model)
+        changed = found != self._tensors
+        if changed:
+            self._tensors = found
+            self.restart()
+        return changed
+
     def restart(self) -> None:
-        """Drops the step graphs: the model or the rules are no longer what they were made of."""
+        """No step graph is true any more: the model or the rules are no longer what they were made
+        of."""
         held = {p for g in self.optimizer.param_groups for p in g["params"]}
         paths = _paths(self.model)
         self._known = {p: path for p, path in self._known.items() if p in held} | paths
@@ -240,7 +251,13 @@ class Updates:
 
     def _forget_clocks(self) -> None:
         self._clocks.clear()
-        self.restarted()
+        self.version += 1
+
+
+def _tensors(model: torch.nn.Module) -> dict[torch.Tensor, tuple[str, int]]:
+    """Parameters and buffers, with their paths and addresses."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {t: (n, t.data_ptr() if t.layout is torch.strided else 0) for n, t in named}
 
 
 def _paths(model: torch.nn.Module) -> dict[torch.Tensor, str]:

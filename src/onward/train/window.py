@@ -8,12 +8,15 @@ from typing import Any
 
 import torch
 
+from onward.train.seed_stream import SeedStream
+
 
 class Window:
     """Micro-batches of one update. They share a seed; samples are numbered across them.
 
     micro_steps: done in the present window, of `size`. samples: seen in it. steps: micro-batches
-    of the session, whatever became of them. seed: i64[2], two words of 32 bits.
+    of the session, whatever became of them. left_out: windows since the last update, none of which
+    made one. evaluations: since the last micro-batch. seed: i64[2], two words of 32 bits.
     """
 
     def __init__(self, size: int, seed: int | None) -> None:
@@ -21,8 +24,10 @@ class Window:
         self.micro_steps = 0
         self.samples = 0
         self.steps = 0
+        self.left_out = 0
+        self.evaluations = 0
         self.seed = torch.zeros(2, dtype=torch.int64)
-        self._generator = None if seed is None else torch.Generator().manual_seed(seed)
+        self._stream = SeedStream(seed)
 
     @property
     def is_first(self) -> bool:
@@ -44,44 +49,59 @@ class Window:
         """The number of the next micro-batch's first sample."""
         return 0 if self.is_first else self.samples
 
-    def advance(self, batch_size: int) -> None:
-        """One micro-batch more."""
+    def number(self, updates: int) -> tuple[int, int]:
+        """The window's own, behind so many updates."""
+        return updates, self.left_out
+
+    def advance(self, batch_size: int, updated: bool) -> None:
+        """One micro-batch more, `updated` where an update followed it."""
         self.samples = self.offset + batch_size
+        self.evaluations = 0
+        if self.is_last:
+            self.left_out = 0 if updated else self.left_out + 1
         self.micro_steps = 0 if self.is_last else self.micro_steps + 1
         self.steps += 1
 
     @contextmanager
-    def seed_drawn(self) -> Iterator[torch.Tensor]:
-        """The seed; a window's first step draws one, which a step that fails gives back."""
+    def seed_drawn(self, updates: int) -> Iterator[torch.Tensor]:
+        """The seed; a window's first step draws one, which a step that fails gives back.
+
+        updates: done before the window.
+        """
         if not self.is_first:
             yield self.seed
             return
-        generator = self._generator or torch.default_generator
-        before, seed, steps = generator.get_state(), self.seed, self.steps
+        before, seed, steps = self._stream.save_point(), self.seed, self.steps
         try:
-            self.seed = torch.randint(0, 2**32, (2,), generator=generator, dtype=torch.int64)
+            self.seed = self._stream.seed(self.number(updates))
             yield self.seed
         except BaseException:
             if self.steps == steps:
-                generator.set_state(before)
+                self._stream.go_back(before)
                 self.seed = seed
             raise
 
+    def evaluation_seed(self, updates: int) -> torch.Tensor:
+        """Of the next evaluation, for a forward that draws then too."""
+        place = 1 + self.micro_steps + (self.evaluations << 32)
+        return self._stream.aside(self.number(updates), place)
+
     def state(self) -> dict[str, Any]:
         """For `Trainer.state_dict`."""
-        generator = None if self._generator is None else self._generator.get_state()
         return {
             "gradient_accumulation_steps": self.size,
             "micro_steps": self.micro_steps,
             "samples": self.samples,
+            "left_out": self.left_out,
+            "evaluations": self.evaluations,
             "seed": self.seed.clone(),
-            "generator": generator,
+            **self._stream.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Goes on from a state that was checked."""
         self.micro_steps, self.samples = state["micro_steps"], state["samples"]
+        self.left_out = state.get("left_out", 0)
+        self.evaluations = state.get("evaluations", 0)
         self.seed = state["seed"].clone()
-        if state["generator"] is not None:
-            self._generator = torch.Generator()
-            self._generator.set_state(state["generator"])
+        self._stream.restore(state)

@@ -18,7 +18,7 @@ import torch
 from onward.capture.aten.call import Call, Translation, table
 from onward.config import CaptureError
 from onward.graph.einsum import einsum
-from onward.graph.graph import Value, type_of
+from onward.graph.graph import Graph, Value, type_of
 from onward.graph.types import DType, Type
 
 
@@ -28,6 +28,14 @@ class Complex:
 
     re: Value
     im: Value
+
+
+def constant(graph: Graph, tensor: torch.Tensor) -> Value | Complex:
+    """A constant with the tensor's numbers."""
+    x = tensor.detach().cpu()
+    if not x.is_complex():
+        return graph.constant(x.numpy().copy())
+    return Complex(*(graph.constant(part.numpy().copy()) for part in (x.real, x.imag)))
 
 
 class PartCall(Call):

@@ -19,10 +19,7 @@ def _detach(c: Call, x: Value) -> Value:
 
 def stop_gradient(b: Builder, x: Value) -> Value:
     """The same numbers, through which no gradient passes."""
-    y: Value = b.Identity(x)
-    node = y.producer()
-    assert node is not None
-    node.meta["stop_gradient"] = True
+    y: Value = b.StopGradient(x)
     return y
 
 

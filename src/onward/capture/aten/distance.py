@@ -18,7 +18,11 @@ def _vector_norm(
     c: Call, x: Value, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any
 ) -> Value:
     x = c.value(x, c.type.dtype)
-    return _norm(c, x, order, dims_of(x, dims), keepdim)
+    if order != 2:
+        return _norm(c, x, order, dims_of(x, dims), keepdim)
+    total = _summed(c, c.b.Mul(x, x), dims_of(x, dims), keepdim)
+    # of zeros: 0 times what the norm weighs, which may be infinite; a distance's is 0 then
+    return c.b.Where(c.b.Equal(total, 0.0), c.b.Mul(total, 0.0), root(c, total))
 
 
 def _norm(c: Call, x: Value, order: float, dims: list[int], keepdim: bool) -> Value:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from onward.config import CaptureError
 
+CACHE = "a cache of keys and values is in use (generation)"
 _FLASH_LENGTHS = ("max_length_q", "max_length_k")  # transformers' FlashAttentionKwargs
 
 
@@ -43,6 +45,18 @@ def forward_defaults(model: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str
     return {}
 
 
+def is_cache(x: Any) -> bool:
+    """Whether it is what a transformers model keeps from one call of a generation to the next."""
+    caches = sys.modules.get("transformers.cache_utils")
+    return caches is not None and isinstance(x, caches.Cache)
+
+
+def cache_is_pointless(args: Sequence[Any], kwargs: Mapping[str, Any], gradients: bool) -> bool:
+    """Whether nobody generates by this call: gradients are asked for, or labels are given."""
+    given = (kwargs, *args, *kwargs.values())
+    return gradients or any(isinstance(x, Mapping) and x.get("labels") is not None for x in given)
+
+
 def without_flash_lengths(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """The keyword arguments but for the longest lengths of packed documents (numbers, others with
     every batch), where attention is none that reads them; each would be a graph of its own."""
@@ -55,4 +69,12 @@ def without_flash_lengths(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> 
     return {name: value for name, value in kwargs.items() if name not in found}
 
 
-__all__ = ["configs_with_sdpa", "forward_defaults", "require_mask", "without_flash_lengths"]
+__all__ = [
+    "CACHE",
+    "cache_is_pointless",
+    "configs_with_sdpa",
+    "forward_defaults",
+    "is_cache",
+    "require_mask",
+    "without_flash_lengths",
+]

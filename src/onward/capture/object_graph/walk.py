@@ -35,6 +35,7 @@ from onward.capture.object_graph.facts import (
     key_fact,
     state,
 )
+from onward.capture.wrappers import unwrapped
 
 _FUNCTIONS = (
     types.FunctionType, types.MethodType, functools.partial, functools.partialmethod,
@@ -119,7 +120,8 @@ class Walk:
         elif isinstance(x, torch.Tensor):
             self._tensor(x, path)
         elif isinstance(x, torch.nn.Module):
-            self._module(x, path)
+            inner = unwrapped(x)
+            self._module(x, path) if inner is x else self.visit(inner, path, depth)
         elif isinstance(x, np.ndarray):
             self._array(x, path)
         elif isinstance(x, (dict, types.MappingProxyType, list, tuple, set, frozenset, deque)):

@@ -78,7 +78,7 @@ def _winner(op_type: str) -> Callable[[Builder, Value, Value, Value, Value], Gra
         tie = b.Equal(a, c)
         a_wins = b.Greater(a, c) if op_type == "Max" else b.Less(a, c)
         da = b.Where(tie, half, b.Where(a_wins, dy, zero))
-        return (da, b.Sub(dy, da))
+        return (da, b.Where(tie, half, b.Where(a_wins, zero, dy)))  # not dy - da: inf - inf
 
     return full
 

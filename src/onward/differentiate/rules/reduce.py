@@ -65,7 +65,7 @@ def _l2(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradie
     y, dy = _spread(b, ys[0], x, dims, keep), _spread(b, only(dys), x, dims, keep)
     zero, one = (b.scalar(n, type_of(x).dtype) for n in (0.0, 1.0))
     none = b.Equal(y, zero)
-    return [b.Where(none, zero, b.Mul(dy, b.Div(x, b.Where(none, one, y)))), None]
+    return [b.Mul(dy, b.Where(none, zero, b.Div(x, b.Where(none, one, y)))), None]
 
 
 @rule("ReduceProd")

@@ -70,7 +70,7 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
         # where no label counts the loss is 0/0, but the gradient is 0, as in PyTorch
         share = b.Where(counted, b.Div(b.Mul(share, dloss), total), b.scalar(0.0, dtype))
     else:
-        share = b.Mul(share, dloss)
+        share = b.Where(counted, b.Mul(share, dloss), b.scalar(0.0, dtype))  # not 0 * inf
     index = b.reshape(b.arange(classes), (classes, *[1] * (rank - 2)))  # i64[C,1,...]
     onehot = b.cast(b.Equal(b.unsqueeze(label, [1]), index), dtype)  # f[N,C,*S]
     p = b.Exp(log_prob)  # f[N,C,*S]

@@ -60,7 +60,8 @@ class Op:
     elementwise: an element of an output depends on the elements in its place of the inputs, as
     they are broadcast. view: strides can say what it does. reshapes: the same elements in the same
     order, in another shape. reduces: its axes are summed or the like. random: draws where its
-    attribute `ratio`, if it has one, is above 0. opaque: it runs in PyTorch alone, and its body
+    attribute `ratio`, if it has one, is above 0. moves: its body hands elements on as they
+    are, and needs no f32 for that. opaque: it runs in PyTorch alone, and its body
     raises. axes: the dims of its first input that it works along; along the others rows stay rows,
     in their order. None: it cannot be said.
 
@@ -78,6 +79,7 @@ class Op:
     reshapes: bool = False
     reduces: bool = False
     random: bool = False
+    moves: bool = False
     opaque: bool = False
     axes: Axes = unknown_axes
     flops: Count = no_arithmetic

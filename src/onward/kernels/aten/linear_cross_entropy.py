@@ -184,7 +184,8 @@ def _logit_gradients(
     if c.smoothing:
         dz.sub_(c.even if c.weight is None else c.weight * c.even)
     dz.scatter_add_(1, label, share * (c.smoothing - 1.0))
-    return dz.mul_(unit).masked_fill_(c.ignored[rows, None], 0.0)
+    dz.mul_(unit).scatter_add_(1, label, (unit - unit).expand_as(label))  # inf - inf, as in PyTorch
+    return dz.masked_fill_(c.ignored[rows, None], 0.0)
 
 
 def _add_gradients(c: _Call, rows: slice, dz: Tensor) -> None:

@@ -99,7 +99,7 @@ _TABLE = (
         Precision.FOLLOWS,
         (
             "Identity", "Reshape", "Squeeze", "Unsqueeze", "Transpose", "Expand", "Slice", "Split",
-            "Concat", "Gather", "GatherElements", "GatherND", "Pad", "Trilu",
+            "Concat", "Gather", "GatherElements", "GatherND", "Pad", "StopGradient", "Trilu",
         ),
         "numbers are moved, not computed",
     ),

@@ -22,6 +22,8 @@ def write_casts(graph: Graph, policy: Policy) -> int:
         writer.cast_operands(node)
     for name, value in graph.outputs.items():
         graph.outputs[name] = writer.cast(value, types[name], None)
+    for node in graph:
+        node.metadata_props.pop("precision", None)  # now the types say it
     return writer.casts
 
 

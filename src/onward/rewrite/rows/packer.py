@@ -473,13 +473,9 @@ class Packer:
         return [self.packed[x] for x in node.inputs if x is not None and x in self.packed]
 
     def emit(self, node: Node, inputs: Sequence[ToValue | None], **attrs: Any) -> list[Value]:
-        """The node's op on other inputs; what stops gradients still does."""
+        """The node's op on other inputs."""
         made = self.b.node(node.op_type, inputs, {**attributes(node), **attrs})
-        found = list(made) if isinstance(made, tuple) else [made]
-        maker = found[0].producer()
-        if maker is not None and node.meta.get("stop_gradient"):
-            maker.meta["stop_gradient"] = True
-        return found
+        return list(made) if isinstance(made, tuple) else [made]
 
 
 def _as_rows(shape: Shape, demand: Demand) -> Demand:

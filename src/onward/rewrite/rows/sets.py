@@ -189,6 +189,10 @@ def test(value: Value, number: float = 0, equal: bool = False) -> Test:
     return Test(value, number, equal)
 
 
+# the same elements in the same order
+_SAME_ORDER = ("Reshape", "Squeeze", "Unsqueeze", "Identity", "StopGradient")
+
+
 def _traced(value: Value, number: float) -> tuple[Value, float, bool] | None:
     """`(x, n, negated)`: `value == number` where, and only where, `x == n`; or, negated, where it
     is not. None where the producer says nothing of the kind."""
@@ -199,7 +203,7 @@ def _traced(value: Value, number: float) -> tuple[Value, float, bool] | None:
         return None
     x = node.inputs[0]
     match node.op_type:
-        case "Reshape" | "Squeeze" | "Unsqueeze" | "Identity":
+        case op if op in _SAME_ORDER:
             return x, number, False
         case "Cast":
             n = _before_cast(type_of(x).dtype, type_of(value).dtype, number)
@@ -335,7 +339,7 @@ def permuted(conditions: Conditions, sizes: Shape, perm: Sequence[int]) -> Condi
 def _turned(value: Value, sizes: Shape, perm: tuple[int, ...]) -> Value | None:
     """What a Transpose made `value`, of `sizes`, from, if numbered by `perm` it is that again."""
     node = value.producer()
-    while node is not None and node.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Identity"):
+    while node is not None and node.op_type in _SAME_ORDER:
         before = node.inputs[0]
         node = None if before is None else before.producer()
     if node is None or node.op_type != "Transpose" or type_of(node.outputs[0]).shape != sizes:

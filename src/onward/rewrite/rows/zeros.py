@@ -25,7 +25,7 @@ from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import Demand, met, regrouped, spread
 
 # of 0 they make 0, where it was
-_KEEPS_ZERO = ("Identity", "Neg", "Relu", "Tanh", "Cast", "Dropout", "Abs", "Erf")
+_KEEPS_ZERO = ("Identity", "StopGradient", "Neg", "Relu", "Tanh", "Cast", "Dropout", "Abs", "Erf")
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
 _MOVES = (*_RESHAPES, "Expand", "Transpose")
 Rows = Demand | None
@@ -132,7 +132,7 @@ class Zeros:
                 found = [_aligned(node, v, self.shown(v)) for v in node.inputs]
                 # two that hide might overflow together, as infinities of both signs do
                 return found[0] if found[1] is None else found[1] if found[0] is None else None
-            case "Identity":
+            case "Identity" | "StopGradient":
                 return self.shown(node.inputs[0])
             case op if op in _MOVES:
                 return _moved(node, self.shown(node.inputs[0]))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 
 from onward.graph.graph import Graph
+from onward.graph.names import some, user_name
+from onward.train.graphs import Graphs
 from onward.train.verify.draws import Draws, close_weights
 from onward.train.verify.engines import Engines
-from onward.train.verify.graphs import compared_outputs, without_dropout
+from onward.train.verify.graphs import compared_outputs, gradient, without_dropout
 from onward.train.verify.law import FP32, distance
 from onward.train.verify.report import Row
 
+_IDLE = "on this batch gradients of zeros where eager PyTorch has none, which weight decay moves"
 ORACLE = 1e-5  # of the tensor's own norm: two engines on one graph, sums in other orders
 REPLICAS = (8, 24)  # further draws of rounding noise, where one draw, or nine, say too little
 
@@ -36,6 +40,44 @@ def against_eager(engines: Engines, graph: Graph, form: str = "dropout off") -> 
             rows |= {n: draws.row(engine, n) for n in doubtful}
     missing = sorted(set(exact) - set(ours))
     return [*rows.values(), *(Row(engine, name, math.nan, 0.0) for name in missing)]
+
+
+def moved_as_in_eager(engines: Engines, graph: Graph) -> tuple[list[str], list[str]]:
+    """Where the parameters that a step moves are others than those with a gradient in eager
+    PyTorch: a line for each way in which they are, of at most five names; and a note of those that
+    this batch alone leaves out, such as experts that no token is sent to."""
+    theirs, ours = engines.own, engines.captured.reached
+    lacking = [n for n in engines.names if gradient(n) in theirs and n not in ours]
+    beyond = [n for n in engines.names if gradient(n) not in theirs and n in ours]
+    idle = _idle(engines, graph, beyond) if beyond else []
+    ways = {
+        "no gradient where eager PyTorch has one": lacking,
+        "a gradient where eager PyTorch has none": [n for n in beyond if n not in idle],
+    }
+    lines = [f"{way}: {some(map(user_name, names))}" for way, names in ways.items() if names]
+    notes = [f"{_IDLE}: {some(map(user_name, idle))}"] if idle else []
+    return lines, notes
+
+
+def _idle(engines: Engines, graph: Graph, names: Sequence[str]) -> list[str]:
+    """Those of which this batch makes the gradient zero, though the loss leads to them."""
+    forward = Graphs(engines.compiler.quiet(), engines.captured).forward
+    led = engines.compiler.quiet().gradients(forward, names, ()).signature.gradients
+    found = engines.onward(without_dropout(graph))
+    return [n for n in names if n in led and not found[gradient(n)].any()]
+
+
+def zero_as_in_eager(engines: Engines, rows: Iterable[Row]) -> list[str]:
+    """Likewise of gradients that are exactly zero in eager PyTorch, and not in these rows."""
+    failed = {row.name for row in rows if not row.ok}
+    odd = [n for n in engines.names if gradient(n) in failed and _is_zero(engines, gradient(n))]
+    line = "a gradient that is not zero where eager PyTorch's is exactly zero"
+    return [f"{line}: {some(map(user_name, odd))}"] if odd else []
+
+
+def _is_zero(engines: Engines, name: str) -> bool:
+    found = [run[name] for run in (engines.own, engines.exact) if name in run]
+    return bool(found) and not any(t.any() for t in found)
 
 
 def _draw_more(draws: Draws, engines: Engines, graph: Graph, more: int) -> None:

@@ -36,12 +36,16 @@ class Draws:
         exact: Mapping[str, torch.Tensor],
     ) -> None:
         """One run more. A gradient that is zero by construction, such as a key bias's, which
-        softmax does not see, is noise in every engine, and one's noise bounds no other's."""
+        softmax does not see, is noise in every engine, and one's noise bounds no other's; where it
+        is exactly zero in eager PyTorch there is none, and AdamW would step by what is no zero."""
         norms = {n: float(t.norm()) for n, t in exact.items()}
         if not self.runs:
             whole = math.hypot(*norms.values())
             least = FP32.tensor * FP32.roundoff * whole
-            self.zero = {n: self.law.roundoff * whole for n, norm in norms.items() if norm <= least}
+            noise = [
+                n for n, norm in norms.items() if norm <= least and not _zeros(n, exact, eager)
+            ]
+            self.zero = dict.fromkeys(noise, self.law.roundoff * whole)
         self.runs += 1
         for name in exact.keys() & ours.keys() & eager.keys():
             truth = exact[name]
@@ -67,6 +71,11 @@ class Draws:
         """Whether more runs could find that a tensor over its bound is right."""
         row = self.row("", name)
         return row.difference <= GROSS * row.allowed  # never where it is NaN
+
+
+def _zeros(name: str, *engines: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a tensor is exactly zero in each of them."""
+    return all(name in found and not found[name].any() for found in engines)
 
 
 def close_weights(

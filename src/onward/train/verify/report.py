@@ -23,17 +23,20 @@ class Row:
 
 @dataclass
 class Verification:
-    """The comparison; prints as a table of the worst rows."""
+    """The comparison; prints as a table of the worst rows. mismatches: which parameters have a
+    gradient at all, or one that is not zero, in one engine alone."""
 
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    mismatches: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        return bool(self.rows) and all(row.ok for row in self.rows)
+        return bool(self.rows) and all(row.ok for row in self.rows) and not self.mismatches
 
     def __str__(self) -> str:
         lines = [f"{'ok' if self.ok else 'FAILED'}: {len(self.rows)} tensors compared"]
+        lines += [f"  DIFFERS {line}" for line in self.mismatches]
         for engine in dict.fromkeys(row.engine for row in self.rows):
             rows = [r for r in self.rows if r.engine == engine]
             bad = [r for r in rows if not r.ok]

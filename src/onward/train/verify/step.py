@@ -23,7 +23,12 @@ from onward.train.batch import Batch
 from onward.train.graphs import Graphs
 from onward.train.regions import table
 from onward.train.verify.bisection import first_departure
-from onward.train.verify.comparison import against_eager, against_onnxruntime
+from onward.train.verify.comparison import (
+    against_eager,
+    against_onnxruntime,
+    moved_as_in_eager,
+    zero_as_in_eager,
+)
 from onward.train.verify.engines import Engines, LossFunction
 from onward.train.verify.report import Row, Verification
 
@@ -54,6 +59,10 @@ def verify_step(
         result, kinds = Verification(), [engines]
         padded, rows = _compared(engines)
         result.rows += rows
+        lines, notes = moved_as_in_eager(engines, padded)
+        result.mismatches += lines
+        result.notes += notes
+        result.mismatches += zero_as_in_eager(engines, rows)
         if policy is not None:
             low = Compiler(host(device), disable, Journal(keep_stages=bisect), policy)
             kinds.append(engines.under_autocast(low, torch_dtype(policy.low)))

@@ -1,0 +1,101 @@
+"""docs/what-works-where.md: what works with which way in, each cell with the test that holds it.
+
+`python tests/what_works.py` writes the page of the table below; other pages link to it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "what-works-where.md"
+WAYS = (
+    "`onward.Trainer`", "transformers' Trainer, one graph", "`onward.accelerate`, `onward.Module`",
+    '`torch.compile(backend="onward")`',
+)  # fmt: skip
+_LED, _OWN = "tests/integrations/test_transformers_trainer.py::", "tests/module/"
+_COMPILE, _BESIDE = "tests/integrations/test_torch_compile.py::", "tests/integrations/"
+_ONE, _SHARDS = "no: one process", "no: parameters in shards have no graph"
+
+# of each way: what is said, and the test that holds it where it works
+Cell = tuple[str, str | None]
+ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
+    "fp32": (
+        ("yes", "tests/models/test_parity.py"), ("yes", f"{_LED}test_a_language_model"),
+        ("yes", f"{_OWN}test_gradients.py"),
+        ("yes", f"{_COMPILE}test_training_and_evaluation_have_each_its_graph"),
+    ),
+    "bf16": (
+        ('`mixed_precision="bf16"`', "tests/models/test_mixed_row_laws.py"),
+        ("`bf16=True`", f"{_LED}test_bf16"),
+        ("`torch.autocast`, `bf16=True`", f"{_OWN}test_autocast.py::test_transformers"),
+        ("`torch.autocast`", f"{_COMPILE}test_autocast_around"),
+    ),
+    "fp16": (
+        ('`mixed_precision="fp16"`', "tests/models/test_fp16_gradients.py"),
+        ("see [integrations](integrations.md)", None),
+        ("`torch.autocast`, `GradScaler`",
+         f"{_BESIDE}test_grad_scaler.py::test_scaled_gradients_and_skipped_updates"),
+        ("`torch.autocast`", f"{_COMPILE}test_autocast_around"),
+    ),
+    "optimizers": (
+        ("AdamW, Adam, SGD", "tests/train/test_optimizer_state.py"),
+        ("AdamW, Adam, SGD", f"{_LED}test_an_optimizer_without_a_graph_is_refused"),
+        ("any", f"{_OWN}test_gradients.py"), ("any", f"{_COMPILE}test_autocast_within"),
+    ),
+    "DistributedDataParallel": (
+        (_ONE, None), (_ONE, None),
+        ("yes", f"{_BESIDE}test_distributed.py::test_ddp_over_gloo"), ("not tested", None),
+    ),
+    "DeepSpeed ZeRO-1, ZeRO-2": (
+        (_ONE, None), (_ONE, None), ("yes", f"{_BESIDE}test_deepspeed.py::test_zero"),
+        ("not tested", None),
+    ),
+    "FSDP, ZeRO-3, tensor and pipeline parallelism": (
+        (_ONE, None), (_ONE, None), (_SHARDS, None), (_SHARDS, None),
+    ),
+    "peft": (
+        ("not tested", None), ("not tested", None),
+        ("yes", f"{_BESIDE}test_peft.py::test_adapters_come_and_go"), ("not tested", None),
+    ),
+    "a module around a model with a cache": (
+        ("yes", "tests/capture/test_capture_manners.py"), ("not tested", None),
+        ("yes; without a cache in training or with labels",
+         f"{_OWN}test_caches.py::test_a_graph_or_what_to_set"), ("not tested", None),
+    ),
+    "generation": (
+        ("by the model itself", None), ("eager", f"{_LED}test_seq2seq"),
+        ("eager, with a warning", f"{_OWN}test_waiting.py"), ("not tested", None),
+    ),
+    "CUDA": (
+        ("runs, without fused attention", None), ("not tested", None),
+        ("runs, without fused attention", None), ("not tested", None),
+    ),
+}  # fmt: skip
+
+
+def page() -> str:
+    lines = [
+        "# What works where",
+        "",
+        "Written by `python tests/what_works.py`, and held by `tests/test_what_works.py`: each",
+        "number stands for the test below, which holds that cell. What has none is a limit, or is",
+        "not tested.",
+        "",
+        f"| | {' | '.join(WAYS)} |",
+        "|---|---|---|---|---|",
+    ]
+    tests: list[str] = []
+    for name, cells in ROWS.items():
+        shown = []
+        for said, test in cells:
+            if test is not None and test not in tests:
+                tests.append(test)
+            shown.append(said if test is None else f"{said} ({tests.index(test) + 1})")
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    lines += ["", *(f"{i}. `{test}`" for i, test in enumerate(tests, 1)), ""]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
