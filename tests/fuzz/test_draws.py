@@ -16,7 +16,7 @@ from fuzz.source import definitions
 import onward
 from onward.capture.aten import TABLE
 from onward.integrations import transformers as drop_in
-from onward.train.prepared_step import PreparedStep
+from onward.train import prepared_steps
 
 CASES = [case_of(seed) for seed in range(400)]
 
@@ -82,7 +82,7 @@ def test_a_number_drawn_from_torchs_generator_is_found(monkeypatch: pytest.Monke
 def test_a_capture_too_many_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     case = sound("F.linear")
     assert most_captures(case) == 1
-    monkeypatch.setattr(PreparedStep, "fits", lambda *_: False)
+    monkeypatch.setattr(prepared_steps, "_find", lambda *_: None)
     assert judge(case).kind == "captures"
 
 
