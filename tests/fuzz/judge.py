@@ -358,6 +358,8 @@ def _raised(error: Exception, variant: dict[str, Any], at: int) -> Verdict:
         return Verdict("refused", text, _said(error), variant, at)
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "/onward/" in f.filename]
+    if variant.get("loop") == "compiled" and not own:
+        return Verdict("refused", text, _said(error), variant, at)  # by torch.compile itself
     place = f"{own[-1].filename.rpartition('/onward/')[2]}:{own[-1].name}" if own else ""
     tail = "".join(traceback.format_tb(error.__traceback__)[-4:])
     return Verdict("exception", f"{text[:600]}\n{tail}", f"{place} {_said(error)}", variant, at)
