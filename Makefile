@@ -18,12 +18,14 @@ SWEEP_ARGS ?=
 SWEEP_OUT ?= runs/sweep.jsonl
 # --only PATTERN of the names of node tests.
 NODE_ARGS ?=
+# --transformers-tests PATH and --scripts PATH of a checkout of transformers; --parts, --only TEXT.
+OUTSIDERS_ARGS ?=
 
 # pyright asks the package index for a newer version of itself at every start without this.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-whole fuzz mutation sanitize false-alarms sweep node-tests lint format clean
+.PHONY: help finetune test test-whole fuzz mutation sanitize false-alarms sweep node-tests outsiders lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -76,6 +78,10 @@ sweep: $(VENV)/.installed-sweep ## try every model class of transformers beside 
 
 node-tests: $(VENV)/.installed-test ## run onnx's own node tests, results and gradients, write their table and docs/operators.md (two minutes)
 	$(BIN)/python tests/nodes/run.py --jobs $(TEST_WORKERS) --write $(NODE_ARGS)
+
+outsiders: $(VENV)/.installed-test ## run others' suites over Onward: torch's tables, and by path transformers' own tests and scripts
+	$(BIN)/python -m pip install --quiet parameterized --constraint constraints.txt
+	$(BIN)/python tests/outsiders/run.py $(OUTSIDERS_ARGS)
 
 lint: $(VENV)/.installed-dev ## ruff check, ruff format --check, pyright (basic, then strict)
 	$(BIN)/ruff check .

@@ -10,7 +10,21 @@ def unusual(m: Maker) -> None:
     """Now and then a statement of a kind that few programs have."""
     if m.rarely(0.06):
         effects(m)
+    if m.rarely(0.03):
+        settings(m)
     perhaps_a_region(m)
+
+
+def settings(m: Maker) -> str:
+    """A configuration that the first forward completes, as a classifier's its kind of problem."""
+    h, config = m.late([n for n, k in m.kinds.items() if k == HIDDEN]), m.attribute("config", {})
+    return m.value(HIDDEN, m.late([
+        f"if {config}.problem_type is None:\n    {config}.problem_type = 'a'\n"
+        f"= {h} * (2.0 if {config}.problem_type == 'a' else 0.5)",
+        f"{config}.problem_type = 'b'\n= {h} * (2.0 if {config}.problem_type == 'b' else 0.5)",
+        f"if {config}.problem_type is None:\n    {config}.problem_type = {h}.shape[-1]\n"
+        f"= {h} / {config}.problem_type",
+    ]))  # fmt: skip
 
 
 def effects(m: Maker) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import io
 import os
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import transformers
 from fuzz.maker import Case
 from fuzz.source import OPTIONS, SCHEDULER, batch_name, definitions
 from torch import nn
@@ -22,6 +25,7 @@ import onward.compile
 import onward.train.packed_step
 from onward.capture import CapturedModule
 from onward.capture.object_graph import Walk
+from onward.integrations.torch_compile import register
 
 Tensors = dict[str, torch.Tensor]
 SLOTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
@@ -29,11 +33,13 @@ SLOTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 @dataclass
 class Moment:
-    """What can be seen after one action. `error`: what it raised."""
+    """What can be seen after one action. `error`: what it raised. generator: torch's own, where it
+    stands."""
 
     said: Tensors = field(default_factory=dict)  # loss, grad_norm, outputs
     state: Tensors = field(default_factory=dict)  # parameters, buffers, the optimizer's state
     error: Exception | None = None
+    generator: bytes = b""
 
 
 def namespace(case: Case) -> dict[str, Any]:
@@ -44,7 +50,10 @@ def namespace(case: Case) -> dict[str, Any]:
 
 
 class Side:
-    """A model, an optimizer and perhaps a scheduler, to which a history happens."""
+    """A model, an optimizer and perhaps a scheduler, to which a history happens.
+
+    whole: the model with what is around it.
+    """
 
     def __init__(self, case: Case, defined: dict[str, Any], dtype: torch.dtype) -> None:
         self.case, self.defined, self.dtype = case, defined, dtype
@@ -52,8 +61,18 @@ class Side:
         for name, path in case["aliases"]:  # a conversion makes two of a buffer that has two names
             if any(p["path"] == path and p["buffer"] for p in case["parameters"]):
                 defined["put"](self.model, name, self.model.get_buffer(path))
-        self.optimizer: torch.optim.Optimizer = defined["optimizer_of"](self.model)
+        self.whole: nn.Module = defined["around"](self.model, self.face).to(dtype)
+        self.optimizer: torch.optim.Optimizer = defined["optimizer_of"](self.whole)
         self.scheduler: Any = None
+
+    def face(self, model: nn.Module) -> nn.Module:
+        """What Onward puts around the model."""
+        return model
+
+    def play(self) -> list[Moment]:
+        """The whole history, from where torch's generator always stands then."""
+        torch.manual_seed(self.case["seed"])
+        return [self.act(action) for action in self.case["history"]]
 
     def schedule(self) -> None:
         self.scheduler = eval(SCHEDULER, {"torch": torch, "optimizer": self.optimizer})
@@ -63,6 +82,8 @@ class Side:
         if "alias" in action:
             made = self.defined["aliased"](found, action["input"], self.model, action["alias"])
             return {k: v if k == action["input"] else self._cast(v) for k, v in made.items()}
+        if action["do"] == "train":
+            found = self.defined["collated"](found)
         return {k: self._cast(v) for k, v in found.items()}
 
     def _cast(self, x: torch.Tensor) -> torch.Tensor:
@@ -86,12 +107,15 @@ class Side:
         except Exception as error:
             moment.error = error
         moment.state = self.state()
+        moment.generator = torch.get_rng_state().numpy().tobytes()
         return moment
 
     def state(self) -> Tensors:
-        found = {f"parameter {n}": p for n, p in self.model.named_parameters()}
-        found |= {f"buffer {n}": b for n, b in self.model.named_buffers()}
-        for n, p in self.model.named_parameters():
+        found = {f"parameter {n}": p for n, p in self.whole.named_parameters()}
+        found |= {f"buffer {n}": b for n, b in self.whole.named_buffers()}
+        if self.case["wrap"]:
+            found |= {f"key {n}": torch.ones(()) for n in self.whole.state_dict()}
+        for n, p in self.whole.named_parameters():
             for slot in SLOTS:
                 x = self.optimizer.state.get(p, {}).get(slot)
                 if x is not None:
@@ -112,57 +136,77 @@ class Side:
 
     def rebirth(self) -> None: ...
 
+    def save(self) -> None:
+        """As a user saves a model in the middle of a run."""
+        if isinstance(self.model, transformers.PreTrainedModel):
+            with tempfile.TemporaryDirectory() as folder:
+                self.model.save_pretrained(folder)
+        else:
+            torch.save(self.whole.state_dict(), io.BytesIO())
+
 
 class Eager(Side):
-    """The plain loop; `autocast`: its forwards in bf16, as torch mixes precision."""
+    """The plain loop; mixed: the variant of which its forwards have the precision, as torch mixes
+    it, and its losses the scale."""
 
     def __init__(
-        self, case: Case, defined: dict[str, Any], dtype: torch.dtype, autocast: bool = False
+        self,
+        case: Case,
+        defined: dict[str, Any],
+        dtype: torch.dtype,
+        mixed: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__(case, defined, dtype)
-        self.micro, self.autocast = 0, autocast
+        self.micro, self.low = 0, LOW.get((mixed or {}).get("mixed_precision", ""))
+        self.scale: float = (mixed or {}).get("loss_scale", 1.0)
         if case["scheduler"]:
             self.schedule()
 
     def loss(self, batch: dict[str, Any]) -> tuple[torch.Tensor, Tensors]:
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+        with torch.autocast("cpu", self.low, enabled=self.low is not None):
             return self._loss(batch)
 
     def _loss(self, batch: dict[str, Any]) -> tuple[torch.Tensor, Tensors]:
         if self.case["loss_fn"]:
             y = batch.pop("labels")
-            out = self.model(**batch)
+            out = self.called()(**batch)
             return self.defined["loss_fn"](out, y), out if isinstance(out, dict) else {}
-        outputs = self.model(**batch)
+        outputs = self.called()(**batch)
         if isinstance(outputs, torch.Tensor):
             return outputs, {}
         return outputs["loss"], outputs
+
+    def called(self) -> Callable[..., Any]:
+        return self.whole
 
     def train(self, batch: dict[str, Any]) -> Tensors:
         n, limit = (
             self.case["options"][k] for k in ("gradient_accumulation_steps", "max_grad_norm")
         )
-        self.model.train()
+        self.whole.train()
         if self.micro == 0:
             self.optimizer.zero_grad()
         loss, outputs = self.loss(batch)
-        (loss / n).backward()
+        (loss / n * self.scale).backward()
         said = {
             "loss": loss
         }  # copies: an output may be a view of a parameter, as Onward's never is
         said |= {f"output {k}": outputs[k].detach().clone() for k in self.case["fetch"]}
         self.micro = (self.micro + 1) % n
         if self.micro == 0:
+            kept = [p for g in self.optimizer.param_groups for p in g["params"]]
+            for p in kept if self.scale != 1.0 else ():
+                if p.grad is not None:
+                    p.grad.div_(self.scale)
             if limit is not None:
-                kept = [p for g in self.optimizer.param_groups for p in g["params"]]
                 said["grad_norm"] = nn.utils.clip_grad_norm_(kept, limit)
             self.optimizer.step()
         return {k: x.detach().clone() for k, x in said.items()}
 
     def eval(self, batch: dict[str, Any]) -> Tensors:
-        flags = [(m, m.training) for m in self.model.modules()]
+        flags = [(m, m.training) for m in self.whole.modules()]
         try:
-            self.model.eval()
+            self.whole.eval()
             with torch.no_grad():
                 loss, outputs = self.loss(batch)
         finally:
@@ -187,9 +231,12 @@ class Ours(Side):
         said = {k: v for k, v in self.variant.items() if k in OPTIONS}
         said["disable"] = tuple(said.get("disable", ()))
         options = onward.TrainerOptions(
-            **said, **self.case["options"], seed=3, fetch=tuple(self.case["fetch"])
+            **said,
+            **self.case["options"],
+            seed=3 if self.case["seeded"] else None,
+            fetch=tuple(self.case["fetch"]),
         )
-        return onward.Trainer(self.model, self.optimizer, self.defined["loss_fn"], options=options)
+        return onward.Trainer(self.whole, self.optimizer, self.defined["loss_fn"], options=options)
 
     def train(self, batch: dict[str, Any]) -> Tensors:
         if self.case["call"] == "mapping":
@@ -208,11 +255,16 @@ class Ours(Side):
     def reload(self) -> None:
         self.trainer.load_state_dict(self.trainer.state_dict())
 
+    def face(self, model: nn.Module) -> nn.Module:
+        return onward.Module(model) if self.case["face"] == "Module" else model
+
     def rebirth(self) -> None:
         """As a new process would resume: new objects, and the state."""
         state = copy.deepcopy(self.trainer.state_dict())
-        self.model = self.defined["Model"]().train()
-        self.optimizer = self.defined["optimizer_of"](self.model)
+        with torch.random.fork_rng():  # a model's beginning is no part of the run
+            self.model = self.defined["Model"]().train()
+            self.whole = self.defined["around"](self.model, self.face)
+        self.optimizer = self.defined["optimizer_of"](self.whole)
         self.trainer = self.made()
         self.trainer.load_state_dict(state)
 
@@ -221,13 +273,33 @@ class OurModule(Eager):
     """The plain loop, with the model accelerated."""
 
     def __init__(self, case: Case, defined: dict[str, Any], variant: dict[str, Any]) -> None:
+        self.disable = tuple(variant.get("disable", ()))
         super().__init__(case, defined, torch.float32)
-        onward.accelerate(self.model, disable=tuple(variant.get("disable", ())))
+
+    def face(self, model: nn.Module) -> nn.Module:
+        own = onward.Module if self.case["face"] == "Module" else onward.accelerate
+        return own(model, disable=self.disable)
+
+
+class OurCompiled(Eager):
+    """The plain loop, with the model compiled by torch.compile with Onward as its backend."""
+
+    def __init__(self, case: Case, defined: dict[str, Any], variant: dict[str, Any]) -> None:
+        super().__init__(case, defined, torch.float32)
+        torch._dynamo.reset()
+        register()
+        self._compiled = torch.compile(self.whole, backend="onward")
+
+    def called(self) -> Callable[..., Any]:
+        return self._compiled
+
+
+LOOPS = {"module": OurModule, "compiled": OurCompiled}
+LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def ours_of(case: Case, defined: dict[str, Any], variant: dict[str, Any]) -> Side:
-    kind = OurModule if variant.get("loop") == "module" else Ours
-    return kind(case, defined, variant)
+    return LOOPS.get(variant.get("loop", ""), Ours)(case, defined, variant)
 
 
 # ---- variants: what a whole process would set
@@ -281,11 +353,13 @@ class Captures:
     def __init__(self) -> None:
         self.kept: list[tuple[Any, CapturedModule, dict[str, str]]] = []
         self.real = onward.compile.capture
+        self.count = 0  # of the run that is on
 
     def of(self, variant: dict[str, Any], number: int) -> AbstractContextManager[None]:
         """For the run of that variant, the first of which is recorded."""
-        if variant.get("loop") == "module":  # which captures calls, no steps
-            return contextlib.nullcontext()
+        self.count = 0
+        if "loop" in variant:  # which captures calls, no steps
+            return self._patched(self.real)
         return self.replaying() if number else self.recording()
 
     @contextlib.contextmanager
@@ -330,7 +404,11 @@ class Captures:
 
     @contextlib.contextmanager
     def _patched(self, function: Callable[..., CapturedModule]) -> Iterator[None]:
-        onward.compile.capture = function
+        def counting(*args: Any, **more: Any) -> CapturedModule:
+            self.count += 1
+            return function(*args, **more)
+
+        onward.compile.capture = counting
         try:
             yield
         finally:

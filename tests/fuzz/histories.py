@@ -7,8 +7,10 @@ actions: `train` and `eval` on a batch (perhaps a spoilt one), `code` that both 
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+from fuzz.around import perhaps_around
 from fuzz.maker import HIDDEN, LOSS, ODD_OUTPUTS, OUTPUT_NAMES, Case, Maker
 from fuzz.program import clean, program
 from fuzz.regions import changes, counts, is_odd
@@ -48,6 +50,7 @@ def case_of(seed: int) -> Case:
     case["fetch"] = [n for n in results if m.chance(0.5)]
     case["history"] = history(m, case)
     _on_tensors(m, case)
+    perhaps_around(m, case)
     case["variants"] = variants(m)
     if counts(case):  # eager may have called it in what is spoilt; a new model begins at 0
         case["history"] = [a for a in case["history"] if "spoil" not in a and a["do"] != "rebirth"]
@@ -62,7 +65,27 @@ def case_of(seed: int) -> Case:
         case["variants"] = [{}, *case["variants"]]
         if not is_odd(case) and m.chance(0.25):
             case["variants"].append({"mixed_precision": "bf16"})
+    _loops(m, case)
     return case
+
+
+def _loops(m: Maker, case: Case) -> None:
+    """Other precisions where a gradient stops; the other ways to run a model."""
+    dice, loops = random.Random(f"{m.seed} loops"), [v.get("loop") for v in case["variants"]]
+    if case["dropout"]:
+        return
+    mixed = any("mixed_precision" in v for v in case["variants"])
+    if case["stopped"] and not is_odd(case):
+        if not mixed:
+            case["variants"].append({"mixed_precision": "bf16"})
+        if dice.random() < 0.5:
+            case["variants"].append({"mixed_precision": "fp16", "loss_scale": 64.0})
+    if "module" not in loops and dice.random() < (0.7 if case["wrap"] else 0.2):
+        case["variants"].append({"loop": "module"})
+    if dice.random() < (0.5 if case["base"] or case["collator"] else 0.08):
+        case["variants"].append({"loop": "drop-in"})
+    if dice.random() < 0.04:
+        case["variants"].append({"loop": "compiled"})
 
 
 def _trained(m: Maker, made: Case) -> Case:

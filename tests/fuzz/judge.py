@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from fuzz import drop_in
+from fuzz.counted import most_captures
 from fuzz.engines import Captures, Eager, Moment, Tensors, namespace, ours_of, variant_set
 from fuzz.maker import Case
 
@@ -65,7 +67,7 @@ def judge(case: Case) -> Verdict:
         return Verdict("invalid", f"{error!r}", _said(error))
     if case["dropout"]:
         return _between_variants(case, defined)
-    eager, exact = ([side.act(a) for a in case["history"]] for side in sides)
+    eager, exact = (side.play() for side in sides)
     first = eager[0]
     if first.error is not None and not case["history"][0].get("spoil"):
         return Verdict("invalid", f"{first.error!r}", _said(first.error))
@@ -73,18 +75,28 @@ def judge(case: Case) -> Verdict:
     captures = Captures()
     best, refused = Verdict(), False
     for i, variant in enumerate(case["variants"]):
-        if refused and variant.get("loop") != "module":
+        if refused and "loop" not in variant:
             continue  # it would refuse as well
+        if variant.get("loop") == "drop-in":
+            with captures.of(variant, i):
+                found = _in_place_of_stock(case, variant, captures)
+            if found.finding:
+                return found
+            continue
         beside, bounds = eager, FP32
         if "mixed_precision" in variant:
-            side = Eager(case, defined, torch.float32, autocast=True)
-            beside, bounds = [side.act(a) for a in case["history"]], BF16
+            side = Eager(case, defined, torch.float32, variant)
+            beside, bounds = side.play(), BF16
             if any(
                 (a.error is None) != (b.error is None) for a, b in zip(beside, eager, strict=True)
             ):
                 continue  # autocast cannot run what eager can
         with variant_set(variant), captures.of(variant, i):
             found = _against(case, defined, variant, beside, exact, start, bounds)
+            whole = variant.get("loop") != "compiled"  # whose graphs are torch.compile's to choose
+            if whole and found.kind == "ok" and captures.count > (most := most_captures(case)):
+                text = f"{captures.count} captures where {most} are enough"
+                found = Verdict("captures", text, "captures", variant)
         if found.finding:
             return found
         if found.kind == "nan" and bounds is BF16:
@@ -112,9 +124,12 @@ def _against(
         return _raised(error, variant, 0)
     last, said = Moment(state=ours.state()), _sizes(exact)
     owns: dict[str, float] = {}
-    by_hand = variant.get("loop") == "module"  # where a step that fails is the user's own matter
+    by_hand = "loop" in variant  # where a step that fails is the user's own matter
+    spoilt = False
+    torch.manual_seed(case["seed"])
     for i, action in enumerate(case["history"]):
         one, two = eager[i], exact[i]
+        spoilt = spoilt or one.error is not None  # where each has drawn what it came to
         if action["do"] == "code" and one.error is not None:
             return Verdict("invalid", f"{one.error!r}", _said(one.error))
         if one.error is not None and "to_padded_tensor" in str(one.error):
@@ -153,7 +168,44 @@ def _against(
                 return Verdict(
                     "difference", f"action {i}: {worst}", f"difference: {what}", variant, i
                 )
+            if not spoilt and moment.generator != one.generator:
+                text = f"action {i}: torch's generator stands elsewhere than eager's"
+                return Verdict("difference", text, "difference: generator", variant, i)
         last = moment
+    return Verdict()
+
+
+def _in_place_of_stock(case: Case, variant: dict[str, Any], captures: Captures) -> Verdict:
+    """transformers' own Trainer in two precisions, and Onward's."""
+    if not drop_in.fits(case):
+        return Verdict()
+    case = drop_in.with_outputs(case)
+    defined = namespace(case)
+    kinds = (drop_in.STOCK, torch.float32), (drop_in.STOCK, torch.float64)
+    try:
+        one, two = (drop_in.Led(case, defined, d, kind).play() for kind, d in kinds)
+    except Exception as error:
+        return Verdict("invalid", f"{error!r}", _said(error))
+    start = Eager(case, defined, torch.float64).state()
+    captures.count = 0
+    try:
+        ours = drop_in.Led(case, defined, torch.float32, drop_in.OURS).play()
+    except Exception as error:
+        return _raised(error, variant, 0)
+    said, owns = _sizes(two), dict[str, float]()
+    for i, (mine, eager, exact) in enumerate(zip(ours, one, two, strict=True)):
+        told = [x for m in (eager, exact) for x in (*m.said.values(), *m.state.values())]
+        if not all(x.isfinite().all() for x in told):
+            return Verdict("nan", "eager is not finite", "nan")
+        if worst := _differs(mine, eager, exact, start, FP32, said, owns):
+            what = f"drop-in difference: {worst.split()[0]}"
+            return Verdict("difference", f"update {i}: {worst}", what, variant, i)
+        if mine.generator != eager.generator:
+            text = f"update {i}: torch's generator stands elsewhere than in transformers' Trainer"
+            return Verdict("difference", text, "drop-in difference: generator", variant, i)
+    if captures.count > (most := most_captures(case)):
+        text = f"{captures.count} captures where {most} are enough"
+        return Verdict("captures", text, "drop-in captures", variant)
     return Verdict()
 
 
@@ -253,6 +305,7 @@ def _between_variants(case: Case, defined: dict[str, Any]) -> Verdict:
             except Exception as error:
                 return _raised(error, variant, 0)
             start = start or {n: x.double() for n, x in ours.state().items()}
+            torch.manual_seed(case["seed"])
             for k, action in enumerate(case["history"]):
                 moment = ours.act(action)
                 if i == 0:
@@ -281,6 +334,11 @@ def _between_variants(case: Case, defined: dict[str, Any]) -> Verdict:
                         "difference", f"dropout, action {k}: {worst}",
                         f"dropout difference: {worst.split()[0]}", variant, k,
                     )  # fmt: skip
+                if moment.generator != one.generator:
+                    return Verdict(
+                        "difference", f"dropout, action {k}: the variants' generators differ",
+                        "dropout difference: generator", variant, k,
+                    )  # fmt: skip
     return Verdict()
 
 
@@ -300,6 +358,8 @@ def _raised(error: Exception, variant: dict[str, Any], at: int) -> Verdict:
         return Verdict("refused", text, _said(error), variant, at)
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "/onward/" in f.filename]
+    if variant.get("loop") == "compiled" and not own:
+        return Verdict("refused", text, _said(error), variant, at)  # by torch.compile itself
     place = f"{own[-1].filename.rpartition('/onward/')[2]}:{own[-1].name}" if own else ""
     tail = "".join(traceback.format_tb(error.__traceback__)[-4:])
     return Verdict("exception", f"{text[:600]}\n{tail}", f"{place} {_said(error)}", variant, at)

@@ -1,9 +1,5 @@
-"""Grammar of the fuzzer: a seed becomes a case, a tree of plain values that JSON can hold.
-
-A case says a module (parameters, statements, outputs), its batches, the options of a run and what
-happens in it. Statements are Python text in which a path in backticks stands for a parameter,
-`$kind$` for an input of the batch; `source.py` prints the rest around them.
-"""
+"""Grammar of the fuzzer: a seed becomes a case, a tree of plain values that JSON can hold; see
+`maker.py`."""
 
 from __future__ import annotations
 
@@ -24,6 +20,7 @@ from fuzz.maker import (
     Case,
     Maker,
 )
+from fuzz.stops import perhaps_complex, stops
 
 # ---- where values begin
 
@@ -538,6 +535,7 @@ def program(m: Maker) -> dict[str, Any]:
     for _ in range(m.dice.randint(1, 6)):
         m.dice.choices(rules, weights)[0](m)
     unusual(m)
+    perhaps_complex(m)
     if m.chance(0.1):
         m.pick(HIDDEN)
         m.parameter(3, m.width)  # nobody reads it
@@ -551,6 +549,7 @@ def program(m: Maker) -> dict[str, Any]:
     if m.rarely(0.05) and m.parameters:  # an attribute of a parameter, which it may not have
         path = m.late(m.parameters)["path"]
         end = m.value(LOSS, f"{end} * getattr(`{path}`, 'gain', 1.0)")
+    end, stopped = stops(m, end)
     kept = [n for n, k in m.kinds.items() if k in (HIDDEN, POOLED, "wide", LOSS) and n != end]
     outputs: dict[str, str] = {}
     if m.chance(0.6):
@@ -564,7 +563,7 @@ def program(m: Maker) -> dict[str, Any]:
     made = {
         "width": m.width, "parameters": m.parameters, "modules": m.modules, "aliases": aliases,
         "inputs": m.inputs, "attributes": m.attributes, "body": m.body, "loss": end,
-        "outputs": outputs, "vocabulary": m.vocabulary,
+        "outputs": outputs, "vocabulary": m.vocabulary, "stopped": stopped,
     }  # fmt: skip
     return clean(made)
 

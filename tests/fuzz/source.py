@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fuzz.around import PRETRAINED, around_source
 from fuzz.maker import Case
 from fuzz.regions import classes
 
-OPTIONS = ("disable", "memory_budget", "mixed_precision")  # of a variant that are the Trainer's
+# of a variant's, those that are the Trainer's
+OPTIONS = ("disable", "memory_budget", "mixed_precision", "loss_scale")
 
 PRELUDE = '''
 def tensor(*shape, seed, about=0.0, layout="rows"):
@@ -78,9 +80,14 @@ def statement(case: Case, item: dict[str, Any]) -> list[str]:
 def model_source(case: Case) -> str:
     """The class `Model`."""
     out = ["class Model(nn.Module):", "    def __init__(self):", "        super().__init__()"]
+    if case["base"]:
+        out[0] = "class Model(transformers.PreTrainedModel):\n    config_class = CaseConfig\n"
+        out[2] = "        super().__init__(CaseConfig())"
+    if "config" in case["attributes"] and not case["base"]:
+        out.append("        self.config = types.SimpleNamespace(problem_type=None)")
     if case["modules"]:
         out.append("        torch.manual_seed(1)")
-    out += [f"        self.{k} = {v!r}" for k, v in case["attributes"].items()]
+    out += [f"        self.{k} = {v!r}" for k, v in case["attributes"].items() if k != "config"]
     out += [f"        self.{x['path']} = {x['code']}" for x in case["modules"]]
     for p in case["parameters"]:
         about = f", about={p['about']}" if p["about"] else ""
@@ -255,6 +262,8 @@ def history_source(case: Case) -> str:
             batch = batch_name(action)
             if "alias" in action:
                 batch = f"aliased({batch}, {action['input']!r}, side.model, {action['alias']!r})"
+            elif action["do"] == "train":
+                batch = f"collated({batch})"
             out.append(f"    side.{action['do']}_step({batch})")
         elif action["do"] == "code":
             code = re.sub(r"\b(model|optimizer|scheduler)\b", r"side.\1", action["code"])
@@ -264,21 +273,25 @@ def history_source(case: Case) -> str:
     return "\n".join(out) + "\n"
 
 
-IMPORTS = "import copy\n\nimport torch\nimport torch.nn.functional as F\nfrom torch import nn\n"
+IMPORTS = (
+    "import copy\nimport tempfile\nimport types\n\nimport torch\n"
+    "import torch.nn.functional as F\nfrom torch import nn\n"
+)
 
 
 def definitions(case: Case) -> str:
     """Everything that the engines run; no more than torch is needed."""
     return "\n\n".join([
-        IMPORTS + PRELUDE + classes(case), model_source(case), optimizer_source(case),
-        batches_source(case),
+        IMPORTS + (PRETRAINED if case["base"] else "") + PRELUDE + classes(case),
+        model_source(case), around_source(case), optimizer_source(case), batches_source(case),
         f"loss_fn = {case['loss_fn'] or None}\n",
     ])  # fmt: skip
 
 
 def script(case: Case, variant: dict[str, Any], title: str) -> str:
     """A stand-alone program that runs eager and Onward and prints how far apart they are."""
-    options = {k: v for k, v in case["options"].items() if v not in (None, 1)} | {"seed": 3}
+    options = {k: v for k, v in case["options"].items() if v not in (None, 1)}
+    options |= {"seed": 3} if case["seeded"] else {}
     options |= {k: v for k, v in variant.items() if k in OPTIONS}
     if case["fetch"]:
         options["fetch"] = tuple(case["fetch"])
@@ -289,7 +302,9 @@ def script(case: Case, variant: dict[str, Any], title: str) -> str:
     scheduler = SCHEDULER.replace("optimizer,", "self.optimizer,") if case["scheduler"] else "None"
     ours = TRAINER.format(options=made, fetch=tuple(case["fetch"]))
     if variant.get("loop") == "module":
-        ours = ACCELERATED.format(disable=tuple(variant.get("disable", ())))
+        ours = ACCELERATED.format(disable=tuple(variant.get("disable", ())), face=case["face"])
+    if variant.get("loop") == "compiled":
+        ours = COMPILED
     return SCRIPT.format(
         ours=ours, title=title.replace('"""', "'''"), environment=environment,
         definitions=definitions(case), history=history_source(case), scheduler=scheduler,
@@ -307,20 +322,24 @@ SCRIPT = '''"""{title}"""
 class Eager:
     def __init__(self, dtype=torch.float32):
         self.model, self.dtype, self.said, self.micro = Model().train().to(dtype), dtype, [], 0
-        self.optimizer = optimizer_of(self.model)
+        self.whole = around(self.model, self.face)
+        self.optimizer = optimizer_of(self.whole)
         self.scheduler = {scheduler}
+
+    def face(self, model):
+        return model
 
     def loss(self, batch):
         batch = {{k: v.to(self.dtype) if v.is_floating_point() else v for k, v in batch.items()}}
         if loss_fn:
             y = batch.pop("labels")
-            out = self.model(**batch)
+            out = self.whole(**batch)
             return loss_fn(out, y), out if isinstance(out, dict) else {{}}
-        out = self.model(**batch)
+        out = self.whole(**batch)
         return (out, {{}}) if isinstance(out, torch.Tensor) else (out.pop("loss"), out)
 
     def train_step(self, batch):
-        self.model.train()
+        self.whole.train()
         try:
             if self.micro == 0:
                 self.optimizer.zero_grad()
@@ -338,13 +357,17 @@ class Eager:
 
     def eval_step(self, batch):
         with torch.no_grad():
-            self.model.eval()
+            self.whole.eval()
             self.said.append(self.loss(batch)[0].item())
-            self.model.train()
+            self.whole.train()
 
     def reload(self): ...
 
     rebirth = reload
+
+    def save(self):
+        if hasattr(self.model, "save_pretrained"):
+            self.model.save_pretrained(tempfile.mkdtemp())
 
 
 {ours}
@@ -352,19 +375,26 @@ class Eager:
 if __name__ == "__main__":
     sides = Eager(), Eager(torch.float64), Onward()
     for side in sides:
+        torch.manual_seed(0)
         history(side)
+        print(type(side).__name__, "generator", hash(torch.get_rng_state().numpy().tobytes()))
     for said in zip(*(side.said for side in sides)):
         print("eager ", said[0], "\\nfp64  ", said[1], "\\nonward", said[2])
-    for (name, p), q, r in zip(*(side.model.named_parameters() for side in sides)):
+    for (name, p), q, r in zip(*(side.whole.named_parameters() for side in sides)):
         print(name, "eager", (p - q[1]).norm().item(), "onward", (r[1] - q[1]).norm().item())
 '''
 
 ACCELERATED = """class Onward(Eager):
-    def __init__(self):
+    def face(self, model):
         import onward
 
+        return onward.{face}(model, disable={disable})
+"""
+
+COMPILED = """class Onward(Eager):
+    def __init__(self):
         super().__init__()
-        onward.accelerate(self.model, disable={disable})
+        self.whole = torch.compile(self.whole, backend="onward")
 """
 
 TRAINER = """class Onward(Eager):
@@ -373,7 +403,7 @@ TRAINER = """class Onward(Eager):
 
         super().__init__()
         self.make = lambda: onward.Trainer(
-            self.model, self.optimizer, loss_fn, options=onward.TrainerOptions({options})
+            self.whole, self.optimizer, loss_fn, options=onward.TrainerOptions({options})
         )
         self.trainer = self.make()
 
@@ -394,7 +424,8 @@ TRAINER = """class Onward(Eager):
     def rebirth(self):
         state = self.trainer.state_dict()
         self.model = Model().train()
-        self.optimizer = optimizer_of(self.model)
+        self.whole = around(self.model, self.face)
+        self.optimizer = optimizer_of(self.whole)
         self.trainer = self.make()
         self.trainer.load_state_dict(state)
 """
