@@ -37,6 +37,7 @@ class Written:
         self.constants: Sequence[Any] = ()
         self.regions: Sequence[Any] = ()
         self.notes: Sequence[str] = ()
+        self.reads: Any = None  # of which guards of a module ask
         self.graph = Graph("written")
         b = Builder(self.graph)
         x = self.graph.input("x", parse_type("f32[B,3]"), Role.BATCH)

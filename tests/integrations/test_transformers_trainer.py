@@ -399,7 +399,8 @@ def test_transformers_trainers_keep_their_weights(kind: str, tmp_path: Path) -> 
             made = Trainer
         folder = tmp_path / str(ours)
         given = arguments(folder, max_steps=2, weight_decay=0.1, logging_steps=5)
-        made(model, given, train_dataset=rows).train()
+        data: Any = rows
+        made(model, given, train_dataset=data).train()
         runs.append(dict(model.named_parameters()))
     for name, p in runs[1].items():
         torch.testing.assert_close(runs[0][name], p)

@@ -61,7 +61,8 @@ def test_attributes_are_the_model_s() -> None:
 
 
 def test_names_and_states_have_no_prefix() -> None:
-    model, plain = onward.Module(Own()), Own()
+    plain = Own()
+    model: Any = onward.Module(Own())
     assert list(model.state_dict()) == list(plain.state_dict())
     for names in ("named_parameters", "named_buffers"):
         ours, theirs = getattr(model, names)(), getattr(plain, names)()
@@ -74,7 +75,7 @@ def test_names_and_states_have_no_prefix() -> None:
 
 
 def test_modes_and_moves_reach_the_model() -> None:
-    model = onward.Module(Own())
+    model: Any = onward.Module(Own())
     model.eval()
     assert not model.module.training
     assert not model.module.a.training

@@ -329,7 +329,10 @@ KEYWORDS: dict[str, dict[str, Any]] = {"to_empty": {"device": "cpu"}}
 
 
 def test_every_method_of_torch_is_in_the_table() -> None:
-    assert {n for n in dir(nn.Module) if not n.startswith("_")} <= CALLS.keys()
+    """Other packages add methods to it; these are theirs."""
+    held = {n: getattr(nn.Module, n) for n in dir(nn.Module) if not n.startswith("_")}
+    own = {n for n, x in held.items() if getattr(x, "__module__", "torch").startswith("torch")}
+    assert own <= CALLS.keys()
 
 
 @pytest.mark.sample(3)

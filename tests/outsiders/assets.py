@@ -64,9 +64,10 @@ def model(kind: str) -> transformers.PreTrainedModel:
             intermediate_size=64, max_position_embeddings=LONGEST, pad_token_id=0,
             hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, classifier_dropout=0.0,
         ))  # fmt: skip
+    start: dict[str, Any] = {"decoder_start_token_id": 0}  # which no signature names
     return transformers.T5ForConditionalGeneration(transformers.T5Config(
         vocab_size=WORDS, d_model=32, d_kv=16, d_ff=64, num_layers=2, num_heads=2, dropout_rate=0.0,
-        pad_token_id=0, eos_token_id=3, **{"decoder_start_token_id": 0},
+        pad_token_id=0, eos_token_id=3, **start,
     ))  # fmt: skip
 
 
