@@ -52,8 +52,11 @@ class GradientEdges:
         return [inputs[i] for i in sorted(edges.written.get(inputs.index(written), ()))]
 
     def _edges(self, node: Any) -> Edges | None:
-        """None where torch has no form of the op for tensors without data."""
+        """None where torch has no form of the op for tensors without data, or one that has other
+        gradients."""
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace == "onward":
+            return None
+        if _stem(node) in _CUT:
             return None
         key = _spelling(node)
         if key not in self._known:
@@ -136,14 +139,22 @@ def _leaves_of(end: Any) -> set[Any]:
 
 def _by_name(node: Any, inputs: list[Any]) -> list[Any]:
     """The same without asking: all inputs, but for ops that are known."""
-    target = node.target
-    name = target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
-    if name == "onward::with_gradient":
+    if _name(node) == "onward::with_gradient":
         return list(node.args[3])
-    stem = name.partition("::")[2].removesuffix("_")
+    stem = _stem(node)
     if stem in _CUT:
         return []
     return inputs[:1] if stem in _FIRST_ONLY else inputs
+
+
+def _name(node: Any) -> str:
+    target = node.target
+    return target._schema.name if isinstance(target, torch._ops.OpOverload) else ""
+
+
+def _stem(node: Any) -> str:
+    """The name of the op without its namespace, and as it is out of place."""
+    return _name(node).partition("::")[2].removesuffix("_")
 
 
 __all__ = ["GradientEdges", "carries"]
