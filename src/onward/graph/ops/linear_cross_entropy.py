@@ -83,7 +83,13 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     mass = b.reduce_sum(target, [1], keepdims=True)
     dlogits = b.Sub(b.Mul(b.Exp(log_prob), mass), target)
     share = b.Where(counted, b.Div(dloss, total), b.scalar(0.0, type_of(x).dtype))
-    dlogits = b.Mul(dlogits, b.unsqueeze(share, [1]))
+    # what is infinite is inf - inf at the label, which smoothing makes of every class
+    off, zero = b.unsqueeze(b.Sub(share, share), [1]), b.scalar(0.0, type_of(x).dtype)
+    own = off
+    if not attrs.get("label_smoothing"):
+        label = b.unsqueeze(_counted(b, labels, attrs)[1], [1])
+        own = b.Where(b.Equal(label, b.arange(type_of(logits).shape[1])), off, zero)
+    dlogits = b.Add(b.Mul(dlogits, b.unsqueeze(share, [1])), own)
     out = [b.Gemm(dlogits, w), b.Gemm(dlogits, x, transA=1)]
     if bias is not None:
         out.append(b.reduce_sum(dlogits, [0], keepdims=False))
