@@ -17,8 +17,8 @@ _BACKWARD = frozenset(
         "AddLayerNormalizationGrad", "AddRMSNormGrad", "BatchNormalizationGrad",
         "BiasActivationGrad", "CTCLossGrad", "ConvWeightGrad", "FlashAttentionGrad",
         "GroupNormGrad", "GroupedOuter", "LayerNormalizationGrad", "LinearCrossEntropyGrad",
-        "LinearCrossEntropyStep", "MaxPoolGrad", "RMSNormGrad", "RecurrenceGrad", "RegionGrad",
-        "SoftmaxCrossEntropyLossGrad",
+        "LinearCrossEntropyScale", "LinearCrossEntropyStep", "MaxPoolGrad", "RMSNormGrad",
+        "RecurrenceGrad", "RegionGrad", "SoftmaxCrossEntropyLossGrad",
     }
 )  # fmt: skip
 _UPDATES = frozenset({"AdamUpdate", "AdamUpdate8Bit", "AdamUpdateBf16", "SGDUpdate"})

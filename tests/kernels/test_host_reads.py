@@ -19,7 +19,7 @@ METHODS = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "n
 # Operators whose result, or its size, is known on the host alone.
 OPERATORS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "equal", "is_nonzero")
 # On the CPU nothing is queued; what runs elsewhere is tested on the meta device below.
-ON_CPU = {"aten.all_finite", "aten.mm_by_group"}
+ON_CPU = {"aten.all_finite", "aten.mm_by_group", "aten.linear_cross_entropy_scale"}
 
 
 class Watched(TorchDispatchMode):
@@ -96,6 +96,16 @@ def test_whether_numbers_are_finite_is_not_asked_by_the_host_of_a_device() -> No
     kernel.bind(KernelArguments({}, [norm, x], [y.to("meta", torch.bool)], []))()
     with pytest.raises(RuntimeError, match="meta"):
         bool(norm)
+
+
+@pytest.mark.parametrize("more", [{}, {"label_smoothing": 0.1}])
+def test_what_a_loss_weighs_is_not_asked_by_the_host_of_a_device(more: dict[str, float]) -> None:
+    (kernel,) = ATEN["LinearCrossEntropyScale"]
+    given = [torch.ones(shape, device="meta") for shape in ((6, 4), (9, 4), (9,))]
+    inputs = [torch.ones((), device="meta"), torch.ones(6, device="meta", dtype=torch.int64)]
+    outputs = [torch.empty_like(g) for g in given]
+    attrs = {"ignore_index": -100, "rows": 1, **more}
+    kernel.bind(KernelArguments(attrs, [*inputs, *given], outputs, []))()
 
 
 # ---- bad input: flagged, and nothing foreign is read or written

@@ -150,6 +150,32 @@ def test_gradients_of_an_accelerated_model_are_eagers(op: str, precision: str) -
     assert_near(found, theirs, gradients(model.double(), data["x"].double(), None))
 
 
+@pytest.mark.parametrize("op", ["layer norm", "group norm", "sum and norm", "rms norm"])
+def test_what_is_zero_in_fp16_is_below_its_numbers_where_eager_rounds(op: str) -> None:
+    """A norm behind a norm lets next to nothing through: the gradient of the first Linear's output,
+    which autocast keeps in fp16. What eager has there instead is its own rounding."""
+    model, data = made(OPS[op])
+    ours = onward.accelerate(copy.deepcopy(model), strict=True)
+    found = gradients(ours, data["x"], torch.float16)
+    arrived: dict[torch.dtype, torch.Tensor] = {}
+
+    def note(module: nn.Module, args: Any, out: torch.Tensor) -> None:
+        out.register_hook(lambda g: arrived.update({out.dtype: g}))
+
+    model.get_submodule("body").register_forward_hook(note)
+    theirs = gradients(copy.deepcopy(model), data["x"], torch.float16)
+    exact = gradients(model.double(), data["x"].double(), None)
+    assert set(arrived) == {torch.float16, torch.float64}  # eager rounds to fp16 at this very place
+    least = torch.finfo(torch.float16).smallest_normal * 2**-10  # subnormal
+    vanishes = bool((arrived[torch.float64].abs() < least / 2).all())
+    assert vanishes == (op in ("layer norm", "group norm"))
+    for name in ("body.weight", "body.bias"):
+        assert bool((found[name] == 0).all()) == vanishes, name
+    for name, truth in exact.items():  # and everywhere at most twice eager's distance
+        off, room = (g[name].double() - truth for g in (found, theirs))
+        assert off.norm() <= 2 * room.norm() + 1e-7 * truth.norm(), name
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("precision", LOW)
 @pytest.mark.parametrize("op", ["nothing", "sum", "product", "attention's keys", "transpose"])

@@ -9,10 +9,8 @@ forward is done, the forward makes the gradients of a loss that weighs 1, which 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from onward.graph.build import Builder
 from onward.graph.graph import (
@@ -138,34 +136,28 @@ def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
             continue
         made: Any = b.node("LinearCrossEntropyStep", *call)
         graph.replace(loss.outputs[0], made[0])
-        row, whole = _scales(later, grad)
-        for old, new in zip(grad.outputs, made[1:], strict=True):
-            if old.uses() or old in graph.output_values():
-                graph.replace(old, _times(later, new, row if old is grad.outputs[0] else whole))
+        _scale(graph, later, grad, made[1:])
         graph.remove([loss, grad])
         edits += 1
     return edits
 
 
-def _scales(b: Builder, grad: Node) -> tuple[Value, Value]:
-    """What dx is multiplied by, f[N,1], and dw and dbias, f[]: the gradient of the loss; of rows
-    that do not count 0, whatever that gradient is. A sum over no labels divided by their number
+def _scale(graph: Graph, b: Builder, grad: Node, made: Sequence[Value]) -> None:
+    """Puts what was made ahead, times the loss's gradient, in place of what `grad` gives. Rows that
+    do not count get 0 whatever that gradient is: a sum over no labels divided by their number
     weighs 1/0, and eager PyTorch writes zeros there."""
-    dloss, _, _, _, labels = grad.inputs[:5]
-    assert dloss is not None and labels is not None
-    ignored = b.Equal(labels, np.array(attributes(grad)["ignore_index"], np.int64))
-    ones = b.Where(ignored, np.array(0, np.int64), np.array(1, np.int64))
-    some = b.cast(b.reduce_sum(ones, [0], keepdims=False), DType.BOOL)  # of no rows it is 0
-    zero = b.scalar(0.0, type_of(dloss).dtype)
-    return b.Where(b.unsqueeze(ignored, [1]), zero, dloss), b.Where(some, dloss, zero)
-
-
-def _times(b: Builder, x: Value, cotangent: Value) -> Value:
-    """A gradient times the loss's own, in the type of that; then in its own."""
-    own, wide = type_of(x).dtype, type_of(cotangent).dtype
-    if own == wide:
-        return b.Mul(x, cotangent)
-    return b.Cast(b.Mul(b.Cast(x, to=wide), cotangent), to=own)
+    pairs = list(zip(grad.outputs, made, strict=True))
+    asked = [pair for pair in pairs if pair[0].uses() or pair[0] in graph.output_values()]
+    if not asked:
+        return
+    held = attributes(grad)
+    attrs = {"ignore_index": held["ignore_index"], "rows": int(asked[0] is pairs[0])}
+    if held.get("label_smoothing"):
+        attrs["label_smoothing"] = held["label_smoothing"]
+    inputs = [grad.inputs[0], grad.inputs[4], *(new for _, new in asked)]
+    scaled: Any = b.node("LinearCrossEntropyScale", inputs, attrs)
+    for (old, _), new in zip(asked, scaled, strict=True):
+        graph.replace(old, new)
 
 
 def _gradient(loss: Node) -> Node | None:

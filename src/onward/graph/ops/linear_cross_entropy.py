@@ -4,7 +4,8 @@
     loss   = SoftmaxCrossEntropyLoss(logits, labels, class_weight)
 
 Three ops: the loss alone (evaluation), the gradients alone (where the loss's own gradient comes
-later), and both at once (where it is known before, as in a whole training step). A kernel works
+later), and both at once (where it is known before, as in a whole training step, or taken to be 1);
+a fourth multiplies gradients that were made with a 1 by the loss's own. A kernel works
 through blocks of rows; arXiv 2411.09009 and Liger Kernel (arXiv 2410.10989) do the like on GPUs.
 Of low precision x and w the loss, dw and dbias are f32: they are sums over the rows.
 Label smoothing is PyTorch's: (1 - s) nll + s / V * sum over classes of -log p.
@@ -21,7 +22,7 @@ import onnx_ir as ir
 from onward.graph.graph import type_of
 from onward.graph.ops.call import Call
 from onward.graph.ops.record import Op, Types
-from onward.graph.types import Size, Type, product
+from onward.graph.types import DType, Size, Type, product
 
 if TYPE_CHECKING:
     from onward.graph.build import Builder
@@ -82,7 +83,13 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
     mass = b.reduce_sum(target, [1], keepdims=True)
     dlogits = b.Sub(b.Mul(b.Exp(log_prob), mass), target)
     share = b.Where(counted, b.Div(dloss, total), b.scalar(0.0, type_of(x).dtype))
-    dlogits = b.Mul(dlogits, b.unsqueeze(share, [1]))
+    # what is infinite is inf - inf at the label, which smoothing makes of every class
+    off, zero = b.unsqueeze(b.Sub(share, share), [1]), b.scalar(0.0, type_of(x).dtype)
+    own = off
+    if not attrs.get("label_smoothing"):
+        label = b.unsqueeze(_counted(b, labels, attrs)[1], [1])
+        own = b.Where(b.Equal(label, b.arange(type_of(logits).shape[1])), off, zero)
+    dlogits = b.Add(b.Mul(dlogits, b.unsqueeze(share, [1])), own)
     out = [b.Gemm(dlogits, w), b.Gemm(dlogits, x, transA=1)]
     if bias is not None:
         out.append(b.reduce_sum(dlogits, [0], keepdims=False))
@@ -91,6 +98,32 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
 
 def _step(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
     return [*_loss(b, inputs[1:], attrs), *_grad(b, inputs, attrs)]
+
+
+def _scale(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
+    dloss, labels, *gradients = inputs
+    assert dloss is not None and labels is not None
+    dtype = type_of(dloss).dtype
+    off = b.Sub(dloss, dloss)  # f[]: 0, NaN of one that is not finite
+    spoilt, clean = b.Add(dloss, off), b.Where(b.IsNaN(off), b.scalar(0.0, dtype), dloss)
+    counted, label = _counted(b, labels, attrs)
+    some = b.cast(b.reduce_sum(b.cast(counted, DType.INT64), [0], keepdims=False), DType.BOOL)
+    row = b.unsqueeze(b.Where(counted, spoilt, clean), [1])  # f[N,1]
+    every = b.Where(some, spoilt, clean)
+    out = []
+    for i, g in enumerate(gradients):
+        assert g is not None
+        if type_of(g).rank == 2:
+            out.append(b.Mul(g, row if attrs["rows"] and not i else every))
+        elif attrs.get("label_smoothing"):
+            out.append(b.Mul(g, every))
+        else:
+            at = b.Equal(b.unsqueeze(label, [1]), b.arange(type_of(g).shape[0]))
+            zero = b.scalar(0.0, dtype)
+            at = b.Where(at, b.unsqueeze(b.Where(counted, off, zero), [1]), zero)  # f[N,V]
+            scaled = b.Mul(g, b.Where(some, dloss, clean))
+            out.append(b.Add(scaled, b.reduce_sum(at, [0], keepdims=False)))
+    return out
 
 
 def _infer_loss(call: Call) -> list[Type]:
@@ -106,6 +139,10 @@ def _infer_step(call: Call) -> list[Type]:
     return [Type(call.type(1).accumulated.dtype, ()), *_infer_grad(call)]
 
 
+def _infer_scale(call: Call) -> list[Type]:
+    return [call.type(i) for i in range(2, len(call.inputs))]
+
+
 _MEAN = {"ignore_index": -100, "reduction": "mean"}
 _SMOOTH = {"ignore_index": 1, "reduction": "mean", "label_smoothing": 0.1}
 _ARGS = ("f32[6,4]", "f32[9,4]", None, "i64[6]")
@@ -116,6 +153,14 @@ _FORWARD = (
     ({**_MEAN, "reduction": "sum"}, ("f32[5,3]", "f32[4,3]", "f32[4]", "i64[5]")),
     (_SMOOTH, _ARGS),
     (_SMOOTH, _ALL),
+)
+_SCALE = (
+    ({"ignore_index": -100, "rows": 1}, ("f32[]", "i64[6]", "f32[6,4]", "f32[9,4]", "f32[9]")),
+    (
+        {"ignore_index": 1, "rows": 1, "label_smoothing": 0.1},
+        ("f32[]", "i64[6]", "f32[6,4]", "f32[9,4]", "f32[9]"),
+    ),
+    ({"ignore_index": -100, "rows": 0}, ("f32[]", "i64[6]", "f32[9,4]")),
 )
 _BACKWARD = tuple((attrs, ("f32[]", *types)) for attrs, types in _FORWARD)
 
@@ -156,5 +201,15 @@ OPS = (
         body=_step,
         doc="loss, dx, dw(, dbias): both of the above in one go.",
         cases=_BACKWARD,
+    ),
+    Op(
+        name="LinearCrossEntropyScale",
+        infer=_infer_scale,
+        body=_scale,
+        doc="dx, dw and dbias (those that are given; dx where `rows` is 1) of a loss that weighs "
+        "1, times the loss's gradient dloss f[]; from it and labels i64[N]. What is not finite "
+        "reaches no row that does not count, and where no row does nothing; where dloss is "
+        "infinite, a label's own logit gets NaN.",
+        cases=_SCALE,
     ),
 )

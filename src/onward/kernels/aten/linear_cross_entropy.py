@@ -180,6 +180,8 @@ def _logit_gradients(
     """dz f[R,V], written over log_p; unit f[]: dloss / divisor; mass f[]: sum of class weights."""
     label, share = c.label[rows, None], c.share[rows, None]  # i64[R,1], f[R,1]
     target = share * (1.0 - c.smoothing) + c.even * mass  # f[R,1], sum_v(t)
+    if c.smoothing:  # every class is the label's in part: inf - inf
+        target = target + (unit - unit)
     dz = log_p.exp_().mul_(target)  # f[R,V]
     if c.smoothing:
         dz.sub_(c.even if c.weight is None else c.weight * c.even)
@@ -224,6 +226,52 @@ def _bind(args: KernelArguments) -> Launch:
     return launch
 
 
+def _bind_scale(args: KernelArguments) -> Launch:
+    """Where the host may read dloss without waiting, a finite one needs no look at the labels;
+    x - x says elsewhere whether x is finite."""
+    dloss, labels, *given = args.inputs
+    assert dloss is not None and labels is not None
+    ignore, by_rows = int(args.attrs["ignore_index"]), bool(args.attrs["rows"])
+    smooth, on_host = bool(args.attrs.get("label_smoothing")), dloss.device.type == "cpu"
+    pairs = [(g, y) for g, y in zip(given, args.outputs, strict=True) if g is not None]
+    moved = [(g, y) for g, y in pairs if g.data_ptr() != y.data_ptr()]
+
+    def launch() -> None:
+        if on_host and bool(dloss.eq(1.0)):  # as `loss.backward()` has it
+            for g, y in moved:
+                y.copy_(g)
+        elif on_host and bool(dloss.isfinite()):
+            for g, y in pairs:
+                torch.mul(g, dloss, out=y)
+        else:
+            by_labels()
+
+    def by_labels() -> None:
+        off = dloss - dloss  # f[]: 0, or NaN
+        clean = dloss.masked_fill(off.isnan(), 0.0)  # f[]
+        counted = labels.ne(ignore)  # b[N]
+        some = counted.any()  # b[]
+        every = torch.where(some, dloss + off, clean)  # f[]
+        for i, (g, y) in enumerate(pairs):
+            if g.dim() == 2 and by_rows and not i:
+                torch.mul(g, torch.where(counted, dloss + off, clean)[:, None], out=y)
+            elif g.dim() == 2 or smooth:
+                torch.mul(g, every, out=y)
+            else:
+                torch.mul(g, torch.where(some, dloss, clean), out=y)
+                label = labels.masked_fill(~counted, 0)
+                y.index_add_(0, label, off.expand(labels.shape).masked_fill(~counted, 0.0))
+
+    return launch
+
+
+def _scale_bytes(spec: KernelSpec) -> int:
+    """A few temporaries of the rows."""
+    rows = spec.inputs[1]
+    assert rows is not None and isinstance(rows.shape[0], int)
+    return 64 * rows.shape[0] + 4096
+
+
 def no_such_class(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError | None:
     """The flag holds the least and the greatest label that count."""
     classes = args.x(1 if op == "LinearCrossEntropy" else 2).shape[0]
@@ -238,3 +286,7 @@ KERNELS: dict[str, Kernel] = {
     )
     for op in ("LinearCrossEntropy", "LinearCrossEntropyGrad", "LinearCrossEntropyStep")
 }  # fmt: skip
+KERNELS["LinearCrossEntropyScale"] = Kernel(
+    "aten.linear_cross_entropy_scale", _bind_scale, inplace=((0, 2), (1, 3), (2, 4)),
+    workspace=_scale_bytes,
+)  # fmt: skip

@@ -155,6 +155,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
         torch.mul(share, smoothing - 1.0, out=negative)
         if weight is None:
             torch.mul(share, smoothing / dx.shape[1], out=even)
+            share.add_(negative, alpha=0.0)  # NaN where infinite: p inf - inf, of every class
             return
         even.fill_(1.0)
         if mean:
@@ -165,6 +166,7 @@ def _bind_grad(args: KernelArguments) -> Launch:
         torch.mean(weight, 0, out=total)
         share.addcmul_(even, total, value=smoothing)
         even.mul_(smoothing / dx.shape[1])
+        share.add_(even, alpha=0.0)
 
     return launch
 

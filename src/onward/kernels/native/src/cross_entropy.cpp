@@ -59,7 +59,7 @@ inline void gradients(
     E* z, const float* bias, const float* weight, int64_t n, float log_sum, float mass, float even,
     float factor)
 {
-    const float scale = mass * factor, share = even * factor;
+    const float scale = mass * factor, share = even == 0.0f ? 0.0f : even * factor;
     if (bias && weight) {
         #pragma omp simd
         for (int64_t c = 0; c < n; ++c)
@@ -113,7 +113,8 @@ extern "C" void onward_cross_entropy(
             const float share = even * (weight ? weight[label] : 1.0f);
             const float chance = math::exp(at - found.log_sum);
             // 1 - p without cancellation matters little: hit is at least as large as p's rounding
-            row[label] = (chance * mass - share - hit) * factor;
+            // and what is infinite is NaN there, inf - inf, as in PyTorch
+            row[label] = (chance * mass - share - hit) * factor + (factor - factor);
         }
     });
 }

@@ -180,7 +180,8 @@ extern "C" void onward_head(
                     }
                     const float* s = stats + (p * rows + i) * 3;
                     const float rest = s[1] == 0.0f ? 0.0f : math::exp(s[0] - peak[i]);
-                    const float a = factor[i] * rest, b = even * unit;
+                    const float a = factor[i] * rest;
+                    const float b = even == 0.0f ? 0.0f : even * unit;  // of an infinite one too
                     if (b != 0.0f && weight) {
                         const float* cw = weight + c0;
                         #pragma omp simd
