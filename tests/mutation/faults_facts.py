@@ -41,8 +41,8 @@ FACTS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "facts: any state that was met is the one that came back", "train/guards.py",
-        "        if self._without_apart(seen.facts) != self._facts:\n            return False\n", "",
-        STATES,
+        "        if self._without_apart(seen.facts) != self._facts:\n            return False\n",
+        "", STATES,
     ),
     Fault(
         "facts: a call draws its seed from torch's generator", "module/run.py",
