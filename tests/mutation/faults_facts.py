@@ -79,6 +79,11 @@ FACTS_FAULTS: tuple[Fault, ...] = (
         "            self.window = window\n            for p in taking:\n", EFFECTS,
     ),
     Fault(
+        "facts: zeros stand in for a cotangent that does not come", "module/run.py",
+        "if given.keys() < set(left.ends) and not self._takes_zeros(made):", "if False:",
+        ("module/test_missing_cotangents.py",),
+    ),
+    Fault(
         "facts: the norm is of what the optimizer holds", "integrations/transformers.py",
         "if p.requires_grad and id(p) not in ids:", "if False:", LEFT_OUT,
     ),
