@@ -353,11 +353,11 @@ class Captures:
     def __init__(self) -> None:
         self.kept: list[tuple[Any, CapturedModule, dict[str, str]]] = []
         self.real = onward.compile.capture
-        self.count = 0  # of the run that is on
+        self.count = self.made = 0  # of the run that is on: tried, and those that were no refusal
 
     def of(self, variant: dict[str, Any], number: int) -> AbstractContextManager[None]:
         """For the run of that variant, the first of which is recorded."""
-        self.count = 0
+        self.count = self.made = 0
         if "loop" in variant:  # which captures calls, no steps
             return self._patched(self.real)
         return self.replaying() if number else self.recording()
@@ -388,6 +388,7 @@ class Captures:
             live = _named(model)
             if (
                 found is None
+                or Walk(model, None).plain  # of which the capture says what it has read of these
                 or key != _key(model, args)
                 or any(n not in live for n in names.values())
             ):
@@ -406,7 +407,9 @@ class Captures:
     def _patched(self, function: Callable[..., CapturedModule]) -> Iterator[None]:
         def counting(*args: Any, **more: Any) -> CapturedModule:
             self.count += 1
-            return function(*args, **more)
+            found = function(*args, **more)
+            self.made += 1
+            return found
 
         onward.compile.capture = counting
         try:

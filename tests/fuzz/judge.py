@@ -92,7 +92,7 @@ def judge(case: Case) -> Verdict:
             ):
                 continue  # autocast cannot run what eager can
         with variant_set(variant), captures.of(variant, i):
-            found = _against(case, defined, variant, beside, exact, start, bounds)
+            found = _against(case, defined, variant, beside, exact, start, bounds, captures)
             whole = variant.get("loop") != "compiled"  # whose graphs are torch.compile's to choose
             if whole and found.kind == "ok" and captures.count > (most := most_captures(case)):
                 text = f"{captures.count} captures where {most} are enough"
@@ -117,6 +117,7 @@ def _against(
     exact: list[Moment],
     start: Tensors,
     bounds: Bounds,
+    captures: Captures,
 ) -> Verdict:
     try:
         ours = ours_of(case, defined, variant)
@@ -137,8 +138,10 @@ def _against(
             return Verdict("invalid", f"{one.error!r}", _said(one.error))
         if one.error is None and two.error is not None:  # a constant that fp64 takes otherwise
             return Verdict("invalid", f"fp64: {two.error!r}", _said(two.error))
+        tried = captures.count
         moment = ours.act(action)
         if one.error is not None:
+            captures.count = tried  # what eager refuses too is tried each time
             if moment.error is None:
                 if _unread(case, variant, i):
                     return Verdict("unread", "what eager refuses is in rows that nobody reads")
@@ -187,7 +190,7 @@ def _in_place_of_stock(case: Case, variant: dict[str, Any], captures: Captures) 
     except Exception as error:
         return Verdict("invalid", f"{error!r}", _said(error))
     start = Eager(case, defined, torch.float64).state()
-    captures.count = 0
+    captures.made = 0
     try:
         ours = drop_in.Led(case, defined, torch.float32, drop_in.OURS).play()
     except Exception as error:
@@ -203,8 +206,8 @@ def _in_place_of_stock(case: Case, variant: dict[str, Any], captures: Captures) 
         if mine.generator != eager.generator:
             text = f"update {i}: torch's generator stands elsewhere than in transformers' Trainer"
             return Verdict("difference", text, "drop-in difference: generator", variant, i)
-    if captures.count > (most := most_captures(case)):
-        text = f"{captures.count} captures where {most} are enough"
+    if captures.made > (most := most_captures(case)):  # what is refused runs in PyTorch
+        text = f"{captures.made} captures where {most} are enough"
         return Verdict("captures", text, "drop-in captures", variant)
     return Verdict()
 

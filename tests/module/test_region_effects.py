@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -178,6 +179,104 @@ def test_a_step_that_is_refused_leaves_a_part_s_buffers_as_they_were() -> None:
         for name, t in ours.state_dict().items():
             assert torch.equal(t, before[name]), name
     assert int(ours.part.norm.num_batches_tracked) == 2
+
+
+class Noting(nn.Module):
+    """Leaves PyTorch; counts its calls in a number, a list, a dict, an object and a class."""
+
+    calls = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.rare = nn.Linear(D, D), nn.Linear(D, D)
+        self.seen: list[int] = []
+        self.by, self.held = {"n": 0}, types.SimpleNamespace(n=0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.seen.append(self.calls)
+        self.by["n"] += 1
+        self.held.n += 1
+        y = self.linear(x) * (1.0 + 0.5 * self.calls)
+        return self.rare(y) if float(x.detach().numpy().mean()) < 1 else y
+
+    def said(self) -> Any:
+        return self.calls, list(self.seen), dict(self.by), self.held.n
+
+
+class Looked(nn.Module):
+    """A row of a table, and a part; an id that is out of range is met after the part has run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.part = nn.Embedding(5, D), Noting()
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return (self.part(x) + self.table(ids)).pow(2).mean()
+
+
+def _a_step_that_is_refused(trainer: onward.Trainer, batch: dict[str, Any]) -> None:
+    with pytest.raises(onward.OnwardError, match=r"part\.rare"):
+        trainer.train_step(batch | {"x": batch["x"] + 9})
+
+
+def _an_id_out_of_range(trainer: onward.Trainer, batch: dict[str, Any]) -> None:
+    with pytest.raises(IndexError):
+        trainer.train_step(batch | {"ids": batch["ids"] + 9})
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        _a_step_that_is_refused,
+        _an_id_out_of_range,
+        lambda trainer, batch: trainer.profile(),
+        lambda trainer, batch: trainer.verify(batch),
+        lambda trainer, batch: trainer.explain(batch),
+    ],
+    ids=["refused", "an id out of range", "profile", "verify", "explain"],
+)
+def test_what_is_no_step_leaves_what_a_part_sets_as_it_was(done: Any) -> None:
+    torch.manual_seed(0)
+    ours = Looked().train()
+    eager = copy.deepcopy(ours)
+    trainer = onward.Trainer(ours, torch.optim.SGD(ours.parameters(), lr=0.0))
+    batch: dict[str, Any] = {"x": x(0).clamp(-1, 1), "ids": torch.arange(5).repeat(3, 1)}
+    for _ in range(2):
+        found = trainer.train_step(batch).loss
+        torch.testing.assert_close(found, eager(**batch).detach())
+        done(trainer, batch)
+        assert ours.part.said() == eager.part.said()
+
+
+@pytest.mark.parametrize("options", [
+    {"skip_nonfinite": False}, {}, {"gradient_accumulation_steps": 2},
+    {"gradient_accumulation_steps": 2, "skip_nonfinite": False},
+])  # fmt: skip
+@pytest.mark.parametrize("place", ["first", "last"])
+def test_a_parameter_that_a_part_leaves_out_is_met_before_any_update(
+    place: str, options: dict[str, Any]
+) -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.part = nn.Linear(D, D), nn.Linear(D, D), Either()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.part(x) if place == "first" else x
+            x = self.two(self.one(x).tanh()).tanh()
+            return (self.part(x) if place == "last" else x).pow(2).mean()
+
+    torch.manual_seed(0)
+    ours = Net().train()
+    optimizer = torch.optim.SGD(ours.parameters(), lr=0.1, weight_decay=0.1)
+    trainer = onward.Trainer(ours, optimizer, options=options)
+    before = copy.deepcopy(ours.state_dict())
+    with pytest.raises(onward.OnwardError, match=r"part\.rare"):
+        trainer.train_step(x=x(0))
+    for name, t in ours.state_dict().items():
+        assert torch.equal(t, before[name]), name
+    onward.Trainer(ours, optimizer, options=options)  # there is no window of the other's
 
 
 def test_a_size_that_is_the_width_too() -> None:

@@ -7,6 +7,7 @@ from faults_autocast import AUTOCAST_FAULTS
 from faults_cache import CACHE_FAULTS
 from faults_capture import CAPTURE_FAULTS
 from faults_experts import EXPERTS_FAULTS
+from faults_facts import FACTS_FAULTS
 from faults_graph import GRAPH_FAULTS
 from faults_halves import HALVES_FAULTS
 from faults_kernels import KERNELS_FAULTS
@@ -29,6 +30,7 @@ FAULTS = (
     *CACHE_FAULTS,
     *AUTOCAST_FAULTS,
     *PRECISION_FAULTS,
+    *FACTS_FAULTS,
 )
 
 __all__ = ["FAULTS", "Fault"]

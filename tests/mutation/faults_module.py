@@ -52,8 +52,7 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: the seed is the same each time", "module/run.py",
-        "self._seed = torch.randint(0, 2**32, (2,), dtype=torch.int64, device=\"cpu\")",
-        "self._seed = torch.zeros(2, dtype=torch.int64)", MODES,
+        "self._seed = call_seed()", "self._seed = torch.zeros(2, dtype=torch.int64)", MODES,
     ),
     Fault(
         "module: a call without dropout draws a number", "module/run.py",
@@ -105,9 +104,9 @@ MODULE_FAULTS: tuple[Fault, ...] = (
         WAITING,
     ),
     Fault(
-        "module: a wrapper keeps attributes to itself", "module/wrapper.py",
-        "            setattr(held[\"module\"], name, value)",
-        "            super().__setattr__(name, value)", ("module/test_wrapper.py",),
+        "module: a wrapper forgets what is set on it", "module/wrapper.py",
+        "            setattr(self.module, name, value)", "            pass",
+        ("module/test_wrapper.py", "module/test_wrapper_within.py"),
     ),
     Fault(
         "module: a batch that eager refuses is a reason for all others", "module/accelerate.py",

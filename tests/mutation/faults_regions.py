@@ -75,7 +75,7 @@ REGION_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "regions: a backward runs for cotangents that did not come", "module/run.py",
-        "idle = call.idle(given)", "idle = call.idle(left.ends)", REGIONS,
+        "idle = self.call.idle(given)", "idle = call.idle(left.ends)", REGIONS,
     ),
     Fault(
         "regions: a smaller plan computes again what a tape shows", "plan/estimate.py",

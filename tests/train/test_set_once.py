@@ -67,6 +67,25 @@ class Table(Once):
         return self.table
 
 
+class Again(Once):
+    n = 1
+
+    def seen(self) -> float:
+        self.n = 3
+        return 1.0 + self.n
+
+
+class Handing(nn.Module):
+    """Hands everything on, as a wrapper of a distributed run does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+
 def run(model: nn.Module, steps: int = 3) -> list[float]:
     trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
     x = torch.linspace(-1, 1, 12).view(3, 4)
@@ -92,6 +111,25 @@ def test_a_trainer_around_an_accelerated_model(cls: type[Once], captures: list[i
         assert loss == pytest.approx(want.item(), rel=1e-5)
         want.backward()
         optimizer.step()
+
+
+AROUND: dict[str, Any] = {
+    "within Onward's": onward.Module,
+    "within Onward's, handed on": lambda m: onward.Module(Handing(m)),
+    "accelerated, handed on": lambda m: onward.accelerate(Handing(m)),
+    "handed on to Onward's": lambda m: Handing(onward.Module(m)),
+    "within Onward's twice": lambda m: onward.Module(Handing(onward.Module(m))),
+}
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("cls", [Again, Flag, Lazy, InADict, InTheClass, Table])
+@pytest.mark.parametrize("around", AROUND)
+def test_whatever_is_around_it(around: str, cls: type[Once], captures: list[int]) -> None:
+    cls.shared = None
+    torch.manual_seed(0)
+    run(AROUND[around](cls(0.0).train()))
+    assert len(captures) == 1
 
 
 @pytest.mark.parametrize("labels", ["one of two", "several", "a number"])

@@ -154,8 +154,13 @@ class Trainer(transformers.Trainer):
         if self._turns.shown:  # the window's gradients are there
             return self._turns.shown
         groups = self.optimizer.param_groups  # type: ignore[union-attr]  # there is one
-        if any(p.grad is not None for group in groups for p in group["params"]):
+        held = [p for group in groups for p in group["params"]]
+        if any(p.grad is not None for p in held):
             return "there are gradients that transformers' loop has not computed"
+        ids = set(map(id, held))
+        for name, p in model.named_parameters():
+            if p.requires_grad and id(p) not in ids:
+                return f"{name} is in no group of the optimizer, and the gradients' norm counts it"
         return None
 
     def _gradients_seen(self) -> str | None:

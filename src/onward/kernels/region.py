@@ -30,7 +30,8 @@ class Part(Protocol):
     """What a region runs.
 
     path: its place in the model. parameters: those that it trains, as they are now. buffers: what
-    it may write besides its results. run: its results for these inputs, flat.
+    it may write besides its results. way_back: undoes what runs have set in its modules since.
+    run: its results for these inputs, flat.
     """
 
     @property
@@ -39,6 +40,8 @@ class Part(Protocol):
     def parameters(self) -> Sequence[torch.Tensor]: ...
 
     def buffers(self) -> Sequence[torch.Tensor]: ...
+
+    def way_back(self) -> Callable[[], None]: ...
 
     def run(
         self, xs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
@@ -75,14 +78,18 @@ class Regions:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """A run within it that fails leaves buffers that parts write as they were. Those that the
-        first run leaves as they were are tables, and no later run copies them."""
+        """A run within it that fails leaves what parts set, and buffers that they write, as they
+        were. Buffers that the first run leaves as they were are tables, and no later run copies
+        them."""
+        backs = [part.way_back() for part in self.parts]
         tables = self._tables or set()
         buffers = [b for part in self.parts for b in part.buffers() if id(b) not in tables]
         held = [(b, b.detach().clone()) for b in buffers]
         try:
             yield
         except BaseException:
+            for back in backs:
+                back()
             for buffer, before in held:
                 buffer.copy_(before)
             raise
@@ -91,12 +98,16 @@ class Regions:
 
     @contextlib.contextmanager
     def repeating(self) -> Iterator[None]:
-        """A run within it repeats another: buffers that parts write hold then what they held."""
+        """A run within it repeats another: what parts set, and buffers that they write, are then
+        what they were."""
+        backs = [part.way_back() for part in self.parts]
         held = [(b, b.detach().clone()) for part in self.parts for b in part.buffers()]
         try:
             yield
         finally:
             self.tapes = {}
+            for back in backs:
+                back()
             with torch.no_grad():
                 for buffer, before in held:
                     buffer.copy_(before)

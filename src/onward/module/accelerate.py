@@ -314,13 +314,15 @@ class Accelerated:
 @contextmanager
 def _undone_where_refused(call: PreparedCall) -> Iterator[None]:
     """Within it a part of the model that runs in PyTorch may give what the graph is not made for:
-    eager runs the call then, and buffers are as they were."""
+    eager runs the call then, and buffers and what parts set are as they were."""
     parts = call.captured.regions
     held = [*call.written, *(b for part in parts for b in part.buffers())] if parts else []
-    before = [b.detach().clone() for b in held]
+    before, backs = [b.detach().clone() for b in held], [part.way_back() for part in parts]
     try:
         yield
     except RegionError:
+        for back in backs:
+            back()
         for buffer, then in zip(held, before, strict=True):
             buffer.data.copy_(then)
         raise

@@ -8,7 +8,7 @@ any tensor that a function has saved.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +76,8 @@ class Run:
             if self._seed is None and call.draws:
                 self._seed = call_seed()
             ends = ready.ends if self.gradients else call.differentiable
-            again = self._repeats or not call.is_whole(self._results, ends)
+            # also where a cotangent of one end may not come, of which zeros are no stand-in
+            again = self._repeats or len(ends) > 1 or not call.is_whole(self._results, ends)
             if again and self._before is None:
                 self._before = [b.detach().clone() for b in call.written]
             made: dict[str, torch.Tensor] = {}
@@ -117,25 +118,49 @@ class Run:
             call = self.call
             call.note_ends(given)
             if not given.keys() <= set(left.ends):
-                self._check_unchanged(given)
-                ends = tuple(n for n in call.differentiable if n in {*left.ends, *given})
-                ready = call.prepare(self.batch, ends, ends)
-                with self._repeating():
-                    left, content, _ = self._forward(ready, ends)
+                left, content = self._forward_again(given, {*left.ends, *given})
                 keep = False
-            names, shapes = call.names, left.residuals.shapes
-            device = left.executable.memory.device
-            cotangents = {
-                names[n]: given[n]
-                if n in given
-                else torch.zeros(shapes[names[n]], dtype=call.dtype(n), device=device)
-                for n in left.ends
-            }
-            idle = call.idle(given)
-            made = left.executable.backward(left.residuals, cotangents, keep, content, idle)
+            made = self._derived(left, content, given, keep)
+            if given.keys() < set(left.ends) and not self._takes_zeros(made):
+                left, content = self._forward_again(given, given)
+                made = self._derived(left, content, given, False)
             # but for what a part that runs in PyTorch has made no use of
             reached = call.reached(given) - left.executable.unreached
             return [made[n] if n in reached else None for n in call.leaves]
+
+    def _derived(
+        self, left: Left, content: torch.Tensor, given: Mapping[str, torch.Tensor], keep: bool
+    ) -> Mapping[str, torch.Tensor]:
+        """The gradients by name; ends for which no cotangent came have one of zeros."""
+        names, shapes = self.call.names, left.residuals.shapes
+        device = left.executable.memory.device
+        cotangents = {
+            names[n]: given[n]
+            if n in given
+            else torch.zeros(shapes[names[n]], dtype=self.call.dtype(n), device=device)
+            for n in left.ends
+        }
+        idle = self.call.idle(given)
+        return left.executable.backward(left.residuals, cotangents, keep, content, idle)
+
+    def _takes_zeros(self, made: Mapping[str, torch.Tensor]) -> bool:
+        """Whether these gradients, made with cotangents of zeros for ends that have none, are those
+        without: not where a derivative is infinite, nor where a backward of the user's own gives
+        something for zeros."""
+        own = any(node.op_type == "WithGradient" for node in self.call.captured.graph)
+        return not own and all(bool(g.sum().isfinite()) for g in made.values())
+
+    def _forward_again(
+        self, given: Iterable[str], ends: Collection[str]
+    ) -> tuple[Left, torch.Tensor]:
+        """What another run leaves, for a backward from these ends."""
+        self._check_unchanged(given)
+        call = self.call
+        names = tuple(n for n in call.differentiable if n in ends)
+        ready = call.prepare(self.batch, names, names)
+        with self._repeating():
+            left, content, _ = self._forward(ready, names)
+        return left, content
 
     def _forward(
         self, ready: Ready, results: Sequence[str]

@@ -1,11 +1,11 @@
 """The order of launches: as the graph has it, with what frees memory as soon as it can run.
 
 An update overwrites its parameter, so it runs after every other reader of it. No state is written
-before the forward half is done: what a batch can be refused for is met there. Where the graph says
-whether its gradients are finite, updates come after everything else, so that they can be left out;
-elsewhere an update runs early and frees the gradient at once. A launch of the backward half that
-frees more than it takes, such as a weight's gradient that is the last to read a layer's input, runs
-as soon as its operands are there.
+before the forward half is done, and the backward of every part that runs in PyTorch: what a batch
+can be refused for is met there. Where the graph says whether its gradients are finite, updates come
+after everything else, so that they can be left out; elsewhere an update runs early and frees the
+gradient at once. A launch of the backward half that frees more than it takes, such as a weight's
+gradient that is the last to read a layer's input, runs as soon as its operands are there.
 
 In a graph whose halves run apart, what its own outputs need comes before all else.
 """
@@ -66,7 +66,10 @@ class _Order:
         self._done: set[Node] = set()
         last = any(node.op_type == "AllFinite" for node in graph)
         self._first = {  # what runs before any update
-            n for n in graph if n not in self._updates and (last or not n.meta.get("backward"))
+            n
+            for n in graph
+            if n not in self._updates
+            and (last or not n.meta.get("backward") or n.op_type == "RegionGrad")
         }
         for node in graph:
             self._enter(node)

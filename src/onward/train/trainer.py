@@ -326,6 +326,8 @@ class Trainer:
                 self._updates.advance(signature)
             elif last:
                 self._updates.window = frozenset()
+            else:
+                self._updates.sum(signature)
 
         with window.seed_drawn(self.updates) as seed:
             inputs = {

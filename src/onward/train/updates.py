@@ -130,7 +130,7 @@ class Updates:
     def enter(self, signature: Signature, first: bool) -> None:
         """Before a run; `first` of a window. Raises OnwardError where nothing would move, and
         where a window's micro-batches do not train the same parameters."""
-        taking = [self._parameters[name] for name in signature.accumulators]
+        taking = self._summed(signature)
         if not taking and not signature.clocks:
             raise OnwardError(
                 "the loss reaches no parameter that the optimizer holds and that requires a "
@@ -138,15 +138,22 @@ class Updates:
             )
         window = frozenset(self._known[p] for p in taking)
         if first:
+            self.window = frozenset()
             for p in taking:
                 self.state.tensor(p, ACCUMULATOR).zero_()
-            self.window = window
         elif window != self.window:
             odd = sorted(window ^ self.window)
             raise OnwardError(
                 f"{', '.join(odd[:3])}: trained by some micro-batches of an accumulation window "
                 "and not by others; fix: change requires_grad and parameter groups between updates"
             )
+
+    def sum(self, signature: Signature) -> None:
+        """A micro-batch has added its gradients to its window's, which is open from the first."""
+        self.window = frozenset(self._known[p] for p in self._summed(signature))
+
+    def _summed(self, signature: Signature) -> list[torch.Tensor]:
+        return [self._parameters[name] for name in signature.accumulators]
 
     def advance(self, signature: Signature) -> None:
         """One update more, of what the step moves."""

@@ -11,6 +11,8 @@ import torch
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from onward.capture.object_graph import Snapshot
+
 TENSOR = object()  # stands in a call's leaves where a tensor does
 
 
@@ -37,6 +39,12 @@ class Region:
 
     def buffers(self) -> Sequence[torch.Tensor]:
         return [] if self.module is None else list(self.module.buffers())
+
+    def way_back(self) -> Callable[[], None]:
+        """Undoes what calls have set in the modules since; what they write into buffers stays."""
+        if self.module is None or not self.sets:
+            return _nothing
+        return Snapshot(self.module, None).restore
 
     def run(
         self, xs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
@@ -101,6 +109,10 @@ def operator_region(
         return [y for y in pytree.tree_leaves(made) if isinstance(y, torch.Tensor)]
 
     return Region(path, reason, call, operator=name, draws=draws)
+
+
+def _nothing() -> None:
+    pass
 
 
 @contextmanager

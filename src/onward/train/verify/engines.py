@@ -51,6 +51,9 @@ class _Weighed:
     def buffers(self) -> Sequence[torch.Tensor]:
         return self.part.buffers()
 
+    def way_back(self) -> Callable[[], None]:
+        return self.part.way_back()
+
     def run(
         self, xs: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]
     ) -> Sequence[torch.Tensor]:
@@ -132,8 +135,11 @@ class Engines:
         device = next(iter(owned.values())).device
         parts = [_Weighed(part, self._others(weights)) for part in self.captured.regions]
         executable = self.compiler.bind(plan, Memory(device), owned, parts)
+        backs = [part.way_back() for part in parts]
         with keeping_buffers(self._model, self._loss_fn):
             executable.run(inputs)
+        for back in backs:
+            back()
         stored = {made: owned[name] for name, made in graph.signature.written.items()}
         return {
             name: (stored[made] if made in stored else executable.output(made)).cpu()
