@@ -214,7 +214,8 @@ def difference(ours: Tensors, model: nn.Module, data: Tensors) -> str:
 
 def moved_apart(made: tiny.Compiled, model: nn.Module, data: Tensors) -> str:
     """A parameter that a step moves and eager does not, or the other way round."""
-    reached = {f"grad.{user_name(n)}" for n in made.captured.reached}
+    trained = made.captured.reached - set(made.captured.frozen)
+    reached = {f"grad.{user_name(n)}" for n in trained}
     odd = sorted(reached ^ (tiny.eager(model, data, torch.float32).keys() - {"loss"}))
     if not odd:
         return ""
