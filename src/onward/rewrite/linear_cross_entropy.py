@@ -155,8 +155,9 @@ def _scale(graph: Graph, b: Builder, grad: Node, made: Sequence[Value]) -> None:
     if held.get("label_smoothing"):
         attrs["label_smoothing"] = held["label_smoothing"]
     inputs = [grad.inputs[0], grad.inputs[4], *(new for _, new in asked)]
-    scaled: Any = b.node("LinearCrossEntropyScale", inputs, attrs)
-    for (old, _), new in zip(asked, scaled, strict=True):
+    scaled = b.node("LinearCrossEntropyScale", inputs, attrs)
+    outputs = scaled if isinstance(scaled, tuple) else (scaled,)  # one, of a head that is frozen
+    for (old, _), new in zip(asked, outputs, strict=True):
         graph.replace(old, new)
 
 
