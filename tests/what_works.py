@@ -33,14 +33,15 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
     ),
     "fp16": (
         ('`mixed_precision="fp16"`', "tests/models/test_fp16_gradients.py"),
-        ("see [integrations](integrations.md)", None),
+        ("`fp16=True`, by forward and backward graphs", f"{_BESIDE}test_trainer_served.py::test_fp16"),
         ("`torch.autocast`, `GradScaler`",
          f"{_BESIDE}test_grad_scaler.py::test_scaled_gradients_and_skipped_updates"),
         ("`torch.autocast`", f"{_COMPILE}test_autocast_around"),
     ),
     "optimizers": (
         ("AdamW, Adam, SGD", "tests/train/test_optimizer_state.py"),
-        ("AdamW, Adam, SGD", f"{_LED}test_an_optimizer_without_a_graph_is_refused"),
+        ("AdamW, Adam, SGD in one graph; others by forward and backward graphs",
+         f"{_BESIDE}test_trainer_served.py::test_optimizers_that_no_graph_has"),
         ("any", f"{_OWN}test_gradients.py"), ("any", f"{_COMPILE}test_autocast_within"),
     ),
     "DistributedDataParallel": (
