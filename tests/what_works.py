@@ -33,7 +33,8 @@ ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
     ),
     "fp16": (
         ('`mixed_precision="fp16"`', "tests/models/test_fp16_gradients.py"),
-        ("`fp16=True`, by forward and backward graphs", f"{_BESIDE}test_trainer_served.py::test_fp16"),
+        ("`fp16=True`, by forward and backward graphs",
+         f"{_BESIDE}test_trainer_served.py::test_fp16"),
         ("`torch.autocast`, `GradScaler`",
          f"{_BESIDE}test_grad_scaler.py::test_scaled_gradients_and_skipped_updates"),
         ("`torch.autocast`", f"{_COMPILE}test_autocast_around"),
