@@ -33,7 +33,7 @@ from onward.capture.regions.blame import blamed, named_places
 from onward.capture.regions.region import TENSOR, Form, Region, module_region
 from onward.capture.regions.shapes import Results, read, resized
 from onward.config import CaptureError
-from onward.graph.graph import Graph, attributes
+from onward.graph.graph import Graph, attributes, needed
 
 log = logging.getLogger("onward")
 
@@ -130,7 +130,7 @@ class Regions:
         CaptureError where an export has dropped one."""
         nodes = {int(attributes(n)["site"]): n for n in graph if n.op_type == "Region"}
         loss = graph.signature.loss or graph.signature.results.get("loss")
-        read = set[Any]() if loss is None else _before(graph.outputs[loss])
+        read = set[Any]() if loss is None else needed(graph, [loss])
         for site, part in enumerate(self.made):
             if part.module is None:
                 continue
@@ -458,17 +458,6 @@ class Regions:
         finally:
             for module, before in held:
                 vars(module)[_SLOT] = before
-
-
-def _before(value: Any) -> set[Any]:
-    """The nodes that a value is computed by."""
-    found, stack = set[Any](), [value.producer()]
-    while stack:
-        node = stack.pop()
-        if node is not None and node not in found:
-            found.add(node)
-            stack += [x.producer() for x in node.inputs if x is not None]
-    return found
 
 
 def set_by_hooks(module: torch.nn.Module, path: str) -> Iterator[str]:
