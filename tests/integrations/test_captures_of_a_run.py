@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from hf_runs import arguments, quiet
+from single_layers import gpt2
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -20,8 +21,6 @@ from transformers import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
     Seq2SeqTrainingArguments,
     T5Config,
     T5ForConditionalGeneration,
@@ -36,13 +35,6 @@ def bert(kind: Any, **changes: Any) -> Any:
     return kind(BertConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=32, max_position_embeddings=32, **changes,
-    ))  # fmt: skip
-
-
-def gpt2() -> Any:
-    return GPT2LMHeadModel(GPT2Config(
-        vocab_size=60, n_layer=1, n_embd=16, n_head=2, n_positions=32, bos_token_id=0,
-        eos_token_id=0,
     ))  # fmt: skip
 
 

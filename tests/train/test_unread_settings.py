@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from single_layers import gpt2
 from torch import nn
 from transformers import (
     BertConfig,
     BertForSequenceClassification,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
     T5Config,
@@ -30,13 +29,6 @@ def bert() -> Any:
     return BertForSequenceClassification(BertConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=32, max_position_embeddings=32,
-    ))  # fmt: skip
-
-
-def gpt2() -> Any:
-    return GPT2LMHeadModel(GPT2Config(
-        vocab_size=60, n_layer=1, n_embd=16, n_head=2, n_positions=32, bos_token_id=0,
-        eos_token_id=0,
     ))  # fmt: skip
 
 
