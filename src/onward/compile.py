@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from onward import rewrite
-from onward.capture import Captured, CapturedModule, capture
+from onward.capture import Captured, CapturedModule, capture, evaluation
 from onward.config import environment
 from onward.differentiate import Recipe, add_updates, vjp
 from onward.execute import Executable, ExecutableHalves, Memory
@@ -53,6 +53,15 @@ class Compiler:
         with self.journal.timed("capture"):
             captured = capture(*args, **kwargs)
         self.journal.note("capture", captured.graph)
+        return captured
+
+    def evaluation(self, trained: CapturedModule) -> CapturedModule | None:
+        """The evaluation of a call that was captured in training; None where it may be more than
+        the same without dropout (`onward.capture.evaluation`)."""
+        with self.journal.timed("capture"):
+            captured = evaluation(trained)
+        if captured is not None:
+            self.journal.note("capture", captured.graph)
         return captured
 
     def quiet(self) -> Compiler:

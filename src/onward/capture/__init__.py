@@ -1,6 +1,8 @@
 """torch.nn.Module -> forward Graph: export, translate, fuse composites."""
 
+from onward.capture.as_eager import called_in_inference_mode
 from onward.capture.captured_module import CapturedModule
+from onward.capture.evaluation import evaluation
 from onward.capture.export import capture
 from onward.capture.huggingface import CACHE, keeps_cache, without_flash_lengths
 from onward.capture.protocol import Captured
@@ -20,7 +22,9 @@ __all__ = [
     "Captured",
     "CapturedModule",
     "apart_from_hooks",
+    "called_in_inference_mode",
     "capture",
+    "evaluation",
     "in_plain_pytorch",
     "is_plain",
     "is_traced",

@@ -19,6 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from onward.capture.chosen import Chosen
+from onward.capture.mode_reads import noted_question
 from onward.capture.object_graph import Walk, library, module_of
 from onward.capture.patches import Patch, caller, patched
 from onward.config import CaptureError
@@ -35,6 +36,17 @@ _NODE_HOOKS = ("register_hook", "register_prehook")
 _LAYOUT = ("dim_order", "is_contiguous", "stride", "storage_offset")
 _NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _TENSOR: Any = torch._C.TensorBase
+_here = threading.local()
+
+
+@contextmanager
+def called_in_inference_mode(on: bool) -> Iterator[None]:
+    """Within it a capture, in this thread, is of a call that was made in inference mode, or not."""
+    _here.inference = on
+    try:
+        yield
+    finally:
+        _here.inference = False
 
 
 @contextmanager
@@ -58,13 +70,15 @@ def answering_as_eager(
         return not _is_for_traces(name)
 
     tensors = list(_of_tensors(asked, note))
-    known_as = {id(getattr(torch.Tensor, name)): tell for _, name, tell in tensors}
+    grad_mode = list(_of_grad_mode())
+    known_as = {id(getattr(owner, name)): tell for owner, name, tell in (*tensors, *grad_mode)}
     places = [
         *tensors,
         *_of_gradients(asked, {id(t) for t in trained}),
         *_of_sizes(asked),
         *_of_compilers(asked),
         *_of_inference_mode(),
+        *grad_mode,
     ]
     for scope in _scopes(seen):
         places += [(scope, n, x) for n, x in _BUILTINS.items() if n not in scope]
@@ -113,6 +127,7 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
     grad_fn, requires_grad = _TENSOR.grad_fn.__get__, _TENSOR.requires_grad.__get__
 
     def node(x: torch.Tensor) -> Any:
+        noted_question()
         found = grad_fn(x)
         return _Node(found) if trained and found is not None and asked() else found
 
@@ -135,8 +150,12 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
         check(x, requires_grad)
         return plain(x, requires_grad)  # which of a computed tensor may ask for what it has
 
+    def asks(x: torch.Tensor) -> bool:
+        noted_question()
+        return requires_grad(x)
+
     yield FakeTensor, "grad_fn", property(node)
-    yield FakeTensor, "requires_grad", property(requires_grad, require)
+    yield FakeTensor, "requires_grad", property(asks, require)
     yield torch.Tensor, "requires_grad_", require_
 
 
@@ -165,6 +184,16 @@ def _of_compilers(asked: _Asked) -> Iterator[Patch]:
             yield sys.modules[place], name, answer(getattr(sys.modules[place], name))
 
 
+def _of_grad_mode() -> Iterator[Patch]:
+    enabled = torch.is_grad_enabled
+
+    def is_grad_enabled() -> bool:
+        noted_question(depth=3)  # behind what lets other threads by
+        return enabled()
+
+    yield torch, "is_grad_enabled", is_grad_enabled
+
+
 def _of_inference_mode() -> Iterator[Patch]:
     """A trace does not keep it, but where gradients are off."""
     mode = torch.inference_mode
@@ -177,7 +206,8 @@ def _of_inference_mode() -> Iterator[Patch]:
         entered.pop()[0].__exit__(*error)
 
     def enabled() -> bool:
-        return bool(entered) and entered[-1][1]
+        noted_question(depth=3)
+        return entered[-1][1] if entered else getattr(_here, "inference", False)
 
     yield mode, "__enter__", enter
     yield mode, "__exit__", leave
@@ -248,4 +278,4 @@ def _is_of_compiler(x: Any) -> bool:
     return isinstance(x, types.FunctionType) and x.__name__ in _COMPILERS.get(x.__module__, ())
 
 
-__all__ = ["answering_as_eager"]
+__all__ = ["answering_as_eager", "called_in_inference_mode"]

@@ -33,7 +33,9 @@ class CapturedModule:
     whose `requires_grad` was off.
     reaches: the same of each result of a call, with its leaves. parts_reached: likewise what parts
     that run in PyTorch return, by site and number. tree: how results are put together. autocast:
-    what `torch.autocast` casts to around the call. reads: what was read of plain objects.
+    what `torch.autocast` casts to around the call. reads: what was read of plain objects. asks: of
+    a call with gradients, why its evaluation may be more than the same without dropout; "" where it
+    is not (evaluation.py).
     """
 
     graph: Graph
@@ -50,6 +52,7 @@ class CapturedModule:
     tree: OutputTree | None = None
     autocast: torch.dtype | None = None
     reads: Reads = field(default_factory=Reads)
+    asks: str = "it is made without gradients"
     _guards: list[CodeType] = field(default_factory=list)
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _presumed: list[Shown | Unchanged] = field(default_factory=list)

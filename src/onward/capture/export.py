@@ -31,6 +31,7 @@ from onward.capture.captured_module import CapturedModule, layout
 from onward.capture.dtypes import dtype_of
 from onward.capture.eager_types import give_types, run_under_autocast
 from onward.capture.effects import Draws
+from onward.capture.evaluation import asks_more
 from onward.capture.flat_call import TENSOR, FlatCall, LossFunction, named_tensors
 from onward.capture.fuse_attention import fuse_attention
 from onward.capture.fuse_composites import fuse_composites
@@ -245,6 +246,7 @@ def _capture(
         result.regions = flat.regions.in_graph(graph)
     fuse_composites(graph)
     fuse_attention(graph)
+    result.asks = asks_more(result, flat, program, translator.sites, args, kwargs)
     result.guard(getattr(program, "_guards_code", None) or [])
     with ONE_AT_A_TIME:
         require_harmless(

@@ -13,6 +13,7 @@ from onward.capture.as_eager import answering_as_eager
 from onward.capture.chosen import Choosing, Chosen, is_tensor
 from onward.capture.effects import Effects, keeping_buffers, keeping_parameters, undoing
 from onward.capture.huggingface import cache_is_pointless
+from onward.capture.mode_reads import ModeReads
 from onward.capture.object_graph import traces_names
 from onward.capture.output_tree import OutputTree
 from onward.capture.pins import Answer, Asked
@@ -31,7 +32,7 @@ class _Noted:
     names: of its outputs. lies: whether the forward asks how tensors lie in memory. answers: to
     what it asks tensors, from a run before, with their places; None before one. masks: the same of
     masks that choose rows. asked: the answers that the traced run was given. read: how many of the
-    questions are for numbers.
+    questions are for numbers. mode: what the traced run asks of its mode, where gradients are on.
     """
 
     names: tuple[str, ...] | list[str] = ()
@@ -42,6 +43,7 @@ class _Noted:
     asked: Sequence[Any] = ()
     read = 0
     tree: OutputTree | None = None
+    mode: ModeReads | None = None
 
     def layout(self) -> None:
         self.lies = True

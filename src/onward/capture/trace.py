@@ -22,6 +22,7 @@ from onward.capture.flat_call import FlatCall
 from onward.capture.gradient_code import refusing_gradient_code
 from onward.capture.held_sizes import Held, dynamic_shapes
 from onward.capture.huggingface import attention_kept_whole, log_probs_kept_whole
+from onward.capture.mode_reads import noting_mode
 from onward.capture.patches import Patch, patched
 from onward.capture.recurrent_op import recurrent_layers_kept_whole
 from onward.capture.regions.blame import causes
@@ -84,6 +85,7 @@ def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: 
             _unlogged(),
             _capturing(flat, "position_ids" in names and not flat.extra),
             nullcontext() if flat.regions is None else flat.regions.tracing(),
+            noting_mode(flat.model) if flat.gradients else nullcontext() as flat.noted.mode,
         ):
             _tracing.append(threading.get_ident())
             try:

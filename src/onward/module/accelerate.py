@@ -22,6 +22,7 @@ from onward.capture import CACHE as _CACHE
 from onward.capture import (
     CapturedModule,
     apart_from_hooks,
+    called_in_inference_mode,
     untraced,
     unwrapped,
     without_flash_lengths,
@@ -195,7 +196,9 @@ class Accelerated:
     def _make(self, model: torch.nn.Module, batch: Batch, state: State, mode: Mode) -> PreparedCall:
         state.refuse_more(batch, mode)
         compiler = Compiler(host(state.device.type), self.options.disable)
-        captured = self.capture(compiler, model, batch, mode)
+        trained = state.trained(batch, mode)
+        captured = None if trained is None else compiler.evaluation(trained)
+        captured = captured or self.capture(compiler, model, batch, mode)
         if captured.regions:
             self._told_regions.tell(model, captured.regions)
         if state.guards.settle(captured):
@@ -211,7 +214,8 @@ class Accelerated:
     ) -> CapturedModule:
         """The call of the model with all that it returns."""
         # accelerated modules within it are parts of the graph
-        with eager(), apart_from_hooks(), aside(model):
+        asked = called_in_inference_mode(mode.inference)
+        with eager(), apart_from_hooks(), aside(model), asked:
             return compiler.capture(
                 model,
                 batch.args,

@@ -86,10 +86,12 @@ def surroundings() -> str | None:
 
 class Mode(NamedTuple):
     """What decides of a graph besides the module and the arguments. grad: whether gradients are on.
-    autocast: what `torch.autocast` casts to, None where it is off."""
+    autocast: what `torch.autocast` casts to, None where it is off. inference: whether the call is
+    made in inference mode, for which a forward may ask."""
 
     grad: bool
     autocast: torch.dtype | None
+    inference: bool = False
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
@@ -104,7 +106,7 @@ def mode_here(model: torch.nn.Module) -> Mode:
         device = device_of(model).type
         if torch.is_autocast_enabled(device):
             autocast = torch.get_autocast_dtype(device)
-    return Mode(torch.is_grad_enabled(), autocast)
+    return Mode(torch.is_grad_enabled(), autocast, torch.is_inference_mode_enabled())
 
 
 def autocast_off() -> AbstractContextManager[Any]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from onward.capture import CapturedModule
 from onward.config import CaptureError
 from onward.module.around import Mode, device_of
 from onward.module.calls import Calls
@@ -46,6 +47,19 @@ class State:
         where that is not known yet."""
         calls = self.calls.get(self._key(batch, mode))
         return None if calls is None else calls.find(batch)
+
+    def trained(self, batch: Batch, mode: Mode) -> CapturedModule | None:
+        """What was captured of such a call in training, where this one is in evaluation and without
+        gradients."""
+        if mode.grad or any(self.flags()):
+            return None
+        before = (mode._replace(grad=True, inference=False), *batch.kind)
+        for (_, *other), calls in self.calls.items():
+            if tuple(other) == before:
+                found = calls.find(batch)
+                if isinstance(found, PreparedCall):
+                    return found.captured
+        return None
 
     def of(self, batch: Batch, mode: Mode) -> Calls:
         """The calls of such batches, to be added to."""

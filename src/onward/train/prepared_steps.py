@@ -25,7 +25,7 @@ from onward.train.precision import policy_of
 from onward.train.prepared_step import PreparedStep
 from onward.train.regions import Told
 from onward.train.session import Session
-from onward.train.training_mode import training_mode
+from onward.train.training_mode import sets_more, training_mode
 from onward.train.updates import Updates
 
 LossFunction = Callable[..., torch.Tensor]
@@ -133,7 +133,9 @@ class PreparedSteps:
         target = host(self._session.memory.device.type)
         policy = policy_of(self._options, target)
         compiler = Compiler(target, self._options.disable, policy=policy)
-        captured = self.capture(compiler, model, loss_fn, batch, training)
+        trained = None if training or sets_more(model) else _find(state.train, batch)
+        captured = None if trained is None else compiler.evaluation(trained.captured)
+        captured = captured or self.capture(compiler, model, loss_fn, batch, training)
         if captured.regions:
             self._told.tell(model, captured.regions)
         step = self._step(batch, compiler, captured, training)

@@ -15,6 +15,8 @@ from onward.train.prepared_batch import Bound
 from onward.train.updates import Updates
 
 ROOM = 16  # a plan for counted rows has room for one in ROOM more
+SMALL = 32 << 20  # where the plan before took fewer bytes, memory is cheaper than another plan:
+ROOMY = 2  # there is room for one in ROOMY more
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,14 @@ class PlanCache(Generic[Bound]):
         found = self._executables.get(key)
         if found is not None and found.plan.serves(dims):
             return found
+        before = {} if found is None else found.plan.dims
+        small = found is not None and sum(found.plan.sizes.values()) < SMALL
+        room = ROOMY if small and self._budget is None else ROOM
         most = dict(dims)
         for name in key:
-            before = found.plan.dims[name] if found is not None else 0
-            grows = dims[name] > before > 0 or name in counted
-            most[name] = max(before, dims[name] + dims[name] // ROOM if grows else dims[name])
+            had, size = before.get(name, 0), dims[name]
+            grows = size > had > 0 or name in counted
+            most[name] = max(had, size + size // room if grows else size)
         self._executables.pop(key, None)
         open = [name for name, size in most.items() if size > 0]
         plan = self._compiler.plan(graph, outputs, most, self._budget, open, self._label)

@@ -21,6 +21,7 @@ from onward.capture.huggingface.cache_position import Counted, given_to_masks
 from onward.capture.huggingface.masks import Masks, require_kind
 from onward.capture.huggingface.plain_attention import plain_functions
 from onward.capture.huggingface.settings import configs_with_sdpa
+from onward.capture.mode_reads import noted_call
 from onward.capture.patches import Patch, patched
 from onward.config import CaptureError
 
@@ -76,6 +77,7 @@ class _Attentions:
             if made is not None and made.padding is not None and position_bias is not None:
                 least = torch.finfo(key.dtype).min
                 exact = torch.where(made.dense, position_bias, least)
+            noted_call(dropout != 0)
             out = _call(
                 module, query, key, value, exact, made.padding if made else None, position_bias,
                 made.causal if made else own, scaling, dropout, compact_only=True,
@@ -129,6 +131,7 @@ class _Attentions:
                 exact = bias + exact
                 bias = bias if made is not None else None
             ratio = dropout if module.training else 0.0
+            noted_call(ratio != 0, asks=True)
             out = _call(module, query, key, value, exact, padding, bias, causal, scaling, ratio)
             return out, None
 

@@ -1,0 +1,307 @@
+"""What a forward asks of its mode: whether it trains, and whether gradients are on.
+
+A forward that asks for dropout alone computes in evaluation what it computes in training, without
+the dropout: its evaluation need not be traced again (`evaluation.py`). `self.training` of every
+module is an attribute that takes note of its readers while a trace runs. A reader asks for dropout
+alone where its code hands the answer straight on, in one of these spellings, to a function whose
+dropout it switches, and nothing else is called at that place:
+
+    F.dropout(x, p, training=self.training)
+    attend(..., dropout=0.0 if not self.training else p)
+
+Any other reader (`if self.training:`, a variable, a function of another's) is one that may do
+anything with the answer.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import sys
+import textwrap
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+import torch
+
+from onward.capture.patches import Patch, patched
+
+Place = tuple[CodeType, int]  # code, and an instruction in it
+
+_TORCH = str(Path(torch.__file__).parent)
+_ONWARD = str(Path(__file__).parents[1])
+_DROPOUT = f"{_TORCH}/nn/modules/dropout.py"
+# torch's code that runs models; the rest of it traces them, and asks for itself
+_RUNS = tuple(f"{_TORCH}/{name}" for name in ("nn/", "utils/checkpoint.py"))
+_FUNCTIONAL: Any = torch.nn.functional
+# functions `(x, p, training, ...)` that drop
+_DROPPING = (
+    "dropout", "dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout",
+)  # fmt: skip
+_RATIOS = ("p", "dropout", "dropout_p")
+
+
+class ModeReads:
+    """The reads of one trace. other: where the mode was asked for something else; "" where nowhere.
+    dropped: how many of the calls that drop have done so."""
+
+    def __init__(self) -> None:
+        self.other = ""
+        self.dropped = 0
+        self._reads: Counter[Place] = Counter()
+        self._calls: Counter[Place] = Counter()
+        self._always: set[Place] = set()  # calls that drop, whoever asks
+
+    def read(self, frame: FrameType) -> None:
+        """`training` of a module, by the code in this frame."""
+        file = frame.f_code.co_filename
+        if file.startswith(_TORCH):
+            if file != _DROPOUT and file.startswith(_RUNS):
+                self.asked(frame)
+        elif not file.startswith(_ONWARD):
+            self._reads[frame.f_code, frame.f_lasti] += 1
+
+    def asked(self, frame: FrameType) -> None:
+        """The mode, for anything."""
+        if not self.other:
+            self.other = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
+
+    def called(self, frame: FrameType, drops: bool, asks: bool = False) -> None:
+        """A function that drops where it is told to, from this frame. asks: it asks the module."""
+        file = frame.f_code.co_filename
+        if file.startswith(_TORCH) and not file.startswith(_RUNS):
+            return  # handed on by a mode
+        self.dropped += drops
+        if file == _DROPOUT:
+            return
+        place = frame.f_code, frame.f_lasti
+        self._calls[place] += 1
+        if drops and not asks:
+            self._always.add(place)
+
+    def settle(self) -> None:
+        """Matches reads with the calls that they were for."""
+        calls: Counter[tuple[CodeType, Any]] = Counter()
+        for (code, at), n in self._calls.items():
+            calls[code, _end(code, at)] += n
+        governed: set[tuple[CodeType, Any]] = set()
+        for (code, at), n in self._reads.items():
+            end = None if self.other else _switched(code, at)
+            if end is None or calls[code, end] != n:
+                self.other = self.other or f"{code.co_qualname}, line {code.co_firstlineno}"
+                return
+            governed.add((code, end))
+        for code, at in self._always:
+            if (code, _end(code, at)) not in governed:
+                self.other = self.other or f"{code.co_qualname} drops in any mode"
+
+
+@contextmanager
+def noting_mode(model: torch.nn.Module) -> Iterator[ModeReads]:
+    """Within it, notes what the forward of `model`, in this thread, asks of its mode."""
+    reads = ModeReads()
+    base = torch.nn.Module
+    for m in model.modules():
+        if any(map(_has_own_flag, (c for c in type(m).__mro__ if c not in (base, object)))):
+            reads.other = f"{type(m).__qualname__}, which has a way of its own to its flag"
+    with patched(_places(reads)):
+        _readers.append((threading.get_ident(), reads))
+        try:
+            yield reads
+        finally:
+            _readers.pop()
+    reads.settle()
+
+
+_readers: list[tuple[int, ModeReads]] = []
+
+
+@functools.lru_cache(maxsize=4096)
+def _has_own_flag(cls: type) -> bool:
+    """Whether the class's code may read a flag past its attribute: `vars(self)["training"]`."""
+    held = vars(cls)
+    found = [getattr(x, "__func__", None) or getattr(x, "fget", None) or x for x in held.values()]
+    codes = [x.__code__ for x in found if isinstance(x, FunctionType)]
+    return "training" in held or "__getattribute__" in held or any(map(_says_training, codes))
+
+
+def _says_training(code: CodeType) -> bool:
+    return any(
+        _says_training(x) if isinstance(x, CodeType) else x == "training" for x in code.co_consts
+    )
+
+
+def noted_call(drops: bool, asks: bool = False) -> None:
+    """Takes note that a stand-in of ours, which drops where it is told to, was called. asks: it
+    asks the module for its mode."""
+    if _readers and _readers[-1][0] == threading.get_ident():
+        frame = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(_ONWARD):
+            assert frame.f_back is not None, "a model's code calls it"
+            frame = frame.f_back
+        _readers[-1][1].called(frame, drops, asks)
+
+
+def noted_question(depth: int = 2) -> None:
+    """Takes note that gradients were asked about, by the frame so far up; nobody but the model's
+    code matters."""
+    if _readers and _readers[-1][0] == threading.get_ident():
+        frame = sys._getframe(depth)
+        file = frame.f_code.co_filename
+        if not file.startswith((_TORCH, _ONWARD)) or file.startswith(_RUNS):
+            _readers[-1][1].asked(frame)
+
+
+def _places(reads: ModeReads) -> Iterator[Patch]:
+    here = threading.get_ident()
+
+    def get(m: Any) -> bool:
+        if threading.get_ident() == here:
+            reads.read(sys._getframe(1))
+        try:
+            return vars(m)["training"]
+        except KeyError:
+            raise AttributeError(
+                f"'{type(m).__name__}' object has no attribute 'training'"
+            ) from None
+
+    def put(m: Any, value: bool) -> None:
+        vars(m)["training"] = value
+
+    def remove(m: Any) -> None:
+        del vars(m)["training"]
+
+    yield torch.nn.Module, "training", property(get, put, remove)
+    for name in _DROPPING:
+        yield _FUNCTIONAL, name, _noting(getattr(_FUNCTIONAL, name))
+    yield _FUNCTIONAL, "scaled_dot_product_attention", _noting_attention()
+
+
+def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
+    default = inspect.signature(plain).parameters["training"].default
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        on = args[2] if len(args) > 2 else kwargs.get("training", default)
+        ratio = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
+        noted_call(bool(on) and ratio != 0)
+        return plain(*args, **kwargs)
+
+    return called
+
+
+def _noting_attention() -> Callable[..., Any]:
+    plain = _FUNCTIONAL.scaled_dot_product_attention
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        ratio = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
+        noted_call(ratio != 0)
+        return plain(*args, **kwargs)
+
+    return called
+
+
+# ---- what the code around a read does with it
+
+
+def _position(code: CodeType, at: int) -> tuple[int, int, int, int] | None:
+    """Lines and columns of an instruction, as `ast` has them; None where nobody knows."""
+    found = next(iter([p for i, p in enumerate(code.co_positions()) if i == at // 2]), None)
+    return None if found is None or None in found else found  # type: ignore[return-value]
+
+
+def _end(code: CodeType, at: int) -> Any:
+    """Where the call that an instruction makes ends in the file."""
+    found = _position(code, at)
+    return None if found is None else (found[1], found[3])
+
+
+@functools.lru_cache(maxsize=256)
+def _switched(code: CodeType, at: int) -> tuple[int, int] | None:
+    """The end of the call whose dropout the read at this instruction switches, and of nothing else;
+    None for another read."""
+    position = _position(code, at)
+    if position is None or _parents(code) is None:
+        return None
+    parents = _parents(code) or {}
+    node = next((n for n in parents if _is_read(n, position)), None)
+    if node is None:
+        return None
+    value, above = node, parents[node]
+    if isinstance(above, ast.keyword) and above.arg == "training":
+        return _ends_of(parents[above])
+    if isinstance(above, ast.Call) and _number(above, value) == 2 and _is_dropout(above.func):
+        return _ends_of(above)
+    negated = isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.Not)
+    if negated:
+        value, above = above, parents[above]
+    if not isinstance(above, ast.IfExp) or above.test is not value:
+        return None
+    off = above.body if negated else above.orelse
+    if not (isinstance(off, ast.Constant) and type(off.value) in (int, float) and not off.value):
+        return None
+    outer = parents[above]
+    if isinstance(outer, ast.keyword) and outer.arg in _RATIOS:
+        return _ends_of(parents[outer])
+    return None
+
+
+def _is_read(node: ast.AST, position: tuple[int, int, int, int]) -> bool:
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == "training"
+        and isinstance(node.value, ast.Name)
+        and (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset) == position
+    )
+
+
+def _number(call: ast.Call, node: ast.AST) -> int:
+    return next((i for i, x in enumerate(call.args) if x is node), -1)
+
+
+def _is_dropout(function: ast.expr) -> bool:
+    name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+    return name in _DROPPING
+
+
+def _ends_of(call: ast.AST) -> tuple[int, int] | None:
+    if not isinstance(call, ast.Call) or call.end_lineno is None or call.end_col_offset is None:
+        return None
+    return call.end_lineno, call.end_col_offset
+
+
+@functools.lru_cache(maxsize=64)
+def _parents(code: CodeType) -> dict[ast.AST, ast.AST] | None:
+    """Of each node of the function's source, at the file's lines and columns, the one around it;
+    None where there is no source, or one that another code was made of."""
+    linecache.checkcache(code.co_filename)
+    try:
+        lines, first = inspect.getsourcelines(code)
+        text = "".join(lines)
+        tree = ast.parse(textwrap.dedent(text))
+    except (OSError, TypeError, SyntaxError, IndentationError):
+        return None
+    indent = len(lines[0]) - len(lines[0].lstrip())
+    inside = [n for n in ast.walk(tree) if isinstance(n, (ast.FunctionDef, ast.Lambda))]
+    if not inside or not text.isascii():  # columns are bytes
+        return None
+    found: dict[ast.AST, ast.AST] = {}
+    for node in ast.walk(tree):
+        for child in ast.iter_child_nodes(node):
+            found[child] = node
+    for node in found:
+        if isinstance(node, (ast.expr, ast.keyword)) and node.end_lineno is not None:
+            node.lineno += first - 1
+            node.end_lineno += first - 1
+            node.col_offset += indent
+            node.end_col_offset = (node.end_col_offset or 0) + indent
+    return found
+
+
+__all__ = ["ModeReads", "noted_call", "noted_question", "noting_mode"]
