@@ -49,7 +49,7 @@ from onward.module.delivery import deliver
 from onward.module.hooks import aside, call_with_hooks, run_around
 from onward.module.prepared_call import PreparedCall
 from onward.module.run import Run
-from onward.module.states import State, States, TooMany
+from onward.module.states import OFTEN, State, States, TooMany
 from onward.plan import Plan
 from onward.train.batch import Batch
 from onward.train.regions import Told
@@ -69,6 +69,7 @@ class SharedMemory(Memory):
         self.lock = threading.RLock()
 
 
+IN_VAIN = 3  # refused captures of one kind of batch, until a state is to be met often for another
 _MEMORIES: weakref.WeakValueDictionary[torch.device, SharedMemory] = weakref.WeakValueDictionary()
 
 
@@ -120,6 +121,8 @@ class Accelerated:
         self._states = States()
         self._memory: SharedMemory | None = None
         self._lock: threading.RLock | None = None  # of that memory
+        # by the kind of batch: how many captures were refused, in any state, and the last reason
+        self._in_vain: dict[Any, tuple[int, str]] = {}
         self._told: set[str] = set()
         self._told_regions = Told()
         self._last: PreparedCall | None = None
@@ -183,6 +186,8 @@ class Accelerated:
                 reason = str(error)
                 if state is None:
                     return _Refused(reason)
+                tries, _ = self._in_vain.get(batch.kind, (0, ""))
+                self._in_vain[batch.kind] = tries + 1, reason
                 return _Refused(reason, partial(state.of(batch, mode).refuse, batch, reason))
 
     def _find(
@@ -195,6 +200,9 @@ class Accelerated:
 
     def _make(self, model: torch.nn.Module, batch: Batch, state: State, mode: Mode) -> PreparedCall:
         state.refuse_more(batch, mode)
+        tries, reason = self._in_vain.get(batch.kind, (0, ""))
+        if tries >= IN_VAIN and state.met < OFTEN and not self._states.prepared(batch):
+            raise TooMany(reason)
         compiler = Compiler(host(state.device.type), self.options.disable)
         trained = state.trained(batch, mode)
         captured = None if trained is None else compiler.evaluation(trained)
@@ -206,6 +214,7 @@ class Accelerated:
         assert self._memory is not None
         session = Session(self._memory, memory_budget=self.options.memory_budget)
         call = PreparedCall(batch, compiler, captured, session)
+        self._in_vain.pop(batch.kind, None)
         state.of(batch, mode).add(call)
         return call
 

@@ -140,6 +140,11 @@ class States:
         state.met += 1
         return state
 
+    def prepared(self, batch: Batch) -> bool:
+        """Whether a graph for batches of this kind, of any sizes, was made in any state."""
+        kept = (item for state in self._states for item in state.calls.items())
+        return any(len(calls) and key[2:] == batch.kind for key, calls in kept)
+
     def clear(self) -> None:
         self._states.clear()
 
