@@ -199,10 +199,10 @@ class Accelerated:
         return self._make(model, batch, state, mode) if call is None else call
 
     def _make(self, model: torch.nn.Module, batch: Batch, state: State, mode: Mode) -> PreparedCall:
-        state.refuse_more(batch, mode)
         tries, reason = self._in_vain.get(batch.kind, (0, ""))
         if tries >= IN_VAIN and state.met < OFTEN and not self._states.prepared(batch):
             raise TooMany(reason)
+        state.refuse_more(batch, mode)
         compiler = Compiler(host(state.device.type), self.options.disable)
         trained = state.trained(batch, mode)
         captured = None if trained is None else compiler.evaluation(trained)
