@@ -79,6 +79,11 @@ OPS: dict[str, Callable[[Parts, Any], Any]] = {
     "rotary": lambda p, x: p.turned(p.up(x)),
     "transpose": lambda p, x: x.transpose(1, 2),
     "reshape": lambda p, x: x.reshape(12, 8),
+    "two reshapes": lambda p, x: p.up(x).reshape(12, 8).reshape(2, 6, 4, 2),
+    "two transposes": lambda p, x: p.up(x).transpose(1, 2).transpose(0, 1),
+    "heads and back": lambda p, x: (
+        p.up(x).view(2, 6, 2, 4).transpose(1, 2).transpose(1, 2).flatten(2)
+    ),
     "unsqueeze": lambda p, x: x.unsqueeze(1),
     "expand": lambda p, x: x[:, :1].expand(2, 6, 8),
     "slice": lambda p, x: x[:, 1:, 2:6],
@@ -264,14 +269,19 @@ def small(role: Role = Role.PARAM) -> tuple[Graph, Builder, Any]:
     return graph, Builder(graph), graph.input("x", parse_type("f32[4]"), role)
 
 
-@pytest.mark.parametrize("between", [(), ("Reshape",), ("Identity", "Neg")])
+@pytest.mark.parametrize(
+    "between",
+    [(), ("Reshape",), ("Identity", "Neg"), ("Reshape", "Transpose", "Transpose"),
+     ("Reshape", "Reshape"), ("Neg", "Reshape", "Reshape", "Reshape")],
+)  # fmt: skip
 def test_a_stop_is_taken_out_only_where_no_gradient_arrives(between: tuple[str, ...]) -> None:
     graph, b, x = small()
     whole = graph.input("n", parse_type("i64[4]"), Role.BATCH)
     drawn = b.Cast(whole, to=DType.FLOAT)
-    for op in between:
+    for i, op in enumerate(between):
+        shape = (2, 2) if i % 2 == 0 else (4, 1)
         x, drawn = (
-            b.reshape(v, (2, 2)) if op == "Reshape" else b.one(op, [v], {}) for v in (x, drawn)
+            b.reshape(v, shape) if op == "Reshape" else b.one(op, [v], {}) for v in (x, drawn)
         )
     graph.outputs = {"a": b.StopGradient(x), "b": b.StopGradient(drawn)}
     noop(graph)

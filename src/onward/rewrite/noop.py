@@ -18,6 +18,8 @@ def noop(graph: Graph) -> int:
         new = _unchanged(node, trained) or _joined(graph, node)
         if new is None:
             continue
+        if node.outputs[0] in trained:
+            trained.add(new)  # which may be of a node that was just made
         graph.replace(node.outputs[0], new)
         graph.remove([node])
         edits += 1
