@@ -8,6 +8,7 @@ from fault import Fault
 REACH = ("capture/test_autograd_reach.py",)
 READS = ("train/test_unread_settings.py",)
 STOPS = ("rewrite/test_stop_gradient.py",)
+EVALUATION = ("capture/test_evaluation.py",)
 STATES = ("train/test_alternating.py",)
 SEEDS = ("module/test_call_seeds.py",)
 CLASSES = ("models/test_gradient_classes.py",)
@@ -38,6 +39,14 @@ FACTS_FAULTS: tuple[Fault, ...] = (
         "new = b.one(view.op_type, [inner, *view.inputs[1:]], attributes(view))",
         'new = b.one("Identity" if view.op_type == "StopGradient" else view.op_type, '
         "[inner, *view.inputs[1:]], attributes(view))", STOPS,
+    ),
+    Fault(
+        "facts: what joins two reshapes is not known to be trained", "rewrite/noop.py",
+        "            trained.add(new)", "            pass", STOPS,
+    ),
+    Fault(
+        "facts: every question about the mode is one for dropout", "capture/mode_reads.py",
+        "if end is None or calls[code, end] != n:", "if False:", EVALUATION,
     ),
     Fault(
         "facts: any state that was met is the one that came back", "train/guards.py",
