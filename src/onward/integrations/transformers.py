@@ -24,6 +24,7 @@ from onward.capture import without_flash_lengths
 from onward.config import MissingExtraError, OnwardError, TrainerOptions
 from onward.integrations.led_trainer import LedTrainer, NotRunError
 from onward.integrations.refused_arguments import (
+    leave_uncompiled,
     refuse_accelerator,
     refuse_arguments,
     refuse_lost_options,
@@ -101,6 +102,7 @@ class Trainer(transformers.Trainer):
         super().create_accelerator_and_postprocess()
         refuse_accelerator(self.accelerator, self.args.n_gpu)
         refuse_two_precisions(self.accelerator, self.args, self._precision_said)
+        leave_uncompiled(self.accelerator, self._say)
         self._refuse_lost(self._gradients_seen())
 
     def call_model_init(self, trial: Any = None) -> Any:
@@ -183,8 +185,7 @@ class Trainer(transformers.Trainer):
     def _show_gradients(self, why: str) -> None:
         """Goes over to transformers' own way for this micro-batch."""
         self._refuse_lost(why)
-        if self._turns.say(why):
-            log.warning("%s: forward and backward run as graphs, the update is transformers'", why)
+        self._say(f"{why}: forward and backward run as graphs, the update is transformers'")
         if self._step_trainer is not None:
             self._step_trainer.give_back()
             if self._result is not None:
@@ -193,6 +194,10 @@ class Trainer(transformers.Trainer):
         self._turns.shown = None if self.accelerator.sync_gradients else why
         if self.model is not None and accelerated(self.model) is None:
             accelerate(self.model)
+
+    def _say(self, what: str) -> None:
+        if self._turns.say(what):
+            log.warning("%s", what)
 
     def _refuse_lost(self, why: str | None) -> None:
         if why is not None:
