@@ -13,7 +13,8 @@ other's. What neither way honours is refused in one line, before anything is wri
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -131,16 +132,21 @@ class Trainer(transformers.Trainer):
         if not self._turns.loop_calls or self.optimizer is None:  # the user does, by hand
             return super().training_step(model, inputs, num_items_in_batch)
         why = self._shown_because(model)
-        if why is None:
-            try:
-                return self._whole_step(inputs, num_items_in_batch)
-            except NotRunError as error:
-                if self._options.strict:
-                    raise
-                why = str(error)
-                self._unfit = (self._parts(), why)
+        if why is not None:
+            self._show_gradients(why)
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        try:
+            return self._whole_step(inputs, num_items_in_batch)
+        except NotRunError as error:
+            if self._options.strict:
+                raise
+            why = str(error)
+            self._unfit = (self._parts(), why)
         self._show_gradients(why)
-        return super().training_step(model, inputs, num_items_in_batch)
+        with self._prepared(inputs):
+            return super().training_step(model, inputs, num_items_in_batch)
 
     # ---- which way a micro-batch goes
 
@@ -205,11 +211,26 @@ class Trainer(transformers.Trainer):
 
     # ---- the parts of a step
 
+    @contextmanager
+    def _prepared(self, inputs: Any) -> Iterator[None]:
+        """Within it transformers' own step finds these inputs, which are prepared already: a
+        subclass's own code for that may draw, or count."""
+        held, prepare = vars(self).get("_prepare_inputs"), self._prepare_inputs
+
+        def once(given: Any) -> Any:
+            return given if given is inputs else prepare(given)
+
+        self._prepare_inputs = once  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            if held is None:
+                del self._prepare_inputs
+            else:
+                self._prepare_inputs = held  # type: ignore[method-assign]
+
     def _whole_step(self, inputs: Any, items: torch.Tensor | int | None) -> torch.Tensor:
-        """Raises NotRunError where it is no graph; nothing has changed then."""
-        assert self.model is not None, "transformers' Trainer has made sure"
-        self.model.train()
-        inputs = self._prepare_inputs(inputs)
+        """Raises NotRunError where it is no graph; nothing has changed then. inputs: prepared."""
         loss_fn = self._loss("labels" in inputs)
         trainer = self._led()
         trainer.loss_fn, trainer.takes_target = loss_fn, loss_fn is not model_loss
