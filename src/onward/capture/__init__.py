@@ -2,7 +2,8 @@
 
 from onward.capture.captured_module import CapturedModule
 from onward.capture.export import capture
-from onward.capture.huggingface import CACHE, keeps_cache, without_flash_lengths
+from onward.capture.huggingface import CACHE, CacheSetting, without_flash_lengths
+from onward.capture.own_code import eager, is_eager
 from onward.capture.protocol import Captured
 from onward.capture.refusals import (
     AUTOCAST_DEVICES,
@@ -10,21 +11,21 @@ from onward.capture.refusals import (
     is_traced,
     refuse_surroundings,
 )
-from onward.capture.trace import in_plain_pytorch, is_plain, traced_elsewhere, untraced
+from onward.capture.trace import traced_elsewhere, untraced
 from onward.capture.wrappers import SLOT, unwrapped
 
 __all__ = [
     "AUTOCAST_DEVICES",
     "CACHE",
     "SLOT",
+    "CacheSetting",
     "Captured",
     "CapturedModule",
     "apart_from_hooks",
     "capture",
-    "in_plain_pytorch",
-    "is_plain",
+    "eager",
+    "is_eager",
     "is_traced",
-    "keeps_cache",
     "refuse_surroundings",
     "traced_elsewhere",
     "untraced",
