@@ -179,7 +179,7 @@ def _capture(
         if numbers is None:
             raise
         return numbers
-    pinned = take(program, flat.noted.asked, tensors)
+    pinned = take(program, flat.noted.asked, tensors, flat.model)
     shown = choose(program, tensors)
     graph = Graph("forward")
     translator = Translator(graph, program, flat.regions)
