@@ -67,18 +67,18 @@ def leave_uncompiled(accelerator: Any, say: Callable[[str], None]) -> None:
     """Has the Accelerator prepare models without `torch.compile`, whoever asks for that
     (`torch_compile` and what goes with it, accelerate's own settings and environment variables).
     say: is told where somebody does."""
-    from accelerate.utils import TorchDynamoPlugin
+    from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 
     def prepare_model(*args: Any, **kwargs: Any) -> Any:
         state = accelerator.state  # which all Accelerators of a process share
         asked = state.dynamo_plugin
-        if asked.backend.value == "NO":
+        if asked.backend == DynamoBackend.NO:
             return type(accelerator).prepare_model(accelerator, *args, **kwargs)
         say(
             f"torch_compile (backend {asked.backend.value.lower()}) is ignored: the step is one "
             "compiled graph already, and torch.compile would add nothing"
         )
-        state.dynamo_plugin = TorchDynamoPlugin(backend="no")
+        state.dynamo_plugin = TorchDynamoPlugin(backend=DynamoBackend.NO)
         try:
             return type(accelerator).prepare_model(accelerator, *args, **kwargs)
         finally:
