@@ -134,16 +134,16 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-def bart(**drops: float) -> Any:
+def bart(**drops: Any) -> Any:
     return transformers.BartForConditionalGeneration(transformers.BartConfig(**SMALL, **drops))
 
 
-def m2m(**drops: float) -> Any:
+def m2m(**drops: Any) -> Any:
     config = transformers.M2M100Config(**SMALL, **drops)
     return transformers.M2M100ForConditionalGeneration(config)
 
 
-def opt(**drops: float) -> Any:
+def opt(**drops: Any) -> Any:
     config = transformers.OPTConfig(
         vocab_size=60, hidden_size=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=32, word_embed_proj_dim=16, **drops,
@@ -207,7 +207,7 @@ def test_layer_drop_is_called_so(name: str, way: str) -> None:
     make, path, option = DROPS[name]
     torch.manual_seed(0)
     model, ids = make().train(), torch.randint(3, 60, (3, 7))
-    batch = {"input_ids": ids, "labels": ids}
+    batch: dict[str, Any] = {"input_ids": ids, "labels": ids}
     if "wav2vec" in name:
         of = "input_features" if "BERT" in name else "input_values"
         batch = {of: torch.randn(2, 40, 8) if "BERT" in name else torch.randn(2, 400),

@@ -72,7 +72,7 @@ class Net(nn.Module):
         return F.mse_loss(self.loop(self, h, chosen, weights), y.flatten(0, 1))
 
 
-def batches() -> list[dict[str, Tensor]]:
+def batches() -> list[dict[str, Any]]:
     made = (torch.Generator().manual_seed(seed) for seed in range(4))
     return [{n: torch.randn(1, 3, 8, generator=g) for n in ("x", "y")} for g in made]
 

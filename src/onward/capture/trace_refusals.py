@@ -17,8 +17,9 @@ _KNOWN = (
     ("Could not guard on data-dependent|Could not extract specialized|unbacked sym", READ),
     (
         "fake tensor in the exported program",
-        "numbers are written into a tensor past autograd (.data.copy_, .data = ...), and a graph "
-        "would hold those of one batch; fix: copy_ within torch.no_grad() into a registered buffer",
+        "a tensor is read or written past autograd (.data, .data.copy_, .data = ...), and a graph "
+        "would hold the numbers of one batch; fix: .detach() to read it; copy_ within "
+        "torch.no_grad() into a registered buffer to write it",
     ),
     (
         r"\.numpy\(\) is not supported|__array__",
