@@ -61,6 +61,18 @@ def times_in_place(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.T
     return shown(z)
 
 
+def real_assigned(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    z = pairs(x @ w).clone()
+    z.real = (x * v)[..., :4]
+    return shown(z)
+
+
+def imag_assigned(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    z = pairs(x @ w).clone()
+    z.imag[...] = (x * v)[..., :4]
+    return shown(z)
+
+
 HELD = torch.polar(torch.ones(4), torch.arange(4.0))  # as models hold their frequencies
 COMPLEX: dict[str, Way] = {
     "rotary": lambda x, w, v: shown(pairs(x @ w) * turns(torch.ones(8), x.shape[1])) * v,
@@ -95,6 +107,14 @@ COMPLEX: dict[str, Way] = {
     "division": lambda x, w, v: shown(pairs(x @ w) / (pairs(x * v) + 3)),
     "exponential": lambda x, w, v: shown(torch.exp(1j * (x @ w).to(torch.complex64))) * v.repeat(2),
     "power": lambda x, w, v: shown(pairs(x @ w) ** 2) * v,
+    "pairs of a conjugate": lambda x, w, v: shown(pairs(x @ w).conj()) * v,
+    "imag of a conjugate": lambda x, w, v: pairs(x @ w).conj().imag * v[:4],
+    "adjoint": lambda x, w, v: shown(pairs(x @ w).mH @ pairs(x * v)),
+    "a detached real part": lambda x, w, v: shown(torch.complex((x @ w).detach(), x * v)),
+    "a detached length": lambda x, w, v: shown(torch.polar((x @ w).abs().detach() + 0.5, x * v)),
+    "a detached angle": lambda x, w, v: shown(torch.polar((x @ w).abs() + 0.5, (x * v).detach())),
+    "real part assigned": real_assigned,
+    "imag part assigned": imag_assigned,
     "a real part alone": lambda x, w, v: torch.complex(x @ w, (x * v).detach()).real,
     "detached": lambda x, w, v: shown(pairs(x @ w).detach() * pairs(x * v)),
     "converted": lambda x, w, v: ((x @ w).to(torch.complex64) * (1j + pairs(v)[0])).imag,
@@ -121,7 +141,7 @@ COMPLEX: dict[str, Way] = {
 NO_TRANSLATION = (
     "angle", "filter", "rfft", "irfft", "fftshift", "hfft", "where", "gather", "sum", "division",
     "exponential", "power", "window written", "all written", "written as real", "masked", "padded",
-    "size alone", "norm",
+    "size alone", "norm", "real part assigned", "imag part assigned",
 )  # fmt: skip
 
 
@@ -224,7 +244,55 @@ def statistics(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tenso
     return F.batch_norm(y, v.detach().clone(), v.detach() * 2, v, training=False)
 
 
+class Nothing(torch.autograd.Function):
+    """Whose backward says None."""
+
+    @staticmethod
+    def forward(ctx, x):  # type: ignore[no-untyped-def]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):  # type: ignore[no-untyped-def, override]
+        return None
+
+
+def detached_in_place(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    y = (x @ w).tanh() * 1
+    y.detach_()
+    return x * v * y
+
+
+def inferred(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        y = (x @ w).tanh()
+    return x * v * y.clone()
+
+
+def switched(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    torch.set_grad_enabled(False)
+    y = x @ w
+    torch.set_grad_enabled(True)
+    return x * v * y
+
+
+@torch.no_grad()
+def decorated(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x @ w).tanh()
+
+
 REAL: dict[str, Way] = {
+    "no_grad as a decorator": lambda x, w, v: decorated(x, w) * x * v,
+    "inference_mode as a decorator": lambda x, w, v: (
+        torch.inference_mode()(lambda: x @ w)().clone() * x * v
+    ),
+    "within inference_mode": inferred,
+    "switched off and on": switched,
+    "detached in place": detached_in_place,
+    "asking anew for a gradient": lambda x, w, v: (x @ w).detach().requires_grad_() * v,
+    "a function without a gradient": lambda x, w, v: Nothing.apply(x @ w) * x * v,
+    "a function without one on both sides": lambda x, w, v: (
+        Nothing.apply(x @ w) * Nothing.apply(x * v)
+    ),
     "copied into zeros": in_place,
     "copied over": over,
     "filled": filled,

@@ -109,6 +109,29 @@ def test_what_has_no_translation_is_refused_or_runs_in_eager(name: str) -> None:
     assert_alike(model, twin)
 
 
+PAST_AUTOGRAD: dict[str, reaches.Way] = {
+    "a value read": lambda x, w, v: (x @ w).data * x * v,
+    "a parameter read": lambda x, w, v: x @ w.data * v,
+    "a part of a complex number read": lambda x, w, v: reaches.shown(
+        torch.polar((x @ w).abs() + 0.5, (x * v).data)
+    ),
+    "a value written": lambda x, w, v: (lambda y: (y.data.mul_(2.0), y * v)[1])(x @ w),
+}
+
+
+@pytest.mark.parametrize("name", PAST_AUTOGRAD)
+def test_what_goes_past_autograd_is_refused_with_a_way_on(name: str) -> None:
+    model = Net(PAST_AUTOGRAD[name])
+    twin = copy.deepcopy(model)
+    said = r"past autograd \(\.data.*fix: \.detach\(\) to read it; copy_ within"
+    with pytest.raises(CaptureError, match=said) as refused:
+        onward.Trainer(model, adamw(model)).train_step(batch())
+    assert len(str(refused.value)) <= 300
+    with pytest.warns(EagerWarning, match=said):
+        assert trained(model, onward.accelerate(model), 2) == trained(twin, twin, 2)
+    assert_alike(model, twin)
+
+
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, z: torch.Tensor) -> torch.Tensor:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
-from transformers import BartConfig, BartForConditionalGeneration
 
 import onward
 
@@ -126,17 +127,119 @@ def test_what_nobody_knows_is_said_with_its_place() -> None:
     assert len(str(refused.value)) <= LONGEST
 
 
-@pytest.mark.parametrize("option", ["encoder_layerdrop", "decoder_layerdrop"])
-def test_layer_drop_is_called_so(option: str) -> None:
+SMALL: dict[str, Any] = {
+    "vocab_size": 60, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2,
+    "encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32,
+    "decoder_ffn_dim": 32, "max_position_embeddings": 32,
+}  # fmt: skip
+
+
+def bart(**drops: Any) -> Any:
+    return transformers.BartForConditionalGeneration(transformers.BartConfig(**SMALL, **drops))
+
+
+def m2m(**drops: Any) -> Any:
+    config = transformers.M2M100Config(**SMALL, **drops)
+    return transformers.M2M100ForConditionalGeneration(config)
+
+
+def opt(**drops: Any) -> Any:
+    config = transformers.OPTConfig(
+        vocab_size=60, hidden_size=16, ffn_dim=32, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=32, word_embed_proj_dim=16, **drops,
+    )  # fmt: skip
+    return transformers.OPTForCausalLM(config)
+
+
+def of_speech(kind: str, **more: Any) -> Any:
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=32, conv_dim=(8, 8), conv_stride=(5, 2), conv_kernel=(10, 3),
+        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2, apply_spec_augment=False,
+        **{"feature_projection_input_dim": 8} if "Bert" in kind else {}, **more,
+    )  # fmt: skip
+    return getattr(transformers, f"{kind}ForCTC")(config)
+
+
+class Dropping(torch.nn.Module):
+    """With an option of its own, and no configuration."""
+
+    def __init__(self, layer_drop: float) -> None:
+        super().__init__()
+        self.first, self.layer_drop = torch.nn.Embedding(60, 8), layer_drop
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+        x = self.first(input_ids)
+        for layer in self.layers:
+            if not self.training or torch.rand(()) > self.layer_drop:
+                x = layer(x)
+        return {"loss": x.square().mean()}
+
+
+# what makes a model, where it drops layers, the option
+DROPS: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "BART's encoder": (
+        lambda: bart(encoder_layerdrop=0.5), "model.encoder", "config.encoder_layerdrop",
+    ),
+    "BART's decoder": (
+        lambda: bart(decoder_layerdrop=0.5), "model.decoder", "config.decoder_layerdrop",
+    ),
+    "M2M-100, both": (
+        lambda: m2m(encoder_layerdrop=0.5, decoder_layerdrop=0.25), "model.encoder",
+        "config.encoder_layerdrop",
+    ),
+    "OPT": (lambda: opt(layerdrop=0.5), "model.decoder", "config.layerdrop"),
+    "wav2vec 2": (
+        lambda: of_speech("Wav2Vec2", layerdrop=0.5), "wav2vec2.encoder", "config.layerdrop",
+    ),
+    "wav2vec 2 BERT, at most": (
+        lambda: of_speech("Wav2Vec2Bert", layerdrop=0.5), "wav2vec2_bert.encoder",
+        "config.layerdrop",
+    ),
+    "an option of its own": (lambda: Dropping(0.5), "the model", "layer_drop"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", ["Trainer", "accelerate", "strict"])
+@pytest.mark.parametrize("name", DROPS)
+def test_layer_drop_is_called_so(name: str, way: str) -> None:
+    make, path, option = DROPS[name]
     torch.manual_seed(0)
-    drops: Any = {option: 0.5}
-    model = BartForConditionalGeneration(BartConfig(
-        vocab_size=60, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
-        decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32,
-        max_position_embeddings=32, **drops,
-    )).train()  # fmt: skip
-    ids = torch.randint(3, 60, (3, 7))
-    trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(onward.CaptureError, match=f"layer drop.*config.{option} = 0") as refused:
-        trainer.train_step(input_ids=ids, labels=ids)
-    assert len(str(refused.value)) <= LONGEST
+    model, ids = make().train(), torch.randint(3, 60, (3, 7))
+    batch: dict[str, Any] = {"input_ids": ids, "labels": ids}
+    if "wav2vec" in name:
+        of = "input_features" if "BERT" in name else "input_values"
+        batch = {of: torch.randn(2, 40, 8) if "BERT" in name else torch.randn(2, 400),
+                 "labels": ids[:2, :3]}  # fmt: skip
+    if way == "accelerate":
+        onward.accelerate(model)
+        with pytest.warns(onward.config.EagerWarning) as said:
+            model(**batch)
+        [found] = [str(w.message) for w in said]
+        if path != "the model":  # which no region can be
+            assert f"  {path}: layer drop draws which layers run; fix: {option} = 0" in found
+        assert "layer drop" in found and f"fix: {option} = 0" in found
+    else:
+        with pytest.raises(onward.CaptureError) as refused:
+            if way == "strict":
+                onward.accelerate(model, strict=True)(**batch)
+            else:
+                optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+                onward.Trainer(model, optimizer).train_step(**batch)
+        found = str(refused.value)
+        assert re.match(rf"{path} has layer drop: .*; fix: {option} = 0", found)
+    assert len(found) <= LONGEST
+
+
+def test_another_question_at_such_a_place_is_not_called_layer_drop() -> None:
+    class Both(Dropping):
+        def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Any:
+            x = self.first(input_ids)
+            if x.sum() > 0.25:
+                x = x * 2
+            return {"loss": x.square().mean()}
+
+    model, ids = Both(0.5), torch.randint(3, 60, (3, 7))
+    with pytest.raises(onward.CaptureError, match="data-dependent control flow at model: "):
+        onward.accelerate(model, strict=True)(ids, ids)

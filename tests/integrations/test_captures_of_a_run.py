@@ -12,38 +12,20 @@ import pytest
 import torch
 import transformers
 from hf_runs import arguments, quiet
-from single_layers import gpt2
+from single_layers import bert, gpt2, t5
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
-    BertConfig,
     BertForMaskedLM,
     BertForQuestionAnswering,
     BertForSequenceClassification,
     BertForTokenClassification,
     Seq2SeqTrainingArguments,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from onward.integrations.transformers import Seq2SeqTrainer, Trainer
 
 Rows = list[dict[str, Any]]
-
-
-def bert(kind: Any, **changes: Any) -> Any:
-    return kind(BertConfig(
-        vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=32, **changes,
-    ))  # fmt: skip
-
-
-def t5() -> Any:
-    start: Any = {"decoder_start_token_id": 0}
-    return T5ForConditionalGeneration(T5Config(
-        vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
-        **start,
-    ))  # fmt: skip
 
 
 def bart() -> Any:

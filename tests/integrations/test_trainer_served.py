@@ -276,6 +276,47 @@ def test_a_checkpoint_just_in_time(tmp_path: Path) -> None:
     assert trainers[0].onward_trainer.updates == 3
 
 
+@pytest.mark.parametrize("own", ["a subclass's", "the object's"])
+@pytest.mark.parametrize("fails", ["the optimizer", "the capture"])
+def test_inputs_are_prepared_once(fails: str, own: str, tmp_path: Path, said: Any) -> None:
+    """Also where the first step turns out to be no graph."""
+
+    def skewed(prepare: Any, calls: list[int]) -> Any:
+        def prepared(inputs: Any) -> Any:
+            calls.append(1)
+            found = prepare(inputs)
+            return {**found, "input_ids": (found["input_ids"] + len(calls)) % 7}
+
+        return prepared
+
+    def reading(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> Any:
+        return outputs["logits"].square().mean() / float(num_items_in_batch)
+
+    class Prepares:
+        def _prepare_inputs(self, inputs: Any) -> Any:
+            return skewed(super()._prepare_inputs, self.calls)(inputs)  # type: ignore[misc]
+
+    trainers: list[Any] = []
+    for kind in KINDS:
+        model = clear_lm()
+        args = arguments(tmp_path, max_steps=3, gradient_accumulation_steps=2)
+        more: dict[str, Any] = {"compute_loss_func": reading}
+        if fails == "the optimizer":
+            more = {"optimizers": (Own(model.parameters(), lr=1e-2), None)}
+        kind = type("Own", (Prepares, kind), {}) if own == "a subclass's" else kind
+        trainer = language(kind, model, args, **more)
+        trainer.calls = []
+        if own == "the object's":
+            trainer._prepare_inputs = skewed(trainer._prepare_inputs, trainer.calls)
+            mine = trainer._prepare_inputs
+        trainer.train()
+        assert vars(trainer).get("_prepare_inputs") is (mine if own == "the object's" else None)
+        trainers.append(trainer)
+    assert_same_run(*trainers)
+    assert [len(t.calls) for t in trainers] == [6, 6]
+    assert len(said()) == 1
+
+
 # ---- optimizers
 
 

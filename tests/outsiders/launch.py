@@ -11,13 +11,13 @@ import importlib.util
 import json
 import runpy
 import sys
-import time
 import types
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from clock import Clock
 from foreign_trainer import fill, put_in_place
 
 
@@ -40,24 +40,14 @@ def stand_ins() -> None:
 
 def watch(result: Path) -> None:
     """A callback in every Trainer that keeps the log and the times."""
-    import transformers
     from transformers import trainer
 
-    class Clock(transformers.TrainerCallback):
-        def __init__(self) -> None:
-            self.begun, self.steps = 0.0, list[float]()
-
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            self.begun = time.perf_counter()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.steps.append(time.perf_counter() - self.begun)
-
+    class Writes(Clock):
         def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             logged = [x for x in state.log_history if "loss" in x or "eval_loss" in x]
             result.write_text(json.dumps({"log": logged, "steps": self.steps}))
 
-    trainer.DEFAULT_CALLBACKS.append(Clock)  # type: ignore[arg-type]
+    trainer.DEFAULT_CALLBACKS.append(Writes)  # type: ignore[arg-type]
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
@@ -21,6 +20,7 @@ import transformers
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import assets
+from clock import Clock
 from scripts import HEAD, Ran, difference, row
 
 Rows = list[dict[str, Any]]
@@ -129,19 +129,6 @@ def run(name: str, ours: bool, steps: int, **more: Any) -> Ran:
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
     return Ran([x for x in trainer.state.log_history if "loss" in x], clock.steps)
-
-
-class Clock(transformers.TrainerCallback):
-    """Seconds since the beginning of training, after each update."""
-
-    def __init__(self) -> None:
-        self.begun, self.steps = 0.0, list[float]()
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self.begun = time.perf_counter()
-
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.steps.append(time.perf_counter() - self.begun)
 
 
 def main() -> None:

@@ -11,39 +11,17 @@ from typing import Any
 
 import pytest
 import torch
-from single_layers import gpt2
+from single_layers import bert, gpt2, t5
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    LlamaConfig,
-    LlamaForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import onward
-
-
-def bert() -> Any:
-    return BertForSequenceClassification(BertConfig(
-        vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=32, max_position_embeddings=32,
-    ))  # fmt: skip
 
 
 def llama() -> Any:
     return LlamaForCausalLM(LlamaConfig(
         vocab_size=60, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=1, intermediate_size=32, max_position_embeddings=32,
-    ))  # fmt: skip
-
-
-def t5() -> Any:
-    start: Any = {"decoder_start_token_id": 0}
-    return T5ForConditionalGeneration(T5Config(
-        vocab_size=60, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2,
-        **start,
     ))  # fmt: skip
 
 

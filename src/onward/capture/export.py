@@ -39,11 +39,12 @@ from onward.capture.gradient_edges import GradientEdges
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import forward_defaults, require_mask
 from onward.capture.object_graph import reading
+from onward.capture.own_code import eager
 from onward.capture.pins import Unasked, take
 from onward.capture.refusals import refuse_model, refuse_unlisted
 from onward.capture.regions import Regions
 from onward.capture.rehearsal import require_harmless
-from onward.capture.trace import ONE_AT_A_TIME, export, in_plain_pytorch
+from onward.capture.trace import ONE_AT_A_TIME, export
 from onward.capture.trace_refusals import refuse_layer_drop
 from onward.capture.translate import Translator
 from onward.config import CaptureError
@@ -112,7 +113,7 @@ def capture(
 
     draws = Draws()
     try:
-        with ONE_AT_A_TIME, in_plain_pytorch(), reading(model, loss_fn) as reads:
+        with ONE_AT_A_TIME, eager(), reading(model, loss_fn) as reads:
             captured = found()
     except BaseException:
         draws.restore()
@@ -179,7 +180,7 @@ def _capture(
         if numbers is None:
             raise
         return numbers
-    pinned = take(program, flat.noted.asked, tensors)
+    pinned = take(program, flat.noted.asked, tensors, flat.model)
     shown = choose(program, tensors)
     graph = Graph("forward")
     translator = Translator(graph, program, flat.regions)
@@ -191,9 +192,9 @@ def _capture(
         tree = flat.noted.tree
         named = {name: name for name in flat.noted.names}  # what a result is called in the trace
         if precisions_said(graph):
-            eager, types = run_under_autocast(flat, given, tensors)
-            if tree is not None and eager is not None:
-                named, tree = give_types(graph, tree, eager, types), eager
+            typed, types = run_under_autocast(flat, given, tensors)
+            if tree is not None and typed is not None:
+                named, tree = give_types(graph, tree, typed, types), typed
         store_buffers(result, translator, buffers, named_tensors(flat), trains)
     except SizeError as error:
         more = hold(error, batch, tensors, held)

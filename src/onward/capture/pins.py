@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from onward.capture.known import Given
 from onward.capture.memory_shared import mutates
 from onward.capture.patches import patched
+from onward.capture.trace_refusals import layer_drop
 from onward.config import CaptureError
 
 _MOST = 64  # questions of one forward
@@ -35,6 +36,7 @@ Answer: TypeAlias = tuple[Any, Any]  # where it was asked, and what was said
 
 _RANDOM = ("rand", "rand_like", "bernoulli")
 _LESS = ("lt.Scalar", "less.Scalar")
+_COMPARES = (*_LESS, "le.Scalar", "gt.Scalar", "ge.Scalar")
 _READ: dict[Any, Any] = {
     torch.Tensor.tolist: None, torch.Tensor.item: None, torch.Tensor.__int__: int,
     torch.Tensor.__index__: int,
@@ -259,9 +261,11 @@ class Pinned:
         return bool(_said(said, type(self.answer)) == self.answer)
 
 
-def take(program: Any, answers: Sequence[Any], tensors: Sequence[torch.Tensor]) -> list[Pinned]:
+def take(
+    program: Any, answers: Sequence[Any], tensors: Sequence[torch.Tensor], model: torch.nn.Module
+) -> list[Pinned]:
     """Takes the questions, which are the program's last outputs, out of it. answers: what they were
-    answered. tensors: the first batch's leaves.
+    answered. tensors: the first batch's leaves. model: that asks.
 
     Raises CaptureError for one that does not follow from the batch, or that the trace has mistaken
     for another.
@@ -272,7 +276,7 @@ def take(program: Any, answers: Sequence[Any], tensors: Sequence[torch.Tensor]) 
     kept, asked = results[:first], results[first:]
     given = Given(program)
     found = [
-        Pinned(_question(node, given, len(tensors)), answer)
+        Pinned(_question(node, given, len(tensors), model), answer)
         for node, answer in zip(asked, answers, strict=True)
         if not _never(node, answer)
     ]
@@ -285,18 +289,27 @@ def take(program: Any, answers: Sequence[Any], tensors: Sequence[torch.Tensor]) 
     return found
 
 
-def _question(node: Any, given: Given, leaves: int) -> torch.fx.GraphModule:
-    steps = given.steps(node)
-    if steps is None:
-        where = list((node.meta.get("nn_module_stack") or {}).values())
-        path = (where[-1][0] if where else "").replace("L['self'].model", "model")
+def _undecided(node: Any, model: torch.nn.Module) -> CaptureError:
+    """Says what a question is about that does not follow from the batch."""
+    where = list((node.meta.get("nn_module_stack") or {}).values())
+    path = (where[-1][0] if where else "").replace("L['self'].model", "model")
+    place = path.removeprefix("model").removeprefix(".")
+    asked = _bare(node)
+    error = layer_drop(model, place, asked.args[1]) if _name(asked) in _COMPARES else None
+    if error is None:
         error = CaptureError(
             f"data-dependent control flow at {path or 'the top'}: an `if` (or `while`, `assert`) "
             "on a tensor that parameters or random numbers decide, which a graph has no place for; "
             "fix: compute both sides and choose with torch.where"
         )
-        error.places = (path.removeprefix("model").removeprefix("."),)
-        raise error
+    error.places = (place,)
+    return error
+
+
+def _question(node: Any, given: Given, leaves: int, model: torch.nn.Module) -> torch.fx.GraphModule:
+    steps = given.steps(node)
+    if steps is None:
+        raise _undecided(node, model)
     graph = torch.fx.Graph()
     places = [graph.placeholder(f"leaf_{i}") for i in range(leaves)]
     held: dict[Any, Any] = {}
@@ -325,12 +338,18 @@ def _question(node: Any, given: Given, leaves: int) -> torch.fx.GraphModule:
 def _never(node: Any, answer: Any) -> bool:
     """Whether it asks if a random number from 0 to 1 lies below 0 or less: layers are dropped with
     such a probability."""
-    while node.op == "call_function" and _name(node) in ("detach.default", "clone.default"):
-        node = node.args[0]
+    node = _bare(node)
     if answer or node.op != "call_function" or _name(node) not in _LESS or node.args[1] > 0:
         return False
     number = node.args[0]
     return number.op == "call_function" and _name(number).partition(".")[0] in _RANDOM
+
+
+def _bare(node: Any) -> Any:
+    """What a node is a copy of."""
+    while node.op == "call_function" and _name(node) in ("detach.default", "clone.default"):
+        node = node.args[0]
+    return node
 
 
 def _name(node: Any) -> str:

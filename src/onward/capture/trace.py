@@ -33,7 +33,6 @@ from onward.config import CaptureError
 
 ONE_AT_A_TIME = threading.RLock()  # a capture patches what all threads share
 _tracing: list[int] = []  # the thread that traces
-_here = threading.local()
 _LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
 _export: Any = importlib.import_module("torch.export._trace")
 
@@ -42,25 +41,6 @@ def traced_elsewhere() -> bool:
     """Whether another thread traces a model: torch says of all threads that they are exporting."""
     now = _tracing[-1:]
     return bool(now) and now[0] != threading.get_ident()
-
-
-@contextmanager
-def in_plain_pytorch() -> Iterator[None]:
-    """Within it, in this thread, a forward is asked what it does in eager PyTorch: modules whose
-    calls run as graphs run their own code. A graph would answer with what another capture has
-    made of it: with masks of dropout of its own, rounded as its plan for this batch does, and
-    without the values that the forward sets."""
-    before = is_plain()
-    _here.plain = True
-    try:
-        yield
-    finally:
-        _here.plain = before
-
-
-def is_plain() -> bool:
-    """Whether this thread is within `in_plain_pytorch`."""
-    return getattr(_here, "plain", False)
 
 
 def untraced() -> None:
@@ -210,8 +190,6 @@ def _moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Modul
 __all__ = [
     "ONE_AT_A_TIME",
     "export",
-    "in_plain_pytorch",
-    "is_plain",
     "traced_elsewhere",
     "untraced",
 ]

@@ -17,8 +17,9 @@ _KNOWN = (
     ("Could not guard on data-dependent|Could not extract specialized|unbacked sym", READ),
     (
         "fake tensor in the exported program",
-        "numbers are written into a tensor past autograd (.data.copy_, .data = ...), and a graph "
-        "would hold those of one batch; fix: copy_ within torch.no_grad() into a registered buffer",
+        "a tensor is read or written past autograd (.data, .data.copy_, .data = ...), and a graph "
+        "would hold the numbers of one batch; fix: .detach() to read it; copy_ within "
+        "torch.no_grad() into a registered buffer to write it",
     ),
     (
         r"\.numpy\(\) is not supported|__array__",
@@ -56,6 +57,20 @@ def refusal(error: BaseException, model: torch.nn.Module) -> CaptureError:
     return found
 
 
+def layer_drop(model: torch.nn.Module, path: str, chance: float) -> CaptureError | None:
+    """What is said of a layer drop at a module, which draws a number and compares it with that
+    chance; None where no option of the module's says so."""
+    option = _drop_of(model.get_submodule(path), chance)
+    if not option:
+        return None
+    error = CaptureError(
+        f"{path or 'the model'} has layer drop: random numbers decide which layers run, which a "
+        f"graph has no place for; fix: {option} = 0"
+    )
+    error.said = f"layer drop draws which layers run; fix: {option} = 0"
+    return error
+
+
 def refuse_layer_drop(regions: Iterable[Any]) -> None:
     """Raises CaptureError where a part that runs in PyTorch draws which layers run: eager moves no
     parameter of a layer that was dropped, and the update of a whole step moves them all."""
@@ -71,11 +86,13 @@ def refuse_layer_drop(regions: Iterable[Any]) -> None:
                 )
 
 
-def _drop_of(module: torch.nn.Module) -> str:
-    """The option that sets layer drop; "" where it is off."""
+def _drop_of(module: torch.nn.Module, chance: float | None = None) -> str:
+    """The option that sets layer drop; "" where it is off. chance: that it is to have."""
     config = vars(module).get("config")
     named = {n: v for n, v in vars(config).items() if _drops(n, v)} if config is not None else {}
     own = {n: v for n, v in vars(module).items() if _drops(n, v)}
+    if chance is not None:
+        named, own = ({n: v for n, v in x.items() if v == chance} for x in (named, own))
     options = [n for n, v in named.items() if not own or v in own.values()]
     return f"config.{options[0]}" if options else next(iter(own), "")
 
@@ -91,4 +108,4 @@ def _where(error: BaseException, model: torch.nn.Module) -> str:
     return found[0] if found else "the forward"
 
 
-__all__ = ["refusal", "refuse_layer_drop"]
+__all__ = ["layer_drop", "refusal", "refuse_layer_drop"]

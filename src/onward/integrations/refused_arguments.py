@@ -1,4 +1,5 @@
-"""TrainingArguments of transformers that a step in one graph cannot honour, each with a way on.
+"""TrainingArguments of transformers that a step in one graph cannot honour, each with a way on, and
+those that it has no use for.
 
 What is not listed here either concerns the loop around the step, which is transformers' own, or is
 read where the step is made.
@@ -6,6 +7,7 @@ read where the step is made.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from onward.config import OnwardError, TrainerOptions
@@ -19,7 +21,6 @@ REFUSED: dict[str, str] = {
     "fsdp": "a model in shards has no graph; fix: transformers.Trainer without Onward, or DDP or "
     f"ZeRO-2 of {LOOP}",
     "parallelism_config": _SEVERAL,
-    "torch_compile": "fix: leave it out, the graph is compiled by Onward",
     "use_liger_kernel": "fix: leave it out, the graph has fused kernels of its own",
 }
 
@@ -62,6 +63,30 @@ def refuse_accelerator(accelerator: Any, gpus: int) -> None:
         )
 
 
+def leave_uncompiled(accelerator: Any, say: Callable[[str], None]) -> None:
+    """Has the Accelerator prepare models without `torch.compile`, whoever asks for that
+    (`torch_compile` and what goes with it, accelerate's own settings and environment variables).
+    say: is told where somebody does."""
+    from accelerate.utils import DynamoBackend, TorchDynamoPlugin
+
+    def prepare_model(*args: Any, **kwargs: Any) -> Any:
+        state = accelerator.state  # which all Accelerators of a process share
+        asked = state.dynamo_plugin
+        if asked.backend == DynamoBackend.NO:
+            return type(accelerator).prepare_model(accelerator, *args, **kwargs)
+        say(
+            f"torch_compile (backend {asked.backend.value.lower()}) is ignored: the step is one "
+            "compiled graph already, and torch.compile would add nothing"
+        )
+        state.dynamo_plugin = TorchDynamoPlugin(backend=DynamoBackend.NO)
+        try:
+            return type(accelerator).prepare_model(accelerator, *args, **kwargs)
+        finally:
+            state.dynamo_plugin = asked
+
+    accelerator.prepare_model = prepare_model
+
+
 def refuse_two_precisions(accelerator: Any, args: Any, said: str | None) -> None:
     """Raises OnwardError where accelerate computes in bf16 and the options say another precision.
     said: what they name, None where they name none."""
@@ -93,6 +118,6 @@ def _shown(value: Any) -> str:
 
 
 __all__ = [
-    "LOOP", "LOST", "REFUSED", "refuse_accelerator", "refuse_arguments",
+    "LOOP", "LOST", "REFUSED", "leave_uncompiled", "refuse_accelerator", "refuse_arguments",
     "refuse_lost_options", "refuse_two_precisions",
 ]  # fmt: skip

@@ -13,7 +13,8 @@ other's. What neither way honours is refused in one line, before anything is wri
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -24,6 +25,7 @@ from onward.capture import without_flash_lengths
 from onward.config import MissingExtraError, OnwardError, TrainerOptions
 from onward.integrations.led_trainer import LedTrainer, NotRunError
 from onward.integrations.refused_arguments import (
+    leave_uncompiled,
     refuse_accelerator,
     refuse_arguments,
     refuse_lost_options,
@@ -101,6 +103,7 @@ class Trainer(transformers.Trainer):
         super().create_accelerator_and_postprocess()
         refuse_accelerator(self.accelerator, self.args.n_gpu)
         refuse_two_precisions(self.accelerator, self.args, self._precision_said)
+        leave_uncompiled(self.accelerator, self._say)
         self._refuse_lost(self._gradients_seen())
 
     def call_model_init(self, trial: Any = None) -> Any:
@@ -129,16 +132,21 @@ class Trainer(transformers.Trainer):
         if not self._turns.loop_calls or self.optimizer is None:  # the user does, by hand
             return super().training_step(model, inputs, num_items_in_batch)
         why = self._shown_because(model)
-        if why is None:
-            try:
-                return self._whole_step(inputs, num_items_in_batch)
-            except NotRunError as error:
-                if self._options.strict:
-                    raise
-                why = str(error)
-                self._unfit = (self._parts(), why)
+        if why is not None:
+            self._show_gradients(why)
+            return super().training_step(model, inputs, num_items_in_batch)
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        try:
+            return self._whole_step(inputs, num_items_in_batch)
+        except NotRunError as error:
+            if self._options.strict:
+                raise
+            why = str(error)
+            self._unfit = (self._parts(), why)
         self._show_gradients(why)
-        return super().training_step(model, inputs, num_items_in_batch)
+        with self._prepared(inputs):
+            return super().training_step(model, inputs, num_items_in_batch)
 
     # ---- which way a micro-batch goes
 
@@ -183,8 +191,7 @@ class Trainer(transformers.Trainer):
     def _show_gradients(self, why: str) -> None:
         """Goes over to transformers' own way for this micro-batch."""
         self._refuse_lost(why)
-        if self._turns.say(why):
-            log.warning("%s: forward and backward run as graphs, the update is transformers'", why)
+        self._say(f"{why}: forward and backward run as graphs, the update is transformers'")
         if self._step_trainer is not None:
             self._step_trainer.give_back()
             if self._result is not None:
@@ -194,17 +201,36 @@ class Trainer(transformers.Trainer):
         if self.model is not None and accelerated(self.model) is None:
             accelerate(self.model)
 
+    def _say(self, what: str) -> None:
+        if self._turns.say(what):
+            log.warning("%s", what)
+
     def _refuse_lost(self, why: str | None) -> None:
         if why is not None:
             refuse_lost_options(self._options, str(self.accelerator.mixed_precision), why)
 
     # ---- the parts of a step
 
+    @contextmanager
+    def _prepared(self, inputs: Any) -> Iterator[None]:
+        """Within it transformers' own step finds these inputs, which are prepared already: a
+        subclass's own code for that may draw, or count."""
+        held, prepare = vars(self).get("_prepare_inputs"), self._prepare_inputs
+
+        def once(given: Any) -> Any:
+            return given if given is inputs else prepare(given)
+
+        self._prepare_inputs = once  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            if held is None:
+                del self._prepare_inputs
+            else:
+                self._prepare_inputs = held  # type: ignore[method-assign]
+
     def _whole_step(self, inputs: Any, items: torch.Tensor | int | None) -> torch.Tensor:
-        """Raises NotRunError where it is no graph; nothing has changed then."""
-        assert self.model is not None, "transformers' Trainer has made sure"
-        self.model.train()
-        inputs = self._prepare_inputs(inputs)
+        """Raises NotRunError where it is no graph; nothing has changed then. inputs: prepared."""
         loss_fn = self._loss("labels" in inputs)
         trainer = self._led()
         trainer.loss_fn, trainer.takes_target = loss_fn, loss_fn is not model_loss

@@ -20,9 +20,11 @@ import torch
 
 from onward.capture import CACHE as _CACHE
 from onward.capture import (
+    CacheSetting,
     CapturedModule,
     apart_from_hooks,
     called_in_inference_mode,
+    eager,
     untraced,
     unwrapped,
     without_flash_lengths,
@@ -39,7 +41,6 @@ from onward.module.around import (
     Mode,
     autocast_off,
     device_of,
-    eager,
     goes_around,
     mode_here,
     surroundings,
@@ -127,7 +128,7 @@ class Accelerated:
         self._told_regions = Told()
         self._last: PreparedCall | None = None
         parameters = inspect.signature(model.forward).parameters
-        self.takes_cache = "use_cache" in parameters
+        self.takes_cache, self.cache_setting = "use_cache" in parameters, CacheSetting()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model = self._model()
@@ -140,7 +141,7 @@ class Accelerated:
 
     def _call(self, model: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         reason = surroundings()
-        if reason is None and uses_cache(model, kwargs, self.takes_cache):
+        if reason is None and uses_cache(model, kwargs, self.takes_cache, self.cache_setting):
             return self._in_eager(model, args, kwargs, CACHE)
         if reason is None:
             try:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
@@ -18,8 +17,8 @@ from torch.utils import _device, _python_dispatch
 
 from onward.capture import (
     AUTOCAST_DEVICES,
-    is_plain,
-    keeps_cache,
+    CacheSetting,
+    is_eager,
     refuse_surroundings,
     traced_elsewhere,
 )
@@ -27,30 +26,13 @@ from onward.config import CaptureError
 from onward.kernels import running
 
 _CORE: Any = torch._C
-_here = threading.local()
 CACHES = ("past_key_values", "past_key_value", "cache_params", "use_cache")
-
-
-@contextlib.contextmanager
-def eager() -> Iterator[None]:
-    """Within it accelerated models run in eager PyTorch, in this thread."""
-    before = is_eager()
-    _here.eager = True
-    try:
-        yield
-    finally:
-        _here.eager = before
-
-
-def is_eager() -> bool:
-    return getattr(_here, "eager", False)
 
 
 def goes_around() -> bool:
     """Whether whoever calls is to see the operators themselves."""
     return (
-        is_eager()
-        or is_plain()  # within a capture, a rehearsal or a verification
+        is_eager()  # as the user asks; within a capture, a rehearsal or a verification
         or running()  # within a region of an outer graph
         or _CORE._get_tracing_state() is not None
         or (
@@ -121,23 +103,23 @@ def autocast_off() -> AbstractContextManager[Any]:
     return stack
 
 
-def uses_cache(model: torch.nn.Module, kwargs: Mapping[str, Any], takes: bool) -> bool:
+def uses_cache(
+    model: torch.nn.Module, kwargs: Mapping[str, Any], takes: bool, setting: CacheSetting
+) -> bool:
     """Whether the call is to fill or read a cache of keys and values, as generation does. takes:
-    whether the forward has a parameter `use_cache`."""
+    whether the forward has a parameter `use_cache`. setting: the model's."""
     if any(kwargs.get(name) not in (None, False) for name in CACHES):
         return True
     if not takes or "use_cache" in kwargs or torch.is_grad_enabled():
         return False
-    return kwargs.get("labels") is None and keeps_cache(model)
+    return kwargs.get("labels") is None and setting.is_on(model)
 
 
 __all__ = [
     "Mode",
     "autocast_off",
     "device_of",
-    "eager",
     "goes_around",
-    "is_eager",
     "mode_here",
     "surroundings",
     "uses_cache",

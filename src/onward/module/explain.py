@@ -138,7 +138,7 @@ def _explain_call(
 ) -> StepExplanation:
     model = held.model
     reason = surroundings()
-    if reason is None and uses_cache(model, kwargs, held.takes_cache):
+    if reason is None and uses_cache(model, kwargs, held.takes_cache, held.cache_setting):
         reason = CACHE
     if reason is not None:
         return refused(model, "module", reason)

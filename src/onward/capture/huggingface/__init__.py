@@ -4,21 +4,21 @@ from onward.capture.huggingface.attention import attention_kept_whole
 from onward.capture.huggingface.chunked_log_probs import log_probs_kept_whole
 from onward.capture.huggingface.settings import (
     CACHE,
+    CacheSetting,
     cache_is_pointless,
     forward_defaults,
     is_cache,
-    keeps_cache,
     require_mask,
     without_flash_lengths,
 )
 
 __all__ = [
     "CACHE",
+    "CacheSetting",
     "attention_kept_whole",
     "cache_is_pointless",
     "forward_defaults",
     "is_cache",
-    "keeps_cache",
     "log_probs_kept_whole",
     "require_mask",
     "without_flash_lengths",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, repeat
+from operator import is_, itemgetter
 from typing import Any
 
 import torch
@@ -60,8 +62,58 @@ def keeps_cache(model: torch.nn.Module) -> bool:
     """Whether a configuration in the model has `use_cache` on; of T5 it is its decoder's alone."""
     if getattr(getattr(model, "config", None), "use_cache", False):
         return True
-    held = (vars(module).get("config") for module in model.modules())
-    return any(getattr(config, "use_cache", False) is True for config in held)
+    return any(map(_is_on, _configs(map(vars, model.modules()))))
+
+
+class CacheSetting:
+    """`keeps_cache` of one model, asked at every call: its modules are walked anew only where they,
+    or what they hold as `config`, are other objects than before."""
+
+    def __init__(self) -> None:
+        self._modules: list[torch.nn.Module] = []
+        self._children: list[Any] = []  # of each module, its mapping of names to modules
+        self._views: list[Any] = []  # each shows what its mapping holds now
+        self._held: list[Any] = []
+        self._of_modules: list[Any] = []  # the configuration of each
+        self._configs: list[Any] = []
+
+    def is_on(self, model: torch.nn.Module) -> bool:
+        if getattr(getattr(model, "config", None), "use_cache", False):
+            return True
+        if not self._is_met(model):
+            self._look(model)
+        return any(map(_is_on, self._configs))  # a field is read at each call
+
+    def _look(self, model: torch.nn.Module) -> None:
+        self._modules = list(model.modules())
+        states = list(map(vars, self._modules))
+        self._children = list(map(_children, states))
+        self._views = [children.values() for children in self._children]
+        self._held = list(chain.from_iterable(self._views))
+        self._of_modules = list(_configs(states))
+        self._configs = list({id(c): c for c in self._of_modules if c is not None}.values())
+
+    def _is_met(self, model: torch.nn.Module) -> bool:
+        if not self._modules or self._modules[0] is not model:
+            return False
+        states = list(map(vars, self._modules))
+        return (
+            all(map(is_, map(_children, states), self._children))
+            and sum(map(len, self._children)) == len(self._held)
+            and all(map(is_, chain.from_iterable(self._views), self._held))
+            and all(map(is_, _configs(states), self._of_modules))
+        )
+
+
+_children = itemgetter("_modules")
+
+
+def _configs(states: Iterable[dict[str, Any]]) -> Iterable[Any]:
+    return map(dict.get, states, repeat("config"))
+
+
+def _is_on(config: Any) -> bool:
+    return getattr(config, "use_cache", False) is True
 
 
 def without_flash_lengths(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,6 +130,7 @@ def without_flash_lengths(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> 
 
 __all__ = [
     "CACHE",
+    "CacheSetting",
     "cache_is_pointless",
     "configs_with_sdpa",
     "forward_defaults",

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture import in_plain_pytorch
+from onward.capture import eager
 from onward.compile import Compiler
 from onward.config import MissingExtraError, OnwardError
 from onward.graph.graph import Graph, attributes, precision_said, precisions_said, where
@@ -125,7 +125,7 @@ def _undisturbed() -> Iterator[None]:
     python, numpy = random.getstate(), np.random.get_state()
     try:
         with (
-            in_plain_pytorch(),
+            eager(),
             torch.inference_mode(False),
             torch.enable_grad(),
             torch.random.fork_rng(),
