@@ -21,7 +21,9 @@ class Counts(nn.Module):
         super().__init__()
         self.layer, self.calls = nn.Linear(4, 4), 0
         self.seen: list[float] = []
-        self.layer.register_forward_hook(lambda m, given, y: self.seen.append(float(y.detach().sum())))
+        self.layer.register_forward_hook(
+            lambda m, given, y: self.seen.append(float(y.detach().sum()))
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
