@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onward
+from onward.capture.chosen import experts
 from onward.config import EagerWarning
 
 EXPERTS = 6
@@ -137,3 +138,15 @@ def test_whether_the_update_moves_them(kind: Loop, optimizer: str, way: str) -> 
     else:
         loop(onward.accelerate(model), make)
     assert near(model, with_zeros if kind is hit else eager)
+
+
+@pytest.mark.parametrize("kind", [hit, each], ids=lambda f: f.__name__)
+def test_a_trainer_says_so_without_being_asked(
+    kind: Loop, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts, "_told", [])
+    model = Net(kind)
+    trainer = onward.Trainer(model, torch.optim.SGD(model.parameters(), lr=1e-2))
+    trainer.train_step(**batches()[0])
+    lines = [r.message for r in caplog.records if "sends one no token" in r.message]
+    assert len(lines) == (kind is hit)

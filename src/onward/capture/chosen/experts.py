@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,9 @@ from torch.nn import Module, ModuleList
 
 from onward.capture.chosen.groups import Each, Loop, is_each, of_loop
 
+log = logging.getLogger("onward")
 _of_list: Any = ModuleList.__getitem__
+_told: list[bool] = []  # one line a process
 
 
 def one_of_modules(modules: ModuleList, number: Any) -> Any:
@@ -23,6 +26,13 @@ def one_of_modules(modules: ModuleList, number: Any) -> Any:
            if number.values[g] < len(modules)]  # fmt: skip
     if max(now) >= len(own) or number.values != [*range(number.loop.groups)] or not _alike(own):
         return _of_list(modules, int(number))
+    if torch.is_grad_enabled() and not _told:
+        _told.append(True)
+        log.warning(
+            "experts in a ModuleList: where a batch sends one no token, its parameters have "
+            "gradients of zeros, and none in eager PyTorch, so that momentum and weight decay go "
+            "on moving them (docs/guarantees.md, Not promised)"
+        )
     return Experts(number.loop, own)
 
 
