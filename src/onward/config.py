@@ -461,6 +461,11 @@ def checking() -> bool:
     return os.environ.get("ONWARD_CHECK") == "1"
 
 
+def environment_variables() -> dict[str, str]:
+    """All of the process's variables as they are now: what code that is not ours may read."""
+    return dict(os.environ)
+
+
 _READ = (*VARIABLES, "XDG_CACHE_HOME", "HOME")
 
 

@@ -66,6 +66,7 @@ class Owner(Protocol):
 
 
 C = TypeVar("C", bound=type[Owner])
+T = TypeVar("T")
 
 
 def kept(*verbs: str) -> Callable[[C], C]:
@@ -137,6 +138,11 @@ def _plain(value: Any) -> Any:
     return {"": type(value).__name__} | {f.name: getattr(value, f.name) for f in fields(value)}
 
 
+def versions() -> list[str]:
+    """Of Python, and of the packages beside torch and numpy that graphs are made by."""
+    return _versions()
+
+
 @functools.cache
 def _versions() -> list[str]:
     found = [platform.python_version()]
@@ -184,6 +190,12 @@ def folder() -> Path:
 
 def read(key: str) -> Entry | None:
     """What is kept under a key; None where nothing is, or nothing whole."""
+    return read_as(key, _unpacked)
+
+
+def read_as(key: str, unpacked: Callable[[str, bytes], T]) -> T | None:
+    """What `unpacked` makes of the bytes that are kept under a key; None where nothing is, nothing
+    whole, or where it raises ArchiveError."""
     path = _path(key)
     try:
         found = path.stat()
@@ -193,7 +205,7 @@ def read(key: str) -> Entry | None:
     except OSError:
         return None
     try:
-        entry = _unpacked(key, data)
+        entry = unpacked(key, _vouched(data))
     except ArchiveError as error:
         log.info("%s is no graph of ours (%s), and is made again", path.name, error)
         return None
@@ -204,8 +216,14 @@ def read(key: str) -> Entry | None:
 
 def write(key: str, entry: Entry) -> None:
     """Keeps it, where that can be had: not a line of a step depends on it."""
+    write_as(key, lambda: _packed(key, entry))
+
+
+def write_as(key: str, packed: Callable[[], bytes]) -> None:
+    """Keeps the bytes that `packed` makes, where that can be had."""
     try:
-        data = _packed(key, entry)
+        body = packed()
+        data = b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
         if len(data) > LARGEST:
             return
         folder().mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -278,18 +296,22 @@ def _packed(key: str, entry: Entry) -> bytes:
     reports = [{**asdict(r), "seconds": 0.0} for r in entry.reports]
     head = json.dumps({"key": key, "reports": reports, "graph": entry.graph is not None}).encode()
     graph = b"" if entry.graph is None else to_bytes(entry.graph)
-    body = b"".join((len(head).to_bytes(8, "little"), head, graph))
-    return b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
+    return b"".join((len(head).to_bytes(8, "little"), head, graph))
 
 
-def _unpacked(key: str, data: bytes) -> Entry:
-    """Raises ArchiveError for other bytes than `_packed` gives."""
+def _vouched(data: bytes) -> bytes:
+    """A file's content. Raises ArchiveError where its digest does not vouch for it."""
     start = len(_MAGIC) + _DIGEST
     body = data[start:]
     if data[: len(_MAGIC)] != _MAGIC or len(body) < 8:
         raise ArchiveError("another format")
     if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
         raise ArchiveError("its digest is another")
+    return body
+
+
+def _unpacked(key: str, body: bytes) -> Entry:
+    """Raises ArchiveError for other bytes than `_packed` gives."""
     length = 8 + int.from_bytes(body[:8], "little")
     try:
         head = json.loads(body[8:length])
