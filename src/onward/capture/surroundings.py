@@ -32,7 +32,7 @@ from onward.capture.object_graph.facts import ATOMS
 from onward.capture.object_graph.own_code import of_library_file
 from onward.config import environment_variables
 
-_STARTED = time.time()
+STARTED = time.time()
 # variables of a shell or a terminal, others with every window, that no forward reads
 _NOISE = {
     "_", "COLUMNS", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "GPG_TTY", "INVOCATION_ID",
@@ -167,7 +167,7 @@ def _own_files() -> Iterator[tuple[str, str]]:
 def _own_file(name: str, file: str) -> str:
     try:
         changed, size = (found := os.stat(file)).st_mtime, found.st_size
-        if changed > _STARTED:
+        if changed > STARTED:
             raise NotKept(f"{name} has changed since the program started")
         return _digest(file, changed, size)
     except OSError as error:

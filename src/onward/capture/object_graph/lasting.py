@@ -213,12 +213,12 @@ class Lasting(Walk):
         if (id(value), id(code)) in self._spaces:
             return
         self._spaces.add((id(value), id(code)))
-        names = _names_of(code)
+        names = set(_names_of(code))
         if "getattr" in names or "vars" in names:
             self.doubts.append(f"{place}.{name}: a module that is asked for names")
         if "__getattr__" in vars(value):
             self.doubts.append(f"{place}.{name}: a module with a __getattr__")
-        for attribute in names:  # a package's modules, which a walk leaves out
+        for attribute in sorted(names):  # a package's modules, which a walk leaves out
             if isinstance(vars(value).get(attribute), types.ModuleType):
                 self._global(vars(value), attribute, value.__name__, code)
 

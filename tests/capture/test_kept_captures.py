@@ -1,0 +1,445 @@
+"""Captures that a run before has kept: what decides a capture and is another in the next run makes
+it be captured again, and the next run's numbers are eager PyTorch's. A run is a program whose
+modules are imported anew; nothing of one is left for the next but files on disk."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import textwrap
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import onward
+from onward import capture_cache
+from onward.capture import surroundings
+
+HELPER = """
+import json
+import torch
+with open(FILE) as file:
+    READ = json.load(file)["scale"]
+OFFSETS = [0.25, {"deep": 0.5}]
+SIGN = 1.0
+class Nested:
+    def __init__(self): self.inner = 0.5
+NESTED = Nested()
+def shifted(x, by=0.125, *, slope=1.0):
+    if torch.get_default_dtype() == torch.float64:
+        x = x * 2
+    return (x + by + OFFSETS[0] + OFFSETS[1]["deep"] + NESTED.inner) * READ * SIGN * slope
+"""
+PARTS = """
+FACTOR = 1.5
+"""
+MODEL = """
+import os
+import sys
+import torch
+from torch import nn
+from torch.nn import functional as F
+import kept_package.parts
+from kept_helper import shifted
+
+FLAG = sys.argv[-1] == "--triple"
+
+class Config:
+    def __init__(self):
+        self.gain = 1.0
+        self.unread = 1.0
+
+class Switch(nn.Module):
+    def forward(self, x):
+        return x * 2 if self.training else x
+
+def scaled_by(n):
+    def scaled(x):
+        return x * n
+    return scaled
+
+class Model(nn.Module):
+    slope = 0.5
+    def __init__(self):
+        super().__init__()
+        self.config, self.scaled, self.count = Config(), scaled_by(2.0), 3
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.switch = Switch()
+        self.register_buffer("weights", torch.ones(4))
+    @property
+    def half(self):
+        return 0.5
+    def tail(self, x):
+        return self.scaled(x) * kept_package.parts.FACTOR
+    def forward(self, x, y=None):
+        h = torch.tanh(self.first(x)) * self.slope
+        h = shifted(self.switch(h)) * self.config.gain
+        for _ in range(self.count):
+            h = h + F.softplus(self.second(h)) * 1.0 * self.half
+        if FLAG:
+            h = h * 3
+        h = self.tail(h) * self.weights
+        return ((h - (0 if y is None else y)) ** 2).mean()
+"""
+ARGUMENT = "x * 3.0 if False else x"
+Change = Callable[["Program"], None]
+
+
+class Program:
+    """Modules in a folder, as one run imports them."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.patch = folder, monkeypatch
+        self.texts = {"kept_model": MODEL, "kept_helper": HELPER, "kept_package/parts": PARTS}
+        self.data = {"scale": 1.0}
+        self.loss_fn: Any = None
+        self.modules: dict[str, types.ModuleType] = {}
+        self.x, self.y = torch.linspace(-1, 1, 12).view(3, 4), torch.zeros(3, 4)
+        self.model: Any = None
+
+    def edit(self, name: str, old: str, new: str) -> None:
+        assert self.texts[name].count(old) >= 1, old
+        self.texts[name] = self.texts[name].replace(old, new)
+
+    def load(self) -> None:
+        """Imports the modules anew, and makes the model."""
+        file = self.folder / "data.json"
+        file.write_text(json.dumps(self.data))
+        (self.folder / "kept_package").mkdir(exist_ok=True)
+        for name, text in {"kept_package/__init__": "", **self.texts}.items():
+            path = self.folder / f"{name}.py"
+            path.write_text(textwrap.dedent(text).replace("FILE", repr(str(file)), 1))
+        for name in [n for n in sys.modules if n.startswith("kept_") and n != "kept_captures"]:
+            del sys.modules[name]
+        importlib.invalidate_caches()
+        found = importlib.import_module("kept_model")
+        torch.set_default_dtype(torch.float32)
+        self.modules = {n: m for n, m in sys.modules.items() if n.startswith("kept_")}
+        torch.manual_seed(0)
+        self.model = found.Model()
+
+    def __getitem__(self, name: str) -> Any:
+        return self.modules[name]
+
+
+class Exports:
+    """Counts calls of torch.export.export."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count, self._real = 0, torch.export.export
+        monkeypatch.setattr(torch.export, "export", self._counted)
+
+    def _counted(self, *args: Any, **kwargs: Any) -> Any:
+        self.count += 1
+        return self._real(*args, **kwargs)
+
+    def taken(self) -> int:
+        found, self.count = self.count, 0
+        return found
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("ONWARD_GRAPH_CACHE", "1")
+    monkeypatch.setenv("ONWARD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(surroundings, "STARTED", float("inf"))  # the programs are written here
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return tmp_path / "cache" / "graphs"
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> Exports:
+    return Exports(monkeypatch)
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+    folder = tmp_path / "program"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(str(folder))
+    yield Program(folder, monkeypatch)
+    for name in [n for n in sys.modules if n.startswith("kept_") and n != "kept_captures"]:
+        del sys.modules[name]
+
+
+def losses(program: Program, ours: bool) -> list[float]:
+    """Of two steps of SGD."""
+    optimizer = torch.optim.SGD(program.model.parameters(), lr=0.1)
+    found = []
+    x, y, loss_fn = program.x, program.y, program.loss_fn
+    if ours:
+        trainer = onward.Trainer(program.model, optimizer, loss_fn)
+        for _ in range(2):
+            step = trainer.train_step(x, y) if loss_fn is None else trainer.train_step(x, target=y)
+            found.append(float(step.loss))
+        return found
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = program.model(x, y) if loss_fn is None else loss_fn(program.model(x), y)
+        loss.backward()
+        optimizer.step()
+        found.append(float(loss.detach()))
+    return found
+
+
+def runs(program: Program, change: Change | None, before: bool) -> list[float]:
+    """A run of the program as it is now. change: applied before its import, or behind it."""
+    results = []
+    for ours in (False, True):
+        if change is not None and before and not ours:
+            change(program)
+        program.load()
+        if change is not None and not before:
+            change(program)
+        results.append(losses(program, ours))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-6)
+    return results[1]
+
+
+def text(name: str, old: str, new: str) -> Change:
+    return lambda program: program.edit(name, old, new)
+
+
+def _set(name: str, attribute: str, value: Any) -> Change:
+    return lambda program: setattr(program[name], attribute, value)
+
+
+def _tied(program: Program) -> None:
+    program.model.second.weight = program.model.first.weight
+
+
+def _instance_forward(program: Program) -> None:
+    kind = type(program.model)
+    program.model.forward = types.MethodType(lambda self, x, y: kind.forward(self, x, y) * 3, program.model)
+
+
+def _code_replaced(program: Program) -> None:
+    def shifted(x, by=0.125, *, slope=1.0):  # type: ignore[no-untyped-def]
+        return x * 7
+
+    program["kept_helper"].shifted.__code__ = shifted.__code__
+
+
+def _hooked(program: Program) -> None:
+    program.model.second.register_forward_hook(lambda m, args, out: out * 2)
+
+
+# applied to the text or to what is read of it
+BEFORE: dict[str, Change] = {
+    "a constant in the forward": text("kept_model", "* 1.0 * self.half", "* 3.0 * self.half"),
+    "a helper that it calls": text("kept_helper", "+ by +", "- by +"),
+    "a global of a module": text("kept_helper", "SIGN = 1.0", "SIGN = -1.0"),
+    "a global of a package's module": text("kept_package/parts", "1.5", "2.5"),
+    "a closure": text("kept_model", "scaled_by(2.0)", "scaled_by(3.0)"),
+    "a class attribute": text("kept_model", "slope = 0.5", "slope = 0.75"),
+    "a setting": text("kept_model", "self.gain = 1.0", "self.gain = 2.0"),
+    "a property": text("kept_model", "return 0.5", "return 0.25"),
+    "a file that is read at import": lambda p: p.data.update(scale=3.0),
+    "an argument": lambda p: p.patch.setattr(sys, "argv", ["program", "--triple"]),
+    "a variable": lambda p: p.patch.setenv("KEPT_ANYTHING", "1"),
+}
+# applied to objects, no text of which says so
+BEHIND: dict[str, Change] = {
+    "a global that is set": _set("kept_helper", "SIGN", -1.0),
+    "a global of a package's module": lambda p: _set("kept_package.parts", "FACTOR", 4.0)(p),
+    "an element of a global list": lambda p: p["kept_helper"].OFFSETS.__setitem__(0, 1.0),
+    "an element within one": lambda p: p["kept_helper"].OFFSETS[1].update(deep=2.0),
+    "an attribute of a global object": lambda p: setattr(p["kept_helper"].NESTED, "inner", 2.0),
+    "a function under a name": lambda p: _set("kept_model", "shifted", lambda x: x * 3)(p),
+    "a function's code": _code_replaced,
+    "a default": lambda p: setattr(p["kept_helper"].shifted, "__defaults__", (2.0,)),
+    "a keyword's default": lambda p: setattr(p["kept_helper"].shifted, "__kwdefaults__", {"slope": 2.0}),
+    "what a closure holds": lambda p: setattr(p.model.scaled.__closure__[0], "cell_contents", 5.0),
+    "a class attribute": lambda p: setattr(type(p.model), "slope", 0.9),
+    "a method": lambda p: setattr(type(p.model), "tail", lambda self, x: x * 4),
+    "a property": lambda p: setattr(type(p.model), "half", property(lambda self: 2.0)),
+    "a method of an instance": _instance_forward,
+    "a number of the model": lambda p: setattr(p.model, "count", 1),
+    "a setting": lambda p: setattr(p.model.config, "gain", 2.0),
+    "the class of a setting": lambda p: setattr(
+        p.model, "config", types.SimpleNamespace(gain=2.0, unread=1.0)
+    ),
+    "another module in a place": lambda p: setattr(p.model, "second", nn.Identity()),
+    "a tie": _tied,
+    "a parameter that is frozen": lambda p: p.model.first.weight.requires_grad_(False),
+    "a flag of a submodule": lambda p: p.model.switch.eval(),
+    "a hook": _hooked,
+    "torch's own function": lambda p: p.patch.setattr(torch, "tanh", torch.sin),
+    "a function of torch.nn's": lambda p: p.patch.setattr(nn.functional, "softplus", torch.sin),
+    "a method of torch's layer": lambda p: p.patch.setattr(
+        nn.Linear, "forward", lambda self, x: nn.functional.linear(x, self.weight * 2)
+    ),
+    "whole numbers in the batch": lambda p: setattr(p, "y", torch.ones(3, 4, dtype=torch.long)),
+    "a batch of one": lambda p: (setattr(p, "x", p.x[:1]), setattr(p, "y", p.y[:1]))[0],
+    "no target": lambda p: setattr(p, "y", None),
+    "a default dtype": lambda p: torch.set_default_dtype(torch.float64),
+    "a wider layer": lambda p: setattr(p.model, "first", nn.Linear(4, 4, bias=False)),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE)
+def test_what_is_written_otherwise_is_captured_again(
+    name: str, program: Program, exports: Exports
+) -> None:
+    runs(program, None, before=True)
+    assert exports.taken() == 1
+    runs(program, None, before=True)
+    assert exports.taken() == 0
+    runs(program, BEFORE[name], before=True)
+    assert exports.taken() == 1
+
+
+@pytest.mark.filterwarnings("ignore::onward.EagerWarning")  # of the hook, which runs in PyTorch
+@pytest.mark.parametrize("name", BEHIND)
+def test_what_is_set_otherwise_is_captured_again(
+    name: str, program: Program, exports: Exports
+) -> None:
+    runs(program, None, before=False)
+    assert exports.taken() == 1
+    try:
+        runs(program, BEHIND[name], before=False)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert exports.taken() >= 1
+
+
+def test_what_no_capture_reads_may_be_another(program: Program, exports: Exports) -> None:
+    """Numbers of parameters, buffers and batches, and settings that were not read."""
+    runs(program, None, before=False)
+    assert exports.taken() == 1
+
+    def other(program: Program) -> None:
+        program.model.config.unread = 2.0
+        program.model.weights.fill_(3.0)
+        program.x, program.y = torch.randn(5, 4), torch.randn(5, 4)
+
+    runs(program, other, before=False)
+    assert exports.taken() == 0
+
+
+# what code may ask that nothing tells: another run may be told something else
+ASKED: dict[str, tuple[str, str]] = {
+    "a file": ("return x * n", "return x * float(open(DATA).read())"),
+    "a file by a module": ("return x * n", "return x * pathlib.Path(DATA).stat().st_size"),
+    "the clock": ("return x * n", "return x * (1 + time.time() * 0)"),
+    "an import": ("return x * n", "import kept_helper; return x * kept_helper.SIGN"),
+    "another package": ("return x * n", "return x * len(yaml.__name__)"),
+    "the interpreter": ("return x * n", "return x * len(globals()) ** 0"),
+    "the order of a set": (
+        "return x * n", "return sum((x * len(k) for k in {'a', 'bb', 'ccc'}), x * 0)",
+    ),
+    "the order of a set that is made": (
+        "return x * n", "return sum((x * len(k) for k in {'a', str(n)}), x * 0)",
+    ),
+    "a set of the model's": ("return x * n", "return x * len(NAMES)"),
+    "a name that is made": ("return x * n", "return getattr(torch, 'initial_seed')() * 0 + x"),
+    "the seed": ("return x * n", "return x + 0 * torch.initial_seed()"),
+    "a tensor of the module's": ("return x * n", "return x * HELD"),
+    "a long list": ("return x * n", "return x * LONG[1500]"),
+    "a large array": ("return x * n", "return x * float(LARGE[0])"),
+    "an object of another kind": ("return x * n", "return x * len(PATH.name)"),
+    "a system's names": ("return x * n", "return x * len(os.sep)"),
+    "a file by torch": ("return x * n", "return x * torch.load(DATA + 't')"),
+    "a file by numpy": ("return x * n", "return x * float(np.fromfile(DATA + 'n')[0])"),
+}  # fmt: skip
+_TOP = """
+import pathlib
+import time
+import numpy as np
+import yaml
+DATA = FILE
+NAMES = {"a", "b"}
+HELD = torch.tensor([2.0])
+LONG = [1.0] * 2000
+LARGE = np.ones(20_000)
+PATH = pathlib.Path("ab")
+"""
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_code_that_may_ask_more_than_is_told_is_captured_in_each_run(
+    name: str, program: Program, exports: Exports
+) -> None:
+    old, new = ASKED[name]
+    program.edit("kept_model", "import sys\n", f"import sys\nimport torch\n{_TOP}")
+    program.edit("kept_model", old, new)
+    (program.folder / "data.json").write_text("3.0")
+    program.data = 3.0  # type: ignore[assignment]
+    program.edit("kept_helper", 'json.load(file)["scale"]', "1.0")
+    torch.save(torch.tensor(2.0), program.folder / "data.jsont")
+    (program.folder / "data.jsonn").write_bytes(b"\0" * 8)
+    for _ in range(2):
+        runs(program, None, before=True)
+        assert exports.taken() >= 1
+
+
+LOSS = """
+def made(power):
+    def loss_fn(out, y):
+        return (out - y.mean()) ** power
+    return loss_fn
+"""
+
+
+def test_a_loss_function_with_another_closure(program: Program, exports: Exports) -> None:
+    program.texts["kept_loss"] = LOSS
+
+    def given(power: int) -> Change:
+        def change(program: Program) -> None:
+            program.loss_fn = importlib.import_module("kept_loss").made(power)
+
+        return change
+
+    program.y = torch.ones(3, 4)
+    for power, expected in ((2, 1), (2, 0), (4, 1), (4, 0), (2, 0)):
+        runs(program, given(power), before=False)
+        assert exports.taken() == expected
+
+
+def test_states_of_a_model_are_kept_side_by_side(program: Program, exports: Exports) -> None:
+    changes = [None, BEHIND["a setting"], BEHIND["a tie"], BEHIND["a number of the model"]]
+    for expected in (1, 0):
+        for change in changes:
+            runs(program, change, before=False)
+            assert exports.taken() == expected
+
+
+def test_it_is_off_where_the_graph_cache_is(
+    program: Program, exports: Exports, monkeypatch: pytest.MonkeyPatch, cache: Path
+) -> None:
+    monkeypatch.setenv("ONWARD_GRAPH_CACHE", "0")
+    for _ in range(2):
+        runs(program, None, before=True)
+        assert exports.taken() == 1
+    assert not cache.exists()
+
+
+def test_files_that_are_odd_are_captures_again(
+    program: Program, exports: Exports, cache: Path
+) -> None:
+    runs(program, None, before=True)
+    exports.taken()
+    for path in cache.iterdir():
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+    runs(program, None, before=True)
+    assert exports.taken() == 1
+
+
+def test_a_report_says_that_the_capture_was_read(program: Program) -> None:
+    for stage in ("capture", capture_cache.READ):
+        program.load()
+        optimizer = torch.optim.SGD(program.model.parameters(), lr=0.1)
+        trainer = onward.Trainer(program.model, optimizer)
+        trainer.train_step(program.x, program.y)
+        stages = [s for s in trainer.report()["compile_seconds"] if "capture" in s]
+        assert stages == [stage] + ["capture cache"] * (stage == "capture")
