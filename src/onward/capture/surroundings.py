@@ -34,7 +34,7 @@ from onward.config import environment_variables
 
 STARTED = time.time()
 # variables of a shell or a terminal, others with every window, that no forward reads
-_NOISE = {
+NOISE = {
     "_", "COLUMNS", "DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "GPG_TTY", "INVOCATION_ID",
     "JOURNAL_STREAM", "LINES", "LS_COLORS", "OLDPWD", "PWD", "SHLVL", "SSH_AGENT_PID",
     "SSH_AUTH_SOCK", "SSH_CLIENT", "SSH_CONNECTION", "SSH_TTY", "STY", "TERM", "TERM_PROGRAM",
@@ -103,7 +103,7 @@ def _installation() -> list[Any]:
 
 def _process() -> list[Any]:
     """Of the process: its variables, arguments and flags."""
-    variables = {k: v for k, v in environment_variables().items() if k not in (*_NOISE, *_OURS)}
+    variables = {k: v for k, v in environment_variables().items() if k not in (*NOISE, *_OURS)}
     main = sys.modules.get("__main__")
     if getattr(main, "__file__", None) is None:
         raise NotKept("the program is typed in, or a notebook")
