@@ -39,6 +39,7 @@ from onward.capture.object_graph.facts import ATOMS
 from onward.capture.object_graph.lasting import Lasting
 from onward.capture.refusals import refuse_model
 from onward.capture.surroundings import NotKept, surroundings
+from onward.capture.trace import ONE_AT_A_TIME
 from onward.config import CaptureError, environment
 from onward.graph.archive import ArchiveError
 from onward.journal import Journal
@@ -58,7 +59,7 @@ def kept(
     if not environment().graph_cache or journal.looks_at_passes:
         with journal.timed("capture"):
             return capture(*args, **kwargs)
-    with journal.timed(READ):
+    with journal.timed(READ), ONE_AT_A_TIME:  # another capture patches what is looked at
         call = _Call.of(capture, args, kwargs)
         found = None if call is None else call.read()
     if found is not None:
@@ -67,7 +68,7 @@ def kept(
     spent = journal.seconds.pop(READ)
     with journal.timed("capture"):
         captured = capture(*args, **kwargs)
-    with journal.timed("capture cache"):
+    with journal.timed("capture cache"), ONE_AT_A_TIME:
         if call is not None:
             call.write(captured)
     journal.seconds["capture cache"] += spent

@@ -53,7 +53,6 @@ _CONFIGS = (
     "torch.fx.config", "torch.fx.experimental._config", "torch._export.config",
     "torch._functorch.config", "torch._dynamo.config",
 )  # fmt: skip
-_REGISTRIES = ("transformers.integrations", "transformers.modeling_utils", "transformers.masking_utils")
 _IN_NO_FORWARD = (  # what makes, loads, saves, describes models, and data for them
     "transformers.models.auto.", "transformers.quantizers", "transformers.generation.",
     "transformers.tokenization", "transformers.image_", "transformers.video_",
@@ -305,7 +304,7 @@ class _Scope:
         if _is_own(kind):
             raise NotKept(f"{self.name} holds a {kind.__qualname__}")
         held = getattr(x, "__dict__", None)
-        if depth and type(held) is dict and kind.__module__.startswith(_REGISTRIES):
+        if depth and type(held) is dict and kind.__module__.startswith("transformers."):
             return f"{kind.__qualname__} {self.told(held, depth - 1)}"
         return kind.__qualname__
 

@@ -30,6 +30,7 @@ from onward.capture.object_graph.own_code import (
     code_digest,
     doubts_of_code,
     is_pure,
+    names_by_string,
     of_library_file,
 )
 from onward.capture.object_graph.walk import Read, Walk, _attributes_of
@@ -37,6 +38,9 @@ from onward.capture.patches import ABSENT
 from onward.config import environment_variables
 
 _UNCALLED = {"__init__", "__post_init__", "__new__", "__del__", "__reduce__"}
+_CALLED = {  # by torch, or by Python without their names
+    "forward", "backward", "setup_context", "jvp", "vmap", "__repr__", "__str__",
+}  # fmt: skip
 _CONSTRUCTS = ("__init__", "__post_init__", "__new__")
 _WRITTEN_BY_PYTHON = {  # attributes of a class that say nothing to a forward
     "__module__", "__doc__", "__qualname__", "__dict__", "__weakref__", "__annotations__",
@@ -54,11 +58,14 @@ _NAMED = (types.FunctionType, types.BuiltinFunctionType, type)
 _CLOSURE = 6  # functions within functions
 
 
-class _Everything(set[str]):
-    """Of methods: each may be called, but for those that make or end an object."""
+class _Called(set[str]):
+    """Names of methods that may be called. everything: also by code that is not looked into, or by
+    names that are made: any but those that make or end an object."""
+
+    everything = False
 
     def __contains__(self, name: object) -> bool:
-        return name not in _UNCALLED
+        return name not in _UNCALLED and (self.everything or super().__contains__(name))
 
 
 class Lasting(Walk):
@@ -70,6 +77,7 @@ class Lasting(Walk):
 
     def __init__(self, model: torch.nn.Module, loss_fn: Any, read: Read) -> None:
         self.doubts: list[str] = []
+        self._by_others = False
         self._within: set[int] = set()
         self._spaces: set[tuple[int, int]] = set()
         roots = [r for r in (model, loss_fn) if isinstance(r, torch.nn.Module)]
@@ -109,7 +117,8 @@ class Lasting(Walk):
     # ---- what more is looked at than a walk in one process has to
 
     def _finish(self) -> None:
-        self._called = _Everything()
+        self._called = _Called([*_CALLED, *self._called])
+        self._called.everything = self._by_others
         super()._finish()
 
     def _leave_out(self, x: Any, path: str) -> None:
@@ -168,6 +177,8 @@ class Lasting(Walk):
 
     def _object(self, x: Any, path: str, depth: int) -> None:
         super()._object(x, path, depth)
+        if origin(module_of(type(x))) == "package":
+            self._call_all()
         if path in self.plain and not _is_known(type(x)):
             whose = module_of(type(x)).partition(".")[0]
             if whose not in PURE:
@@ -177,6 +188,8 @@ class Lasting(Walk):
         if cls in self.classes:
             return
         super()._class(cls)
+        if origin(module_of(cls)) == "package":
+            self._call_all()  # by code that is not looked into
         path = self.classes.get(cls)
         if path is None or origin(module_of(cls)) != "own":
             return
@@ -191,8 +204,15 @@ class Lasting(Walk):
             if not written and not isinstance(x, (types.FunctionType, staticmethod, classmethod)):
                 self.visit(x, f"{path}.{key}", 1)
 
+    def _call_all(self) -> None:
+        self._by_others = True
+        if isinstance(self._called, _Called):
+            self._called.everything = True
+
     def _reads(self, x: types.FunctionType, path: str) -> None:
         super()._reads(x, path)
+        if names_by_string(x.__code__):
+            self._call_all()
         self.doubts += [f"{path}: {doubt}" for doubt in doubts_of_code(x)]
         for name in builtins_read(x):  # a name that is not there may be there another time
             self.facts[f"{x.__module__}.{name} (set)"] = False

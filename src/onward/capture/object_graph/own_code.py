@@ -135,6 +135,12 @@ def _doubts(code: types.CodeType, system: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
+@functools.lru_cache(maxsize=4096)
+def names_by_string(code: types.CodeType) -> bool:
+    """Whether it may ask for an attribute whose name it makes."""
+    return any(_BY_NAME & set(part.co_names) for part in _codes(code))
+
+
 _digests: dict[int, tuple[types.CodeType, str]] = {}
 
 
@@ -170,4 +176,5 @@ def _constant(x: Any) -> bytes:
     return f"{type(x).__name__} {x.hex() if isinstance(x, float) else x!r}".encode()
 
 
-__all__ = ["PURE", "asks", "builtins_read", "code_digest", "doubts_of_code", "is_pure", "of_library_file"]
+__all__ = ["PURE", "asks", "builtins_read", "code_digest", "doubts_of_code", "is_pure",
+           "names_by_string", "of_library_file"]
