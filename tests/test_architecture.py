@@ -44,8 +44,8 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # compile.py computes nothing with tensors, but hands the user's module from capture to execute.
 TORCH_ALLOWED = frozenset(
     {
-        "capture", "kernels", "execute", "capture_cache", "compile", "train", "explanation", "module",
-        "integrations", "recipes", "cli",
+        "capture", "kernels", "execute", "capture_cache", "compile", "train", "explanation",
+        "module", "integrations", "recipes", "cli",
     }
 )  # fmt: skip
 

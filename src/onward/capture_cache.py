@@ -17,13 +17,12 @@ Everything else is captured as if there were no cache. The files are those of gr
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import inspect
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -276,7 +275,8 @@ def _attributes(x: Any) -> dict[str, Any] | None:
 
 
 def _random_states() -> list[Any]:
-    return [random.getstate(), repr(np.random.get_state(legacy=False)), torch.get_rng_state().tolist()]
+    numbers = repr(np.random.get_state(legacy=False))
+    return [random.getstate(), numbers, torch.get_rng_state().tolist()]
 
 
 def _digest(said: Any) -> str:

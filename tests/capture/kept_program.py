@@ -83,9 +83,10 @@ def accelerated(model: Any, batch: Any) -> list[float]:
 
 def t5() -> Any:
     torch.manual_seed(0)
+    settings: dict[str, Any] = {"decoder_start_token_id": 0}
     config = transformers.T5Config(
         d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, vocab_size=tiny.VOCABULARY,
-        decoder_start_token_id=0,
+        **settings,
     )  # fmt: skip
     return tiny.ready(transformers.T5ForConditionalGeneration(config))
 

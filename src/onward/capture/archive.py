@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -32,7 +31,7 @@ _DTYPES = {str(d): d for d in (torch.bfloat16, torch.float16)}
 def written(captured: CapturedModule, live: Mapping[str, torch.Tensor]) -> bytes:
     """A capture as bytes. live: the model's tensors by path. Raises ArchiveError."""
     _require_plain(captured)
-    paths = {id(t): path for path, t in reversed(live.items())}
+    paths = {id(t): path for path, t in reversed(list(live.items()))}
     said = {
         "parameters": [[n, _path(paths, t)] for n, t in captured.parameters.items()],
         "buffers": [[n, _path(paths, t)] for n, t in captured.buffers.items()],

@@ -56,9 +56,7 @@ def _is_size_of_leaf(x: ast.expr) -> bool:
             attr="size",
             value=ast.Subscript(
                 slice=leaf,
-                value=ast.Subscript(
-                    value=ast.Name(id="L"), slice=ast.Constant(value="leaves")
-                ),
+                value=ast.Subscript(value=ast.Name(id="L"), slice=ast.Constant(value="leaves")),
             ),
         ):
             return _index(leaf)

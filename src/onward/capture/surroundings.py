@@ -12,7 +12,6 @@ import contextvars
 import enum
 import functools
 import hashlib
-import os
 import platform
 import re
 import sys
@@ -64,7 +63,10 @@ _IN_NO_FORWARD = (  # what makes, loads, saves, describes models, and data for t
     "transformers.utils.quantization_config", "transformers.utils.chat_",
     "transformers.utils.loading_report", "transformers.utils.notebook", "transformers.monkey_patch",
 )  # fmt: skip
-_SKIPPED = {"__builtins__", "__spec__", "__loader__", "__cached__", "__doc__", "__warningregistry__"}
+_SKIPPED = {
+    "__builtins__", "__spec__", "__loader__", "__cached__", "__doc__", "__warningregistry__",
+    "_registered_model_output_types",  # each class is entered as it is made
+}  # fmt: skip
 _OF_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _DEPTH = 3
 _ATOMS = frozenset(ATOMS)
@@ -92,9 +94,11 @@ def _installation() -> list[Any]:
     """Of the machine: versions, and all that is installed."""
     packages = set[str]()
     for place in sys.path:
-        if os.path.isdir(place):
-            found = os.listdir(place)
-            packages.update(n for n in found if n.endswith((".dist-info", ".egg-info", ".egg-link")))
+        if Path(place).is_dir():
+            found = [path.name for path in Path(place).iterdir()]
+            packages.update(
+                n for n in found if n.endswith((".dist-info", ".egg-info", ".egg-link"))
+            )
     versions = [sys.version, torch.__version__, str(torch.version.git_version), np.__version__]
     stamps = [_stamp(m) for name, m in sorted(sys.modules.items()) if name in _TORCH]
     return [versions, platform.platform(), sorted(packages), stamps]
@@ -137,7 +141,11 @@ def _flags() -> list[Any]:
             core._get_cudnn_sdp_enabled(),
         ],
         [backends.cudnn.enabled, backends.cudnn.allow_tf32, backends.cudnn.deterministic],
-        [backends.cuda.matmul.allow_tf32, backends.mkldnn.enabled, backends.mha.get_fastpath_enabled()],
+        [
+            backends.cuda.matmul.allow_tf32,
+            backends.mkldnn.enabled,
+            backends.mha.get_fastpath_enabled(),
+        ],
         backends.opt_einsum.enabled,
         backends.opt_einsum.strategy,
     ]
@@ -158,14 +166,15 @@ def _own_files() -> Iterator[tuple[str, str]]:
     """The modules of the user's own that are loaded, and their files."""
     for name, module in sys.modules.copy().items():
         file = getattr(module, "__file__", None) if type(module) is types.ModuleType else None
-        if isinstance(file, str) and "site-packages" not in file and not of_library_file(file):
-            if origin(name) == "own":
-                yield name, file
+        if not isinstance(file, str) or "site-packages" in file or of_library_file(file):
+            continue
+        if origin(name) == "own":
+            yield name, file
 
 
 def _own_file(name: str, file: str) -> str:
     try:
-        changed, size = (found := os.stat(file)).st_mtime, found.st_size
+        changed, size = (found := Path(file).stat()).st_mtime, found.st_size
         if changed > STARTED:
             raise NotKept(f"{name} has changed since the program started")
         return _digest(file, changed, size)
@@ -184,7 +193,7 @@ def _stamp(module: Any) -> list[str]:
     if file is None:
         return []
     try:
-        found = os.stat(file)
+        found = Path(file).stat()
     except OSError as error:
         raise NotKept(f"{file}: {error}") from error
     return [file, str(found.st_size), str(found.st_mtime_ns)]

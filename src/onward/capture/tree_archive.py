@@ -90,11 +90,12 @@ def _dataclass_maker(kind: Any, count: int) -> Any:
     if not dataclasses.is_dataclass(kind):
         raise ArchiveError(f"{kind!r} is no dataclass")
     fields = [f.name for f in dataclasses.fields(kind)]
+    cls: Any = kind
     if len(fields) != count:
         raise ArchiveError(f"{kind!r} has other fields")
 
     def make(made: list[Any]) -> Any:
-        fresh: Any = object.__new__(kind)
+        fresh: Any = object.__new__(cls)
         for name, value in zip(fields, made, strict=True):
             object.__setattr__(fresh, name, value)
         return fresh

@@ -139,7 +139,7 @@ class _Reader:
     def __init__(self, text: dict[str, Any], blob: bytes) -> None:
         self.graph = graph = Graph(text["name"])
         self.values: list[Value | None] = []
-        self.types = [Type(DType[t], tuple(size_of(n) for n in shape)) for t, shape in text["types"]]
+        self.types = [Type(DType[t], tuple(map(size_of, shape))) for t, shape in text["types"]]
         for *value, role in text["inputs"]:
             made = self._value(value)
             made.meta["role"] = Role[role]

@@ -46,7 +46,8 @@ _WRITTEN_BY_PYTHON = {  # attributes of a class that say nothing to a forward
     "__module__", "__doc__", "__qualname__", "__dict__", "__weakref__", "__annotations__",
     "__parameters__", "__orig_bases__", "__abstractmethods__", "__slots__", "__match_args__",
     "__dataclass_fields__", "__dataclass_params__", "__hash__", "__static_attributes__",
-    "__firstlineno__", "__annotate__", "__annotate_func__", "__classcell__", "__jit_unused_properties__",
+    "__firstlineno__", "__annotate__", "__annotate_func__", "__classcell__",
+    "__jit_unused_properties__",
 }  # fmt: skip
 _METACLASSES = ("builtins", "abc", "enum", "torch", "typing")
 _LIBRARIES = ("transformers.", "torch.")
@@ -69,8 +70,8 @@ class _Called(set[str]):
 
 
 class Lasting(Walk):
-    """told: the facts as JSON has them, by path, once `tell` is called. doubts: why these are not all; empty where a walk
-    in another process that tells the same has met the same model.
+    """told: the facts as JSON has them, by path, once `tell` is called. doubts: why these are not
+    all; empty where a walk in another process that tells the same has met the same model.
 
     read: which attributes of plain objects matter.
     """
@@ -164,10 +165,10 @@ class Lasting(Walk):
 
     def _container(self, x: Any, path: str, depth: int) -> None:
         super()._container(x, path, depth)
-        if isinstance(x, (set, frozenset)):
+        several = isinstance(x, (set, frozenset)) and len(x) > 1
+        if several and not all(type(v) in (int, bool) for v in x):
             # in which order they come, a process draws
-            if len(x) > 1 and not all(type(v) in (int, bool) for v in x):
-                self.facts[f"{path} (order)"] = "" if self._is_librarys(path) else Same(x)
+            self.facts[f"{path} (order)"] = "" if self._is_librarys(path) else Same(x)
 
     def _is_librarys(self, path: str) -> bool:
         """Whether it is an attribute of a class of transformers' or torch's, which go through no
@@ -248,9 +249,10 @@ class Lasting(Walk):
         if isinstance(fact, Same):
             if isinstance(fact.held, (torch.nn.Module, torch.Tensor)):
                 self.doubts.append(f"{path}: {type(fact.held).__qualname__}")
-            named = isinstance(fact.held, _NAMED) and not path.startswith(_LIBRARIES)
-            if named and asks(fact.held.__name__):  # under any name
-                self.doubts.append(f"{path}: {fact.held.__qualname__}")
+            if isinstance(fact.held, _NAMED) and not path.startswith(_LIBRARIES):
+                function: Any = fact.held
+                if asks(function.__name__):  # under any name
+                    self.doubts.append(f"{path}: {function.__qualname__}")
             return self._meaning(fact.held, path)
         if isinstance(fact, tuple):
             return [
@@ -383,9 +385,9 @@ def _is_known(cls: type) -> bool:
     """Whether a class is torch's, transformers' or the user's, and so are those it is made of."""
     for c in cls.__mro__[:-1]:
         module = module_of(c)
-        if origin(module) != "own" and not _of_library(module):
-            if module.partition(".")[0] not in PURE:
-                return False
+        known = _of_library(module) or module.partition(".")[0] in PURE
+        if origin(module) != "own" and not known:
+            return False
     return True
 
 

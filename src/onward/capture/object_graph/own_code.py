@@ -84,7 +84,9 @@ def _library_folders() -> tuple[str, ...]:
     found = [*_STANDARD, "<frozen "]
     for name in ("torch", "transformers", "onward"):
         spec = importlib.util.find_spec(name)
-        found += [str(Path(place)) + os.sep for place in (spec and spec.submodule_search_locations) or ()]
+        found += [
+            str(Path(place)) + os.sep for place in (spec and spec.submodule_search_locations) or ()
+        ]
     return tuple(found)
 
 
@@ -125,10 +127,9 @@ def _doubts(code: types.CodeType, system: bool) -> tuple[str, ...]:
                 found.append("makes a set, whose order a process draws")
             if mapping and i.opname == "BINARY_OP" and i.argrepr in _ARITHMETIC_OF_SETS:
                 found.append("may make a set, whose order a process draws")
-            unordered = before is not None and before.opname == "LOAD_CONST"
-            if unordered and isinstance(before.argval, frozenset) and i.opname != "CONTAINS_OP":
+            if isinstance(before, frozenset) and i.opname != "CONTAINS_OP":
                 found.append("has a set, whose order a process draws")
-            before = i
+            before = i.argval if i.opname == "LOAD_CONST" else None
         if system:
             asked = [n for n in names if hasattr(os, n) and n not in _OF_SYSTEM]
             found += [f"names os.{n}" for n in asked]
@@ -176,5 +177,13 @@ def _constant(x: Any) -> bytes:
     return f"{type(x).__name__} {x.hex() if isinstance(x, float) else x!r}".encode()
 
 
-__all__ = ["PURE", "asks", "builtins_read", "code_digest", "doubts_of_code", "is_pure",
-           "names_by_string", "of_library_file"]
+__all__ = [
+    "PURE",
+    "asks",
+    "builtins_read",
+    "code_digest",
+    "doubts_of_code",
+    "is_pure",
+    "names_by_string",
+    "of_library_file",
+]
