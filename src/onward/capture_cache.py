@@ -31,6 +31,7 @@ import torch
 from onward import graph_cache
 from onward.capture import CapturedModule
 from onward.capture.archive import read, written
+from onward.capture.aten import TABLE
 from onward.capture.effects import Effects
 from onward.capture.flat_call import FlatCall, model_path, named_tensors
 from onward.capture.object_graph import Reads
@@ -41,6 +42,7 @@ from onward.capture.surroundings import NotKept, surroundings
 from onward.capture.trace import ONE_AT_A_TIME
 from onward.config import CaptureError, environment
 from onward.graph.archive import ArchiveError
+from onward.graph.registry import place_of
 from onward.journal import Journal
 
 log = logging.getLogger("onward")
@@ -88,7 +90,11 @@ class _Call:
         said = [self.gradients, self.want_loss, self.whole, given["regions"]]
         said += [str(given["autocast"]), torch.is_grad_enabled()]
         met = Lasting(self.model, self.loss_fn, lambda x, path: None)
-        world = [graph_cache.sources(), graph_cache.versions(), surroundings(met.modules())]
+        ours = [graph_cache.registered(), graph_cache.sources(), graph_cache.versions()]
+        foreign = [n for n, made in TABLE.items() if not place_of(made).startswith("onward.")]
+        if foreign:
+            raise NotKept(f"another package has registered a translation of {foreign[0]}")
+        world = [ours, surroundings(met.modules())]
         self.key = _digest([world, tree, said])
         self._states = _random_states()
         self._before = {id(x): (x, dict(held)) for x, held in met.attributes()}

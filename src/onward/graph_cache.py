@@ -1,6 +1,6 @@
 """The graph cache: graphs of steps on disk, by all that decides them.
 
-A capture always runs: what a model's code does today is what is trained. What rewriting, row demand
+Captures are kept by other keys (capture_cache.py). What rewriting, row demand
 and differentiation make of the captured graph is read instead of made again where a file has it:
 
     key = SHA-256 of: the graph given, bit by bit; the stage with its arguments (the recipe, the
@@ -120,11 +120,17 @@ def _key(verb: str, graph: Graph, arguments: tuple[Any, ...], owner: Owner) -> s
 
 def _world(target: Target) -> list[Any]:
     """All that holds for the process. Raises TypeError where others' code has a say."""
+    held = registered()
+    return [held, sources(), _versions(), fingerprint(target)]
+
+
+def registered() -> list[tuple[str, str]]:
+    """Every record of an op, a translation and the like. Raises TypeError for others' code."""
     held = sorted(records())
     foreign = [name for name, place in held if not place.startswith(("onward.", "builtins."))]
     if foreign:
         raise TypeError(f"another package has registered {', '.join(foreign[:3])}")
-    return [held, sources(), _versions(), fingerprint(target)]
+    return held
 
 
 def _plain(value: Any) -> Any:

@@ -230,6 +230,10 @@ class Lasting(Walk):
         if origin(value.__name__) != "own":
             if not is_pure(value.__name__):
                 self.doubts.append(f"{place}.{name}: the module {value.__name__}")
+            for attribute in _names_of(code):  # what somebody has put there
+                x = vars(value).get(attribute)
+                if isinstance(x, types.FunctionType) and is_own(x):
+                    self.doubts.append(f"{value.__name__}.{attribute}: {x.__qualname__}")
             return
         if (id(value), id(code)) in self._spaces:
             return

@@ -102,6 +102,8 @@ def doubts_of_code(x: types.FunctionType) -> list[str]:
     free = set(global_names(x.__code__)) - scope.keys()
     found = [f"calls {n}" for n in free if hasattr(builtins, n) and n not in _BUILTINS]
     system = any(getattr(scope.get(n), "__name__", "") == _SYSTEM for n in global_names(x.__code__))
+    put = [n for n in free if isinstance(getattr(builtins, n, None), types.FunctionType)]
+    found += [f"calls a {n} that somebody has put there" for n in put]
     return [*found, *_doubts(x.__code__, system)]
 
 
