@@ -250,12 +250,13 @@ class _Scope:
         return found
 
     def _code(self, code: types.CodeType) -> tuple[types.CodeType, str]:
-        """Where it is written, and its checksum; of code of the user's that is not enough."""
+        """Where it is written, in a file that is told; of the user's that is not enough."""
         file = code.co_filename
         known = of_library_file(file) or file.startswith("<")
         if not known and "site-packages" not in file and "dist-packages" not in file:
             raise NotKept(f"{self.name} holds {code.co_qualname} of {file}")
-        _CODES[id(code)] = held = code, f"{code.co_qualname} {file} {_checksum(code)}"
+        what = f"{file}:{code.co_firstlineno} {zlib.crc32(code.co_code)}"
+        _CODES[id(code)] = held = code, f"{code.co_qualname} {what}"
         return held
 
     def told(self, x: Any, depth: int) -> str:
@@ -327,17 +328,6 @@ _OF_C = {  # functions and members that C defines
     types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType,
 }  # fmt: skip
 _CODES: dict[int, tuple[types.CodeType, str]] = {}
-
-
-def _checksum(code: types.CodeType) -> int:
-    """Of what a code does; of a library's, whose file is told."""
-    found = zlib.crc32(code.co_code)
-    for x in code.co_consts:
-        if type(x) is types.CodeType:
-            found = zlib.crc32(b"%d" % _checksum(x), found)
-        elif type(x) is not frozenset:  # whose order a process draws
-            found = zlib.crc32(repr(x).encode("utf-8", "replace"), found)
-    return zlib.crc32(repr(code.co_names).encode(), found)
 
 
 __all__ = ["NotKept", "surroundings"]
