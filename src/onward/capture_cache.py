@@ -48,6 +48,7 @@ from onward.journal import Journal
 log = logging.getLogger("onward")
 
 READ = "capture, kept from an earlier run"  # the stage of that name in a journal
+_CACHE = "capture cache"
 _MOST = 8  # sets of attributes that captures under one key have read
 _SET = (bool, int, str, type(None))  # what a forward may have set
 Names = dict[str, list[str] | None]  # read of plain objects, by path; None for all of one
@@ -60,19 +61,18 @@ def kept(
     if not environment().graph_cache or journal.looks_at_passes:
         with journal.timed("capture"):
             return capture(*args, **kwargs)
-    with journal.timed(READ), ONE_AT_A_TIME:  # another capture patches what is looked at
+    with journal.timed(_CACHE), ONE_AT_A_TIME:  # another capture patches what is looked at
         call = _Call.of(capture, args, kwargs)
         found = None if call is None else call.read()
     if found is not None:
-        log.debug("the capture is kept from an earlier run")
+        journal.seconds[READ] = journal.seconds.pop(_CACHE)
+        log.info("the capture is kept from an earlier run")
         return found
-    spent = journal.seconds.pop(READ)
     with journal.timed("capture"):
         captured = capture(*args, **kwargs)
-    with journal.timed("capture cache"), ONE_AT_A_TIME:
-        if call is not None:
+    if call is not None:
+        with journal.timed(_CACHE), ONE_AT_A_TIME:
             call.write(captured)
-    journal.seconds["capture cache"] += spent
     return captured
 
 
@@ -108,7 +108,7 @@ class _Call:
             return None
         try:
             return cls(given.arguments)
-        except (NotKept, OSError, TypeError, ValueError) as error:
+        except Exception as error:  # of objects of any kind, none of which is to end a step here
             log.debug("the capture is not kept: %s", error)
             return None
 
@@ -116,6 +116,13 @@ class _Call:
 
     def read(self) -> CapturedModule | None:
         """The capture that a run before has kept of this call."""
+        try:
+            return self._read()
+        except Exception as error:  # as above
+            log.debug("the capture is not read: %s", error)
+            return None
+
+    def _read(self) -> CapturedModule | None:
         for names in graph_cache.read_as(self.key, self._names_read) or ():
             walk = self._walk(names)
             if walk.doubts:
@@ -176,7 +183,7 @@ class _Call:
         """Keeps a capture of this call, where all that decides it is told."""
         try:
             self._write(captured)
-        except (NotKept, ArchiveError, TypeError) as error:
+        except Exception as error:  # as above
             log.debug("the capture is not kept: %s", error)
 
     def _write(self, captured: CapturedModule) -> None:

@@ -75,8 +75,8 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         "sorted(names.items()), walk.told]", "sorted(names.items())]", CAPTURES,
     ),
     Fault(
-        "captures: doubts are none", "capture_cache.py",
-        '        if walk.doubts:\n            raise NotKept', "        if False:\n            raise NotKept",
+        "captures: code that may ask more is kept", "capture/object_graph/lasting.py",
+        "for doubt in doubts_of_code(x)]", "for doubt in ()]",
         CAPTURES,
     ),
     Fault(
