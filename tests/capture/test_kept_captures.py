@@ -262,7 +262,8 @@ def test_a_loss_function_with_another_closure(program: Program, exports: Exports
 
 
 def test_states_of_a_model_are_kept_side_by_side(program: Program, exports: Exports) -> None:
-    changes = [None, BEHIND["a setting"], BEHIND["a tie"], BEHIND["a number of the model"]]
+    named = ("a tie", "a global of a package's module", "what a backward reads")
+    changes = [None, *(BEHIND[name] for name in named)]
     for expected in (1, 0):
         for change in changes:
             runs(program, change, before=False)
