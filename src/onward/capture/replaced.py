@@ -1,4 +1,4 @@
-"""Functions of torch's that a user has replaced by one around the original, run once within a trace.
+"""Functions of torch's that a user has replaced by one around the original: run once in a trace.
 
 `F.layer_norm`, written in Python, hands itself to the modes of a trace by its name, under which the
 replacement stands: each mode would run the replacement, and what it does, once more.
