@@ -23,6 +23,7 @@ PACKAGE = ROOT / "src" / "onward"
 LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"config"}),
     frozenset({"graph"}),
+    frozenset({"captured", "model_state"}),
     frozenset({"capture", "differentiate", "distribute", "rewrite", "kernels"}),
     frozenset({"plan"}),
     frozenset({"execute"}),
@@ -44,9 +45,17 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # compile.py computes nothing with tensors, but hands the user's module from capture to execute.
 TORCH_ALLOWED = frozenset(
     {
-        "capture", "kernels", "execute", "capture_cache", "compile", "train", "explanation",
+        "model_state", "capture", "kernels", "execute", "capture_cache", "compile", "train",
+        "explanation",
         "module", "integrations", "recipes", "cli",
     }
+)  # fmt: skip
+
+# The rooms of capture, in the order of the flow: each imports from those before it alone.
+CAPTURE = (
+    "dtypes", "held_sizes", "mode_reads", "custom_ops", "regions", "aten", "huggingface",
+    "masked_rows", "expert_loops", "trace", "translate", "batch_guards", "eager_runs",
+    "captured_module", "graph_inputs", "buffer_updates", "evaluation", "archive", "export",
 )  # fmt: skip
 
 PUBLIC_NAMES = [
@@ -169,6 +178,38 @@ def test_imports_follow_the_flow() -> None:
         and (target not in LEVEL_OF or not may_import(part_of(path), target))
     ]
     assert not broken, "\n".join(broken)
+
+
+def room_of(module: str) -> str:
+    """The room of capture that `onward.capture.<room>...` names; "" for the folder itself."""
+    return (*module.split("."), "", "")[2]
+
+
+def test_every_room_of_capture_has_its_place() -> None:
+    held = {path.name.removesuffix(".py") for path in (PACKAGE / "capture").iterdir()}
+    assert held - {"__init__", "__pycache__"} == {*CAPTURE}
+
+
+def test_rooms_of_capture_import_only_what_stands_before_them() -> None:
+    broken = []
+    for path in sorted((PACKAGE / "capture").rglob("*.py")):
+        room = path.relative_to(PACKAGE / "capture").parts[0].removesuffix(".py")
+        for found in imports(path) if room != "__init__" else ():
+            if not (found.module + ".").startswith("onward.capture."):
+                continue
+            other = room_of(found.module)
+            if other != room and (not other or CAPTURE.index(other) > CAPTURE.index(room)):
+                broken.append(str(found))
+    assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("folder", ["capture", "model_state"])
+def test_every_room_says_what_comes_in_and_goes_out(folder: str) -> None:
+    inner = [p for p in sorted((PACKAGE / folder).rglob("__init__.py")) if p.parent.name != folder]
+    rooms = inner if folder == "capture" else [PACKAGE / folder / "__init__.py"]
+    for path in rooms:
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        assert all(word in text for word in ("In: ", "Out: ", "Imports: ")), path.relative_to(ROOT)
 
 
 def test_torch_is_imported_only_where_tensors_are_touched() -> None:

@@ -1,7 +1,7 @@
 """The capture cache: captures on disk, by all that may decide them.
 
 What a model's code does cannot be told from its source alone. So a capture is kept only where all
-that its code may ask is told (capture/surroundings.py, capture/object_graph/lasting.py), and it is
+that its code may ask is told (capture/archive/surroundings.py, model_state/lasting.py), and it is
 read where all of that is the same:
 
     first key = SHA-256 of: Onward's sources; versions and what is installed; the process's
@@ -10,7 +10,7 @@ read where all of that is the same:
     its file  = which attributes of plain objects (a configuration) captures have read
     key       = SHA-256 of: the first key; those attributes' names; the model and its loss function
                 as a walk tells of them, of plain objects those attributes
-    its file  = the capture (capture/archive.py), and what the forward has set on the model
+    its file  = the capture (capture/archive/captured.py), and what the forward has set on the model
 
 Everything else is captured as if there were no cache. The files are those of graph_cache.py.
 """
@@ -30,21 +30,21 @@ import torch
 
 from onward import graph_cache
 from onward.capture import CapturedModule
-from onward.capture.archive import read, written
-from onward.capture.as_eager import is_of_inference_mode
+from onward.capture.archive.captured import read, written
+from onward.capture.archive.surroundings import NotKept, surroundings
 from onward.capture.aten import TABLE
-from onward.capture.effects import Effects
-from onward.capture.flat_call import FlatCall, model_path, named_tensors
-from onward.capture.object_graph import Reads
-from onward.capture.object_graph.facts import ATOMS
-from onward.capture.object_graph.lasting import Lasting
-from onward.capture.refusals import refuse_model
-from onward.capture.surroundings import NotKept, surroundings
-from onward.capture.trace import ONE_AT_A_TIME
+from onward.capture.trace.as_eager import is_of_inference_mode
+from onward.capture.trace.export import ONE_AT_A_TIME
+from onward.capture.trace.flat_call import FlatCall, model_path, named_tensors
 from onward.config import CaptureError, environment
 from onward.graph.archive import ArchiveError
 from onward.graph.registry import place_of
 from onward.journal import Journal
+from onward.model_state import Reads
+from onward.model_state.effects import Effects
+from onward.model_state.facts import ATOMS
+from onward.model_state.lasting import Lasting
+from onward.model_state.refusals import refuse_model
 
 log = logging.getLogger("onward")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import onward
-from onward.capture import surroundings
+from onward.capture.archive import surroundings
 
 HELPER = """
 import json

@@ -18,8 +18,8 @@ from torch.fx import _symbolic_trace
 from torch.jit import _trace
 
 import onward
-from onward.capture.as_eager import _COMPILERS, _LAYOUT, _of_compilers
-from onward.capture.patches import look
+from onward.capture.trace.as_eager import _COMPILERS, _LAYOUT, _of_compilers
+from onward.model_state.patches import look
 
 ROWS = {n: torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (1, 3, 4)}
 LABELS = torch.arange(8) % 5

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from onward.capture import attention_op as attention_op  # registers onward::attention
-from onward.capture import ctc_op as ctc_op
 from onward.capture.aten import TABLE, register
 from onward.capture.aten.call import table
 

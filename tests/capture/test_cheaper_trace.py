@@ -9,7 +9,8 @@ import pytest
 import tiny
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from onward.capture import capture, trace
+from onward.capture import capture
+from onward.capture.trace import export as trace
 from onward.graph.printer import graph_text
 
 MODELS: dict[str, Callable[[], Any]] = {

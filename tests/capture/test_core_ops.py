@@ -17,7 +17,7 @@ from torch import nn
 
 from onward.capture.aten import TABLE
 from onward.capture.aten.reasons import REASONS, reason
-from onward.capture.decompose import functional
+from onward.capture.translate.decompose import functional
 from onward.config import CaptureError
 
 ATEN: Any = torch.ops.aten

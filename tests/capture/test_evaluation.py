@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from torch.nn.functional import dropout as taken
 
 import onward
-from onward.capture import capture, evaluation, trace
+from onward.capture import capture, evaluation
+from onward.capture.trace import export as trace
 from onward.compile import Compiler
 
 P = 0.5

@@ -22,7 +22,7 @@ from torch import nn
 import onward
 from onward import capture_cache
 from onward.capture import aten
-from onward.capture.shape_guards import is_condition
+from onward.capture.archive.shape_guards import is_condition
 
 __all__ = ["cache", "exports", "folder", "kept", "program"]  # fixtures
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import onward
-from onward.capture.object_graph import Walk, code, walk
+from onward.model_state import Walk, code, walk
 
 
 def chained(length: int) -> dict[str, object]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from onward.capture.patches import ABSENT, Patch, caller, look, patched
+from onward.model_state.patches import ABSENT, Patch, caller, look, patched
 
 
 class Parent:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-import onward.capture.protocol
+import onward.captured
 from onward.capture import Captured
 from onward.compile import Compiler
 from onward.differentiate import Recipe, UpdateGroup
@@ -56,7 +56,7 @@ class Written:
 
 
 def test_the_protocol_knows_no_torch() -> None:
-    source = Path(onward.capture.protocol.__file__).read_text()
+    source = Path(onward.captured.__file__).read_text()
     modules = {
         alias.name if isinstance(node, ast.Import) else node.module or ""
         for node in ast.walk(ast.parse(source))

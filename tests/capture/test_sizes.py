@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from loops import OPTIMIZERS, Pair
 from torch import nn
 
-from onward.capture.sizes import forced
+from onward.capture.translate.forced_sizes import forced
 
 B, T, N, C, D = sympy.symbols("B T N C D")
 FIRST = {B: 3, T: 2, N: 6, C: 2, D: 3}

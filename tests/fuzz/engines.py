@@ -24,8 +24,8 @@ import onward
 import onward.compile
 import onward.train.packed_step
 from onward.capture import CapturedModule
-from onward.capture.object_graph import Walk
 from onward.integrations.torch_compile import register
+from onward.model_state import Walk
 
 Tensors = dict[str, torch.Tensor]
 SLOTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")

@@ -16,20 +16,20 @@ AUTOCAST_FAULTS: tuple[Fault, ...] = (
         AUTOCAST,
     ),
     Fault(
-        "autocast: a block that is off says nothing", "capture/autocast_blocks.py",
+        "autocast: a block that is off says nothing", "capture/trace/autocast_blocks.py",
         "if block._enabled else DType.FLOAT", "if block._enabled else None", AUTOCAST,
     ),
     Fault(
-        "autocast: a block is low although it is off", "capture/autocast_blocks.py",
+        "autocast: a block is low although it is off", "capture/trace/autocast_blocks.py",
         "LOW_TYPES.get(block.fast_dtype) if block._enabled else DType.FLOAT",
         "LOW_TYPES.get(block.fast_dtype)", AUTOCAST,
     ),
     Fault(
-        "autocast: a block ends with the forward", "capture/autocast_blocks.py",
+        "autocast: a block ends with the forward", "capture/trace/autocast_blocks.py",
         "open_blocks.pop(last)[1].close()", "open_blocks[last]", AUTOCAST,
     ),
     Fault(
-        "autocast: what a block says of an expanded op is lost", "capture/translate.py",
+        "autocast: what a block says of an expanded op is lost", "capture/translate/translator.py",
         'precision=block_of(node))', 'precision="")', AUTOCAST,
     ),
     Fault(
@@ -37,31 +37,31 @@ AUTOCAST_FAULTS: tuple[Fault, ...] = (
         "named, tree = give_types(graph, tree, eager, types), eager", "pass", AUTOCAST,
     ),
     Fault(
-        "autocast: a forward may do what it likes under it", "capture/eager_types.py",
+        "autocast: a forward may do what it likes under it", "capture/eager_runs/autocast_types.py",
         "if found := difference(low, full):", "if found := None:", BRANCHES,
     ),
     Fault(
-        "autocast: calls of other tensors are alike", "capture/calls.py",
+        "autocast: calls of other tensors are alike", "capture/eager_runs/call_log.py",
         "label, since = self._labels.get(x) or (weakref.ref(x), -1)", 'return "..."', BRANCHES,
     ),
     Fault(
-        "autocast: what is written into a copy is in all of them", "capture/calls.py",
+        "autocast: what is written into a copy is in all of them", "capture/eager_runs/call_log.py",
         "return (label, last) if last > since else label", "return label", BRANCHES,
     ),
     Fault(
-        "autocast: calls with other slices are alike", "capture/calls.py",
+        "autocast: calls with other slices are alike", "capture/eager_runs/call_log.py",
         "if isinstance(x, slice):", "if False:", BRANCHES,
     ),
     Fault(
-        "autocast: calls with other constants are alike", "capture/calls.py",
+        "autocast: calls with other constants are alike", "capture/eager_runs/call_log.py",
         "return x() is y()", "return True", BRANCHES,
     ),
     Fault(
-        "autocast: calls that only write are none", "capture/calls.py",
+        "autocast: calls that only write are none", "capture/eager_runs/call_log.py",
         "if made or written:", "if made:", BRANCHES,
     ),
     Fault(
-        "autocast: results of another value are alike", "capture/eager_types.py",
+        "autocast: results of another value are alike", "capture/eager_runs/autocast_types.py",
         "(isinstance(a, Value) and a != b)", "False", BRANCHES,
     ),
     Fault(

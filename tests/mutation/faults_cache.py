@@ -75,7 +75,7 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         "sorted(names.items()), walk.told]", "sorted(names.items())]", CAPTURES,
     ),
     Fault(
-        "captures: code that may ask more is kept", "capture/object_graph/lasting.py",
+        "captures: code that may ask more is kept", "model_state/lasting.py",
         "for doubt in doubts_of_code(x)]", "for doubt in ()]",
         CAPTURES,
     ),
@@ -88,16 +88,16 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         "                    held[name] = value\n", "                    pass\n", MODELS,
     ),
     Fault(
-        "captures: what stands in modules is not in the key", "capture/surroundings.py",
+        "captures: what stands in modules is not in the key", "capture/archive/surroundings.py",
         'text = "\\n".join([*_Scope(name).lines(scope), *_stamp(module)])', 'text = ""', CAPTURES,
     ),
     Fault(
-        "captures: a package's modules are not looked into", "capture/object_graph/lasting.py",
+        "captures: a package's modules are not looked into", "model_state/lasting.py",
         "                self._global(vars(value), attribute, value.__name__, code)\n",
         "                pass\n", CAPTURES,
     ),
     Fault(
-        "captures: a condition of any kind is one", "capture/shape_guards.py",
+        "captures: a condition of any kind is one", "capture/archive/shape_guards.py",
         "    return _condition(found)\n", "    return True\n", CAPTURES,
     ),
 )  # fmt: skip

@@ -47,7 +47,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: a question reads the numbers of the tensor whose shape it takes",
-        "capture/pins.py", "            return args[0].expand(args[1].shape)",
+        "capture/trace/data_branches.py", "            return args[0].expand(args[1].shape)",
         "            return func(*args, **kwargs)", ("capture/test_pins.py",),
     ),
     Fault(
@@ -87,7 +87,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "layer < layers - 1:", "layer < layers:", RECURRENT,
     ),
     Fault(
-        "capture: dropout between recurrent layers in evaluation", "capture/recurrent_op.py",
+        "capture: dropout between recurrent layers in evaluation",
+        "capture/custom_ops/recurrent.py",
         "dropout if train else 0.0", "dropout", RECURRENT,
     ),
     Fault(
@@ -123,7 +124,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "return below, c.b.Where(below, c.b.Neg(x), x)", "return below, c.b.Abs(x)", SPECIAL,
     ),
     Fault(
-        "capture: the mean over batches of a biased variance", "capture/running_mean.py",
+        "capture: the mean over batches of a biased variance",
+        "capture/trace/torch_nn/running_mean.py",
         "unbiased=True", "unbiased=False", BUFFERS,
     ),
     Fault(
@@ -179,7 +181,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "stop_gradient(c.b, s) for s in made.outputs[1:]", "s for s in made.outputs[1:]", FORMS,
     ),
     Fault(
-        "capture: an op with a reason is expanded", "capture/translate.py",
+        "capture: an op with a reason is expanded", "capture/translate/translator.py",
         'if node.op != "call_function" or reason(_op_name(node.target)):',
         'if node.op != "call_function":', CORE,
     ),
@@ -193,11 +195,11 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "last = not shape", RANDOM,
     ),
     Fault(
-        "capture: what a region hands on has no gradient", "capture/same_tensor.py",
+        "capture: what a region hands on has no gradient", "capture/translate/identities.py",
         "next((n for n, x in given.items() if x is result), None)", "None", SAME_TENSOR,
     ),
     Fault(
-        "capture: what a region copies is what it was given", "capture/same_tensor.py",
+        "capture: what a region copies is what it was given", "capture/translate/identities.py",
         "if x is result), None)", "if x.shape == result.shape), None)", SAME_TENSOR,
     ),
     Fault(
@@ -209,21 +211,23 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "if number < 0:", "if number < 0 and isinstance(place, int):", SLICES,
     ),
     Fault(
-        "capture: views of memory that was written are not taken anew", "capture/functionalize.py",
+        "capture: views of memory that was written are not taken anew",
+        "capture/translate/functionalize.py",
         "        take(node)\n", "        pass\n", IN_PLACE,
     ),
     Fault(
-        "capture: a transposed view is written as it was turned", "capture/functionalize.py",
+        "capture: a transposed view is written as it was turned",
+        "capture/translate/functionalize.py",
         "[order.index(d) for d in range(len(order))]", "order", IN_PLACE,
     ),
     Fault(
-        "capture: a copy shares memory", "capture/memory_shared.py",
+        "capture: a copy shares memory", "capture/trace/aliasing.py",
         "    if found is None:\n        return node.args[0] if annotated else None",
         "    if found is None or annotated:\n        return node.args[0] if annotated else None",
         IN_PLACE,
     ),
     Fault(
-        "capture: an op that turns a tensor in place writes into it", "capture/memory_shared.py",
+        "capture: an op that turns a tensor in place writes into it", "capture/trace/aliasing.py",
         "return mutates(target) and torch.Tag.inplace_view in target.tags",
         "return mutates(target) and False", IN_PLACE,
     ),
@@ -232,27 +236,27 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "c.b.GradientOf(y, result=result)", "c.b.GradientOf(y, result=0)", OWN_GRADIENTS,
     ),
     Fault(
-        "capture: a new tensor returned twice has two gradients", "capture/own_gradients.py",
+        "capture: a new tensor returned twice has two gradients", "capture/trace/own_gradients.py",
         "i if id(found[i]) in inputs else last[id(found[i])]", "i", OWN_GRADIENTS,
     ),
     Fault(
-        "attention by hand: what fills scores hides them", "capture/fuse_attention.py",
+        "attention by hand: what fills scores hides them", "rewrite/fuse_attention.py",
         'attrs["fill"] = fill', "pass", BY_HAND,
     ),
     Fault(
-        "attention by hand: others read its probabilities", "capture/fuse_attention.py",
+        "attention by hand: others read its probabilities", "rewrite/fuse_attention.py",
         "        if others:\n", "        if False:\n", BY_HAND,
     ),
     Fault(
-        "attention by hand: what is added is not scaled", "capture/fuse_attention.py",
+        "attention by hand: what is added is not scaled", "rewrite/fuse_attention.py",
         "value if addend.factor == 1.0 else b.Mul(value, addend.factor)", "value", BY_HAND,
     ),
     Fault(
-        "attention by hand: a cap is a scale", "capture/fuse_attention.py",
+        "attention by hand: a cap is a scale", "rewrite/fuse_attention.py",
         "return self.factor * (self.softcap or 1.0)", "return self.factor", BY_HAND,
     ),
     Fault(
-        "attention by hand: a bias is added to what was filled", "capture/fuse_attention.py",
+        "attention by hand: a bias is added to what was filled", "rewrite/fuse_attention.py",
         "if walk.added and number != -math.inf:", "if False:", BY_HAND,
     ),
     Fault(
@@ -286,11 +290,11 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "if trained and _has_gradient(", "if False and _has_gradient(", BUFFERS,
     ),
     Fault(
-        "capture: a run to ask tensors moves running statistics", "capture/effects.py",
+        "capture: a run to ask tensors moves running statistics", "model_state/effects.py",
         "                if not torch.equal(buffer, before):", "                if False:", BUFFERS,
     ),
     Fault(
-        "capture: what a no_grad region writes is lost", "capture/translate.py",
+        "capture: what a no_grad region writes is lost", "capture/translate/translator.py",
         "            if self.env[inner] is not self.env[buffer]:", "            if False:", BUFFERS,
     ),
     Fault(
@@ -309,7 +313,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         CONVOLUTIONS,
     ),
     Fault(
-        "capture: a size stays open that has to be a number", "capture/translate.py",
+        "capture: a size stays open that has to be a number", "capture/translate/translator.py",
         "        self._require_numbers()\n", "", CONVOLUTIONS,
     ),
     Fault(
@@ -317,23 +321,23 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "if rest or count < 2 or", "if count < 2 or", ("capture/test_held_sizes.py",),
     ),
     Fault(
-        "pins: any answer will do", "capture/pins.py",
+        "pins: any answer will do", "capture/trace/data_branches.py",
         "return bool(_said(said, type(self.answer)) == self.answer)", "return True",
         ("capture/test_pins.py",),
     ),
     Fault(
-        "pins: what is written before a question is left out", "capture/known.py",
+        "pins: what is written before a question is left out", "capture/translate/batch_program.py",
         "            waiting += writers\n", "", ("capture/test_pins.py",),
     ),
     Fault(
-        "pins: a number that is read holds for every batch", "capture/pins.py",
+        "pins: a number that is read holds for every batch", "capture/trace/data_branches.py",
         "    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:\n",
         "    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:\n"
         "        if type(self.answer) is not bool:\n            return True\n",
         ("capture/test_read_numbers.py",),
     ),
     Fault(
-        "pins: rows that a mask leaves out are there", "capture/pins.py",
+        "pins: rows that a mask leaves out are there", "capture/trace/data_branches.py",
         "said = bool(mask.all()) if first else", "said = True if first else",
         ("capture/test_read_numbers.py",),
     ),
@@ -366,22 +370,22 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     # what a forward does beside its result
     Fault(
-        "effects: what is left is not compared", "capture/rehearsal.py",
+        "effects: what is left is not compared", "capture/eager_runs/side_effects.py",
         "if not (_equal(given, again[0]) and _alike(left, again[1])):",
         "if not _equal(given, again[0]):", EFFECTS,
     ),
     Fault(
-        "effects: what is given is not compared", "capture/rehearsal.py",
+        "effects: what is given is not compared", "capture/eager_runs/side_effects.py",
         "if not (_equal(given, again[0]) and _alike(left, again[1])):",
         "if not _alike(left, again[1]):", EFFECTS,
     ),
     Fault(
-        "effects: tensors stay set", "capture/rehearsal.py",
+        "effects: tensors stay set", "capture/eager_runs/side_effects.py",
         "effects.left = steady or all(_told(fact) == fact for fact in kept)",
         "effects.left = True", EFFECTS,
     ),
     Fault(
-        "effects: tables do not stay", "capture/rehearsal.py",
+        "effects: tables do not stay", "capture/eager_runs/side_effects.py",
         "effects.left = steady or all(", "effects.left = all(", EFFECTS,
     ),
     Fault(
@@ -389,36 +393,36 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "        result.constants += flat.effects.tensors", "        pass", EFFECTS,
     ),
     Fault(
-        "effects: no other batch in between", "capture/rehearsal.py",
+        "effects: no other batch in between", "capture/eager_runs/side_effects.py",
         "self._give([_another(t, all_differ) for t in self._batch])", "pass", EFFECTS,
     ),
     Fault(
-        "effects: no smaller batch in between", "capture/rehearsal.py",
+        "effects: no smaller batch in between", "capture/eager_runs/side_effects.py",
         "            self._give(self._smaller())", "            pass", EFFECTS,
     ),
     Fault(
-        "effects: no other parameters in between", "capture/rehearsal.py",
+        "effects: no other parameters in between", "capture/eager_runs/side_effects.py",
         "changed = _another(t.detach(), t.is_floating_point())", "changed = t.detach()", EFFECTS,
     ),
     Fault(
-        "effects: what is set on parameters is not seen", "capture/object_graph/snapshot.py",
+        "effects: what is set on parameters is not seen", "model_state/snapshot.py",
         'self.visit(value, f"{path}.{name}")', "pass", EFFECTS,
     ),
     Fault(
-        "guard: what is set on a tensor", "capture/object_graph/walk.py",
+        "guard: what is set on a tensor", "model_state/walk.py",
         "        self._attributes(x, path, self.depth)\n        try:", "        try:", GUARDS,
     ),
     Fault(
-        "guard: the class of a tensor", "capture/object_graph/sweep.py",
+        "guard: the class of a tensor", "model_state/sweep.py",
         'attrgetter("__class__", "requires_grad"', 'attrgetter("requires_grad"',
         ("train/test_batches.py",),
     ),
     Fault(
-        "effects: the other mode is not looked at", "capture/rehearsal.py",
+        "effects: the other mode is not looked at", "capture/eager_runs/side_effects.py",
         "if not effects.left and not self._other_mode_is_blind():", "if False:", EFFECTS,
     ),
     Fault(
-        "effects: names of a module are not put back", "capture/object_graph/snapshot.py",
+        "effects: names of a module are not put back", "model_state/snapshot.py",
         "                scope[name] = value", "                pass", EFFECTS,
     ),
     Fault(
@@ -427,57 +431,59 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "            pass\n", EFFECTS,
     ),
     Fault(
-        "effects: an iterator's place is not seen", "capture/object_graph/facts.py",
+        "effects: an iterator's place is not seen", "model_state/facts.py",
         "    if left >= 0 or not depth:\n        return left",
         "    if left >= 0 or not depth:\n        return None", EFFECTS,
     ),
     Fault(
-        "encoder: hidden tokens before visible ones", "capture/transformer_encoder.py",
+        "encoder: hidden tokens before visible ones",
+        "capture/trace/torch_nn/transformer_encoder.py",
         "torch.where((hidden & last)[..., None], empty, y)",
         "torch.where(hidden[..., None], empty, y)", ("capture/test_transformer_encoder.py",),
     ),
     Fault(
-        "capture: a size that the trace fixes stays open", "capture/sizes.py",
+        "capture: a size that the trace fixes stays open", "capture/translate/forced_sizes.py",
         "                found |= {size: first[size] for size in sizes}", "                pass",
         ("capture/test_sizes.py",),
     ),
     Fault(
-        "capture: a relation of two sizes fixes them", "capture/sizes.py",
+        "capture: a relation of two sizes fixes them", "capture/translate/forced_sizes.py",
         "len(factors) == 1 and _solved(factor)", "False",
         ("capture/test_sizes.py",),
     ),
     Fault(
-        "capture: sizes that two dims have in common stay open", "capture/sizes.py",
+        "capture: sizes that two dims have in common stay open",
+        "capture/translate/forced_sizes.py",
         "len(factors) == 1 and _solved(factor)", "_solved(factor)",
         ("capture/test_sizes.py",),
     ),
     Fault(
-        "capture: tensors of a class of their own pass", "capture/refusals.py",
+        "capture: tensors of a class of their own pass", "model_state/refusals.py",
         "return None if plain else", "return None if True else",
         ("train/test_batches.py",),
     ),
     Fault(
-        "capture: inference_mode stops no gradient", "capture/as_eager.py",
+        "capture: inference_mode stops no gradient", "capture/trace/as_eager.py",
         "torch.set_grad_enabled(not context.mode)", "torch.set_grad_enabled(True)", AS_EAGER,
     ),
     Fault(
-        "capture: a trace says that it compiles", "capture/as_eager.py",
+        "capture: a trace says that it compiles", "capture/trace/as_eager.py",
         "return not asked() and plain()", "return plain()", AS_EAGER,
     ),
     Fault(
-        "capture: a name for is_compiling is not seen", "capture/as_eager.py",
+        "capture: a name for is_compiling is not seen", "capture/trace/as_eager.py",
         "x.__name__ in _COMPILERS.get(x.__module__, ())", "False", AS_EAGER,
     ),
     Fault(
-        "capture: a trace's tensors are of a class of their own", "capture/as_eager.py",
+        "capture: a trace's tensors are of a class of their own", "capture/trace/as_eager.py",
         "if type(x) is FakeTensor or type(x) is Chosen:", "if False:", AS_EAGER,
     ),
     Fault(
-        "capture: a size is no int", "capture/as_eager.py",
+        "capture: a size is no int", "capture/trace/as_eager.py",
         "if type(x) in _NUMBERS else isinstance", "if False else isinstance", AS_EAGER,
     ),
     Fault(
-        "capture: a written size stays open", "capture/as_eager.py",
+        "capture: a written size stays open", "capture/trace/as_eager.py",
         "*spec) if asked() else", "*spec) if False else", AS_EAGER,
     ),
     Fault(
@@ -485,52 +491,52 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "if flat.noted.lies:", "if False:", AS_EAGER,
     ),
     Fault(
-        "capture: a question through the class is not seen", "capture/as_eager.py",
+        "capture: a question through the class is not seen", "capture/trace/as_eager.py",
         "yield torch.Tensor, name, of_layout", "yield FakeTensor, name, of_layout", AS_EAGER,
     ),
     Fault(
-        "capture: a name for a question is not seen", "capture/as_eager.py",
+        "capture: a name for a question is not seen", "capture/trace/as_eager.py",
         "if id(x) in known_as]", "if False]", AS_EAGER,
     ),
     Fault(
-        "patches: all threads see them", "capture/patches.py",
+        "patches: all threads see them", "model_state/patches.py",
         "replacement if threading.get_ident() == here else plain", "replacement", PATCHES,
     ),
     Fault(
-        "patches: what is put back last is lost to an interrupt", "capture/patches.py",
+        "patches: what is put back last is lost to an interrupt", "model_state/patches.py",
         "                _put(*before[-1])\n                before.pop()\n",
         "                _put(*before.pop())\n", PATCHES,
     ),
     Fault(
-        "patches: the first place is put back first", "capture/patches.py",
+        "patches: the first place is put back first", "model_state/patches.py",
         "                _put(*before[-1])\n                before.pop()\n",
         "                _put(*before[0])\n                before.pop(0)\n", PATCHES,
     ),
     Fault(
-        "patches: an interrupt comes before a place is noted", "capture/patches.py",
+        "patches: an interrupt comes before a place is noted", "model_state/patches.py",
         "            before.append((owner, name, own))  # before it is set: an interrupt may come\n"
         "            _put(owner, name, visible)\n",
         "            _put(owner, name, visible)\n            before.append((owner, name, own))\n",
         PATCHES,
     ),
     Fault(
-        "patches: what was absent stays", "capture/patches.py",
+        "patches: what was absent stays", "model_state/patches.py",
         "        delattr(owner, name)", "        pass", PATCHES,
     ),
     Fault(
-        "capture: hooks on nodes pass", "capture/as_eager.py",
+        "capture: hooks on nodes pass", "capture/trace/as_eager.py",
         "if name in _NODE_HOOKS:", "if False:", HOOKS,
     ),
     Fault(
-        "capture: parameters may be frozen in a forward", "capture/as_eager.py",
+        "capture: parameters may be frozen in a forward", "capture/trace/as_eager.py",
         "if changed.setdefault(id(x), value) != value:", "if False:", HOOKS,
     ),
     Fault(
-        "capture: saved tensors hooks pass", "capture/gradient_code.py",
+        "capture: saved tensors hooks pass", "capture/trace/gradient_code.py",
         "if not keeps_numbers(context.pack_hook):", "if False:", HOOKS,
     ),
     Fault(
-        "capture: saved tensors hooks around a step pass", "capture/refusals.py",
+        "capture: saved tensors hooks around a step pass", "model_state/refusals.py",
         "if packing and not", "if False and not", HOOKS,
     ),
     Fault(
@@ -546,19 +552,19 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         ("kernels/test_hidden_rows.py",),
     ),
     Fault(
-        "chosen rows: those that do not count stay", "capture/chosen/rows.py",
+        "chosen rows: those that do not count stay", "capture/masked_rows/rows.py",
         "torch.where(wide(member, rows), rows, copies)", "rows", CHOSEN,
     ),
     Fault(
-        "chosen rows: any two masks choose the same", "capture/chosen/rows.py",
+        "chosen rows: any two masks choose the same", "capture/masked_rows/rows.py",
         "if any(c.key != chosen[0].key for c in chosen):", "if False:", CHOSEN,
     ),
     Fault(
-        "chosen rows: a mean is of all rows", "capture/chosen/sums.py",
+        "chosen rows: a mean is of all rows", "capture/masked_rows/reductions.py",
         "total / (own.count * each)", "total / (len(own.member) * each)", CHOSEN,
     ),
     Fault(
-        "chosen rows: a mask written into is the same mask", "capture/chosen/choosing.py",
+        "chosen rows: a mask written into is the same mask", "capture/trace/row_choices.py",
         "if held is None or held[1] != x._version:", "if held is None:", CHOSEN,
     ),
     Fault(

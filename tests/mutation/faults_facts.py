@@ -17,16 +17,16 @@ LEFT_OUT = ("integrations/test_trainer_left_out.py",)
 
 FACTS_FAULTS: tuple[Fault, ...] = (
     Fault(
-        "facts: complex numbers carry no gradient", "capture/gradient_edges.py",
+        "facts: complex numbers carry no gradient", "capture/trace/gradient_edges.py",
         "and (value.is_floating_point() or value.is_complex())", "and value.is_floating_point()",
         REACH,
     ),
     Fault(
-        "facts: every field of a configuration is guarded", "capture/object_graph/reads.py",
+        "facts: every field of a configuration is guarded", "model_state/reads.py",
         "if found is None or found[1] & _OF_ALL:", "if True:", READS,
     ),
     Fault(
-        "facts: a field that a forward reads is not guarded", "capture/object_graph/reads.py",
+        "facts: a field that a forward reads is not guarded", "model_state/reads.py",
         "            found[1].add(name)\n", "            pass\n", READS,
     ),
     Fault(

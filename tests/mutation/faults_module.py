@@ -144,7 +144,7 @@ MODULE_FAULTS: tuple[Fault, ...] = (
         "            leave_in(content, None)\n", "            pass\n", GONE,
     ),
     Fault(
-        "module: outputs are held by a function that holds itself", "capture/output_tree.py",
+        "module: outputs are held by a function that holds itself", "capture/trace/output_tree.py",
         "        return _built(self.root, computed, given, held)\n",
         "        def again(part: Part) -> Any:\n"
         "            assert again\n"
@@ -161,7 +161,7 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: hooks on parameters are looked at anew at each call",
-        "capture/object_graph/sweep.py",
+        "model_state/sweep.py",
         "        self._hooked = any(map(any, self._hooks))\n", "        self._hooked = False\n",
         REASONS,
     ),

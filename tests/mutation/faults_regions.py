@@ -82,7 +82,7 @@ REGION_FAULTS: tuple[Fault, ...] = (
         "found.shared | taped", "found.shared", REGIONS,
     ),
     Fault(
-        "regions: a hook on what a part is given is no matter", "capture/regions/chosen.py",
+        "regions: a hook on what a part is given is no matter", "capture/regions/search.py",
         "for x in xs] != hooks:", "for x in xs] != hooks and False:", REGIONS,
     ),
     Fault(
@@ -90,7 +90,7 @@ REGION_FAULTS: tuple[Fault, ...] = (
         "while want == n or want in new.values()", "while want in new.values()", REGIONS,
     ),
     Fault(
-        "regions: hooks run in the runs that tell shapes", "capture/regions/chosen.py",
+        "regions: hooks run in the runs that tell shapes", "capture/regions/search.py",
         "            without_hooks(self.model),\n", "", ("module/test_modes.py",),
     ),
     Fault(

@@ -124,11 +124,11 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
     ),
     # guards
     Fault(
-        "guard: module buffers", "capture/object_graph/walk.py",
+        "guard: module buffers", "model_state/walk.py",
         'for name in ("_parameters", "_buffers"):', 'for name in ("_parameters",):', GUARDS,
     ),
     Fault(
-        "guard: what requires a gradient", "capture/object_graph/walk.py",
+        "guard: what requires a gradient", "model_state/walk.py",
         "type(x), x.requires_grad, x.dtype", "type(x), x.dtype", GUARDS,
     ),
     Fault(

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import onward
-from onward.capture.chosen import experts
+from onward.capture.expert_loops import module_list as experts
 from onward.config import EagerWarning
 
 EXPERTS = 6

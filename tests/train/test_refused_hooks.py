@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import onward
 import onward.compile
 from onward import CaptureError
-from onward.capture.object_graph import facts
+from onward.model_state import facts
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
 Y = torch.arange(6) % 5

@@ -40,7 +40,7 @@ def test_a_parameter_that_only_eager_moves_is_not_ok(monkeypatch: pytest.MonkeyP
     def floating(value: Any) -> bool:
         return isinstance(value, torch.Tensor) and value.is_floating_point()
 
-    monkeypatch.setattr("onward.capture.autograd_reach.carries", floating)
+    monkeypatch.setattr("onward.capture.translate.autograd_reach.carries", floating)
     said = f"no gradient where eager PyTorch has one: {FIVE}, ... (6 parameters)"
     report = onward.Trainer(Rotary(), onward.optim.AdamW()).verify(x)
     assert not report.ok
@@ -63,9 +63,9 @@ def test_a_parameter_that_eager_leaves_alone_is_not_ok(monkeypatch: pytest.Monke
     x = torch.randn(2, 3, 8)
     trainer = onward.Trainer(Detached(), onward.optim.AdamW())
     assert trainer.verify(x).ok
-    monkeypatch.setattr("onward.capture.autograd_reach.stops", lambda node: False)
+    monkeypatch.setattr("onward.capture.translate.autograd_reach.stops", lambda node: False)
     monkeypatch.setattr(
-        "onward.capture.gradient_edges.GradientEdges.of_result",
+        "onward.capture.trace.gradient_edges.GradientEdges.of_result",
         lambda self, node, number: list(node.all_input_nodes),
     )
     report = onward.Trainer(Detached(), onward.optim.AdamW()).verify(x)

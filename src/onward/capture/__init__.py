@@ -1,20 +1,20 @@
 """torch.nn.Module -> forward Graph: export, translate, fuse composites."""
 
-from onward.capture.as_eager import called_in_inference_mode
 from onward.capture.captured_module import CapturedModule
 from onward.capture.evaluation import evaluation
 from onward.capture.export import capture
 from onward.capture.huggingface import CACHE, CacheSetting, without_flash_lengths
-from onward.capture.own_code import eager, is_eager
-from onward.capture.protocol import Captured
-from onward.capture.refusals import (
+from onward.capture.trace.as_eager import called_in_inference_mode
+from onward.capture.trace.export import traced_elsewhere, untraced
+from onward.captured import Captured
+from onward.model_state.eager_context import eager, is_eager
+from onward.model_state.refusals import (
     AUTOCAST_DEVICES,
     apart_from_hooks,
     is_traced,
     refuse_surroundings,
 )
-from onward.capture.trace import traced_elsewhere, untraced
-from onward.capture.wrappers import SLOT, unwrapped
+from onward.model_state.wrappers import SLOT, unwrapped
 
 __all__ = [
     "AUTOCAST_DEVICES",

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from onward.capture.captured_module import CapturedModule
-from onward.capture.translate import Translator
+from onward.capture.translate.translator import Translator
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
 

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.capture.attention_forms import Shown
-from onward.capture.batch_writes import Unchanged
-from onward.capture.effects import Effects
-from onward.capture.object_graph import Reads
-from onward.capture.output_tree import OutputTree
-from onward.capture.pins import Pinned
+from onward.capture.batch_guards.attention_forms import Shown
+from onward.capture.batch_guards.batch_writes import Unchanged
+from onward.capture.batch_guards.pinned import Pinned
 from onward.capture.regions import Region
+from onward.capture.trace.output_tree import OutputTree
 from onward.graph.graph import Graph
 from onward.graph.types import Size
+from onward.model_state import Reads
+from onward.model_state.effects import Effects
 
 
 @dataclass

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from onward.capture.captured_module import CapturedModule
-from onward.capture.flat_call import FlatCall
 from onward.capture.huggingface import cache_is_pointless
-from onward.capture.memory_shared import mutates, source
+from onward.capture.trace.aliasing import mutates, source
+from onward.capture.trace.flat_call import FlatCall
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Role, Value, attributes, role_of
 

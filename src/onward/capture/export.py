@@ -16,40 +16,39 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture.attention_forms import choose
-from onward.capture.autocast_blocks import LOW_TYPES
-from onward.capture.autograd_reach import (
+from onward.capture.batch_guards.attention_forms import choose
+from onward.capture.batch_guards.batch_writes import require_unchanged
+from onward.capture.batch_guards.pinned import take
+from onward.capture.buffer_updates import store_buffers
+from onward.capture.captured_module import CapturedModule, layout
+from onward.capture.dtypes import dtype_of
+from onward.capture.eager_runs.autocast_types import give_types, run_under_autocast
+from onward.capture.eager_runs.side_effects import require_harmless
+from onward.capture.evaluation import asks_more
+from onward.capture.graph_inputs import batch_nodes, bind_inputs
+from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
+from onward.capture.huggingface import forward_defaults, require_mask
+from onward.capture.regions import Regions
+from onward.capture.trace.autocast_blocks import LOW_TYPES
+from onward.capture.trace.data_branches import Unasked
+from onward.capture.trace.export import ONE_AT_A_TIME, export
+from onward.capture.trace.flat_call import TENSOR, FlatCall, LossFunction, named_tensors
+from onward.capture.trace.gradient_edges import GradientEdges
+from onward.capture.trace.refusals import refuse_layer_drop
+from onward.capture.translate.autograd_reach import (
     passed,
     placeholders,
     reached,
     results_of_regions,
 )
-from onward.capture.batch_writes import require_unchanged
-from onward.capture.bind_inputs import batch_nodes, bind_inputs
-from onward.capture.buffer_updates import store_buffers
-from onward.capture.captured_module import CapturedModule, layout
-from onward.capture.dtypes import dtype_of
-from onward.capture.eager_types import give_types, run_under_autocast
-from onward.capture.effects import Draws
-from onward.capture.evaluation import asks_more
-from onward.capture.flat_call import TENSOR, FlatCall, LossFunction, named_tensors
-from onward.capture.fuse_attention import fuse_attention
-from onward.capture.fuse_composites import fuse_composites
-from onward.capture.gradient_edges import GradientEdges
-from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
-from onward.capture.huggingface import forward_defaults, require_mask
-from onward.capture.object_graph import reading
-from onward.capture.own_code import eager
-from onward.capture.pins import Unasked, take
-from onward.capture.refusals import refuse_model, refuse_unlisted
-from onward.capture.regions import Regions
-from onward.capture.rehearsal import require_harmless
-from onward.capture.trace import ONE_AT_A_TIME, export
-from onward.capture.trace_refusals import refuse_layer_drop
-from onward.capture.translate import Translator
+from onward.capture.translate.translator import Translator
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Value, precisions_said
 from onward.graph.names import distinct, output_name
+from onward.model_state import reading
+from onward.model_state.eager_context import eager
+from onward.model_state.effects import Draws
+from onward.model_state.refusals import refuse_model, refuse_unlisted
 
 
 def capture(
@@ -245,8 +244,6 @@ def _capture(
         }
     if flat.regions is not None:
         result.regions = flat.regions.in_graph(graph)
-    fuse_composites(graph)
-    fuse_attention(graph)
     result.asks = asks_more(result, flat, program, translator.sites, args, kwargs)
     result.guard(getattr(program, "_guards_code", None) or [])
     with ONE_AT_A_TIME:

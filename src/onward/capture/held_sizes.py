@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 
-from onward.capture.one_line import READ, shortened
 from onward.config import CaptureError
+from onward.model_state.one_line import READ, shortened
 
 # (leaf, dim) of a batch -> (factor, group): the size is a number where the factor is 0, else the
 # factor times a size that all of the group have in common

@@ -31,7 +31,7 @@ from typing import Any
 
 import torch
 
-from onward.capture.patches import Patch, patched
+from onward.model_state.patches import Patch, patched
 
 Place = tuple[CodeType, int]  # code, and an instruction in it
 

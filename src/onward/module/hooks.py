@@ -1,6 +1,6 @@
 """Hooks on an accelerated module itself: they run around its graph, as around its forward.
 
-Of hooks on the modules within it a graph knows nothing; those are refused (capture/refusals.py).
+Hooks on the modules within it are refused (model_state/refusals.py): a graph knows nothing of them.
 Hooks that only compute what a forward is made of (of torch.nn, Transformers, peft) are traced.
 """
 

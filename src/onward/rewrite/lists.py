@@ -1,4 +1,4 @@
-"""The two ordered lists of passes, each line with its reason, and the names that switch them off.
+"""The three ordered lists of passes, each line with its reason, and the names that switch them off.
 
 A pass is in one file, and in one line here.
 """
@@ -17,6 +17,8 @@ from onward.rewrite.common_subexpression_elimination import common_subexpression
 from onward.rewrite.constant_folding import constant_folding
 from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.flash_attention import flash_attention
+from onward.rewrite.fuse_attention import fuse_attention
+from onward.rewrite.fuse_composites import fuse_composites
 from onward.rewrite.gated_activation import gated_activation
 from onward.rewrite.gemm_add import gemm_add
 from onward.rewrite.grouped_keys import grouped_keys
@@ -45,6 +47,9 @@ from onward.rewrite.slices_to_split import slices_to_split
 from onward.rewrite.split_first import split_first
 
 _FORWARD: Sequence[AnyPass] = (
+    # what models write out by hand, before anything moves the ops it is written with
+    Pass(fuse_composites, exact=False),
+    Pass(fuse_attention, exact=False),
     Pass(constant_folding),  # constants first: everything after sees literals
     Pass(noop),  # identities hide equal expressions from the next
     # before differentiation, so that a gradient is derived once

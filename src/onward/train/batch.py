@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture.refusals import own_class
 from onward.config import OnwardError
+from onward.model_state.refusals import own_class
 
 _TARGETS = ("labels", "target", "targets")
 _VALUES = (

@@ -40,8 +40,8 @@ from typing import Any
 import torch
 
 from onward.capture import Captured, refuse_surroundings
-from onward.capture.object_graph import Sweep, Walk, facts
 from onward.config import CaptureError
+from onward.model_state import Sweep, Walk, facts
 
 OFTEN = 5  # changes of one attribute until a warning says what they cost
 

@@ -1,5 +1,8 @@
 """The table ATen -> ONNX: one function an op, in the builder's language, composites kept whole.
 
+In: one node of an exported program, its inputs as values. Out: nodes of a graph.
+Imports: `graph`, `regions`.
+
 A new translation is a function and its row in the table of one file here.
 """
 

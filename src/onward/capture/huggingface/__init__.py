@@ -1,4 +1,8 @@
-"""Capture of Hugging Face models: attention whole, masks in compact form, settings, TRL's loss."""
+"""Capture of Hugging Face models: attention whole, masks in compact form, settings, TRL's loss.
+
+In: a transformers model. Out: patches of transformers' functions for the time of a trace, keyword
+arguments that a capture adds. Imports: `custom_ops`, `mode_reads`, `model_state`.
+"""
 
 from onward.capture.huggingface.attention import attention_kept_whole
 from onward.capture.huggingface.chunked_log_probs import log_probs_kept_whole

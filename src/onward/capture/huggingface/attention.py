@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
-from onward.capture import attention_op as attention_op  # registers onward::attention
 from onward.capture.huggingface.cache_position import Counted, given_to_masks
 from onward.capture.huggingface.masks import Masks, require_kind
 from onward.capture.huggingface.plain_attention import plain_functions
 from onward.capture.huggingface.settings import configs_with_sdpa
 from onward.capture.mode_reads import noted_call
-from onward.capture.patches import Patch, patched
 from onward.config import CaptureError
+from onward.model_state.patches import Patch, patched
 
 Function = Callable[..., Any]
 _USUAL = {

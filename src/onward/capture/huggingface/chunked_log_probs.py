@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from onward.capture.patches import patched
+from onward.model_state.patches import patched
 
 _MODULE, _CLASS = "trl.kernels.chunked_logprob", "ChunkedLogProbFunction"
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from onward.capture.object_graph.code import module_of
+from onward.model_state.code import module_of
 
 Function = Callable[..., Any]
 

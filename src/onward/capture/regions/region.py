@@ -11,7 +11,7 @@ import torch
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
-from onward.capture.object_graph import Snapshot
+from onward.model_state import Snapshot
 
 TENSOR = object()  # stands in a call's leaves where a tensor does
 

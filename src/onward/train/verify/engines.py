@@ -14,14 +14,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture import CapturedModule
-from onward.capture.effects import keeping_buffers
-from onward.capture.flat_call import name_outputs
+from onward.capture.trace.flat_call import name_outputs
 from onward.compile import Compiler
 from onward.config import OnwardError
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, type_of
 from onward.kernels import Part
+from onward.model_state.effects import keeping_buffers
 from onward.rewrite import split_counting
 from onward.train.batch import Batch
 from onward.train.prepared_batch import scalars

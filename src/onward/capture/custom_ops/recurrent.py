@@ -1,0 +1,93 @@
+"""`onward::recurrent`: stands for PyTorch's recurrent layers in an exported program. An export
+would go through the steps one by one, and hold the sizes of the batch fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import _VF
+
+from onward.config import CaptureError
+from onward.model_state.patches import Patch, patched
+
+_KINDS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "tanh", "rnn_relu": "relu"}
+_NAMES = (
+    "input", "hx", "params", "has_biases", "num_layers", "dropout", "train", "bidirectional",
+    "batch_first",
+)  # fmt: skip
+
+
+@torch.library.custom_op("onward::recurrent", mutates_args=())
+def recurrent(
+    x: torch.Tensor,
+    states: list[torch.Tensor],
+    weights: list[torch.Tensor],
+    kind: str,
+    biases: bool,
+    layers: int,
+    dropout: float,
+    bidirectional: bool,
+    batch_first: bool,
+) -> list[torch.Tensor]:
+    """x f[T,N,I], with `batch_first` f[N,T,I]; states f[D,N,P], of an lstm cells f[D,N,H] too, D
+    layers and directions -> the states of the last layer, and those of all layers at their end.
+    weights: as PyTorch orders them."""
+    raise NotImplementedError("onward::recurrent exists during capture only")
+
+
+@recurrent.register_fake
+def _(
+    x: Any, states: Any, weights: Any, kind: str, biases: bool, layers: int, dropout: float,
+    bidirectional: bool, batch_first: bool,
+) -> Any:  # fmt: skip
+    samples = x.shape[0 if batch_first else 1]
+    torch._check(x.shape[2] == weights[0].shape[1])  # then known to be equal
+    for state in states:
+        torch._check(state.shape[1] == samples)
+    width = states[0].shape[2] * (2 if bidirectional else 1)
+    return [x.new_empty((*x.shape[:2], width)), *(torch.empty_like(s) for s in states)]
+
+
+def _recorded(kind: str) -> Callable[..., Any]:
+    """Stands for `torch.lstm` and its like."""
+
+    def record(*args: Any, **more: Any) -> Any:
+        if "batch_sizes" in more:
+            _refuse_packed()
+        args = (*args, *(more[name] for name in _NAMES[len(args) :]))
+        if isinstance(args[1 if kind == "lstm" else 2], torch.Tensor):
+            _refuse_packed()
+        x, states, weights, biases, layers, dropout, train, bidirectional, batch_first = args
+        held = list(states) if kind == "lstm" else [states]
+        made = recurrent(
+            x, held, list(weights), kind, biases, layers, dropout if train else 0.0, bidirectional,
+            batch_first,
+        )  # fmt: skip
+        return tuple(made)
+
+    return record
+
+
+def _refuse_packed(*_: Any, **__: Any) -> Any:
+    raise CaptureError(
+        "a packed sequence (torch.nn.utils.rnn), whose rows only the data count; fix: give the "
+        "layer the padded sequence, and mask what it returns"
+    )
+
+
+@contextmanager
+def recurrent_layers_kept_whole() -> Iterator[None]:
+    """Within it, a recurrent layer is one op."""
+    places: list[Patch] = [
+        (owner, name, _recorded(kind)) for name, kind in _KINDS.items() for owner in (_VF, torch)
+    ]
+    packing = ("_pack_padded_sequence", "_pad_packed_sequence")
+    places += [(_VF, name, _refuse_packed) for name in packing]
+    with patched(places):
+        yield
+
+
+__all__ = ["recurrent_layers_kept_whole"]

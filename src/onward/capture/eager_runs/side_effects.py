@@ -1,0 +1,263 @@
+"""The forward run again in eager mode, where it sets something: does that mean anything to it?
+
+What a forward sets may be a matter of its own, such as a table that it keeps for the next time, or
+mean something to a later run. So it is run again, with another batch in between, a smaller one and
+other parameters, and has to give the same and to leave the same. Python's and numpy's random
+numbers may not be drawn at all.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import torch
+
+from onward.config import CaptureError
+from onward.model_state import Same, Snapshot
+from onward.model_state.effects import Effects, changes, drawn_since, keeping_buffers, random_states
+
+Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+_RUNS = 5  # one without a draw shows that it was another thread that drew
+# what is the same object in each run, where it means the same
+_LASTING = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.nn.Module)
+
+
+def require_harmless(
+    effects: Effects,
+    run: Run,
+    batch: Sequence[torch.Tensor],
+    smaller: Callable[[], Sequence[torch.Tensor]],
+    model: torch.nn.Module,
+    loss_fn: Any,
+) -> None:
+    """Raises CaptureError where the forward (`run`) draws random numbers, and where it sets values
+    that a later run would meet. smaller: makes a part of the batch. No other thread may capture.
+
+    Numbers and the like that it sets for itself stay set, as in eager code, and tables too; where
+    there are tensors that follow from a batch or a parameter, which would grow old, nothing does.
+    """
+    if effects.written or effects.drawn:
+        _Rehearsal(run, batch, smaller, model, loss_fn).judge(effects)
+
+
+class _Rehearsal:
+    """Runs of the forward in eager mode: what they give, and what they leave."""
+
+    def __init__(
+        self,
+        run: Run,
+        batch: Sequence[torch.Tensor],
+        smaller: Callable[[], Sequence[torch.Tensor]],
+        model: torch.nn.Module,
+        loss_fn: Any,
+    ) -> None:
+        self._run, self._model, self._loss_fn = run, model, loss_fn
+        self._batch, self._smaller = batch, smaller
+        self._before = Snapshot(model, loss_fn)
+        self._saved = _saved(model)
+
+    def judge(self, effects: Effects) -> None:
+        """Raises CaptureError unless the runs are alike; says what stays set."""
+        try:
+            self._drawing(effects)
+            if effects.written:
+                self._setting(effects)
+        finally:
+            if not effects.left:
+                self._before.restore()
+
+    def _drawing(self, effects: Effects) -> None:
+        for _ in range(_RUNS if effects.drawn else 0):
+            draws = random_states()
+            self._give(self._batch)
+            if not drawn_since(draws):
+                return
+        if effects.drawn:
+            raise CaptureError(
+                f"the forward draws from {effects.drawn}, of which a graph would keep one draw for "
+                "all steps; fix: draw outside, and make it an input of the batch"
+            )
+
+    def _setting(self, effects: Effects) -> None:
+        self._before.restore()
+        given, left = self._give(self._batch), self._leaves()
+        replaced = [n for n, t in _saved(self._model).items() if t is not self._saved.get(n)]
+        if replaced:
+            raise CaptureError(
+                f"the forward replaces the buffer {replaced[0]}, and a step does not; fix: make it "
+                "an output, and set it after the step"
+            )
+        steady = True
+        for others in (self._with_a_smaller_batch, self._with_another, self._with_other_parameters):
+            self._before.restore()
+            by_others = others()
+            steady = steady and (by_others is None or _alike(left, by_others))
+            try:
+                again = self._give(self._batch), self._leaves()
+            except Exception:  # sizes that do not fit those of before
+                self._refuse(effects)
+            if not (_equal(given, again[0]) and _alike(left, again[1])):
+                self._refuse(effects)
+        kept = changes(self._before, Snapshot(self._model, self._loss_fn)).values()
+        effects.tensors = [t for t in map(_tensor_of, kept) if t is not None]
+        steady = steady and not any(t.requires_grad for t in effects.tensors)
+        effects.left = steady or all(_told(fact) == fact for fact in kept)
+        if not effects.left and not self._other_mode_is_blind():
+            self._refuse(effects)
+
+    def _with_a_smaller_batch(self) -> None:
+        """Its sizes are others, and so may be what a run leaves then."""
+        with suppress(Exception):
+            self._give(self._smaller())
+
+    def _with_another(self) -> dict[str, Any]:
+        """What a run leaves then; nothing where no other batch is one to the model."""
+        for all_differ in (True, False):
+            with suppress(Exception):
+                self._give([_another(t, all_differ) for t in self._batch])
+                return self._leaves()
+            self._before.restore()
+        return {}
+
+    def _with_other_parameters(self) -> dict[str, Any]:
+        """What a run leaves then; buffers have other numbers too."""
+        roots = [r for r in (self._model, self._loss_fn) if isinstance(r, torch.nn.Module)]
+        held: list[dict[str, Any]] = []
+        for module in torch.nn.ModuleList(roots).modules():  # what both have, once
+            if not isinstance(module, torch.jit.ScriptModule):  # which holds them elsewhere
+                held += [module._parameters, module._buffers]
+        given = [dict(h) for h in held]
+        others: dict[int, Any] = {}  # tied ones stay tied
+        for mine in held:
+            for name, t in mine.items():
+                if t is not None and id(t) not in others:
+                    changed = _another(t.detach(), t.is_floating_point())
+                    trained = isinstance(t, torch.nn.Parameter)
+                    others[id(t)] = _as_parameter(changed, t) if trained else changed
+                mine[name] = None if t is None else others[id(t)]
+        try:
+            with suppress(Exception):
+                self._give(self._batch)
+        finally:
+            for mine, before in zip(held, given, strict=True):
+                for name, t in before.items():
+                    if mine.get(name) is others.get(id(t)):
+                        mine[name] = t
+        return self._leaves()
+
+    def _refuse(self, effects: Effects) -> NoReturn:
+        raise CaptureError(
+            f"the forward sets {', '.join(effects.written[:3])}, and does something else the next "
+            "time; a graph does the same in each step; fix: make it an input of the batch"
+        )
+
+    def _give(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with (
+            keeping_buffers(self._model, self._loss_fn),
+            torch.random.fork_rng(),
+            torch.set_grad_enabled(self._model.training),
+        ):
+            return [y.detach().clone() for y in self._run(batch)]
+
+    def _leaves(self) -> dict[str, Any]:
+        """What stands there that did not before; of a tensor its numbers."""
+        found = changes(self._before, Snapshot(self._model, self._loss_fn))
+        return {path: _numbers(fact) for path, fact in found.items()}
+
+    def _other_mode_is_blind(self) -> bool:
+        """Whether evaluation does not look at what training leaves, or the other way round."""
+        given: list[Any] = []
+        for _ in range(2):
+            flags = [(m, m.training) for m in self._model.modules()]
+            self._model.train(not self._model.training)
+            try:
+                given.append(self._give(self._batch))
+            except Exception as error:  # a mode that this batch is none for, both times
+                given.append(type(error))
+            finally:
+                for module, flag in flags:
+                    module.training = flag
+            self._before.restore()
+        a, b = given
+        return a == b if isinstance(a, type) or isinstance(b, type) else _equal(a, b)
+
+
+def _told(fact: Any) -> Any:
+    """A fact without the identity of what each run of a forward makes anew."""
+    if isinstance(fact, tuple):
+        return tuple(map(_told, fact))
+    if not isinstance(fact, Same) or isinstance(fact.held, _LASTING):
+        return fact
+    if isinstance(fact.held, types.FunctionType):
+        return fact.held.__code__
+    return type(fact.held)
+
+
+def _saved(model: torch.nn.Module) -> dict[str, torch.Tensor | None]:
+    """The buffers that `state_dict` has."""
+    return {
+        f"{path}.{name}".lstrip("."): tensor
+        for path, module in model.named_modules()
+        for name, tensor in module._buffers.items()
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def _another(t: torch.Tensor, all_differ: bool) -> torch.Tensor:
+    """A tensor of the same form with other numbers; of whole ones those that there are in another
+    order, lest they index nothing, but where they are all one: a device that meets an index out of
+    range serves this process no more, so that a number is then made smaller there, down to 0."""
+    if t.is_floating_point():
+        return t * 0.75 + 0.01
+    turned = t.flip(tuple(range(t.dim())))
+    if not all_differ or not torch.equal(turned, t):
+        return turned
+    shifted = t.flatten().roll(1).view(t.shape)
+    if not torch.equal(shifted, t):
+        return shifted
+    if t.dtype == torch.bool:
+        return t.logical_not()
+    return t + 1 if t.device.type == "cpu" else torch.where(t > 0, t - 1, t)
+
+
+def _as_parameter(t: torch.Tensor, like: torch.Tensor) -> torch.nn.Parameter:
+    parameter = torch.nn.Parameter(t, requires_grad=like.requires_grad)
+    # one dict for both: what a forward sets there is seen
+    parameter.__dict__ = vars(like)  # type: ignore[reportAttributeAccessIssue]
+    return parameter
+
+
+def _tensor_of(fact: Any) -> torch.Tensor | None:
+    held = fact[0].held if isinstance(fact, tuple) and fact and isinstance(fact[0], Same) else None
+    return held if isinstance(held, torch.Tensor) else None
+
+
+def _numbers(fact: Any) -> Any:
+    tensor = _tensor_of(fact)
+    return _told(fact) if tensor is None else tensor.detach().clone()
+
+
+def _alike(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return a.keys() == b.keys() and all(_matches(a[n], b[n]) for n in a)
+
+
+def _matches(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
+        return _equal([a], [b])
+    return type(a) is type(b) and not isinstance(a, torch.Tensor) and a == b
+
+
+def _equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
+    """Bitwise, but that a NaN is a NaN."""
+    return len(a) == len(b) and all(
+        x.shape == y.shape
+        and x.dtype == y.dtype
+        and torch.allclose(x, y, rtol=0, atol=0, equal_nan=True)
+        for x, y in zip(a, b, strict=True)
+    )
+
+
+__all__ = ["require_harmless"]

@@ -1,0 +1,121 @@
+"""The modules of a list that a loop over experts takes by number: one module for all of them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn import Module, ModuleList
+
+from onward.capture.expert_loops.batched_turn import Each, Loop, is_each, of_loop
+
+log = logging.getLogger("onward")
+_of_list: Any = ModuleList.__getitem__
+_told: list[bool] = []  # one line a process
+
+
+def one_of_modules(modules: ModuleList, number: Any) -> Any:
+    """Stands for `ModuleList.__getitem__`."""
+    if not is_each(number) or number.values is None:
+        return _of_list(modules, number)
+    now = number.loop.now
+    own = [_of_list(modules, number.values[g]) for g in range(number.loop.groups)
+           if number.values[g] < len(modules)]  # fmt: skip
+    if max(now) >= len(own) or number.values != [*range(number.loop.groups)] or not _alike(own):
+        return _of_list(modules, int(number))
+    if torch.is_grad_enabled() and not _told:
+        _told.append(True)
+        log.warning(
+            "experts in a ModuleList: where a batch sends one no token, its parameters have "
+            "gradients of zeros, and none in eager PyTorch, so that momentum and weight decay go "
+            "on moving them (docs/guarantees.md, Not promised)"
+        )
+    return Experts(number.loop, own)
+
+
+class Experts:
+    """Modules alike, each for the rows of its expert."""
+
+    def __init__(self, loop: Loop, modules: Sequence[Module]) -> None:
+        self._loop, self._modules = loop, modules
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._as_each():
+            return self._modules[0](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        found = [getattr(m, name) for m in self._modules]
+        if all(isinstance(x, Module) for x in found):
+            return Experts(self._loop, found)
+        if all(isinstance(x, torch.Tensor) for x in found):
+            return Each(self._loop, torch.stack(found))
+        raise of_loop(f"{name} of modules")
+
+    @contextmanager
+    def _as_each(self) -> Iterator[None]:
+        """The first module, with the parameters of all of them."""
+        inner = [*zip(*(m.modules() for m in self._modules), strict=True)]
+        before = [dict(same[0]._parameters) for same in inner]
+        stacked: dict[int, Each] = {}
+        try:
+            for same in inner:
+                for name, first in same[0]._parameters.items():
+                    if first is None:
+                        continue
+                    if id(first) not in stacked:
+                        all_ = [m._parameters[name] for m in same]
+                        stacked[id(first)] = Each(self._loop, torch.stack(all_))  # type: ignore[arg-type]
+                    same[0]._parameters[name] = stacked[id(first)]  # type: ignore[assignment]
+            yield
+        finally:
+            for same, own in zip(inner, before, strict=True):
+                same[0]._parameters.update(own)
+
+
+def _alike(modules: Sequence[Module]) -> bool:
+    """Whether they differ in the numbers of their parameters alone."""
+    inner = [[*m.modules()] for m in modules]
+    first = inner[0]
+    return all(len(i) == len(first) for i in inner) and all(
+        _same(first[k], i[k]) for i in inner for k in range(len(first))
+    )
+
+
+def _same(one: Module, other: Module) -> bool:
+    if _kind(one) is not _kind(other) or one._buffers or other._buffers:
+        return False
+    if any(v for m in (one, other) for k, v in vars(m).items() if k.endswith("_hooks")):
+        return False
+    if [*one._modules] != [*other._modules] or [*one._parameters] != [*other._parameters]:
+        return False
+    pairs = zip(one._parameters.values(), other._parameters.values(), strict=True)
+    if not all(_fitting(a, b) for a, b in pairs):
+        return False
+    mine, others = _settings(one), _settings(other)
+    return [*mine] == [*others] and all(_equal(mine[k], others[k]) for k in mine)
+
+
+def _kind(module: Module) -> type:
+    """A module's class; an export gives each module one of its own before that."""
+    kind = type(module)
+    while any(base.__name__.endswith("AttrProxy") for base in kind.__bases__):
+        kind = kind.__bases__[-1]
+    return kind
+
+
+def _fitting(a: Any, b: Any) -> bool:
+    if a is None or b is None:
+        return a is b
+    return (a.shape, a.dtype, a.requires_grad) == (b.shape, b.dtype, b.requires_grad)
+
+
+def _settings(module: Module) -> dict[str, Any]:
+    return {k: v for k, v in vars(module).items() if not k.startswith("_")}
+
+
+def _equal(a: Any, b: Any) -> bool:
+    simple = (bool, int, float, str, torch.Size, torch.dtype, type(None))
+    return a is b or (type(a) is type(b) and type(a) in simple and a == b)

@@ -1,0 +1,483 @@
+"""Regions of a capture: the submodules that are to be one op each, found by trying.
+
+A submodule is taken where its call can be one: tensors, numbers and the like go in, tensors come
+out whose shapes follow from those; it writes into none of them, and reads no parameter that it does
+not hold. Where it cannot, the module around it is taken.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dis
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from onward.capture.held_sizes import Held
+from onward.capture.regions import op
+from onward.capture.regions.blame import blamed, named_places
+from onward.capture.regions.region import TENSOR, Form, Region, module_region
+from onward.capture.regions.shapes import Results, read, resized
+from onward.config import CaptureError
+from onward.graph.graph import Graph, attributes, needed
+from onward.model_state import Snapshot
+from onward.model_state.code import attribute_names, underlying
+from onward.model_state.effects import (
+    Effects,
+    changes,
+    keeping_buffers,
+    keeping_parameters,
+    undoing,
+)
+from onward.model_state.refusals import BACKWARD_HOOKS, FORWARD_HOOKS, without_hooks
+
+log = logging.getLogger("onward")
+
+_SLOT = "_compiled_call_impl"
+_PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+Made = TypeVar("Made")
+_TRIES = 12  # captures that fail before the model is given up
+
+
+class Unfit(Exception):
+    """The call of a module cannot be one op; says why."""
+
+
+@dataclass
+class Seen:
+    """A call of a chosen module in a run of the whole model in eager mode."""
+
+    form: Form
+    returned: Form
+    inputs: list[tuple[int, ...]]
+    outputs: list[tuple[int, ...]]
+    dtypes: list[torch.dtype]
+    draws: bool
+
+
+@dataclass
+class Chosen:
+    """A submodule that is a region. seen: its calls, in order, in a run with the batch, and in one
+    with other sizes. written: what its calls set, where that was asked. sets: what is set in it."""
+
+    module: torch.nn.Module
+    path: str
+    reason: str
+    seen: list[Seen] = field(default_factory=list)
+    others: list[Seen] | None = None
+    written: list[str] = field(default_factory=list)
+    sets: list[str] = field(default_factory=list)
+    called: int = 0  # in the trace that is under way
+
+
+class Regions:
+    """Of one capture of `model`. gradients: whether they are asked for."""
+
+    def __init__(self, model: torch.nn.Module, gradients: bool) -> None:
+        self.model, self.gradients = model, gradients
+        self.made: list[Region] = []  # of the last trace, by site
+        self._chosen: list[Chosen] = []
+        self._unfit: set[int] = set()  # modules that cannot be one
+        self._tracing = False
+        self._tries = 0
+        self._held: Held = {}
+        self._reason = ""
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """Those chosen."""
+        return [c.module for c in self._chosen]
+
+    @property
+    def held(self) -> Held:
+        """The sizes of the batch that have to be numbers."""
+        return self._held
+
+    def captured(
+        self,
+        error: CaptureError,
+        call: Callable[[], tuple[Any, list[torch.Tensor]]],
+        capture: Callable[[Regions], Made],
+    ) -> Made | None:
+        """A capture with regions in place of what `error` refuses; None where there is none. call:
+        the whole call to run in eager mode, and the batch's tensors. capture: tries once."""
+        flat, tensors = call()
+        again: CaptureError | None = error
+        if error.places:  # of operators, which may be regions of their own
+            again, made = self._try(capture)
+            if made is not None:
+                return made
+        while again is not None and self.widen(again, tensors, lambda batch: flat.run(*batch)):
+            again, made = self._try(capture)
+            if made is not None:
+                return made
+        return None
+
+    def _try(self, capture: Callable[[Regions], Made]) -> tuple[CaptureError | None, Made | None]:
+        try:
+            return None, capture(self)
+        except CaptureError as error:
+            log.debug("with %s as regions: %s", [c.path for c in self._chosen], error)
+            return error, None
+
+    def in_graph(self, graph: Graph) -> list[Region]:
+        """By their site, those that the translated graph holds. What they do besides their results
+        is done in each call: those that the loss does not read are outputs of their own. Raises
+        CaptureError where an export has dropped one."""
+        nodes = {int(attributes(n)["site"]): n for n in graph if n.op_type == "Region"}
+        loss = graph.signature.loss or graph.signature.results.get("loss")
+        read = set[Any]() if loss is None else needed(graph, [loss])
+        for site, part in enumerate(self.made):
+            if part.module is None:
+                continue
+            if site not in nodes:
+                raise CaptureError(f"nothing reads what {part.path} returns")
+            if loss is not None and nodes[site] not in read:
+                name = f"region.{site}"
+                graph.outputs[name] = nodes[site].outputs[0]
+                graph.signature = graph.signature.but(parts={f"{part.path} {site}": name})
+        return list(self.made)
+
+    # ---- choosing
+
+    def widen(
+        self,
+        error: CaptureError,
+        tensors: Sequence[torch.Tensor],
+        run: Callable[[Sequence[torch.Tensor]], Any],
+    ) -> bool:
+        """Chooses the modules that a refusal is about, and those that are alike; whether there are
+        any. run: the whole model in eager mode, on a batch's tensors."""
+        self._tries += 1
+        if self._tries > _TRIES:
+            return False
+        self._reason = _first_line(error)
+        if error.places:
+            chains = named_places(error, self.model)
+            found = [self._widened(chain, False, tensors, run) for chain in chains]
+            return all(found)
+        return self._widened(blamed(error, self.model), True, tensors, run)
+
+    def _widened(
+        self,
+        chain: Sequence[torch.nn.Module],
+        alike: bool,
+        tensors: Sequence[torch.Tensor],
+        run: Callable[[Sequence[torch.Tensor]], Any],
+    ) -> bool:
+        """Takes the first module of the chain that can be a region; whether there is one."""
+        inner = {id(m) for c in self._chosen for m in c.module.modules()}
+        for module in chain:
+            if id(module) in {id(c.module) for c in self._chosen}:  # and was to blame again
+                self._unfit.add(id(module))
+                self._chosen = [c for c in self._chosen if c.module is not module]
+                continue
+            new = id(module) not in self._unfit and id(module) not in inner
+            if new and self._taken(module, alike, tensors, run):
+                return True
+        return False
+
+    def _taken(
+        self,
+        module: torch.nn.Module,
+        alike: bool,
+        tensors: Sequence[torch.Tensor],
+        run: Callable[[Sequence[torch.Tensor]], Any],
+    ) -> bool:
+        """Whether the module can be a region; it is one then, with those of its class."""
+        paths = {id(m): n for n, m in self.model.named_modules()}
+        taken = [module]
+        if alike:
+            same = [m for m in self.model.modules() if type(m) is type(module)]
+            same = [m for m in same if m is not self.model and id(m) not in self._unfit]
+            same = [m for m in same if not any(m is not n and m in [*n.modules()] for n in same)]
+            taken = same if any(m is module for m in same) else taken
+        within = {id(x) for m in taken for x in m.modules()}
+        before = self._chosen
+        kept = [c for c in before if id(c.module) not in within]
+        self._chosen = [*kept, *(Chosen(m, paths[id(m)], self._reason) for m in taken)]
+        try:
+            self._probe(tensors, run)
+        except Exception as error:  # the model's own code on a batch that is not its own, too
+            log.debug("%s cannot be a region: %s", paths[id(module)], error)
+            self._unfit.add(id(module))
+            self._chosen = before
+            return False
+        return True
+
+    def _probe(
+        self, tensors: Sequence[torch.Tensor], run: Callable[[Sequence[torch.Tensor]], Any]
+    ) -> None:
+        """Runs the model in eager mode, with the batch and with other sizes. Raises Unfit."""
+        for chosen in self._chosen:
+            chosen.seen, chosen.others, chosen.written = [], None, []
+        with self._recorded(lambda c: c.seen):
+            written = self._eager(tensors, run)
+        if any(not c.seen for c in self._chosen):
+            self._chosen = [c for c in self._chosen if c.seen]
+            if not self._chosen:
+                raise Unfit("it is not called")
+        self._held = {}
+        for way in range(3):
+            other = resized(tensors, way)
+            if other is None:
+                continue
+            for chosen in self._chosen:
+                chosen.others = []
+            with contextlib.suppress(Exception), self._recorded(lambda c: c.others):
+                self._eager(other, run)
+                if any(len(c.others or ()) != len(c.seen) for c in self._chosen):
+                    raise Unfit("another batch calls it more often, or less")
+                if way == 2:
+                    self._hold(tensors, range(1, 99))
+                break
+        else:
+            self._hold(tensors, range(99))
+            for chosen in self._chosen:
+                chosen.others = None
+        for chosen in self._chosen:
+            for i, seen in enumerate(chosen.seen):
+                self._results(chosen, i, seen)
+        for chosen in self._chosen:
+            chosen.sets = [p for p in written if p.startswith(f"model.{chosen.path}.")]
+            chosen.sets += set_by_hooks(chosen.module, f"model.{chosen.path}")
+        if any(path not in chosen.sets for chosen in self._chosen for path in written):
+            self._require_within(tensors, run)
+        self._require_unread()
+
+    def _require_unread(self) -> None:
+        """Raises Unfit where code outside of the parts may read a value that one sets: a graph
+        would hold it as it was."""
+        inside = {id(m) for c in self._chosen for m in c.module.modules()}
+        parts = {type(m) for c in self._chosen for m in c.module.modules()}  # read their own
+        kinds = {type(m) for m in self.model.modules() if id(m) not in inside} - parts
+        classes = {c for kind in kinds for c in kind.__mro__} - {*torch.nn.Module.__mro__}
+        code = [getattr(underlying(x), "__code__", None) for c in classes for x in vars(c).values()]
+        read = {name for c in code if c is not None for name in attribute_names(c)}
+        for chosen in self._chosen:
+            for path in chosen.sets:
+                for name in read.intersection(re.split(r"[.\[]", path)[1:]):
+                    if path.endswith(f".{name}") or f".{name}[" in path:
+                        raise Unfit(f"it sets {path}, which code outside of it may read")
+
+    def _require_within(
+        self, tensors: Sequence[torch.Tensor], run: Callable[[Sequence[torch.Tensor]], Any]
+    ) -> None:
+        """Raises Unfit where a part sets a value that stands outside of it: what the graph is made
+        of may depend on it."""
+
+        def watched(chosen: Chosen) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                before = Snapshot(self.model, None)
+                made = chosen.module._call_impl(*args, **kwargs)
+                chosen.written += changes(before, Snapshot(self.model, None))
+                return made
+
+            return call
+
+        with self._slots(watched):
+            self._eager(tensors, run)
+        for chosen in self._chosen:
+            for path in chosen.written:
+                if not path.startswith(f"model.{chosen.path}."):
+                    raise Unfit(f"it sets {path}, which is not its own")
+
+    def _hold(self, tensors: Sequence[torch.Tensor], dims: range) -> None:
+        self._held = {
+            (leaf, d): (0, 0) for leaf, t in enumerate(tensors) for d in range(t.dim()) if d in dims
+        }
+
+    def _results(self, chosen: Chosen, i: int, seen: Seen) -> Results:
+        other = None if chosen.others is None else chosen.others[i]
+        if other is not None and (
+            other.form != seen.form
+            or other.returned != seen.returned
+            or other.dtypes != seen.dtypes
+            or len(other.inputs) != len(seen.inputs)
+        ):
+            raise Unfit("what goes in or comes out has another form for another batch")
+        shapes = read(
+            seen.inputs,
+            seen.outputs,
+            None if other is None else other.inputs,
+            None if other is None else other.outputs,
+        )
+        if shapes is None:
+            raise Unfit("data decide the shape of what it returns")
+        return Results(shapes, tuple(seen.dtypes))
+
+    def _eager(
+        self, tensors: Sequence[torch.Tensor], run: Callable[[Sequence[torch.Tensor]], Any]
+    ) -> list[str]:
+        """One run that leaves nothing behind; the paths of what it has set. Hooks, which may do
+        anything, do not run."""
+        effects = Effects()
+        with (
+            keeping_buffers(self.model, None),
+            keeping_parameters(self.model, None, numbers=False),
+            torch.random.fork_rng(),
+            torch.set_grad_enabled(self.gradients),
+            undoing(effects, self.model, None),
+            without_hooks(self.model),
+        ):
+            run(tensors)
+        return effects.written
+
+    @contextlib.contextmanager
+    def _recorded(self, into: Callable[[Chosen], list[Seen] | None]) -> Iterator[None]:
+        """Within it calls of the modules chosen are noted."""
+
+        def noting(chosen: Chosen) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                made, seen = self._noted(chosen.module, args, kwargs)
+                found = into(chosen)
+                if found is not None:
+                    found.append(seen)
+                return made
+
+            return call
+
+        with self._slots(noting):
+            yield
+
+    def _noted(
+        self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Seen]:
+        form, xs = Form.of((args, kwargs))
+        if not all(isinstance(x, _PLAIN) for x in form.fixed if x is not TENSOR):
+            raise Unfit("it is given an object that is no tensor, number or name")
+        if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in xs):
+            raise Unfit("it is given a tensor of a class of its own")
+        before, state = [x._version for x in xs], torch.random.get_rng_state()
+        hooks = [len(x._backward_hooks or ()) for x in xs]
+        made = module._call_impl(*args, **kwargs)
+        draws = not torch.equal(state, torch.random.get_rng_state())
+        if [x._version for x in xs] != before:
+            raise Unfit("it writes into what it is given")
+        if [len(x._backward_hooks or ()) for x in xs] != hooks:  # others' gradients pass by too
+            raise Unfit("it hooks a tensor that it is given")
+        returned, ys = Form.of(made)
+        if not ys or not all(isinstance(y, _PLAIN) for y in returned.fixed if y is not TENSOR):
+            raise Unfit("it returns something else than tensors")
+        if not xs and not list(module.parameters()):
+            raise Unfit("it is given no tensor")
+        storages = {x.untyped_storage().data_ptr() for x in xs}
+        storages |= {p.untyped_storage().data_ptr() for p in module.parameters()}
+        own = [y.untyped_storage().data_ptr() for y in ys if y.numel()]
+        if storages & set(own) or len(set(own)) < len(own):
+            raise Unfit("a result shares the memory of another tensor")
+        if self.gradients:
+            self._require_own(module, xs, ys)
+        sizes = [tuple(x.shape) for x in xs], [tuple(y.shape) for y in ys]
+        return made, Seen(form, returned, *sizes, [y.dtype for y in ys], draws)
+
+    def _require_own(
+        self, module: torch.nn.Module, xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]
+    ) -> None:
+        """Raises Unfit where autograd reaches a parameter by another way than through the module's
+        own and what it is given."""
+        own = {id(p) for p in module.parameters()}
+        stop = {x.grad_fn for x in xs if x.grad_fn is not None}
+        given = {id(x) for x in xs}
+        stack: list[Any] = [y.grad_fn for y in ys if y.grad_fn is not None]
+        seen: set[Any] = set()
+        while stack:
+            node = stack.pop()
+            if node in seen or node in stop:
+                continue
+            seen.add(node)
+            leaf = getattr(node, "variable", None)
+            if leaf is not None and id(leaf) not in own and id(leaf) not in given:
+                raise Unfit("it reads a parameter that it does not hold")
+            stack += [after for after, _ in node.next_functions if after is not None]
+
+    # ---- a trace
+
+    @contextlib.contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Within it calls of the modules chosen are one op in a trace; they run where there is
+        none."""
+        with self._slots(self._recording):
+            yield
+
+    @contextlib.contextmanager
+    def tracing(self) -> Iterator[None]:
+        self._tracing = True
+        try:
+            yield
+        finally:
+            self._tracing = False
+
+    def begin(self) -> None:
+        """Before a run of the forward."""
+        self.made.clear()
+        op.RESULTS.clear()
+        for chosen in self._chosen:
+            chosen.called = 0
+
+    def _recording(self, chosen: Chosen) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not self._tracing:
+                with torch._C.DisableTorchFunction():  # what it asks is no matter of the graph
+                    return chosen.module._call_impl(*args, **kwargs)
+            return self._op(chosen, args, kwargs)
+
+        return call
+
+    def _op(self, chosen: Chosen, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        number, site = chosen.called, len(self.made)
+        chosen.called += 1
+        form, xs = Form.of((args, kwargs))
+        if number >= len(chosen.seen):
+            raise CaptureError(f"{chosen.path} is called more often in a trace than in eager mode")
+        seen = chosen.seen[number]
+        sizes = [tuple(n if isinstance(n, int) else n.node.hint for n in x.shape) for x in xs]
+        if form != seen.form or sizes != seen.inputs:
+            raise CaptureError(
+                f"{chosen.path} is given something else in a trace than in eager mode"
+            )
+        op.RESULTS.append(self._results(chosen, number, seen))
+        part = module_region(chosen.module, chosen.path, chosen.reason, form, seen.draws)
+        part.sets = tuple(chosen.sets)
+        self.made.append(part)
+        parameters = list(chosen.module.parameters())
+        ys = torch.ops.onward.region(list(xs), parameters, site)
+        return seen.returned.built(ys)
+
+    @contextlib.contextmanager
+    def _slots(self, make: Callable[[Chosen], Any]) -> Iterator[None]:
+        held = [(c.module, vars(c.module).get(_SLOT)) for c in self._chosen]
+        for chosen in self._chosen:
+            vars(chosen.module)[_SLOT] = make(chosen)
+        try:
+            yield
+        finally:
+            for module, before in held:
+                vars(module)[_SLOT] = before
+
+
+def set_by_hooks(module: torch.nn.Module, path: str) -> Iterator[str]:
+    """Paths of what hooks within the module set in it, as their code says: no look runs them."""
+    paths = {id(m): n for n, m in module.named_modules(prefix=path)}
+    for m in module.modules():
+        for kind in (*FORWARD_HOOKS, *BACKWARD_HOOKS):
+            for hook in vars(m).get(kind, {}).values():
+                owner, code = getattr(hook, "__self__", None), getattr(hook, "__code__", None)
+                if id(owner) in paths and code is not None:
+                    for step in dis.get_instructions(code):
+                        if step.opname == "STORE_ATTR":
+                            yield f"{paths[id(owner)]}.{step.argval}"
+
+
+def _first_line(error: BaseException) -> str:
+    text = getattr(error, "said", "") or str(error)
+    text = text.removeprefix("the model cannot be captured: ")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return "; ".join(lines[:2])[:300] if lines else type(error).__name__
+
+
+__all__ = ["Regions"]

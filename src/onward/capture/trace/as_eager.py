@@ -1,0 +1,286 @@
+"""Answers the questions of a forward within an export as eager mode would.
+
+A trace shows the forward tensors and sizes that are none: `type(x)` is no `torch.Tensor`, a size
+no `int`, `torch.compiler.is_compiling()` is true. A forward that asks would go another way than in
+eager. So within this context the code of the model's gets eager's answers; torch's and
+Transformers', which are written for traces, the true ones.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+
+from onward.capture.masked_rows import Chosen
+from onward.capture.mode_reads import noted_question
+from onward.config import CaptureError
+from onward.model_state import Walk, library, module_of
+from onward.model_state.patches import Patch, caller, patched
+
+_FOR_TRACES = {"functorch", "onward", "sympy", "torch", "transformers"}
+_COMPILERS = {
+    "torch.compiler": ("is_compiling", "is_exporting"),
+    "torch._dynamo": ("is_compiling",),
+    "torch._dynamo.external_utils": ("is_compiling",),
+    "torch._utils": ("is_compiling",),
+    "torch.fx._symbolic_trace": ("is_fx_tracing",),
+}
+_NODE_HOOKS = ("register_hook", "register_prehook")
+_LAYOUT = ("dim_order", "is_contiguous", "stride", "storage_offset")
+_NUMBERS: dict[type, type] = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+_TENSOR: Any = torch._C.TensorBase
+_here = threading.local()
+
+
+@contextmanager
+def called_in_inference_mode(on: bool) -> Iterator[None]:
+    """Within it a capture, in this thread, is of a call that was made in inference mode, or not."""
+    _here.inference = on
+    try:
+        yield
+    finally:
+        _here.inference = False
+
+
+def is_of_inference_mode() -> bool:
+    """Whether the capture that this thread makes is of a call in inference mode."""
+    return getattr(_here, "inference", False)
+
+
+@contextmanager
+def answering_as_eager(
+    seen: Walk, trained: Iterable[torch.Tensor], note: Callable[[], None]
+) -> Iterator[None]:
+    """For this thread. seen: what the forward leads to; trained: its parameters, as the trace has
+    them, or none where there is no backward. `note` is called where the forward asks how a tensor
+    lies in memory.
+
+    Within it, a forward that sets what no graph has raises CaptureError: a hook on a node of
+    autograd's, `requires_grad` of a parameter.
+    """
+    here = threading.get_ident()
+
+    def asked() -> bool:
+        """Whether the model's code asks."""
+        if threading.get_ident() != here:
+            return False
+        name = caller().f_globals.get("__name__") or ""
+        return not _is_for_traces(name)
+
+    tensors = list(_of_tensors(asked, note))
+    grad_mode = list(_of_grad_mode())
+    known_as = {id(getattr(owner, name)): tell for owner, name, tell in (*tensors, *grad_mode)}
+    places = [
+        *tensors,
+        *_of_gradients(asked, {id(t) for t in trained}),
+        *_of_sizes(asked),
+        *_of_compilers(asked),
+        *_of_inference_mode(),
+        *grad_mode,
+    ]
+    for scope in _scopes(seen):
+        places += [(scope, n, x) for n, x in _BUILTINS.items() if n not in scope]
+        held = list(scope.items())
+        places += [(scope, n, _no) for n, x in held if _is_of_compiler(x)]
+        places += [(scope, n, known_as[id(x)]) for n, x in held if id(x) in known_as]
+    with patched(places):
+        yield
+
+
+_Asked = Callable[[], bool]
+
+
+def _scopes(seen: Walk) -> Iterator[dict[str, Any]]:
+    """The globals of the model's code: of its functions, and of the packages of its classes."""
+    tops = {module_of(c).partition(".")[0] for c in seen.classes} - _FOR_TRACES
+    tops -= sys.stdlib_module_names - {"__main__"}
+    found = [f.__globals__ for f in seen.functions]
+    named = [(n, m) for n, m in list(sys.modules.items()) if n.partition(".")[0] in tops and m]
+    found += [vars(m) for n, m in named if not _is_for_traces(n)]
+    return iter({id(scope): scope for scope in found}.values())
+
+
+def _is_for_traces(module: str) -> bool:
+    """Whether a module is written for traces: a copy of Transformers that lies elsewhere too."""
+    return module.partition(".")[0] in _FOR_TRACES or library(module) in _FOR_TRACES
+
+
+def _of_tensors(asked: _Asked, note: Callable[[], None]) -> Iterator[Patch]:
+    """Of the class that all tensors have: `torch.Tensor.stride(x)` asks too."""
+
+    def of_layout(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def tell(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            if asked():
+                note()
+            return plain(x, *args, **kwargs)
+
+        return tell
+
+    for name in _LAYOUT:
+        yield torch.Tensor, name, of_layout(getattr(torch.Tensor, name))
+
+
+def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
+    changed: dict[int, bool] = {}  # to what; a mode may hand one change on to be made again
+    grad_fn, requires_grad = _TENSOR.grad_fn.__get__, _TENSOR.requires_grad.__get__
+
+    def node(x: torch.Tensor) -> Any:
+        noted_question()
+        found = grad_fn(x)
+        return _Node(found) if trained and found is not None and asked() else found
+
+    plain = torch.Tensor.requires_grad_
+
+    def check(x: torch.Tensor, value: bool) -> None:
+        if id(x) not in trained or value == requires_grad(x):
+            return
+        if changed.setdefault(id(x), value) != value:  # what stays is seen in the model
+            raise CaptureError(
+                "the forward sets requires_grad of a parameter for a while, which a graph "
+                "does not do; fix: detach()"
+            )
+
+    def require(x: torch.Tensor, value: bool) -> None:
+        check(x, value)
+        _TENSOR.requires_grad.__set__(x, value)
+
+    def require_(x: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
+        check(x, requires_grad)
+        return plain(x, requires_grad)  # which of a computed tensor may ask for what it has
+
+    def asks(x: torch.Tensor) -> bool:
+        noted_question()
+        return requires_grad(x)
+
+    yield FakeTensor, "grad_fn", property(node)
+    yield FakeTensor, "requires_grad", property(asks, require)
+    yield torch.Tensor, "requires_grad_", require_
+
+
+def _of_sizes(asked: _Asked) -> Iterator[Patch]:
+    """A size that is written out is from then on of this batch alone."""
+
+    def as_text(name: str, plain: Callable[..., str]) -> Callable[..., str]:
+        def tell(n: torch.SymInt, *spec: str) -> str:
+            return getattr(int, name)(int(n), *spec) if asked() else plain(n, *spec)
+
+        return tell
+
+    for name in ("__repr__", "__str__", "__format__"):
+        yield torch.SymInt, name, as_text(name, getattr(torch.SymInt, name))
+
+
+def _of_compilers(asked: _Asked) -> Iterator[Patch]:
+    def answer(plain: Callable[[], bool]) -> Callable[[], bool]:
+        def tell() -> bool:
+            return not asked() and plain()
+
+        return tell
+
+    for place, names in _COMPILERS.items():
+        for name in names if place in sys.modules else ():
+            yield sys.modules[place], name, answer(getattr(sys.modules[place], name))
+
+
+def _of_grad_mode() -> Iterator[Patch]:
+    enabled = torch.is_grad_enabled
+
+    def is_grad_enabled() -> bool:
+        noted_question(depth=3)  # behind what lets other threads by
+        return enabled()
+
+    yield torch, "is_grad_enabled", is_grad_enabled
+
+
+def _of_inference_mode() -> Iterator[Patch]:
+    """A trace does not keep it, but where gradients are off."""
+    mode = torch.inference_mode
+    entered: list[tuple[Any, bool]] = []
+
+    def enter(context: Any) -> None:
+        entered.append((torch.set_grad_enabled(not context.mode), context.mode))
+
+    def leave(context: Any, *error: Any) -> None:
+        entered.pop()[0].__exit__(*error)
+
+    def enabled() -> bool:
+        noted_question(depth=3)
+        return entered[-1][1] if entered else is_of_inference_mode()
+
+    yield mode, "__enter__", enter
+    yield mode, "__exit__", leave
+    yield torch, "is_inference_mode_enabled", enabled
+
+
+def _class_of(x: Any) -> type:
+    """As in eager."""
+    if type(x) is FakeTensor or type(x) is Chosen:
+        return torch.nn.Parameter if isinstance(x, torch.nn.Parameter) else torch.Tensor
+    return x.__class__ if type(x) is _Node else _NUMBERS.get(type(x), type(x))
+
+
+class _TypeOfType(type):
+    """Of what stands for `type` in the code of the model's."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return _class_of(args[0]) if len(args) == 1 and not kwargs else type(*args, **kwargs)
+
+    def __instancecheck__(cls, x: Any) -> bool:
+        return isinstance(x, type)
+
+    def __subclasscheck__(cls, x: type) -> bool:
+        return issubclass(x, type)
+
+
+class _Type(metaclass=_TypeOfType):
+    pass
+
+
+def _isinstance(x: Any, cls: Any) -> bool:
+    """Stands for `isinstance`: a size is an int."""
+    return issubclass(_NUMBERS[type(x)], cls) if type(x) in _NUMBERS else isinstance(x, cls)
+
+
+_BUILTINS: dict[str, Any] = {"type": _Type, "isinstance": _isinstance}
+
+
+class _Node:
+    """A node of autograd's graph, on which no hook can be set."""
+
+    def __init__(self, node: Any) -> None:
+        self._node = node
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        return type(self._node)
+
+    @property
+    def next_functions(self) -> tuple[tuple[Any, int], ...]:
+        return tuple((n and _Node(n), i) for n, i in self._node.next_functions)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NODE_HOOKS:
+            raise CaptureError(
+                f"the forward calls {name} on a node of autograd's graph; hooks do not run inside "
+                "a graph; fix: remove it"
+            )
+        return getattr(self._node, name)
+
+
+def _no() -> bool:
+    return False
+
+
+def _is_of_compiler(x: Any) -> bool:
+    """Also under another name: `from torch.compiler import is_compiling`."""
+    return isinstance(x, types.FunctionType) and x.__name__ in _COMPILERS.get(x.__module__, ())
+
+
+__all__ = ["answering_as_eager", "called_in_inference_mode", "is_of_inference_mode"]

@@ -1,0 +1,227 @@
+"""The call that is exported, model then loss, as `forward(*leaves)` over the batch's tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from onward.capture.huggingface import cache_is_pointless
+from onward.capture.masked_rows import Chosen, is_tensor
+from onward.capture.mode_reads import ModeReads
+from onward.capture.regions import Regions
+from onward.capture.trace.as_eager import answering_as_eager
+from onward.capture.trace.data_branches import Answer, Asked
+from onward.capture.trace.output_tree import OutputTree
+from onward.capture.trace.row_choices import Choosing
+from onward.config import CaptureError
+from onward.graph.names import distinct
+from onward.model_state import traces_names
+from onward.model_state.effects import Effects, keeping_buffers, keeping_parameters, undoing
+from onward.model_state.refusals import without_hooks
+
+LossFunction = Callable[..., torch.Tensor]
+TENSOR = object()  # stands in a batch's leaves where a tensor does
+
+
+class _Noted:
+    """What the wrapper notes in a run: an export restores a module's own attributes.
+
+    names: of its outputs. lies: whether the forward asks how tensors lie in memory. answers: to
+    what it asks tensors, from a run before, with their places; None before one. masks: the same of
+    masks that choose rows. asked: the answers that the traced run was given. read: how many of the
+    questions are for numbers. mode: what the traced run asks of its mode, where gradients are on.
+    """
+
+    names: tuple[str, ...] | list[str] = ()
+    chosen: tuple[str, ...] | list[str] = ()
+    lies = False
+    answers: list[Answer] | None = None
+    masks: Sequence[Answer] = ()
+    asked: Sequence[Any] = ()
+    read = 0
+    tree: OutputTree | None = None
+    mode: ModeReads | None = None
+
+    def layout(self) -> None:
+        self.lies = True
+
+
+class FlatCall(torch.nn.Module):
+    """`forward(*leaves)`: rebuilds the call, runs model and loss, returns loss and outputs."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        spec: pytree.TreeSpec,
+        fixed: list[Any],
+        loss_fn: LossFunction | None,
+        want_loss: bool,
+        values: bool = False,
+        gradients: bool = True,
+        whole: bool = False,
+        regions: Regions | None = None,
+        autocast: torch.dtype | None = None,
+    ) -> None:
+        """values: numbers that are read into Python are answered as in the first batch. gradients:
+        whether they are asked for. whole: the outputs are to be put together again as the model
+        returns them (`noted.tree`). regions: submodules that are one op each. autocast: to what
+        `torch.autocast` casts around the call; None where it is off."""
+        super().__init__()
+        self.model = model
+        self.gradients, self.whole = gradients, whole
+        self.values, self.regions = values, regions
+        self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
+        self.want_loss, self.autocast = want_loss, autocast
+        self.noted = _Noted()
+        self.effects = Effects()
+        self.extra: dict[str, Any] = {}
+        self.attributes = {
+            name: vars(tensor) for name, tensor in named_tensors(self) if vars(tensor)
+        }
+
+    def forward(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.regions is not None:
+            self.regions.begin()
+        for name, tensor in named_tensors(self):  # those of the trace, which have the names alone
+            _give(tensor, self.attributes.get(name, {}), name)
+        trained = [t for _, t in named_tensors(self)] if self.gradients else []
+        with (
+            undoing(self.effects, self.model, self.loss_fn) as seen,
+            answering_as_eager(seen, trained, self.noted.layout),
+            Asked(self.noted.answers or [], self.noted.masks, self.values) as asked,
+            Choosing(asked.whole if self.values else None),
+        ):
+            results = self.run(*leaves)
+        self.noted.asked = [answer for _, answer in asked.answers]
+        return (*results, *asked.questions)
+
+    def ask(self, *leaves: torch.Tensor) -> None:
+        """A run in eager mode, which leaves nothing behind but the answers to what it asks."""
+        with (
+            self.aside(),
+            Asked(values=self.values) as asked,
+            Choosing(asked.whole if self.values else None),
+        ):
+            self.run(*leaves)
+        self.noted.answers, self.noted.masks = asked.answers, asked.masks
+        self.noted.read = asked.read
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Within it a run in eager mode leaves nothing behind, nor in what is noted."""
+        noted = self.noted.tree, self.noted.names
+        try:
+            with (
+                keeping_buffers(self.model, self.loss_fn),
+                keeping_parameters(self.model, self.loss_fn, numbers=self.values),
+                torch.random.fork_rng(),
+                torch.no_grad(),
+                undoing(Effects(), self.model, self.loss_fn),
+                without_hooks(self.model),  # of regions: others have none
+            ):
+                yield
+        finally:
+            self.noted.tree, self.noted.names = noted
+
+    @property
+    def device(self) -> str:
+        """The type of the model's."""
+        return next((t.device.type for _, t in named_tensors(self)), "cpu")
+
+    def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.autocast is None:
+            return self._run(*leaves)
+        with torch.autocast(self.device, self.autocast, cache_enabled=False):
+            return self._run(*leaves)
+
+    def _run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rest = iter(leaves)
+        full = [next(rest) if f is TENSOR else f for f in self.fixed]
+        args, kwargs, target = pytree.tree_unflatten(full, self.spec)
+        outputs = self.model(*args, **kwargs, **self.extra)
+        if self.whole:
+            owned = {model_path(name): t for name, t in named_tensors(self)}
+            pointless = cache_is_pointless(args, kwargs, self.gradients)
+            self.noted.tree = OutputTree(outputs, leaves, owned, left_out=pointless)
+            self.noted.names = self.noted.tree.names
+            return tuple(self.noted.tree.taken())
+        named = name_outputs(outputs)
+        chosen = [n for n, v in _pairs(outputs) if isinstance(v, Chosen)]
+        if chosen and (not self.want_loss or chosen[0] == "loss" or not named):
+            raise CaptureError(
+                f"the model returns {chosen[0]}, rows that a boolean mask chooses: how many, only "
+                "data say; fix: return all rows, or a loss that is reduced to a scalar"
+            )
+        self.noted.chosen = chosen
+        if not self.want_loss:
+            self.noted.names = list(named)
+            return tuple(named.values())
+        if self.loss_fn is not None:
+            loss = self.loss_fn(outputs, *target)
+        elif "loss" in named:
+            loss = named.pop("loss")
+        elif len(named) == 1:
+            loss = named.pop(next(iter(named)))  # a model that returns its loss alone
+        else:
+            raise CaptureError(
+                f"the model returns {', '.join(named) or 'nothing'} but no loss; fix: pass labels, "
+                "or a loss_fn"
+            )
+        if loss.dim() != 0:
+            raise CaptureError(
+                f"the loss has shape {tuple(loss.shape)}; fix: reduce it to a scalar"
+            )
+        self.noted.names = ["loss", *named]
+        return (loss, *named.values())
+
+
+def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _give(tensor: torch.Tensor, attributes: dict[str, Any], name: str) -> None:
+    """Sets what the user has set on the tensor that this one stands for."""
+    for key in attributes.keys() & traces_names():
+        raise CaptureError(
+            f"{model_path(name)} has the attribute {key}, a name that tensors within torch.export "
+            "use themselves; fix: another name"
+        )
+    vars(tensor).update(attributes)
+
+
+def name_outputs(outputs: Any) -> dict[str, torch.Tensor]:
+    """A model's outputs by name: its own keys, else `output` or `output_0`, `output_1`, ..."""
+    named: dict[str, torch.Tensor] = {}
+    for name, value in _pairs(outputs):
+        leaves = [v for v in pytree.tree_leaves(value) if is_tensor(v)]
+        if is_tensor(value):
+            named[distinct(str(name), named)] = value
+        else:
+            for i, leaf in enumerate(leaves):
+                named[distinct(f"{name}_{i}", named)] = leaf
+    return named
+
+
+def _pairs(outputs: Any) -> list[tuple[str, Any]]:
+    if isinstance(outputs, (torch.Tensor, Chosen)):
+        return [("output", outputs)]
+    if hasattr(outputs, "items"):
+        return list(outputs.items())
+    return [(f"output_{i}", v) for i, v in enumerate(outputs)]
+
+
+def model_path(target: str | None) -> str:
+    """The model's own path of what the wrapper holds; the loss function's stands apart.
+
+    An empty first part is no module's name, so that no path of the model begins so.
+    """
+    assert target is not None
+    return target.removeprefix("model.") if target.startswith("model.") else f".{target}"
+
+
+__all__ = ["TENSOR", "FlatCall", "LossFunction", "model_path", "name_outputs", "named_tensors"]

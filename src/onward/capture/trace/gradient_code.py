@@ -1,0 +1,81 @@
+"""Refuses code of a forward about its backward, which an export would drop without a word."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules import module as modules
+from torch.utils.checkpoint import CheckpointFunction
+
+from onward.capture.trace.own_gradients import applied
+from onward.config import CaptureError
+from onward.model_state import module_of
+from onward.model_state.patches import Patch, patched
+from onward.model_state.refusals import NO_HOOKS, keeps_numbers
+
+_Single: Any = torch.autograd.function._SingleLevelFunction
+_IN_BACKWARD: dict[tuple[Any, str], str] = {
+    (torch.Tensor, "register_hook"): NO_HOOKS,
+    (torch.Tensor, "register_post_accumulate_grad_hook"): NO_HOOKS,
+    (torch.autograd.graph, "get_gradient_edge"): NO_HOOKS,
+    (modules, "BackwardHook"): NO_HOOKS,  # what a module's backward hooks make
+    # which Tensor.backward calls
+    (torch.autograd, "backward"): "a step's gradients are its loss's alone; fix: call it outside",
+}
+
+
+@contextmanager
+def refusing_gradient_code(trains: bool) -> Iterator[None]:
+    """Within it, a forward that says what happens in backward raises CaptureError.
+
+    trains: whether gradients are asked for; without them hooks have nothing to run on.
+    """
+    packing = torch.autograd.graph.saved_tensors_hooks
+    places: list[Patch] = []
+    if trains:
+        places.append((_Single, "apply", classmethod(_apply)))
+        places.append((packing, "__enter__", _refuse_pack(packing.__enter__)))
+        places += [(*place, _refuse_call(place[1], why)) for place, why in _IN_BACKWARD.items()]
+    with patched(places):
+        yield
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """In place of what `Function.apply` calls; that itself may be bound (`f = F.apply`)."""
+    if cls is CheckpointFunction:
+        raise CaptureError(
+            "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward a "
+            "capture would drop; fix: use_reentrant=False"
+        )
+    if module_of(cls).partition(".")[0] == "torch":  # which its tracing knows
+        return super(_Single, cls).apply(*args, **kwargs)
+    defined = torch.autograd.function._is_setup_context_defined(cls.setup_context)
+    refuse = _refuse_call("torch.autograd.grad", "its backward would be traced without it; fix: "
+                          "write the gradient with torch ops")  # fmt: skip
+    with patched([(torch.autograd, "grad", refuse)]):
+        return applied(cls, defined, args)
+
+
+def _refuse_pack(pack: Callable[[Any], None]) -> Callable[[Any], None]:
+    def refuse(context: Any) -> None:
+        if not keeps_numbers(context.pack_hook):
+            raise CaptureError(
+                "the forward uses saved_tensors_hooks, which do not run inside a graph; fix: leave "
+                "them out"
+            )
+        return pack(context)
+
+    return refuse
+
+
+def _refuse_call(name: str, why: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise CaptureError(f"the forward calls {name}; {why}")
+
+    return refuse
+
+
+__all__ = ["refusing_gradient_code"]

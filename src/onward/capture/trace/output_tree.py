@@ -1,0 +1,211 @@
+"""The outputs of a forward as the caller takes them: containers of any kind, around tensors.
+
+A leaf is a tensor that the graph computes, one that the caller gave or the module holds and that
+the forward hands on, or a plain value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from onward.capture.huggingface import CACHE, is_cache
+from onward.capture.masked_rows import is_tensor
+from onward.config import CaptureError
+from onward.graph.names import distinct
+from onward.model_state.facts import ATOMS
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An output of the graph, by the user's name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Given:
+    """A leaf of the batch, counted among its tensors."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """A parameter or buffer, by its path."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """A size, which the graph gives as a tensor of this name."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is no tensor."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Container:
+    """make: the container of these parts, given what stands for each. keys: of a mapping's parts,
+    those that are strings."""
+
+    kind: type
+    make: Callable[[list[Any]], Any]
+    parts: tuple[Part, ...]
+    keys: tuple[str, ...] = ()
+
+
+Part = Computed | Number | Given | Held | Value | Container
+
+
+class OutputTree:
+    """How the outputs of a call are put together.
+
+    outputs: of one run. leaves: the batch's tensors in that run. owned: the module's tensors by
+    path. root: the whole; names: of the computed ones, and `tensors`: what they were in that run.
+    Raises CaptureError for outputs that no graph can give.
+    """
+
+    def __init__(
+        self,
+        outputs: Any,
+        leaves: Sequence[torch.Tensor] = (),
+        owned: Mapping[str, torch.Tensor] = types.MappingProxyType({}),
+        left_out: bool = False,
+    ) -> None:
+        self._given = {id(x): i for i, x in enumerate(leaves)}
+        self._owned = {id(x): path for path, x in owned.items()}
+        self._seen: dict[int, str] = {}
+        self._computed: dict[str, torch.Tensor] = {}
+        self._left_out, self.caches = left_out, list[str]()
+        self.root = self._part(outputs, ())
+
+    @classmethod
+    def of(cls, root: Part, names: Sequence[str]) -> OutputTree:
+        """The tree of outputs whose computed tensors have these names."""
+        found = cls(())
+        found.root, found._computed = root, dict.fromkeys(names)  # type: ignore[assignment]
+        return found
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._computed)
+
+    def taken(self) -> list[torch.Tensor]:
+        """The computed tensors of the run, once."""
+        found = list(self._computed.values())
+        self._computed = dict.fromkeys(self._computed)  # type: ignore[assignment]
+        self._given, self._owned, self._seen = {}, {}, {}
+        return found
+
+    def build(
+        self,
+        computed: Mapping[str, Any],
+        given: Sequence[torch.Tensor],
+        held: Callable[[str], torch.Tensor],
+    ) -> Any:
+        """The outputs of a call: of what it computed, was given, and what the module has."""
+        return _built(self.root, computed, given, held)
+
+    def _part(self, x: Any, path: tuple[str, ...]) -> Part:
+        if is_tensor(x):
+            return self._tensor(x, path)
+        if type(x) in ATOMS:
+            return Value(x)
+        if path and is_cache(x):
+            where = ".".join(path)
+            if not self._left_out:
+                raise CaptureError(
+                    f"{CACHE}: the forward returns a {type(x).__name__} at {where}; fix: give the "
+                    "inner model use_cache=False, or set its config.use_cache = False"
+                )
+            self.caches.append(where)
+            return Value(None)
+        if isinstance(x, torch.SymInt):
+            number = torch.full((), x, dtype=torch.int64)  # type: ignore[arg-type]
+            part = self._tensor(number, path)
+            assert isinstance(part, Computed), "a tensor made here"
+            return Number(part.name)
+        # by its number: pytree keeps `is_leaf`, and so would keep the outputs, until a collection
+        itself = id(x)
+        children, spec = pytree.tree_flatten(x, is_leaf=lambda y: id(y) != itself)
+        if len(children) == 1 and children[0] is x:
+            return self._plain_object(x, path)
+        names = [str(i) for i in range(len(children))]
+        keys: tuple[str, ...] = ()
+        if isinstance(x, Mapping) and list(map(id, x.values())) == list(map(id, children)):
+            names = list(map(str, x))
+            keys = tuple(k for k in x if isinstance(k, str))
+        parts = tuple(self._part(c, (*path, n)) for c, n in zip(children, names, strict=True))
+        return Container(type(x), lambda made: pytree.tree_unflatten(made, spec), parts, keys)
+
+    def _plain_object(self, x: Any, path: tuple[str, ...]) -> Part:
+        fields = [f.name for f in dataclasses.fields(x)] if dataclasses.is_dataclass(x) else []
+        if not fields or isinstance(x, type) or set(vars(x)) - set(fields):
+            where = ".".join(path)
+            raise CaptureError(
+                f"the forward returns {'at ' + where + ' ' if where else ''}a {type(x).__name__}, "
+                "neither a tensor nor a container that torch.utils._pytree knows; fix: a dict, a "
+                "tuple or a dataclass"
+            )
+        kind: Any = type(x)
+        parts = tuple(self._part(getattr(x, name), (*path, name)) for name in fields)
+
+        def make(made: list[Any]) -> Any:
+            fresh = object.__new__(kind)
+            for name, value in zip(fields, made, strict=True):
+                object.__setattr__(fresh, name, value)
+            return fresh
+
+        return Container(kind, make, parts)
+
+    def _tensor(self, x: torch.Tensor, path: tuple[str, ...]) -> Part:
+        if id(x) in self._given:
+            return Given(self._given[id(x)])
+        if id(x) in self._owned:
+            return Held(self._owned[id(x)])
+        name = self._seen.get(id(x))
+        if name is None:
+            unnamed = not path or path[0].isdigit()
+            whole = "_".join(["output", *path] if unnamed else path)
+            name = self._seen[id(x)] = distinct(whole, self._computed)
+            self._computed[name] = x
+        return Computed(name)
+
+
+def _built(
+    part: Part,
+    computed: Mapping[str, Any],
+    given: Sequence[torch.Tensor],
+    held: Callable[[str], torch.Tensor],
+) -> Any:
+    # no function within `build`, which would hold itself and so the outputs, until a collection
+    match part:
+        case Computed(name):
+            return computed[name]
+        case Number(name):
+            return int(computed[name])
+        case Given(index):
+            return given[index]
+        case Held(path):
+            return held(path)
+        case Value(value):
+            return value
+        case Container():
+            return part.make([_built(inner, computed, given, held) for inner in part.parts])
+
+
+__all__ = ["Computed", "Container", "Given", "Held", "Number", "OutputTree", "Part", "Value"]

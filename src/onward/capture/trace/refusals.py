@@ -1,0 +1,111 @@
+"""What torch.export raises, in words of ours: one line, with a fix where the cause is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from onward.capture.aten.reasons import reason
+from onward.capture.regions.blame import blamed
+from onward.config import CaptureError
+from onward.model_state.one_line import READ, shortened
+
+_KNOWN = (
+    ("Could not guard on data-dependent|Could not extract specialized|unbacked sym", READ),
+    (
+        "fake tensor in the exported program",
+        "a tensor is read or written past autograd (.data, .data.copy_, .data = ...), and a graph "
+        "would hold the numbers of one batch; fix: .detach() to read it; copy_ within "
+        "torch.no_grad() into a registered buffer to write it",
+    ),
+    (
+        r"\.numpy\(\) is not supported|__array__",
+        "a tensor is handed to numpy, which a graph does not run; fix: write it with torch",
+    ),
+    (
+        "maximum recursion depth",
+        "calls, or attributes that hold each other, go round in a circle; fix: keep a module's "
+        "parent out of its attributes (weakref.ref), and nested lists flat",
+    ),
+    (
+        "vmap|functorch",
+        "a transform of torch.func's (vmap, grad) is called; fix: write it without",
+    ),
+    (
+        "Attempted to call function marked as skipped|torch.compile|Dynamo",
+        "a function compiled by torch.compile is called; fix: call it uncompiled",
+    ),
+)
+_DROPS = ("layerdrop", "layer_drop")
+
+
+def refusal(error: BaseException, model: torch.nn.Module) -> CaptureError:
+    """Says what an export has raised, and the module that was being called."""
+    text = str(error).strip()
+    first = (text.splitlines() or [type(error).__name__])[0]
+    known = next((say for mark, say in _KNOWN if re.search(mark, text)), None)
+    if known is None and first.startswith("aten."):
+        why = reason(first.removeprefix("aten."))
+        known = f"{first}: {why}" if why else None
+    where = _where(error, model)
+    text = f"{where}: {known}" if known else f"torch.export could not trace {where}: {first}"
+    found = CaptureError(shortened(text))
+    found.said = shortened(known or first)
+    return found
+
+
+def layer_drop(model: torch.nn.Module, path: str, chance: float) -> CaptureError | None:
+    """What is said of a layer drop at a module, which draws a number and compares it with that
+    chance; None where no option of the module's says so."""
+    option = _drop_of(model.get_submodule(path), chance)
+    if not option:
+        return None
+    error = CaptureError(
+        f"{path or 'the model'} has layer drop: random numbers decide which layers run, which a "
+        f"graph has no place for; fix: {option} = 0"
+    )
+    error.said = f"layer drop draws which layers run; fix: {option} = 0"
+    return error
+
+
+def refuse_layer_drop(regions: Iterable[Any]) -> None:
+    """Raises CaptureError where a part that runs in PyTorch draws which layers run: eager moves no
+    parameter of a layer that was dropped, and the update of a whole step moves them all."""
+    for region in regions:
+        for name, module in () if region.module is None else region.module.named_modules():
+            option = _drop_of(module)
+            if option and module.training:
+                path = ".".join(p for p in (region.path, name) if p)
+                raise CaptureError(
+                    f"{path} has layer drop: random numbers decide which layers run, and the "
+                    f"update of a step moves every parameter; fix: {option} = 0, or your own loop "
+                    "with onward.accelerate(model)"
+                )
+
+
+def _drop_of(module: torch.nn.Module, chance: float | None = None) -> str:
+    """The option that sets layer drop; "" where it is off. chance: that it is to have."""
+    config = vars(module).get("config")
+    named = {n: v for n, v in vars(config).items() if _drops(n, v)} if config is not None else {}
+    own = {n: v for n, v in vars(module).items() if _drops(n, v)}
+    if chance is not None:
+        named, own = ({n: v for n, v in x.items() if v == chance} for x in (named, own))
+    options = [n for n, v in named.items() if not own or v in own.values()]
+    return f"config.{options[0]}" if options else next(iter(own), "")
+
+
+def _drops(name: str, value: Any) -> bool:
+    return name.endswith(_DROPS) and isinstance(value, (int, float)) and value > 0
+
+
+def _where(error: BaseException, model: torch.nn.Module) -> str:
+    """The path of the innermost module that was being called."""
+    paths = {id(m): path for path, m in model.named_modules()}
+    found = [paths[id(m)] for m in blamed(error, model) if id(m) in paths]
+    return found[0] if found else "the forward"
+
+
+__all__ = ["layer_drop", "refusal", "refuse_layer_drop"]

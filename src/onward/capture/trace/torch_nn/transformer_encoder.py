@@ -1,0 +1,69 @@
+"""torch.nn.TransformerEncoder under a padding mask, in evaluation: hidden tokens come out as zeros.
+
+Eager PyTorch then leaves the hidden tokens out (it goes over to a nested tensor), and pads the
+result with zeros before the final norm. That is, where the encoder's `use_nested_tensor` is set,
+no attention mask is given, nothing asks for gradients, and no hidden token stands before a visible
+one. An export traces the other path, whose hidden tokens come out as some numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from onward.config import CaptureError
+from onward.model_state.patches import patched
+
+
+@contextmanager
+def padded_with_zeros(trains: bool) -> Iterator[None]:
+    """Within it, an encoder's hidden tokens come out as in eager PyTorch.
+
+    trains: whether gradients are asked for.
+    """
+    encoder = torch.nn.TransformerEncoder
+    plain = encoder.forward
+
+    def forward(
+        self: Any, src: Any, mask: Any = None, src_key_padding_mask: Any = None,
+        is_causal: Any = None,
+    ) -> Any:  # fmt: skip
+        y = plain(self, src, mask, src_key_padding_mask, is_causal)
+        hidden = src_key_padding_mask
+        if hidden is None or mask is not None:
+            return y
+        if not _nests(self, src, trains):
+            return y
+        if not getattr(self, "mask_check", True):
+            raise CaptureError(
+                "a torch.nn.TransformerEncoder with mask_check=False; fix: leave mask_check on"
+            )
+        hidden = hidden if hidden.dtype == torch.bool else hidden != 0  # b[B,T]
+        behind = hidden.long().cumsum(1) > 0  # from the first hidden token on
+        last = (behind != hidden).long().sum() == 0
+        empty = src.new_zeros(src.shape[-1])
+        empty = empty if self.norm is None else self.norm(empty)
+        return torch.where((hidden & last)[..., None], empty, y)
+
+    with patched([(encoder, "forward", forward)]):
+        yield
+
+
+def _nests(encoder: Any, src: torch.Tensor, trains: bool) -> bool:
+    """Whether eager PyTorch would go over to a nested tensor, given a mask that allows it."""
+    first = encoder.layers[0]
+    if not getattr(encoder, "use_nested_tensor", False) or first.training or src.dim() != 3:
+        return False
+    if not torch.backends.mha.get_fastpath_enabled():
+        return False
+    attention = first.self_attn
+    read = (
+        src, attention.in_proj_weight, attention.in_proj_bias, attention.out_proj.weight,
+        attention.out_proj.bias, first.norm1.weight, first.norm1.bias, first.norm2.weight,
+        first.norm2.bias, first.linear1.weight, first.linear1.bias, first.linear2.weight,
+        first.linear2.bias,
+    )  # fmt: skip
+    return not (trains and any(x.requires_grad for x in read))

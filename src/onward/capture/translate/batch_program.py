@@ -1,0 +1,184 @@
+"""What a program computes of a batch's leaves and of constants alone, known before it runs."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+from onward.capture.trace.aliasing import mutates, source
+
+
+class Given:
+    """What is known of a program before it runs: the batch's leaves, their sizes, constants."""
+
+    def __init__(self, program: Any) -> None:
+        signature = program.graph_signature
+        self.leaves = {name: i for i, name in enumerate(signature.user_inputs)}
+        self.constants = {
+            name: program.constants[path]
+            for name, path in signature.inputs_to_lifted_tensor_constants.items()
+        }
+        self.sizes: dict[Any, tuple[int, int, int]] = {}  # symbol -> leaf, dim, factor
+        for node in program.graph.nodes:
+            if node.name in self.leaves and isinstance(node.meta.get("val"), torch.Tensor):
+                for dim, size in enumerate(node.meta["val"].shape):
+                    if isinstance(size, torch.SymInt):
+                        factor, symbol = size.node.expr.as_coeff_Mul()
+                        self.sizes.setdefault(symbol, (self.leaves[node.name], dim, int(factor)))
+        self._written: dict[Any, dict[Any, list[Any]]] = {}  # graph -> owner of memory -> writers
+
+    @classmethod
+    def of_leaves(cls, leaves: dict[str, int]) -> Given:
+        """Of a program of which the leaves are known and what is made of them."""
+        found = cls.__new__(cls)
+        found.leaves, found.constants, found.sizes, found._written = leaves, {}, {}, {}
+        return found
+
+    def steps(self, node: Any) -> tuple[Any, ...] | None:
+        """The nodes that compute this one from what is given, with those that write into their
+        memory before; None where that is not enough."""
+        order = {n: i for i, n in enumerate(node.graph.nodes)}
+        needed, waiting = set(), [node]
+        while waiting:
+            step = waiting.pop()
+            if step in needed:
+                continue
+            needed.add(step)
+            if self.size(step) is not None or _is_region(step):
+                continue
+            owner = _owner(step)
+            if not isinstance(owner, torch.fx.Node):
+                return None  # an op that writes several tensors
+            writers = [
+                w for w in self._writers(node.graph).get(owner, []) if order[w] < order[node]
+            ]
+            if writers and owner.op != "call_function" and owner.name not in self.leaves:
+                return None  # the user's memory; of a batch's tensor a copy is written (`value`)
+            waiting += writers
+            if step.name in self.leaves or step.name in self.constants:
+                continue
+            changes = step.op == "call_function" and mutates(step.target)
+            if step.op != "call_function" or not (
+                _is_function(step.target, changes) or _enters(step)
+            ):
+                return None
+            waiting += step.all_input_nodes
+        return tuple(step for step in node.graph.nodes if step in needed)
+
+    def _writers(self, graph: Any) -> dict[Any, list[Any]]:
+        """The nodes that write, by the node whose memory it is."""
+        if graph not in self._written:
+            found = self._written[graph] = {}
+            for node in graph.nodes:
+                if node.op == "call_function" and mutates(node.target):
+                    for written in _arguments_written(node):
+                        found.setdefault(_owner(written), []).append(node)
+        return self._written[graph]
+
+    def value(self, node: Any, tensors: Sequence[torch.Tensor], found: dict[Any, Any]) -> Any:
+        """The node's value for a batch; `found`: those of the nodes before."""
+        size = self.size(node)
+        if size is not None:
+            return size(*tensors)
+        if node.op == "placeholder":
+            i = self.leaves.get(node.name)
+            return self.constants[node.name] if i is None else tensors[i].detach().clone()
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), found.__getitem__)
+        return node.target(*args, **kwargs)
+
+    def size(self, node: Any) -> SizeOf | None:
+        """A size that the batch's say, or none; None for what is no size."""
+        value = node.meta.get("val")
+        if node.op != "call_function" or isinstance(value, bool):
+            return None
+        if isinstance(value, int):
+            return SizeOf(sympy.Integer(value), ())
+        if not isinstance(value, torch.SymInt):
+            return None
+        symbols = value.node.expr.free_symbols
+        if not symbols <= self.sizes.keys():
+            return None
+        return SizeOf(value.node.expr, tuple((s, *self.sizes[s]) for s in symbols))
+
+
+@dataclass(frozen=True)
+class SizeOf:
+    """A size as a function of a batch's leaves. places: a symbol, its leaf, dim and factor."""
+
+    expr: Any
+    places: tuple[tuple[Any, int, int, int], ...]
+
+    def __call__(self, *tensors: torch.Tensor) -> int:
+        sizes = {s: tensors[leaf].shape[dim] // by for s, leaf, dim, by in self.places}
+        return int(self.expr.xreplace({s: sympy.Integer(n) for s, n in sizes.items()}))
+
+    @property
+    def __name__(self) -> str:
+        return "size"
+
+
+def _is_region(node: Any) -> bool:
+    """What a mode of gradients encloses, where it is made of functions."""
+    held = getattr(node.graph.owning_module, node.target, None) if node.op == "get_attr" else None
+    return isinstance(held, torch.fx.GraphModule) and all(
+        n.op in ("placeholder", "output") or (n.op == "call_function" and _is_function(n.target))
+        for n in held.graph.nodes
+    )
+
+
+def _enters(node: Any) -> bool:
+    return getattr(node.target, "__name__", "") == "wrap_with_set_grad_enabled"
+
+
+def _is_function(target: Any, changes: bool = False) -> bool:
+    """Whether it gives the same for the same, and writes nothing. changes: it may write."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return not isinstance(target, torch._ops.OperatorBase)
+    drawn = torch.Tag.nondeterministic_seeded in target.tags
+    return (changes or not target._schema.is_mutable) and not drawn
+
+
+def _owner(node: Any) -> Any:
+    """The node that has the memory which a node's tensor shows; of one that writes a list of
+    tensors that list."""
+    while isinstance(node, torch.fx.Node) and (
+        (inner := source(node)) is not None or mutates(node.target)
+    ):
+        node = node.args[0] if inner is None else inner
+    return node
+
+
+def _arguments_written(node: Any) -> list[Any]:
+    """The nodes of the tensors that an op changes."""
+    found = []
+    for i, argument in enumerate(node.target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[i] if i < len(node.args) else node.kwargs.get(argument.name)
+            found += given if isinstance(given, (list, tuple)) else [given]
+    return [n for n in found if isinstance(n, torch.fx.Node)]
+
+
+def constants(program: Any, node: Any) -> Any:
+    """The value of a node that constants alone decide; None for others."""
+    given = Given(program)
+    given.leaves, given.sizes = {}, {}
+    steps = given.steps(node)
+    if steps is None or not all(
+        isinstance(s.target, torch._ops.OpOverload) or s.target is operator.getitem
+        for s in steps
+        if s.op == "call_function"
+    ):
+        return None
+    found: dict[Any, Any] = {}
+    with torch.no_grad():
+        for step in steps:
+            found[step] = given.value(step, (), found)
+    return found[node]
+
+
+__all__ = ["Given", "constants"]

@@ -1,0 +1,204 @@
+"""Functionalization: ops that write in place become ops that return new values.
+
+Whoever reads the same memory later sees what was written. A graph's values never change, so all
+names of the memory get new values: an op that wrote a view (`x[:, 1:] += y`, `x.t()`) gives the
+tensor behind it anew, and every other view of that tensor is taken again. A buffer that a forward
+writes has a next value, which the step stores (buffer_updates.py).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from onward.capture.aten import TABLE, Call
+from onward.capture.trace.aliasing import is_region, source, writes
+from onward.capture.trace.gradient_edges import carries
+from onward.graph.graph import Value, type_of
+
+Taken = Callable[[Any], None]  # gives a node's name its value anew
+
+# Views of all elements in their order, or the tensor itself.
+_ALL = (
+    "view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten", "view_as", "reshape_as",
+    "ravel", "_unsafe_view", "_reshape_alias", "alias", "contiguous", "to", "type_as", "cpu",
+    "lift_fresh", "dropout", "feature_dropout", "alpha_dropout", "atleast_1d", "atleast_2d",
+    "atleast_3d", "expand", "expand_as", "broadcast_to",
+)  # fmt: skip
+_TURNED = (
+    "transpose", "permute", "t", "swapaxes", "swapdims", "movedim", "moveaxis", "numpy_T", "mT",
+    "adjoint", "matrix_H",
+)  # fmt: skip
+_WINDOWS = ("slice", "select", "narrow", "diagonal")
+_PARTS = ("split", "split_with_sizes", "chunk", "unbind", "tensor_split")
+
+
+def path_to_owner(written: Any) -> list[Any]:
+    """From the tensor that an op writes to the one that owns its memory."""
+    path = [written]
+    while (inner := source(path[-1])) is not None:
+        path.append(inner)
+    return path
+
+
+def may_write(
+    node: Any,
+    written: Any,
+    order: dict[Any, int],
+    buffers: Mapping[Any, Sequence[Any]],
+    given: Mapping[Any, tuple[Any, Any]],
+    batch: Collection[Any] = (),
+) -> bool:
+    """Whether all that is read after this op can be given what it wrote.
+
+    written: the tensor that the op writes. order: the nodes' places in their program. buffers: the
+    nodes that stand for the model's buffers: within a region of another mode, for which outside,
+    and the region. given: of what else a region was given, the same. batch: the nodes of the
+    batch's tensors, whose memory is to hold the same before and after (batch_writes.py).
+    """
+    path = path_to_owner(written)
+    owner = path[-1]
+    held = owner in buffers or owner in batch
+    if not held and owner not in given and owner.op != "call_function":
+        return False  # the user's memory
+    if not all(_passable(view, owner in buffers) for view in path[:-1]):
+        return False
+    if not all(_again(n) for n in _others(owner, node, path, order)):
+        return False
+    while buffers.get(owner):
+        owner, region = buffers[owner]
+        if _others(owner, region, [owner], order):
+            return False
+    return owner not in given or _unread(*given[owner], order, given)
+
+
+def _unread(
+    outside: Any, region: Any, order: dict[Any, int], given: Mapping[Any, tuple[Any, Any]]
+) -> bool:
+    """Whether a region alone reads what it writes into: tensors of the forward's own, given to it
+    under one name, that nobody reads after it."""
+    owner = path_to_owner(outside)[-1]
+    if owner not in given and owner.op != "call_function":
+        return False
+    sharing = _sharing(owner)
+    names = [a for a in region.args if isinstance(a, torch.fx.Node) and a in sharing]
+    before = [n for n in sharing if order.get(n, -1) < order[region]]
+    if len(names) > 1 or any(order[u] > order[region] for n in before for u in n.users):
+        return False
+    # a gradient passes by what was written where nothing recorded it, and ends at a region's result
+    if carries(owner.meta["val"]) and any(n not in before and n.users for n in sharing):
+        return False
+    return owner not in given or _unread(*given[owner], order, given)
+
+
+def _passable(view: Any, kept: bool) -> bool:
+    """Whether what is behind a view can be made of the view and of what was there. kept: of a
+    buffer."""
+    stem = _stem(view)
+    if writes(view.target) or stem in (*_TURNED, *_PARTS, *_WINDOWS):
+        return True
+    if view.target is operator.getitem:
+        return not is_region(view.args[0])
+    return _covers(view) if stem in _ALL else stem == "detach" and kept
+
+
+def _covers(view: Any) -> bool:
+    """Whether it shows each element once."""
+    shown, whole = (n.meta["val"] for n in (view, view.args[0]))
+    return bool(shown.numel() == whole.numel())
+
+
+def _again(node: Any) -> bool:
+    """Whether a view can be taken anew."""
+    of_region = node.target is operator.getitem and is_region(node.args[0])
+    return node.op == "call_function" and not of_region
+
+
+def _others(owner: Any, node: Any, path: Sequence[Any], order: dict[Any, int]) -> list[Any]:
+    """Names of the owner's memory from before a node, but for `path`, that are read after it, and
+    the views that they are views of; in their order."""
+    found: dict[Any, None] = {}
+    for other in _sharing(owner):
+        if order.get(other, -1) < order[node] and any(order[u] > order[node] for u in other.users):
+            while other not in found and other not in path:
+                found[other] = None
+                other = source(other)
+    return sorted(found, key=lambda n: order.get(n, -1))
+
+
+def _sharing(owner: Any) -> list[Any]:
+    """The owner and all that show its memory."""
+    found: dict[Any, None] = {}
+    stack = [owner]
+    while stack:
+        node = stack.pop()
+        if node not in found:
+            found[node] = None
+            results = [r for u in node.users if is_region(u) for r in u.users]
+            stack += [u for u in (*node.users, *results) if source(u) is node]
+    return list(found)
+
+
+def settle(written: Any, value: Value, c: Call, take: Taken) -> None:
+    """Gives all names of the memory that an op has written their new values."""
+    path = path_to_owner(written)
+    made: Any = value
+    c.t.env[written] = made
+    for view, whole in pairwise(path):
+        made = c.t.env[whole] = _whole(c, c.t.env[whole], view, made)
+    for node in _others(path[-1], c.node, path, c.t.order):
+        take(node)
+
+
+def _whole(c: Call, before: Any, view: Any, value: Any) -> Any:
+    """What stood behind a view, `before`, with what stands in the view now."""
+    stem = _stem(view)
+    if view.target is operator.getitem:
+        return [value if i == view.args[1] else x for i, x in enumerate(before)]
+    if stem in _PARTS:
+        dim = _argument(view, "dim") % type_of(before).rank
+        pieces = [c.b.unsqueeze(x, [dim]) for x in value] if stem == "unbind" else value
+        return c.b.Concat(*pieces, axis=dim) if len(pieces) > 1 else pieces[0]
+    if stem in _TURNED:
+        # sizes that differ say where each dim has gone
+        sizes = torch.empty(*range(2, 2 + type_of(before).rank), device="meta")
+        order = [n - 2 for n in view.target(sizes, *view.args[1:], **view.kwargs).shape]
+        return c.b.transpose(value, [order.index(d) for d in range(len(order))])
+    if stem in _WINDOWS:
+        return _written(c, before, view, value)
+    return value if writes(view.target) else c.b.reshape(value, type_of(before).shape)
+
+
+def _written(c: Call, whole: Value, window: Any, value: Value) -> Value:
+    """`whole` with `value` where `window`, a part of it, lies."""
+    stem = _stem(window)
+    names = {
+        "slice": ("dim", "start", "end", "step"),
+        "select": ("dim", "index"),
+        "narrow": ("dim", "start", "length"),
+        "diagonal": ("offset", "dim1", "dim2"),
+    }
+    given = [c.t.size_of_argument(n) for n in (_argument(window, name) for name in names[stem])]
+    if stem == "narrow":
+        dim, start, length = given
+        size = type_of(whole).shape[dim]
+        first, _ = c.bounds(size, start, None)
+        stem, given = "slice", [dim, first, first + length, 1]
+    return TABLE[f"{stem}_scatter.default"](c, whole, value, *given)
+
+
+def _argument(node: Any, name: str) -> Any:
+    """An op's argument of this name, as given or as torch leaves it out."""
+    arguments = node.target._schema.arguments
+    i = next(i for i, a in enumerate(arguments) if a.name == name)
+    return node.args[i] if i < len(node.args) else node.kwargs.get(name, arguments[i].default_value)
+
+
+def _stem(node: Any) -> str:
+    """`aten.squeeze.dims` -> `squeeze`."""
+    named = isinstance(node.target, torch._ops.OpOverload)
+    return node.target._schema.name.split("::")[1].rstrip("_") if named else ""

@@ -1,0 +1,112 @@
+"""Which attributes of plain objects (a configuration, a smoother of labels) a capture has read.
+
+A trace is decided by what it reads: an attribute that was never read, as those that saving a model
+writes into its configuration, may change without a word. Reads are noted at `__getattribute__`, in
+the classes that leave every read to it; objects of other classes count as read wholly.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from onward.model_state.code import HEAP_TYPE, module_of, origin, slot_names
+from onward.model_state.patches import patched
+from onward.model_state.walk import Walk
+
+_GET = "__getattribute__"
+# classes whose own `__getattribute__` is known: it turns names into others, and reads these itself
+_TURNING = (
+    "transformers.configuration_utils",
+    "transformers.integrations.heterogeneity.configuration_utils",
+)
+_READ_BY_TURNING = (
+    "attribute_map", "_heterogeneity_spec", "allow_global_per_layer_attribute_access",
+)  # fmt: skip
+# what gives all attributes (`vars(x)`, a copy, `dir(x)`), or reads without a note
+_OF_ALL = {
+    "__dict__", "__dir__", "__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__",
+    "_getattr_without_heterogeneous_validation",
+}  # fmt: skip
+_OTHERWISE = (torch.nn.Module, torch.Tensor)  # which a walk looks at in ways of its own
+_ROOM = object.__basicsize__ + 16  # of an object with a dict and weak references, and no more
+
+
+class Reads:
+    """The names that were read, by object. Each object is kept, so that its id stays its own."""
+
+    def __init__(self, objects: Iterable[Any] = ()) -> None:
+        self._names: dict[int, tuple[Any, set[str]]] = {id(x): (x, set()) for x in objects}
+
+    def note(self, x: Any, name: str) -> None:
+        found = self._names.get(id(x))
+        if found is not None:
+            found[1].add(name)
+
+    def names(self, x: Any) -> frozenset[str] | None:
+        """What was read of this object; None for all of it."""
+        found = self._names.get(id(x))
+        if found is None or found[1] & _OF_ALL:
+            return None
+        names = found[1]
+        turned: Any = getattr(type(x), "attribute_map", None) if _turns(type(x)) else None
+        if turned is None:
+            return frozenset(names)
+        return frozenset([*names, *(turned[n] for n in names if n in turned), *_READ_BY_TURNING])
+
+
+@contextmanager
+def reading(model: Any, loss_fn: Any) -> Iterator[Reads]:
+    """Notes what this thread reads within of the plain objects that these lead to."""
+    seen = [x for x, _ in Walk(model, loss_fn).plain.values() if _leaves_reads_to_get(type(x))]
+    reads = Reads(seen)
+    with patched([(cls, _GET, _noting(cls, reads.note)) for cls in {type(x) for x in seen}]):
+        yield reads
+
+
+def _noting(cls: type, note: Any) -> Any:
+    plain = getattr(cls, _GET)
+
+    def get(x: Any, name: str) -> Any:
+        note(x, name)
+        return plain(x, name)
+
+    return get
+
+
+@functools.lru_cache(maxsize=1024)
+def _leaves_reads_to_get(cls: type) -> bool:
+    """Whether `__getattribute__` sees every read of an object's attributes: the class is written
+    in Python, and its code does not go by it."""
+    if type(cls) not in (type, abc.ABCMeta) or issubclass(cls, _OTHERWISE):
+        return False
+    if origin(module_of(cls)) == "opaque" or slot_names(cls) or not cls.__dictoffset__:
+        return False
+    if cls.__basicsize__ > _ROOM or cls.__itemsize__:
+        return False  # it is made of another one, of C
+    for c in cls.__mro__[:-1]:
+        if not c.__flags__ & HEAP_TYPE:
+            return False
+        if module_of(c) not in _TURNING and any(map(_goes_by_get, vars(c).items())):
+            return False
+    return True
+
+
+def _goes_by_get(item: tuple[str, Any]) -> bool:
+    name, x = item
+    function = getattr(x, "__func__", None) or getattr(x, "fget", None) or x
+    code = getattr(function, "__code__", None)
+    return name == _GET or (isinstance(code, types.CodeType) and _GET in code.co_names)
+
+
+def _turns(cls: type) -> bool:
+    return any(module_of(c) in _TURNING for c in cls.__mro__)
+
+
+__all__ = ["Reads", "reading"]

@@ -1,0 +1,330 @@
+"""Refusals of models that a graph would get wrong without a word, each with its place and a fix.
+
+Hooks do not run inside a graph. Those of torch.nn (weight norm, pruning), Transformers and PEFT
+only compute what the module's output is made of: an export traces them. What any other does
+besides, to a list or a logger, an export would lose.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch.jit import ScriptModule
+from torch.nn.modules import module as modules
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _device, _python_dispatch
+
+from onward.config import CaptureError
+from onward.model_state import Walk, module_of
+
+# packages whose forward hooks are pure: they may be traced
+_TRACED = ("torch.nn.", "torch.ao.", "transformers.", "peft.")
+
+FORWARD_HOOKS = {"_forward_hooks": "forward hook", "_forward_pre_hooks": "forward pre-hook"}
+BACKWARD_HOOKS = {"_backward_hooks": "backward hook", "_backward_pre_hooks": "backward pre-hook"}
+TENSOR_HOOKS = {
+    "_backward_hooks": "gradient hook",
+    "_post_accumulate_grad_hooks": "post-accumulate-grad hook",
+}
+_GLOBAL = {"_global_" + attribute.lstrip("_"): kind for attribute, kind in FORWARD_HOOKS.items()}
+_GLOBAL |= {"_global_" + attribute.lstrip("_"): kind for attribute, kind in BACKWARD_HOOKS.items()}
+
+AUTOCAST_DEVICES = ("cpu", "cuda")
+_CORE: Any = torch._C
+_packing = _CORE._autograd._top_saved_tensors_default_hooks  # the innermost ones, or None
+NO_HOOKS = "hooks do not run inside a graph; fix: remove it"
+_FETCH = f"{NO_HOOKS}, or use fetch= for an output of the model"
+
+
+def refuse_model(
+    model: torch.nn.Module,
+    loss_fn: Any = None,
+    trains: bool = True,
+    tensor_hooks: bool = True,
+    apart: Sequence[torch.nn.Module] = (),
+) -> None:
+    """Raises CaptureError with everything in the model that its graph could not honour.
+
+    trains: whether gradients are asked for; hooks on them matter only then. tensor_hooks: whether
+    those on parameters do, which autograd calls where it is the one that accumulates. apart: parts
+    that run in PyTorch, hooks and all.
+    """
+    aside = {id(m) for part in apart for m in part.modules()}
+    roots = {"": model}
+    if isinstance(loss_fn, torch.nn.Module):
+        roots["loss_fn."] = loss_fn
+    reasons = [*_autocast(), *_surroundings()]
+    places: list[str] = []
+    for prefix, root in roots.items():
+        found = [*_wrapped(root, prefix, aside), *_module_hooks(root, prefix, trains, aside)]
+        reasons += [reason for _, reason in found]
+        places += [place for place, _ in found]
+        reasons += _tensors(root, prefix, trains and tensor_hooks)
+    if reasons:
+        error = CaptureError("the model cannot be captured: " + "; ".join(reasons))
+        if len(places) == len(reasons):  # all of them could run apart
+            error.places = tuple(dict.fromkeys(places))
+        raise error
+
+
+def refuse_surroundings(autocast: bool = True) -> None:
+    """Raises CaptureError where autocast, a mode or a global hook would act in eager. autocast:
+    whether it is one of them."""
+    reasons = [*(_autocast() if autocast else ()), *_surroundings()]
+    if reasons:
+        raise CaptureError("; ".join(reasons))
+
+
+def _autocast() -> Iterator[str]:
+    if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)):
+        yield "autocast is on; fix: leave the autocast block (mixed_precision is an option)"
+
+
+def _surroundings() -> Iterator[str]:
+    stacks = (
+        getattr(torch.overrides, "_get_current_function_mode_stack", list),
+        getattr(_python_dispatch, "_get_current_dispatch_mode_stack", list),
+    )
+    for mode in itertools.chain.from_iterable(stack() for stack in stacks):
+        if type(mode) is _device.DeviceContext:
+            continue  # of torch.set_default_device
+        yield f"{type(mode).__name__} is active, which a graph does not pass through; fix: leave it"
+    packing = _packing(True)
+    if packing and not keeps_numbers(packing[0]):
+        yield "saved_tensors_hooks are active, which a graph does not call; fix: leave the block"
+    for attribute, kind in _GLOBAL.items():
+        yield from _hooks(getattr(modules, attribute, {}), f"global {kind}", "every module", _FETCH)
+
+
+def keeps_numbers(pack: Any) -> bool:
+    """Whether it is of save_on_cpu or of checkpoint, which give back what they were given."""
+    held = ("torch.autograd.graph", "torch.utils.checkpoint")
+    return pack is _same_numbers or getattr(pack, "__module__", "") in held
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _same_numbers(x: torch.Tensor) -> torch.Tensor:
+    """Not x itself: an operator that saves its own result would hold itself for ever."""
+    return x.detach()
+
+
+def apart_from_hooks() -> Any:
+    """A context in which a checkpoint around it does not count what a capture saves."""
+    if not _packing(True):
+        return nullcontext()
+    return torch.autograd.graph.saved_tensors_hooks(_same_numbers, _as_it_is)
+
+
+def _wrapped(root: torch.nn.Module, prefix: str, aside: set[int]) -> Iterator[tuple[str, str]]:
+    """Paths, and what is wrong there."""
+    for path, module in root.named_modules(prefix=prefix.rstrip(".")):
+        where = path or "it"
+        if id(module) in aside:
+            continue
+        if isinstance(module, ScriptModule):
+            yield path, f"{where} is TorchScript; fix: give the module that it was made of"
+            return  # what it holds is too
+        if isinstance(module, DistributedDataParallel):
+            yield (
+                path,
+                f"{where} is DistributedDataParallel, and a step is one rank's; fix: its .module",
+            )
+
+
+def _module_hooks(
+    root: torch.nn.Module, prefix: str, trains: bool, aside: set[int]
+) -> Iterator[tuple[str, str]]:
+    named = dict(root.named_modules(prefix=prefix.rstrip(".")))
+    for path, module in named.items():
+        if id(module) in aside:
+            continue
+        where = path or type(module).__name__
+        for attribute, kind in FORWARD_HOOKS.items():
+            hooks = getattr(module, attribute, {})
+            for reason in _hooks(hooks, kind, where, _FETCH):
+                yield _owner(hooks, named, path), reason
+        for attribute, kind in BACKWARD_HOOKS.items() if trains else ():
+            hooks = getattr(module, attribute, {})
+            for reason in _hooks(hooks, kind, where, NO_HOOKS, ()):
+                yield _owner(hooks, named, path), reason
+
+
+def _owner(hooks: Mapping[int, Any], named: Mapping[str, torch.nn.Module], path: str) -> str:
+    """Where the values are that a module's hooks set: in the module around it of which one is a
+    method, or in the module itself."""
+    owners = {id(getattr(hook, "__self__", None)) for hook in hooks.values()}
+    above = path
+    while "." in above:
+        above = above.rpartition(".")[0]
+        if above in named and id(named[above]) in owners:
+            return above
+    return path
+
+
+def _hooks(
+    hooks: Mapping[int, Any] | None,
+    kind: str,
+    where: str,
+    fix: str,
+    traced: Iterable[str] = _TRACED,
+) -> Iterator[str]:
+    for hook in (hooks or {}).values():
+        if not is_traced(hook, traced):
+            yield f"{where} has the {kind} {_origin(hook).__qualname__}; {fix}"
+
+
+def is_traced(hook: Any, packages: Iterable[str] = _TRACED) -> bool:
+    """Whether a forward hook computes nothing but what the module's output is made of."""
+    return f"{module_of(_origin(hook))}.".startswith(tuple(packages))
+
+
+@contextmanager
+def without_hooks(model: torch.nn.Module) -> Iterator[None]:
+    """Within it the model's modules have none of the hooks that are not traced."""
+    held: list[tuple[dict[str, Any], str, Any]] = []
+    for module in model.modules():
+        for name in (*FORWARD_HOOKS, *BACKWARD_HOOKS):
+            hooks = vars(module).get(name)
+            if hooks and not all(map(is_traced, hooks.values())):
+                held.append((vars(module), name, hooks))
+    try:
+        for attributes, name, hooks in held:
+            traced = [(key, hook) for key, hook in hooks.items() if is_traced(hook)]
+            attributes[name] = OrderedDict(traced)
+        yield
+    finally:
+        for attributes, name, hooks in held:
+            attributes[name] = hooks
+
+
+def _origin(hook: Any) -> Any:
+    hook = getattr(hook, "func", hook)  # of a functools.partial
+    return hook if hasattr(hook, "__qualname__") else type(hook)
+
+
+def own_class(tensor: torch.Tensor) -> str | None:
+    """Says that the tensor's class is none of torch's own: such a one may say itself what torch's
+    functions do, and a trace shows the forward a tensor of another class."""
+    cls = type(tensor)
+    mro = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
+    plain = all(module_of(c).startswith("torch.nn.") for c in mro)
+    return None if plain else f"of {cls.__qualname__}, a class that a graph does not keep"
+
+
+def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
+    storages: dict[int, list[_Range]] = {}
+    parameters, buffers = root.named_parameters(), root.named_buffers()  # tied ones are listed once
+    for name, tensor in itertools.chain(parameters, buffers):
+        name, trained = prefix + name, isinstance(tensor, torch.nn.Parameter)
+        if torch.nn.parameter.is_lazy(tensor):
+            yield f"{name} has no shape yet; fix: call the model once"
+            continue
+        strange = own_class(tensor)
+        if strange:
+            yield f"{name} is {strange}; fix: a plain tensor"
+            continue
+        if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr():
+            held = storages.setdefault(tensor.untyped_storage().data_ptr(), [])
+            held.append(_Range(*_bytes_of(tensor), name, trained))
+        for attribute, kind in TENSOR_HOOKS.items() if trains else ():
+            yield from _hooks(getattr(tensor, attribute, None), kind, name, NO_HOOKS, ())
+    for held in storages.values():
+        for first, second in _overlapping(held):
+            yield (
+                f"{second} and {first} are different views of one storage, and overlap; fix: clone "
+                "one"
+            )
+
+
+class _Range(NamedTuple):
+    """Where a tensor's bytes lie in its storage: from `start` up to `end`, gaps among them."""
+
+    start: int
+    end: int
+    name: str
+    trained: bool
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    start = int(tensor.storage_offset()) * tensor.element_size()
+    if not tensor.numel():
+        return start, start
+    last = sum((n - 1) * int(step) for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _overlapping(held: list[_Range]) -> Iterator[tuple[str, str]]:
+    """Pairs of tensors, of which one is trained, with bytes that lie among the other's. Parameters
+    that lie side by side in one buffer (DeepSpeed's) are no such."""
+    order = {r.name: i for i, r in enumerate(held)}
+    open_: list[_Range] = []
+    for at in sorted(held):
+        open_ = [r for r in open_ if r.end > at.start]
+        for other in open_:
+            if at.end > at.start and (at.trained or other.trained):
+                first, second = sorted((at.name, other.name), key=order.__getitem__)
+                yield first, second
+        open_.append(at)
+
+
+def refuse_unlisted(
+    constants: Iterable[torch.Tensor], model: torch.nn.Module, loss_fn: Any
+) -> None:
+    """Raises CaptureError where autograd would give a gradient to a parameter that the forward
+    reads (one of `constants`) and neither `model.parameters()` nor those of `loss_fn` list."""
+    read = {t.untyped_storage().data_ptr() for t in constants}
+    for path, tensor in Walk(model, loss_fn).named_tensors() if read else ():
+        if tensor.requires_grad and tensor.untyped_storage().data_ptr() in read:
+            raise CaptureError(
+                f"the forward reads the parameter {path}, which requires a gradient and is not "
+                "among the model's; fix: register it (an attribute of a module, a ModuleList), or "
+                "requires_grad_(False)"
+            )
+
+
+def refuse_constant(tensor: torch.Tensor, owned: Mapping[str, torch.Tensor]) -> None:
+    """Raises CaptureError for a baked tensor that is a parameter, or is computed from one.
+
+    owned: the model's parameters and buffers by path; what is computed from a buffer is a
+    constant until the buffer changes.
+    """
+    fix = "fix: read it through its module, so that the graph holds it as a parameter"
+    if tensor.requires_grad:
+        raise CaptureError(
+            f"the forward reads a tensor of shape {tuple(tensor.shape)} that requires a gradient "
+            f"and is not the model's; {fix}"
+        )
+    pointer = tensor.untyped_storage().data_ptr()
+    for name, other in owned.items() if pointer else ():
+        trained = isinstance(other, torch.nn.Parameter)
+        if trained and other.untyped_storage().data_ptr() == pointer:
+            raise CaptureError(
+                f"the forward reads the memory of {name} through another tensor (a list, a "
+                f"closure, a view); {fix}"
+            )
+
+
+__all__ = [
+    "AUTOCAST_DEVICES",
+    "BACKWARD_HOOKS",
+    "FORWARD_HOOKS",
+    "NO_HOOKS",
+    "TENSOR_HOOKS",
+    "apart_from_hooks",
+    "is_traced",
+    "keeps_numbers",
+    "own_class",
+    "refuse_constant",
+    "refuse_model",
+    "refuse_surroundings",
+    "refuse_unlisted",
+    "without_hooks",
+]

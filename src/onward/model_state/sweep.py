@@ -1,0 +1,97 @@
+"""A sweep over what a walk met: whether it is still there. Object identities, which is fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, repeat
+from operator import attrgetter, is_, methodcaller
+from typing import Any
+
+import torch
+
+from onward.model_state.patches import ABSENT
+from onward.model_state.walk import Walk
+
+_values = methodcaller("values")
+_get = dict.get
+_contents = attrgetter("cell_contents")
+_parts = attrgetter("__code__", "__defaults__", "__kwdefaults__")
+# another device is at another address
+_form = attrgetter("__class__", "requires_grad", "dtype", "shape")
+_tensor_hooks = attrgetter("_backward_hooks")
+_late_hooks = attrgetter("_post_accumulate_grad_hooks")
+
+
+class Sweep:
+    """Whether what a walk saw is still there, object by object. All that is held is compared by
+    identity, in passes that call no code of the user's: an `==` of tensors is none."""
+
+    def __init__(self, walk: Walk) -> None:
+        self._walk = walk
+        self._scopes = list(walk.names.values())
+        self._names = [name for _, name in walk.names]
+        self._owners = [owner for owner, _ in walk.slots]
+        self._slots = [name for _, name in walk.slots]
+        self._holders = [held for held, _ in walk.fields]
+        self._fields = [name for _, name in walk.fields]
+        self._views = list(map(_values, walk.mappings))  # each shows what its mapping holds now
+        self._sized = [*walk.mappings, *walk.sequences, *walk.long]
+        self._sizes = list(map(len, self._sized))
+        self._identities = [list(found) for found in self._held()]
+        self._equals = [list(found) for found in self._told()]
+        # of tensors without hooks, that there are none is asked faster
+        self._hooks = [list(map(get, walk.tensors)) for get in (_tensor_hooks, _late_hooks)]
+        self._hooked = any(map(any, self._hooks))
+        self._dtype, self._device = torch.get_default_dtype(), torch.get_default_device()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        return self._walk.tensors
+
+    def _held(self) -> Iterator[Iterable[Any]]:
+        """What is to be the same objects. Of a mapping's keys the last will do: as many values in
+        the same order under other names mean that one was put in, and new ones come last."""
+        walk = self._walk
+        yield chain.from_iterable(self._views)
+        yield map(next, map(reversed, walk.mappings))  # type: ignore[call-overload]
+        yield chain.from_iterable(walk.sequences)
+        yield map(type, walk.objects)
+        yield chain.from_iterable(map(_parts, walk.functions))
+        yield map(_contents, walk.cells)
+        yield map(_get, self._scopes, self._names)
+        yield map(_get, self._holders, self._fields, repeat(ABSENT))
+        yield map(getattr, self._owners, self._slots, repeat(None))
+
+    def _told(self) -> Iterator[Iterable[Any]]:
+        """What is to be equal: plain values only."""
+        walk = self._walk
+        yield map(_form, walk.tensors)
+        yield map(torch.Tensor.stride, walk.tensors)
+        yield map(torch.Tensor.data_ptr, walk.tensors)
+        yield (x.tobytes() for x in walk.arrays)
+
+    def same(self) -> bool:
+        walk = self._walk
+        try:
+            return (
+                self._sizes == list(map(len, self._sized))
+                and not any(walk.empty)
+                and self._same_hooks()
+                and torch.get_default_dtype() == self._dtype
+                and torch.get_default_device() == self._device
+                and all(
+                    all(map(is_, a, b)) for a, b in zip(self._held(), self._identities, strict=True)
+                )
+                and all(list(a) == b for a, b in zip(self._told(), self._equals, strict=True))
+            )
+        except (RuntimeError, ValueError):  # a cell that is empty now, a tensor without memory
+            return False
+
+    def _same_hooks(self) -> bool:
+        """Of tensors; what their mappings of hooks hold is watched as any mapping."""
+        tensors, (hooks, late) = self._walk.tensors, self._hooks
+        if not self._hooked:
+            return not any(map(_tensor_hooks, tensors)) and not any(map(_late_hooks, tensors))
+        return all(map(is_, map(_tensor_hooks, tensors), hooks)) and all(
+            map(is_, map(_late_hooks, tensors), late)
+        )

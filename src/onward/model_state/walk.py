@@ -1,0 +1,394 @@
+"""A walk over all that a model and its loss function lead to: what is there, and what to watch.
+
+What it sees and what not: `train/guards.py`.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import time
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward.model_state.code import (
+    ASIDE,
+    attribute_names,
+    global_names,
+    is_own,
+    module_of,
+    origin,
+    slot_names,
+    underlying,
+)
+from onward.model_state.facts import (
+    ATOMS,
+    BYTES,
+    DEPTH,
+    ELEMENTS,
+    Same,
+    atom,
+    key_fact,
+    state,
+)
+from onward.model_state.patches import ABSENT
+from onward.model_state.wrappers import unwrapped
+
+_FUNCTIONS = (
+    types.FunctionType, types.MethodType, functools.partial, functools.partialmethod,
+    functools._lru_cache_wrapper,
+)  # fmt: skip
+_PARTIAL = ("func", "args", "keywords")
+_PLAIN = {  # of the standard library, and yet looked into
+    "types.SimpleNamespace", "argparse.Namespace", "collections.UserDict", "collections.UserList",
+    "collections.ChainMap", "weakref.WeakKeyDictionary", "weakref.WeakValueDictionary",
+    "_thread._local", "threading.local", "queue.Queue", "queue.LifoQueue", "queue.PriorityQueue",
+}  # fmt: skip
+VALUES = 500_000  # that a walk looks at; of what more there is it takes note which objects they are
+SECONDS = 20.0  # the same, where values are slow to look at; never of the first `AT_LEAST`
+AT_LEAST = 50_000
+NESTING = 120  # of values within values: each level is a few of Python's frames
+_BASES = (object, torch.nn.Module)
+log = logging.getLogger("onward")
+_told: list[str] = []
+_NOT_CALLED = {"__init__", "__post_init__", "__repr__", "__str__", "__del__", "__reduce__"}
+# of nn.Module's own attributes: looked at in a way of their own, or without meaning for a forward
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_MODULE = frozenset(torch.nn.Module().__dict__)
+_SLOT = "_compiled_call_impl"  # what is called in the place of a module's forward and hooks
+
+
+# of a plain object at a path: the attributes that matter; None for all
+Read = Callable[[Any, str], frozenset[str] | None]
+
+
+class Walk:
+    """Visits what a model holds: `facts` by path, compared by value, and what to watch.
+
+    read: which attributes of plain objects matter; all of them where left out.
+    """
+
+    elements, bytes, depth = ELEMENTS, BYTES, DEPTH
+
+    def __init__(
+        self, model: torch.nn.Module, loss_fn: Any, read: Read = lambda x, path: None
+    ) -> None:
+        self.facts: dict[str, Any] = {}
+        self.mappings: list[Mapping[Any, Any]] = []
+        self.sequences: list[Any] = []
+        self.empty: list[Any] = []  # what holds nothing, and is to stay so
+        self.long: list[Any] = []
+        self.tensors: list[torch.Tensor] = []
+        self.arrays: list[np.ndarray[Any, Any]] = []
+        self.functions: list[types.FunctionType] = []
+        self.cells: list[types.CellType] = []
+        self.names: dict[tuple[int, str], Any] = {}  # the scopes of globals that are read
+        self.slots: list[tuple[Any, str]] = []
+        self.objects: list[Any] = []  # whose class may be set
+        self.plain: dict[str, tuple[Any, frozenset[str] | None]] = {}  # and what of them matters
+        self.fields: list[tuple[dict[str, Any], str]] = []  # those attributes
+        self._read = read
+        self._visits = self._nesting = 0
+        self._until = time.monotonic() + SECONDS
+        self.caches: list[Any] = []  # of functools
+        self.classes: dict[type, str] = {}
+        self._own = {id(m) for m in model.modules()}
+        self._seen: dict[int, tuple[str, Any]] = {}  # id -> path, and the object to keep its id
+        self._called: set[str] = {"forward"}
+        self._methods: list[tuple[str, types.FunctionType, str]] = []
+        self._unread: list[tuple[types.FunctionType, str]] = []
+        self.visit(model, "model")
+        self.visit(loss_fn, "loss_fn")
+        self._finish()
+
+    def _finish(self) -> None:
+        """Looks into functions, methods that are called, and at which tensors share memory."""
+        while ready := self._unread + [m[1:] for m in self._methods if m[0] in self._called]:
+            self._methods = [m for m in self._methods if m[0] not in self._called]
+            self._unread = []
+            for function, path in ready:
+                if self._is_enough():
+                    self._leave_out(function, path)
+                else:
+                    self._reads(function, path)
+        groups: dict[int, list[int]] = {}
+        for i, tensor in enumerate(self.tensors):
+            groups.setdefault(tensor.untyped_storage().data_ptr(), []).append(i)
+        shared = sorted(group for pointer, group in groups.items() if pointer and len(group) > 1)
+        self.facts["tensors that share memory"] = shared
+        self.facts["torch.get_default_dtype()"] = torch.get_default_dtype()
+        self.facts["torch.get_default_device()"] = torch.get_default_device()
+
+    def visit(self, x: Any, path: str, depth: int = -1) -> None:
+        """Takes note of `x`, which stands at `path`, and of what it holds, down to so many levels
+        of objects (-1: `self.depth`)."""
+        depth = self.depth if depth < 0 else depth
+        if type(x) in ATOMS:
+            self.facts[path] = atom(x)
+            return
+        if isinstance(x, np.generic):
+            self.facts[path] = (type(x), x.tobytes())
+            return
+        if isinstance(x, (enum.Enum, type, types.ModuleType)):
+            self.facts[path] = Same(x)
+            if isinstance(x, type) and origin(module_of(x)) == "own":
+                self._class(x)
+            return
+        met = self._seen.get(id(x))
+        if met is not None:
+            if met[0] != path:  # else a cycle has led back here, as a function that calls itself
+                self.facts[path] = ("as", met[0])
+            return
+        self._seen[id(x)] = (path, x)
+        self._visits += 1
+        known = isinstance(x, (torch.Tensor, torch.nn.Module))
+        if not known and (self._is_enough() or self._nesting > NESTING):
+            self._leave_out(x, path)
+            return
+        self._nesting += 1
+        self._look_into(x, path, depth)
+        self._nesting -= 1
+
+    def _is_enough(self) -> bool:
+        asked = self._visits > AT_LEAST and self._visits % 1000 == 0
+        if asked and time.monotonic() > self._until:
+            self._until = -1.0
+        return self._until < 0 or self._visits > VALUES
+
+    def _leave_out(self, x: Any, path: str) -> None:
+        """Takes note of which object stands there, and of nothing that it holds; says so."""
+        self.facts[path] = Same(x)
+        if not _told:  # one line: there may be as many places as values
+            _told.append(path)
+            log.warning(
+                "%s: so many values, or so deep within each other, that changes there and behind "
+                "it are not noticed; fix: keep data out of reach of the model and its loss",
+                path.partition("[")[0][:80],
+            )
+
+    def _look_into(self, x: Any, path: str, depth: int) -> None:
+        if isinstance(x, torch.Tensor):
+            self._tensor(x, path)
+        elif isinstance(x, torch.nn.Module):
+            inner = unwrapped(x)
+            self._module(x, path) if inner is x else self.visit(inner, path, depth)
+        elif isinstance(x, np.ndarray):
+            self._array(x, path)
+        elif isinstance(x, (dict, types.MappingProxyType, list, tuple, set, frozenset, deque)):
+            self._container(x, path, depth)
+        elif isinstance(x, _FUNCTIONS):
+            self._function(x, path, depth)
+        else:
+            self._object(x, path, depth)
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors to watch, and where the walk met them first."""
+        return (self._seen[id(t)] for t in self.tensors)
+
+    # ---- tensors and modules
+
+    def _tensor(self, x: torch.Tensor, path: str) -> None:
+        self.facts[path] = (Same(x), type(x), x.requires_grad, x.dtype, x.device, x.layout)
+        for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+            hooks = getattr(x, name, None)
+            if hooks:
+                self.facts[f"{path}.{name}"] = tuple(map(Same, hooks.values()))
+                self.mappings.append(hooks)
+        self._attributes(x, path, self.depth)
+        try:
+            x.data_ptr()
+            self.facts[f"{path}.shape"] = (tuple(x.shape), x.stride())
+        except (RuntimeError, ValueError):
+            return  # lazy, sparse or without memory
+        self.tensors.append(x)
+
+    def _module(self, m: torch.nn.Module, path: str) -> None:
+        held = vars(m)
+        aside = module_of(type(m)).partition(".")[0] in ASIDE
+        if aside or isinstance(m, torch.jit.ScriptModule):  # whose code is not Python's; refused
+            self.facts[path] = Same(m)
+            return
+        self.facts[path] = (Same(m), Same(type(m)), tuple(held.get("_modules", ())))
+        self.objects.append(m)
+        self.mappings.append(held)
+        for cls in type(m).__mro__:
+            self._class(cls)
+        for name in ("_parameters", "_buffers"):
+            self._watch(held.get(name, {}))
+            for key, x in held.get(name, {}).items():
+                self.visit(x, f"{path}.{key}")
+        for name in _HOOKS:
+            hooks = held.get(name, {})
+            self._watch(hooks)
+            if hooks:
+                self.facts[f"{path}.{name}"] = tuple(map(Same, hooks.values()))
+        self._watch(held.get("_modules", {}))
+        for key, x in held.get("_modules", {}).items():
+            self.visit(x, f"{path}.{key}")
+        for key, x in held.items():
+            # of the model's flags a Trainer makes its own sense, see `changed`
+            known = key in _MODULE or key == _SLOT
+            if not known or (key == "training" and id(m) not in self._own):
+                self.visit(x, f"{path}.{key}")
+
+    def _watch(self, own: Mapping[Any, Any]) -> None:
+        (self.mappings if own else self.empty).append(own)
+
+    # ---- values
+
+    def _container(self, x: Any, path: str, depth: int) -> None:
+        keys: Any = ()
+        if len(x) > self.elements:
+            keys = Same(x)
+            self.long.append(x)
+        elif isinstance(x, (dict, types.MappingProxyType)):
+            keys = tuple(map(key_fact, x))
+            self._watch(x)
+            for i, (key, value) in enumerate(list(x.items())):
+                name = repr(key) if type(key) in ATOMS else f"#{i}"
+                self.visit(value, f"{path}[{name}]", depth)
+        elif isinstance(x, (set, frozenset)):
+            keys = frozenset(map(key_fact, x))
+            (self.sequences if x else self.empty).append(x)
+        else:
+            (self.sequences if x else self.empty).append(x)
+            for i, value in enumerate(x):
+                self.visit(value, f"{path}[{i}]", depth)
+        self.facts[path] = (type(x), len(x), keys)
+        self._attributes(x, path, depth)
+
+    def _array(self, x: np.ndarray[Any, Any], path: str) -> None:
+        if x.dtype.hasobject or x.nbytes > self.bytes:
+            self.facts[path] = (Same(x), x.dtype, x.shape)
+            return
+        self.facts[path] = (x.dtype, x.shape, x.tobytes())
+        self.arrays.append(x)
+
+    def _object(self, x: Any, path: str, depth: int) -> None:
+        """An object with attributes; one that is none of the user's is told by its identity."""
+        whose = origin(module_of(type(x)))
+        plain = f"{module_of(type(x))}.{type(x).__qualname__}" in _PLAIN
+        place = state(x)
+        if place is not None:
+            self.facts[path] = (Same(x), place)
+            return
+        if depth <= 0 or not (plain or whose in ("own", "package")):
+            self.facts[path] = Same(x)
+            return
+        if _attributes_of(x) is None and not hasattr(type(x), "__slots__"):
+            self.facts[path] = Same(x)
+            return
+        self.facts[path] = Same(type(x))
+        self.objects.append(x)
+        for cls in type(x).__mro__ if whose == "own" else ():
+            self._class(cls)
+        names, held = self._read(x, path), _attributes_of(x)
+        self.plain[path] = x, names
+        if names is None or held is None:
+            self._attributes(x, path, depth - 1)
+            return
+        for name in sorted(names):
+            self.fields.append((held, name))
+            if name in held:
+                self.visit(held[name], f"{path}.{name}", depth - 1)
+            else:
+                self.facts[f"{path}.{name}"] = ABSENT
+
+    def _attributes(self, x: Any, path: str, depth: int) -> None:
+        held = _attributes_of(x)
+        if held is not None:
+            self._watch(held)
+            for key, value in list(held.items()):
+                self.visit(value, f"{path}.{key}", depth)
+        for name in slot_names(type(x)):
+            self.slots.append((x, name))
+            self.visit(getattr(x, name, None), f"{path}.{name}", depth)
+
+    # ---- code
+
+    def _function(self, x: Any, path: str, depth: int) -> None:
+        if isinstance(x, types.FunctionType):
+            self.facts[path] = Same(x)
+            if is_own(x):
+                self._unread.append((x, path))  # not at once: one function leads to the next
+            return
+        self.facts[path] = type(x)
+        parts = _PARTIAL
+        if isinstance(x, functools._lru_cache_wrapper):
+            self.facts[path] = (type(x), x.cache_info().currsize)
+            self.caches.append(x)
+            parts = ("__wrapped__",)
+        elif isinstance(x, types.MethodType):
+            parts = ("__self__", "__func__")
+        for name in parts:
+            self.visit(getattr(x, name), f"{path}.{name}", depth)
+
+    def _reads(self, x: types.FunctionType, path: str) -> None:
+        """What a function of the user's own reads besides its arguments."""
+        self._coded(x, path)
+        self._called.update(attribute_names(x.__code__))
+        self.visit(x.__defaults__, f"{path}.__defaults__")
+        self.visit(x.__kwdefaults__, f"{path}.__kwdefaults__")
+        self._attributes(x, path, self.depth)
+        for name, cell in zip(x.__code__.co_freevars, x.__closure__ or (), strict=True):
+            try:
+                content = cell.cell_contents
+            except ValueError:
+                continue  # not assigned yet
+            self.cells.append(cell)
+            self.visit(content, f"{path}.{name}")
+        for name in global_names(x.__code__):
+            self._global(x.__globals__, name, x.__module__, x.__code__)
+
+    def _global(
+        self, scope: Mapping[str, Any], name: str, place: str | None, code: types.CodeType
+    ) -> None:
+        """A name that the code reads; of a module of the user's, the names that it may mean."""
+        if name not in scope:
+            return  # a builtin
+        self.names[id(scope), name] = scope
+        value = scope[name]
+        self.visit(value, f"{place}.{name}")
+        if isinstance(value, types.ModuleType) and origin(value.__name__) == "own":
+            for attribute in attribute_names(code):
+                if not isinstance(vars(value).get(attribute), types.ModuleType):
+                    self._global(vars(value), attribute, value.__name__, code)
+
+    def _coded(self, x: types.FunctionType, path: str) -> None:
+        self.facts[f"{path}.__code__"] = Same(x.__code__)
+        self.functions.append(x)
+
+    def _class(self, cls: type) -> None:
+        """A class's attributes; the methods of the user's own are looked into where called."""
+        if cls in self.classes or cls in _BASES:
+            return
+        path = f"{module_of(cls)}.{cls.__qualname__}"
+        if path in self.classes.values():
+            path += f"#{len(self.classes)}"  # made anew, in a notebook or a function
+        self.classes[cls] = path
+        self.mappings.append(vars(cls))
+        for key, x in list(vars(cls).items()):
+            function = underlying(x)
+            if function is not None:
+                self.facts[f"{path}.{key}"] = (Same(x), Same(function))
+                if is_own(function):
+                    self._coded(function, f"{path}.{key}")
+                    called = key.startswith("__") and key not in _NOT_CALLED
+                    self._methods.append(("forward" if called else key, function, f"{path}.{key}"))
+            elif not key.startswith("__") and not isinstance(x, types.MemberDescriptorType):
+                self.visit(x, f"{path}.{key}", 1)
+
+
+def _attributes_of(x: Any) -> dict[str, Any] | None:
+    """The object's own dict, asked past its class: no read is noted (reads.py)."""
+    try:
+        held = object.__getattribute__(x, "__dict__")
+    except AttributeError:
+        return None
+    return held if isinstance(held, dict) else None
