@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from onward.capture.custom_ops.attention import attention
 from onward.capture.huggingface.cache_position import Counted, given_to_masks
 from onward.capture.huggingface.masks import Masks, require_kind
 from onward.capture.huggingface.plain_attention import plain_functions
@@ -166,7 +167,7 @@ def _call(
     if groups != 1:
         key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    out = torch.ops.onward.attention(
+    out = attention(
         query, key, value, mask, padding, bias, causal, float(scale), float(ratio), compact_only
     )
     return out.transpose(1, 2).contiguous()  # as eager's, which some models `view`
