@@ -105,7 +105,8 @@ def test_gradients_that_meet_are_added(scratch: ModuleType) -> None:
     trainer = scratch.Trainer(deep, arrays, batch)
     loss = trainer.train_step(**batch)
 
-    w.requires_grad_(), b.requires_grad_()
+    w.requires_grad_()
+    b.requires_grad_()
     h = (x @ w + b).relu()
     h = (h @ w + b).relu() + h
     eager = torch.nn.functional.cross_entropy(h + b, target)
