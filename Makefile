@@ -54,7 +54,7 @@ finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside ea
 test-tiny: $(VENV)/.installed-test ## see in seconds whether the installation works
 	$(BIN)/python -m pytest tests/test_tiny.py -rs $(TEST_ARGS)
 
-test-quick: $(VENV)/.installed-test ## run one case of every third test (QUICKTIME)
+test-quick: $(VENV)/.installed-test ## run one case of every eighth test, about two minutes
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal --quick $(TEST_ARGS)
 
 test: $(VENV)/.installed-test ## run the tests (TEST_ARGS="-k name" for some of them)

@@ -26,7 +26,7 @@ from kept_captures import keeping
 
 from onward.graph.graph import Graph
 
-QUICK = 5  # with --quick, one in so many tests of a file
+QUICK = 8  # with --quick, one in so many tests of a file, at least one
 torch.set_num_threads(1)  # the machines are shared, and tiny ops are slower on several threads
 settings.register_profile("onward", deadline=None, derandomize=True, database=None)
 settings.load_profile("onward")
@@ -36,14 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="every case of the sampled tests as well")
     parser.addoption("--thin", type=int, default=1, help="1 in so many of the cases of a sample")
     parser.addoption(
-        "--quick", action="store_true", help="one case of a fifth of each file's tests"
+        "--quick", action="store_true", help="one case of an eighth of each file's tests"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked `sample(k)` every k-th case stays, by a hash of its name: always the same.
     With `--thin N` 1 in N of these; with `--whole`, and where cases are asked for by name, all of
-    them do. With `--quick` one case stays of a fifth of the tests of each file, and no slow one."""
+    them do. With `--quick` one case of an eighth of each file's tests stays, and no slow one."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return
     quick = config.getoption("--quick")
