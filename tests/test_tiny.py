@@ -108,6 +108,6 @@ def test_an_exported_file_computes_the_models_outputs(
     trainer.train_step(ids, labels)
     evaluator = ReferenceEvaluator(str(trainer.export_onnx(tmp_path / "tiny.onnx")))
     few = ids[:2, :5]  # sizes are symbolic
-    [logits] = evaluator.run(None, {evaluator.input_names[0]: few.numpy()})
+    [logits] = evaluator.run(None, {str(evaluator.input_names[0]): few.numpy()})
     want = trainer.model(few).detach()
     torch.testing.assert_close(torch.from_numpy(logits), want, rtol=1e-4, atol=1e-5)
