@@ -1,4 +1,4 @@
-"""The two ordered lists of passes, each line with its reason, and the names that switch them off.
+"""The three ordered lists of passes, each line with its reason, and the names that switch them off.
 
 A pass is in one file, and in one line here.
 """
@@ -99,7 +99,7 @@ FORWARD: list[AnyPass] = []
 PRECISION: list[AnyPass] = []
 STEP: list[AnyPass] = []
 _LISTS = {"forward": FORWARD, "precision": PRECISION, "step": STEP}
-ROW_DEMAND = "row_demand"  # in neither list, but switched off like one that is
+ROW_DEMAND = "row_demand"  # in no list, but switched off like one that is
 
 
 def register(item: AnyPass, stage: str, before: str = "", after: str = "") -> None:

@@ -16,7 +16,7 @@ from onward.rewrite.dead_code_elimination import dead_code_elimination
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite. `exact` passes change no bit of any result."""
+    """A rewrite of a graph, by name; where `exact` it changes no bit of any result."""
 
     apply: Callable[[Graph], int]
     exact: bool = True

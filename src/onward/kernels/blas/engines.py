@@ -18,12 +18,12 @@ import torch
 from onward.kernels.kernel import Launch
 from onward.kernels.native.library import library
 
-CBLAS64, FORTRAN32 = 0, 1  # calling conventions, as src/blas.h numbers them
+CBLAS64, FORTRAN32 = 0, 1  # calling conventions, as native/src/blas.h numbers them
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A product routine by its addresses; `layout` is the struct `Blas` of src/blas.h."""
+    """A product routine by its addresses; `layout` is the struct `Blas` of native/src/blas.h."""
 
     name: str
     path: str

@@ -4,7 +4,8 @@ A row is read and written once. The mean is corrected in the variance's pass; ds
 summed by tiles of rows. The tiles are the same for any number of threads, and so is every bit.
 
 us a call and GB/s on 2 threads of an AMD EPYC (AVX-512), warm caches, 2026-11-21, from
-`benchmarks/kernels.py`; beside them aten's norm, or the sum, norm and dropout in kernels apart:
+`benchmarks/kernel_times.py`; beside them aten's norm, or the sum, norm and dropout in kernels
+apart:
 
                           [1024,512]           [700,200]
     norm                  64 / 114  66 GB/s    34 / 46  34 GB/s

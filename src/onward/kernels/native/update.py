@@ -1,8 +1,8 @@
 """Adam and AdamW in one pass, the gradient clipped on the way, with moments of f32 or of less.
 
-50257 x 512 on 2 threads of an AMD EPYC (AVX-512), 2026-11-21, from `benchmarks/kernels.py`: 12.7
-ms, 57 GB/s (torch's fused kernel 12.8), clipped 12.5 (12.8); 512 x 2048, in cache, 0.22 ms (0.25).
-With a gradient of f32, bf16 and fp16 1024 x 2048 in 329, 230 and 281 us, 2026-11-24.
+50257 x 512 on 2 threads of an AMD EPYC (AVX-512), 2026-11-21, from `benchmarks/kernel_times.py`:
+12.7 ms, 57 GB/s (torch's fused kernel 12.8), clipped 12.5 (12.8); 512 x 2048, in cache, 0.22 ms
+(0.25). With a gradient of f32, bf16 and fp16 1024 x 2048 in 329, 230 and 281 us, 2026-11-24.
 """
 
 from __future__ import annotations

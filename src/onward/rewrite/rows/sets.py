@@ -86,7 +86,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Both:
-    """Rows of either side."""
+    """Rows that both sides hold."""
 
     left: Condition
     right: Condition
