@@ -84,11 +84,14 @@ def prose_of_source(path: str, text: str) -> Iterator[Line]:
 
 
 def prose_of_page(path: str, text: str) -> Iterator[Line]:
-    """The lines of a page; of the changelog, those of what is not released."""
+    """The lines of a page, `$ ` before those of a block of code; of the changelog, those of what
+    is not released."""
+    block = False
     for number, line in enumerate(text.splitlines(), 1):
         if path == "CHANGELOG.md" and re.match(r"## \d", line):
             return
-        yield Line(path, number, line)
+        block ^= line.startswith("```")
+        yield Line(path, number, f"$ {line}" if block else line)
 
 
 @cache
@@ -348,14 +351,14 @@ def command_line(line: Line) -> Iterator[str]:
     for name in re.findall(r"(?<![\w-])--([a-z][\w-]*)", line.text):
         if name.replace("-", "_") not in switches():
             yield f"--{name}"
-    for name in re.findall(r"`onward ([a-z]+)\b", line.text):
+    for name in re.findall(r"(?:`|^\$ )onward ([a-z]+)(?=[` ]|$)", line.text):
         if name not in VERBS:
             yield f"onward {name}"
 
 
 def make(line: Line) -> Iterator[str]:
-    """`make target`, and `TEST_ARGS=`."""
-    for name in re.findall(r"`make ([a-z][a-z-]*)\b", line.text):
+    """`make target` in backticks or as a command of its own, and `TEST_ARGS=`."""
+    for name in re.findall(r"(?:`|^\$ )make ([a-z][a-z-]*)(?=[` ]|$)", line.text):
         if name not in targets():
             yield f"make {name}"
     for name in re.findall(r"\b([A-Z]+_(?:ARGS|OUT|WORKERS))\b", line.text):
@@ -442,11 +445,12 @@ ALLOWED = (
     Allowed("dotted", r"onward\.plugins", r".*", "the group of entry points"),
     Allowed("identifiers", r".*", r"docs/migration/.*", "names of the package that one comes from"),
     Allowed("identifiers", r"(Wav2Vec2|Hubert)ForCTC", r"CHANGELOG\.md", "transformers"),
+    Allowed("identifiers", r"ORTModule", r"README\.md", "ONNX Runtime"),
     Allowed("identifiers", r"cse", r"CHANGELOG\.md", "a name that was changed"),
     Allowed(
         "identifiers",
-        r"ORTModule|DataCollatorWithFlattening|position_ids_start|padding_free",
-        r"README\.md|docs/rows\.md",
+        r"DataCollatorWithFlattening|position_ids_start|padding_free",
+        r"docs/padding\.md",
         "other packages",
     ),
     Allowed("identifiers", r"sdpa_attention_forward", r"src/.*", "transformers"),

@@ -44,6 +44,8 @@ PLANTED: dict[str, tuple[Check, str, list[str]]] = {
     "a switch": (prose.command_line, "`--bf16`, --export_dtype and `--gone`", ["--gone"]),
     "a verb": (prose.command_line, "`onward explain gpt2-tiny`, `onward gone`", ["onward gone"]),
     "a target": (prose.make, "`make test-whole`, `make gone`", ["make gone"]),
+    "a target in a block": (prose.make, "$ make gone   # so", ["make gone"]),
+    "a verb in a block": (prose.command_line, "$ onward gone gpt2-tiny", ["onward gone"]),
     "make's variable": (prose.make, "TEST_ARGS and GONE_ARGS", ["GONE_ARGS"]),
     "a variable": (prose.variables, "ONWARD_CACHE=x, ONWARD_GONE=x", ["ONWARD_GONE"]),
     "a pass": (prose.rewrite_passes, "the pass `row_demand`, the pass `gone`", ["pass gone"]),
@@ -106,9 +108,9 @@ class A:
 
 
 def test_a_released_part_of_the_changelog_may_name_what_has_gone() -> None:
-    text = "# Changelog\n\n## Unreleased\n\n`a`\n\n## 0.1\n\n`b`\n"
+    text = "# Changelog\n\n## Unreleased\n\n`a`\n```\nmake x\n```\n\n## 0.1\n\n`b`\n"
     found = [line.text for line in prose.prose_of_page("CHANGELOG.md", text)]
-    assert "`a`" in found
+    assert {"`a`", "$ make x"} <= set(found)
     assert "`b`" not in found
 
 
