@@ -70,7 +70,7 @@ _FORWARD: Sequence[AnyPass] = (
     FusionPass(bias_activation, exact=False),
 )
 
-# of a graph into which a cast policy is written
+# for a graph into which a cast policy is written
 _PRECISION: Sequence[AnyPass] = (
     Pass(move_casts),  # to what views show, so that equal casts meet
     Pass(cancel_casts),
@@ -137,7 +137,7 @@ for _stage, _items in (("forward", _FORWARD), ("precision", _PRECISION), ("step"
 
 
 def in_precision(policy: Policy) -> list[AnyPass]:
-    """PRECISION, with the policy's casts before it."""
+    """The passes of PRECISION, behind the one that writes the policy's casts."""
 
     def written(graph: Graph) -> int:
         return write_casts(graph, policy)
@@ -147,7 +147,7 @@ def in_precision(policy: Policy) -> list[AnyPass]:
 
 
 def halves() -> list[AnyPass]:
-    """Those of STEP for a graph whose forward runs before the cotangents are known."""
+    """The passes of STEP for a graph whose forward runs before the cotangents are known."""
     ahead = FusionPass(linear_cross_entropy_ahead)
     passes = [ahead if item.apply is linear_cross_entropy_step else item for item in STEP]
     return [*passes, Pass(kept_biases)]  # last: nothing else would keep a copy
