@@ -557,7 +557,7 @@ NO_SUBJECT = re.compile(
     r"\s*(?:(?:Of|The same|Those|Their|Its|It|They|That|These|Which|Such|Another|Likewise|And"
     r"|As above|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
 )
-STANDS_ALONE = ("config.py", "differentiate", "graph", "rewrite")
+STANDS_ALONE = ("config.py", "differentiate", "graph", "kernels", "rewrite")
 
 
 def without_subject(text: str) -> Iterator[tuple[int, str]]:

@@ -80,7 +80,7 @@ def _mkl() -> Iterator[Engine]:
 def plain_product(
     engine: Engine, left: torch.Tensor, right: torch.Tensor, ta: bool, tb: bool, y: torch.Tensor
 ) -> Launch:
-    """`y f32[m,n]` from contiguous operands, each stored transposed or not."""
+    """Computes `y f32[m,n]` from contiguous operands, each stored transposed or not."""
     c = library()
     assert c is not None
     (m, n), k = y.shape, left.shape[0 if ta else 1]

@@ -16,7 +16,8 @@ from onward.kernels.native.library import library, only_f32, where
 
 
 def _no_such_row(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError:
-    """The flag holds the first row number that the table does not have."""
+    """The error of a row number out of range. flag: the first number that the table does not
+    have."""
     return IndexError(f"{op}: row {flag[1]} of a table of {args.x().shape[0]} rows")
 
 

@@ -36,7 +36,7 @@ _TILE_ROWS = 16  # at least: a tile's sums are written and read once more
 
 
 def tiles_of(spec: KernelSpec) -> int:
-    """Of the rows of a gradient whose second output is dscale."""
+    """The number of tiles of rows in a gradient whose second output is dscale."""
     scale = spec.outputs[1]
     rows = product(spec.outputs[0].shape[: spec.outputs[0].rank - scale.rank])
     assert isinstance(rows, int)
@@ -44,7 +44,7 @@ def tiles_of(spec: KernelSpec) -> int:
 
 
 def _scratch(spec: KernelSpec) -> list[Type]:
-    """A tile's sums for dscale and dbias, f32[tiles, 2, D]."""
+    """The scratch: a tile's sums for dscale and dbias, f32[tiles, 2, D]."""
     return [Type(DType.FLOAT, (tiles_of(spec), 2, spec.outputs[1].numel))]
 
 
@@ -61,7 +61,7 @@ def of_an_f32_sum(spec: KernelSpec) -> str | None:
 
 
 def _parts(spec: KernelSpec) -> list[Type | None]:
-    """Its types, those first that may be low: of y and x, of the gradient dy and dx."""
+    """The types of a call, first the ones that may be low: y and x, for the gradient dy and dx."""
     inputs, outputs = list(spec.inputs), list(spec.outputs)
     if not spec.op.endswith("Grad"):
         return [outputs.pop(0), inputs.pop(0), *inputs, *outputs]
@@ -70,7 +70,8 @@ def _parts(spec: KernelSpec) -> list[Type | None]:
 
 
 def mask_of(args: KernelArguments, seed_at: int) -> dict[str, Any]:
-    """Dropout as the C functions take it; without it no seed, and a mask that keeps everything."""
+    """The dropout of a call as the C functions take it; without dropout no seed, and a mask that
+    keeps everything."""
     outer = list(args.y.shape[:-1])
     ratio = float(args.attrs.get("ratio", 0.0))
     if ratio == 0.0:

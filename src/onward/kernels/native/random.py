@@ -18,14 +18,14 @@ from onward.kernels.native.library import library, one_element_type, where
 
 
 def mask_arguments(args: KernelArguments, ratio: float) -> tuple[int, int, float]:
-    """Site, threshold and scale as the C functions take them."""
+    """The site, threshold and scale of a mask, as the C functions take them."""
     return int(args.attrs["site"]), threshold(ratio), float(np.float32(1.0 / (1.0 - ratio)))
 
 
 def row_arguments(
     args: KernelArguments, outer: list[int], inputs: list[torch.Tensor | None]
 ) -> dict[str, Any]:
-    """Which rows the mask is drawn for, as the C functions take it; `inputs`: the offset of the
+    """The rows that a mask is drawn for, as the C functions take them; `inputs`: the offset of the
     samples and the coordinates of packed rows, where the op has them."""
     offset, coordinates = [*inputs, None, None][:2]
     return {

@@ -20,7 +20,7 @@ BLOCK = 16384  # elements whose squares are summed before their sum is kept
 
 
 def _reduced(spec: KernelSpec) -> int:
-    """How many dims are leading in a sum over leading dims; 0 where it is over others.
+    """The number of dims in a sum over leading dims; 0 where it is over others.
 
     Without `axes` from the types alone, which do not tell where two dims are equal:
     `_bind_sum_rows` looks at the numbers of the dims.
