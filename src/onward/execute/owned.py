@@ -19,8 +19,8 @@ _address, _version = torch.Tensor.data_ptr, attrgetter("_version")
 
 
 def marks(tensors: Sequence[torch.Tensor]) -> Marks:
-    """Where each lies and its version, to be compared: whether any was written or moved since.
-    Of tensors of inference mode, which have no version, only where they lie."""
+    """The address and the version of each tensor, to be compared later: was any written or moved?
+    Tensors of inference mode have no version, only an address."""
     try:
         return [list(map(_address, tensors)), list(map(_version, tensors))]
     except RuntimeError:
