@@ -557,7 +557,10 @@ NO_SUBJECT = re.compile(
     r"\s*(?:(?:Of|The same|Those|Their|Its|It|They|That|These|Which|Such|Another|Likewise|And"
     r"|As above|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
 )
-STANDS_ALONE = ("config.py", "differentiate", "graph", "kernels", "rewrite")
+STANDS_ALONE = (
+    "cli.py", "config.py", "differentiate", "execute", "explanation", "graph", "journal.py",
+    "kernels", "plan", "recipes", "rewrite",
+)  # fmt: skip
 
 
 def without_subject(text: str) -> Iterator[tuple[int, str]]:

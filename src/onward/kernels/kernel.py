@@ -110,7 +110,7 @@ def nothing_faster(spec: KernelSpec) -> str | None:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation.
+    """One implementation of one op.
 
     bind: makes the launch: a call without arguments that writes the outputs. It reads no tensor's
         content on the host, which would wait there for all that a device has queued.
