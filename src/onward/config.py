@@ -227,7 +227,7 @@ def check_names(where: str, kind: str, given: Iterable[str], known: Collection[s
         resembled = resembled or bool(close)
         told.append(f"{name!r}" + (f" (did you mean {' or '.join(close)}?)" if close else ""))
     raise OnwardError(
-        f"no {kind} in {where} is called {', '.join(told)}; fix: any of {', '.join(sorted(known))}"
+        f"unknown {kind} in {where}: {', '.join(told)}; fix: any of {', '.join(sorted(known))}"
     )
 
 
@@ -237,7 +237,7 @@ Reader = Callable[[str, Any], Any]
 
 
 def _refuse(name: str, value: object, fix: str) -> OnwardError:
-    return OnwardError(f"{name}={_shown(value)}; fix: {fix}")
+    return OnwardError(f"{name}={_shown(value)} is invalid; fix: {fix}")
 
 
 def _shown(value: object) -> str:
@@ -470,14 +470,14 @@ def _meant(values: tuple[str, ...]) -> Environment:
     for name, allowed in VALUES.items():
         if given[name] and given[name] not in allowed:
             raise OnwardError(
-                f"{name}={given[name]} is not there; fix: one of {', '.join(allowed)}, or unset it"
+                f"{name}={given[name]} is invalid; fix: one of {', '.join(allowed)}, or unset it"
             )
     for name in FOLDERS:
         if given[name] and Path(given[name]).exists() and not Path(given[name]).is_dir():
             raise OnwardError(f"{name}={given[name]} is a file; fix: name a folder")
     builds = given["ONWARD_NATIVE_FOLDER"]
     if builds and not Path(builds).exists():
-        raise OnwardError(f"ONWARD_NATIVE_FOLDER={builds} is not there; fix: a folder of builds")
+        raise OnwardError(f"ONWARD_NATIVE_FOLDER={builds} does not exist; fix: a folder of builds")
     return Environment(
         dump=Path(given["ONWARD_DUMP"]) if given["ONWARD_DUMP"] else None,
         disable=read_names("ONWARD_DISABLE", given["ONWARD_DISABLE"], commas=True),
@@ -507,7 +507,9 @@ def check_variables() -> None:
         if name.startswith("ONWARD_") and name not in VARIABLES:
             close = get_close_matches(name, VARIABLES, n=1, cutoff=0.9)
             if close:
-                raise OnwardError(f"no variable {name} is read; fix: did you mean {close[0]}?")
+                raise OnwardError(
+                    f"unknown environment variable {name}; fix: did you mean {close[0]}?"
+                )
 
 
 def variables() -> dict[str, str]:

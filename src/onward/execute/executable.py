@@ -132,9 +132,9 @@ class Executable:
                 names.pop()
             more = f" and {len(left) - len(names)} more" if left[len(names) :] else ""
             raise OnwardError(
-                f"{', '.join(names)}{more}: a part of the model that runs in PyTorch has made no "
-                "use of it for this batch, and eager would leave it as it is, while a whole step "
-                "moves every parameter; fix: keep your own loop, with onward.accelerate(model)"
+                f"unused parameter {', '.join(names)}{more}: a part of the model that runs in "
+                "PyTorch does not use it in this batch, and eager leaves it as it is, but a whole "
+                "step moves every parameter; fix: keep your own loop, with onward.accelerate(model)"
             )
 
     def _commit(self) -> None:

@@ -212,7 +212,7 @@ class ExecutableHalves:
         for name, x, y in zip(self._read, before, now, strict=True):
             if x != y:
                 raise OnwardError(
-                    f"'{user_name(name)}' was changed between this forward and its backward; fix: "
+                    f"'{user_name(name)}' was modified between this forward and its backward; fix: "
                     "update parameters after the backward"
                 )
 

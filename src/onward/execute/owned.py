@@ -56,8 +56,8 @@ def check_owned(
         first, second = map(user_name, pair)
         other = "itself (an expanded tensor)" if first == second else f"'{second}'"
         raise OnwardError(
-            f"'{first}' shares memory with {other}, and a step writes there; fix: give each "
-            "its own memory (p.data = p.data.clone()), or tie them by making them one Parameter"
+            f"'{first}' shares memory with {other}, and a step writes it in place; fix: give "
+            "each its own memory (p.data = p.data.clone()), or tie them as one Parameter"
         )
 
 

@@ -89,7 +89,7 @@ def forced() -> str:
     name = environment().blas
     if name and name != TORCH and name not in engines():
         have = ", ".join([TORCH, *engines()])
-        raise OnwardError(f"ONWARD_BLAS={name} is not there; fix: one of {have}")
+        raise OnwardError(f"ONWARD_BLAS={name} is not available; fix: one of {have}")
     return name
 
 

@@ -83,7 +83,7 @@ def declared() -> dict[str, Signature]:
 def library() -> Library | None:
     """The kernels for this machine, or None; why not is said once, in the log.
 
-    Raises OnwardError where the environment asks for a build that cannot be had.
+    Raises OnwardError where the environment asks for a build that is not available.
     """
     wanted = environment().native
     if wanted == "0":
@@ -91,12 +91,12 @@ def library() -> Library | None:
     found, reason = _load(wanted)
     if found is None and wanted:
         raise OnwardError(
-            f"ONWARD_NATIVE={wanted} cannot be had ({reason}); fix: one of "
+            f"ONWARD_NATIVE={wanted} is not available ({reason}); fix: one of "
             f"{', '.join(['0', *usable()])}, or unset it"
         )
     if found is None and environment().native_folder:
         raise OnwardError(
-            f"ONWARD_NATIVE_FOLDER={environment().native_folder} cannot be taken ({reason}); "
+            f"ONWARD_NATIVE_FOLDER={environment().native_folder} cannot be loaded ({reason}); "
             "fix: a folder of builds of these sources, or unset it"
         )
     if found is None:
