@@ -29,6 +29,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"journal"}),
     frozenset({"extend"}),
     frozenset({"graph_cache"}),
+    frozenset({"capture_cache"}),
     frozenset({"compile"}),
     frozenset({"train"}),
     frozenset({"explanation"}),
@@ -43,8 +44,8 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # compile.py computes nothing with tensors, but hands the user's module from capture to execute.
 TORCH_ALLOWED = frozenset(
     {
-        "capture", "kernels", "execute", "compile", "train", "explanation", "module",
-        "integrations", "recipes", "cli",
+        "capture", "kernels", "execute", "capture_cache", "compile", "train", "explanation",
+        "module", "integrations", "recipes", "cli",
     }
 )  # fmt: skip
 

@@ -8,7 +8,8 @@ A stage receives a value and returns one, by one verb of `Compiler`:
     step       = compiler.step(forward, recipe)            Graph; or compiler.halves(forward, ..)
     plan       = compiler.plan(step, outputs, dims)        Plan
     executable = compiler.bind(plan, memory, owned)        Executable
-Seconds, reports and dumps stand in the compiler's journal; graphs are on disk (graph_cache.py).
+Seconds, reports and dumps stand in the compiler's journal; captures and graphs are on disk
+(capture_cache.py, graph_cache.py).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from onward import rewrite
+from onward import capture_cache, rewrite
 from onward.capture import Captured, CapturedModule, capture, evaluation
 from onward.config import environment
 from onward.differentiate import Recipe, add_updates, vjp
@@ -50,8 +51,7 @@ class Compiler:
 
     def capture(self, *args: Any, **kwargs: Any) -> CapturedModule:
         """The call of a module as a graph (`onward.capture.capture`)."""
-        with self.journal.timed("capture"):
-            captured = capture(*args, **kwargs)
+        captured = capture_cache.kept(self.journal, capture, *args, **kwargs)
         self.journal.note("capture", captured.graph)
         return captured
 

@@ -425,9 +425,9 @@ class Environment:
     ONWARD_NATIVE_FOLDER: folder of other builds of the native kernels, such as one with sanitizers;
         default: those that the installation compiled.
     ONWARD_BLAS: torch, openblas or mkl takes that engine for every matrix product.
-    ONWARD_CACHE: folder for what is measured once per machine, and for graphs of steps; default:
+    ONWARD_CACHE: folder for what is measured once per machine, for captures and graphs; default:
         onward in the user's cache.
-    ONWARD_GRAPH_CACHE: 0 keeps no graphs of steps on disk, and reads none.
+    ONWARD_GRAPH_CACHE: 0 keeps no captures and graphs of steps on disk, and reads none.
     """
 
     dump: Path | None = None
@@ -459,6 +459,11 @@ def environment() -> Environment:
 def checking() -> bool:
     """`environment().check`, read alone, since each step asks."""
     return os.environ.get("ONWARD_CHECK") == "1"
+
+
+def environment_variables() -> dict[str, str]:
+    """All of the process's variables as they are now: what code that is not ours may read."""
+    return dict(os.environ)
 
 
 _READ = (*VARIABLES, "XDG_CACHE_HOME", "HOME")

@@ -1,6 +1,6 @@
 """The graph cache: graphs of steps on disk, by all that decides them.
 
-A capture always runs: what a model's code does today is what is trained. What rewriting, row demand
+Captures are kept by other keys (capture_cache.py). What rewriting, row demand
 and differentiation make of the captured graph is read instead of made again where a file has it:
 
     key = SHA-256 of: the graph given, bit by bit; the stage with its arguments (the recipe, the
@@ -66,6 +66,7 @@ class Owner(Protocol):
 
 
 C = TypeVar("C", bound=type[Owner])
+T = TypeVar("T")
 
 
 def kept(*verbs: str) -> Callable[[C], C]:
@@ -119,11 +120,17 @@ def _key(verb: str, graph: Graph, arguments: tuple[Any, ...], owner: Owner) -> s
 
 def _world(target: Target) -> list[Any]:
     """All that holds for the process. Raises TypeError where others' code has a say."""
+    held = registered()
+    return [held, sources(), _versions(), fingerprint(target)]
+
+
+def registered() -> list[tuple[str, str]]:
+    """Every record of an op, a translation and the like. Raises TypeError for others' code."""
     held = sorted(records())
     foreign = [name for name, place in held if not place.startswith(("onward.", "builtins."))]
     if foreign:
         raise TypeError(f"another package has registered {', '.join(foreign[:3])}")
-    return [held, sources(), _versions(), fingerprint(target)]
+    return held
 
 
 def _plain(value: Any) -> Any:
@@ -135,6 +142,11 @@ def _plain(value: Any) -> Any:
     if not is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{value!r} has no form on disk")
     return {"": type(value).__name__} | {f.name: getattr(value, f.name) for f in fields(value)}
+
+
+def versions() -> list[str]:
+    """Of Python, and of the packages beside torch and numpy that graphs are made by."""
+    return _versions()
 
 
 @functools.cache
@@ -184,6 +196,12 @@ def folder() -> Path:
 
 def read(key: str) -> Entry | None:
     """What is kept under a key; None where nothing is, or nothing whole."""
+    return read_as(key, _unpacked)
+
+
+def read_as(key: str, unpacked: Callable[[str, bytes], T]) -> T | None:
+    """What `unpacked` makes of the bytes that are kept under a key; None where nothing is, nothing
+    whole, or where it raises ArchiveError."""
     path = _path(key)
     try:
         found = path.stat()
@@ -193,7 +211,7 @@ def read(key: str) -> Entry | None:
     except OSError:
         return None
     try:
-        entry = _unpacked(key, data)
+        entry = unpacked(key, _vouched(data))
     except ArchiveError as error:
         log.info("%s is no graph of ours (%s), and is made again", path.name, error)
         return None
@@ -204,8 +222,14 @@ def read(key: str) -> Entry | None:
 
 def write(key: str, entry: Entry) -> None:
     """Keeps it, where that can be had: not a line of a step depends on it."""
+    write_as(key, lambda: _packed(key, entry))
+
+
+def write_as(key: str, packed: Callable[[], bytes]) -> None:
+    """Keeps the bytes that `packed` makes, where that can be had."""
     try:
-        data = _packed(key, entry)
+        body = packed()
+        data = b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
         if len(data) > LARGEST:
             return
         folder().mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -278,18 +302,22 @@ def _packed(key: str, entry: Entry) -> bytes:
     reports = [{**asdict(r), "seconds": 0.0} for r in entry.reports]
     head = json.dumps({"key": key, "reports": reports, "graph": entry.graph is not None}).encode()
     graph = b"" if entry.graph is None else to_bytes(entry.graph)
-    body = b"".join((len(head).to_bytes(8, "little"), head, graph))
-    return b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
+    return b"".join((len(head).to_bytes(8, "little"), head, graph))
 
 
-def _unpacked(key: str, data: bytes) -> Entry:
-    """Raises ArchiveError for other bytes than `_packed` gives."""
+def _vouched(data: bytes) -> bytes:
+    """A file's content. Raises ArchiveError where its digest does not vouch for it."""
     start = len(_MAGIC) + _DIGEST
     body = data[start:]
     if data[: len(_MAGIC)] != _MAGIC or len(body) < 8:
         raise ArchiveError("another format")
     if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
         raise ArchiveError("its digest is another")
+    return body
+
+
+def _unpacked(key: str, body: bytes) -> Entry:
+    """Raises ArchiveError for other bytes than `_packed` gives."""
     length = 8 + int.from_bytes(body[:8], "little")
     try:
         head = json.loads(body[8:length])

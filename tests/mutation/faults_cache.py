@@ -5,6 +5,8 @@ from __future__ import annotations
 from fault import Fault
 
 CACHE = ("train/test_graph_cache.py",)
+CAPTURES = ("capture/test_kept_captures.py",)
+MODELS = ("capture/test_kept_captures_of_models.py",)
 
 CACHE_FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -67,5 +69,35 @@ CACHE_FAULTS: tuple[Fault, ...] = (
     Fault(
         "cache: it is used where passes are looked at", "graph_cache.py",
         " and not journal.looks_at_passes:", ":", CACHE,
+    ),
+    Fault(
+        "captures: what a walk tells is not in the key", "capture_cache.py",
+        "sorted(names.items()), walk.told]", "sorted(names.items())]", CAPTURES,
+    ),
+    Fault(
+        "captures: code that may ask more is kept", "capture/object_graph/lasting.py",
+        "for doubt in doubts_of_code(x)]", "for doubt in ()]",
+        CAPTURES,
+    ),
+    Fault(
+        "captures: the call is not in the key", "capture_cache.py",
+        "_digest([world, tree, said])", "_digest([world, said])", CAPTURES,
+    ),
+    Fault(
+        "captures: what a forward has set is not set", "capture_cache.py",
+        "                    held[name] = value\n", "                    pass\n", MODELS,
+    ),
+    Fault(
+        "captures: what stands in modules is not in the key", "capture/surroundings.py",
+        'text = "\\n".join([*_Scope(name).lines(scope), *_stamp(module)])', 'text = ""', CAPTURES,
+    ),
+    Fault(
+        "captures: a package's modules are not looked into", "capture/object_graph/lasting.py",
+        "                self._global(vars(value), attribute, value.__name__, code)\n",
+        "                pass\n", CAPTURES,
+    ),
+    Fault(
+        "captures: a condition of any kind is one", "capture/shape_guards.py",
+        "    return _condition(found)\n", "    return True\n", CAPTURES,
     ),
 )  # fmt: skip

@@ -91,7 +91,7 @@ def shapes(given: argparse.Namespace) -> Part:
 def scripts(given: argparse.Namespace) -> Part:
     if given.scripts is None:
         raise Skipped("no package holds the scripts; fix: --scripts a checkout of transformers")
-    from scripts import HEAD, SCRIPTS, difference, folder_of, row, run
+    from scripts import HEAD_AGAIN, SCRIPTS, difference, folder_of, row, run
 
     folder = folder_of(given.scripts)
     there = {n: s for n, s in SCRIPTS.items() if given.only in n and (folder / s.path).exists()}
@@ -99,19 +99,20 @@ def scripts(given: argparse.Namespace) -> Part:
     stock: dict[str, Any] = {}
     for side in [given.side] if given.side else ["drop-in", "accelerated"]:
         found: dict[str, str] = {}
-        print(f"scripts, {side}\n{HEAD.format(n=60)}")
+        print(f"scripts, {side}\n{HEAD_AGAIN.format(n=60)}")
         for name, script in there.items():
             with tempfile.TemporaryDirectory() as work:
                 if name not in stock:
                     stock[name] = run(script, folder, "stock", Path(work))
                 ours = run(script, folder, side, Path(work))
+                kept = run(script, folder, side, Path(work))
             if stock[name].failed:
                 print(f"{name}: stock fails: {stock[name].failed}")
                 continue
-            if text := difference(stock[name], ours):
+            if text := difference(stock[name], ours) or difference(stock[name], kept):
                 found[name] = text
-            if ours.steps:
-                print(row(name, stock[name], ours), flush=True)
+            if ours.steps and kept.steps:
+                print(row(name, stock[name], ours, kept), flush=True)
         ran = [n for n in there if not stock[n].failed]
         parts.append((f"scripts, {side}", found, ran))
     return parts

@@ -191,7 +191,7 @@ def test_evaluations_between_and_a_state_restored(cycle: str, captures: list[int
             pair.twin.load_state_dict(saved[1])
             pair.theirs.load_state_dict(saved[2])
         pair.assert_alike()
-    assert len(captures) == 2 * states  # and as many of evaluations
+    assert len(captures) == states  # of which evaluations are made
 
 
 def test_a_toggle_within_a_window_is_refused(captures: list[int]) -> None:

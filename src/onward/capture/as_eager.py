@@ -49,6 +49,11 @@ def called_in_inference_mode(on: bool) -> Iterator[None]:
         _here.inference = False
 
 
+def is_of_inference_mode() -> bool:
+    """Whether the capture that this thread makes is of a call in inference mode."""
+    return getattr(_here, "inference", False)
+
+
 @contextmanager
 def answering_as_eager(
     seen: Walk, trained: Iterable[torch.Tensor], note: Callable[[], None]
@@ -207,7 +212,7 @@ def _of_inference_mode() -> Iterator[Patch]:
 
     def enabled() -> bool:
         noted_question(depth=3)
-        return entered[-1][1] if entered else getattr(_here, "inference", False)
+        return entered[-1][1] if entered else is_of_inference_mode()
 
     yield mode, "__enter__", enter
     yield mode, "__exit__", leave
@@ -278,4 +283,4 @@ def _is_of_compiler(x: Any) -> bool:
     return isinstance(x, types.FunctionType) and x.__name__ in _COMPILERS.get(x.__module__, ())
 
 
-__all__ = ["answering_as_eager", "called_in_inference_mode"]
+__all__ = ["answering_as_eager", "called_in_inference_mode", "is_of_inference_mode"]

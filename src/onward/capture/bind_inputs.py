@@ -20,6 +20,8 @@ from onward.graph.graph import Role, Value, type_of
 from onward.graph.names import BATCH, BUFFER, PARAM
 from onward.graph.types import DType
 
+_LITERAL = torch.ops.aten.lift_fresh_copy.default  # of what `torch.tensor(3)` has just made
+
 
 def batch_nodes(program: Any) -> list[Any]:
     """The nodes that stand for the batch's leaves, in their order."""
@@ -96,6 +98,7 @@ def bind_inputs(
             tensor = program.constants[spec.target]
             refuse_constant(tensor, {model_path(n): t for n, t in live.items()})
             result.constants.append(tensor)
+            result.literals += {n.target for n in node.users} == {_LITERAL}
             value = constant(graph, tensor)
         else:
             raise CaptureError(

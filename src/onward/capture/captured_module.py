@@ -13,6 +13,7 @@ import torch
 
 from onward.capture.attention_forms import Shown
 from onward.capture.batch_writes import Unchanged
+from onward.capture.effects import Effects
 from onward.capture.object_graph import Reads
 from onward.capture.output_tree import OutputTree
 from onward.capture.pins import Pinned
@@ -33,9 +34,10 @@ class CapturedModule:
     whose `requires_grad` was off.
     reaches: the same of each result of a call, with its leaves. parts_reached: likewise what parts
     that run in PyTorch return, by site and number. tree: how results are put together. autocast:
-    what `torch.autocast` casts to around the call. reads: what was read of plain objects. asks: of
-    a call with gradients, why its evaluation may be more than the same without dropout; "" where it
-    is not (evaluation.py).
+    what `torch.autocast` casts to around the call. reads: what was read of plain objects. literals:
+    how many of the constants the forward makes of Python's numbers. effects: what else it did.
+    asks: of a call with gradients, why its evaluation may be more than the same without dropout; ""
+    where it is not (evaluation.py).
     """
 
     graph: Graph
@@ -52,8 +54,11 @@ class CapturedModule:
     tree: OutputTree | None = None
     autocast: torch.dtype | None = None
     reads: Reads = field(default_factory=Reads)
+    literals: int = 0
+    effects: Effects | None = None
     asks: str = "it is made without gradients"
     _guards: list[CodeType] = field(default_factory=list)
+    _conditions: list[str] = field(default_factory=list)  # the guards as they are written
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _presumed: list[Shown | Unchanged] = field(default_factory=list)
     _pinned: list[Pinned] = field(default_factory=list)  # in the forward's order
@@ -126,7 +131,9 @@ class CapturedModule:
 
     def guard(self, texts: Iterable[str]) -> None:
         """Takes conditions on a batch's sizes, as Python code over `L["leaves"]`."""
-        self._guards += [compile(text, "<shape guard>", "eval") for text in texts]
+        given = list(texts)
+        self._conditions += given
+        self._guards += [compile(text, "<shape guard>", "eval") for text in given]
 
 
 def layout(x: torch.Tensor) -> Any:

@@ -258,6 +258,7 @@ def _capture(
             model,
             loss_fn,
         )
+    result.effects = flat.effects
     if flat.effects.written and not flat.effects.left:
         written = ", ".join(flat.effects.written)
         result.notes.append(f"a step does not set {written}, as the model's forward does")

@@ -32,6 +32,13 @@ class Given:
                         self.sizes.setdefault(symbol, (self.leaves[node.name], dim, int(factor)))
         self._written: dict[Any, dict[Any, list[Any]]] = {}  # graph -> owner of memory -> writers
 
+    @classmethod
+    def of_leaves(cls, leaves: dict[str, int]) -> Given:
+        """Of a program of which the leaves are known and what is made of them."""
+        found = cls.__new__(cls)
+        found.leaves, found.constants, found.sizes, found._written = leaves, {}, {}, {}
+        return found
+
     def steps(self, node: Any) -> tuple[Any, ...] | None:
         """The nodes that compute this one from what is given, with those that write into their
         memory before; None where that is not enough."""

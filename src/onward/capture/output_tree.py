@@ -7,6 +7,7 @@ the forward hands on, or a plain value.
 from __future__ import annotations
 
 import dataclasses
+import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,8 +82,8 @@ class OutputTree:
     def __init__(
         self,
         outputs: Any,
-        leaves: Sequence[torch.Tensor],
-        owned: Mapping[str, torch.Tensor],
+        leaves: Sequence[torch.Tensor] = (),
+        owned: Mapping[str, torch.Tensor] = types.MappingProxyType({}),
         left_out: bool = False,
     ) -> None:
         self._given = {id(x): i for i, x in enumerate(leaves)}
@@ -91,6 +92,13 @@ class OutputTree:
         self._computed: dict[str, torch.Tensor] = {}
         self._left_out, self.caches = left_out, list[str]()
         self.root = self._part(outputs, ())
+
+    @classmethod
+    def of(cls, root: Part, names: Sequence[str]) -> OutputTree:
+        """The tree of outputs whose computed tensors have these names."""
+        found = cls(())
+        found.root, found._computed = root, dict.fromkeys(names)  # type: ignore[assignment]
+        return found
 
     @property
     def names(self) -> list[str]:

@@ -26,6 +26,7 @@ from onward.capture.mode_reads import noting_mode
 from onward.capture.patches import Patch, patched
 from onward.capture.recurrent_op import recurrent_layers_kept_whole
 from onward.capture.regions.blame import causes
+from onward.capture.replaced import run_once
 from onward.capture.running_mean import averaged_over_batches
 from onward.capture.trace_refusals import refusal
 from onward.capture.transformer_encoder import padded_with_zeros
@@ -132,7 +133,7 @@ def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
         (transformer, "_detect_is_causal_mask", causal_as_said),
         (torch.nn.Module, "to", _moved),
     ]
-    places += [*_tracing_alone(), *cheaper()]
+    places += [*run_once(), *_tracing_alone(), *cheaper()]
     if hasattr(fx, "do_not_emit_stack_traces"):  # which nobody reads
         places.append((fx, "do_not_emit_stack_traces", True))
     with (

@@ -88,7 +88,7 @@ class _Writer:
             "state": [[name, self.numbers[v]] for name, v in graph.state.items()],
             "signature": _signature(graph.signature),
         }
-        made["types"] = [[t.dtype.name, [_size(n) for n in t.shape]] for t in self.types]
+        made["types"] = [[t.dtype.name, [plain_size(n) for n in t.shape]] for t in self.types]
         text = json.dumps(made, separators=(",", ":")).encode()
         return b"".join((len(text).to_bytes(_HEAD, "little"), text, *self.blobs))
 
@@ -99,7 +99,7 @@ class _Writer:
         self.numbers[value] = len(self.numbers) - 1
         type = self.types.setdefault(value.meta["type"], len(self.types))
         content = None if value.const_value is not None else value.meta.get("content")
-        return [value.name, type, None if content is None else [_size(n) for n in content]]
+        return [value.name, type, None if content is None else [plain_size(n) for n in content]]
 
     def _constant(self, value: Value) -> list[Any]:
         array = array_of(value)
@@ -131,7 +131,7 @@ class _Writer:
             [self.numbers[v] for v in node.inputs],
             attributes,
             dict(node.metadata_props),
-            {name: _size(m) if isinstance(m, Dim) else m for name, m in marks.items()},
+            {name: plain_size(m) if isinstance(m, Dim) else m for name, m in marks.items()},
             [self._value(v) for v in node.outputs],
         ]
 
@@ -140,7 +140,7 @@ class _Reader:
     def __init__(self, text: dict[str, Any], blob: bytes) -> None:
         self.graph = graph = Graph(text["name"])
         self.values: list[Value | None] = []
-        self.types = [Type(DType[t], tuple(_sized(n) for n in shape)) for t, shape in text["types"]]
+        self.types = [Type(DType[t], tuple(map(size_of, shape))) for t, shape in text["types"]]
         for *value, role in text["inputs"]:
             made = self._value(value)
             made.meta["role"] = Role[role]
@@ -168,7 +168,7 @@ class _Reader:
         value = Value(name=name, const_value=array)
         value.meta["type"] = self.types[type]
         if content is not None:
-            value.meta["content"] = tuple(_sized(n) for n in content)
+            value.meta["content"] = tuple(size_of(n) for n in content)
         self.values.append(value)
         return value
 
@@ -199,14 +199,15 @@ class _Reader:
             name=name,
             metadata_props=properties,
         )
-        node.meta.update({n: _sized(m) if isinstance(m, list) else m for n, m in marks.items()})
+        node.meta.update({n: size_of(m) if isinstance(m, list) else m for n, m in marks.items()})
         return node
 
 
 # ---- sizes: a number, or the terms of a polynomial
 
 
-def _size(size: Size) -> Any:
+def plain_size(size: Size) -> Any:
+    """A size in JSON's terms. Raises ArchiveError for one that is settled."""
     if not isinstance(size, Dim):
         return int(size)
     if size.at is not None:
@@ -214,7 +215,8 @@ def _size(size: Size) -> Any:
     return [[list(names), factor] for names, factor in size.terms]
 
 
-def _sized(size: Any) -> Size:
+def size_of(size: Any) -> Size:
+    """The size that `plain_size` has written."""
     if isinstance(size, int):
         return size
     return Dim(tuple((tuple(names), int(factor)) for names, factor in size))
@@ -254,4 +256,4 @@ def _keyed(key: Any) -> Any:
     return Hyperparameter(first, name) if kind == "hyperparameter" else Slot(first, name)
 
 
-__all__ = ["ArchiveError", "digest", "from_bytes", "to_bytes"]
+__all__ = ["ArchiveError", "digest", "from_bytes", "plain_size", "size_of", "to_bytes"]

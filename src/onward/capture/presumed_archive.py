@@ -1,0 +1,99 @@
+"""What a capture presumes of a batch (attention_forms.Shown) in JSON's terms: leaves, and operators
+of a list that make a mask of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from onward.capture.attention_forms import Shown
+from onward.capture.known import Given
+from onward.graph.archive import ArchiveError
+
+# functions of their arguments, that an attention mask is made by
+_OPERATORS = {
+    "_to_copy.default", "bitwise_and.Tensor", "bitwise_not.default", "bitwise_or.Tensor",
+    "eq.Scalar", "eq.Tensor", "expand.default", "ge.Scalar", "gt.Scalar", "le.Scalar",
+    "logical_and.default", "logical_not.default", "logical_or.default", "lt.Scalar",
+    "masked_fill.Scalar", "mul.Scalar", "mul.Tensor", "ne.Scalar", "ne.Tensor", "reshape.default",
+    "rsub.Scalar", "select.int", "slice.Tensor", "squeeze.dim", "sub.Tensor", "to.device",
+    "to.dtype", "transpose.int", "unsqueeze.default", "view.default", "where.self",
+}  # fmt: skip
+_PLAIN = (bool, int, float, str, type(None))
+_DTYPES = {
+    str(d): d for d in (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16,
+                        torch.bfloat16, torch.float32, torch.float64)
+}  # fmt: skip
+
+
+def written_shown(fact: Any) -> list[Any]:
+    """Raises ArchiveError for what is presumed otherwise."""
+    if type(fact) is not Shown:
+        raise ArchiveError("the forward writes into the batch")
+    numbers: dict[Any, int] = {}
+    steps: list[Any] = []
+    for node in fact.steps:
+        if fact.given.size(node) is not None:
+            raise ArchiveError("a mask that sizes decide")
+        if node.op == "placeholder" and node.name in fact.given.leaves:
+            steps.append(fact.given.leaves[node.name])
+        else:
+            name = str(node.target).removeprefix("aten.")
+            if node.op != "call_function" or _operator(name) is not node.target:
+                raise ArchiveError(f"a mask that {node.target} makes")
+            arguments = [_plain(x, numbers) for x in node.args]
+            steps.append([name, arguments, {k: _plain(x, numbers) for k, x in node.kwargs.items()}])
+        numbers[node] = len(numbers)
+    return [steps, numbers[fact.mask], fact.first, fact.added]
+
+
+def read_shown(said: list[Any]) -> Shown:
+    """What `written_shown` has written. Raises ArchiveError."""
+    steps, mask, first, added = said
+    graph, nodes, leaves = torch.fx.Graph(), list[Any](), dict[str, int]()
+    for step in steps:
+        if isinstance(step, int):
+            nodes.append(graph.placeholder(f"leaves_{step}"))
+            leaves[nodes[-1].name] = step
+        else:
+            name, arguments, named = step
+            args = tuple(_value(x, nodes) for x in arguments)
+            kwargs = {k: _value(x, nodes) for k, x in named.items()}
+            nodes.append(graph.call_function(_operator(name), args, kwargs))
+    return Shown(nodes[mask], tuple(nodes), Given.of_leaves(leaves), bool(first), bool(added))
+
+
+def _operator(name: str) -> Any:
+    if name not in _OPERATORS:
+        raise ArchiveError(f"a mask that {name} makes")
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload)
+
+
+def _plain(x: Any, numbers: dict[Any, int]) -> Any:
+    if isinstance(x, torch.fx.Node):
+        return {"node": numbers[x]}
+    if isinstance(x, (list, tuple)):
+        return [_plain(y, numbers) for y in x]
+    if isinstance(x, torch.dtype) and str(x) in _DTYPES:
+        return {"dtype": str(x)}
+    if isinstance(x, torch.device):
+        return {"device": str(x)}
+    if type(x) in _PLAIN:
+        return x
+    raise ArchiveError(f"a mask that {x!r} makes")
+
+
+def _value(x: Any, nodes: list[Any]) -> Any:
+    if isinstance(x, list):
+        return [_value(y, nodes) for y in x]
+    if not isinstance(x, dict):
+        return x
+    ((kind, value),) = x.items()
+    if kind == "node":
+        return nodes[value]
+    return _DTYPES[value] if kind == "dtype" else torch.device(value)
+
+
+__all__ = ["read_shown", "written_shown"]

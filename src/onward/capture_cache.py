@@ -1,0 +1,300 @@
+"""The capture cache: captures on disk, by all that may decide them.
+
+What a model's code does cannot be told from its source alone. So a capture is kept only where all
+that its code may ask is told (capture/surroundings.py, capture/object_graph/lasting.py), and it is
+read where all of that is the same:
+
+    first key = SHA-256 of: Onward's sources; versions and what is installed; the process's
+                variables, arguments and flags; the user's files; torch's flags; what stands in the
+                modules of transformers and torch; the call: its arguments but for tensors' numbers
+    its file  = which attributes of plain objects (a configuration) captures have read
+    key       = SHA-256 of: the first key; those attributes' names; the model and its loss function
+                as a walk tells of them, of plain objects those attributes
+    its file  = the capture (capture/archive.py), and what the forward has set on the model
+
+Everything else is captured as if there were no cache. The files are those of graph_cache.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import logging
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from onward import graph_cache
+from onward.capture import CapturedModule
+from onward.capture.archive import read, written
+from onward.capture.as_eager import is_of_inference_mode
+from onward.capture.aten import TABLE
+from onward.capture.effects import Effects
+from onward.capture.flat_call import FlatCall, model_path, named_tensors
+from onward.capture.object_graph import Reads
+from onward.capture.object_graph.facts import ATOMS
+from onward.capture.object_graph.lasting import Lasting
+from onward.capture.refusals import refuse_model
+from onward.capture.surroundings import NotKept, surroundings
+from onward.capture.trace import ONE_AT_A_TIME
+from onward.config import CaptureError, environment
+from onward.graph.archive import ArchiveError
+from onward.graph.registry import place_of
+from onward.journal import Journal
+
+log = logging.getLogger("onward")
+
+READ = "capture, kept from an earlier run"  # the stage of that name in a journal
+_CACHE = "capture cache"
+_MOST = 8  # sets of attributes that captures under one key have read
+_SET = (bool, int, str, type(None))  # what a forward may have set
+Names = dict[str, list[str] | None]  # read of plain objects, by path; None for all of one
+
+
+def kept(
+    journal: Journal, capture: Callable[..., CapturedModule], *args: Any, **kwargs: Any
+) -> CapturedModule:
+    """What `capture` makes of a call; read where a run before has kept the same."""
+    if not environment().graph_cache or journal.looks_at_passes:
+        with journal.timed("capture"):
+            return capture(*args, **kwargs)
+    with journal.timed(_CACHE), ONE_AT_A_TIME:  # another capture patches what is looked at
+        call = _Call.of(capture, args, kwargs)
+        found = None if call is None else call.read()
+    if found is not None:
+        journal.seconds[READ] = journal.seconds.pop(_CACHE)
+        log.info("the capture is kept from an earlier run")
+        return found
+    with journal.timed("capture"):
+        captured = capture(*args, **kwargs)
+    if call is not None:
+        with journal.timed(_CACHE), ONE_AT_A_TIME:
+            call.write(captured)
+    return captured
+
+
+class _Call:
+    """A call that is to be captured, with what surrounds it before."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.model, self.loss_fn = given["model"], given["loss_fn"]
+        self.want_loss = given["want_loss"]
+        gradients = given["gradients"]
+        self.gradients = self.model.training if gradients is None else gradients
+        self.whole = given["whole"]
+        self.tensors: list[torch.Tensor] = []
+        tree = [_argument(given[name], self.tensors) for name in ("args", "kwargs", "target")]
+        said = [self.gradients, self.want_loss, self.whole, given["regions"]]
+        said += [str(given["autocast"]), torch.is_grad_enabled(), is_of_inference_mode()]
+        met = Lasting(self.model, self.loss_fn, lambda x, path: None)
+        ours = [graph_cache.registered(), graph_cache.sources(), graph_cache.versions()]
+        foreign = [n for n, made in TABLE.items() if not place_of(made).startswith("onward.")]
+        if foreign:
+            raise NotKept(f"another package has registered a translation of {foreign[0]}")
+        world = [ours, surroundings(met.modules())]
+        self.key = _digest([world, tree, said])
+        self._states = _random_states()
+        self._before = {id(x): (x, dict(held)) for x, held in met.attributes()}
+
+    @classmethod
+    def of(cls, capture: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
+        """None where a capture of it is not kept."""
+        given = inspect.signature(capture).bind(*args, **kwargs)
+        given.apply_defaults()
+        if _OPTIONS - given.arguments.keys():
+            return None
+        try:
+            return cls(given.arguments)
+        except Exception as error:  # of objects of any kind, none of which is to end a step here
+            log.debug("the capture is not kept: %s", error)
+            return None
+
+    # ---- reading
+
+    def read(self) -> CapturedModule | None:
+        """The capture that a run before has kept of this call."""
+        try:
+            return self._read()
+        except Exception as error:  # as above
+            log.debug("the capture is not read: %s", error)
+            return None
+
+    def _read(self) -> CapturedModule | None:
+        for names in graph_cache.read_as(self.key, self._names_read) or ():
+            walk = self._walk(names)
+            if walk.doubts:
+                continue
+            key = self._key(names, walk)
+            found = graph_cache.read_as(key, lambda _, body, w=walk: self._unpacked(body, w))
+            if found is not None and self._fits(found[0]):
+                for held, name, value in found[1]:
+                    held[name] = value
+                return found[0]
+        return None
+
+    def _fits(self, captured: CapturedModule) -> bool:
+        trains = self.gradients and (self.want_loss or self.whole)
+        try:
+            refuse_model(self.model, self.loss_fn, trains, self.want_loss)
+        except CaptureError:
+            return False
+        return captured.dims(self.tensors) is not None
+
+    def _names_read(self, key: str, body: bytes) -> list[Names]:
+        try:
+            said = json.loads(body[8:])
+            if said["key"] != key:
+                raise ArchiveError("another key")
+            return [
+                {str(path): None if names is None else list(map(str, names)) for path, names in one}
+                for one in said["names"]
+            ]
+        except (LookupError, TypeError, ValueError) as error:
+            raise ArchiveError(str(error)) from error
+
+    def _unpacked(
+        self, body: bytes, walk: Lasting
+    ) -> tuple[CapturedModule, list[tuple[dict[str, Any], str, Any]]]:
+        """A capture, and what is to be set: attributes of an object, a name, a value."""
+        length = 8 + int.from_bytes(body[:8], "little")
+        try:
+            sets = [
+                (vars(walk.plain[path][0]), str(name), value)
+                for path, name, value in json.loads(body[8:length])["sets"]
+            ]
+        except (LookupError, TypeError, ValueError) as error:
+            raise ArchiveError(str(error)) from error
+        if not all(isinstance(value, _SET) for _, _, value in sets):
+            raise ArchiveError("what is set is no plain value")
+        reads = Reads(x for x, names in walk.plain.values() if names is not None)
+        for x, names in walk.plain.values():
+            for name in names or ():
+                reads.note(x, name)
+        captured = read(body[length:], self._live(), reads)
+        captured.effects = Effects()
+        return captured, sets
+
+    # ---- writing
+
+    def write(self, captured: CapturedModule) -> None:
+        """Keeps a capture of this call, where all that decides it is told."""
+        try:
+            self._write(captured)
+        except Exception as error:  # as above
+            log.debug("the capture is not kept: %s", error)
+
+    def _write(self, captured: CapturedModule) -> None:
+        if _random_states() != self._states:
+            raise NotKept("random numbers were drawn")
+        body = written(captured, self._live())
+        walk = Lasting(self.model, self.loss_fn, lambda x, path: captured.reads.names(x))
+        names: Names = {
+            path: None if names is None else sorted(names)
+            for path, (_, names) in walk.plain.items()
+        }
+        sets = self._sets(captured, walk)
+        walk.tell()
+        if walk.doubts:
+            raise NotKept("; ".join(walk.doubts[:3]))
+        head = json.dumps({"sets": sets}).encode()
+        packed = b"".join((len(head).to_bytes(8, "little"), head, body))
+        known = graph_cache.read_as(self.key, self._names_read) or []
+        if names not in known:
+            said = [list(one.items()) for one in [names, *known][:_MOST]]
+            text = json.dumps({"key": self.key, "names": said}).encode()
+            graph_cache.write_as(self.key, lambda: len(text).to_bytes(8, "little") + text)
+        graph_cache.write_as(self._key(names, walk), lambda: packed)
+
+    def _sets(self, captured: CapturedModule, walk: Lasting) -> list[tuple[str, str, Any]]:
+        """What the forward has set on plain objects: the path of one, a name, the value. The walk
+        then tells what stood there before. Raises NotKept where that is not all of it."""
+        assert captured.effects is not None, "as it is written"
+        found: list[tuple[str, str, Any]] = []
+        for path, (x, _) in walk.plain.items():
+            before, now = self._before.get(id(x), (x, None))[1], _attributes(x)
+            if before is None or now is None:
+                if before is not now:
+                    raise NotKept(f"{path} was made by the forward")
+                continue
+            for name in dict.fromkeys([*before, *now]):
+                old, new = before.get(name, _ABSENT), now.get(name, _ABSENT)
+                if old is new:
+                    continue
+                if type(new) not in _SET or not (old is _ABSENT or type(old) in ATOMS):
+                    raise NotKept(f"the forward sets {path}.{name}")
+                found.append((path, name, new))
+                walk.stood(f"{path}.{name}", old, old is _ABSENT)
+        ends = sorted(path.rpartition(".")[2] for path in captured.effects.written)
+        if ends != sorted(name for _, name, _ in found):
+            raise NotKept(f"the forward sets {', '.join(captured.effects.written[:3])}")
+        return found
+
+    # ---- both
+
+    def _walk(self, names: Names) -> Lasting:
+        def read_at(x: Any, path: str) -> frozenset[str] | None:
+            found = names.get(path)
+            return None if found is None else frozenset(found)
+
+        walk = Lasting(self.model, self.loss_fn, read_at)
+        walk.tell()
+        return walk
+
+    def _key(self, names: Names, walk: Lasting) -> str:
+        return _digest([self.key, sorted(names.items()), walk.told])
+
+    def _live(self) -> dict[str, torch.Tensor]:
+        """The tensors by the paths that a capture gives them; tied ones by the first."""
+        spec: Any = None
+        flat = FlatCall(self.model, spec, [], self.loss_fn, self.want_loss)
+        return {model_path(name): t for name, t in named_tensors(flat)}
+
+
+_OPTIONS = {
+    "model", "args", "kwargs", "target", "loss_fn", "want_loss", "gradients", "whole", "regions",
+    "autocast",
+}  # fmt: skip
+_ABSENT = object()
+
+
+def _argument(x: Any, tensors: list[torch.Tensor]) -> Any:
+    """An argument without its numbers; the tensors are put into the list. Raises NotKept."""
+    if isinstance(x, torch.Tensor):
+        if type(x) not in (torch.Tensor, torch.nn.Parameter) or vars(x):
+            raise NotKept(f"a {type(x).__qualname__} is given")
+        if x.layout is not torch.strided or x.is_complex():
+            raise NotKept("a tensor of another layout or of complex numbers is given")
+        tensors.append(x)
+        sizes = [n if n < 2 else "n" for n in x.shape]
+        form = [x.requires_grad, x.is_inference(), x.is_contiguous(), x.is_leaf]
+        return ["tensor", str(x.dtype), str(x.device), sizes, form]
+    if type(x) in (list, tuple):
+        return [type(x).__name__, *(_argument(y, tensors) for y in x)]
+    if type(x) is dict and all(type(k) is str for k in x):
+        return ["dict", *([k, _argument(y, tensors)] for k, y in x.items())]
+    if type(x) in ATOMS:
+        return [type(x).__name__, x.hex() if isinstance(x, float) else repr(x)]
+    raise NotKept(f"a {type(x).__qualname__} is given")
+
+
+def _attributes(x: Any) -> dict[str, Any] | None:
+    try:
+        return object.__getattribute__(x, "__dict__")
+    except AttributeError:
+        return None
+
+
+def _random_states() -> list[Any]:
+    numbers = repr(np.random.get_state(legacy=False))
+    return [random.getstate(), numbers, torch.get_rng_state().tolist()]
+
+
+def _digest(said: Any) -> str:
+    return hashlib.sha256(json.dumps(said).encode()).hexdigest()
+
+
+__all__ = ["READ", "kept"]
