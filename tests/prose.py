@@ -1,7 +1,8 @@
 """Reads the prose of the repository (docstrings, comments, pages) for names that are gone.
 
 `CHECKS` is the list of checkers: each takes one `Line` of prose and yields the names on it that do
-not exist. What exists is read from the sources, not imported, so that a run takes seconds.
+not exist; `prose_allowed.py` lists names that only look like ours. What exists is read from the
+sources, not imported, so that a run takes seconds.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+
+from prose_allowed import ALLOWED
 
 import onward
 from onward.cli import VERBS
@@ -136,7 +139,7 @@ def prose() -> tuple[Line, ...]:
 @cache
 def sources() -> tuple[str, ...]:
     """The Python files, but for this one and its tests, which hold names of what is not there."""
-    mine = ("tests/prose.py", "tests/test_prose.py")
+    mine = ("tests/prose.py", "tests/prose_allowed.py", "tests/test_prose.py")
     return tuple(path for path in texts() if path.endswith(".py") and path not in mine)
 
 
@@ -395,6 +398,23 @@ def dotted(line: Line) -> Iterator[str]:
             yield f"{owner}.{attribute}"
 
 
+# What a variable of this name is in prose, and the file of its class.
+_INSTANCES = {
+    "trainer": ("Trainer", "src/onward/train/trainer.py"),
+    "result": ("StepResult", "src/onward/train/result.py"),
+    "plan": ("Plan", "src/onward/plan/plan.py"),
+    "options": ("TrainerOptions", "src/onward/config.py"),
+}
+
+
+def instances(line: Line) -> Iterator[str]:
+    """`trainer.name`, `result.name` and the like, which are attributes of the class."""
+    for variable, attribute in re.findall(r"`+(\w+)\.([a-z_]\w*)[^`]*`", line.text):
+        owner, path = _INSTANCES.get(variable, ("", ""))
+        if owner and not has_attribute(owner, attribute, path):
+            yield f"{variable}.{attribute}"
+
+
 def places(line: Line) -> Iterator[str]:
     """ "`NAME` of `path.py`", and "`path.py`'s `NAME`"."""
     file = r"`((?:[\w-]+/)*\w+\.py)`"
@@ -418,54 +438,9 @@ def identifiers(line: Line) -> Iterator[str]:
 
 
 CHECKS: tuple[Check, ...] = (
-    paths, links, trainer_options, command_line, make, variables, rewrite_passes, dotted, places,
-    identifiers,
+    paths, links, trainer_options, command_line, make, variables, rewrite_passes, dotted,
+    instances, places, identifiers,
 )  # fmt: skip
-
-
-class Allowed(NamedTuple):
-    """Names that look like ours and are not: a pattern of them, of the pages where, and why."""
-
-    check: str
-    names: str
-    where: str
-    reason: str
-
-
-ALLOWED = (
-    Allowed("paths", r".*", r"docs/models\.md", "generated: files of transformers"),
-    Allowed("paths", r"benchmarks/kernels\.py", r"docs/log\.md", "a name that was changed"),
-    Allowed("paths", r"wikitext-2\..*", r"docs/log\.md", "files of a data set"),
-    Allowed("paths", r"(text|bert|train|module)\.(txt|py)", r"docs/.*", "a user's file"),
-    Allowed("paths", r"file\.txt", r"examples/.*", "a user's file"),
-    Allowed("paths", r"(result\.json|script\.py)", r"tests/outsiders/.*", "a call's arguments"),
-    Allowed("command_line", r"--lr", r"docs/explain\.md", "an option of the user's script"),
-    Allowed("rewrite_passes", r"pass squared_relu", r"examples/plugin/.*", "the plugin's pass"),
-    Allowed("dotted", r"Owner\.name", r"src/.*", "any class and its attribute"),
-    Allowed("dotted", r"onward\.plugins", r".*", "the group of entry points"),
-    Allowed("identifiers", r".*", r"docs/migration/.*", "names of the package that one comes from"),
-    Allowed("identifiers", r"(Wav2Vec2|Hubert)ForCTC", r"CHANGELOG\.md", "transformers"),
-    Allowed("identifiers", r"ORTModule", r"README\.md", "ONNX Runtime"),
-    Allowed("identifiers", r"cse", r"CHANGELOG\.md", "a name that was changed"),
-    Allowed(
-        "identifiers",
-        r"DataCollatorWithFlattening|position_ids_start|padding_free",
-        r"docs/padding\.md",
-        "other packages",
-    ),
-    Allowed("identifiers", r"sdpa_attention_forward", r"src/.*", "transformers"),
-    Allowed("identifiers", r"is_torchdynamo_compiling", r"docs/.*", "transformers"),
-    Allowed("identifiers", r"output_[01]|f1", r"src/.*|tests/.*", "made of a name and a number"),
-    Allowed("identifiers", r"param_group", r"(src|docs/notes)/.*", "one of torch's param_groups"),
-    Allowed("identifiers", r"grad_scale", r"src/.*", "an argument of torch's fused optimizers"),
-    Allowed("identifiers", r"create_dynamic_map", r"tests/.*", "bitsandbytes"),
-    Allowed(
-        "identifiers",
-        r"grouped_mm|xlog1py|MADV_HUGEPAGE|torch\..*|onnxscript|keep_io_types",
-        r"docs/(log\.md|notes/.*)",
-        "torch, Linux, and packages that were weighed",
-    ),
-)
 
 
 def allowed(check: Check, line: Line, name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
+import tomllib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -150,6 +151,14 @@ def test_options_are_those_of_the_trainer() -> None:
 def test_variables_are_those_that_are_read() -> None:
     rows = [row[0].strip("`") for row in table(COMMAND_LINE, "| variable | what it does |")]
     assert sorted(row.partition("=")[0] for row in rows) == sorted(VARIABLES)
+
+
+def test_extras_are_those_of_the_package() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    named = [row[0].strip("`") for row in table(page, "| extra | installs | for |")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    inside = {"test", "sweep", "dev", "all"}  # for whoever changes the code, and hf, ort and viz
+    assert sorted(named) == sorted(set(project["optional-dependencies"]) - inside)
 
 
 def test_switches_that_are_named_exist() -> None:

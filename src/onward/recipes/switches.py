@@ -146,7 +146,7 @@ class Foreign:
         if off and switch.off:
             raise InputError(f"--{spelled} {value}: {switch.told}", where, switch.off)
         if switch.fix and not off and value not in switch.asks_nothing:
-            raise InputError(f"--{spelled} is not there: {switch.told}", where, switch.fix)
+            raise InputError(f"--{spelled} is not supported: {switch.told}", where, switch.fix)
         self.notes.append(f"--{spelled} changes nothing: {switch.told}")
 
     def settle(self, given: dict[str, str]) -> None:
