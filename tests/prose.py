@@ -533,14 +533,22 @@ NO_SUBJECT = re.compile(
     r"|As above|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
 )
 STANDS_ALONE = (
-    "cli.py", "config.py", "differentiate", "execute", "explanation", "graph", "journal.py",
-    "kernels", "plan", "recipes", "rewrite",
+    "__init__.py", "capture_cache.py", "cli.py", "compile.py", "config.py", "differentiate",
+    "execute", "explanation", "extend.py", "graph", "graph_cache.py", "journal.py", "kernels",
+    "plan", "recipes", "rewrite",
 )  # fmt: skip
 
 
 def without_subject(text: str) -> Iterator[tuple[int, str]]:
-    """The line and the beginning of each docstring that has no subject of its own."""
+    """The line and the beginning of each docstring, and of each comment on lines of its own, that
+    has no subject of its own."""
     for number, docstring in docstrings(text):
         first = docstring.lstrip("\n").splitlines()[0] if docstring.strip() else ""
         if NO_SUBJECT.match(first):
             yield number, first.strip()
+    lines, last = text.splitlines(), -1
+    for number, comment in comments(text):
+        if lines[number - 1].lstrip().startswith("#"):
+            if last != number - 1 and NO_SUBJECT.match(comment[:1].upper() + comment[1:]):
+                yield number, comment
+            last = number

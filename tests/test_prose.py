@@ -191,7 +191,7 @@ def test_the_page_of_fuzzing_has_the_seconds_of_ci() -> None:
 # ---- docstrings
 
 
-def test_docstrings_stand_alone() -> None:
+def test_docstrings_and_comments_stand_alone() -> None:
     found = [
         f"{path}:{number}: begins without its subject: {first}"
         for path, text in prose.texts().items()
@@ -223,3 +223,16 @@ def test_docstrings_stand_alone() -> None:
 def test_a_docstring_without_its_subject_is_found(first: str, stands: bool) -> None:
     text = f'def f():\n    """{first}\n\n    More."""\n'
     assert list(prose.without_subject(text)) == ([] if stands else [(2, first)])
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("# of the batch\nx = 1\n", [(1, "of the batch")]),
+        ("# The batch, and\n# of the batch\nx = 1\n", []),
+        ("x = 1  # of the batch\n", []),
+        ("def f():\n    # the same again\n    return 1\n", [(2, "the same again")]),
+    ],
+)
+def test_a_comment_without_its_subject_is_found(text: str, found: list[tuple[int, str]]) -> None:
+    assert list(prose.without_subject(text)) == found
