@@ -29,7 +29,7 @@ from onward.rewrite.lists import switches as pass_names
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = ("src", "benchmarks", "tests", "examples")
-PAGES = ("docs", "examples")
+PAGES = ("docs", "examples", "tests")
 TOP_PAGES = ("README.md", "CHANGELOG.md", "AGENTS.md", "CONTRIBUTING.md")
 
 
