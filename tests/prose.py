@@ -27,7 +27,7 @@ from onward.recipes.options import FinetuneConfig, VerifyConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 from onward.rewrite.lists import switches as pass_names
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = next(p for p in Path(__file__).resolve().parents if (p / "pyproject.toml").exists())
 SOURCES = ("src", "benchmarks", "tests", "examples")
 PAGES = ("docs", "examples", "tests")
 TOP_PAGES = ("README.md", "CHANGELOG.md", "AGENTS.md", "CONTRIBUTING.md")
@@ -139,8 +139,10 @@ def prose() -> tuple[Line, ...]:
 @cache
 def sources() -> tuple[str, ...]:
     """The Python files, but for this one and its tests, which hold names of what is not there."""
-    mine = ("tests/prose.py", "tests/prose_allowed.py", "tests/test_prose.py")
-    return tuple(path for path in texts() if path.endswith(".py") and path not in mine)
+    mine = ("prose.py", "prose_allowed.py", "test_prose.py")
+    return tuple(
+        path for path in texts() if path.endswith(".py") and path.rpartition("/")[2] not in mine
+    )
 
 
 @cache
@@ -428,11 +430,23 @@ def places(line: Line) -> Iterator[str]:
             yield f"{name} of {path}"
 
 
+@cache
+def parts_of_paths() -> frozenset[str]:
+    """The names of folders and files, without their endings."""
+    return frozenset(part.partition(".")[0] for name in files() for part in name.split("/"))
+
+
+def _is_said(word: str) -> bool:
+    """Whether the code has the word, or a file's name is that; a number behind it may be made."""
+    stem = re.sub(r"_\d+$", "", word)
+    return any(each in known for known in (words(), parts_of_paths()) for each in (word, stem))
+
+
 def identifiers(line: Line) -> Iterator[str]:
     """`name`, `name()`, `module.name`: words that stand nowhere in the code."""
     for name in re.findall(r"`+([A-Za-z_][\w.]*)(?:\([^`]*\))?`", line.text):
         if not _PATH.fullmatch(name) and not all(
-            part in words() for part in name.split(".") if part and not part.isdigit()
+            _is_said(part) for part in name.split(".") if part and not part.isdigit()
         ):
             yield name
 

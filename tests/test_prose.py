@@ -28,7 +28,7 @@ PLANTED: dict[str, tuple[Check, str, list[str]]] = {
     "up": (prose.paths, "`../README.md`, `../GONE.md`", ["../GONE.md"]),
     "a folder": (prose.paths, "`tests/capture/` and `tests/gone/`", ["tests/gone/"]),
     "a pattern": (prose.paths, "`graph/ops/<x>.py`, `graph/gone/<x>.py`", ["graph/gone/<x>.py"]),
-    "a sentence's end": (prose.paths, "In tests/tiny.py. In tests/gone.py.", ["tests/gone.py"]),
+    "a sentence's end": (prose.paths, "In tests/conftest.py. In tests/gone.py.", ["tests/gone.py"]),
     "a link": (prose.links, "[a](log.md) [b](gone.md) [c](https://x.org/y.md)", ["gone.md"]),
     "an anchor": (prose.links, "[a](log.md#gone) [b](guarantees.md#numbers)", ["log.md#gone"]),
     "an anchor here": (prose.links, "[a](#storage) [b](#gone)", ["#gone"]),
@@ -71,7 +71,7 @@ PLANTED: dict[str, tuple[Check, str, list[str]]] = {
     "a place before": (
         prose.places, "`lists.py`'s `STEP`, `lists.py`'s `GONE`", ["GONE of lists.py"],
     ),
-    "a word": (prose.identifiers, "`kernel_for`, `kernel_gone(spec)`", ["kernel_gone"]),
+    "a word": (prose.identifiers, "`kernel_for`, `input_7`, `kernel_gone(x)`", ["kernel_gone"]),
 }  # fmt: skip
 
 
