@@ -12,7 +12,7 @@ Seen, wherever the model, its loss function and what they hold lead:
   - the default dtype and the default device.
 
 Not seen:
-  - attributes of plain objects that no graph's capture has read (object_graph/reads.py);
+  - attributes of plain objects that no graph's capture has read (capture/object_graph/reads.py);
   - the elements of a container of more than `facts.ELEMENTS`: only its length;
   - arrays of more than `facts.BYTES` bytes edited in place; baked tensors as large, written past
     autograd's version counter (`.data`, `.numpy()`);
