@@ -13,12 +13,13 @@ from onward.capture.refusals import (
     is_traced,
     refuse_surroundings,
 )
-from onward.capture.trace import traced_elsewhere, untraced
+from onward.capture.trace import ONE_AT_A_TIME, traced_elsewhere, untraced
 from onward.capture.wrappers import SLOT, unwrapped
 
 __all__ = [
     "AUTOCAST_DEVICES",
     "CACHE",
+    "ONE_AT_A_TIME",
     "SLOT",
     "CacheSetting",
     "Captured",
