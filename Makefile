@@ -25,7 +25,7 @@ OUTSIDERS_ARGS ?=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help finetune test test-whole fuzz mutation sanitize false-alarms sweep node-tests outsiders lint format clean
+.PHONY: help finetune test test-tiny test-quick test-whole fuzz mutation sanitize false-alarms sweep node-tests outsiders lint format clean
 .PHONY: bench bench-ablation bench-row-demand bench-kernels bench-convergence bench-gpu
 
 help: ## list the targets
@@ -50,6 +50,12 @@ $(VENV)/.installed-%: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 
 finetune: $(VENV)/.installed-hf,ort ## fine-tune a small GPT-2, Onward beside eager PyTorch (dropout 0)
 	$(BIN)/onward finetune --compare --dropout 0 --output_dir runs/finetune-$$(date +%Y%m%d-%H%M%S) $(FINETUNE_ARGS)
+
+test-tiny: $(VENV)/.installed-test ## see in seconds whether the installation works
+	$(BIN)/python -m pytest tests/test_tiny.py -rs $(TEST_ARGS)
+
+test-quick: $(VENV)/.installed-test ## run one case of every eighth test, about two minutes
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal --quick $(TEST_ARGS)
 
 test: $(VENV)/.installed-test ## run the tests (TEST_ARGS="-k name" for some of them)
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(TEST_ARGS)

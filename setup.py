@@ -26,7 +26,7 @@ if platform.machine() in ("x86_64", "AMD64"):
     LEVELS["avx2"] = ["-march=x86-64-v3"]
     LEVELS["avx512"] = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
 
-# the same as in onward/kernels/native/library.py, which cannot be imported here
+# as in src/onward/kernels/native/library.py, which cannot be imported here
 DIGEST = hashlib.sha256()
 for path in sorted(FOLDER.glob("src/*")):
     DIGEST.update(path.name.encode() + path.read_bytes())

@@ -26,6 +26,7 @@ from kept_captures import keeping
 
 from onward.graph.graph import Graph
 
+QUICK = 8  # with --quick, one in so many tests of a file, at least one
 torch.set_num_threads(1)  # the machines are shared, and tiny ops are slower on several threads
 settings.register_profile("onward", deadline=None, derandomize=True, database=None)
 settings.load_profile("onward")
@@ -34,26 +35,38 @@ settings.load_profile("onward")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole", action="store_true", help="every case of the sampled tests as well")
     parser.addoption("--thin", type=int, default=1, help="1 in so many of the cases of a sample")
+    parser.addoption(
+        "--quick", action="store_true", help="one case of an eighth of each file's tests"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a test marked `sample(k)` every k-th case stays, by a hash of its name: always the same.
     With `--thin N` 1 in N of these; with `--whole`, and where cases are asked for by name, all of
-    them do."""
+    them do. With `--quick` one case of an eighth of each file's tests stays, and no slow one."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return
+    quick = config.getoption("--quick")
     groups: dict[str, list[pytest.Item]] = {}
-    for item in items:
+    for item in sorted(items, key=lambda item: hashlib.sha256(item.nodeid.encode()).digest()):
         groups.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    dropped: set[pytest.Item] = set()
-    for found in groups.values():
+    files: dict[str, list[list[pytest.Item]]] = {}
+    for name, found in groups.items():
         mark = found[0].get_closest_marker("sample")
-        if mark is not None:
-            found.sort(key=lambda item: hashlib.sha256(item.nodeid.encode()).digest())
-            kept = math.ceil(len(found) / (mark.args[0] * config.getoption("--thin")))
-            dropped |= set(found[kept:])
-    config.hook.pytest_deselected(items=list(dropped))
-    items[:] = [item for item in items if item not in dropped]
+        if quick:
+            del found[1:]
+        elif mark is not None:
+            del found[math.ceil(len(found) / (mark.args[0] * config.getoption("--thin"))) :]
+        if not (quick and found[0].get_closest_marker("slow")):
+            files.setdefault(name.partition("::")[0], []).append(found)
+    kept = {
+        item
+        for tests in files.values()
+        for found in tests[: math.ceil(len(tests) / QUICK) if quick else None]
+        for item in found
+    }
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def pytest_collection_finish() -> None:

@@ -33,7 +33,7 @@ from onward.rewrite.rows.demand import DEMAND
 from onward.rewrite.rows.packer import PACK
 
 PACKAGE = Path(onward.__file__).parent
-PROGRAM = Path(__file__).with_name("additions_program.py")
+PROGRAM = Path(__file__).parent / "support" / "additions_program.py"
 
 
 def tables() -> list[Any]:

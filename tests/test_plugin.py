@@ -16,7 +16,7 @@ import onward
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGIN = ROOT / "examples" / "plugin"
-PROGRAM = Path(__file__).with_name("plugin_program.py")
+PROGRAM = Path(__file__).parent / "support" / "plugin_program.py"
 
 
 def run(*folders: Path) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""What README.md shows and says is so: its programs run, its tables name what there is."""
+"""What README.md and the pages of use show is so: programs run, tables name what there is."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import re
+import tomllib
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -28,17 +29,19 @@ from onward.recipes.switches import RENAMED, SWITCHES
 from onward.train.batch import bind_batch
 
 ROOT = Path(__file__).resolve().parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+README, TRAINER, COMMAND_LINE, ARCHITECTURE = (
+    (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "docs/trainer.md", "docs/command-line.md", "docs/architecture.md")
+)
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
-def table(heading: str) -> list[list[str]]:
+def table(page: str, heading: str) -> list[list[str]]:
     """The rows under this heading row, cell by cell."""
-    _, _, rest = README.partition(f"{heading}\n")
+    _, _, rest = page.partition(f"{heading}\n")
     assert rest, f"no table {heading}"
     rows = []
     for line in rest.splitlines()[1:]:
@@ -53,16 +56,16 @@ def table(heading: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The names that README's Python programs leave behind, run in order as they are written."""
+    """The names that the Python programs of docs/trainer.md leave behind, run in their order."""
     torch.manual_seed(0)
-    found: dict[str, Any] = {"__name__": "readme"}
+    found: dict[str, Any] = {"__name__": "trainer"}
     with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("readme")
+        folder = tmp_path_factory.mktemp("trainer")
         patch.chdir(folder)
-        programs = blocks("python")
+        programs = blocks(TRAINER, "python")
         assert len(programs) == 5
         for i, program in enumerate(programs):
-            exec(compile(program, f"README.md, program {i + 1}", "exec"), found)
+            exec(compile(program, f"docs/trainer.md, program {i + 1}", "exec"), found)
     found["folder"] = folder
     return found
 
@@ -104,7 +107,7 @@ def test_the_quick_start_leaves_a_model_that_others_read(programs: dict[str, Any
 
 def test_the_difference_to_a_plain_loop_is_one_in_time_not_in_numbers() -> None:
     """Both sides of the diff are run; four lines of PyTorch go."""
-    [diff] = blocks("diff")
+    [diff] = blocks(README, "diff")
     lines = diff.splitlines()
     assert sum(line.startswith("-") for line in lines) == 4
     weights = []
@@ -129,12 +132,15 @@ def test_the_difference_to_a_plain_loop_is_one_in_time_not_in_numbers() -> None:
 
 
 def test_commands_are_those_of_the_command_line() -> None:
-    named = [re.findall(r"`onward (\w+)`", row[0]) for row in table("| command | what it does |")]
+    named = [
+        re.findall(r"`onward (\w+)`", row[0])
+        for row in table(COMMAND_LINE, "| command | what it does |")
+    ]
     assert [name for [name] in named] == list(VERBS)
 
 
 def test_options_are_those_of_the_trainer() -> None:
-    rows = [row[0].strip("`") for row in table("| option | what it does |")]
+    rows = [row[0].strip("`") for row in table(TRAINER, "| option | what it does |")]
     shown = [eval(f"dict({row})") for row in rows]
     fields = [field.name for field in dataclasses.fields(onward.TrainerOptions)]
     assert [name for options in shown for name in options] == fields
@@ -143,8 +149,16 @@ def test_options_are_those_of_the_trainer() -> None:
 
 
 def test_variables_are_those_that_are_read() -> None:
-    rows = [row[0].strip("`") for row in table("| variable | what it does |")]
+    rows = [row[0].strip("`") for row in table(COMMAND_LINE, "| variable | what it does |")]
     assert sorted(row.partition("=")[0] for row in rows) == sorted(VARIABLES)
+
+
+def test_extras_are_those_of_the_package() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    named = [row[0].strip("`") for row in table(page, "| extra | installs | for |")]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    inside = {"test", "sweep", "dev", "all"}  # for whoever changes the code, and hf, ort and viz
+    assert sorted(named) == sorted(set(project["optional-dependencies"]) - inside)
 
 
 def test_switches_that_are_named_exist() -> None:
@@ -153,18 +167,12 @@ def test_switches_that_are_named_exist() -> None:
         *SWITCHES, "help", "quick", "measure",
         "clear",
     }  # fmt: skip
-    named = re.findall(r"(?<![\w-])--([a-z][\w-]*)", README)
+    named = re.findall(r"(?<![\w-])--([a-z][\w-]*)", README + TRAINER + COMMAND_LINE)
     assert named and {name for name in named if name.replace("-", "_") not in known} == set()
 
 
-def test_make_targets_that_are_named_exist() -> None:
-    rules = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    named = re.findall(r"(?:make |`)((?:finetune|test|bench)[a-z-]*)\b", README)
-    assert named and set(named) - {"test_architecture"} <= rules
-
-
 def test_the_tree_is_the_tree() -> None:
-    _, _, rest = README.partition("## The tree\n\n```\n")
+    _, _, rest = ARCHITECTURE.partition("## The tree\n\n```\n")
     path: list[str] = []
     shown = []
     for line in rest.partition("```")[0].splitlines():
@@ -179,18 +187,6 @@ def test_the_tree_is_the_tree() -> None:
         f"src/onward/{p.name}" for p in package.iterdir() if p.suffix == ".py" or p.is_dir()
     } - {"src/onward/__pycache__"}
     assert parts <= set(shown), "every part of the package has its line"
-
-
-@pytest.mark.parametrize("text", [README, ARCHITECTURE], ids=["README", "architecture"])
-def test_files_that_are_named_exist(text: str) -> None:
-    folder = ROOT if text is README else ROOT / "docs"
-    links = [x for x in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in x]
-    assert text is not README or links
-    for link in links:
-        assert (folder / link).exists(), link
-    for name in re.findall(r"`((?:[a-z_]+/)+[a-z_]+\.py)`", text):
-        places = [ROOT / name, ROOT / "src" / "onward" / name]
-        assert any(place.exists() for place in places), name
 
 
 def test_the_law_in_the_document_is_the_law_in_the_test() -> None:
@@ -281,7 +277,8 @@ def test_any_scheduler_works(name: str) -> None:
 def test_the_readmes_budget_can_be_had_on_the_readmes_model() -> None:
     """GPT-2, 4 layers, 512 wide, vocabulary 50257, 4 x 256 tokens: planned, not run."""
     assert "| GPT-2 (4 layers, 512 wide, vocabulary 50257, 4 x 256 tokens" in README
-    [row] = [row for row in table("| option | what it does |") if "memory_budget" in row[0]]
+    rows = table(TRAINER, "| option | what it does |")
+    [row] = [row for row in rows if "memory_budget" in row[0]]
     [fraction] = map(float, re.findall(r"`(0\.\d+)`", row[1]))
     with torch.device("meta"):
         model = GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=512, n_head=8))

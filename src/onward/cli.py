@@ -62,7 +62,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def usage() -> str:
-    """What `onward --help` prints."""
+    """The text that `onward --help` prints."""
     lines = ["usage: onward COMMAND [--option value ...]", "", "commands:"]
     lines += [f"  {name:<10} {help}" for name, (help, _) in VERBS.items()]
     lines += [
@@ -73,7 +73,7 @@ def usage() -> str:
 
 
 def run_finetune(argv: list[str]) -> int:
-    """`onward finetune`."""
+    """Runs `onward finetune` and returns its exit status."""
     if argv and argv[0].startswith("--engine_job="):
         # One engine of a comparison: `--engine_job=FOLDER ENGINE OUTPUT`, written by compare.
         from transformers.utils import logging
@@ -93,7 +93,7 @@ def run_finetune(argv: list[str]) -> int:
 
 
 def run_verify(argv: list[str]) -> int:
-    """`onward verify`."""
+    """Runs `onward verify` and returns its exit status."""
     config = parse(argv, "verify", VerifyConfig)
     if config is None:
         return 0
@@ -103,7 +103,7 @@ def run_verify(argv: list[str]) -> int:
 
 
 def run_explain(argv: list[str]) -> int:
-    """`onward explain MODEL_OR_SCRIPT`."""
+    """Runs `onward explain MODEL_OR_SCRIPT` and returns its exit status."""
     words, arguments = argv, list[str]()
     if "--" in argv:
         words, arguments = argv[: argv.index("--")], argv[argv.index("--") + 1 :]
@@ -124,7 +124,7 @@ def run_explain(argv: list[str]) -> int:
 
 
 def run_doctor(argv: list[str]) -> int:
-    """`onward doctor`: versions, what is missing, and which kernels and libraries are used."""
+    """Runs `onward doctor`: versions, what is missing, and which kernels and libraries are used."""
     about = "time the matrix products of every engine anew (about a second)"
     measure = _switched(argv, "doctor", "measure", about)
     if measure is None:
@@ -137,7 +137,8 @@ def run_doctor(argv: list[str]) -> int:
 
 
 def run_cache(argv: list[str]) -> int:
-    """`onward cache`: where graphs of steps are kept, how many and how large; takes them away."""
+    """Runs `onward cache`: where graphs of steps are kept, how many and how large; takes them
+    away."""
     clear = _switched(argv, "cache", "clear", "take all of them away")
     if clear is None:
         return 0
@@ -183,7 +184,7 @@ def parse(
     foreign: Foreign | None = None,
     before: str = "",
 ) -> Config | None:
-    """The options of `verb` as a `kind`; None after `--help`. Raises InputError in one line.
+    """Parses the options of `verb` as a `kind`; None after `--help`. Raises InputError in one line.
 
     foreign: other programs' switches that are understood; those of training by default. before:
     what stands before the options.
@@ -224,7 +225,7 @@ def parse(
 def _given(
     argv: Sequence[str], fields: dict[str, Any], hints: dict[str, Any], foreign: Foreign
 ) -> dict[str, str] | None:
-    """Option names, in our spelling, with the text given for them; None where help is asked."""
+    """The option names, in our spelling, with the text given for them; None where help is asked."""
     given: dict[str, str] = {}
     words = list(argv)
     while words:
@@ -268,7 +269,7 @@ def _suggestion(name: str, known: list[str], prefix: str) -> str:
 
 
 def _words(hint: Any) -> str:
-    """What values a type hint takes, in words."""
+    """The values that a type hint takes, in words."""
     if isinstance(hint, types.UnionType):
         return " or ".join(_words(part) for part in typing.get_args(hint))
     if typing.get_origin(hint) is typing.Literal:

@@ -65,7 +65,7 @@ class Compiler:
         return captured
 
     def quiet(self) -> Compiler:
-        """The same for graphs that only look at a batch, and are no stage of a step."""
+        """A compiler alike, for graphs that only look at a batch and are no stage of a step."""
         return Compiler(self.target, self.disable, Journal(quiet=True), self.policy)
 
     def forward(self, captured: Captured) -> Graph:
@@ -146,7 +146,7 @@ class Compiler:
     def bind_halves(
         self, plan: Plan, memory: Memory, owned: Mapping[str, Any], parts: Sequence[Part] = ()
     ) -> ExecutableHalves:
-        """The same of a plan that runs in two halves, each run of which binds it to a block."""
+        """Binds a plan that runs in two halves; each run binds it to a block of memory."""
         return ExecutableHalves(plan, memory, owned, parts)
 
     def _differentiate(

@@ -48,8 +48,8 @@ class MissingExtraError(OnwardError, ImportError):
 
 @dataclass(frozen=True)
 class LossScale:
-    """How the loss scale of fp16 moves; the names and defaults are those of `torch.amp.GradScaler`.
-    A value that cannot be meant raises OnwardError here.
+    """The rule by which the loss scale of fp16 moves; names and defaults are those of
+    `torch.amp.GradScaler`. A value that cannot be meant raises OnwardError here.
 
     init_scale: what the loss is multiplied by at first. growth_factor: what the scale is multiplied
     by after `growth_interval` updates in a row whose gradients were finite. backoff_factor: the
@@ -161,7 +161,7 @@ class TrainerOptions:
 
     @property
     def scaling(self) -> float | LossScale | None:
-        """What scales the loss: a rule, or a fixed number; None where nothing does."""
+        """The scale of the loss: a rule, or a fixed number; None where nothing does."""
         if self.mixed_precision != "fp16":
             return None
         assert isinstance(self.loss_scale, float | LossScale), "as it was read"
@@ -169,7 +169,7 @@ class TrainerOptions:
 
     @classmethod
     def of(cls, options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
-        """The options themselves, those of a mapping, or the defaults for None."""
+        """The options as given, the options of a mapping, or the defaults for None."""
         if options is None:
             return cls()
         if isinstance(options, cls):
@@ -227,7 +227,7 @@ def check_names(where: str, kind: str, given: Iterable[str], known: Collection[s
         resembled = resembled or bool(close)
         told.append(f"{name!r}" + (f" (did you mean {' or '.join(close)}?)" if close else ""))
     raise OnwardError(
-        f"no {kind} in {where} is called {', '.join(told)}; fix: any of {', '.join(sorted(known))}"
+        f"unknown {kind} in {where}: {', '.join(told)}; fix: any of {', '.join(sorted(known))}"
     )
 
 
@@ -237,17 +237,17 @@ Reader = Callable[[str, Any], Any]
 
 
 def _refuse(name: str, value: object, fix: str) -> OnwardError:
-    return OnwardError(f"{name}={_shown(value)}; fix: {fix}")
+    return OnwardError(f"{name}={_shown(value)} is invalid; fix: {fix}")
 
 
 def _shown(value: object) -> str:
-    """A value in an error's line: short, and of a large object only what it is."""
+    """A value as an error's line shows it: short, and of a large object only what it is."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{type(value).__name__}(...)"
 
 
 def _whole(value: object) -> int | None:
-    """A whole number, numpy's too, as int; None for all else, booleans among it."""
+    """Reads a whole number, numpy's too, as int; None for all else, booleans among it."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         return None
     return int(value)
@@ -270,7 +270,7 @@ def _norm(name: str, value: object) -> float | None:
 
 
 def _real(value: object) -> float | None:
-    """A finite number, numpy's too, as float; None for all else, booleans among it."""
+    """Reads a finite number, numpy's too, as float; None for all else, booleans among it."""
     if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
         return None
     return float(value)
@@ -292,7 +292,7 @@ def _switch(name: str, value: object) -> bool:
 
 
 def read_names(name: str, value: object, commas: bool = False) -> tuple[str, ...]:
-    """Names as a tuple, each once; a string is one name, or with `commas` several."""
+    """Reads names as a tuple, each once; a string is one name, or with `commas` several."""
     if isinstance(value, str):
         parts = [part.strip() for part in value.split(",")] if commas else [value.strip()]
         if commas or all(parts):
@@ -388,7 +388,7 @@ _AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
 def memory_amount(value: object) -> int | float | None:
-    """A budget as bytes (int) or fraction (float); None where it cannot be meant.
+    """Reads a budget as bytes (int) or fraction (float); None where it cannot be meant.
 
     `1` could be all or one byte, so it is neither.
     """
@@ -452,7 +452,7 @@ VARIABLES = (*FOLDERS, "ONWARD_DISABLE", *VALUES)
 
 
 def environment() -> Environment:
-    """Reads the variables afresh, so that a test or a notebook can change them."""
+    """Reads the environment variables afresh, so that a test or a notebook can change them."""
     return _meant(tuple([os.environ.get(name, "") for name in _READ]))
 
 
@@ -475,14 +475,14 @@ def _meant(values: tuple[str, ...]) -> Environment:
     for name, allowed in VALUES.items():
         if given[name] and given[name] not in allowed:
             raise OnwardError(
-                f"{name}={given[name]} is not there; fix: one of {', '.join(allowed)}, or unset it"
+                f"{name}={given[name]} is invalid; fix: one of {', '.join(allowed)}, or unset it"
             )
     for name in FOLDERS:
         if given[name] and Path(given[name]).exists() and not Path(given[name]).is_dir():
             raise OnwardError(f"{name}={given[name]} is a file; fix: name a folder")
     builds = given["ONWARD_NATIVE_FOLDER"]
     if builds and not Path(builds).exists():
-        raise OnwardError(f"ONWARD_NATIVE_FOLDER={builds} is not there; fix: a folder of builds")
+        raise OnwardError(f"ONWARD_NATIVE_FOLDER={builds} does not exist; fix: a folder of builds")
     return Environment(
         dump=Path(given["ONWARD_DUMP"]) if given["ONWARD_DUMP"] else None,
         disable=read_names("ONWARD_DISABLE", given["ONWARD_DISABLE"], commas=True),
@@ -512,7 +512,9 @@ def check_variables() -> None:
         if name.startswith("ONWARD_") and name not in VARIABLES:
             close = get_close_matches(name, VARIABLES, n=1, cutoff=0.9)
             if close:
-                raise OnwardError(f"no variable {name} is read; fix: did you mean {close[0]}?")
+                raise OnwardError(
+                    f"unknown environment variable {name}; fix: did you mean {close[0]}?"
+                )
 
 
 def variables() -> dict[str, str]:

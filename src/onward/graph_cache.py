@@ -145,7 +145,7 @@ def _plain(value: Any) -> Any:
 
 
 def versions() -> list[str]:
-    """Of Python, and of the packages beside torch and numpy that graphs are made by."""
+    """The versions of Python and of the packages, beside torch and numpy, that make graphs."""
     return _versions()
 
 

@@ -25,7 +25,7 @@ log = logging.getLogger("onward")
 
 
 class Journal:
-    """Of the compilation of one captured call.
+    """The journal of the compilation of one captured call.
 
     seconds: by stage. reports: of each pass, in order. stages: graphs by stage, where they are
     kept. quiet: for graphs that only look at a batch, and are no stage of a step: nothing of them
@@ -40,7 +40,7 @@ class Journal:
         self._dumped = 0
 
     def note(self, stage: str, graph: Graph) -> None:
-        """A graph as a stage, or a pass of it, has left it."""
+        """Notes a graph as a stage, or a pass of it, has left it."""
         if environment().check:
             check(graph)
         if self.stages is not None:
@@ -55,17 +55,17 @@ class Journal:
 
     @property
     def looks_at_passes(self) -> bool:
-        """Whether somebody wants to see each pass at work, or what is made is no stage of a step:
-        then nothing may be read from a cache."""
+        """Whether each pass is to be seen at work, or the graph is no stage of a step: then nothing
+        may be read from a cache."""
         asked = environment()
         return self.quiet or self.stages is not None or asked.check or asked.dump is not None
 
     def note_pass(self, stage: str, graph: Graph, name: str) -> None:
-        """A graph as a pass of a stage has left it."""
+        """Notes a graph as a pass of a stage has left it."""
         self.note(f"{stage}-{name}", graph)
 
     def note_plan(self, stage: str, plan: object) -> None:
-        """A plan, in its printed form."""
+        """Notes a plan, in its printed form."""
         folder = self._folder()
         if folder is not None:
             (folder / f"{self._dumped:02d}-{stage}.txt").write_text(f"{plan}\n")
@@ -79,7 +79,7 @@ class Journal:
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
-        """Within it, a stage is at work. Its errors name it."""
+        """A context in which a stage is at work: it is timed, and its errors name it."""
         if not self.quiet:
             log.debug("%s ...", stage, extra={"stage": stage})
         start = time.perf_counter()
@@ -98,8 +98,9 @@ class Journal:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without Python's cyclic garbage collector. A stage makes many objects that stay, and a full
-    collection looks at all of torch's as well: two were 0.6 s of the 4 s of BERT-base."""
+    """A context without Python's cyclic garbage collector. A stage makes many objects that
+    stay, and a full collection looks at all of torch's as well: two were 0.6 s of the 4 s of
+    BERT-base."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -169,6 +169,8 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     # pytest says there which test runs
     monkeypatch.setattr(surroundings, "NOISE", {*surroundings.NOISE, "PYTEST_CURRENT_TEST"})
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    # a worker of pytest's is no program of a file
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     return tmp_path / "cache" / "graphs"
 
 

@@ -330,7 +330,7 @@ def test_a_parameter_that_has_changed_is_refused(kind: str) -> None:
     given = cotangents(both.outputs())
     with torch.no_grad():
         CHANGES[kind](model.get_parameter("transformer.h.1.mlp.c_fc.weight"))
-    with pytest.raises(OnwardError, match=r"'transformer.h.1.mlp.c_fc.weight' was changed between"):
+    with pytest.raises(OnwardError, match=r"c_fc\.weight' was modified between"):
         both.backward(left, given)
     left = both.forward(data)
     assert_law(

@@ -489,8 +489,8 @@ def near_autocast(model: nn.Module, around: Any) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"options": {"strct": True}}, "called 'strct' .did you mean strict"),
-        ({"options": {"strict": "yes"}}, "strict='yes'; fix: True or False"),
+        ({"options": {"strct": True}}, r"unknown option in .*: 'strct' .did you mean strict"),
+        ({"options": {"strict": "yes"}}, "strict='yes' is invalid; fix: True or False"),
         ({"options": {"outputs": "loss"}}, r"fix: onward.accelerate\(model, outputs='loss'\)"),
         ({"mode": "max-autotune"}, "mode='max-autotune'.* fix: leave it out"),
     ],

@@ -314,7 +314,7 @@ def test_accelerate_s_own_bf16_and_another_precision(
         ({"max_grad_norm": 1.0}, "TrainingArguments\\(max_grad_norm="),
         ({"gradient_accumulation_steps": 2}, "TrainingArguments\\(gradient_accumulation_steps="),
         ({"fetch": "logits"}, "leave it out"),
-        ({"memory": 1}, "no option in options is called 'memory'"),
+        ({"memory": 1}, "unknown option in options: 'memory'"),
     ],
 )
 def test_options_that_are_arguments(options: Mapping[str, Any], said: str, tmp_path: Path) -> None:

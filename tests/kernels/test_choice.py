@@ -88,7 +88,7 @@ def test_the_table_is_measured_once_and_kept(
 
 def test_an_engine_that_is_not_there_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONWARD_BLAS", "eigen")
-    with pytest.raises(OnwardError, match="ONWARD_BLAS=eigen is not there; fix: one of torch"):
+    with pytest.raises(OnwardError, match="ONWARD_BLAS=eigen is invalid; fix: one of torch"):
         choose(FORWARD)
 
 

@@ -48,7 +48,7 @@ def test_builds_of_another_folder_are_taken_where_they_are_named(
     assert str(tmp_path) in Path("/proc/self/maps").read_text()
     (tmp_path / plain.name).unlink()
     build("")
-    with pytest.raises(OnwardError, match=r"ONWARD_NATIVE_FOLDER=.* cannot be taken .*fix: "):
+    with pytest.raises(OnwardError, match=r"ONWARD_NATIVE_FOLDER=.* cannot be loaded .*fix: "):
         native.library()
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from tiny import batch, gpt2
 from torch import nn
+from torch.nn import functional as F
 
 import onward
+from onward.capture.trace import export as trace
+from onward.compile import Compiler
 
 
 def test_trainers_with_dropout_draw_the_same_beside_others() -> None:
@@ -36,3 +43,50 @@ def test_trainers_with_dropout_draw_the_same_beside_others() -> None:
         found = list(pool.map(evaluate, range(12)))
     assert [run.result() for run in runs] == alone
     assert found == pytest.approx([want] * 12, rel=1e-6)
+
+
+class Listed(nn.Module):
+    """Layers in a list, whose class a trace changes for a while."""
+
+    def __init__(self, act: Callable[[], None] = lambda: None) -> None:
+        super().__init__()
+        self.layers, self.act = nn.ModuleList(nn.Linear(4, 4) for _ in range(2)), act
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.act()
+        return self.layers[1](self.layers[0](x))
+
+
+@pytest.mark.parametrize("way", ["accelerate", "Trainer"])
+def test_a_trace_in_another_thread_changes_no_model(
+    way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+    plain, x = Compiler.capture, torch.randn(3, 4)
+
+    def capture(self: Compiler, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        made.append(model)
+        return plain(self, model, *args, **kwargs)
+
+    monkeypatch.setattr(Compiler, "capture", capture)
+    begun = threading.Event()
+
+    def wait() -> None:
+        if trace._tracing:
+            begun.set()
+            time.sleep(0.3)
+
+    mine, others = Listed(), Listed(wait)
+    if way == "accelerate":
+        call: Any = onward.accelerate(mine)
+    else:
+        trainer = onward.Trainer(mine, onward.optim.SGD(lr=0.0), F.mse_loss)
+        call = lambda x: trainer.train_step(x, x)  # noqa: E731
+    call(x)
+    onward.accelerate(others)
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(others, x)
+        assert begun.wait(60)
+        call(x)
+        run.result()
+    assert made == [mine, others]

@@ -462,7 +462,7 @@ def test_a_parameter_changed_between_forward_and_backward(kind: str) -> None:
     loss = total(model(x()))
     with torch.no_grad():
         CHANGES[kind](model.b.weight)
-    with pytest.raises(OnwardError, match=r"'b.weight' was changed between"):
+    with pytest.raises(OnwardError, match=r"'b.weight' was modified between"):
         loss.backward()
     total(model(x())).backward()
 

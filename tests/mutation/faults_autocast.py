@@ -34,7 +34,7 @@ AUTOCAST_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "autocast: results are fp32", "capture/export.py",
-        "named, tree = give_types(graph, tree, eager, types), eager", "pass", AUTOCAST,
+        "named, tree = give_types(graph, tree, typed, types), typed", "pass", AUTOCAST,
     ),
     Fault(
         "autocast: a forward may do what it likes under it", "capture/eager_runs/autocast_types.py",

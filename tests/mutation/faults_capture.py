@@ -321,8 +321,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "if rest or count < 2 or", "if count < 2 or", ("capture/test_held_sizes.py",),
     ),
     Fault(
-        "pins: any answer will do", "capture/trace/data_branches.py",
-        "return bool(_said(said, type(self.answer)) == self.answer)", "return True",
+        "pins: any answer will do", "capture/batch_guards/pinned.py",
+        "return bool(said(made, type(self.answer)) == self.answer)", "return True",
         ("capture/test_pins.py",),
     ),
     Fault(
@@ -330,7 +330,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "            waiting += writers\n", "", ("capture/test_pins.py",),
     ),
     Fault(
-        "pins: a number that is read holds for every batch", "capture/trace/data_branches.py",
+        "pins: a number that is read holds for every batch", "capture/batch_guards/pinned.py",
         "    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:\n",
         "    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:\n"
         "        if type(self.answer) is not bool:\n            return True\n",

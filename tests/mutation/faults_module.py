@@ -100,8 +100,8 @@ MODULE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "module: a cache of generation is filled by the graph", "module/accelerate.py",
-        "if reason is None and uses_cache(model, kwargs, self.takes_cache):", "if False:",
-        WAITING,
+        "if reason is None and uses_cache(model, kwargs, self.takes_cache, self.cache_setting):",
+        "if False:", WAITING,
     ),
     Fault(
         "module: a wrapper forgets what is set on it", "module/wrapper.py",

@@ -96,7 +96,7 @@ def test_what_would_change_the_run_is_refused_in_one_line(
     assert main(["finetune", f"--{name}", *([] if SWITCHES[name].flag else ["7"])]) == 2
     printed = capsys.readouterr()
     [line] = printed.err.splitlines()
-    assert line.startswith(f"onward finetune: error: --{name} is not there: ")
+    assert line.startswith(f"onward finetune: error: --{name} is not supported: ")
     assert line.endswith(f"; fix: {SWITCHES[name].fix}") and printed.out == ""
     assert list(tmp_path.iterdir()) == []
     granted = ["false", "False"] if SWITCHES[name].flag else SWITCHES[name].asks_nothing

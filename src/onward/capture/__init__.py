@@ -5,7 +5,7 @@ from onward.capture.evaluation import evaluation
 from onward.capture.export import capture
 from onward.capture.huggingface import CACHE, CacheSetting, without_flash_lengths
 from onward.capture.trace.as_eager import called_in_inference_mode
-from onward.capture.trace.export import traced_elsewhere, untraced
+from onward.capture.trace.export import ONE_AT_A_TIME, traced_elsewhere, untraced
 from onward.captured import Captured
 from onward.model_state.eager_context import eager, is_eager
 from onward.model_state.refusals import (
@@ -19,6 +19,7 @@ from onward.model_state.wrappers import SLOT, unwrapped
 __all__ = [
     "AUTOCAST_DEVICES",
     "CACHE",
+    "ONE_AT_A_TIME",
     "SLOT",
     "CacheSetting",
     "Captured",

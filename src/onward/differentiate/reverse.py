@@ -76,8 +76,8 @@ def vjp(
 
 
 def _sum(b: Builder, held: Value | None, dx: Value) -> Value:
-    """Gradients that arrive at a value from several readers; those of low precision are added in
-    f32, so that each is rounded once."""
+    """Adds the gradients that arrive at a value from several readers; those of low precision are
+    added in f32, so that each is rounded once."""
     if held is None:
         return dx
     wide = type_of(dx).accumulated.dtype
@@ -85,7 +85,8 @@ def _sum(b: Builder, held: Value | None, dx: Value) -> Value:
 
 
 def _derive(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
-    """What the op's rule gives; where it refuses, its reason with the node's place."""
+    """The gradients that the op's rule gives; where it refuses, raises its reason with the node's
+    place."""
     rule = RULES[node.op_type]
     try:
         return rule(b, dys, list(node.outputs), list(node.inputs), attributes(node))
@@ -96,7 +97,8 @@ def _derive(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
 
 
 def _settle_own_gradients(graph: Graph) -> None:
-    """Parts with a backward of their own, which now stands where it is run, are their results."""
+    """Replaces parts that have a backward of their own, which is written where it is run, by their
+    results."""
     for node in list(graph):
         if node.op_type == "WithGradient":
             for y, x in zip(node.outputs, node.inputs, strict=False):
@@ -123,7 +125,7 @@ def unbroadcast(b: Builder, dx: Value, shape: Shape) -> Value:
 
 
 def _inline_composites(graph: Graph) -> None:
-    """Onward ops without a rule of their own are differentiated through their bodies."""
+    """Replaces onward ops without a gradient rule by their bodies, which are differentiated."""
     again = True
     while again:
         again = False

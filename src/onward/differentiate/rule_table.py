@@ -52,7 +52,7 @@ def register(op_type: str, rule: Rule) -> None:
 
 
 def rule(*op_types: str) -> Callable[[Rule], Rule]:
-    """A rule of the full form, for ops with several outputs or with attributes."""
+    """Enters a rule of the full form, for ops with several outputs or with attributes."""
 
     def decorate(function: Rule) -> Rule:
         for op_type in op_types:
@@ -63,7 +63,7 @@ def rule(*op_types: str) -> Callable[[Rule], Rule]:
 
 
 def unary(op_type: str, function: Callable[[Builder, Value, Value, Value], Value]) -> None:
-    """`dx` of an elementwise op from `(b, dy, y, x)`."""
+    """Enters the rule `dx` of an elementwise op from `(b, dy, y, x)`."""
 
     def full(
         b: Builder,
@@ -81,7 +81,7 @@ def unary(op_type: str, function: Callable[[Builder, Value, Value, Value], Value
 def binary(
     op_type: str, function: Callable[[Builder, Value, Value, Value, Value], Gradients]
 ) -> None:
-    """`(da, db)` of an elementwise op from `(b, dy, y, a, b)`."""
+    """Enters the rule `(da, db)` of an elementwise op from `(b, dy, y, a, b)`."""
 
     def full(
         b: Builder,

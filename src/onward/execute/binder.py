@@ -70,11 +70,11 @@ class Binder:
 
     @property
     def places(self) -> Mapping[str, torch.Tensor]:
-        """By name, where owned tensors with gaps, or out of order, are copied to."""
+        """The places, by name, that owned tensors with gaps, or out of order, are copied to."""
         return self._tensors.places
 
     def tensor(self, layout: Layout) -> torch.Tensor:
-        """Where a layout of the plan lies, at the sizes bound."""
+        """The tensor of a layout of the plan, at the sizes bound."""
         return self._tensors.window(layout)
 
     def nbytes(self) -> dict[Region, int]:
@@ -132,8 +132,8 @@ class Binder:
             self.flags.zero_()
 
     def run(self, numbers: range) -> None:
-        """These launches, and what the first that found bad input says. A later one that fails on
-        what it left is not heard."""
+        """Runs launches by their numbers and raises the error of the first that found bad input; a
+        later one that fails on what that left is not heard."""
         try:
             for launch in self.launches[numbers.start : numbers.stop]:
                 launch()
@@ -187,7 +187,7 @@ class Binder:
         return launch.kernel.bind(arguments)
 
     def _spare(self, launch: Planned, x: torch.Tensor) -> int:
-        """See `KernelArguments.spare`."""
+        """The spare rows of a launch (`KernelArguments.spare`)."""
         for layout in (*launch.inputs, *launch.outputs):
             if layout is not None and self.tensor(layout) is x:
                 return self._tensors.spare(layout)
@@ -202,7 +202,7 @@ class Binder:
 
     @cached_property
     def _roomy(self) -> set[int]:
-        """Launches whose temporaries are smaller for smaller batches."""
+        """The launches whose temporaries are smaller for smaller batches."""
         return {i for i in self._changing if self._varies(self.plan.launches[i])}
 
     def _varies(self, launch: Planned) -> bool:
@@ -218,7 +218,8 @@ class Binder:
         return small != large
 
     def _scratch(self, launch: Planned) -> list[torch.Tensor]:
-        """Temporaries as the kernel asks for them at these sizes, in the places planned."""
+        """The temporaries of a launch as the kernel asks for them at these sizes, in the places
+        planned."""
         size = self._tensors.size
 
         def at(type: Type) -> Type:

@@ -18,7 +18,7 @@ LATE, ROOM = 6, 1.2  # blocks asked for, and how much larger than any of them a 
 
 
 class Block:
-    """Bytes `u8[n]`. base: for launches."""
+    """A block of bytes `u8[n]`. base: the tensor that launches use."""
 
     def __init__(self, base: torch.Tensor) -> None:
         self.base = base
@@ -45,22 +45,23 @@ class Block:
 
     @property
     def is_in_place(self) -> bool:
-        """Whether what was handed out still lies here: `share_memory_` of any moves them all."""
+        """Whether the tensors that were handed out still lie in the block: `share_memory_` of any
+        moves all."""
         return self._storage.data_ptr() == self.base.data_ptr()
 
     def whole(self) -> torch.Tensor:
-        """All bytes, `u8[n]`, to be held by whoever needs what is in them."""
+        """The bytes of the block, `u8[n]`, to be held by whoever needs their content."""
         return self.window(self.base)
 
     def window(self, x: torch.Tensor) -> torch.Tensor:
-        """The same as x, which is a window on `base`, to be held."""
+        """A tensor over the bytes of x, a window on `base`, that holds the block."""
         offset = (x.data_ptr() - self.base.data_ptr()) // x.itemsize if x.numel() else 0
         empty = torch.empty(0, dtype=x.dtype, device=x.device)
         return empty.set_(self._storage, offset, x.shape, x.stride())
 
     def windows(self, binding: object, at: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """`window` of each, made from patterns, which is eight times as fast. binding: stands for
-        what `at` gives, as long as it is this object."""
+        """Makes the `window` of each tensor, from patterns, which is eight times as fast. binding:
+        stands for what `at` gives, as long as it is this object."""
         if self._binding is not binding:
             self._patterns = [self.window(x) for x in at()]
             self._binding = binding
@@ -74,7 +75,7 @@ def leave_in(content: torch.Tensor, value: Any) -> None:
 
 
 def left_in(content: torch.Tensor) -> Any:
-    """What was noted in the block that the tensor shows; None where nothing was."""
+    """The value that was noted in the block that the tensor shows; None where nothing was."""
     return getattr(content.untyped_storage(), "left", None)
 
 
@@ -93,9 +94,9 @@ class Blocks:
         self._late: list[int] = []  # bytes asked for
 
     def lend(self, nbytes: int) -> Block:
-        """A block of at least `nbytes`, that nobody holds: of those that are free the smallest, so
-        that a loop always meets the same; where none is large enough all free ones go, and those
-        that are much larger than whatever was asked for of late."""
+        """Lends a block of at least `nbytes`, that nobody holds: of those that are free the
+        smallest, so that a loop always meets the same; where none is large enough all free ones go,
+        and those that are much larger than whatever was asked for of late."""
         self._sweep()
         self._late = [*self._late[1 - LATE :], nbytes]
         most = max(self._late) * ROOM
@@ -116,17 +117,17 @@ class Blocks:
         return next((block for block in self._lent if block.base.data_ptr() == at), None)
 
     def clear(self) -> None:
-        """Lets go of the free ones."""
+        """Frees the memory of the blocks that are not lent."""
         self._sweep()
         self._drop(self._free)
 
     @property
     def nbytes(self) -> int:
-        """Of all blocks, lent and free."""
+        """The bytes of all blocks, lent and free."""
         return sum(block.nbytes for block in (*self._free, *self._lent))
 
     def _drop(self, blocks: Sequence[Block]) -> None:
-        """Lets go of these, which are free."""
+        """Frees the memory of these blocks, which are not lent."""
         if blocks:
             gone = {block.base.data_ptr() for block in blocks}
             self._free = [block for block in self._free if block.base.data_ptr() not in gone]

@@ -24,7 +24,7 @@ from onward.plan import Layout, Plan, Region
 
 @dataclass(frozen=True)
 class KernelTime:
-    """Seconds one launch took, with what it was."""
+    """The seconds that one launch took, with its op and place."""
 
     kernel: str
     op: str
@@ -62,7 +62,7 @@ class Executable:
 
     @property
     def dims(self) -> dict[str, int]:
-        """Of the batch that the launches are bound for."""
+        """The sizes of the batch that the launches are bound for."""
         return self._binder.dims
 
     @property
@@ -82,7 +82,7 @@ class Executable:
         dims: Mapping[str, int] | None = None,
         done: Callable[[bool], None] | None = None,
     ) -> bool:
-        """One pass over the launches. `inputs` are copied into their staged places first.
+        """Runs the launches once. `inputs` are copied into their staged places first.
 
         dims: sizes of this batch, which the plan serves; those of the plan where left out.
         Returns whether what outlives the step was written: not where the signature has an output
@@ -132,9 +132,9 @@ class Executable:
                 names.pop()
             more = f" and {len(left) - len(names)} more" if left[len(names) :] else ""
             raise OnwardError(
-                f"{', '.join(names)}{more}: a part of the model that runs in PyTorch has made no "
-                "use of it for this batch, and eager would leave it as it is, while a whole step "
-                "moves every parameter; fix: keep your own loop, with onward.accelerate(model)"
+                f"unused parameter {', '.join(names)}{more}: a part of the model that runs in "
+                "PyTorch does not use it in this batch, and eager leaves it as it is, but a whole "
+                "step moves every parameter; fix: keep your own loop, with onward.accelerate(model)"
             )
 
     def _commit(self) -> None:
@@ -146,7 +146,7 @@ class Executable:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """What an exception leaves half written is known to the session."""
+        """A context that tells the session what an exception leaves half written."""
         self.memory.torn = True
         yield
         self.memory.torn = False
@@ -154,15 +154,16 @@ class Executable:
     # ---- what a run left behind
 
     def output(self, name: str) -> torch.Tensor:
-        """A copy of an output: nothing handed out aliases the session's memory."""
+        """A copy of an output by name: nothing handed out aliases the session's memory."""
         return self._binder.outputs[name].clone()
 
     def view(self, name: str) -> torch.Tensor:
-        """An output where it lies, until the session's next run."""
+        """An output as it lies in memory, until the session's next run."""
         return self._binder.outputs[name]
 
     def tensor(self, layout: Layout) -> torch.Tensor:
-        """Any operand of the plan where it lies, until a launch that shares its bytes writes."""
+        """Any operand of the plan as it lies in memory, until a launch that shares its bytes
+        writes."""
         return self._binder.tensor(layout)
 
     def nbytes(self) -> dict[Region, int]:
@@ -176,7 +177,7 @@ class Executable:
         inputs: Mapping[str, torch.Tensor | float | int],
         dims: Mapping[str, int] | None = None,
     ) -> list[KernelTime]:
-        """A run whose launches are timed one by one. What they write of their owners' tensors is
+        """Runs the launches and times them one by one. What they write of their owners' tensors is
         put back."""
         times: list[KernelTime] = []
         with torch.no_grad(), self._binder.regions.repeating():
@@ -204,7 +205,7 @@ class Executable:
         inputs: Mapping[str, torch.Tensor | float | int],
         dims: Mapping[str, int] | None = None,
     ) -> dict[str, float]:
-        """Seconds per op of such a run, largest first."""
+        """The seconds per op of a timed run (`profile`), largest first."""
         total: dict[str, float] = defaultdict(float)
         for item in self.profile(inputs, dims):
             total[item.op] += item.seconds

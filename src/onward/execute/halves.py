@@ -34,7 +34,7 @@ BOUND = 2  # blocks that a plan stays bound to: that of the gradients so far, an
 
 @dataclass(slots=True)
 class Residuals:
-    """What one forward has left for its backward.
+    """The values that one forward has left for its backward.
 
     content: `u8[n]`, which keeps the block as long as somebody holds it; whoever keeps it elsewhere
     may put something else here. dims: of its batch. given: its inputs that lie in no block. seen:
@@ -86,7 +86,7 @@ class ExecutableHalves:
 
     @property
     def nbytes(self) -> int:
-        """Of a block."""
+        """The bytes of a block."""
         return self.plan.arena_bytes
 
     @property
@@ -134,8 +134,8 @@ class ExecutableHalves:
         content: torch.Tensor | None = None,
         idle: Collection[tuple[int, int]] = (),
     ) -> dict[str, torch.Tensor]:
-        """The gradients, by the name of the input that they are by; they lie in the block, which is
-        lent again when nobody holds them any more.
+        """Runs the backward half: the gradients, by the name of the input that they are by; they
+        lie in the block, which is lent again when nobody holds them any more.
 
         cotangents: by output, all that the plan was made for, of the output's shape. keep: the
         residuals serve a second backward. content: that of the residuals, or its first byte, or a
@@ -180,7 +180,7 @@ class ExecutableHalves:
         return [n for n in self.plan.signature.gradients if n not in self._alone or n in placed]
 
     def bindings(self) -> int:
-        """How often launches were bound, for those who count."""
+        """The number of times that launches were bound."""
         return sum(binder.bindings for binder in self._bound.values())
 
     def _binder(self, block: Block, dims: Mapping[str, int]) -> Binder:
@@ -212,15 +212,15 @@ class ExecutableHalves:
         for name, x, y in zip(self._read, before, now, strict=True):
             if x != y:
                 raise OnwardError(
-                    f"'{user_name(name)}' was changed between this forward and its backward; fix: "
+                    f"'{user_name(name)}' was modified between this forward and its backward; fix: "
                     "update parameters after the backward"
                 )
 
 
 def _alone(plan: Plan) -> dict[str, str]:
-    """By the input that they are by: the gradients that are whole stretches of the block that no
-    other shares. One that is a constant lies elsewhere, and equal ones may be one, which their
-    owners would change twice."""
+    """The gradients, by their inputs' names, that are whole stretches of the block that no other
+    shares. One that is a constant lies elsewhere, and equal ones may be one, which their owners
+    would change twice."""
     found: dict[str, str] = {}
     taken: set[int] = set()
     for wrt, name in plan.signature.gradients.items():

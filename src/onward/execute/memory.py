@@ -25,13 +25,13 @@ from onward.plan import Region
 
 
 class Tenant(Protocol):
-    """Who holds windows of the arenas, or of a block: `lent` is its address."""
+    """An owner of windows of the arenas, or of a block: `lent` is its address."""
 
     @property
     def lent(self) -> int | None: ...
 
     def release(self) -> None:
-        """Lets go of them; they are asked for anew when needed."""
+        """Drops the windows; they are asked for anew when needed."""
         ...
 
 
@@ -48,7 +48,7 @@ class Memory:
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
 
     def join(self, tenant: Tenant) -> None:
-        """From now on `tenant` is told when an arena moves."""
+        """Registers `tenant`, which is then told when an arena moves."""
         self._tenants.add(tenant)
 
     def named(self, name: str, type: Type, on_host: bool = False) -> torch.Tensor:
@@ -81,7 +81,7 @@ class Memory:
             self.version += 1
 
     def _dropped(self, blocks: Set[int]) -> None:
-        """The blocks at these addresses are no more."""
+        """Tells tenants that the blocks at these addresses are gone."""
         for tenant in self._tenants:
             if tenant.lent in blocks:
                 tenant.release()
@@ -92,23 +92,23 @@ class Memory:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         except (MemoryError, RuntimeError) as error:  # torch has no type of its own on the CPU
             raise OnwardError(
-                f"a step needs {nbytes / 2**20:.0f} MiB of {region.value} memory, which cannot be "
-                "had; fix: a smaller batch, or TrainerOptions(memory_budget=...)"
+                f"out of memory: a step needs {nbytes / 2**20:.0f} MiB of {region.value} memory, "
+                "which cannot be allocated; fix: a smaller batch, or a memory_budget"
             ) from error
 
     def window(self, region: Region, offset: int, nbytes: int) -> torch.Tensor:
-        """`u8[nbytes]` of an arena."""
+        """A window `u8[nbytes]` of an arena."""
         return self._arenas[region][offset : offset + nbytes]
 
     def arena_bytes(self, region: Region) -> int:
-        """Bytes of an arena now."""
+        """The present bytes of an arena."""
         arena = self._arenas.get(region)
         return 0 if arena is None else arena.numel()
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Zeros, written by all threads: pages that a kernel reads before it writes them cost the
-    system two faults each, and between threads more than twice the time."""
+    """A tensor of zeros, written by all threads: pages that a kernel reads before it writes them
+    cost the system two faults each, and between threads more than twice the time."""
     return torch.empty(tuple(shape), dtype=dtype, device=device).zero_()
 
 

@@ -19,8 +19,8 @@ _address, _version = torch.Tensor.data_ptr, attrgetter("_version")
 
 
 def marks(tensors: Sequence[torch.Tensor]) -> Marks:
-    """Where each lies and its version, to be compared: whether any was written or moved since.
-    Of tensors of inference mode, which have no version, only where they lie."""
+    """The address and the version of each tensor, to be compared later: was any written or moved?
+    Tensors of inference mode have no version, only an address."""
     try:
         return [list(map(_address, tensors)), list(map(_version, tensors))]
     except RuntimeError:
@@ -56,8 +56,8 @@ def check_owned(
         first, second = map(user_name, pair)
         other = "itself (an expanded tensor)" if first == second else f"'{second}'"
         raise OnwardError(
-            f"'{first}' shares memory with {other}, and a step writes there; fix: give each "
-            "its own memory (p.data = p.data.clone()), or tie them by making them one Parameter"
+            f"'{first}' shares memory with {other}, and a step writes it in place; fix: give "
+            "each its own memory (p.data = p.data.clone()), or tie them as one Parameter"
         )
 
 

@@ -34,8 +34,8 @@ class Recording:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def run(self) -> bool:
-        """Queues the launches; False, and nothing is queued, where they have to be run one by
-        one."""
+        """Queues the launches and returns True; False, and nothing is queued, where they have to be
+        run one by one."""
         if not self._possible:
             return False
         now = self._binder.bindings

@@ -20,7 +20,8 @@ Places = Mapping[str, list[tuple[int, int]]]
 def read_in_regions(
     plan: Plan, owned: Mapping[str, torch.Tensor]
 ) -> dict[str, list[tuple[int, int]]]:
-    """Of the owned tensors that regions alone read: of which (by site), and as which parameter."""
+    """The owned tensors that regions alone read, each with the regions (by site) and the
+    parameter's number there."""
     names = {plan.inputs[n].buffer: n for n in owned if n in plan.inputs}
     found: dict[str, list[tuple[int, int]]] = {}
     elsewhere: set[str] = set()
@@ -37,13 +38,13 @@ def read_in_regions(
 
 
 def _updates(launch: Launch) -> bool:
-    """Whether it writes the next value of what it reads, as an optimizer's does."""
+    """Whether a launch writes the next value of what it reads, as an optimizer's does."""
     written = {y.buffer for y in launch.outputs}
     return launch.op.endswith("Update") or any(x and x.buffer in written for x in launch.inputs)
 
 
 def unreached(places: Places, regions: Regions) -> set[str]:
-    """Those of which no region has made use in the backward that ran last."""
+    """The owned tensors that no region has used in the backward that ran last."""
     found = {
         name: all(i in regions.unreached.get(site, ()) for site, i in held)
         for name, held in places.items()

@@ -17,7 +17,8 @@ _WAITING = [
 
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """Within it, handlers written in Python do not run; those called for run at its end.
+    """A context in which signal handlers written in Python do not run; those called for run at its
+    end.
 
     Only the main thread runs handlers, so that others have nothing to wait for.
     """

@@ -50,7 +50,7 @@ class Tensors:
                 self.bases[buffer.index] = self._base(buffer.index, names.get(buffer.index))
 
     def resize(self, dims: Mapping[str, int]) -> None:
-        """Windows at other sizes; those that these do not concern are kept."""
+        """Sets other sizes; windows that they do not concern are kept."""
         self.dims = dict(dims)
         self._sizes.clear()
         for layout in self._open:
@@ -62,12 +62,12 @@ class Tensors:
 
     @cached_property
     def _open(self) -> list[Layout]:
-        """Layouts in which an open size shows."""
+        """The layouts in which an open size shows."""
         layouts = self._plan.layouts() if self._plan.open else []
         return [layout for layout in layouts if not layout.is_static]
 
     def release(self) -> None:
-        """Lets go of all memory but the constants."""
+        """Drops all memory but the constants."""
         self.forget()
         self.block = None
         self.bases = {i: t for i, t in self.bases.items() if i in self._plan.constants}
@@ -174,7 +174,7 @@ class Tensors:
 
 
 def _tensor(array: np.ndarray) -> torch.Tensor:
-    """A copy; numpy knows bf16 by another package, torch by its bits."""
+    """A copy of an array as a tensor; numpy knows bf16 by another package, torch by its bits."""
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(array.copy())

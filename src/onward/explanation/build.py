@@ -26,7 +26,7 @@ def explained(
     batch_sizes: Sequence[int] = (),
     profile: bool = False,
 ) -> StepExplanation:
-    """See `onward.explain`. memory: in bytes."""
+    """Explains a subject, as `onward.explain` says. memory: in bytes."""
     remade = Remade(subject)
     plan = remade.executable.plan
     times = launch_times(remade) if profile else None
@@ -59,12 +59,12 @@ def explained(
 
 
 def refused(model: Any, loop: str, error: CaptureError | str) -> StepExplanation:
-    """Of a step that does not run as a graph."""
+    """The explanation of a step that does not run as a graph."""
     return StepExplanation(type(model).__name__, loop, captured=False, reasons=reasons(error))
 
 
 def reasons(error: CaptureError | str) -> tuple[str, ...]:
-    """Each of them, with its place in the model."""
+    """The reasons of an error, each with its place in the model."""
     headline, *lines = [line.strip() for line in str(error).strip().splitlines()]
     if lines:
         return tuple(line.lstrip("- ") for line in lines if line)
@@ -73,7 +73,7 @@ def reasons(error: CaptureError | str) -> tuple[str, ...]:
 
 
 def bytes_of(memory: int | str | None) -> int | None:
-    """An amount of memory in bytes. Raises OnwardError for what is none."""
+    """Reads an amount of memory, in bytes. Raises OnwardError for what is none."""
     if memory is None:
         return None
     amount = memory_amount(memory)
@@ -83,7 +83,7 @@ def bytes_of(memory: int | str | None) -> int | None:
 
 
 def checked_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
-    """Batch sizes, each once. Raises OnwardError for what is none."""
+    """Checks batch sizes, each of which is taken once. Raises OnwardError for what is none."""
     found = tuple(dict.fromkeys(batch_sizes))
     odd = [n for n in found if isinstance(n, bool) or not isinstance(n, int) or n < 1]
     if odd:
@@ -92,13 +92,14 @@ def checked_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
 
 
 def _results(plan: Plan) -> tuple[str, ...]:
-    """The names of what is handed out; the loss is `loss` where the model has no name for it."""
+    """The names of the outputs that are handed out; the loss is `loss` where the model has no name
+    for it."""
     names = [*plan.signature.results, *(["loss"] if plan.signature.loss else [])]
     return tuple(dict.fromkeys(names))
 
 
 def _launches(plan: Plan, times: Sequence[KernelTime] | None) -> tuple[OpLaunches, ...]:
-    """By op, those that take longest first, or those with most launches."""
+    """The launches by op, first the ops that take longest, or that have most launches."""
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     seconds: dict[str, float] = defaultdict(float)
     for i, launch in enumerate(plan.launches):

@@ -17,8 +17,8 @@ _LOOKS = "rows-"  # before the stages of plans that only count rows
 
 
 class CountingJournal(Journal):
-    """Of a compilation that is done to be looked at: nothing of it is dumped, logged or read from a
-    cache. counts: nodes by op, of each graph that was noted, by its stage."""
+    """The journal of a compilation that is done to be looked at: nothing of it is dumped, logged or
+    read from a cache. counts: nodes by op, of each graph that was noted, by its stage."""
 
     def __init__(self) -> None:
         super().__init__(quiet=True)
@@ -30,8 +30,9 @@ class CountingJournal(Journal):
             self.counts.append((stage, count_ops(graph)))
 
     def changes(self, captured: Graph, packed: bool) -> tuple[Change, ...]:
-        """In the order of the flow, from the graph that was captured on. packed: whether what row
-        demand writes is what runs; if not, the flow goes on from the graph before it."""
+        """The changes in the order of the flow, from the graph that was captured on. packed:
+        whether what row demand writes is what runs; if not, the flow goes on from the graph before
+        it."""
         before, left = count_ops(captured), deque(self.reports)
         made: list[Change] = []
         for stage, after in self.counts:
@@ -54,7 +55,7 @@ class CountingJournal(Journal):
 
 
 def count_ops(graph: Graph) -> Counter[str]:
-    """Nodes by op; an own op is `onward::Name`."""
+    """Counts nodes by op; an own op is `onward::Name`."""
     return Counter(op_name(node.domain, node.op_type) for node in graph)
 
 

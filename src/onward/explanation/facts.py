@@ -52,9 +52,9 @@ class Region:
 
 @dataclass(frozen=True)
 class Change:
-    """What one pass or stage did to the graph. edits: None of what is no pass. before, after:
-    nodes. ops: by how many an op's nodes became more or fewer; own ops are `onward::Name`. fused:
-    the own ops that a fusion wrote."""
+    """The change that one pass or stage made to the graph. edits: None of what is no pass. before,
+    after: nodes. ops: by how many an op's nodes became more or fewer; own ops are `onward::Name`.
+    fused: the own ops that a fusion wrote."""
 
     stage: str
     name: str
@@ -77,7 +77,7 @@ class OpLaunches:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """Bytes of a step that is running. kinds: by `KINDS`, at the fullest launch. fullest: its
+    """The bytes of a step that is running. kinds: by `KINDS`, at the fullest launch. fullest: its
     number. alive: bytes of each kind of `ARENA`, launch by launch. arena: bytes of the arena that
     they lie in. not_counted: what a process holds besides."""
 
@@ -92,7 +92,7 @@ class StepMemory:
         return sum(self.kinds.values())
 
     def most(self, kind: str) -> int:
-        """Bytes of this kind at the launch that has most of it."""
+        """The bytes of this kind at the launch that has most of it."""
         alive = self.alive.get(kind, ())
         return self.kinds[kind] + (max(alive) - alive[self.fullest] if alive else 0)
 
@@ -158,7 +158,7 @@ class StepExplanation:
         return sum(item.forward + item.backward for item in self.launches)
 
     def as_dict(self) -> dict[str, Any]:
-        """Of values that JSON knows."""
+        """The explanation as a dict of values that JSON knows."""
         plain = {
             f.name: _plain(getattr(self, f.name))
             for f in dataclasses.fields(self)

@@ -24,8 +24,8 @@ _ARENAS = (Region.RESIDUAL, Region.SCRATCH)
 
 
 def model_bytes(model: torch.nn.Module, owned: Mapping[str, torch.Tensor]) -> int:
-    """Of parameters and buffers, shared ones once. owned: those of the graph; a step has a copy of
-    one whose elements do not lie one after the other."""
+    """The bytes of parameters and buffers, shared ones once. owned: the graph's; a step has a copy
+    of one whose elements do not lie one after the other."""
     held = {id(t): t for t in (*model.parameters(), *model.buffers(), *owned.values())}
     copies = [t for t in owned.values() if not t.is_contiguous()]
     return sum(t.numel() * t.itemsize for t in (*held.values(), *copies))
@@ -37,7 +37,7 @@ def step_memory(
     weights: int,
     optimizer: int | None = None,
 ) -> StepMemory:
-    """Of a step on this plan.
+    """The memory of a step on this plan.
 
     looks: plans that run before it, to look at the batch. weights: bytes of the model. optimizer:
     bytes of state that the plan does not hold, where the loop is the user's own and they are known.
@@ -71,7 +71,7 @@ def step_memory(
 
 
 def _results(plan: Plan) -> Iterable[str]:
-    """The outputs of which whoever runs a step gets copies."""
+    """The outputs that are handed out as copies."""
     signature = plan.signature
     named = [*signature.results.values(), signature.loss, signature.grad_norm]
     return dict.fromkeys(name for name in named if name in plan.outputs)
@@ -86,15 +86,15 @@ def _nbytes(layout: Layout) -> int:
 
 
 def _looking(plan: Plan, looks: Sequence[Plan], apart: bool) -> int:
-    """What plans that look at a batch hold beside the step's: constants of their own, and their
-    arena, which is the step's as well unless that one is a block (`apart`)."""
+    """The memory that plans which look at a batch hold beside the step's: constants of their own,
+    and their arena, which is the step's as well unless that one is a block (`apart`)."""
     own = sum(look.sizes[Region.PERSISTENT] for look in looks)
     largest = max((look.arena_bytes for look in looks), default=0)
     return own + (largest if apart else max(0, largest - plan.arena_bytes))
 
 
 def _alive(plan: Plan) -> dict[str, np.ndarray]:
-    """Bytes of the arena by kind, launch by launch."""
+    """The bytes of the arena by kind, launch by launch."""
     count = len(plan.launches)
     change = {kind: np.zeros(count + 1, dtype=np.int64) for kind in ARENA}
     gradients, results = _gradients(plan), {plan.outputs[n].buffer for n in _results(plan)}

@@ -18,7 +18,7 @@ _STEADY = ("weights", "optimizer", "constants", "row counting")
 
 
 def svg(memory: StepMemory) -> str:
-    """Stacked areas: below what stays as it is, above what comes and goes; a line marks the
+    """Draws stacked areas: below what stays as it is, above what comes and goes; a line marks the
     predicted peak."""
     count = len(next(iter(memory.alive.values()), ()))
     changing = {k: memory.alive[k] for k in ARENA}
@@ -52,7 +52,7 @@ def svg(memory: StepMemory) -> str:
 
 
 def _area(kind: str, below: list[int], above: list[int], top: int) -> str:
-    """Steps: a launch is as wide as every other."""
+    """An area of steps: a launch is as wide as every other."""
     upper = _steps(above, top)
     lower = list(reversed(_steps(below, top)))
     points = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*upper, *lower])

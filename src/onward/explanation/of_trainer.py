@@ -27,8 +27,8 @@ def explain_trainer(
     batch_sizes: Sequence[int] = (),
     profile: bool = False,
 ) -> StepExplanation:
-    """The step on a batch, given as arguments; where it is None, the last step. Raises OnwardError
-    where nothing has run."""
+    """Explains a Trainer's step on a batch, given as arguments; where it is None, the last step.
+    Raises OnwardError where nothing has run."""
     with trainer._lock:
         if given is None:
             last = trainer._last
@@ -60,7 +60,8 @@ def _subject(
     request: OutputRequest,
 ) -> Subject:
     def again(*given: Any) -> Subject:
-        """Of a batch that another capture serves; the Trainer's own steps stay as they are."""
+        """The subject of a batch that another capture serves; the Trainer's own steps stay as they
+        are."""
         quiet, batch, steps = compiler.quiet(), batch_of(*given), trainer._steps
         other = steps.capture(quiet, trainer.model, trainer.loss_fn, batch, training=True)
         return _subject(trainer, quiet, other, steps.recipe(other), batch, request)

@@ -25,7 +25,7 @@ Row = Sequence[object]  # numbers stand to the right
 
 
 def page(found: StepExplanation) -> str:
-    """The whole document."""
+    """The whole HTML document of an explanation."""
     title = escape(text.headline(found))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
@@ -35,7 +35,7 @@ def page(found: StepExplanation) -> str:
 
 
 def body(found: StepExplanation) -> str:
-    """What stands in it; for notebooks too."""
+    """The content of the document; notebooks show it too."""
     return "\n".join(_sections(found))
 
 

@@ -24,14 +24,15 @@ class Sizes:
         self.planned = 0
 
     def predict(self, batch_size: int) -> SizedMemory:
-        """Of a batch of so many samples."""
+        """The predicted memory of a batch of so many samples."""
         try:
             return SizedMemory(batch_size, self.nbytes(batch_size))
         except OnwardError as error:
             return SizedMemory(batch_size, None, _line(error))
 
     def nbytes(self, batch_size: int) -> int:
-        """The same as a number. Raises OnwardError where there is no such batch."""
+        """The predicted bytes of a batch of so many samples. Raises OnwardError where there is no
+        such batch."""
         if batch_size not in self._known:
             self.planned += 1
             self._known[batch_size] = self._for(batch_size).memory_at(batch_size).total
@@ -98,7 +99,7 @@ def largest(nbytes: Callable[[int], int | None], memory: int, start: int) -> int
 
 
 def _guess(known: list[tuple[int, int]], memory: int) -> int | None:
-    """Where the line through the last two meets the memory."""
+    """The batch size at which the line through the last two predictions meets the memory."""
     if len(known) < 2:
         return None
     (a, low), (b, high) = sorted(known)

@@ -91,17 +91,17 @@ class Remade:
 
     @property
     def executable(self) -> AnyExecutable:
-        """What ran, or would run, the batch."""
+        """The executable that ran, or would run, the batch."""
         found = self.subject.ran or self.prepared
         return found.executable
 
     @cached_property
     def rows(self) -> Explanation:
-        """What row demand does with the batch."""
+        """The report of what row demand does with the batch."""
         return self._step.explain(self.subject.batch, self.subject.request.results)
 
     def step_memory(self) -> StepMemory:
-        """Of the batch."""
+        """The memory of the batch's step."""
         return self._memory_of(self.executable, 1.0)
 
     # ---- other batch sizes
@@ -122,11 +122,11 @@ class Remade:
 
     @property
     def multiple(self) -> int:
-        """Batch sizes are multiples of it."""
+        """The number that batch sizes are multiples of."""
         return max(self._leading.values(), default=1)
 
     def memory_at(self, batch_size: int) -> StepMemory:
-        """Of a batch of so many samples like those of the batch, none of them run. Raises
+        """The memory of a step on so many samples like the batch's, which are not run. Raises
         OnwardError where a memory budget cannot be kept."""
         if batch_size == self.batch_size:
             return self.step_memory()
@@ -158,7 +158,8 @@ class Remade:
         return cache.serving(graph, request.outputs(graph), dims | counts, counts).plan
 
     def _memory_of(self, executable: AnyExecutable, share: float) -> StepMemory:
-        """share: the batch size as a share of the example's, for plans that count rows."""
+        """The memory of a step. share: the batch size as a share of the example's, for plans that
+        count rows."""
         looks = self._step.looks
         found = step_memory(executable, looks, self._weights, self.subject.optimizer)
         counting = int(found.kinds["row counting"] * share)

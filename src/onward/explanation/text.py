@@ -21,7 +21,7 @@ _SHOWN = 6  # ops of a pass, reasons and modules of a line
 
 
 def text(found: StepExplanation) -> str:
-    """All of it, part by part."""
+    """The whole explanation as text, part by part."""
     parts = [headline(found), *map("\n".join, filter(None, map(list, _parts(found))))]
     return "\n\n".join(parts)
 
@@ -44,7 +44,7 @@ def _parts(found: StepExplanation) -> Iterator[Iterable[str]]:
 
 
 def capture_lines(found: StepExplanation) -> Iterator[str]:
-    """Whether a graph runs, and what does not."""
+    """The lines about the capture: whether a graph runs, and what does not."""
     if not found.captured:
         yield "captured: no, it runs in eager PyTorch"
         yield from (f"  because {reason}" for reason in found.reasons)
@@ -77,7 +77,7 @@ def memory_lines(memory: StepMemory | None) -> Iterator[str]:
 
 
 def size_lines(sizes: Sequence[SizedMemory], largest: LargestBatch | None) -> Iterator[str]:
-    """Memory by batch size, and the largest that fits."""
+    """The table of memory by batch size, and the largest that fits."""
     if sizes:
         unit = Unit.of(max(item.nbytes or 0 for item in sizes))
         yield f"{'batch size':<16}{unit.name:>12}"
@@ -109,7 +109,7 @@ def row_lines(found: StepExplanation) -> Iterator[str]:
 
 
 def change_lines(changes: Sequence[Change]) -> Iterator[str]:
-    """What each pass did, those left out that changed nothing."""
+    """The table of what each pass did, those left out that changed nothing."""
     shown = [c for c in changes if c.ops or c.edits]
     if not shown:
         return
@@ -128,7 +128,7 @@ def change_lines(changes: Sequence[Change]) -> Iterator[str]:
 
 
 def ops_text(change: Change) -> str:
-    """`+2 onward::FlashAttention, -2 Softmax`."""
+    """A change of ops in words: `+2 onward::FlashAttention, -2 Softmax`."""
     items = [f"{n:+d} {op}" for op, n in change.ops.items()]
     more = [f"{len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
     return ", ".join([*items[:_SHOWN], *more])
@@ -142,7 +142,7 @@ def miss_lines(found: StepExplanation) -> Iterator[str]:
 
 
 def launch_lines(found: StepExplanation) -> Iterator[str]:
-    """Launches by op."""
+    """The table of launches by op."""
     whole = sum(item.seconds or 0.0 for item in found.launches)
     yield f"{f'launches: {found.launch_count}':<34}{'forward':>9}{'backward':>10}" + (
         f"{'ms':>10}{'share':>8}" if whole else ""
@@ -156,14 +156,14 @@ def launch_lines(found: StepExplanation) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Unit:
-    """Of bytes, in a table."""
+    """The unit of bytes in a table."""
 
     name: str
     nbytes: int
 
     @classmethod
     def of(cls, largest: int) -> Unit:
-        """MiB, or KiB where all is small."""
+        """The unit for a table whose largest number is this: MiB, or KiB where all is small."""
         return cls("MiB", 2**20) if largest >= 4 * 2**20 else cls("KiB", 2**10)
 
     def text(self, nbytes: int) -> str:

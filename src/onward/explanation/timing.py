@@ -14,7 +14,8 @@ _SETTING = 0.1  # of learning rate, betas and the like, which no launch's time d
 
 
 def launch_times(remade: Remade) -> list[KernelTime]:
-    """Of every launch of the plan, in order. Both halves of a plan run one after the other.
+    """The seconds of every launch of the plan, in order. Both halves of a plan run one after the
+    other.
 
     Takes as much memory as the step, and copies of the weights.
     """

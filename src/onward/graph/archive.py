@@ -39,7 +39,7 @@ class ArchiveError(ValueError):
 
 
 def to_bytes(graph: Graph) -> bytes:
-    """All of the graph. Equal graphs give equal bytes, in other processes too.
+    """Serializes a whole graph. Equal graphs give equal bytes, in other processes too.
 
     Raises ArchiveError for what only this process could know again.
     """
@@ -47,7 +47,7 @@ def to_bytes(graph: Graph) -> bytes:
 
 
 def from_bytes(data: bytes) -> Graph:
-    """The graph that `to_bytes` has written. Raises ArchiveError for other bytes."""
+    """Reads the graph that `to_bytes` has written. Raises ArchiveError for other bytes."""
     try:
         length = int.from_bytes(data[:_HEAD], "little")
         text = json.loads(data[_HEAD : _HEAD + length].decode())
@@ -57,7 +57,7 @@ def from_bytes(data: bytes) -> Graph:
 
 
 def digest(graph: Graph) -> str:
-    """SHA-256 of all that there is to a graph."""
+    """SHA-256 of a graph's bytes (`to_bytes`)."""
     return hashlib.sha256(to_bytes(graph)).hexdigest()
 
 
@@ -66,7 +66,8 @@ def _cannot(what: str) -> NoReturn:
 
 
 class _Writer:
-    """Values are numbered in order: inputs, constants, outputs of nodes; types likewise."""
+    """Writes one graph. Values are numbered in order: inputs, constants, outputs of nodes; types
+    likewise."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -92,7 +93,7 @@ class _Writer:
         return b"".join((len(text).to_bytes(_HEAD, "little"), text, *self.blobs))
 
     def _value(self, value: Value) -> list[Any]:
-        """Name, type, and the integers it is known to hold."""
+        """Writes a value: its name, its type, and the integers it is known to hold."""
         if value.meta.keys() - NOTES.keys():
             _cannot(f"what is noted at {value.name}")
         self.numbers[value] = len(self.numbers) - 1

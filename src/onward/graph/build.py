@@ -57,8 +57,8 @@ class Builder:
 
     @classmethod
     def at(cls, graph: Graph, node: Node, before: Node | None = None) -> Builder:
-        """Inserts before `node`, or another, what is to stand for it: same module, same half of the
-        step, same precision."""
+        """A Builder that inserts before `node`, or before `before`, what is to stand for it: same
+        module, same half of the step, same precision."""
         backward = bool(node.meta.get("backward"))
         return cls(graph, before or node, where(node), backward, precision_said(node))
 
@@ -74,7 +74,7 @@ class Builder:
     def node(
         self, op_type: str, inputs: Sequence[ToValue | None], attrs: dict[str, Any]
     ) -> Value | tuple[Value, ...]:
-        """One node; its output, or a tuple where the op has several.
+        """Appends one node and returns its output, or a tuple where the op has several.
 
         Python numbers among the inputs become constants of the first floating input's type
         (of the first input's type where none floats).
@@ -112,7 +112,7 @@ class Builder:
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
     def one(self, op_type: str, inputs: Sequence[ToValue | None], attrs: dict[str, Any]) -> Value:
-        """A node of an op with one output."""
+        """Appends a node of an op with one output, which is returned."""
         y = self.node(op_type, inputs, attrs)
         assert isinstance(y, Value), f"{op_type} has several outputs"
         return y
@@ -256,7 +256,7 @@ class Builder:
 
 
 def write_body(b: Builder, node: Node, inputs: Sequence[Value | None]) -> list[Value]:
-    """An onward node written in standard ops of these inputs, and the results.
+    """Writes the body of an onward node, in standard ops of these inputs, and returns its results.
 
     Where a tensor has less precision than f32 a body that computes does so in f32, between casts:
     inputs to f32, results to the types that the node's outputs have.
@@ -283,7 +283,7 @@ def inline(graph: Graph, node: Node) -> None:
 
 
 def settle_stops(graph: Graph) -> None:
-    """What stops gradients is what it stops, in a graph that has its gradients or gets none."""
+    """Replaces each StopGradient by its input, in a graph that has its gradients or gets none."""
     for node in list(graph):
         if node.op_type == "StopGradient":
             assert node.inputs[0] is not None

@@ -14,7 +14,8 @@ from onward.graph.types import Size, product
 
 
 def einsum(b: Builder, equation: str, values: Sequence[Value]) -> Value:
-    """What the equation says of the values. Raises ValueError for one that does not fit them."""
+    """The tensor that an equation computes from its operands. Raises ValueError for one that does
+    not fit them."""
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(values):
@@ -53,7 +54,7 @@ class _Labelled:
 
 
 def _labels(term: str, depth: int) -> list[str]:
-    """The dims of an ellipsis are called 0, 1, ... from the last."""
+    """The letters of a term's dims; those of an ellipsis are called 0, 1, ... from the last."""
     head, dots, tail = term.partition("...")
     return [*head, *([str(i) for i in reversed(range(depth))] if dots else []), *tail]
 
@@ -69,7 +70,7 @@ def _labelled(b: Builder, value: Value, labels: list[str]) -> _Labelled:
 
 
 def _diagonal(b: Builder, x: Value, i: int, j: int) -> Value:
-    """Where the indices of dims i and j are equal; j goes."""
+    """The diagonal of x, where the indices of dims i and j are equal; dim j goes."""
     shape = type_of(x).shape
     if shape[i] != shape[j]:
         raise ValueError(f"a diagonal of {type_of(x)}")
@@ -87,7 +88,7 @@ def _summed(b: Builder, x: _Labelled, kept: Collection[str]) -> _Labelled:
 
 
 def _contracted(b: Builder, x: _Labelled, y: _Labelled, later: set[str]) -> _Labelled:
-    """x and y multiplied, what neither the result nor an operand to come has summed."""
+    """The product of x and y, summed over the letters that no later operand nor the result has."""
     x, y = _summed(b, x, later | {*y.labels}), _summed(b, y, later | {*x.labels})
     shared = [label for label in x.labels if label in y.labels]
     batch = [label for label in shared if label in later]
@@ -105,7 +106,7 @@ def _contracted(b: Builder, x: _Labelled, y: _Labelled, later: set[str]) -> _Lab
 
 
 def _spread(b: Builder, x: _Labelled, labels: list[str]) -> Value:
-    """In the order of these labels, with a dim of 1 for each that it lacks."""
+    """x with its dims in the order of these labels, and a dim of 1 for each that it lacks."""
     own = [label for label in labels if label in x.labels]
     y = b.transpose(x.value, [x.labels.index(label) for label in own])
     return b.reshape(y, tuple(x.size(label) for label in labels))
@@ -114,7 +115,8 @@ def _spread(b: Builder, x: _Labelled, labels: list[str]) -> Value:
 def _matrices(
     b: Builder, x: _Labelled, batch: list[str], groups: list[list[str]], sizes: dict[str, Size]
 ) -> Value:
-    """`[*batch, rows, columns]`, each group's dims as one; of a dim of 1 that is wide, copies."""
+    """x as matrices `[*batch, rows, columns]`, each group's dims as one; a dim of 1 that is wide
+    elsewhere is repeated."""
     order = [*batch, *groups[0], *groups[1]]
     y = b.transpose(x.value, [x.labels.index(label) for label in order])
     y = b.expand(y, tuple(sizes[label] for label in order))

@@ -14,7 +14,7 @@ from onward.graph.graph import Graph, Node, Role, array_of, attributes, type_of
 
 
 class GatherElements(OpRun):
-    """Of any size: onnx's own takes at most 64 elements of the axis."""
+    """GatherElements of any size: onnx's evaluator takes at most 64 elements along the axis."""
 
     def _run(
         self, data: np.ndarray, indices: np.ndarray, axis: int | None = None
@@ -25,7 +25,7 @@ class GatherElements(OpRun):
 
 
 def evaluate(graph: Graph, feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Outputs by name. `feeds` gives every input by its name."""
+    """Evaluates a graph: its outputs by name. `feeds` gives every input by its name."""
     session = ReferenceEvaluator(to_proto(graph), new_ops=[GatherElements])
     names = list(graph.outputs)
     wanted = {v.name or "": feeds[v.name or ""] for v in graph.inputs}

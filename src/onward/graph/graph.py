@@ -36,7 +36,7 @@ MARKS = {
     "sequences": "how many sequences packed rows are of: counts of FLOPs",
     "unfused": "why no attention was found here: a message",
 }
-# Likewise of `value.meta`, but for `type`, which `check` asks of every value.
+# What `value.meta` may hold; only `type` carries meaning, and `check` asks it of every value.
 NOTES = {
     "type": "a value without one is refused",
     "role": "an input without one is refused",
@@ -87,7 +87,7 @@ def array_of(value: Value | None) -> np.ndarray | None:
 
 
 def needed(graph: Graph, outputs: Iterable[str]) -> set[Node]:
-    """The nodes that these outputs are computed by."""
+    """The nodes that compute these outputs, directly or not."""
     stack = [graph.outputs[name].producer() for name in outputs]
     found: set[Node] = set()
     while stack:
@@ -108,7 +108,7 @@ def _plain(value: Any) -> Any:
 
 
 def make_attributes(values: Mapping[str, Any]) -> list[ir.Attr]:
-    """Python values -> ONNX attributes; None means absent."""
+    """Makes ONNX attributes of Python values; None means absent."""
     out: list[ir.Attr] = []
     for name, value in values.items():
         match value:
@@ -137,18 +137,19 @@ def where(node: Node) -> str:
 
 
 def precision_said(node: Node) -> str:
-    """The type, by name, that the model itself says an op's products are to be computed in, f32
-    where it says that of all; empty where it says nothing."""
+    """The type, by name, that the model's own autocast block gives an op's products: f32 where the
+    block switches autocast off, empty outside of such a block."""
     return node.metadata_props.get("precision", "")
 
 
 def precisions_said(graph: Graph) -> set[str]:
-    """The types below f32 that the model itself says of ops."""
+    """The types below f32 that the model's own autocast blocks ask for."""
     return {precision_said(node) for node in graph} - {"", DType.FLOAT.name}
 
 
 class Inputs(NamedTuple):
-    """A graph's inputs, found again: of thousands, most of them parameters and their state."""
+    """An index of a graph's inputs by name: there are thousands, most of them parameters and
+    state."""
 
     number: int
     last: Value | None
@@ -238,11 +239,11 @@ class Graph:
 
     @property
     def names_made(self) -> int:
-        """How many `fresh` has made."""
+        """The number of names that `fresh` has made."""
         return self._count
 
     def settle(self, names_made: int) -> None:
-        """Once a copy's inputs and constants stand: finds them by name and by bits again."""
+        """Indexes a copy's inputs by name and its constants by bits, once all of them are there."""
         self._count = names_made
         self._taken = {v.name or "" for v in self.ir.inputs}
         for value in self.ir.initializers.values():
@@ -283,7 +284,8 @@ class Graph:
         return None
 
     def _found(self) -> Inputs:
-        """Inputs only come at the end and go: their count and the last one tell of any change."""
+        """The index of inputs, made again after a change: inputs are only appended or removed, so
+        that their count and the last one show it."""
         inputs = self.ir.inputs
         last = inputs[-1] if inputs else None
         if self._inputs.number != len(inputs) or self._inputs.last is not last:

@@ -13,8 +13,8 @@ T = TypeVar("T")
 
 
 def files_of(package: str, path: Iterable[str]) -> list[ModuleType]:
-    """The modules of a package, by name, imported: a new file is found by itself. path: its
-    `__path__`."""
+    """Imports the modules of a package, in the order of names: a new file is found by itself. path:
+    its `__path__`."""
     names = sorted(found.name for found in pkgutil.iter_modules(path))
     return [import_module(f"{package}.{name}") for name in names]
 

@@ -28,7 +28,8 @@ def scan(
     parted: Sequence[Value],
     backwards: bool = False,
 ) -> tuple[list[Value], list[Value]]:
-    """What is carried on behind the last step, and what the steps have made, one below the other.
+    """Runs a loop: what is carried on behind the last step, and what the steps have made, one below
+    the other.
 
     Each step takes a row of each of `parted`, f[T,...]; `backwards` the last one first.
     """
@@ -56,7 +57,7 @@ def _unrolled(
 
 
 def _turned(b: Builder, x: Value) -> Value:
-    """The rows in the other order."""
+    """x with its rows in reverse order."""
     count = type_of(x).shape[0]
     last = b.squeeze(b.size(count - 1), [0])
     y: Value = b.Gather(x, b.Sub(last, b.arange(count)), axis=0)
@@ -67,7 +68,8 @@ def _as_node(
     b: Builder, step: Step, fixed: Sequence[Value], carried: Sequence[Value],
     parted: Sequence[Value],
 ) -> tuple[list[Value], list[Value]]:  # fmt: skip
-    """The step reads nothing from outside of its graph: constant values are carried on too."""
+    """A Scan node of the step. The step reads nothing from outside of its graph: constant values
+    are carried on too."""
     inner = Graph("step")
     rows = [type_of(x).with_shape(type_of(x).shape[1:]) for x in parted]
     types = [*map(type_of, (*fixed, *carried)), *rows]

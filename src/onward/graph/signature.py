@@ -85,8 +85,8 @@ class Signature:
         return [self.loss]
 
     def but(self, **entries: Any) -> Signature:
-        """With other entries: a single name in the place of one, a mapping added to what there
-        is."""
+        """A signature with other entries: a single name in the place of one, a mapping added to
+        what there is."""
         merged = {
             name: {**getattr(self, name), **value} if isinstance(value, dict) else value
             for name, value in entries.items()
@@ -94,7 +94,7 @@ class Signature:
         return replace(self, **merged)
 
     def within(self, inputs: Collection[str], outputs: Collection[str]) -> Signature:
-        """What of it concerns these inputs and outputs."""
+        """The part of a signature that concerns these inputs and outputs."""
         kept: dict[str, Any] = {}
         for item in fields(self):
             held = getattr(self, item.name)

@@ -84,12 +84,13 @@ class Dim:
         return (-self) + other
 
     def number(self, dims: Mapping[str, int]) -> int:
-        """The value at these sizes, which name every symbol."""
+        """The dim's value at these sizes, which name every symbol."""
         return sum(factor * math.prod(dims[n] for n in names) for names, factor in self.terms)
 
     @property
     def multiple(self) -> tuple[str, int]:
-        """`("T", 8)` of `8*T`; of other sizes how they print, and 1."""
+        """The name and the factor of a dim: `("T", 8)` of `8*T`; of others how they print, and
+        1."""
         (names, factor), *more = self.terms
         return (str(self), 1) if more or len(names) != 1 else (names[0], factor)
 
@@ -116,7 +117,7 @@ def value(size: Size) -> int:
 
 
 def _known(a: Size, b: Size, function: Callable[[int, int], int]) -> int | None:
-    """A function of two sizes' numbers, where both are settled."""
+    """The value of a function of two sizes' numbers, where both are settled."""
     left = a.at if isinstance(a, Dim) else a
     right = b.at if isinstance(b, Dim) else b
     return None if left is None or right is None else function(left, right)
@@ -151,7 +152,8 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def divide(a: Size, b: Size) -> Size | None:
-    """`a / b` where `b` is a single term that divides every term of `a`; None otherwise."""
+    """The quotient `a / b` where `b` is a single term that divides every term of `a`; None
+    otherwise."""
     divisor = _terms(b)
     if len(divisor) != 1:
         return 1 if a == b else None
@@ -170,7 +172,8 @@ def divide(a: Size, b: Size) -> Size | None:
 
 
 def floor_divide(a: Size, b: int) -> Size | None:
-    """`a // b`, rounded down, where all terms of `a` but its number divide by b; None otherwise."""
+    """The quotient `a // b`, rounded down, where all terms of `a` but its number divide by b; None
+    otherwise."""
     number = dict(_terms(a)).get((), 0)
     whole = divide(a - number, b)
     return None if whole is None else whole + number // b
@@ -222,7 +225,8 @@ class Type:
 
     @property
     def accumulated(self) -> Type:
-        """As what is computed on the way to it: f32 of a low one, else itself."""
+        """The type that a computation of this type accumulates in: f32 for bf16 and fp16, else
+        itself."""
         return self.with_dtype(DType.FLOAT) if self.is_low else self
 
     def bind(self, dims: Mapping[str, Size]) -> Type:
@@ -230,7 +234,7 @@ class Type:
 
     @property
     def concrete(self) -> Type:
-        """With numbers for all dims. Raises ValueError where one is not settled."""
+        """The type with numbers for all dims. Raises ValueError where one is not settled."""
         try:
             return self if self.is_static else self.with_shape(value(d) for d in self.shape)
         except ValueError as error:
@@ -251,21 +255,22 @@ def dtype_name(dtype: DType) -> str:
 
 
 def parse_dtype(short: str) -> DType:
-    """`"f32"` -> FLOAT; raises KeyError with the legal names."""
+    """The dtype of a short name (`"f32"`); raises KeyError with the legal names."""
     if short not in _LONG:
         raise KeyError(f"unknown dtype {short!r}; one of {', '.join(_LONG)}")
     return _LONG[short]
 
 
 def parse_type(text: str) -> Type:
-    """`"f32[B,T,8]"` -> Type. Dims are integers or plain symbols."""
+    """Parses a type such as `f32[B,T,8]`. Dims are integers or plain symbols."""
     head, _, rest = text.strip().partition("[")
     names = [p.strip() for p in rest.rstrip("]").split(",") if p.strip()]
     return Type(parse_dtype(head), tuple(int(p) if p.isdigit() else symbol(p) for p in names))
 
 
 def rounded(array: np.ndarray, dtype: DType) -> np.ndarray:
-    """In that type. What is too large for it becomes infinite, as in a cast of a tensor."""
+    """The array in that dtype. What is too large for it becomes infinite, as in a cast of a
+    tensor."""
     with np.errstate(over="ignore"):
         return array.astype(dtype.numpy())
 

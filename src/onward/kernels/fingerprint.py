@@ -19,8 +19,9 @@ from onward.kernels.target import Target
 
 
 def fingerprint(target: Target) -> dict[str, Any]:
-    """By what it is called: the target, the library's bytes, the engines, threads, versions, the
-    processor (a constant that was folded has the last bits of its arithmetic)."""
+    """The facts that decide the kernels, each by its name: the target, the library's bytes, the
+    engines, threads, versions, the processor (a constant that was folded has the last bits of its
+    arithmetic)."""
     native = library() if target.has_library else None
     return {
         "target": repr(target),
@@ -41,7 +42,8 @@ def _processor() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _digest(path: Path, changed: int) -> str:
-    """Of a file. changed: when, so that another of the same name is another."""
+    """The digest of a file. changed: its time of change, by which a new file of the same name is
+    told apart."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -30,11 +30,12 @@ def _multiplies_bf16(device: str) -> bool:
 
 
 def bf16_instructions() -> tuple[str, ...]:
-    """What this processor multiplies bf16 with, as PyTorch sees it."""
+    """The instructions that this processor multiplies bf16 with, as PyTorch sees it."""
     # the questions are absent on other processors
     return tuple(name for name, ask in _BF16.items() if getattr(torch.cpu, ask, bool)())
 
 
 def _rates(device: str) -> Rates:
-    """Those of one machine for all: what a machine measures of itself is to be read here."""
+    """The rates of a device: one machine's for all. What a machine measures of itself is to be read
+    here."""
     return Rates()

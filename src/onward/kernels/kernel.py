@@ -29,7 +29,7 @@ _TORCH: dict[DType, torch.dtype] = {
 
 
 def torch_dtype(dtype: DType) -> torch.dtype:
-    """Raises KeyError for a dtype that torch tensors do not have."""
+    """The torch dtype of a dtype. Raises KeyError for one that torch tensors do not have."""
     return _TORCH[dtype]
 
 
@@ -48,7 +48,7 @@ class KernelSpec:
         return all(t is None or t.is_static for t in (*self.inputs, *self.outputs))
 
     def mapped(self, function: Callable[[Type], Type]) -> KernelSpec:
-        """With other types, such as those with numbers for open sizes."""
+        """The spec with other types, such as those with numbers for open sizes."""
         return replace(
             self,
             inputs=tuple([None if t is None else function(t) for t in self.inputs]),
@@ -66,7 +66,7 @@ def new_flag() -> torch.Tensor:
 
 @dataclass(frozen=True)
 class KernelArguments:
-    """The call with memory: tensors to read, tensors to write, temporaries.
+    """A call with memory: tensors to read, tensors to write, temporaries.
 
     An absent optional input is None; an output nobody reads is still given memory. flag: i64[2],
     zeros before a run, for a kernel with an `input_error`; its own where nobody reads it. spare: of
@@ -110,7 +110,7 @@ def nothing_faster(spec: KernelSpec) -> str | None:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One implementation.
+    """One implementation of one op.
 
     bind: makes the launch: a call without arguments that writes the outputs. It reads no tensor's
         content on the host, which would wait there for all that a device has queued.

@@ -27,7 +27,7 @@ _WORD = 0xFFFFFFFF
 
 
 class Part(Protocol):
-    """What a region runs.
+    """A part of the model, as a region runs it.
 
     path: its place in the model. parameters: those that it trains, as they are now. buffers: what
     it may write besides its results. way_back: undoes what runs have set in its modules since.
@@ -78,9 +78,9 @@ class Regions:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """A run within it that fails leaves what parts set, and buffers that they write, as they
-        were. Buffers that the first run leaves as they were are tables, and no later run copies
-        them."""
+        """A context in which a run that fails leaves what parts set, and buffers that they write,
+        as they were. Buffers that the first run leaves as they were are tables, and no later run
+        copies them."""
         backs = [part.way_back() for part in self.parts]
         tables = self._tables or set()
         buffers = [b for part in self.parts for b in part.buffers() if id(b) not in tables]
@@ -98,8 +98,8 @@ class Regions:
 
     @contextlib.contextmanager
     def repeating(self) -> Iterator[None]:
-        """A run within it repeats another: what parts set, and buffers that they write, are then
-        what they were."""
+        """A context in which a run repeats another: what parts set, and buffers that they write,
+        are then what they were."""
         backs = [part.way_back() for part in self.parts]
         held = [(b, b.detach().clone()) for part in self.parts for b in part.buffers()]
         try:
@@ -147,7 +147,8 @@ def _unhooked(p: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _seeded(seed: Sequence[int] | None) -> Iterator[None]:
-    """Within it torch's random numbers follow from the seed; they go on as before after it."""
+    """A context in which torch's random numbers follow from the seed; they go on as before after
+    it."""
     if seed is None:
         yield
         return
@@ -171,7 +172,7 @@ def _listed(tensors: Sequence[torch.Tensor]) -> str:
 
 
 class _Call:
-    """One launch: the part, its inputs, and the seed as it is at each run."""
+    """One launch of a region: the part, its inputs, and the seed as it is at each run."""
 
     def __init__(self, args: KernelArguments, first: int) -> None:
         assert isinstance(args.calls, Regions), "a plan with regions is bound with their parts"
@@ -191,7 +192,8 @@ class _Call:
         return _forward(self.part, xs, self._seed(), taped)
 
     def _seed(self) -> tuple[int, int] | None:
-        """Of the region in this batch: from the step's two words, the sample's and the site's."""
+        """The region's seed in this batch, from the step's two words, the sample's and the
+        site's."""
         if not self._random:
             return None
         words, offset = self._random
@@ -259,7 +261,8 @@ def _bind_backward(args: KernelArguments) -> Launch:
 
 
 def _own_memory(spec: KernelSpec) -> int:
-    """What PyTorch allocates within nobody knows; results, and gradients, at the least."""
+    """Bytes of workspace at the least: results and gradients. What PyTorch allocates within is not
+    known."""
     return sum(t.nbytes for t in spec.outputs)
 
 

@@ -122,8 +122,8 @@ class Accelerated:
         self._states = States()
         self._memory: SharedMemory | None = None
         self._lock: threading.RLock | None = None  # of that memory
-        # by the kind of batch: how many captures were refused, in any state, and the last reason
-        self._in_vain: dict[Any, tuple[int, str]] = {}
+        # by the kind of batch: in how many states captures were refused, the last one and why
+        self._in_vain: dict[Any, tuple[int, State | None, str]] = {}
         self._told: set[str] = set()
         self._told_regions = Told()
         self._last: PreparedCall | None = None
@@ -187,9 +187,13 @@ class Accelerated:
                 reason = str(error)
                 if state is None:
                     return _Refused(reason)
-                tries, _ = self._in_vain.get(batch.kind, (0, ""))
-                self._in_vain[batch.kind] = tries + 1, reason
-                return _Refused(reason, partial(state.of(batch, mode).refuse, batch, reason))
+                return _Refused(reason, partial(self._keep, state, batch, mode, reason))
+
+    def _keep(self, state: State, batch: Batch, mode: Mode, reason: str) -> None:
+        """Takes note of a refused capture whose call eager PyTorch has run."""
+        state.of(batch, mode).refuse(batch, reason)
+        tries, last, _ = self._in_vain.get(batch.kind, (0, None, ""))
+        self._in_vain[batch.kind] = tries + (last is not state), state, reason
 
     def _find(
         self, model: torch.nn.Module, batch: Batch, state: State, mode: Mode
@@ -200,7 +204,7 @@ class Accelerated:
         return self._make(model, batch, state, mode) if call is None else call
 
     def _make(self, model: torch.nn.Module, batch: Batch, state: State, mode: Mode) -> PreparedCall:
-        tries, reason = self._in_vain.get(batch.kind, (0, ""))
+        tries, _, reason = self._in_vain.get(batch.kind, (0, None, ""))
         if tries >= IN_VAIN and state.met < OFTEN and not self._states.prepared(batch):
             raise TooMany(reason)
         state.refuse_more(batch, mode)

@@ -24,8 +24,8 @@ def bind(
     open: Collection[str] = (),
     outputs: Iterable[str] | None = None,
 ) -> Graph:
-    """A copy with `dims` (symbol -> size) in place; those in `open` keep their names. outputs: all
-    that it computes, where these are not all.
+    """A copy of the graph with `dims` (symbol -> size) in place; those in `open` keep their names.
+    outputs: all that it computes, where these are not all.
 
     Raises OnwardError naming a missing symbol.
     """
@@ -50,7 +50,7 @@ def bind(
 
 
 def name_sizes(graph: Graph) -> None:
-    """`Shape(x)`, and what is computed from it, become inputs that say what they hold."""
+    """Turns `Shape(x)`, and what is computed from it, into inputs that say what they hold."""
     made: dict[tuple[object, ...], Value] = {}
     for node in list(graph):
         value = node.outputs[0]

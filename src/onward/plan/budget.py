@@ -23,7 +23,8 @@ class Judged:
 
 
 class Budget:
-    """Of one bound graph, whose plan without recomputing is known.
+    """The search for a plan of a bound graph within a memory budget; the plan without recomputing
+    is known.
 
     amount: bytes that the peak may have, or a fraction of what recomputing can spare (0.0: the
     least peak, 1.0: none is spared). chosen: what fits, None where the plan does as it is.
@@ -39,8 +40,8 @@ class Budget:
         self._judged: Judged | None = None
 
     def proposals(self) -> Iterator[tuple[Graph, set[str]]]:
-        """A graph and the values to compute again in it; whoever takes one applies it, plans the
-        graph and says so by `judge` before the next. Raises OnwardError where no plan fits."""
+        """Yields a graph and the values to compute again in it; the caller applies each, plans the
+        graph and calls `judge` before it takes the next. Raises OnwardError where no plan fits."""
         if isinstance(self._amount, int):
             limit, least = self._amount, None
         else:
@@ -66,7 +67,7 @@ class Budget:
         self.chosen = least
 
     def judge(self, plan: Plan, graph: Graph, what: Any) -> None:
-        """The plan of the last proposal, applied to its graph."""
+        """Takes the plan of the last proposal, applied to its graph."""
         assert self._search is not None
         self._search.judge(plan)
         self._judged = Judged(plan, graph, what)

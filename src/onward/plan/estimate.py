@@ -23,8 +23,9 @@ from onward.plan.storages import Storages
 
 @dataclass(frozen=True)
 class Estimate:
-    """nbytes: the most bytes alive at one launch. movable: storages alive there that the launch
-    does not touch, made by the forward half and read only later by the backward half."""
+    """The estimate of a plan's memory. nbytes: the most bytes alive at one launch. movable:
+    storages alive there that the launch does not touch, made by the forward half and read only
+    later by the backward half."""
 
     nbytes: int
     movable: tuple[int, ...]
@@ -75,7 +76,8 @@ class MemoryEstimate:
         }
 
     def estimate(self, again: Collection[int]) -> Estimate:
-        """With the forward launches `again` done once more, each before its first late reader."""
+        """The estimate with the forward launches `again` done once more, each before its first late
+        reader."""
         lives = self._simulator.run(again)
         if not lives.end:
             return Estimate(self._throughout, ())
@@ -92,7 +94,7 @@ class MemoryEstimate:
         return tuple(s for s in waiting.tolist() if s not in busy and s not in self.fixed)
 
     def sequence(self, again: Collection[int]) -> list[tuple[Node, bool]]:
-        """The nodes in the order supposed, and whether each is done again there."""
+        """The nodes in the order that is supposed, each with whether it is done again there."""
         lives = self._simulator.run(again)
         places = [(int(at), self.nodes[i], False) for i, at in enumerate(lives.at)]
         places += [(at, self.nodes[m], True) for m, at in lives.again.items()]

@@ -38,7 +38,7 @@ class Fusible:
 
 
 def _alone(fusion: Fusion) -> Graph:
-    """The call as a graph of its own; its first output is `y`."""
+    """A fusion's call as a graph of its own; its first output is `y`."""
     graph = Graph(fusion.op)
     inputs = [
         None if type is None else graph.input(f"x{i}", type, Role.BATCH)
@@ -50,7 +50,7 @@ def _alone(fusion: Fusion) -> Graph:
 
 
 def _gradient(graph: Graph) -> list[Node]:
-    """The own ops that its gradient by all floating inputs is written with."""
+    """The own ops in a graph's gradient by all floating inputs."""
     floating = [v.name or "" for v in graph.inputs if v.meta["type"].is_floating]
     made = vjp(graph, ["y"], floating)
     return [n for n in made if n.domain == ONWARD and n.meta.get("backward")]

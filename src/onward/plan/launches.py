@@ -26,7 +26,7 @@ def copy(source: Layout, target: Layout, text: str, module: str, backward: bool)
 
 
 def launches_of(access: Access, storages: Storages, buffers: Buffers) -> list[Launch]:
-    """What runs for a node, in order; its operands get their buffers."""
+    """The launches that run for a node, in order; its operands get their buffers."""
     if access.node in storages.views:
         return []
     if access.spec is None:

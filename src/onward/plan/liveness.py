@@ -41,7 +41,8 @@ class Liveness:
 
 
 class Simulator:
-    """Lives of storages for one order of launches, with any of the forward half done again."""
+    """Simulates the lives of storages for one order of launches, with any of the forward half done
+    again."""
 
     def __init__(self, storages: Storages) -> None:
         accesses = storages.accesses
@@ -133,7 +134,8 @@ class Simulator:
     def _taken(
         self, at: Numbers, places: dict[int, int], repeated: npt.NDArray[np.bool_], last: Numbers
     ) -> dict[int, int]:
-        """Which storages take over the memory of which: of those that may, the first in line."""
+        """The storages that take over the memory of others: of those that may, the first in
+        line."""
         size, until = self._size, last.tolist()
         over: dict[int, int] = {}
         taken: set[int] = set()
@@ -155,7 +157,7 @@ class Simulator:
         self, at: Numbers, at_again: Numbers, end: int, first: Numbers, last: Numbers,
         twins: Numbers, over: dict[int, int],
     ) -> Numbers:  # fmt: skip
-        """Bytes at each place."""
+        """The bytes alive at each place of the sequence."""
         size = self._size
         made = np.concatenate([self._made, size + twins])
         nbytes = self._nbytes[made % size] if size else made
@@ -175,5 +177,5 @@ class Simulator:
 
 
 def dies(last: int, place: int) -> bool:
-    """Whether what is last read at `last` is free to be overwritten by the launch at `place`."""
+    """Whether memory that is last read at `last` may be overwritten by the launch at `place`."""
     return last <= place

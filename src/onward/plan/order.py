@@ -139,7 +139,7 @@ class _Order:
         return self._frees(node) > 0
 
     def _frees(self, node: Node) -> int:
-        """Bytes that nobody needs after the node, less those that it makes."""
+        """The bytes that nobody needs after the node, less the ones that it makes."""
         freed = sum(
             type_of(v).nbytes
             for v in self._reads(node)
@@ -149,8 +149,8 @@ class _Order:
 
 
 def _updates(graph: Graph) -> dict[Node, list[Value]]:
-    """Nodes that overwrite inputs, and which; not those whose result something reads (a count of
-    steps that the forward goes on with): that is stored at the end."""
+    """The nodes that overwrite inputs, and which inputs; a node whose result something reads (a
+    count of steps that the forward goes on with) is stored at the end instead."""
     found: dict[Node, list[Value]] = {}
     for name, source in graph.state.items():
         following = graph.outputs[name]

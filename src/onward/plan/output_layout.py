@@ -29,7 +29,8 @@ class AssignedLayout:
 
 @dataclass
 class OutputLayouts:
-    """`of`: by value; `placed`: which inputs of a Concat are written in place."""
+    """The layouts that are assigned to values. `of`: by value; `placed`: which inputs of a Concat
+    are written in place."""
 
     of: dict[Value, AssignedLayout] = field(default_factory=dict)
     placed: dict[Node, set[int]] = field(default_factory=dict)
@@ -63,7 +64,7 @@ def _itself(value: Value) -> AssignedLayout:
 
 
 def _ordinary(assigned: AssignedLayout) -> bool:
-    """Whether the window is the owner's whole memory in order, as it would be anyway."""
+    """Whether a window is the owner's whole memory in order, as it would be anyway."""
     whole = contiguous(-1, type_of(assigned.owner))
     return assigned.layout.is_contiguous and assigned.layout.size == whole.size
 

@@ -66,7 +66,7 @@ class Buffers:
         self._flagged = 0  # launches that have theirs
 
     def _flags(self) -> Layout | None:
-        """One buffer for all, so that the host reads them at once."""
+        """The buffer of all launches' flags: one, so that the host reads them at once."""
         kernels = (self._storages.kernels[a.node] for a in self._storages.accesses if a.spec)
         count = sum(kernel.input_error is not None for kernel in kernels)
         if not count:
@@ -75,7 +75,7 @@ class Buffers:
         return self.new("error flags", type, Region.PERSISTENT, 0, self._end, "error flags")
 
     def flag(self) -> Layout:
-        """That of the next launch."""
+        """The flag of the next launch."""
         assert self.flags is not None
         flag = replace(contiguous(self.flags.buffer, FLAG), offset=self._flagged * FLAG.numel)
         self._flagged += 1
@@ -95,7 +95,7 @@ class Buffers:
         return self.new(name, type, Region.SCRATCH, access.position, access.position, purpose)
 
     def layout(self, value: Value) -> Layout:
-        """Where a value lies; equal layouts are one object."""
+        """The layout of a value; equal layouts are one object."""
         found = self._layouts.get(value)
         if found is None:
             maker = value.producer()
@@ -119,8 +119,8 @@ class Buffers:
         return layout.buffer
 
     def write(self, access: Access, value: Value) -> Layout:
-        """Where a launch writes an output: the state that it replaces, memory that it takes over, a
-        window of a buffer that others write too, or a buffer of its own."""
+        """The layout that a launch writes an output to: the state that it replaces, memory that it
+        takes over, a window of a buffer that others write too, or a buffer of its own."""
         storages = self._storages
         storage = storages.layouts[value].buffer
         if storage in storages.state:
@@ -145,7 +145,7 @@ class Buffers:
         return self.layout(value)
 
     def _replaced(self, node: Node, storage: int) -> Layout:
-        """Where the input lies that is this storage. The output has its very strides, also those
+        """The layout of the input that is this storage. The output has its very strides, also those
         of dims of size 1: torch refuses to write over an input whose strides are others."""
         layouts = self._storages.layouts
         read = (x for x in node.inputs if x is not None and layouts[x].buffer == storage)
@@ -157,7 +157,8 @@ class Buffers:
         return self._end if place == self._lives.end else self._storages.accesses[place].position
 
     def _settle_region(self, buffer: Buffer, node: Node) -> None:
-        """Residual: written before the backward half begins, read in it."""
+        """Makes a buffer residual where it is written before the backward half begins, read in
+        it."""
         if not node.meta.get("backward") and buffer.last in self._backward:
             buffer.region = Region.RESIDUAL
             buffer.purpose = f"{node.op_type}, kept for backward"

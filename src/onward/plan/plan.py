@@ -15,7 +15,7 @@ from onward.plan.views import Layout
 
 
 class Region(enum.Enum):
-    """Who owns a buffer's memory, and for how long."""
+    """A kind of memory, by who owns it and for how long."""
 
     USER = "user"  # the user's parameters and buffers, never copied
     PERSISTENT = "persistent"  # optimizer state, accumulators, constants, staged scalars
@@ -25,7 +25,7 @@ class Region(enum.Enum):
 
 @dataclass
 class Buffer:
-    """Bytes with a lifetime and a reason to exist.
+    """A range of bytes with a lifetime and a reason to exist.
 
     first, last: numbers of launches, both included; one past the last for what is kept.
 
@@ -66,13 +66,13 @@ class Launch:
 
     @property
     def operands(self) -> list[Layout]:
-        """Every place that it reads or writes."""
+        """The layouts of all that the launch reads or writes."""
         places = (*self.inputs, *self.outputs, *self.scratch, self.flag)
         return [x for x in places if x is not None]
 
     @property
     def is_static(self) -> bool:
-        """Whether no open size shows in its operands."""
+        """Whether no open size shows in the launch's operands."""
         types = [t for t in (*self.spec.inputs, *self.spec.outputs) if t is not None]
         return all(x.is_static for x in self.operands) and all(t.is_static for t in types)
 
@@ -122,7 +122,7 @@ class Plan:
 
     @property
     def arena_bytes(self) -> int:
-        """Residual and scratch together."""
+        """The bytes of residual and scratch memory together."""
         return self.sizes[Region.RESIDUAL] + self.sizes[Region.SCRATCH]
 
     @property

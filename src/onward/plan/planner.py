@@ -92,12 +92,12 @@ class Planner:
         )
 
     def launches(self, access: Access) -> list[Launch]:
-        """What runs for one node."""
+        """The launches that run for one node."""
         return launches_of(access, self.storages, self.buffers)
 
     def _number_launches(self, positions: list[int], before: int, end: int) -> None:
-        """Lifetimes in numbers of launches, where they were positions of nodes. positions: of the
-        nodes that `before` launches precede; end: the number of all launches."""
+        """Restates lifetimes in numbers of launches, where they were positions of nodes. positions:
+        of the nodes that `before` launches precede; end: the number of all launches."""
         for buffer in self.buffers.all:
             kept, first = buffer.last >= len(self.nodes), buffer.first
             last = before + bisect_right(positions, buffer.last) - 1
@@ -121,7 +121,7 @@ class Planner:
         return dict(reversed(found.items()))
 
     def _written_back(self) -> list[Launch]:
-        """State outputs that no kernel wrote in place are copied to their inputs at the end, of the
+        """Copies of state outputs that no kernel wrote in place to their inputs, at the end, of the
         forward half where there are two."""
         made: list[Launch] = []
         for name, source in self.graph.state.items():

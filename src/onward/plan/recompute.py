@@ -31,13 +31,13 @@ SLOWEST = 1 / 200  # of the time of all that is done again: a launch below is no
 
 
 def between(least: int, most: int, fraction: float) -> int:
-    """The bytes of a budget that is a fraction of what recomputing can spare. least: the peak that
-    it can reach (0.0); most: the peak without it (1.0)."""
+    """The amount of bytes of a budget that is a fraction of what recomputing can spare. least: the
+    peak that it can reach (0.0); most: the peak without it (1.0)."""
     return least + int(fraction * max(0, most - least))
 
 
 class Search:
-    """Proposals for one bound graph and one limit in bytes.
+    """The search of proposals for one bound graph and one limit in bytes.
 
     graph: the bound graph as the planner lowers it; the names in a proposal are its values'.
     """
@@ -60,7 +60,7 @@ class Search:
     # ---- between search and plan
 
     def proposals(self) -> Iterator[set[str]]:
-        """Sets of values to recompute. The plan of each goes to `judge`.
+        """Yields sets of values to recompute. The plan of each goes to `judge`.
 
         Where they end without fitting, those of a search without a limit follow: its road to the
         smallest peak is another, and the peak that the error names must be one that can be had.
@@ -80,12 +80,12 @@ class Search:
             yield self._memory.values(self._again)
 
     def judge(self, plan: Plan) -> None:
-        """What the real plan of the last proposal says."""
+        """Takes the real plan of the last proposal."""
         self._smallest = min(self._smallest, plan.peak)
         self._unseen = max(self._unseen, plan.peak - self._now.nbytes)
 
     def error(self) -> OnwardError:
-        """That the budget cannot be met, by how much, and what to do."""
+        """The error that the budget cannot be met, by how much, and what to do."""
         lasting = self.unconstrained.sizes[Region.PERSISTENT]
         return OnwardError(
             f"memory_budget of {self.limit} bytes is {self._smallest - self.limit} bytes too "
@@ -102,7 +102,7 @@ class Search:
         return self.limit - self._unseen
 
     def _shrink(self) -> None:
-        """Does more and more again until the estimate fits or nothing lowers its peak."""
+        """Recomputes more and more until the estimate fits or nothing lowers its peak."""
         while self._now.nbytes > self._target:
             step = self._best_step()
             if step is not None:
@@ -148,13 +148,13 @@ class Search:
         return best
 
     def _kept(self) -> set[int]:
-        """Storages that outlive the forward half: what is not made again but read late."""
+        """The storages that outlive the forward half: they are read late and not made again."""
         memory = self._memory
         read = {s for n in self._again for s in memory.reads[n]} | memory.late
         return {s for s in read if memory.maker[s] not in self._again} | memory.fixed
 
     def _chain(self, storage: int, kept: set[int]) -> set[int] | None:
-        """The launches that make a storage from what is kept or made again anyway."""
+        """The launches that make a storage from others that are kept or made again anyway."""
         memory = self._memory
         chain: set[int] = set()
         stack = [storage]
@@ -184,7 +184,7 @@ class Search:
         }
 
     def _prune(self) -> None:
-        """Keeps what need not be made again after all."""
+        """Takes values out of the proposal that need not be made again after all."""
         allowed = max(self._target, self._now.nbytes)
         floor = SLOWEST * sum(self._seconds[n] for n in self._again)
         for n in sorted(self._again, key=lambda n: -self._seconds[n]):

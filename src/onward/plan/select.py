@@ -11,12 +11,12 @@ from onward.plan.views import VIEWS
 
 
 def spec_of(node: Node) -> KernelSpec:
-    """What the node asks of a kernel, at the sizes that the plan is made for."""
+    """The spec of a node's call, at the sizes that the plan is made for."""
     return open_spec(node).mapped(lambda t: t.concrete)
 
 
 def open_spec(node: Node) -> KernelSpec:
-    """The same with open sizes as names."""
+    """The spec of a node's call with open sizes as names."""
     attrs = attributes(node)
     if node.op_type.startswith("Reduce") and len(node.inputs) > 1:
         attrs["axes"] = content_of(node.inputs[1])  # types may fit several where sizes are equal

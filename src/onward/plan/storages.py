@@ -21,7 +21,7 @@ from onward.plan.views import VIEWS, Layout, contiguous, view
 
 @dataclass(frozen=True)
 class Access:
-    """What one node does to storages, each by its number.
+    """The accesses of one node to storages, which are numbers here.
 
     position: of the node in the order, views counted. reads: each once. makes: those that it is
     the first to write. over: for each of `makes`, storages of inputs in whose place it may lie
@@ -109,7 +109,7 @@ class Storages:
         return len(self.of) - 1
 
     def _whole(self, owner: Value, maker: int | None) -> int:
-        """A storage of its own for a value."""
+        """Makes a storage for a value alone."""
         made = self._storage(owner, maker)
         self.layouts[owner] = contiguous(made, type_of(owner))
         return made
@@ -144,7 +144,8 @@ class Storages:
         return replace(assigned.layout, buffer=self._owners[assigned.owner])
 
     def _concat(self, node: Node, position: int) -> None:
-        """A Concat of which some inputs lie in their place already; the others are copied there."""
+        """Enters a Concat, some of whose inputs lie in their place already; the others are copied
+        there."""
         made: list[int] = []
         whole = self.layouts[node.outputs[0]] = self._window(node.outputs[0], made)
         self.shared.add(whole.buffer)
@@ -216,7 +217,7 @@ class Storages:
         )
 
     def _write_state_in_place(self) -> None:
-        """An update writes the state itself where nothing else reads that any more."""
+        """Lets an update write the state itself where nothing else reads that any more."""
         last = {s: i for i, access in enumerate(self.accesses) for s in access.reads}
         for made, source in self._updates.items():
             maker = self.maker[made]

@@ -33,7 +33,7 @@ class EngineFailed(Exception):
 
 def run_engine(job_folder: Path, engine: str, folder: Path) -> EngineResult:
     """Trains with `engine` in a new process, which writes into `folder`."""
-    # The same code as this process runs, wherever that was imported from.
+    # The new process runs this process's code, wherever that was imported from.
     package_root = str(Path(onward.config.__file__).resolve().parents[1])
     command = [sys.executable, "-c", LAUNCH, package_root, "finetune"]
     command += [f"{JOB_OPTION}{job_folder}", engine, str(folder)]
@@ -97,7 +97,8 @@ ROWS = (
 
 
 def largest_difference(ours: EngineResult, reference: EngineResult) -> tuple[float, int]:
-    """The largest |a - b| / |b| over the updates' losses, and the update (from 1) it is at."""
+    """The largest difference |a - b| / |b| over the updates' losses, and the update (from 1) it is
+    at."""
     differences = [
         abs(a - b) / abs(b) for a, b in zip(ours.step_losses, reference.step_losses, strict=True)
     ]
@@ -116,7 +117,7 @@ def comparison(ours: EngineResult, reference: EngineResult) -> dict[str, object]
 
 
 def table(ours: EngineResult, reference: EngineResult, unigram_perplexity: float) -> str:
-    """Both columns and, for time and memory, Onward against the reference."""
+    """The table of both engines and, for time and memory, Onward against the reference."""
     lines = [f"{'':<36}{ours.engine:>12}{reference.engine:>12}"]
     for row in ROWS:
         a, b = row.value(ours), row.value(reference)

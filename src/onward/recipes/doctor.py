@@ -38,7 +38,7 @@ COMPILERS = ("c++", "g++", "clang++")
 
 
 def facts(measure: bool = False) -> Iterator[str]:
-    """Everything, line by line. measure: times the matrix products of each engine anew."""
+    """All facts, line by line. measure: times the matrix products of each engine anew."""
     yield f"onward {onward.__version__}, Python {platform.python_version()}, {platform.platform()}"
     for extra, packages in EXTRAS.items():
         for package in packages:
@@ -54,7 +54,7 @@ def facts(measure: bool = False) -> Iterator[str]:
 
 
 def installed(package: str) -> str | None:
-    """Its version; None where it is absent."""
+    """The version of an installed package; None where it is absent."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -176,6 +176,6 @@ def _graphs() -> str:
 
 
 def _plugin(entry: EntryPoint) -> str:
-    """As it is installed; nothing of it is loaded."""
+    """A plugin as it is installed; nothing of it is loaded."""
     package = "" if entry.dist is None else f", {entry.dist.name} {entry.dist.version}"
     return f"{entry.name} ({entry.value}{package})"

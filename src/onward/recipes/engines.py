@@ -19,7 +19,7 @@ _LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def precision(config: FinetuneConfig) -> str:
-    """By the name of `TrainerOptions.mixed_precision`."""
+    """The precision of a run, by its name in `TrainerOptions.mixed_precision`."""
     return "bf16" if config.bf16 else "fp16" if config.fp16 else "no"
 
 
@@ -34,7 +34,7 @@ class StepEngine(Protocol):
     skipped: bool
 
     def update(self, micro_batches: Sequence[torch.Tensor]) -> tuple[float, float | None]:
-        """One optimizer update from micro-batches `i64[B,T]`.
+        """Does one optimizer update from micro-batches `i64[B,T]`.
 
         Gives the mean of their losses (nats per token) and the gradient's global 2-norm before
         clipping, None where it was not computed or is not finite.
@@ -42,7 +42,7 @@ class StepEngine(Protocol):
         ...
 
     def evaluate(self, input_ids: torch.Tensor, labels: torch.Tensor) -> float:
-        """Mean loss over the labels `i64[B,T]` that are not -100, dropout off."""
+        """The mean loss over the labels `i64[B,T]` that are not -100, dropout off."""
         ...
 
 

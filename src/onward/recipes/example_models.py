@@ -53,7 +53,7 @@ def example(
 
 
 def _described(name: str) -> tuple[Any, Any]:
-    """The class and its configuration."""
+    """The class of a model and its configuration."""
     import transformers
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -144,7 +144,7 @@ def _check_room(kind: Any, parameters: int) -> None:
 
 
 def _task(kind: Any) -> str | None:
-    """By the lists of Transformers."""
+    """The task of a class, by the lists of Transformers."""
     from transformers.models.auto import modeling_auto as auto
 
     lists = {

@@ -107,7 +107,7 @@ def _of_model(
 
 
 def _made(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """What `module.py:function` gives: a model or a Trainer, and the arguments of its call."""
+    """The result of `module.py:function`: a model or a Trainer, and the arguments of its call."""
     from onward.recipes.first_step import failed
 
     place, _, name = target.rpartition(":")
@@ -164,7 +164,8 @@ def _function(place: str, name: str) -> Callable[[], Any]:
 
 @contextlib.contextmanager
 def _importing(place: str) -> Iterator[None]:
-    """As Python finds modules of a program in that folder, or of one started here."""
+    """A context in which modules are found as by a program in that folder, or by one started
+    here."""
     before = list(sys.path)
     folder = Path(place).absolute().parent if place.endswith(".py") else Path.cwd()
     sys.path.insert(0, str(folder))
@@ -178,7 +179,8 @@ def _importing(place: str) -> Iterator[None]:
 
 
 def _write_new(path: Path, content: str) -> None:
-    """A file that appears whole, or not at all. Raises OnwardError where it exists by now."""
+    """Writes a file that appears whole, or not at all. Raises OnwardError where it exists by
+    now."""
     try:
         handle, partial = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
         try:

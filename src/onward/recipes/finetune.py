@@ -141,7 +141,7 @@ def describe(config: FinetuneConfig) -> Run:
 
 
 def _check_positions(positions: int, block_size: int) -> None:
-    """As `check_block_size`, for a preset, before anything is read."""
+    """Checks the block size of a preset before anything is read (see `check_block_size`)."""
     if block_size > positions:
         raise InputError(
             f"block_size {block_size} is over the model's {positions} positions",
@@ -151,7 +151,8 @@ def _check_positions(positions: int, block_size: int) -> None:
 
 
 def _read_texts(config: FinetuneConfig) -> tuple[Text, ...]:
-    """(train, eval) texts, or the train text alone where the eval blocks come out of it."""
+    """Reads the (train, eval) texts, or the train text alone where the eval blocks come out of
+    it."""
     if config.train_file is None:
         return python_library(config.corpus_bytes)
     train = read_text_file(Path(config.train_file), "train_file")
@@ -212,7 +213,7 @@ def _resolve(config: FinetuneConfig, train_blocks: int, scratch: bool) -> Finetu
 
 
 def summary(run: Run) -> str:
-    """What will run, in a few lines."""
+    """A summary of what will run, in a few lines."""
     job, config = run.job, run.job.config
     engines = "onward and torch" if config.compare else config.engine
     start = "random" if from_scratch(config) else "its"
@@ -239,7 +240,7 @@ def summary(run: Run) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what computes the numbers."""
+    """The versions of the packages that compute the numbers."""
     found = {"python": platform.python_version(), "onward": onward.__version__}
     for name in ("torch", "transformers", "tokenizers", "onnx", "onnxruntime"):
         try:
@@ -287,7 +288,7 @@ def run_config(run: Run, command: list[str]) -> dict[str, Any]:
 
 
 def finetune(config: FinetuneConfig, command: list[str]) -> int:
-    """The whole job; progress to stderr, results to stdout. Gives the exit status.
+    """Runs the whole job; progress to stderr, results to stdout. Gives the exit status.
 
     command: the command line, for the record.
     """
@@ -334,7 +335,7 @@ def finetune(config: FinetuneConfig, command: list[str]) -> int:
 
 
 def single_report(result: EngineResult, unigram: float) -> str:
-    """One engine's results."""
+    """The report of one engine's results."""
     return "\n".join(
         [
             f"total time          {result.total_s:.1f} s (first step {result.first_step_s:.2f} s)",

@@ -83,8 +83,8 @@ def _as_program(path: Path, arguments: Sequence[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _stopped() -> Iterator[None]:
-    """Within it the first training step raises FirstStep when it is done: a `train_step`, or a
-    backward of an accelerated model."""
+    """A context in which the first training step raises FirstStep when it is done: a `train_step`,
+    or a backward of an accelerated model."""
     step, call, backward = Trainer.train_step, Accelerated._as_graph, Run.backward
     in_eager = Accelerated._in_eager
     models: dict[int, torch.nn.Module] = {}  # by what is prepared for a call

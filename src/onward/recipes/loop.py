@@ -37,7 +37,8 @@ class TrainingError(OnwardError):
 
 @dataclass(frozen=True)
 class Job:
-    """All that an engine needs, so that two processes can train the same thing.
+    """The job that an engine runs, with all that it needs, so that two processes can train the same
+    thing.
 
     config: with max_steps and learning_rate filled in.
     train_blocks, eval_blocks: `i32[blocks, block_size]`.
@@ -69,7 +70,7 @@ class Job:
 
 @dataclass(frozen=True)
 class EngineResult:
-    """What one engine did.
+    """The results of one engine.
 
     step_losses: of every update, mean over its micro-batches, nats per token.
     first_step_s: building the engine and the first update, seconds.
@@ -163,7 +164,8 @@ def train(job: Job, engine_name: str, folder: Path, *, save_model: bool = True) 
 def _updates(
     job: Job, engine_name: str, model: PreTrainedModel, folder: Path
 ) -> tuple[list[float], StepEngine, float, float]:
-    """All updates: losses, the engine, seconds to the end of the first update and of the last."""
+    """Runs all updates: losses, the engine, seconds to the end of the first update and of the
+    last."""
     config = job.config
     updates = config.max_steps or 1
     micro, accumulate = config.per_device_train_batch_size, config.gradient_accumulation_steps

@@ -114,7 +114,7 @@ class Progress:
             self._bar.close()
 
     def _compiling(self, stage: str) -> None:
-        """Compiling takes seconds in which no step ends."""
+        """Shows the stage of a compilation, which takes seconds in which no step ends."""
         if self._bar is not None:
             self._bar.set_postfix_str(f"compiling: {stage}")
 

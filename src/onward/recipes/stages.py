@@ -42,7 +42,7 @@ class Stages(logging.Handler):
             self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
     def taken(self) -> str:
-        """What was compiled since the last question, in words; empty for nothing."""
+        """The stages that were compiled since the last question, in words; empty for nothing."""
         if not self.seconds:
             return ""
         parts = ", ".join(f"{name} {s:.1f}" for name, s in self.seconds.items() if s >= 0.05)
@@ -52,7 +52,8 @@ class Stages(logging.Handler):
 
 
 class StageLine(Stages):
-    """The same as one line on stderr: on a terminal it follows the stages, elsewhere it sums up.
+    """Shows stages as one line on stderr: on a terminal it follows the stages, elsewhere it sums
+    up.
 
     title: what stands before it.
     """

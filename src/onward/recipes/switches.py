@@ -23,7 +23,7 @@ RENAMED = {
 
 @dataclass(frozen=True)
 class Switch:
-    """One that Onward has no option for.
+    """A switch that Onward has no option for.
 
     told: what is said of it. fix: what to do instead; empty where it changes nothing and is
     accepted. asks_nothing: values that are granted all the same. flag: it may stand without a
@@ -129,11 +129,11 @@ class Foreign:
         self._config_name: str | None = None
 
     def takes(self, name: str) -> bool:
-        """Whether this is one of them."""
+        """Whether a name is that of a foreign switch."""
         return name in self._switches or (name == "config_name" and bool(self._switches))
 
     def may_stand_alone(self, name: str) -> bool:
-        """Whether it needs no value."""
+        """Whether the switch of this name needs no value."""
         return name in self._switches and self._switches[name].flag
 
     def take(self, spelled: str, name: str, value: str) -> None:
@@ -146,11 +146,11 @@ class Foreign:
         if off and switch.off:
             raise InputError(f"--{spelled} {value}: {switch.told}", where, switch.off)
         if switch.fix and not off and value not in switch.asks_nothing:
-            raise InputError(f"--{spelled} is not there: {switch.told}", where, switch.fix)
+            raise InputError(f"--{spelled} is not supported: {switch.told}", where, switch.fix)
         self.notes.append(f"--{spelled} changes nothing: {switch.told}")
 
     def settle(self, given: dict[str, str]) -> None:
-        """What a configuration's name means beside the model's: the same model, or a preset."""
+        """Settles what a configuration's name means beside the model's: that model, or a preset."""
         name = self._config_name
         if name is None:
             return

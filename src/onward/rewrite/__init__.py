@@ -1,4 +1,4 @@
-"""Graph -> graph of the same meaning; `lists.py` has the two ordered lists of passes.
+"""Graph -> graph of the same meaning; `lists.py` has the three ordered lists of passes.
 
 A pass is `f(graph) -> int`: it edits in place and returns how many edits it made. Its name is its
 function's; that name switches it off (`disable=`), and appears in reports and dumps. A pass that

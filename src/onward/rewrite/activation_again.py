@@ -16,7 +16,8 @@ ACTIVATIONS = ("BiasActivation", "GatedActivation", "Gelu")
 
 
 def activation_again(graph: Graph) -> int:
-    """Activations that both halves read, of what the backward half reads anyway."""
+    """Computes activations that both halves read again in the backward half, from inputs that it
+    reads anyway."""
     names: set[str] = set()
     outputs = graph.output_values()
     edits = 0
@@ -48,8 +49,8 @@ def _at_once(graph: Graph) -> None:
 
 
 def _kept(node: Node) -> bool:
-    """Whether the backward half reads all that the node does, and the step has computed what it is
-    applied to: a parameter may change before a backward that runs apart."""
+    """Whether the backward half reads every input of the node, and the step has computed the one it
+    is applied to: a parameter may change before a backward that runs apart."""
     xs = [x for x in node.inputs if x is not None]
     computed = xs[:1] if node.op_type == "BiasActivation" else xs
     return all(source(x).producer() is not None for x in computed) and all(

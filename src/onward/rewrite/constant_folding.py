@@ -31,7 +31,7 @@ def constant_folding(graph: Graph) -> int:
 
 
 def _known(node: Node) -> np.ndarray | None:
-    """The literal of a node whose integers shape inference already settled."""
+    """The literal of a node whose integers shape inference has settled."""
     value = node.outputs[0]
     type, content = type_of(value), content_of(value)
     if len(node.outputs) != 1 or content is None or type.dtype != DType.INT64:

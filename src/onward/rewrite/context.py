@@ -49,7 +49,8 @@ def everything_taken(fusion: Fusion) -> str | None:
 
 
 class Context:
-    """Of one run of one pass. name: the pass's. misses: what it left alone so far."""
+    """The context of one run of one pass. name: the pass's. misses: the places it left alone so
+    far."""
 
     def __init__(self, name: str, refuse: Refuse = everything_taken) -> None:
         self.name, self._refuse = name, refuse
@@ -69,14 +70,14 @@ class Context:
         return reason is None or self.missed(place, op, reason)
 
     def missed(self, place: Node, op: str, reason: str) -> bool:
-        """Notes that `place` was left alone; False, which is what the caller then answers."""
+        """Notes that `place` was left alone; returns False, for the caller to answer."""
         self.misses.append(NearMiss(self.name, op, where(place), reason))
         return False
 
 
 def summary(misses: Iterable[NearMiss]) -> list[dict[str, Any]]:
-    """Near misses of one pass, op and reason as one: `pass`, `op`, `reason`, `modules` (the paths,
-    each once, in order)."""
+    """Sums up near misses, those of one pass, op and reason as one: `pass`, `op`, `reason`,
+    `modules` (the paths, each once, in order)."""
     found: dict[tuple[str, str, str], dict[str, None]] = {}
     for miss in misses:
         found.setdefault((miss.name, miss.op, miss.reason), {})[miss.module or "(top)"] = None

@@ -16,7 +16,7 @@ from onward.rewrite.context import Context
 
 
 def flash_attention(graph: Graph, context: Context) -> int:
-    """Left as it is: what no kernel takes."""
+    """Turns each Attention into FlashAttention, where kernels take it."""
     edits = 0
     trained = _reached_from_parameters(graph)
     for node in list(graph):
@@ -49,7 +49,8 @@ def flash_attention(graph: Graph, context: Context) -> int:
 def _parted(
     b: Builder, mask: Value, trained: set[Value], q: Value, k: Value
 ) -> tuple[Value | None, Value]:
-    """Of what is added f[...,Q,S]: what no parameter decides, and the rest f[1 or B,H,Q,S]."""
+    """Splits an added mask f[...,Q,S] into the sum that no parameter decides, and the rest as a
+    bias f[1 or B,H,Q,S]."""
     addends = _addends(mask, trained)
     fixed = [x for x in addends if x not in trained]
     if any(type_of(x).rank > 4 for x in addends):
@@ -59,7 +60,7 @@ def _parted(
 
 
 def _addends(value: Value, trained: set[Value]) -> list[Value]:
-    """What is summed to give this value, as far as sums are trained."""
+    """The addends of a value, through sums that are trained."""
     node = value.producer()
     if node is None or node.op_type != "Add" or value not in trained:
         return [value]

@@ -307,7 +307,7 @@ def _unexpanded(value: Value | None) -> Value | None:
 
 
 def _number(value: Value | None) -> float | None:
-    """Of a constant that is one number throughout."""
+    """The number that a constant is throughout; None for another value."""
     array = array_of(value)
     if array is None or array.size == 0 or array.dtype == bool:
         return None

@@ -34,8 +34,8 @@ def gated_activation(graph: Graph, context: Context) -> int:
 
 
 def _gate(node: Node, outputs: set[Value]) -> tuple[str, Value, Value, list[Node]] | None:
-    """The activation's name, what it is applied to, the other factor, and the nodes that the
-    activation is written in; the last one first."""
+    """The gate of a product: the activation's name, the value it is applied to, the other factor,
+    and the nodes that the activation is written in; the last one first."""
     if node.op_type != "Mul":
         return None
     for factor, up in (node.inputs, node.inputs[::-1]):

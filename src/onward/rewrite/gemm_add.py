@@ -17,7 +17,7 @@ def gemm_add(graph: Graph) -> int:
     for node in list(graph):
         if node.op_type != "Add":
             continue
-        # of two products the later one takes the other as its addend
+        # where both sides are products, the later one takes the other as its addend
         for side in sorted((0, 1), key=lambda i: -_position(node.inputs[i], place)):
             product, addend = node.inputs[side], node.inputs[1 - side]
             assert product is not None and addend is not None

@@ -28,7 +28,7 @@ def grouped_keys(graph: Graph) -> int:
 
 
 def _repeated(value: Value | None) -> Value | None:
-    """What is repeated head by head to give this value."""
+    """The value whose heads are repeated to give this one, if so."""
     names = ("Reshape", "Expand", ("Unsqueeze", "Reshape"))
     found, shapes = value, [] if value is None else [type_of(value).shape]
     for name in names:

@@ -30,7 +30,7 @@ def kept_biases(graph: Graph) -> int:
 
 
 def _bias(node: Node) -> Value | None:
-    """The bias that the node reads in memory of a parameter or a buffer."""
+    """The bias of an activation, where it lies in memory of a parameter or a buffer."""
     at = _READS.get(node.op_type, len(node.inputs))
     bias = node.inputs[at] if at < len(node.inputs) else None
     if bias is None or role_of(source(bias)) not in (Role.PARAM, Role.BUFFER):

@@ -143,8 +143,8 @@ def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
 
 
 def _scale(graph: Graph, b: Builder, grad: Node, made: Sequence[Value]) -> None:
-    """Puts what was made ahead, times the loss's gradient, in place of what `grad` gives. Rows that
-    do not count get 0 whatever that gradient is: a sum over no labels divided by their number
+    """Replaces the outputs of `grad` by the gradients made ahead, times the loss's gradient. Rows
+    that do not count get 0 whatever that gradient is: a sum over no labels divided by their number
     weighs 1/0, and eager PyTorch writes zeros there."""
     pairs = list(zip(grad.outputs, made, strict=True))
     asked = [pair for pair in pairs if pair[0].uses() or pair[0] in graph.output_values()]

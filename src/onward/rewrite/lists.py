@@ -75,7 +75,7 @@ _FORWARD: Sequence[AnyPass] = (
     FusionPass(bias_activation, exact=False),
 )
 
-# of a graph into which a cast policy is written
+# for a graph into which a cast policy is written
 _PRECISION: Sequence[AnyPass] = (
     Pass(move_casts),  # to what views show, so that equal casts meet
     Pass(cancel_casts),
@@ -104,7 +104,7 @@ FORWARD: list[AnyPass] = []
 PRECISION: list[AnyPass] = []
 STEP: list[AnyPass] = []
 _LISTS = {"forward": FORWARD, "precision": PRECISION, "step": STEP}
-ROW_DEMAND = "row_demand"  # in neither list, but switched off like one that is
+ROW_DEMAND = "row_demand"  # in no list, but switched off like one that is
 
 
 def register(item: AnyPass, stage: str, before: str = "", after: str = "") -> None:
@@ -142,7 +142,7 @@ for _stage, _items in (("forward", _FORWARD), ("precision", _PRECISION), ("step"
 
 
 def in_precision(policy: Policy) -> list[AnyPass]:
-    """PRECISION, with the policy's casts before it."""
+    """The passes of PRECISION, behind the one that writes the policy's casts."""
 
     def written(graph: Graph) -> int:
         return write_casts(graph, policy)
@@ -152,7 +152,7 @@ def in_precision(policy: Policy) -> list[AnyPass]:
 
 
 def halves() -> list[AnyPass]:
-    """Those of STEP for a graph whose forward runs before the cotangents are known."""
+    """The passes of STEP for a graph whose forward runs before the cotangents are known."""
     ahead = FusionPass(linear_cross_entropy_ahead)
     passes = [ahead if item.apply is linear_cross_entropy_step else item for item in STEP]
     return [*passes, Pass(kept_biases)]  # last: nothing else would keep a copy

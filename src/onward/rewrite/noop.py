@@ -63,7 +63,8 @@ def _unchanged(node: Node, trained: set[Value]) -> Value | None:
 
 
 def _neutral(node: Node) -> Value | None:
-    """`x + 0`, `x - 0`, `x * 1`, `x / 1`; the constant on either side where that is the same."""
+    """The operand x of `x + 0`, `x - 0`, `x * 1` or `x / 1`; the constant may stand first in a sum
+    or a product."""
     number = _NEUTRAL[node.op_type]
     pairs = [node.inputs, node.inputs[::-1]] if node.op_type in ("Add", "Mul") else [node.inputs]
     for x, c in pairs:
@@ -96,6 +97,6 @@ def _joined(graph: Graph, node: Node) -> Value | None:
 
 
 def _order(transpose: Node) -> list[int]:
-    """Its `perm`; absent, it reverses the dims."""
+    """The `perm` of a Transpose; absent, it reverses the dims."""
     rank = type_of(transpose.inputs[0]).rank
     return attributes(transpose).get("perm") or list(reversed(range(rank)))

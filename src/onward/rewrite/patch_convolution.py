@@ -16,7 +16,8 @@ _RESHAPES = named("reshapes")
 
 
 def patch_convolution(graph: Graph) -> int:
-    """Patches that do not overlap, of images that are turned into rows: ViT, arXiv 2010.11929."""
+    """Turns convolutions over patches that do not overlap into products, where the result is turned
+    into rows (ViT, arXiv 2010.11929)."""
     edits = 0
     outputs = graph.output_values()
     for node in list(graph):
@@ -30,7 +31,7 @@ def patch_convolution(graph: Graph) -> int:
 
 
 def _tiling(node: Node) -> Window | None:
-    """The window of a convolution whose places share no element and have none between them."""
+    """The window of a convolution, where its places share no element and have none between them."""
     if node.op_type != "Conv" or attributes(node).get("group", 1) != 1:
         return None
     x, w = type_of(node.inputs[0]), type_of(node.inputs[1])
@@ -45,7 +46,7 @@ def _tiling(node: Node) -> Window | None:
 
 
 def _turned(y: Value, outputs: set[Value]) -> bool:
-    """Whether all that reads it, through other shapes, are Transposes that put channels last."""
+    """Whether every reader of y, through other shapes, is a Transpose that puts channels last."""
     if y in outputs or not y.consumers():
         return False
     for reader in y.consumers():
@@ -58,7 +59,8 @@ def _turned(y: Value, outputs: set[Value]) -> bool:
 
 
 def _product(b: Builder, conv: Node, window: Window) -> Value:
-    """`x f[N,C,*S]` as rows `f[N*P,C*K]`, P places in all and K elements of a kernel."""
+    """The convolution as a product of x f[N,C,*S] in rows f[N*P,C*K], for P places in all and K
+    elements of a kernel."""
     x, w, *bias = conv.inputs
     assert x is not None and w is not None
     (n, channels, *sizes), (m, *inner) = type_of(x).shape, type_of(w).shape

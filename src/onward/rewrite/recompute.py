@@ -13,7 +13,7 @@ from onward.graph.graph import Graph, Node, Value
 
 
 def recompute(graph: Graph, names: Collection[str]) -> int:
-    """The backward half reads twins of the forward values called `names`, and the twins each
+    """Makes the backward half read twins of the forward values called `names`, and the twins each
     other's. A twin is made just before its first reader. Returns the number of nodes made."""
     place = {node: i for i, node in enumerate(graph)}
     twins: dict[Value, Value] = {}

@@ -60,7 +60,7 @@ def _before_transpose(b: Builder, reshape: Node) -> Value | None:
 
 
 def _only_ones_move(b: Builder, transpose: Node) -> Value | None:
-    """A Transpose that keeps the order of all dims but those of size 1 is a Reshape."""
+    """The Reshape that equals a Transpose which keeps the order of all dims but those of size 1."""
     x = transpose.inputs[0]
     if x is None:
         return None
@@ -88,13 +88,13 @@ def _transposed(b: Builder, x: Value, perm: list[int]) -> Value:
 
 
 def order_of(transpose: Node) -> list[int]:
-    """Its `perm`; absent, it reverses the dims."""
+    """The `perm` of a Transpose; absent, it reverses the dims."""
     rank = type_of(transpose.inputs[0]).rank
     return attributes(transpose).get("perm") or list(reversed(range(rank)))
 
 
 def refined(have: Sequence[Size], shape: Sequence[Size]) -> list[list[int]] | None:
-    """For each dim of `have` the dims of `shape` it is taken apart into; None where dims merge.
+    """The dims of `shape` that each dim of `have` is taken apart into; None where dims merge.
 
     Ones may come and go: `[6,1,T] -> [2,3,1,T]` is `[[0,1], [], [2,3]]`.
     """

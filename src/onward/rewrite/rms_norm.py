@@ -37,7 +37,7 @@ def rms_norm(graph: Graph, context: Context) -> int:
 
 
 def _normalised(node: Node) -> tuple[Value, float] | None:
-    """x and epsilon of `x / sqrt(mean(x^2) + epsilon)`, where the node is that."""
+    """The pair (x, epsilon) of `x / sqrt(mean(x^2) + epsilon)`, where the node computes that."""
     first, second = node.inputs
     turns = [(first, second)] if node.op_type == "Div" else [(first, second), (second, first)]
     for x, factor in turns:
@@ -82,7 +82,7 @@ def _is_square(node: Node, x: Value) -> bool:
 
 
 def _scale(node: Node, y: Value) -> Value | None:
-    """What y is multiplied by, where that is one number a feature."""
+    """The factor of y in a product, where it is one number for each feature."""
     if node.op_type != "Mul":
         return None
     type = type_of(y)

@@ -87,7 +87,7 @@ def _part(value: Value | None) -> Part | None:
 
 
 def _turned(node: Node) -> tuple[Value, bool] | None:
-    """What is turned, where the node's result is that; and whether by pairs of neighbours."""
+    """The value that the node turns, and whether by pairs of neighbours; None for other nodes."""
     if node.op_type == "Concat":
         axis, rank = int(attributes(node)["axis"]), type_of(node.outputs[0]).rank
         x = _of_parts(node.inputs, 1) if axis % rank == rank - 1 else None
@@ -105,7 +105,7 @@ def _turned(node: Node) -> tuple[Value, bool] | None:
 
 
 def _without_last(value: Value | None) -> Value | None:
-    """What got a last dim of size 1."""
+    """The value that got a last dim of size 1, if so."""
     node = value.producer() if value is not None else None
     if node is None or node.op_type not in ("Unsqueeze", "Reshape") or node.inputs[0] is None:
         return None
@@ -114,7 +114,7 @@ def _without_last(value: Value | None) -> Value | None:
 
 
 def _of_parts(given: Sequence[Value | None], step: int) -> Value | None:
-    """x of `-x2, x1`: halves (step 1) or every other feature (step 2)."""
+    """The value x of parts `-x2, x1`: its halves (step 1) or every other feature (step 2)."""
     negative = given[0].producer() if len(given) == 2 and given[0] is not None else None
     if negative is None or negative.op_type != "Neg":
         return None
@@ -129,7 +129,7 @@ def _of_parts(given: Sequence[Value | None], step: int) -> Value | None:
 
 
 def _sums(turned: Value, x: Value) -> Iterator[tuple[Node, Value, Value]]:
-    """Each `x * cos + turned * sin`, with its cos and sin."""
+    """Every sum `x * cos + turned * sin`, with its cos and sin."""
     for product in turned.consumers():
         sin = _other(product, turned) if product.op_type == "Mul" else None
         for last in product.outputs[0].consumers() if sin is not None else ():
@@ -144,14 +144,14 @@ def _sums(turned: Value, x: Value) -> Iterator[tuple[Node, Value, Value]]:
 
 
 def _other(node: Node, value: Value) -> Value | None:
-    """The operand beside this one."""
+    """The operand of a node beside this one."""
     first, second = node.inputs
     return second if first is value else first if second is value else None
 
 
 def _beyond(x: Value, last: Node) -> tuple[Value, Node]:
-    """All features of which x is the first, and the Concat that joins the others to what is turned
-    of them; x and the sum itself where that is not so."""
+    """The value of whose features x is the first, and the Concat that joins the others to what is
+    turned of them; x and the sum itself where that is not so."""
     part, y = _part(x), last.outputs[0]
     readers = list(y.consumers())
     if part is None or part[1] != 0 or part[3] != 1 or len(readers) != 1:

@@ -16,7 +16,7 @@ from onward.rewrite.dead_code_elimination import dead_code_elimination
 
 @dataclass(frozen=True)
 class Pass:
-    """One rewrite. `exact` passes change no bit of any result."""
+    """A rewrite of a graph, by name; where `exact` it changes no bit of any result."""
 
     apply: Callable[[Graph], int]
     exact: bool = True
@@ -49,7 +49,7 @@ AnyPass: TypeAlias = Pass | FusionPass
 
 @dataclass(frozen=True)
 class Report:
-    """Of one pass: edits made, seconds taken, nodes left, and places left unfused."""
+    """A report of one pass: edits made, seconds taken, nodes left, and places left unfused."""
 
     name: str
     edits: int
@@ -81,8 +81,8 @@ def run(
     verify: bool = False,
     refuse: Refuse = everything_taken,
 ) -> tuple[Graph, list[Report]]:
-    """A rewritten copy of the graph. `after(graph, name)` sees it after each pass; `refuse` says
-    what no kernel takes, which fusions then leave."""
+    """Applies passes to a copy of the graph, which it returns. `after(graph, name)` sees it after
+    each pass; `refuse` says what no kernel takes, which fusions then leave."""
     off = set(disable)
     graph = graph.clone()
     reports: list[Report] = []
@@ -105,7 +105,7 @@ def prune(graph: Graph, outputs: Iterable[str]) -> Graph:
 
 
 def keep_outputs(graph: Graph, outputs: Iterable[str]) -> None:
-    """Takes out of the graph what only its other outputs need."""
+    """Removes from the graph all that only its other outputs need."""
     kept = set(outputs)
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in kept}
     graph.state = {name: v for name, v in graph.state.items() if name in kept}

@@ -1,4 +1,4 @@
-"""What views show of a value, and whether both halves of a step read it."""
+"""The views of a value, and whether both halves of a step read it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "StopGradie
 
 
 def shown(y: Value, backward: bool = False) -> set[Value]:
-    """y, and what nodes of one half show of it whole."""
+    """y and the values that nodes of one half show of it whole."""
     found, stack = {y}, [y]
     while stack:
         for node in stack.pop().consumers():

@@ -39,7 +39,7 @@ def slices_to_split(graph: Graph) -> int:
 
 
 def _part(node: Node) -> Part | None:
-    """What the node takes of its first input, where that is a window on one dim."""
+    """The window on one dim that the node takes of its first input, if so."""
     if node.op_type not in ("Slice", "Gather") or content_of(node.outputs[0]) is not None:
         return None  # sizes stay Slices: inference follows what those hold
     shape = type_of(node.inputs[0]).shape

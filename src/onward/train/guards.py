@@ -12,7 +12,7 @@ Seen, wherever the model, its loss function and what they hold lead:
   - the default dtype and the default device.
 
 Not seen:
-  - attributes of plain objects that no graph's capture has read (object_graph/reads.py);
+  - attributes of plain objects that no graph's capture has read (model_state/reads.py);
   - the elements of a container of more than `facts.ELEMENTS`: only its length;
   - arrays of more than `facts.BYTES` bytes edited in place; baked tensors as large, written past
     autograd's version counter (`.data`, `.numpy()`);
@@ -39,9 +39,10 @@ from typing import Any
 
 import torch
 
-from onward.capture import Captured, refuse_surroundings
+from onward.capture import ONE_AT_A_TIME, Captured, refuse_surroundings
 from onward.config import CaptureError
 from onward.model_state import Sweep, Walk, facts
+from onward.model_state.walk import Read
 
 OFTEN = 5  # changes of one attribute until a warning says what they cost
 
@@ -176,7 +177,7 @@ class Guards:
         if flags and self._flags and self._flags != other._flags:
             return False
         model, loss_fn = other._roots
-        seen = Walk(model, loss_fn, self._read_at)
+        seen = _walk(model, loss_fn, self._read_at)
         if self._without_apart(seen.facts) != self._facts:
             return False
         self._take(seen, model, loss_fn)
@@ -246,7 +247,7 @@ class Guards:
             return None if new is None or old is None else old | new
 
         model, loss_fn = self._roots
-        self._take(Walk(model, loss_fn, read), model, loss_fn)
+        self._take(_walk(model, loss_fn, read), model, loss_fn)
 
     def _read_at(self, x: Any, path: str) -> frozenset[str] | None:
         return None if self._names is None else self._names.get(path)
@@ -278,7 +279,7 @@ class Guards:
     def _look(self, model: torch.nn.Module, loss_fn: Any) -> list[str]:
         """Looks at everything; the paths whose facts are others than before."""
         before, names = self._facts, self._names
-        self._take(Walk(model, loss_fn, self._read_at), model, loss_fn)
+        self._take(_walk(model, loss_fn, self._read_at), model, loss_fn)
         after = self._facts
         if names is None:  # of each object still all
             self._names = None
@@ -306,6 +307,13 @@ class Guards:
                     path,
                     OFTEN,
                 )
+
+
+def _walk(model: torch.nn.Module, loss_fn: Any, read: Read) -> Walk:
+    """A look at everything, while no other thread traces a model: a trace replaces attributes of
+    classes that all models have."""
+    with ONE_AT_A_TIME:
+        return Walk(model, loss_fn, read)
 
 
 def _version(tensor: torch.Tensor) -> int:

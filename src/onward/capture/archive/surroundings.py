@@ -1,6 +1,6 @@
 """All that surrounds a capture and may decide it, told so that another process tells the same.
 
-Beside the model and its loss function (object_graph/lasting.py) and the batch: versions, the
+Beside the model and its loss function (model_state/lasting.py) and the batch: versions, the
 process's variables and arguments, the user's files, torch's flags, and, name by name, what stands
 in the modules of transformers and torch that a forward goes through, so that what somebody has put
 there is seen. What cannot be told raises NotKept.

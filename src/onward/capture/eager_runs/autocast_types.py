@@ -16,7 +16,14 @@ from onward.capture.eager_runs.call_log import Calls, difference
 from onward.capture.trace.autocast_blocks import LOW_TYPES, autocast_noted
 from onward.capture.trace.export import ONE_AT_A_TIME
 from onward.capture.trace.flat_call import FlatCall
-from onward.capture.trace.output_tree import Computed, Container, Number, OutputTree, Part, Value
+from onward.capture.trace.output_tree import (
+    Computed,
+    Container,
+    Number,
+    OutputTree,
+    Part,
+    Value,
+)
 from onward.config import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, type_of

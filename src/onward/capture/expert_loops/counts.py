@@ -11,8 +11,8 @@
     y = torch.cat(parts)
 
 Within a trace nobody knows these numbers. A tensor of one number, or what `tolist` gives, is known
-as the `Sum` of counts that it is; rows between two of them are a `Piece` (pieces.py). A turn
-without rows may be taken: what eager leaves out there has no rows (loop_body.py).
+as the `Sum` of counts that it is; rows between two of them are a `Piece` (split_rows.py). A turn
+without rows may be taken: what eager leaves out there has no rows (loop_source.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Per family of ops, how gradients pass (`rule`, `unary`, `binary` of `rule_table.py`)."""
+"""Gradient rules, one file for each family of ops (`rule`, `unary`, `binary` of
+`rule_table.py`)."""
 
 from onward.graph.registry import files_of
 

@@ -18,7 +18,8 @@ def _batch_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -
 
 
 def _by_the_batch(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """Through y and, where somebody reads them, through the running statistics."""
+    """The gradients in training mode, through y and, where somebody reads them, through the running
+    statistics."""
     dy, drunning_mean, drunning_var = dys
     x, scale = xs[:2]
     momentum = float(attrs.get("momentum", 0.9))
@@ -49,7 +50,7 @@ def _by_the_batch(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any])
 
 
 def _by_given_statistics(b: Builder, dy: Value, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """`y = (x - mean) scale / sqrt(var + epsilon) + bias`, by all five."""
+    """The gradients of `y = (x - mean) scale / sqrt(var + epsilon) + bias`, by all five."""
     scale, _, mean, var = xs[1:]
     epsilon = float(attrs.get("epsilon", EPSILON))
     dx, dscale, dbias = b.BatchNormalizationGrad(dy, *xs[:2], mean, var, epsilon=epsilon)

@@ -13,12 +13,12 @@ _WINDOW = ("strides", "dilations", "pads", "group")
 
 
 def _shared(attrs: dict[str, Any]) -> dict[str, Any]:
-    """What a convolution and its gradients have in common."""
+    """The attributes that a convolution and its gradients share."""
     return {k: attrs[k] for k in _WINDOW if k in attrs}
 
 
 def _bias(b: Builder, dy: Value) -> Value:
-    """`f[N,M,*O]` summed to `f[M]`."""
+    """The gradient of a bias: dy f[N,M,*O] summed to f[M]."""
     return b.reduce_sum(dy, [0, *range(2, type_of(dy).rank)], keepdims=False)
 
 
@@ -28,7 +28,8 @@ def _kernel(w: Value) -> list[int]:
 
 @rule("Conv")
 def _conv(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """dx: what each element of dy read, with what the last step did not reach as padding."""
+    """The gradients of Conv. dx: what each element of dy read, with what the last step did not
+    reach as padding."""
     dy, (x, w) = only(dys), xs[:2]
     window = Window(attrs, _kernel(w))
     sizes, places = type_of(x).shape[2:], type_of(dy).shape[2:]
@@ -43,8 +44,9 @@ def _conv(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Grad
 
 @rule("ConvTranspose")
 def _conv_transpose(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """A convolution of dy as far as x reaches: where the result's padding is a step long or more,
-    it takes the place of what the result was cut by, and what is beyond that is left out."""
+    """The gradients of ConvTranspose. dx is a convolution of dy as far as x reaches: where the
+    result's padding is a step long or more, it takes the place of what the result was cut by, and
+    what is beyond that is left out."""
     dy, (x, w) = only(dys), xs[:2]
     window, read, shared = Window(attrs, _kernel(w)), dy, _shared(attrs)
     rank = len(window.kernel)

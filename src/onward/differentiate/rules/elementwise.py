@@ -45,7 +45,7 @@ binary("Div", lambda b, dy, y, a, c: (b.Div(dy, c), b.Neg(b.Div(b.Mul(dy, y), c)
 
 
 def _mod(b: Builder, dy: Value, y: Value, x: Value, n: Value) -> Gradients:
-    """`y = x - q n`, with a quotient q of steps."""
+    """The gradients of `y = x - q n`, with a quotient q of steps."""
     return (dy, b.Mul(dy, b.Div(b.Sub(y, x), n)))
 
 
@@ -53,7 +53,8 @@ binary("Mod", _mod)
 
 
 def _pow(b: Builder, dy: Value, y: Value, x: Value, n: Value) -> Gradients:
-    """`n x^(n-1)`; the exponent's gradient `y log x` only where it is not a constant."""
+    """The gradients of Pow: `n x^(n-1)`; the exponent's gradient `y log x` only where it is not a
+    constant."""
     exponent = array_of(n)
     if exponent is not None and exponent.size == 1:
         e = float(exponent.reshape(-1)[0])
@@ -71,7 +72,7 @@ binary("Pow", _pow)
 
 
 def _winner(op_type: str) -> Callable[[Builder, Value, Value, Value, Value], Gradients]:
-    """Max and Min: ties share the gradient, as in PyTorch."""
+    """The rule of Max or Min: ties share the gradient, as in PyTorch."""
 
     def full(b: Builder, dy: Value, y: Value, a: Value, c: Value) -> Gradients:
         half, zero = b.Mul(dy, 0.5), b.scalar(0.0, type_of(dy).dtype)

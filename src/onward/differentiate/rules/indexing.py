@@ -13,7 +13,7 @@ from onward.graph.types import product
 
 
 def _rows_added(b: Builder, weight: Value, ids: Value, dy: Value) -> Value:
-    """Zeros like `weight f[V,*S]` with the rows of dy added at `ids`."""
+    """Writes zeros like `weight f[V,*S]` with the rows of dy added at `ids`."""
     count = product(type_of(ids).shape)
     index = b.reshape(ids, (count, 1))
     rows = b.reshape(dy, (count, *type_of(weight).shape[1:]))
@@ -37,7 +37,7 @@ def _gather(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gr
 
 @rule("Embedding")
 def _embedding(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """As Gather, except that the padding row takes no gradient."""
+    """The gradient of Embedding, as Gather's, but the padding row takes none."""
     weight, ids = xs
     padding = b.Equal(ids, np.array(attrs["padding_idx"], dtype=np.int64))
     mask = b.unsqueeze(padding, [type_of(ids).rank])
@@ -89,8 +89,8 @@ def _scatter_elements(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, A
 def _scattered(
     b: Builder, dy: Value, y: Value, xs: Any, kind: str, read: Any, write: Any
 ) -> Gradients:
-    """What is written takes the gradient of where it went. read: of an array of y's shape, what
-    lies where each row went; write: rows into such an array."""
+    """The gradients of a scatter: what is written takes the gradient of where it went. read: of an
+    array of y's shape, what lies where each row went; write: rows into such an array."""
     x, _, rows = xs
     zeros = b.full(0.0, type_of(rows))
     match kind:
@@ -121,7 +121,7 @@ def _scattered(
 
 @rule("TopK")
 def _top_k(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """To the places that the numbers came from."""
+    """The gradient of TopK goes to the places that the numbers came from."""
     zeros = b.full(0.0, type_of(xs[0]))
     axis = attrs.get("axis", -1)
     return [b.ScatterElements(zeros, ys[1], dys[0], axis=axis, reduction="add"), None]

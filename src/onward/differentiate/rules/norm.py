@@ -12,7 +12,8 @@ from onward.graph.types import Size, product
 
 @rule("LayerNormalization")
 def _layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """Through y and, where somebody reads them, through the mean and the 1/std."""
+    """The gradients of LayerNormalization, through y and, where somebody reads them, through the
+    mean and the 1/std."""
     dim, x, (_, mean, invstd) = attrs.get("axis", -1), xs[0], ys
     (dy, dmean, dinvstd), shape = dys, type_of(xs[0]).shape
     dx = dscale = dbias = None
@@ -33,7 +34,7 @@ def _layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -
 
 @rule("GroupNorm")
 def _group_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """Through y; its statistics are for the gradient alone."""
+    """The gradients of GroupNorm, through y; its statistics are for the gradient alone."""
     dy, dmean, dinvstd = dys
     assert dmean is None and dinvstd is None
     scale = xs[1] if len(xs) > 1 else None
@@ -47,7 +48,8 @@ def _number(b: Builder, size: Size, like: Value) -> Value:
 
 @rule("AddLayerNormalization")
 def _add_layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradient at the sum is the residual's; x gets it through the mask of its dropout."""
+    """The gradients of AddLayerNormalization: the gradient at the sum is the residual's; x gets it
+    through the mask of its dropout."""
     dy, dmean, dinvstd, dr = dys
     assert dmean is None and dinvstd is None
     seeds = xs[4:]  # with offset and coordinates
@@ -65,7 +67,7 @@ def _add_layer_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any
 
 
 def _of_summand(b: Builder, dr: Value, x: Value, seeds: Any, draw: dict[str, Any]) -> Value:
-    """x's gradient where only r = residual + Dropout(x) has one."""
+    """The gradient of x where only r = residual + Dropout(x) has one."""
     dx = b.Dropout(dr, *seeds, **draw) if draw else dr
     return b.cast(dx, type_of(x).dtype)
 
@@ -77,7 +79,7 @@ def _rms_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> 
 
 @rule("AddRMSNorm")
 def _add_rms_norm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """As AddLayerNormalization's, without statistics."""
+    """The gradients of AddRMSNorm: as AddLayerNormalization's, without statistics."""
     dy, dr = dys
     seeds = xs[3:]
     draw = {k: attrs[k] for k in ("ratio", "site", "sample_dim") if attrs.get("ratio", 0.0) > 0.0}

@@ -11,7 +11,7 @@ from onward.graph.graph import Value, type_of
 
 @rule("MatMul")
 def _matmul(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """`da = dy b^T`, `db = a^T dy` over the two last dims."""
+    """The gradients of MatMul: `da = dy b^T`, `db = a^T dy` over the two last dims."""
     dy, (x, w) = only(dys), xs
 
     def turned(v: Value) -> Value:
@@ -23,7 +23,7 @@ def _matmul(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gr
 
 @rule("Gemm")
 def _gemm(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """`y = alpha a' b' + beta c` where `'` is transA, transB."""
+    """The gradients of `y = alpha a' b' + beta c` where `'` is transA, transB."""
     dy, (x, w) = only(dys), xs[:2]
     alpha, beta = attrs.get("alpha", 1.0), attrs.get("beta", 1.0)
     dc = dy if beta == 1.0 else b.Mul(dy, beta)

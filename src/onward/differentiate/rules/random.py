@@ -10,5 +10,6 @@ from onward.graph.build import Builder
 
 @rule("Dropout")
 def _dropout(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """Linear with a mask that is a function of coordinates: the same node applied to dy."""
+    """The gradient of Dropout: the node applied to dy, since it is linear and its mask is a
+    function of coordinates."""
     return [b.Dropout(only(dys), *xs[1:], **attrs)]

@@ -12,7 +12,7 @@ from onward.graph.types import product
 
 
 def _spread(b: Builder, dy: Value, x: Value, dims: list[int], keep: int) -> Value:
-    """dy with the reduced dims back as 1."""
+    """Returns dy with the reduced dims back as 1."""
     shape = tuple(1 if i in dims else s for i, s in enumerate(type_of(x).shape))
     return dy if keep else b.reshape(dy, shape)
 
@@ -40,7 +40,7 @@ def _reduce_mean(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) 
 
 @rule("ReduceMax", "ReduceMin")
 def _reduce_max(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """Ties share the gradient evenly, as `torch.amax`."""
+    """The gradient of ReduceMax or ReduceMin: ties share the gradient evenly, as `torch.amax`."""
     x, keep = xs[0], attrs.get("keepdims", 1)
     dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
     best, dy = _spread(b, ys[0], x, dims, keep), _spread(b, only(dys), x, dims, keep)
@@ -59,7 +59,8 @@ def _sum_square(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -
 
 @rule("ReduceL2")
 def _l2(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """`dx = dy x / y`, and 0 where the norm is, as `torch.linalg.vector_norm`."""
+    """The gradient of the 2-norm: `dx = dy x / y`, and 0 where the norm is, as
+    `torch.linalg.vector_norm`."""
     x, keep = xs[0], attrs.get("keepdims", 1)
     dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
     y, dy = _spread(b, ys[0], x, dims, keep), _spread(b, only(dys), x, dims, keep)
@@ -70,7 +71,8 @@ def _l2(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradie
 
 @rule("ReduceProd")
 def _prod(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """`dx = dy` times the product of the others, which without a zero among them is `y / x`."""
+    """The gradient of a product: `dx = dy` times the product of the others, which without a zero
+    among them is `y / x`."""
     x, keep, dtype = xs[0], attrs.get("keepdims", 1), type_of(xs[0]).dtype
     dims = reduced_dims(xs[1] if len(xs) > 1 else None, attrs, type_of(x).rank)
     dy = _spread(b, only(dys), x, dims, keep)
@@ -92,7 +94,7 @@ def _cumsum(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gr
 
 @rule("Softmax")
 def _softmax(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """`dx = y (dy - sum(dy y))`, over the dim of the softmax."""
+    """The gradient of Softmax: `dx = y (dy - sum(dy y))`, over the dim of the softmax."""
     dy, y = only(dys), ys[0]
     dims = [attrs.get("axis", -1) % type_of(y).rank]
     inner = b.reduce_sum(b.Mul(dy, y), dims, keepdims=True)
@@ -101,7 +103,7 @@ def _softmax(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> G
 
 @rule("LogSoftmax")
 def _log_softmax(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """`dx = dy - exp(y) sum(dy)`, over the dim of the softmax."""
+    """The gradient of LogSoftmax: `dx = dy - exp(y) sum(dy)`, over the dim of the softmax."""
     dy, y = only(dys), ys[0]
     total = b.reduce_sum(dy, [attrs.get("axis", -1) % type_of(y).rank], keepdims=True)
     return [b.Sub(dy, b.Mul(b.Exp(y), total))]

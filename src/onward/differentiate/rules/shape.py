@@ -40,7 +40,8 @@ def _split(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gra
 
 @rule("Slice")
 def _slice(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """Zeros around dy. Pads are written for every dim: an engine was seen to ignore Pad's axes."""
+    """The gradient of Slice: zeros around dy. Pads are written for every dim: an engine was seen to
+    ignore Pad's axes."""
     dy, shape = only(dys), type_of(xs[0]).shape
     before: list[Size] = [0] * len(shape)
     after: list[Size] = [0] * len(shape)

@@ -13,8 +13,8 @@ from onward.graph.types import DType
 
 
 def accumulate(gradients: Gradients, recipe: Recipe) -> None:
-    """New inputs: one accumulator per parameter; new outputs: their next values. A run that asks
-    for these alone is a micro-step without an update."""
+    """Adds accumulators. New inputs: one accumulator per parameter; new outputs: their next values.
+    A run that asks for these alone is a micro-step without an update."""
     if not recipe.accumulate:
         return
     graph, b = gradients.graph, gradients.builder

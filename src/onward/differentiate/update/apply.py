@@ -14,8 +14,9 @@ from onward.graph.types import DType, Type
 
 
 def apply(gradients: Gradients, recipe: Recipe) -> None:
-    """New inputs: a clock for each that the groups name, the hyperparameters of each group, the
-    state tensors. New outputs: the next value of every parameter and state tensor."""
+    """Writes the update. New inputs: a clock for each that the groups name, the hyperparameters
+    of each group, the state tensors. New outputs: the next value of every parameter and state
+    tensor."""
     graph = gradients.graph
     clocks = {
         clock: graph.input(f"step.{clock}", Type(DType.INT64, ()), Role.HYPER)
@@ -65,7 +66,7 @@ def _drawn(group: UpdateGroup) -> bool:
 
 
 def _seed(graph: Graph) -> Value:
-    """The step's; a new input where nothing of the forward draws."""
+    """The step's seed; a new input where nothing of the forward draws."""
     name = graph.signature.seed
     if name is not None:
         return graph.find_input(name)

@@ -1,4 +1,4 @@
-"""Gradients: handed from pass to pass, until the update."""
+"""Gradients, which are handed from pass to pass, until the update."""
 
 from __future__ import annotations
 

@@ -20,7 +20,8 @@ from onward.graph.types import DType, Type
 
 
 def scale_loss(gradients: Gradients, recipe: Recipe) -> None:
-    """New input, where the scale moves: `loss_scale`, f32[]. The division is left to the update."""
+    """Scales the loss for backward. New input, where the scale moves: `loss_scale`, f32[]. The
+    division is left to the update."""
     if recipe.loss_scale is None or not gradients.of:
         return
     graph, b = gradients.graph, gradients.builder
@@ -50,8 +51,9 @@ def _scaled(graph: Graph, given: Value, scale: Value) -> Value:
 
 
 def move_loss_scale(gradients: Gradients, recipe: Recipe) -> None:
-    """New input: `growth_tracker`, i64[]. New outputs: the next scale and tracker; they are no
-    state that the step writes, since they move where a step writes nothing too."""
+    """Moves the loss scale. New input: `growth_tracker`, i64[]. New outputs: the next scale and
+    tracker; they are no state that the step writes, since they move where a step writes nothing
+    too."""
     rule, graph, b = recipe.loss_scale, gradients.graph, gradients.builder
     named, finite = graph.signature.loss_scale, gradients.finite
     if not isinstance(rule, LossScale) or named is None:

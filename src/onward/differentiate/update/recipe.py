@@ -31,7 +31,7 @@ class UpdateGroup:
 
 @dataclass(frozen=True)
 class Recipe:
-    """From the loss to the next weights.
+    """How a step gets from its loss to the next weights.
 
     groups: what is updated, and how; the loss reaches each of their parameters.
     max_grad_norm: the 2-norm that all gradients together are clipped to; None: as they are.

@@ -1,4 +1,5 @@
-"""Where a gradient is infinite or NaN, nothing that outlives the step is written."""
+"""Skips the update of a step with an infinite or NaN gradient: nothing that outlives it is
+written."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from onward.differentiate.update.recipe import Recipe
 
 
 def skip_nonfinite(gradients: Gradients, recipe: Recipe) -> None:
-    """New output `finite`, b[]. A norm says it of all gradients that it was made of.
+    """Tests whether gradients are finite. New output `finite`, b[]. A norm says it of all gradients
+    that it was made of.
 
     Where the loss is scaled, a norm that overflows is as bad as a gradient that does: clipping by
     it would leave nothing, and a smaller scale helps.

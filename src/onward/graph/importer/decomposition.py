@@ -99,7 +99,7 @@ class NodeCall:
         return [int(n) for n in self.array(i).reshape(-1)]
 
     def contents(self, i: int) -> tuple[Size, ...]:
-        """As `ints`, of named sizes too."""
+        """The integers of an input, where some may be named sizes."""
         content = content_of(self.x(i))
         return tuple(self.ints(i)) if content is None else content
 

@@ -43,7 +43,7 @@ def from_onnx(
     dims: Mapping[str, int] | None = None,
     known: Mapping[str, np.ndarray] | None = None,
 ) -> Graph:
-    """The model's graph; its inputs have `Role.BATCH`, its initializers are constants.
+    """Reads an ONNX model as a graph; its inputs have `Role.BATCH`, its initializers are constants.
 
     dims: sizes for named dims; the others stay names. known: inputs that become constants, such as
     shapes. Raises ValueError naming the first node that cannot be read, with the reason.
@@ -92,7 +92,7 @@ class _Reader:
         self.opset = opsets.get("", opsets.get("ai.onnx", 1))
 
     def read(self, nodes: Sequence[onnx.NodeProto], env: Environment) -> None:
-        """The nodes in order; their outputs enter `env`."""
+        """Makes the nodes in order; their outputs enter `env`."""
         for node in nodes:
             try:
                 results = self._node(node, env)
@@ -164,7 +164,7 @@ class _Reader:
     # ---- what is known already
 
     def _folded(self, node: onnx.NodeProto, call: NodeCall) -> list[Value] | None:
-        """The results where they follow from constants or sizes alone."""
+        """A node's results where they follow from constants or sizes alone."""
         if node.op_type in ("Shape", "Size"):
             return self._sizes(call)
         arrays = [None if x is None else _array(x) for x in call.inputs]

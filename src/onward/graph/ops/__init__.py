@@ -25,7 +25,7 @@ def op_of(node: Node) -> Op:
 
 
 def flops(node: Node) -> Size:
-    """Two for each multiplication with its addition, of the node's matrix products."""
+    """FLOPs of a node's matrix products, two for each multiplication with its addition."""
     op = OPS.get(node.op_type)
     return 0 if op is None else op.flops(*_types(node), attributes(node))
 

@@ -47,7 +47,7 @@ def _infer(call: Call) -> list[Type]:
 
 
 def activated(b: Builder, u: Value, name: str) -> Value:
-    """One of ACTIVATIONS of u."""
+    """The activation of u that has this name in ACTIVATIONS."""
     match name:
         case "gelu":  # written out: onnx's evaluator has no Gelu inside a function
             return b.Mul(b.Mul(u, 0.5), b.Add(b.Erf(b.Mul(u, math.sqrt(0.5))), 1.0))
@@ -62,7 +62,7 @@ def activated(b: Builder, u: Value, name: str) -> Value:
 
 
 def activated_grad(b: Builder, dy: Value, u: Value, name: str) -> Value:
-    """`dy * activation'(u)`."""
+    """The gradient of an activation, `dy * activation'(u)`."""
     match name:
         case "gelu":
             return b.GeluGrad(dy, u, approximate="none")

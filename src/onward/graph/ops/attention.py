@@ -85,14 +85,14 @@ def scores(
 
 
 def _of_places(b: Builder, bias: Value, q_at: Value | None, k_at: Value | None) -> Value:
-    """A bias as the scores f[1,H,N,M] of packed rows take it, by their positions."""
+    """A bias as scores f[1,H,N,M] of packed rows take it, by their positions."""
     if q_at is None or k_at is None:
         return bias
     return b.Gather(b.Gather(bias, places(b, q_at), axis=2), places(b, k_at), axis=3)
 
 
 def as_bias(b: Builder, added: Value, q: Value, k: Value) -> Value:
-    """What is added to the scores, of up to four dims, as a bias f[1 or B,H,Q,S]."""
+    """An addend of the scores, of up to four dims, as a bias f[1 or B,H,Q,S]."""
     added = b.unsqueeze(added, list(range(4 - type_of(added).rank)))
     heads, queries = type_of(q).shape[1:3]
     return b.expand(added, (type_of(added).shape[0], heads, queries, type_of(k).shape[2]))
@@ -106,8 +106,8 @@ def places(b: Builder, coordinates: Value) -> Value:
 
 
 def live(b: Builder, s: Value, inputs: list[Value | None]) -> Value | None:
-    """`b[B,H,Q,1]`: rows that an added mask or bias leaves something of, where it may be -infinity
-    throughout; None without one. The others are 0, as in torch."""
+    """A mask b[B,H,Q,1] of queries to which an added mask or bias leaves a key (others give 0, as
+    in torch); None without a mask that may be -infinity throughout."""
     given = [*inputs, *[None] * 6]
     added = [x for x in (given[3], given[8]) if x is not None and type_of(x).is_floating]
     if not added or type_of(s).shape[-1] == 0:
@@ -123,7 +123,7 @@ def attended(
     inputs: list[Value | None],
     attrs: dict[str, Any],
 ) -> Value:
-    """y from the masked scores."""
+    """The result y f[B,H,Q,D] of attention, from its masked scores."""
     _, _, v, mask, *draw = [*inputs, *[None] * 5][:8]
     assert v is not None
     alive = live(b, s, inputs)
@@ -267,8 +267,8 @@ PACKED = (
 
 
 def flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """Scores and their product with the values. Of a causal call all pairs are counted, and packed
-    rows as if they were one sequence."""
+    """FLOPs of the scores and of their product with the values. A causal call counts all pairs, and
+    packed rows as if they were one sequence."""
     q, k, v = inputs[:3]
     assert q is not None and k is not None and v is not None
     return product(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] + v.shape[-1]) * 2

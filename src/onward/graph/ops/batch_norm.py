@@ -42,12 +42,12 @@ def _batch_norm(call: Call) -> Type | list[Type]:
 
 
 def _axes(node: Node) -> tuple[int, ...] | None:
-    """With given statistics rows of a batch stay by themselves."""
+    """`Op.axes`: with given statistics, the rows of a batch stay by themselves."""
     return None if attributes(node).get("training_mode", 0) else (1,)
 
 
 def channels(b: Builder, x: Value, statistic: Value) -> Value:
-    """`f[C]` as `f[C,1,...]`, which broadcasts against x f[N,C,*S]."""
+    """A statistic f[C] as f[C,1,...], which broadcasts against x f[N,C,*S]."""
     rank = type_of(x).rank
     return b.reshape(statistic, (type_of(x).shape[1], *[1] * (rank - 2)))
 
@@ -58,7 +58,7 @@ def other_dims(x: Value) -> list[int]:
 
 
 def count(b: Builder, x: Value) -> Value:
-    """The elements of a channel, as x's type."""
+    """The number of elements of a channel, in x's type."""
     size = product(type_of(x).shape[d] for d in other_dims(x))
     if isinstance(size, int):
         return b.scalar(float(size), type_of(x).dtype)

@@ -35,12 +35,12 @@ class Window:
         self.before, self.after = pads[:rank], pads[rank:]
 
     def reach(self, i: int) -> int:
-        """Elements from the first to the last that it reads of dim `i`."""
+        """The number of elements from the first to the last that a window reads of dim `i`."""
         return self.dilations[i] * (self.kernel[i] - 1) + 1
 
     def places(self, size: Size, i: int) -> Size:
-        """Where it fits into a dim of this size; raises ValueError where that is nowhere, and
-        where the count is no polynomial."""
+        """The number of places where the window fits into a dim of this size; raises ValueError
+        where that is nowhere, and where the count is no polynomial."""
         room = size + (self.before[i] + self.after[i] - self.reach(i))
         steps = floor_divide(room, self.strides[i])
         if steps is None:
@@ -109,7 +109,8 @@ def _conv(call: Call) -> Type:
 
 
 def _conv_sizes(call: Call, sizes: Shape, kernel: Sequence[Any]) -> list[Size]:
-    """Of a kernel too whose sizes are polynomials, as a gradient written as a Conv has."""
+    """The sizes of a Conv's result, also for a kernel whose sizes are polynomials, as that of a
+    gradient written as a Conv."""
     plain = [k if isinstance(k, int) else 1 for k in kernel]
     window = Window(call.attrs, plain)
     out: list[Size] = []
@@ -137,8 +138,9 @@ def _conv_transpose(call: Call) -> Type:
 
 
 def _weight_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    """A Conv of x by dy, where batch and channels change places: dw f[M,C/g,*K] sums over n and o
-    what x holds at `s*o + d*k - p`, so that strides and dilations change places as well."""
+    """The gradient of a Conv's weight: a Conv of x by dy, where batch and channels change places:
+    dw f[M,C/g,*K] sums over n and o what x holds at `s*o + d*k - p`, so that strides and dilations
+    change places as well."""
     dy, x = inputs
     assert dy is not None and x is not None
     n, c, *sizes = type_of(x).shape
@@ -186,14 +188,14 @@ def _infer_weight_grad(call: Call) -> Type:
 
 
 def _flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """Each element of y from all of a kernel."""
+    """FLOPs of a Conv: each element of y reads a whole kernel."""
     w, y = inputs[1], outputs[0]
     assert w is not None and y is not None
     return product(y.shape) * product(w.shape[1:]) * 2
 
 
 def _transpose_flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """Each element of x into all of a kernel."""
+    """FLOPs of a ConvTranspose: each element of x meets a whole kernel."""
     x, w = inputs[0], inputs[1]
     assert x is not None and w is not None
     return product(x.shape) * product(w.shape[1:]) * 2

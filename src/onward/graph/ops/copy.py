@@ -1,4 +1,4 @@
-"""The same numbers in memory of their own, where what they are read from may change meanwhile.
+"""Copy: its input's numbers in memory of their own, where the input's may change meanwhile.
 
 It is an op, so that no pass takes it for a Concat of one tensor, which changes nothing.
 """

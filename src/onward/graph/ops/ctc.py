@@ -21,7 +21,8 @@ Value = ir.Value
 
 
 class _Lattice:
-    """States of each sample, i64[N,2S+1]: its labels with a blank before, between and behind."""
+    """The states of each sample in CTC, i64[N,2S+1]: its labels with a blank before, between and
+    behind."""
 
     def __init__(self, b: Builder, inputs: list[Value | None], blank: int) -> None:
         x, targets, steps, lengths = inputs
@@ -47,13 +48,14 @@ class _Lattice:
         return Type(DType.INT64, (self.batch, *sizes))
 
     def emitted(self, step: int) -> Value:
-        """f[N,2S+1]: the log-probability of each state's label."""
+        """The log-probability of each state's label at a step, f[N,2S+1]."""
         b = self.b
         row = b.squeeze(b.slice(self.x, 0, step, step + 1), [0])
         return b.GatherElements(row, self.labels, axis=1)
 
     def moved(self, x: Value, by: int, fill: Value) -> Value:
-        """x[N,2S+1] by so many states towards the end, or the start where below 0."""
+        """x[N,2S+1] shifted by so many states towards the end, or towards the start where below
+        0."""
         keep = self.states - abs(by)
         if keep <= 0:
             return self.b.expand(fill, type_of(x).shape)
@@ -62,7 +64,7 @@ class _Lattice:
         return self.b.Pad(part, self.b.ints(pads), fill)
 
     def together(self, *parts: Value) -> Value:
-        """The logarithm of the sum of what these are logarithms of."""
+        """The logarithm of a sum, from the logarithms of its terms."""
         b, most = self.b, parts[0]
         for part in parts[1:]:
             most = b.Max(most, part)
@@ -76,8 +78,8 @@ class _Lattice:
         return b.Where(none, self.dead, found)
 
     def next(self, x: Value, by: int) -> Value:
-        """One step on (by 1), or back (by -1): states may be kept, left, and a blank left out
-        between two labels that differ."""
+        """Log-probabilities one step on (by 1), or back (by -1): states may be kept, left, and a
+        blank left out between two labels that differ."""
         none = self.b.scalar(-1, DType.INT64)
         other = self.b.Not(self.b.Equal(self.labels, self.moved(self.labels, 2 * by, none)))
         far = self.b.Where(other, self.moved(x, 2 * by, self.dead), self.dead)
@@ -100,7 +102,7 @@ class _Lattice:
         return found
 
     def loss(self, alpha: Value) -> Value:
-        """f[N] of the paths to each state at the last step."""
+        """The loss f[N], from the paths to each state at the last step."""
         b, zero = self.b, self.b.scalar(0.0, self.dtype)
         ends = b.Where(self.ends, alpha, self.dead)
         most = b.ReduceMax(ends, b.ints([1]), keepdims=1)
@@ -114,7 +116,7 @@ class _Lattice:
         return b.Where(nothing, b.Where(empty, zero, b.scalar(math.inf, self.dtype)), loss)
 
     def shares(self, alphas: list[Value], loss: Value) -> list[Value]:
-        """f[N,2S+1], by step: how likely each state is, given the labels."""
+        """The probability of each state given the labels, f[N,2S+1] for each step."""
         b, zero = self.b, self.b.scalar(0.0, self.dtype)
         finite = b.Less(b.unsqueeze(loss, [1]), b.scalar(math.inf, self.dtype))
         level = b.Where(finite, b.unsqueeze(loss, [1]), zero)
@@ -133,7 +135,8 @@ class _Lattice:
         return found[::-1]
 
     def probabilities(self, loss: Value, zero_infinity: int) -> list[Value]:
-        """f[N,C], by step: those of the steps that count."""
+        """The probabilities of the classes, f[N,C] for each step; 0 for the steps that do not
+        count."""
         b, zero = self.b, self.b.scalar(0.0, self.dtype)
         finite = b.unsqueeze(b.Less(loss, b.scalar(math.inf, self.dtype)), [1])
         found = []

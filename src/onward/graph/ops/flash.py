@@ -76,7 +76,8 @@ def _turned(b: Builder, x: Value) -> Value:
 def _probabilities(
     b: Builder, raw: Value, inputs: list[Value | None], attrs: dict[str, Any]
 ) -> tuple[Value, Value]:
-    """The probabilities again, and the gradient of the scores `raw` before masks: f[B,H,Q,S]."""
+    """Recomputes the probabilities, and the gradient of the scores `raw` before masks:
+    f[B,H,Q,S]."""
     given = [*inputs, None, None, None][:13]
     dy, q, k, v, mask, seed, offset, y, peak, total, q_at, k_at, bias = given
     forward = [q, k, v, mask, seed, offset, q_at, k_at, bias]
@@ -100,7 +101,7 @@ def _probabilities(
 
 
 def score_gradient(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> Value:
-    """Of an added mask or bias, before its broadcasting is undone: f[B,H,Q,S].
+    """The gradient of an added mask or bias before its broadcasting is undone: f[B,H,Q,S].
 
     Written in standard ops: what is trained is better a bias with `bias_gradient`.
     """
@@ -132,7 +133,7 @@ def _flash_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -
 def bias_gradient(
     b: Builder, ds: Value, bias: Value, q_at: Value | None, k_at: Value | None
 ) -> Value:
-    """Of a bias, from the scores' ds f[B,H,Q,S]: summed over what it is shared by."""
+    """The gradient of a bias, from the scores' ds f[B,H,Q,S]: summed over what it is shared by."""
     if q_at is not None and k_at is not None:
         _, heads, queries, keys = type_of(bias).shape
         zeros = b.full(0.0, type_of(bias).with_shape((queries, keys, heads)))
@@ -146,14 +147,14 @@ def bias_gradient(
 
 
 def _pairs(b: Builder, first: Value, second: Value) -> Value:
-    """`i64[N,M,2]` of i64[N] and i64[M]."""
+    """All pairs i64[N,M,2] of i64[N] and i64[M]."""
     shape = (*type_of(first).shape, *type_of(second).shape, 1)
     columns = (b.unsqueeze(first, [1, 2]), b.unsqueeze(second, [0, 2]))
     return b.Concat(*(b.expand(x, shape) for x in columns), axis=2)
 
 
 def _of_groups(b: Builder, dx: Value, x: Value) -> Value:
-    """Summed over the heads that share a head of x."""
+    """dx summed over the heads that share a head of x."""
     shape, groups = type_of(dx).shape, type_of(x).shape[-3]
     if shape[-3] == groups:
         return dx
@@ -202,7 +203,7 @@ def _grad_case(
 
 
 def _flops_grad(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """The scores again, their gradient, and those of q, k and v."""
+    """FLOPs of the scores again, of their gradient, and of those of q, k and v."""
     q, k, v = inputs[1:4]
     assert q is not None and k is not None and v is not None
     return product(q.shape[:-1]) * k.shape[-2] * (q.shape[-1] * 3 + v.shape[-1] * 2) * 2

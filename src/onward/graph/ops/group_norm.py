@@ -24,7 +24,8 @@ Value = ir.Value
 
 
 def size_of_group(x: Type, groups: int) -> Size:
-    """The numbers that are normalised together; raises ValueError where channels do not divide."""
+    """The count of numbers that are normalised together; raises ValueError where channels do not
+    divide."""
     size = divide(product(x.shape[1:]), groups)
     if size is None or divide(x.shape[1], groups) is None:
         raise ValueError(f"{groups} groups of the {x.shape[1]} channels of {x}")
@@ -32,7 +33,7 @@ def size_of_group(x: Type, groups: int) -> Size:
 
 
 def _statistics(x: Type, groups: int) -> Type:
-    """f[N,G], in fp64 where x is, else in fp32."""
+    """The type of a statistic: f[N,G], in fp64 where x is, else in fp32."""
     return Type(x.dtype if x.dtype == DType.DOUBLE else DType.FLOAT, (x.shape[0], groups))
 
 
@@ -97,7 +98,7 @@ def _grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list
 
 
 def _axes(node: Node) -> tuple[int, ...]:
-    """All but the batch."""
+    """`Op.axes`: all dims but the batch's."""
     return tuple(range(1, type_of(node.inputs[0]).rank))
 
 

@@ -23,7 +23,8 @@ Value = ir.Value
 
 
 def _membership(b: Builder, rows: Size, ends: Value, dtype: DType) -> Value:
-    """`f[E,S,1]`: 1 where row s is of group e, which ends before row `ends[e]`."""
+    """The membership f[E,S,1] of rows in groups: 1 where row s is of group e, which ends before row
+    `ends[e]`."""
     numbers = b.unsqueeze(b.arange(rows), [0])  # i64[1,S]
     last = b.unsqueeze(ends, [1])  # i64[E,1]
     before = b.cast(b.GreaterOrEqual(numbers, last), DType.INT64)
@@ -65,7 +66,7 @@ def _infer_outer(call: Call) -> list[Type]:
 
 
 def _flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """Each row meets one matrix."""
+    """FLOPs of products of rows, each with one matrix."""
     x, other = inputs[0], inputs[1]
     assert x is not None and other is not None
     return product((*x.shape, other.shape[-1])) * 2

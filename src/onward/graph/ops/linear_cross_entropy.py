@@ -31,7 +31,7 @@ Value = ir.Value
 
 
 def _counted(b: Builder, labels: Value, attrs: dict[str, Any]) -> tuple[Value, Value]:
-    """Which rows count `b[N]`, and their labels, 0 where they do not."""
+    """A mask b[N] of the rows that count, and their labels i64[N], 0 for the others."""
     counted = b.Not(b.Equal(labels, np.array(attrs["ignore_index"], dtype=np.int64)))
     return counted, b.Where(counted, labels, np.zeros((), dtype=np.int64))
 
@@ -39,8 +39,8 @@ def _counted(b: Builder, labels: Value, attrs: dict[str, Any]) -> tuple[Value, V
 def _terms(
     b: Builder, logits: Value, labels: Value, weight: Value | None, attrs: dict[str, Any]
 ) -> tuple[Value, Value, Value, Value]:
-    """log p f[N,V], the target distribution (times class weights) f[N,V], counted b[N], and by
-    what the sum is divided, f[]."""
+    """The terms of the loss: log p f[N,V], the target distribution (times class weights) f[N,V],
+    counted b[N], and by what the sum is divided, f[]."""
     dtype, classes = type_of(logits).dtype, type_of(logits).shape[1]
     log_prob = b.LogSoftmax(logits, axis=-1)
     counted, label = _counted(b, labels, attrs)
@@ -172,7 +172,7 @@ def _one_product(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Siz
 
 
 def _three_products(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """The logits (again), dx and dw."""
+    """FLOPs of the gradient: the logits (again), dx and dw."""
     return _one_product(inputs[1:], outputs, attrs) * 3
 
 

@@ -54,7 +54,8 @@ def _add_layer_norm(b: Builder, inputs: list[Value | None], attrs: dict[str, Any
 
 
 def of_sum(call: Call) -> Type:
-    """Of r = residual + x: the residual's. x is of the same type, or of less than f32."""
+    """The type of r = residual + x, which is the residual's. x is of the same type, or of less than
+    f32."""
     x, residual = call.type(0), call.type(1)
     mixed = x.is_low and not residual.is_low and x.with_dtype(residual.dtype) == residual
     if x != residual and not mixed:
@@ -63,8 +64,8 @@ def of_sum(call: Call) -> Type:
 
 
 def named_type(call: Call, attribute: str, r: Type) -> Type:
-    """r's shape with the dtype that an attribute names; r's own without it. Raises ValueError where
-    it names none of a floating tensor."""
+    """The type of r's shape with the dtype that an attribute names; r's own without it. Raises
+    ValueError where it names none of a floating tensor."""
     if attribute not in call.attrs:
         return r
     found = r.with_dtype(DType(call.attrs[attribute]))
@@ -126,7 +127,7 @@ def _same(call: Call) -> Type:
 
 
 def _features(node: Node) -> tuple[int, ...]:
-    """From the attribute `axis` on."""
+    """`Op.axes`: the dims from the attribute `axis` on."""
     rank = type_of(node.inputs[0]).rank
     return tuple(range(int(attributes(node).get("axis", -1)) % rank, rank))
 

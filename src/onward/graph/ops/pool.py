@@ -35,7 +35,7 @@ def _max_pool(call: Call) -> list[Type]:
 
 
 def _max_pool_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    """dy added to zeros where it came from: windows may overlap."""
+    """The gradient of MaxPool: dy added to zeros where it came from, since windows may overlap."""
     dy, index = inputs
     assert dy is not None and index is not None
     shape = (*type_of(dy).shape[:2], *attrs["sizes"])

@@ -31,7 +31,7 @@ def _gemm(call: Call) -> Type:
 
 
 def _flops(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """`[*S,M,K] @ [*S,K,N]`, M and K possibly the other way round."""
+    """FLOPs of `[*S,M,K] @ [*S,K,N]`, M and K possibly the other way round."""
     a, y = inputs[0], outputs[0]
     assert a is not None and y is not None
     outer = product(y.shape[:-2])

@@ -34,7 +34,7 @@ SITE_A, SITE_B = 0x1B873593, 0x2C1B3C6D  # odd; sites of the two key chains
 
 
 def threshold(ratio: float) -> int:
-    """An element is dropped where its 32-bit word is below this."""
+    """The bound below which an element's 32-bit word drops it."""
     return min(round(ratio * 2.0**32), 2**32)
 
 
@@ -43,7 +43,7 @@ def _word(n: int) -> np.ndarray:
 
 
 def _shift_xor(b: Builder, x: Value, bits: int) -> Value:
-    """`x ^ (x >> bits)` on 32-bit words held in i64."""
+    """Computes `x ^ (x >> bits)` on 32-bit words held in i64."""
     return b.BitwiseXor(x, b.Div(x, _word(1 << bits)))
 
 
@@ -85,7 +85,8 @@ def row_keys(
     site: int,
     sample_dim: int,
 ) -> tuple[Value, Value]:
-    """Two words per row, `i64` of the shape that the rows' logical indices broadcast to."""
+    """Two random words for each row, i64 of the shape that the rows' logical indices broadcast
+    to."""
     keys: list[Value] = []
     for chain, spread in enumerate((SITE_A, SITE_B)):
         word = b.slice(seed, 0, chain, chain + 1)  # i64[1]
@@ -106,7 +107,8 @@ def kept(
     offset: Value | None,
     attrs: dict[str, Any],
 ) -> Value:
-    """True where the element survives: rows by their logical indices, features `i64[D]`."""
+    """A mask that is true where an element survives dropout: rows by their logical indices,
+    features `i64[D]`."""
     words = element_words(b, indices, features, seed, offset, attrs)
     return b.GreaterOrEqual(words, _word(threshold(attrs["ratio"])))
 
@@ -119,7 +121,7 @@ def element_words(
     offset: Value | None,
     attrs: dict[str, Any],
 ) -> Value:
-    """32 random bits an element, held in i64."""
+    """Draws 32 random bits for each element, held in i64."""
     first, second = row_keys(b, indices, seed, offset, attrs["site"], attrs["sample_dim"])
     feature = _times(b, features, SPREAD)  # i64[D]
     h = b.BitwiseAnd(b.Add(feature, first), _word(WORD))
@@ -129,7 +131,7 @@ def element_words(
 
 
 def masked(b: Builder, x: Value, keep: Value, ratio: float) -> Value:
-    """x / (1 - ratio) where kept, else 0."""
+    """Applies a dropout mask: x / (1 - ratio) where kept, else 0."""
     return b.Where(keep, b.Mul(x, 1.0 / (1.0 - ratio)), b.scalar(0.0, type_of(x).dtype))
 
 
@@ -166,12 +168,12 @@ def dropped(b: Builder, x: Value, draw: list[Value | None], attrs: dict[str, Any
 
 
 def seed_type() -> Type:
-    """The step's seed: two 32-bit words."""
+    """The type of a step's seed: two 32-bit words."""
     return Type(DType.INT64, (2,))
 
 
 def offset_type() -> Type:
-    """The index, in the whole batch, of this micro-batch's first sample."""
+    """The type of a micro-batch's offset: the index, in the whole batch, of its first sample."""
     return Type(DType.INT64, ())
 
 

@@ -86,13 +86,13 @@ class Op:
     moved: Count = all_bytes
 
     def types(self, call: Call) -> list[Type]:
-        """Of the call's outputs."""
+        """The types of a call's outputs, as the record infers them."""
         found = self.infer(call)
         return found if isinstance(found, list) else [found]
 
 
 def standard(infer: Infer, *names: str, **traits: Any) -> tuple[Op, ...]:
-    """Records of ops of the ONNX standard that share their type rule and their traits."""
+    """Makes records of ops of the ONNX standard that share their type rule and their traits."""
     if traits.get("elementwise"):
         traits.setdefault("axes", no_axes)
     return tuple(Op(name, infer, **traits) for name in names)

@@ -25,16 +25,17 @@ GATES = {"lstm": 4, "gru": 3, "tanh": 1, "relu": 1}
 
 
 class _Cell:
-    """One step of a layer."""
+    """One step of a recurrent layer."""
 
     def __init__(self, b: Builder, kind: str, given: list[Value], names: list[str]) -> None:
-        """given: the weights that are there, which have these names."""
+        """Takes the weights of a layer. given: the weights that are there, which have these
+        names."""
         held = dict(zip(names, given, strict=True))
         self.b, self.kind, self.r = b, kind, held["r"]
         self.bias, self.projection = held.get("bias"), held.get("projection")
 
     def split(self, x: Value) -> list[Value]:
-        """Of each gate f[N,H]."""
+        """x split by gates, each f[N,H]."""
         count = GATES[self.kind]
         size = int(type_of(x).shape[1]) // count  # type: ignore[arg-type]
         if count == 1:
@@ -46,13 +47,13 @@ class _Cell:
         return y if self.bias is None else self.b.Add(y, self.bias)
 
     def lstm(self, x: Value, h: Value) -> list[Value]:
-        """The gates i, f, g, o."""
+        """The gates i, f, g, o of an LSTM, each f[N,H]."""
         b = self.b
         i, f, g, o = self.split(b.Add(x, self.of_state(h)))
         return [b.Sigmoid(i), b.Sigmoid(f), b.Tanh(g), b.Sigmoid(o)]
 
     def gru(self, x: Value, h: Value) -> list[Value]:
-        """r, z, n, and what r weighs."""
+        """The gates r, z, n of a GRU, and what r weighs, each f[N,H]."""
         b = self.b
         xr, xz, xn = self.split(x)
         hr, hz, hn = self.split(self.of_state(h))
@@ -123,7 +124,7 @@ _WEIGHTS = ("r", "bias", "projection")
 
 
 def _weights(inputs: list[Value | None]) -> tuple[list[Value], list[str]]:
-    """Those that are there, of a layer's inputs, and their names."""
+    """The weights among a layer's inputs that are there, and their names."""
     whole = [*inputs, None, None, None]
     found = zip(_WEIGHTS, (whole[1], whole[2], whole[5]), strict=True)
     there = [(name, value) for name, value in found if value is not None]
@@ -184,7 +185,7 @@ def _recurrence_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, An
 
 
 def _one_later(b: Builder, first: Value, states: Value, reverse: bool) -> Value:
-    """What each step was given: the states, each by one later."""
+    """The states that each step was given: all states, moved by one step."""
     count = type_of(states).shape[0]
     start = b.unsqueeze(first, [0])
     if count == 1:
@@ -195,7 +196,7 @@ def _one_later(b: Builder, first: Value, states: Value, reverse: bool) -> Value:
 
 
 def _outer(b: Builder, x: Value, y: Value) -> Value:
-    """f[T,N,K], f[T,N,M] -> f[K,M], summed over steps and samples."""
+    """The product of f[T,N,K] and f[T,N,M], summed over steps and samples: f[K,M]."""
     flat = [b.reshape(v, (product(type_of(v).shape[:2]), type_of(v).shape[2])) for v in (x, y)]
     return b.MatMul(b.transpose(flat[0], [1, 0]), flat[1])
 
@@ -247,7 +248,8 @@ def _products(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
 
 
 def _products_of_grad(inputs: Types, outputs: Types, attrs: Mapping[str, Any]) -> Size:
-    """Those of the forward again, where the gates are computed from the states, and two more."""
+    """FLOPs of the gradient: the forward's, for gates computed again from the states, and two
+    products more."""
     return _flops(inputs[4:], 2 if GATES[attrs["kind"]] == 1 else 3, projections=2)
 
 
@@ -277,7 +279,7 @@ _CASES: tuple[tuple[dict[str, Any], tuple[str | None, ...]], ...] = (
 
 
 def _gradient_cases() -> tuple[tuple[dict[str, Any], tuple[str | None, ...]], ...]:
-    """With what a forward has made."""
+    """Test cases of the gradient, with what a forward has made."""
     cases = []
     for attrs, types in _CASES:
         steps, batch, _ = types[0].partition("[")[2][:-1].split(",")  # type: ignore[union-attr]

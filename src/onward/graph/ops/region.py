@@ -93,7 +93,8 @@ def _infer_grad(call: Call) -> list[Type]:
 
 
 def work(inputs: Types, outputs: Types, attrs: Any) -> Size:
-    """Nobody knows: as much as a product of each input with as many numbers as its last dim."""
+    """`Op.flops` of a region, which nobody knows: as much as a product of each input with as many
+    numbers as its last dim."""
     total: Size = 0
     for t in inputs:
         if t is not None and t.is_floating and t.rank:

@@ -34,7 +34,8 @@ def _halves(b: Builder, x: Value, interleaved: bool) -> tuple[Value, Value]:
 
 
 def turned(b: Builder, x: Value, interleaved: bool, transposed: bool) -> Value:
-    """(-x2, x1) of x's halves or pairs (x1, x2); transposed: (x2, -x1)."""
+    """x turned by a right angle: (-x2, x1) of its halves or pairs (x1, x2); transposed: (x2,
+    -x1)."""
     first, second = _halves(b, x, interleaved)
     left, right = (second, b.Neg(first)) if transposed else (b.Neg(second), first)
     rank = type_of(x).rank

@@ -1,4 +1,5 @@
-"""Which rows a condition chooses: the one op whose result is as long as the data says."""
+"""Rows: the numbers of the rows that a condition chooses, the one op whose result is as long as the
+data says."""
 
 from __future__ import annotations
 

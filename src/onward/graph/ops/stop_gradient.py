@@ -1,4 +1,5 @@
-"""The same numbers, through which no gradient passes: what `detach` and `no_grad` leave.
+"""StopGradient: its input's numbers, through which no gradient passes: what `detach` and `no_grad`
+leave.
 
 It is an op, so that whoever copies, moves, casts or packs a node hands it on. Once a graph is
 differentiated, or will not be, it says nothing, and is taken out (`build.settle_stops`).

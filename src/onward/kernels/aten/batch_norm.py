@@ -56,13 +56,14 @@ def _bind_batch_norm_grad(args: KernelArguments) -> Launch:
 
 
 def _one_type(spec: KernelSpec) -> str | None:
-    """PyTorch's operators have forms for mixed types that round elsewhere."""
+    """Refuses mixed types: PyTorch's operators have forms for mixed types that round elsewhere."""
     dtypes = {t.dtype for t in spec.inputs if t is not None}
     return None if len(dtypes) == 1 else f"element types {sorted(map(str, dtypes))}"
 
 
 def _bytes(spec: KernelSpec) -> int:
-    """The out forms compute into fresh tensors first; statistics are in double precision."""
+    """Bytes of workspace: the out forms compute into fresh tensors first; statistics are in double
+    precision."""
     channels = spec.outputs[-1].nbytes
     return sum(t.nbytes for t in spec.outputs) + 16 * channels + 4096
 

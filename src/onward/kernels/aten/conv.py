@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 def _window(spec: KernelSpec) -> Window:
-    """By the weight's sizes, or by the attribute that says them."""
+    """The window of a convolution, by its weight's sizes or the attribute that holds them."""
     given = spec.attrs.get("kernel_shape")
     if given is None:
         w = spec.inputs[1]
@@ -25,7 +25,7 @@ def _window(spec: KernelSpec) -> Window:
 
 
 def unsupported(spec: KernelSpec) -> str | None:
-    """What PyTorch's operators do not have."""
+    """`Kernel.unsupported`: the forms that PyTorch's operators lack."""
     if len(spec.outputs[0].shape) > 5:
         return f"{spec.op} over more than three dims"
     pads = spec.attrs.get("pads", [])
@@ -34,7 +34,8 @@ def unsupported(spec: KernelSpec) -> str | None:
 
 
 def _call(args: KernelArguments, rank: int, transposed: bool) -> tuple[Any, ...]:
-    """Strides, pads, dilations, transposed, output padding and groups, as `convolution` takes."""
+    """The arguments that `convolution` takes: strides, pads, dilations, transposed, output padding,
+    groups."""
     attrs, ones, zeros = args.attrs, [1] * rank, [0] * rank
     return (
         attrs.get("strides", ones), attrs.get("pads", zeros)[:rank], attrs.get("dilations", ones),
@@ -58,15 +59,16 @@ def _bind_transpose(args: KernelArguments) -> Launch:
 
 
 def _bind_weight_grad(args: KernelArguments) -> Launch:
-    """Of the weight its operator reads the sizes alone: those of the result."""
+    """Binds the gradient of a weight, whose operator reads only the weight's sizes: the
+    result's."""
     dy, x, dw = args.x(0), args.x(1), args.y
     call = (dy, x, dw, None, *_call(args, x.dim() - 2, False), [False, True, False])
     return lambda: dw.copy_(aten.convolution_backward(*call)[1])
 
 
 def workspace(spec: KernelSpec) -> int:
-    """The result before it is copied, and what oneDNN puts into an order of its own, of gradients
-    the result twice. For other dtypes a matrix holds what every place reads."""
+    """Bytes of workspace: the result before it is copied, and what oneDNN puts into an order of its
+    own, of gradients the result twice. For other dtypes a matrix holds what every place reads."""
     operands = [t.concrete for t in (*spec.inputs, *spec.outputs) if t is not None]
     result = operands[-1]
     if result.dtype == DType.FLOAT:
@@ -82,7 +84,7 @@ def workspace(spec: KernelSpec) -> int:
 
 
 def _blocked(t: Type, both: bool) -> int:
-    """Bytes of `t` with its channels in blocks of 16, of a weight those of both sides."""
+    """Bytes of `t` with its channels in blocks of 16; for a weight with those of both sides."""
     if t.rank < 2:
         return t.nbytes
     n, channels, *sizes = t.shape

@@ -21,7 +21,7 @@ def _bind_ctc_loss(args: KernelArguments) -> Launch:
 
 
 def _bind_ctc_loss_grad(args: KernelArguments) -> Launch:
-    """Torch's gradient is the `normal` one."""
+    """Binds the gradient of CTC. Torch's gradient is the `normal` one."""
     dy, x, targets, steps, lengths = (args.x(i) for i in range(5))
     dx, blank, zero = args.y, int(args.attrs["blank"]), bool(args.attrs["zero_infinity"])
     number = torch.arange(x.shape[0])[:, None]

@@ -13,7 +13,7 @@ from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 
 def _bind_reshape(args: KernelArguments) -> Launch:
-    """A reshape that is not a view: rows of the source, in order."""
+    """Binds a reshape that is no view: rows of the source, in order."""
     x, y = args.x(), args.y
     return partial(y.view(x.shape).copy_, x)
 
@@ -75,9 +75,9 @@ def _bind_gather_elements(args: KernelArguments) -> Launch:
 def _flat_index(
     x_shape: Sequence[int], index: torch.Tensor, flag: torch.Tensor, negative: bool = True
 ) -> Callable[[], torch.Tensor]:
-    """A call for the rows of `index i64[...,k]` as positions in the first k dims of x, flattened.
-    It sets the flag where a number is out of its dim's range: flattened, it would be another
-    row's, and is a number within. negative: whether -1 is the last row."""
+    """A call that computes the rows of `index i64[...,k]` as positions in the first k dims of x,
+    flattened. It sets the flag where a number is out of its dim's range: flattened, it would be
+    another row's, and is a number within. negative: whether -1 is the last row."""
     sizes = x_shape[: index.shape[-1]]
     strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
     size = torch.tensor(sizes, dtype=torch.int64, device=index.device)
@@ -116,7 +116,7 @@ _REDUCED = {"mul": "prod", "max": "amax", "min": "amin"}  # ONNX's names and tor
 
 
 def _bind_scatter_nd(args: KernelArguments) -> Launch:
-    """y = data, then rows are set at the index, added, multiplied, or compared."""
+    """Binds ScatterND: y = data, then rows are set at the index, added, multiplied, or compared."""
     data, index, rows, y = args.x(0), args.x(1), args.x(2), args.y
     k = index.shape[-1]
     flat = y.view(math.prod(y.shape[:k]), *y.shape[k:])
@@ -160,7 +160,8 @@ def _bind_scatter_elements(args: KernelArguments) -> Launch:
 
 
 def _bind_top_k(args: KernelArguments) -> Launch:
-    """All of them are sorted as `torch.sort(stable=True)` does: equal ones in their order."""
+    """Binds TopK: all numbers are sorted as `torch.sort(stable=True)` does: equal ones in their
+    order."""
     x, (values, places) = args.x(0), args.outputs
     dim, largest = args.attrs.get("axis", -1), bool(args.attrs.get("largest", 1))
     if values.shape == x.shape:
@@ -187,7 +188,7 @@ def _index_bytes(spec: KernelSpec) -> int:
 
 
 def _bind_cumsum(args: KernelArguments) -> Launch:
-    """Exclusive: of what stands before each element, which is the sum one place further on."""
+    """Binds CumSum; an exclusive one is the sum moved by one place."""
     x, y, dim = args.x(0), args.y, int(args.x(1))
     reverse, exclusive = bool(args.attrs.get("reverse", 0)), bool(args.attrs.get("exclusive", 0))
     if not reverse and not exclusive:

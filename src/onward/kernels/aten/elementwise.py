@@ -43,13 +43,13 @@ for _op, _function in {
 
 
 def _bind_div(args: KernelArguments) -> Launch:
-    """ONNX divides integers towards zero."""
+    """Binds Div; ONNX divides integers towards zero."""
     mode = None if args.y.is_floating_point() else "trunc"
     return partial(torch.div, args.x(0), args.x(1), rounding_mode=mode, out=args.y)
 
 
 def _bind_mod(args: KernelArguments) -> Launch:
-    """The result has the divisor's sign; with `fmod` the dividend's."""
+    """Binds Mod: the result has the divisor's sign; with `fmod` the dividend's."""
     function = torch.fmod if args.attrs.get("fmod", 0) else torch.remainder
     return partial(function, args.x(0), args.x(1), out=args.y)
 

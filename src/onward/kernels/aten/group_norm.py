@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def sizes(x: torch.Tensor) -> tuple[int, int, int]:
-    """N, C and the places of a channel."""
+    """The sizes of x f[N,C,*S]: N, C and the number of places of a channel."""
     n, channels = x.shape[:2]
     return n, channels, x[0, 0].numel() if n and channels else 0
 
@@ -40,14 +40,14 @@ def _bind_grad(args: KernelArguments) -> Launch:
 
 
 def _one_type(spec: KernelSpec) -> str | None:
-    """PyTorch's statistics of narrow numbers are narrow."""
+    """Refuses narrow numbers: PyTorch's statistics of narrow numbers are narrow."""
     dtypes = {t.dtype for t in (*spec.inputs, *spec.outputs) if t is not None}
     taken = len(dtypes) == 1 and dtypes <= {DType.FLOAT, DType.DOUBLE}
     return None if taken else f"element types {sorted(map(str, dtypes))}"
 
 
 def _bytes(spec: KernelSpec) -> int:
-    """The out forms compute into fresh tensors first."""
+    """Bytes of workspace: the out forms compute into fresh tensors first."""
     return 2 * sum(t.nbytes for t in spec.outputs[1:]) + spec.outputs[0].nbytes + 4096
 
 

@@ -15,7 +15,8 @@ def _on_the_cpu(target: Target) -> str | None:
 
 
 def _bounds(ends: torch.Tensor, rows: int) -> list[int]:
-    """Where each group begins, and the last ends: never beyond the rows, never backwards."""
+    """The first row of each group and the end of the last: never beyond the rows, never
+    backwards."""
     bounds = [0]
     for end in ends.tolist():
         bounds.append(min(max(end, bounds[-1]), rows))

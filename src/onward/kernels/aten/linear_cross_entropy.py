@@ -30,7 +30,8 @@ ROWS = 512  # of a block
 
 
 def _sizes(spec: KernelSpec) -> tuple[Type, int, int]:
-    """The type of x, rows of a block at most, classes. They grow with x, as scratch has to."""
+    """The sizes of a call: the type of x, rows of a block at most, classes. They grow with x, as
+    scratch has to."""
     x, w = spec.inputs[:2] if spec.op == "LinearCrossEntropy" else spec.inputs[1:3]
     assert x is not None and w is not None
     rows, classes = x.shape[0], w.shape[0]
@@ -39,7 +40,7 @@ def _sizes(spec: KernelSpec) -> tuple[Type, int, int]:
 
 
 def _scratch(spec: KernelSpec) -> list[Type]:
-    """`block`, `label`, `ignored`, `share` and `nll` of a call."""
+    """The scratch tensors of a call: `block`, `label`, `ignored`, `share` and `nll`."""
     x, rows, classes = _sizes(spec)
     n = x.shape[0]
     return [
@@ -52,7 +53,7 @@ def _scratch(spec: KernelSpec) -> list[Type]:
 
 
 def _small_bytes(spec: KernelSpec) -> int:
-    """Temporaries of a block's rows, a few of each size that is no scratch."""
+    """Bytes of temporaries of a block's rows, a few of each size that is no scratch."""
     x, rows, classes = _sizes(spec)
     size = int(x.dtype.itemsize)
     return size * (16 * rows + 4 * classes + 64) + size * rows * classes
@@ -68,8 +69,8 @@ def _known(spec: KernelSpec) -> str | None:
 def blocks_of(
     n: int, most: int, rounded: Callable[[int], int] = lambda rows: rows
 ) -> Iterator[slice]:
-    """n rows in as few blocks of at most so many as fit, all of one size, which is `rounded`; the
-    last is what is left."""
+    """Divides n rows into as few blocks of at most so many as fit, all of one size, which is
+    `rounded`; the last is what is left."""
     count = max(1, math.ceil(n / max(1, most)))
     step = max(1, min(rounded(math.ceil(n / count)), most))
     return (slice(i, min(i + step, n)) for i in range(0, n, step))
@@ -95,7 +96,7 @@ def weigh_labels(
 
 @dataclass(frozen=True)
 class _Call:
-    """What a launch reads, writes and keeps for its own time."""
+    """The tensors that a launch reads, writes and uses as scratch."""
 
     x: Tensor  # f[N,D]
     w: Tensor  # f[V,D]
@@ -123,7 +124,7 @@ class _Call:
 
     @property
     def even(self) -> float:
-        """What smoothing gives to every class."""
+        """The share of the target that smoothing gives to every class."""
         return self.smoothing / self.classes
 
     def blocks(self) -> Iterator[slice]:
@@ -152,7 +153,7 @@ def _divisor(c: _Call) -> Tensor:
 
 
 def _log_softmax(c: _Call, rows: slice) -> Tensor:
-    """f[R,V]"""
+    """The log-probabilities f[R,V] of a block of rows."""
     x = c.x[rows]  # f[R,D]
     block = c.block[: x.shape[0]]  # f[R,V]
     if c.bias is None:
@@ -164,7 +165,7 @@ def _log_softmax(c: _Call, rows: slice) -> Tensor:
 
 
 def _losses(c: _Call, rows: slice, log_p: Tensor) -> Tensor:
-    """-sum(t log p) of each row, f[R]; log_p: f[R,V]."""
+    """The losses f[R] of a block's rows, -sum(t log p); log_p: f[R,V]."""
     label, share = c.label[rows, None], c.share[rows, None]  # i64[R,1], f[R,1]
     ignored = c.ignored[rows, None]  # b[R,1]
     total = log_p.gather(1, label).mul_(share).mul_(c.smoothing - 1.0)  # f[R,1]
@@ -177,7 +178,8 @@ def _losses(c: _Call, rows: slice, log_p: Tensor) -> Tensor:
 def _logit_gradients(
     c: _Call, rows: slice, log_p: Tensor, unit: Tensor, mass: Tensor | float
 ) -> Tensor:
-    """dz f[R,V], written over log_p; unit f[]: dloss / divisor; mass f[]: sum of class weights."""
+    """The logits' gradient dz f[R,V], written over log_p; unit f[]: dloss / divisor; mass f[]: sum
+    of class weights."""
     label, share = c.label[rows, None], c.share[rows, None]  # i64[R,1], f[R,1]
     target = share * (1.0 - c.smoothing) + c.even * mass  # f[R,1], sum_v(t)
     if c.smoothing:  # every class is the label's in part: inf - inf
@@ -191,7 +193,8 @@ def _logit_gradients(
 
 
 def _add_gradients(c: _Call, rows: slice, dz: Tensor) -> None:
-    """dx of these rows, and their part of dw and dbias; the first rows write them. dz: f[R,V]."""
+    """Computes dx of a block's rows, and their part of dw and dbias; the first rows write them. dz:
+    f[R,V]."""
     assert c.dx is not None and c.dw is not None
     first, x = rows.start == 0, c.x[rows]  # f[R,D]
     torch.mm(dz, c.w, out=c.dx[rows])
@@ -227,8 +230,8 @@ def _bind(args: KernelArguments) -> Launch:
 
 
 def _bind_scale(args: KernelArguments) -> Launch:
-    """Where the host may read dloss without waiting, a finite one needs no look at the labels;
-    x - x says elsewhere whether x is finite."""
+    """Binds the scaling of gradients made ahead. Where the host may read dloss without waiting, a
+    finite one needs no look at the labels; x - x says elsewhere whether x is finite."""
     dloss, labels, *given = args.inputs
     assert dloss is not None and labels is not None
     ignore, by_rows = int(args.attrs["ignore_index"]), bool(args.attrs["rows"])
@@ -266,14 +269,14 @@ def _bind_scale(args: KernelArguments) -> Launch:
 
 
 def _scale_bytes(spec: KernelSpec) -> int:
-    """A few temporaries of the rows."""
+    """Bytes of a few temporaries of the rows."""
     rows = spec.inputs[1]
     assert rows is not None and isinstance(rows.shape[0], int)
     return 64 * rows.shape[0] + 4096
 
 
 def no_such_class(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError | None:
-    """The flag holds the least and the greatest label that count."""
+    """The error of a label that is no class. flag: the least and the greatest label that count."""
     classes = args.x(1 if op == "LinearCrossEntropy" else 2).shape[0]
     bad = next((label for label in flag if not 0 <= label < classes), None)
     return None if bad is None else IndexError(f"label {bad} is not one of {classes} classes")

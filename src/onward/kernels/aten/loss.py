@@ -54,7 +54,7 @@ def _smoothed_scratch(spec: KernelSpec) -> list[Type]:
 
 
 def _bind_smoothed(args: KernelArguments) -> Launch:
-    """`(1 - e) nll - e mean_c(weight_c log_prob_c)`."""
+    """Binds the smoothed loss, `(1 - e) nll - e mean_c(weight_c log_prob_c)`."""
     labels = args.x(1)
     weight = args.inputs[2] if len(args.inputs) > 2 else None
     loss, log_prob = args.outputs
@@ -99,7 +99,8 @@ def _grad_scratch(spec: KernelSpec) -> list[Type]:
 
 
 def _bind_grad(args: KernelArguments) -> Launch:
-    """`dlogits = (exp(log_prob) - onehot) * share`, a few rows at a time."""
+    """Binds the logits' gradient, `dlogits = (exp(log_prob) - onehot) * share`, a few rows at a
+    time."""
     dloss, log_prob, labels, dx = args.x(0), args.x(1), args.x(2), args.y
     weight = args.inputs[3] if len(args.inputs) > 3 else None
     label, ignored, share, negative, total = args.scratch[:5]
@@ -148,7 +149,8 @@ def _bind_grad(args: KernelArguments) -> Launch:
             d.scatter_add_(1, index, n)
 
     def smooth() -> None:
-        """`dlogits = p ((1-e) share + e mean(weight) even) - onehot (1-e) share - e/C weight even`.
+        """Computes a smoothed loss's gradient, `dlogits = p ((1-e) share + e mean(weight) even) -
+        onehot (1-e) share - e/C weight even`.
 
         `even` is `share` without the label's weight; without class weights both are the same.
         """

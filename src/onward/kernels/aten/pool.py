@@ -18,12 +18,12 @@ aten = torch.ops.aten
 
 
 def _planes(x: torch.Tensor) -> torch.Tensor:
-    """`[N,C,S]` as `[N,C,1,S]`, which the operators know; others as they are."""
+    """x `[N,C,S]` as `[N,C,1,S]`, which the operators know; x of more dims as it is."""
     return x.unsqueeze(2) if x.dim() == 3 else x
 
 
 def _window(args: KernelArguments) -> tuple[list[int], ...]:
-    """Kernel, strides, pads and dilations."""
+    """The window of a pooling: kernel, strides, pads and dilations."""
     window = Window(args.attrs, args.attrs["kernel_shape"])
     line = len(window.kernel) == 1
     found = (window.kernel, window.strides, window.before, window.dilations)
@@ -58,7 +58,7 @@ def _bind_max_pool_grad(args: KernelArguments) -> Launch:
     name = (
         "max_pool3d_with_indices_backward" if dx.dim() == 5 else "max_pool2d_with_indices_backward"
     )
-    # of x the operator reads the sizes alone
+    # the operator reads only the sizes of x
     back: Any = partial(
         getattr(aten, name).grad_input, _planes(dy), _planes(dx), *_window(args), False,
         _planes(local), grad_input=_planes(dx),
@@ -78,7 +78,7 @@ def _local(spec: KernelSpec) -> list[Type]:
 
 
 def _starts_bytes(spec: KernelSpec) -> int:
-    """The planes' numbers, made twice when a launch is bound."""
+    """Bytes of the planes' numbers, made twice when a launch is bound."""
     return 2 * 8 * math.prod(spec.outputs[0].concrete.shape[:2]) + 4096  # type: ignore[arg-type]
 
 

@@ -14,7 +14,7 @@ from onward.kernels.target import Target
 
 
 def gemm_operands(args: KernelArguments) -> tuple[torch.Tensor, torch.Tensor]:
-    """`f[M,K]` and `f[K,N]`: the transposes are strides."""
+    """The operands of a Gemm as f[M,K] and f[K,N]; transposes are strides."""
     a = args.x(0).t() if args.attrs.get("transA") else args.x(0)
     b = args.x(1).t() if args.attrs.get("transB") else args.x(1)
     return a, b
@@ -28,13 +28,13 @@ def bind_gemm(args: KernelArguments) -> Launch:
 
 
 def _spare(args: KernelArguments) -> Callable[[torch.Tensor], int]:
-    """The rows that a product may take, where it is oneDNN's (row_counts.py)."""
+    """The spare rows that a product may take in, where it is oneDNN's (row_counts.py)."""
     low = args.y.dtype in (torch.bfloat16, torch.float16)
     return args.spare if low and args.y.device.type == "cpu" else no_rows
 
 
 def in_order(calls: list[Launch]) -> Launch:
-    """One launch of several."""
+    """Joins several calls, in order, into one launch."""
     if len(calls) == 1:
         return calls[0]
 
@@ -51,7 +51,7 @@ def unscaled(spec: KernelSpec) -> str | None:
 
 
 def _merged(x: torch.Tensor) -> torch.Tensor | None:
-    """`[*S,M,K]` as `[prod(S),M,K]` where strides allow."""
+    """x `[*S,M,K]` as `[prod(S),M,K]` where strides allow."""
     try:
         return x.view(math.prod(x.shape[:-2]), *x.shape[-2:])
     except RuntimeError:
@@ -59,7 +59,7 @@ def _merged(x: torch.Tensor) -> torch.Tensor | None:
 
 
 def _bind_matmul(args: KernelArguments) -> Launch:
-    """`f[*S,M,K] @ f[*S,K,N]` as few batched products."""
+    """Binds `f[*S,M,K] @ f[*S,K,N]` as few batched products."""
     y = args.y
     if y.dim() == 2:
         return in_order(product(args.x(0), args.x(1), y, _spare(args)))
@@ -76,7 +76,8 @@ def _batched(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> list[Launch]:
 
 
 def _on_the_cpu(target: Target) -> str | None:
-    """Small products one by one cost nothing there; elsewhere each is a launch."""
+    """Whether the target is a CPU. Small products one by one cost nothing there; elsewhere each is
+    a launch."""
     return None if target.device == "cpu" else "its products of strided heads are one by one"
 
 

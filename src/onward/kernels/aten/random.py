@@ -37,14 +37,14 @@ def _key_bytes(spec: KernelSpec) -> int:
 
 
 def mix(x: torch.Tensor) -> torch.Tensor:
-    """The finaliser on 32-bit words held in i64."""
+    """Applies the finaliser to 32-bit words held in i64."""
     x = ((x ^ (x >> 16)) * M1) & WORD
     x = ((x ^ (x >> 15)) * M2) & WORD
     return x ^ (x >> 15)
 
 
 def _signed(x: torch.Tensor) -> torch.Tensor:
-    """The word's 32 bits as i32."""
+    """A word's 32 bits as i32."""
     return ((x ^ (1 << 31)) - (1 << 31)).to(torch.int32)
 
 

@@ -31,11 +31,11 @@ class _Layer:
         return torch.addmm(self.bias, h, self.r.t(), out=out)
 
     def split(self, x: torch.Tensor) -> torch.Tensor:
-        """Each gate's on its own, `[...,G,H]`."""
+        """x with a dim for its gates, `[...,G,H]`."""
         return x.unflatten(-1, (GATES[self.kind], -1))
 
     def before(self, first: torch.Tensor, states: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """What each step was given: the states, each by one later."""
+        """The states that each step was given: all states, moved by one step."""
         kept = self.count - 1
         if self.steps[0] == 0:
             out[0], out[1:] = first, states[:kept]
@@ -201,14 +201,15 @@ def _scratch(spec: KernelSpec) -> list[Type]:
 
 
 def _gradient_scratch(spec: KernelSpec) -> list[Type]:
-    """What each step was given, and the gates as they are, or their gradients as the state's."""
+    """The scratch of a gradient: the states that each step was given, and the gates as they are, or
+    their gradients as the state's."""
     y, gates = spec.inputs[2], spec.inputs[4]
     assert y is not None and gates is not None
     return [y, gates]
 
 
 def _bytes(spec: KernelSpec) -> int:
-    """Each step's temporaries are freed behind it."""
+    """Bytes of one step's temporaries, which are freed behind it."""
     return sum(t.nbytes for t in spec.outputs) + 2**14
 
 

@@ -26,8 +26,8 @@ def _over(function: Callable[..., Any]) -> Callable[[KernelArguments], Launch]:
 
 
 def _extreme(function: Callable[..., Any]) -> Callable[[KernelArguments], Launch]:
-    """torch refuses a dim without elements even where the result has none either, as rows that are
-    counted in sequences without tokens."""
+    """Binds a maximum or minimum. Torch refuses a dim without elements even where the result has
+    none either, as rows that are counted in sequences without tokens."""
     bind = _over(function)
 
     def bind_extreme(args: KernelArguments) -> Launch:
@@ -45,7 +45,8 @@ def _bind_l2(args: KernelArguments) -> Launch:
 
 
 def _bind_prod(args: KernelArguments) -> Launch:
-    """One dim after the other, from the last; torch's operator takes one."""
+    """Binds a product over dims, one after the other from the last, since torch's operator takes
+    one."""
     x, y = args.x(), args.y
     dims = sorted({d % x.dim() for d in _dims(args) or range(x.dim())})
 
@@ -79,13 +80,15 @@ def _bind_argmax(args: KernelArguments) -> Launch:
 
 
 def _finite_workspace(spec: KernelSpec) -> int:
-    """The least and the largest number of each, as doubles, stacked, and what is asked of them."""
+    """Bytes of the least and the largest number of each gradient, as doubles, stacked, and of their
+    test."""
     return 64 * (4 * len(spec.inputs) + 4)
 
 
 def _bind_all_finite(args: KernelArguments) -> Launch:
-    """The least and the largest numbers, which carry NaN on, in place of a boolean for each. A norm
-    that is finite says the same at once, where the host may read it without waiting."""
+    """Binds the test for finiteness, by each gradient's least and largest numbers, which carry NaN
+    on, in place of a boolean for each element. A norm that is finite says the same at once, where
+    the host may read it without waiting."""
     norm, *gradients = args.inputs
     if norm is not None and norm.device.type != "cpu":
         norm = None

@@ -20,25 +20,25 @@ LEAST = 32
 
 
 def rounded(n: int) -> int:
-    """n, or somewhat more: a multiple of an eighth of the power of two below it."""
+    """The row count n rounded up: a multiple of an eighth of the power of two below it."""
     step = max(LEAST, (1 << max(n, 1).bit_length() - 1) // 8)
     return -(-n // step) * step
 
 
 def further(n: int, *spare: int) -> int:
-    """By how many rows n is rounded where each operand has so many to spare."""
+    """The number of rows by which n is rounded, where each operand has so many to spare."""
     return max(0, min(rounded(n) - n, *spare))
 
 
 def lengthened(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """x with so many of the rows behind it."""
+    """x with this many of the rows that lie behind it."""
     if not rows:
         return x
     return x.as_strided((x.shape[0] + rows, *x.shape[1:]), x.stride(), x.storage_offset())
 
 
 def behind(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """So many of the rows behind x."""
+    """This many of the rows that lie behind x."""
     return lengthened(x, rows)[x.shape[0] :]
 
 
@@ -50,8 +50,8 @@ def product(
     across: bool = False,
     c: torch.Tensor | None = None,
 ) -> list[Launch]:
-    """`y = a b + c` of `f[M,K]` and `f[K,N]`; with `across` `y = a^T b + c` of `f[K,M]`, `f[K,N]`.
-    c: `f[M,N]`, or what torch spreads to it."""
+    """Computes `y = a b + c` of `f[M,K]` and `f[K,N]`; with `across` `y = a^T b + c` of `f[K,M]`,
+    `f[K,N]`. c: `f[M,N]`, or what torch spreads to it."""
     given = [] if c is None else [c]
     if across:
         more = further(a.shape[0], spare(a), spare(b))

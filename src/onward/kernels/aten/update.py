@@ -11,7 +11,7 @@ from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 
 def _scaled_scratch(spec: KernelSpec, scale: int) -> list[Type]:
-    """Room for the gradient times the scale at input `scale`, where there is one."""
+    """Scratch for the gradient times the scale at input `scale`, where there is one."""
     g = spec.inputs[1]
     assert g is not None
     return [g] if scale < len(spec.inputs) and spec.inputs[scale] is not None else []
@@ -26,7 +26,8 @@ def _sgd_scratch(spec: KernelSpec) -> list[Type]:
 
 
 def _mixed(spec: KernelSpec) -> str | None:
-    """torch's kernels take a parameter, its gradient and its state of one dtype."""
+    """Refuses mixed types: torch's kernels take a parameter, its gradient and its state of one
+    dtype."""
     p, g = spec.inputs[:2]
     assert p is not None and g is not None
     if p.dtype == g.dtype:
@@ -37,7 +38,8 @@ def _mixed(spec: KernelSpec) -> str | None:
 def _in_place(
     args: KernelArguments, pairs: tuple[tuple[int, int], ...]
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Outputs that lie elsewhere than their input, with that input: copied before the update."""
+    """The pairs of an output that lies elsewhere than its input, and that input: copied before the
+    update."""
     return [
         (args.outputs[o], args.x(i))
         for o, i in pairs

@@ -33,7 +33,8 @@ _MARGIN = 1.03
 
 
 class Shape(NamedTuple):
-    """`f32[m,n] = f32[m,k] f32[k,n]`; ta, tb: the operand is stored transposed."""
+    """The shape of a product `f32[m,n] = f32[m,k] f32[k,n]`; ta, tb: the operand is stored
+    transposed."""
 
     m: int
     n: int
@@ -43,7 +44,7 @@ class Shape(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """Two for each multiplication with its addition."""
+        """FLOPs of the product, two for each multiplication with its addition."""
         return 2 * self.m * self.n * self.k
 
     def __str__(self) -> str:
@@ -70,12 +71,13 @@ SAMPLES = (
 
 
 def choose(shape: Shape) -> str:
-    """The engine's name: one of `engines()`, or "torch"."""
+    """The engine for a shape, by name: one of `engines()`, or "torch"."""
     return forced() or _fastest((shape,), torch.get_num_threads(), (TORCH, *engines()))
 
 
 def choose_called(*shapes: Shape) -> str:
-    """One engine for all of these, among those that a kernel can call from its own threads."""
+    """One engine for all of these shapes, among those that a kernel can call from its own
+    threads."""
     name = forced()
     if name in engines():
         return name
@@ -83,11 +85,11 @@ def choose_called(*shapes: Shape) -> str:
 
 
 def forced() -> str:
-    """The engine that the environment asks for; empty where it does not."""
+    """The engine that ONWARD_BLAS asks for, by name; empty where it is not set."""
     name = environment().blas
     if name and name != TORCH and name not in engines():
         have = ", ".join([TORCH, *engines()])
-        raise OnwardError(f"ONWARD_BLAS={name} is not there; fix: one of {have}")
+        raise OnwardError(f"ONWARD_BLAS={name} is not available; fix: one of {have}")
     return name
 
 
@@ -106,7 +108,8 @@ def fastest(table: Rates, shapes: Sequence[Shape], names: Sequence[str]) -> str:
 
 
 def _expected(table: Rates, shape: Shape, name: str) -> float:
-    """GFLOP/s: the mean over samples stored alike, weighted by exp(-distance^2) in log m, n, k."""
+    """The GFLOP/s to be expected: the mean over samples stored alike, weighted by exp(-distance^2)
+    in log m, n, k."""
     alike = [s for s in table if (s.ta, s.tb) == (shape.ta, shape.tb)] or list(table)
     distances = [
         sum(math.log(a / max(b, 1)) ** 2 for a, b in zip(s[:3], shape[:3], strict=True))

@@ -18,12 +18,12 @@ import torch
 from onward.kernels.kernel import Launch
 from onward.kernels.native.library import library
 
-CBLAS64, FORTRAN32 = 0, 1  # calling conventions, as src/blas.h numbers them
+CBLAS64, FORTRAN32 = 0, 1  # calling conventions, as native/src/blas.h numbers them
 
 
 @dataclass(frozen=True)
 class Engine:
-    """A product routine by its addresses; `layout` is the struct `Blas` of src/blas.h."""
+    """A product routine by its addresses; `layout` is the struct `Blas` of native/src/blas.h."""
 
     name: str
     path: str
@@ -80,7 +80,7 @@ def _mkl() -> Iterator[Engine]:
 def plain_product(
     engine: Engine, left: torch.Tensor, right: torch.Tensor, ta: bool, tb: bool, y: torch.Tensor
 ) -> Launch:
-    """`y f32[m,n]` from contiguous operands, each stored transposed or not."""
+    """Computes `y f32[m,n]` from contiguous operands, each stored transposed or not."""
     c = library()
     assert c is not None
     (m, n), k = y.shape, left.shape[0 if ta else 1]

@@ -32,7 +32,8 @@ def joined(families: Iterable[tuple[str, Family]]) -> dict[str, tuple[Kernel, ..
 
 
 def _families() -> Iterable[tuple[str, Family]]:
-    """Not by pkgutil: to it the compiled libraries in this folder are modules too."""
+    """The names of the files of kernels here. pkgutil would take the compiled libraries for modules
+    too."""
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path != Path(__file__):
             module = import_module(f"{__name__}.{path.stem}")

@@ -1,9 +1,10 @@
 """Activations, alone and with the bias of the matrix product before them, and their gradients.
 
 Milliseconds at 1024 x 2048 on 2 threads of an AMD EPYC (AVX-512), warm caches, 2026-11-21, from
-`benchmarks/kernels.py`; in brackets torch's, without a bias: gelu 0.65 (0.48: its erf is good to
-1.5e-7, this one also where the cdf is small), its gradient 0.71 (0.92); tanh gelu with bias 0.40,
-its gradient 0.64 (1.9), with the bias's 0.76. 1 ms is 16.8 GB/s for a value, 25 for a gradient.
+`benchmarks/kernel_times.py`; in brackets torch's, without a bias: gelu 0.65 (0.48: its erf is good
+to 1.5e-7, this one also where the cdf is small), its gradient 0.71 (0.92); tanh gelu with bias
+0.40, its gradient 0.64 (1.9), with the bias's 0.76. 1 ms is 16.8 GB/s for a value, 25 for a
+gradient.
 
 The same size in f32, bf16 and fp16, 2 threads of an AMD EPYC (AVX-512), 2026-11-24, in us: gelu
 352, 439, 736; its gradient 413, 495, 814; relu 90, 100, 308; tanh gelu with bias 217, 330, 707, and

@@ -46,7 +46,7 @@ COLUMNS = 32  # panels are at most this wide
 
 
 def _sizes(q: Sequence[int], k: Sequence[int], v: Sequence[int]) -> tuple[int, int, int, int]:
-    """`Q, S, K, E` from the shapes `[B,H,Q,K]`, `[B,H,S,K]`, `[B,H,S,E]`."""
+    """The sizes `Q, S, K, E` from the shapes `[B,H,Q,K]`, `[B,H,S,K]`, `[B,H,S,E]`."""
     return q[2], k[2], q[3], v[3]
 
 
@@ -56,7 +56,7 @@ def _packed(spec: KernelSpec) -> bool:
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    """Both ops: q, k, v and mask are inputs `first` and on."""
+    """`Kernel.unsupported` of both ops: q, k, v and mask are inputs `first` and on."""
     first = 0 if spec.op == "FlashAttention" else 1
     q, k, v, mask = (*spec.inputs, None)[first : first + 4]
     assert q is not None and k is not None and v is not None
@@ -82,13 +82,15 @@ def _low(spec: KernelSpec) -> bool:
 
 
 def _room(*sizes: int) -> Type:
-    """A block of scratch for every thread, each part rounded up to `COLUMNS` numbers."""
+    """The scratch of the kernel: a block for every thread, each part rounded up to `COLUMNS`
+    numbers."""
     floats = sum(_padded(n) for n in sizes)
     return Type(DType.FLOAT, (torch.get_num_threads(), floats))
 
 
 def _table(spec: KernelSpec, batch: int, queries: int, keys: int) -> Type:
-    """Where the segments lie, at most one for each query; and each packed key's position."""
+    """The table of packed segments: where they lie, at most one for each query; and each packed
+    key's position."""
     segments = queries if _packed(spec) else batch
     listed = keys + COLUMNS + math.ceil(keys / 4) if _packed(spec) else 0
     return Type(DType.INT32, (5 * (segments + 2) + listed,))
@@ -132,7 +134,8 @@ def _shape(type: Type | None) -> tuple[int, ...]:
 
 
 def _filter(args: KernelArguments, first: int, shape: tuple[int, ...]) -> dict[str, Any]:
-    """Mask, dropout and scale, as both C functions take them; they are inputs `first` and on."""
+    """The mask, dropout and scale of a call, as both C functions take them; they are inputs `first`
+    and on."""
     mask, seed, offset = (*args.inputs, None, None, None)[first : first + 3]
     allowed = mask if mask is not None and mask.dtype == torch.bool else None
     added = mask if allowed is None else None
@@ -152,13 +155,13 @@ def _filter(args: KernelArguments, first: int, shape: tuple[int, ...]) -> dict[s
 
 
 def _coordinates(args: KernelArguments, at: int) -> dict[str, torch.Tensor | None]:
-    """Of queries and keys, where rows are packed: inputs `at` and behind it."""
+    """The coordinates i64[N,R] of queries and keys of packed rows: inputs `at` and behind it."""
     q_at, k_at = [*args.inputs, *[None] * (at + 2)][at : at + 2]
     return {"q_at": q_at, "k_at": k_at}
 
 
 def _room_of(args: KernelArguments) -> dict[str, Any]:
-    """What the plan provides for the time of the launch."""
+    """The scratch that the plan provides for the time of the launch."""
     scratch, table = args.scratch[:2]
     threads, room = scratch.shape
     return {"scratch": scratch, "threads": threads, "room": room, "segments": table}

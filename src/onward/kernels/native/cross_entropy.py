@@ -37,7 +37,8 @@ def _sizes(spec: KernelSpec) -> tuple[Type, Type]:
 
 
 def _scratch(spec: KernelSpec) -> list[Type]:
-    """`z`, a panel's `dw`, `loss` of rows, their `label`, whether `ignored`, and three sums."""
+    """The scratch of a call: `z`, a panel's `dw`, `loss` of rows, their `label`, whether `ignored`,
+    and three sums."""
     x, w = _sizes(spec)
     n, classes, features = x.shape[0], w.shape[0], w.shape[1]
     assert isinstance(n, int) and isinstance(classes, int) and isinstance(features, int)
@@ -66,7 +67,7 @@ def _unsupported(spec: KernelSpec) -> str | None:
 
 
 def _workspace(spec: KernelSpec) -> int:
-    """Small temporaries of the rows."""
+    """Bytes of small temporaries of the rows."""
     n = _sizes(spec)[0].shape[0]
     assert isinstance(n, int)
     return 64 * n + 4096
@@ -122,7 +123,8 @@ def _block(
     losses: Tensor, weights: Tensor, unit: Tensor | None, rows: slice, ignore: int,
     smoothing: float, spare: Callable[[Tensor], int],
 ) -> Iterator[Launch]:  # fmt: skip
-    """What runs for these rows, in order. The first rows write dw, the others add to it."""
+    """The calls that run for a block's rows, in order. The first rows write dw, the others add to
+    it."""
     native = library()
     assert native is not None
     first = rows.start == 0

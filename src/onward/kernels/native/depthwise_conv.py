@@ -16,7 +16,8 @@ from onward.kernels.native.library import library, only_f32, where
 
 
 def _of_each_channel(spec: KernelSpec) -> str | None:
-    """What is not a filter of taps for each channel, at every place."""
+    """`Kernel.unsupported`: a convolution that is not one filter of taps for each channel, at every
+    place."""
     inputs, attrs = spec.inputs, spec.attrs
     image, weight = inputs[0], spec.outputs[0] if spec.op == "ConvWeightGrad" else inputs[1]
     assert image is not None and weight is not None
@@ -32,7 +33,7 @@ def _of_each_channel(spec: KernelSpec) -> str | None:
 
 
 def _bind(args: KernelArguments, turn: int) -> Launch:
-    """turn: -1 for a transposed one, which reads backwards."""
+    """Binds a convolution. turn: -1 for a transposed one, which reads backwards."""
     x, w, bias = [*args.inputs, None][:3]
     assert x is not None and w is not None
     c, y = library(), args.y

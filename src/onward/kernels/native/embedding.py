@@ -1,8 +1,8 @@
 """Rows of an embedding, and the gradient that adds rows to its table.
 
-On 2 threads of an AMD EPYC (AVX-512), 2026-11-21, from `benchmarks/kernels.py`: 1024 rows of 512
-read in 23 us (torch 25), added in 126 (199); 700 rows of 200 added to 28785 rows of zeros in 181
-(215), which is filling the zeros.
+On 2 threads of an AMD EPYC (AVX-512), 2026-11-21, from `benchmarks/kernel_times.py`: 1024 rows of
+512 read in 23 us (torch 25), added in 126 (199); 700 rows of 200 added to 28785 rows of zeros in
+181 (215), which is filling the zeros.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from onward.kernels.native.library import library, only_f32, where
 
 
 def _no_such_row(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError:
-    """The flag holds the first row number that the table does not have."""
+    """The error of a row number out of range. flag: the first number that the table does not
+    have."""
     return IndexError(f"{op}: row {flag[1]} of a table of {args.x().shape[0]} rows")
 
 

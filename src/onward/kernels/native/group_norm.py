@@ -14,7 +14,7 @@ from onward.kernels.native.library import library, only_f32, where
 
 
 def _scratch(spec: KernelSpec) -> list[Type]:
-    """A sample's sums for dscale and dbias, f32[N,2,C]."""
+    """The scratch: a sample's sums for dscale and dbias, f32[N,2,C]."""
     n, channels = spec.outputs[0].shape[:2]
     return [Type(DType.FLOAT, (n, 2, channels))]
 

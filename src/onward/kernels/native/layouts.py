@@ -17,7 +17,7 @@ def layouts(**tensors: torch.Tensor) -> dict[str, Any]:
 
 
 def of_four_dims(x: torch.Tensor) -> torch.Tensor:
-    """Seen with dims of size 1 before its own."""
+    """x as a tensor of four dims, with dims of size 1 before its own."""
     return x[(None,) * (DIMS - x.dim())]
 
 

@@ -49,7 +49,7 @@ class Library:
 
     @property
     def is_current(self) -> bool:
-        """Whether it was built of the sources that lie beside it."""
+        """Whether the library was built from the sources that lie beside it."""
         try:
             stamp = self._c["onward_sources"]
         except AttributeError:
@@ -58,8 +58,8 @@ class Library:
         return stamp() == sources_digest().encode()
 
     def launch(self, function: str, /, **arguments: Argument) -> Launch:
-        """A call of a C function, its arguments given by the names of its definition, checked and
-        converted once.
+        """Makes a call of a C function, its arguments given by the names of its definition, checked
+        and converted once.
 
         A tensor or a ctypes array gives its address, a sequence of numbers that of a copy, None a
         null pointer. The codes of element types follow from the tensors. Raises TypeError or
@@ -83,7 +83,7 @@ def declared() -> dict[str, Signature]:
 def library() -> Library | None:
     """The kernels for this machine, or None; why not is said once, in the log.
 
-    Raises OnwardError where the environment asks for a build that cannot be had.
+    Raises OnwardError where the environment asks for a build that is not available.
     """
     wanted = environment().native
     if wanted == "0":
@@ -91,12 +91,12 @@ def library() -> Library | None:
     found, reason = _load(wanted)
     if found is None and wanted:
         raise OnwardError(
-            f"ONWARD_NATIVE={wanted} cannot be had ({reason}); fix: one of "
+            f"ONWARD_NATIVE={wanted} is not available ({reason}); fix: one of "
             f"{', '.join(['0', *usable()])}, or unset it"
         )
     if found is None and environment().native_folder:
         raise OnwardError(
-            f"ONWARD_NATIVE_FOLDER={environment().native_folder} cannot be taken ({reason}); "
+            f"ONWARD_NATIVE_FOLDER={environment().native_folder} cannot be loaded ({reason}); "
             "fix: a folder of builds of these sources, or unset it"
         )
     if found is None:
@@ -105,7 +105,7 @@ def library() -> Library | None:
 
 
 def about() -> str:
-    """Which build serves this machine, or why none does; in words."""
+    """The build that serves this machine, or why none does, in words."""
     if environment().native == "0":
         return "off (ONWARD_NATIVE=0)"
     found = library()
@@ -127,7 +127,7 @@ def built() -> list[str]:
 
 
 def usable() -> list[str]:
-    """Those of them that this processor runs."""
+    """The instruction levels of `built` that this processor runs."""
     processor = torch.backends.cpu.get_cpu_capability()
     return [x for x in built() if (needed := _LEVELS[x]) is None or processor in needed]
 
@@ -171,7 +171,7 @@ def shares_threads() -> bool:
 
 
 def sources_digest() -> str:
-    """Of the C++ sources, as `setup.py` writes it into what it builds."""
+    """The digest of the C++ sources, as `setup.py` writes it into what it builds."""
     digest = hashlib.sha256()
     for path in sorted(FOLDER.glob("src/*")):
         digest.update(path.name.encode() + path.read_bytes())
@@ -215,14 +215,14 @@ def floats_are_f32(spec: KernelSpec) -> str | None:
 
 
 def not_f32(types: Iterable[Type | None]) -> str | None:
-    """Why the floating ones are not all f32."""
+    """Why not all floating types are f32, if so."""
     strange = next((d for d in _floating(types) if d != DType.FLOAT), None)
     return None if strange is None else f"{strange.name.lower()} tensors"
 
 
 def not_one_element(types: Iterable[Type | None], beside: tuple[DType, ...] = ()) -> str | None:
-    """Why the floating ones are not all f32, all bf16 or all fp16: what a C function calls T. Those
-    of a dtype in `beside` do not count."""
+    """Why the floating types are not all f32, all bf16 or all fp16: what a C function calls T.
+    Those of a dtype in `beside` do not count."""
     found = [d for d in _floating(types) if d not in beside]
     strange = next((d for d in found if d != DType.FLOAT and d not in LOW), None)
     if strange is not None:
@@ -231,5 +231,5 @@ def not_one_element(types: Iterable[Type | None], beside: tuple[DType, ...] = ()
 
 
 def _floating(types: Iterable[Type | None]) -> list[DType]:
-    """Their dtypes, each once, in their order."""
+    """The floating dtypes of types, each once, in their order."""
     return list(dict.fromkeys(t.dtype for t in types if t is not None and t.is_floating))

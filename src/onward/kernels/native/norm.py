@@ -4,7 +4,8 @@ A row is read and written once. The mean is corrected in the variance's pass; ds
 summed by tiles of rows. The tiles are the same for any number of threads, and so is every bit.
 
 us a call and GB/s on 2 threads of an AMD EPYC (AVX-512), warm caches, 2026-11-21, from
-`benchmarks/kernels.py`; beside them aten's norm, or the sum, norm and dropout in kernels apart:
+`benchmarks/kernel_times.py`; beside them aten's norm, or the sum, norm and dropout in kernels
+apart:
 
                           [1024,512]           [700,200]
     norm                  64 / 114  66 GB/s    34 / 46  34 GB/s
@@ -35,7 +36,7 @@ _TILE_ROWS = 16  # at least: a tile's sums are written and read once more
 
 
 def tiles_of(spec: KernelSpec) -> int:
-    """Of the rows of a gradient whose second output is dscale."""
+    """The number of tiles of rows in a gradient whose second output is dscale."""
     scale = spec.outputs[1]
     rows = product(spec.outputs[0].shape[: spec.outputs[0].rank - scale.rank])
     assert isinstance(rows, int)
@@ -43,7 +44,7 @@ def tiles_of(spec: KernelSpec) -> int:
 
 
 def _scratch(spec: KernelSpec) -> list[Type]:
-    """A tile's sums for dscale and dbias, f32[tiles, 2, D]."""
+    """The scratch: a tile's sums for dscale and dbias, f32[tiles, 2, D]."""
     return [Type(DType.FLOAT, (tiles_of(spec), 2, spec.outputs[1].numel))]
 
 
@@ -60,7 +61,7 @@ def of_an_f32_sum(spec: KernelSpec) -> str | None:
 
 
 def _parts(spec: KernelSpec) -> list[Type | None]:
-    """Its types, those first that may be low: of y and x, of the gradient dy and dx."""
+    """The types of a call, first the ones that may be low: y and x, for the gradient dy and dx."""
     inputs, outputs = list(spec.inputs), list(spec.outputs)
     if not spec.op.endswith("Grad"):
         return [outputs.pop(0), inputs.pop(0), *inputs, *outputs]
@@ -69,7 +70,8 @@ def _parts(spec: KernelSpec) -> list[Type | None]:
 
 
 def mask_of(args: KernelArguments, seed_at: int) -> dict[str, Any]:
-    """Dropout as the C functions take it; without it no seed, and a mask that keeps everything."""
+    """The dropout of a call as the C functions take it; without dropout no seed, and a mask that
+    keeps everything."""
     outer = list(args.y.shape[:-1])
     ratio = float(args.attrs.get("ratio", 0.0))
     if ratio == 0.0:

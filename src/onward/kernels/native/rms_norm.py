@@ -18,7 +18,7 @@ from onward.kernels.native.norm import mask_of, of_an_f32_sum, tiles_of
 
 
 def _scratch(spec: KernelSpec) -> list[Type]:
-    """A tile's sums for dscale, f32[tiles, D]."""
+    """The scratch: a tile's sums for dscale, f32[tiles, D]."""
     return [Type(DType.FLOAT, (tiles_of(spec), spec.outputs[1].numel))]
 
 

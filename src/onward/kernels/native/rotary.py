@@ -13,7 +13,7 @@ from onward.kernels.native.library import library, not_one_element, where
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    """The angles may be f32 beside rows of less."""
+    """`Kernel.unsupported`: all of one type, but that angles may be f32 beside rows of less."""
     x, cos, sin = spec.inputs
     rows = not_one_element((x, *spec.outputs))
     low = x is not None and x.is_low

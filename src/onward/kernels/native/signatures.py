@@ -63,13 +63,13 @@ class Parameter:
 
     @property
     def derived(self) -> str:
-        """The chosen type whose code this is; empty where a caller gives the argument."""
+        """The chosen type whose code this parameter is; empty where a caller gives the argument."""
         word = self.name.removeprefix("element_")
         return word if word in _CHOSEN and word != self.name else ""
 
     @property
     def text(self) -> str:
-        """What a caller has to give."""
+        """The parameter in words: what a caller has to give."""
         if self.type in _STRUCTS:
             return f"{_STRUCTS[self.type]} ints"
         if self.type in _CHOSEN:
@@ -143,7 +143,7 @@ _NO_NAMES: dict[str, Any] = {"__builtins__": {}}
 
 
 def signatures(sources: Iterable[Path]) -> dict[str, Signature]:
-    """Of each function that the sources define for Python, by its name.
+    """The signature of each function that the sources define for Python, by its name.
 
     Raises ValueError where one is written as this does not read it, or two have one name.
     """
@@ -194,7 +194,7 @@ def _parameter(file: str, text: str) -> Parameter:
 
 
 def _numbers_behind(argument: Any) -> int:
-    """How many lie behind its address, one after the other."""
+    """The count of numbers that lie behind an argument's address, one after the other."""
     if isinstance(argument, torch.Tensor):
         return argument.numel() if argument.is_contiguous() else 1
     return len(argument)
@@ -226,7 +226,8 @@ def _struct(function: str, p: Parameter, given: Any) -> Any:
 
 
 def _pointer(function: str, p: Parameter, dtype: torch.dtype, number: Any, given: Any) -> Any:
-    """A tensor's address; that of a copy of a sequence; ctypes' own arrays as they are."""
+    """The address of an argument: a tensor's, or that of a copy of a sequence; ctypes' own arrays
+    stay."""
     if given is None and p.optional:
         return _NULL
     if isinstance(given, torch.Tensor):

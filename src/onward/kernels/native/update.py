@@ -1,8 +1,8 @@
 """Adam and AdamW in one pass, the gradient clipped on the way, with moments of f32 or of less.
 
-50257 x 512 on 2 threads of an AMD EPYC (AVX-512), 2026-11-21, from `benchmarks/kernels.py`: 12.7
-ms, 57 GB/s (torch's fused kernel 12.8), clipped 12.5 (12.8); 512 x 2048, in cache, 0.22 ms (0.25).
-With a gradient of f32, bf16 and fp16 1024 x 2048 in 329, 230 and 281 us, 2026-11-24.
+50257 x 512 on 2 threads of an AMD EPYC (AVX-512), 2026-11-21, from `benchmarks/kernel_times.py`:
+12.7 ms, 57 GB/s (torch's fused kernel 12.8), clipped 12.5 (12.8); 512 x 2048, in cache, 0.22 ms
+(0.25). With a gradient of f32, bf16 and fp16 1024 x 2048 in 329, 230 and 281 us, 2026-11-24.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _HYPER_NAMES = ("lr", "first", "second", "epsilon", "weight_decay")  # f64[], re
 
 
 def _hyper(args: KernelArguments, start: int) -> dict[str, Any]:
-    """Hyperparameters, the update's number and the form of decay, as the C functions take them."""
+    """The hyperparameters, the update's number and the form of decay, as the C functions take
+    them."""
     given = zip(_HYPER_NAMES, args.inputs[start : start + 5], strict=True)
     return {**dict(given), "step": args.x(start + 5), "decoupled": int(args.attrs["decoupled"])}
 
@@ -30,8 +31,8 @@ def _scale(args: KernelArguments, i: int) -> torch.Tensor | None:
 
 
 def _not_f32(spec: KernelSpec, hyper: int, kept: tuple[int, ...]) -> str | None:
-    """Why it is not an update of f32 with a gradient of any element type. kept: places of moments
-    that are looked at elsewhere; each has its output one before."""
+    """Why a call is not an update of f32 with a gradient of any element type. kept: places of
+    moments that are looked at elsewhere; each has its output one before."""
     if any(t is None or t.dtype != DType.DOUBLE for t in spec.inputs[hyper : hyper + 5]):
         return "hyperparameters that are not doubles"
     given = [t for i, t in enumerate(spec.inputs) if i not in (1, *kept, *range(hyper, hyper + 5))]

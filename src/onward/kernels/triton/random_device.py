@@ -14,13 +14,13 @@ SITE_A, SITE_B = tl.constexpr(random.SITE_A), tl.constexpr(random.SITE_B)
 
 
 def rounded(number: float) -> float:
-    """As f32, in which the product is computed whatever x is."""
+    """The number as f32, in which the product is computed whatever x is."""
     return torch.tensor(number, dtype=torch.float32).item()
 
 
 @triton.jit
 def _mixed(x):
-    """u32 -> u32, the finaliser."""
+    """Applies the finaliser, u32 -> u32."""
     x = (x ^ (x >> 16)) * M1
     x = (x ^ (x >> 15)) * M2
     return x ^ (x >> 15)
@@ -38,7 +38,7 @@ def dropout(
     BOUND: tl.constexpr, RANK: tl.constexpr, COLUMNS: tl.constexpr, SAMPLE_COLUMN: tl.constexpr,
     SAMPLE_DIM: tl.constexpr, HAS_OFFSET: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """y[rows, features] = x * scale where the mask keeps it, else 0.
+    """Computes y[rows, features] = x * scale where the mask keeps it, else 0.
 
     n0..n3: sizes of the RANK dims before the last. COLUMNS: of `coordinates` i64[n0, COLUMNS],
     which stand for dim 0; 0 without. SAMPLE_COLUMN, SAMPLE_DIM: to which `offset` is added.

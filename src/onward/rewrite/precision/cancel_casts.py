@@ -36,7 +36,7 @@ def cancel_casts(graph: Graph) -> int:
 
 
 def _before_widening(x: Value) -> Value:
-    """What x was before casts that lost nothing."""
+    """The value that x was cast from without loss, through any number of casts."""
     maker = x.producer()
     while maker is not None and maker.op_type == "Cast" and maker.inputs[0] is not None:
         inner = maker.inputs[0]

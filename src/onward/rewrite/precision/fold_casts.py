@@ -33,7 +33,7 @@ def fold_casts(graph: Graph, context: Context) -> int:
 
 
 def _into_reader(node: Node, i: int, context: Context) -> int:
-    """The operand as it was before it was cast up."""
+    """Gives a reader the operand before its cast up, where kernels take that."""
     x = node.inputs[i]
     source = None if x is None else _widened(x)
     if source is None:
@@ -46,7 +46,7 @@ def _into_reader(node: Node, i: int, context: Context) -> int:
 
 
 def _widened(x: Value) -> Value | None:
-    """The low value that x is cast from, to f32; None where it is not."""
+    """The low value that x is cast from to f32; None where x is no such cast."""
     maker = x.producer()
     if maker is None or maker.op_type != "Cast" or maker.inputs[0] is None:
         return None
@@ -55,7 +55,7 @@ def _widened(x: Value) -> Value | None:
 
 
 def _into_writer(graph: Graph, node: Node, outputs: set[Value], context: Context) -> int:
-    """The norm's y, where all that read it cast it to one low type."""
+    """Writes a norm's y in the low type that all its readers cast it to."""
     y = node.outputs[0]
     casts = list(dict.fromkeys(use.node for use in y.uses()))
     lows = {type_of(cast.outputs[0]).dtype for cast in casts}
@@ -78,7 +78,8 @@ def _into_writer(graph: Graph, node: Node, outputs: set[Value], context: Context
 
 
 def _of_a_gradient(cast: Node, context: Context) -> int:
-    """Where only updates, the look at whether it is finite, and its norm read what is cast up."""
+    """Removes a gradient's cast up, where only updates, its norm and the test for finiteness read
+    it."""
     source, readers = _widened(cast.outputs[0]), list(cast.outputs[0].uses())
     uses = [u for u in readers if u.node.op_type != _BESIDE]
     if source is None or not uses or any(u.node.op_type not in _OF_GRADIENTS for u in uses):

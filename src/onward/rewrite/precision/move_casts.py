@@ -9,7 +9,7 @@ from onward.rewrite.shown import WHOLE
 
 
 def move_casts(graph: Graph) -> int:
-    """To fewer bytes only: a cast up is best made where it is read."""
+    """Moves casts to fewer bytes before views; a cast up is best made where it is read."""
     edits, outputs = 0, graph.output_values()
     pending = [node for node in graph if node.op_type == "Cast"]
     while pending:

@@ -21,7 +21,7 @@ from onward.graph.types import DType
 
 
 class Precision(enum.Enum):
-    """What an op's floating operands are cast to."""
+    """The class of an op by what its floating operands are cast to."""
 
     LOW = "low"  # f32 operands are cast down
     FULL = "full"  # low operands are cast up
@@ -115,12 +115,12 @@ _BY_OP = {op: line for line in _TABLE for op in line.ops}
 
 
 def precision_of(op: str) -> Line:
-    """The line of an op."""
+    """The table's line of an op."""
     return _BY_OP.get(op, _REST)
 
 
 def lines() -> Iterator[tuple[Line, tuple[str, ...]]]:
-    """Each line with its ops, those of the last one by name too."""
+    """The table's lines, each with its ops, those of the last line by name too."""
     for line in _TABLE:
         yield line, line.ops
     yield _REST, tuple(sorted(OPS.keys() - _BY_OP.keys()))
@@ -128,7 +128,7 @@ def lines() -> Iterator[tuple[Line, tuple[str, ...]]]:
 
 @dataclass(frozen=True)
 class Policy:
-    """What a graph is cast by.
+    """A cast policy for a graph.
 
     low: the element type of LOW, bf16 or fp16. full: patterns (as a shell's: `decoder.*`) of module
     paths and of op names whose ops stay in fp32 whatever the table says. everywhere: also of ops of
@@ -140,8 +140,8 @@ class Policy:
     everywhere: bool = True
 
     def line(self, node: Node) -> Line:
-        """That of a node. Where the model switches autocast off all is fp32: which values its code
-        casts up there no graph says that is fp32 itself."""
+        """The table's line of a node. Where the model switches autocast off all is fp32: a graph in
+        fp32 does not show which values the model's code casts up there."""
         line = precision_of(node.op_type)
         if line.precision is Precision.FOLLOWS:
             return line
@@ -178,7 +178,7 @@ def policy_for(graph: Graph, given: Policy | None) -> Policy | None:
 
 
 def _has_others(node: Node, line: Line) -> bool:
-    """Whether floating operands are not among those of the line."""
+    """Whether a node has floating operands that are not among the line's."""
     own = line.operands or ()
     others = (x for i, x in enumerate(node.inputs) if x is not None and i not in own)
     return any(type_of(x).is_floating for x in others)

@@ -14,8 +14,8 @@ from onward.rewrite.precision.policy import Line, Policy, Precision
 
 
 def write_casts(graph: Graph, policy: Policy) -> int:
-    """The number of casts. Only f32 is lowered: a model of fp64 stays as it is. Outputs keep their
-    types."""
+    """Writes the policy's casts and returns their number. Only f32 is lowered: a model of fp64
+    stays as it is. Outputs keep their types."""
     writer = _Writer(graph, policy)
     types = {name: type_of(value).dtype for name, value in graph.outputs.items()}
     for node in list(graph):
@@ -48,7 +48,7 @@ class _Writer:
             self._settle(node)
 
     def _wanted(self, line: Line, node: Node, i: int) -> DType | None:
-        """The type that operand i is to have; None: as it is."""
+        """The type that operand i of a node is to have; None: as it is."""
         low = self._policy.low
         kind = type_of(node.inputs[i]).dtype
         if kind not in (DType.FLOAT, low):
@@ -63,7 +63,8 @@ class _Writer:
         return self._widest(line, node)
 
     def _widest(self, line: Line, node: Node) -> DType:
-        """Low where every floating operand is; a constant is where it loses nothing."""
+        """The widest type among a node's floating operands: low where all are; a constant counts as
+        low where that loses nothing."""
         low = self._policy.low
         asked = enumerate(node.inputs)
         asked = (x for i, x in asked if line.operands is None or i in line.operands)
@@ -75,7 +76,7 @@ class _Writer:
         return low if exact else DType.FLOAT
 
     def cast(self, x: Value, dtype: DType, reader: Node | None) -> Value:
-        """x in that type: cast where it is made, for all readers."""
+        """x in this type, cast where x is made, for all readers."""
         if type_of(x).dtype == dtype:
             return x
         made = self._made.get((x, dtype))
@@ -92,7 +93,7 @@ class _Writer:
         return made
 
     def _settle(self, node: Node) -> None:
-        """Types of what the node makes, its sizes as they were."""
+        """Sets the types of a node's outputs; their sizes stay."""
         op = OPS[node.op_type]
         types = op.types(Call(node.op_type, list(node.inputs), attributes(node)))
         for value, type in zip(node.outputs, types, strict=False):

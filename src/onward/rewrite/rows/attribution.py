@@ -31,7 +31,8 @@ class Entry:
     whys: tuple[str, ...]
 
     def share(self, present: Mapping[str, float]) -> float:
-        """Of the node's arithmetic, what is done; `present`: the share of each set's rows."""
+        """The share of the node's arithmetic that is done. present: the share of each set's
+        rows."""
         return (1.0 if self.rows is None else present[self.rows]) * (
             1.0 if self.keys is None else present[self.keys]
         )
@@ -51,7 +52,7 @@ class Attribution:
 
 
 def attribute(graph: Graph, outputs: Sequence[str], without: Collection[str] = ()) -> Attribution:
-    """For these outputs; `without`: as `demands`."""
+    """Attributes a graph's arithmetic for these outputs. without: see `demands`."""
     graph = graph.clone()
     asked = demands(graph, outputs, without)
     known = batch_values(graph)
@@ -93,8 +94,8 @@ def attribute(graph: Graph, outputs: Sequence[str], without: Collection[str] = (
 
 
 def _reasons(node: Node, demand: Demand, shown: Value | None) -> tuple[str, ...]:
-    """Why rows are kept. That a loss reads every sequence is no reason, that it reads every token
-    is; nor is it one for a product that sums rows itself."""
+    """The reasons why rows are kept. That a loss reads every sequence is no reason, that it reads
+    every token is; nor is it one for a product that sums rows itself."""
     if not demand.weak:
         return demand.whys
     rows, factor = product(type_of(shown).shape[:-1]), node.inputs[1]

@@ -63,8 +63,8 @@ NOTHING_TO_SAVE = all_of()
 
 @dataclass(frozen=True)
 class Question:
-    """A node whose outputs are asked for, under a rule. `known`: values that follow from the batch
-    alone."""
+    """The question to a rule: which rows a node reads, whose outputs are asked for. `known`: values
+    that follow from the batch alone."""
 
     node: Node
     asked: tuple[Demand | None, ...]  # by output
@@ -72,7 +72,7 @@ class Question:
 
     @property
     def demand(self) -> Demand:
-        """That of the only output asked for."""
+        """The demand of the only output that is asked for."""
         (demand,) = (d for d in self.asked if d is not None)
         return demand
 
@@ -96,16 +96,18 @@ class Question:
         return i < len(self.node.inputs) and self.node.inputs[i] in self.known
 
     def named(self, reason: str = "") -> str:
-        """The node, and what it does with rows."""
+        """The reason that names the node and what it does with rows."""
         here = f"{self.node.op_type} at {where(self.node) or '(top)'}"
         return f"{here}: {reason}" if reason else here
 
     def passed(self) -> list[Demand | None]:
-        """All of every input, for what the output is wanted whole for."""
+        """An answer that asks for all of every input, for the reasons that the output is wanted
+        whole for."""
         return [self._whole() for _ in self.node.inputs]
 
     def refused(self, reason: str = "") -> list[Demand | None]:
-        """All of every input: because of this node, unless there was a reason before."""
+        """An answer that asks for all of every input: because of this node, unless there was a
+        reason before."""
         before = self._whole()
         found = before if before.whys and not before.weak else all_of(self.named(reason))
         return [found for _ in self.node.inputs]
@@ -129,7 +131,7 @@ demand_rule = DEMAND.register
 def demands(
     graph: Graph, outputs: Iterable[str], without: Collection[str] = ()
 ) -> dict[Value, Demand]:
-    """What is asked of every value that the outputs need and that is not known from the batch.
+    """The demand of every value that the outputs need and that is not known from the batch.
 
     without: reasons for wanting a value whole that are taken not to be there.
     """
@@ -160,7 +162,7 @@ def demands(
 
 
 def merged(shape: Shape, a: Demand, b: Demand) -> Demand:
-    """What both ask of a value of this shape."""
+    """The demand that holds both demands of a value of this shape."""
     whys, weak = _both_reasons(a, b)
     if a.rows is None or b.rows is None:
         return Demand(whys=whys, weak=weak)
@@ -170,7 +172,7 @@ def merged(shape: Shape, a: Demand, b: Demand) -> Demand:
 
 
 def _both_reasons(a: Demand, b: Demand) -> tuple[tuple[str, ...], bool]:
-    """Why either is kept: a weak reason counts where there is no other."""
+    """The reasons of both demands: a weak reason counts where there is no other."""
     strong = [d for d in (a, b) if d.whys and not d.weak]
     names = (why for d in strong or (a, b) for why in d.whys)
     return tuple(dict.fromkeys(names)), not strong
@@ -212,12 +214,13 @@ def over(shape: Shape, demand: Demand, dims: Sequence[int]) -> Demand:
 
 
 def mixed(q: Question, demand: Demand, reason: str) -> Demand:
-    """The demand, to which the node brings in rows: it is why they are kept."""
+    """The demand with the node as the reason for rows that it brings in."""
     return replace(demand, whys=(q.named(reason),), weak=False)
 
 
 def every_row(q: Question, reason: str) -> Demand:
-    """All, since the node reads all rows there are: whatever brings in more names itself."""
+    """The demand for every row, since the node reads all rows there are; whatever brings in more
+    names itself."""
     return all_of(q.named(reason), weak=True)
 
 
@@ -230,7 +233,8 @@ def are_rows(shape: Shape, d: int) -> bool:
 
 
 def aligned(demand: Demand, y: Shape, x: Shape) -> Demand:
-    """Through broadcasting. An input that lacks some of the dims is small: all of it."""
+    """The demand of an input x by a result y to which it is broadcast. An input that lacks some of
+    the dims is small: all of it."""
     if demand.rows is None:
         return demand
     shift = len(y) - len(x)
@@ -249,7 +253,7 @@ def regrouped(dims: Sequence[int], y: Shape, x: Shape) -> tuple[int, ...] | None
         pairs = [(i, j) for i in ends for j in range(i, len(x) + 1) if product(x[i:j]) == within]
         if not pairs or 0 in (*y, *x):  # which makes all products equal
             return None
-        # of dims of size 1 at the edges, take those that belong to a run of the same length
+        # dims of size 1 at the edges go with a run of the same length
         best = min(pairs, key=lambda p: (abs(p[1] - p[0] - len(group)), -p[0]))
         wide = [d for d in range(*best) if x[d] != 1]
         found += wide or range(*best)
@@ -257,8 +261,8 @@ def regrouped(dims: Sequence[int], y: Shape, x: Shape) -> tuple[int, ...] | None
 
 
 def through_reshape(demand: Demand, y: Shape, x: Shape) -> Demand:
-    """Of `x`, for what is asked of its reshaped form `y`. Where dims mix, rows of more dims or of
-    fewer are asked for, as few more as it can be; all of it, where there are none."""
+    """The demand of `x` for what is asked of its reshaped form `y`. Where dims mix, rows of more
+    dims or of fewer are asked for, as few more as it can be; all of it, where there are none."""
     if demand.rows is None:
         return demand
     for dims in _near(demand.dims, len(y)):
@@ -268,7 +272,8 @@ def through_reshape(demand: Demand, y: Shape, x: Shape) -> Demand:
 
 
 def _near(dims: tuple[int, ...], rank: int) -> Iterator[tuple[int, ...]]:
-    """These dims; with others, the first ones before the last; without some of them, likewise."""
+    """Candidates for dims of rows: these dims; with others, the first ones before the last; without
+    some of them, likewise."""
     others = [d for d in range(rank) if d not in dims]
     for fewer in range(len(dims)):
         for kept in combinations(dims, len(dims) - fewer):
@@ -278,7 +283,7 @@ def _near(dims: tuple[int, ...], rank: int) -> Iterator[tuple[int, ...]]:
 
 
 def _runs(dims: Sequence[int]) -> list[list[int]]:
-    """Neighbours together: `0, 1, 3` is `[0, 1], [3]`."""
+    """Groups neighbouring dims: `0, 1, 3` is `[0, 1], [3]`."""
     runs: list[list[int]] = []
     for d in dims:
         if runs and runs[-1][-1] == d - 1:
@@ -289,10 +294,11 @@ def _runs(dims: Sequence[int]) -> list[list[int]]:
 
 
 def united(shape: Shape, asked: Iterable[Demand | None]) -> Demand:
-    """What all of them together ask for, of values with the same rows."""
+    """The demand that holds all these demands, of values with the same rows."""
     return reduce(partial(merged, shape), [d for d in asked if d is not None])
 
 
 def others_whole(q: Question, answer: dict[int, Demand]) -> Answer:
-    """Parameters and seeds have no rows to save."""
+    """Completes an answer by demands for all of the other inputs: parameters and seeds have no rows
+    to save."""
     return [answer.get(i, NOTHING_TO_SAVE) for i in range(len(q.node.inputs))]

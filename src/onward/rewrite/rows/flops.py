@@ -27,7 +27,8 @@ class FlopCount:
             self._shared.append((done, per))
 
     def flops(self, dims: Mapping[str, int]) -> float:
-        """At these sizes. Attention of packed rows is taken to have sequences of one length."""
+        """The FLOPs at these sizes. Attention of packed rows is taken to have sequences of one
+        length."""
         total = float(number(self._plain, dims))
         return total + sum(number(n, dims) / number(d, dims) for n, d in self._shared)
 

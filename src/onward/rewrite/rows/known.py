@@ -16,7 +16,7 @@ def batch_values(graph: Graph) -> frozenset[Value]:
 
 
 def batch_first(graph: Graph, known: frozenset[Value]) -> list[Node]:
-    """Puts what follows from the batch alone before everything else; returns the rest."""
+    """Moves the nodes that follow from the batch alone before everything else; returns the rest."""
     nodes = list(graph)
     first = [n for n in nodes if n.outputs[0] in known]
     rest = [n for n in nodes if n.outputs[0] not in known]

@@ -11,7 +11,7 @@ from onward.rewrite.rows.known import batch_first, batch_values
 
 
 def lookups(graph: Graph) -> tuple[Graph, dict[str, int]]:
-    """`(extremes, tables)` of a forward graph.
+    """The lookups of a forward graph: `(extremes, tables)`.
 
     extremes: from the batch to the least and the largest id of every lookup in a parameter,
     `i64[2]` each. tables: how many rows the lookup's table has, by the output's name.

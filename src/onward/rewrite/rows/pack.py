@@ -16,7 +16,7 @@ def pack(
     context: Context,
     reads: dict[str, str] | None = None,
 ) -> int:
-    """Rewrites `graph` in place for these outputs; the number of nodes written anew.
+    """Rewrites `graph` in place for these outputs and returns the number of nodes written anew.
 
     context, reads: see Packer.
     """

@@ -43,7 +43,8 @@ class Rows:
 
 @dataclass(frozen=True)
 class Packed:
-    """`value` holds the rows of `rows`; they are indices of the dims `dims` of what it stands for.
+    """A packed value: `value` holds the rows of `rows`; they are indices of the dims `dims` of what
+    it stands for.
 
     In `value` these dims are `1, ..., 1, R`. What is asked of the value lies within `rows`, but for
     `zeros`: then its other rows are zeros, and may be read.
@@ -123,7 +124,7 @@ class Packer:
             reads[name] = lacks if own else f"{_called(node)} reads rows of {read}"
 
     def _keep(self, node: Node) -> None:
-        """The node as it is, on wholes."""
+        """Keeps the node as it is, on whole inputs."""
         for i, x in enumerate(node.inputs):
             if x is not None and x in self.packed:
                 node.replace_input_with(i, self.whole(x))
@@ -147,7 +148,7 @@ class Packer:
         return found
 
     def every(self, sizes: Shape) -> Rows:
-        """All rows, in a set of their own."""
+        """The set of all rows."""
         count = product(sizes)
         key = (frozenset({sets.Window((count,), 0, 0, count)}), count)
         found = self._sets.get(key)  # type: ignore[call-overload]
@@ -162,7 +163,7 @@ class Packer:
         return next(f"R{i}" for i in range(len(taken) + 1) if f"R{i}" not in taken)
 
     def index(self, rows: Rows, sizes: Shape, dims: Sequence[int]) -> Value:
-        """`i64[R]`: each row's number among the dims `dims` of `sizes` alone."""
+        """The numbers i64[R]: each row's number among the dims `dims` of `sizes` alone."""
         key = ("index", sizes, tuple(dims))
         if len(dims) == len(sizes):
             return rows.numbers
@@ -179,7 +180,7 @@ class Packer:
         return rows.indices[key]
 
     def coordinate(self, rows: Rows, sizes: Shape, dim: int) -> Value:
-        """`i64[R]`: each row's index of one dim."""
+        """The indices i64[R]: each row's index of one dim."""
         key = ("coordinate", sizes, dim)
         if key not in rows.indices:
             b, place = self.front, rows.numbers
@@ -192,7 +193,8 @@ class Packer:
         return rows.indices[key]
 
     def coordinates(self, rows: Rows, sizes: Shape, shown: Value | None = None) -> Value:
-        """`i64[R,k]`: the indices of each row. Where `b[count]` is not `shown`, the first is -1."""
+        """The coordinates i64[R,k]: all indices of each row. Where `b[count]` is not `shown`, the
+        first is -1."""
         key = ("coordinates", sizes, shown)
         if key not in rows.indices:
             b = self.front
@@ -233,7 +235,7 @@ class Packer:
         return tuple(out)
 
     def operand(self, x: Value | None, y: Shape, dims: Sequence[int], rows: Rows) -> Value | None:
-        """`x` for an elementwise result `y` whose dims `dims` are packed."""
+        """The operand `x` of an elementwise result `y` whose dims `dims` are packed."""
         if x is None or type_of(x).rank == 0:
             return x
         shape = type_of(x).shape
@@ -247,7 +249,8 @@ class Packer:
     def take(
         self, x: Value, present: Sequence[int], dims: Sequence[int], sizes: Shape, rows: Rows
     ) -> Value:
-        """The rows of `x`. dims: where the row dims are, or would be; present: those it has.
+        """Gathers the rows of `x`. dims: where the row dims are, or would be; present: those it
+        has.
 
         `sizes` are the row dims' sizes.
         """
@@ -286,7 +289,7 @@ class Packer:
         dims: Sequence[int],
         rows: Rows,
     ) -> Value:
-        """`[R, *others]` in the dims of a packed value."""
+        """Reshapes `[R, *others]` to the dims of a packed value."""
         before = [d for d in others if d < dims[-1]]
         after = [d for d in others if d > dims[-1]]
         order = [*[1 + others.index(d) for d in before], 0, *[1 + others.index(d) for d in after]]
@@ -297,8 +300,8 @@ class Packer:
     def reshaped(
         self, packed: Value, dims: Sequence[int], y: Shape, dims_y: Sequence[int], rows: Rows
     ) -> Value:
-        """What is packed along `dims` in the shape of `y`, packed along `dims_y`. Rows stay where
-        they are among the other dims; but for dims of size 1: `[B,1,4]` as `[B,4,1]`."""
+        """Reshapes a value that is packed along `dims` to `y`, packed along `dims_y`. Rows stay
+        where they are among the other dims; but for dims of size 1: `[B,1,4]` as `[B,4,1]`."""
         last, shape = dims[-1], type_of(packed).shape
         if product(shape[:last]) == product(y[d] for d in range(dims_y[-1]) if d not in dims_y):
             return self.b.reshape(packed, self.packed_shape(y, dims_y, rows))
@@ -310,7 +313,7 @@ class Packer:
     def _looked_up(
         self, x: Value, present: Sequence[int]
     ) -> Callable[[Value, Sequence[int], Rows], Value] | None:
-        """Rows of a parameter's lookup are looked up by rows of the ids."""
+        """The rows of a parameter's lookup, by the rows of its ids."""
         node = x.producer()
         if node is None or node.op_type not in ("Gather", "Embedding"):
             return None
@@ -334,7 +337,7 @@ class Packer:
         return look_up
 
     def convert(self, held: Packed, rows: Rows) -> Value:
-        """The rows of a smaller set."""
+        """The packed value with the rows of a smaller set."""
         key = (held.value, id(rows))
         if key not in self._converted:
             places = ("places", id(held.rows))
@@ -352,7 +355,7 @@ class Packer:
         return self._converted[key]
 
     def widened(self, held: Packed, rows: Rows) -> Value:
-        """The rows of a larger set, zeros where `held` has none."""
+        """The packed value with the rows of a larger set, zeros where `held` has none."""
         key = (held.value, id(rows))
         if key not in self._converted:
             assert rows.place is not None
@@ -383,8 +386,8 @@ class Packer:
         return self._wholes[key]
 
     def _with_holes(self, x: Value, full: Value, held: Packed) -> Value:
-        """`[count, *others]` with NaN for rows that are not held and that the reader asks for; and
-        for all that are not held, where it should not look at what it does not ask for.
+        """Writes `[count, *others]` with NaN for rows that are not held and that the reader asks
+        for; and for all that are not held, where it should not look at what it does not ask for.
 
         Other ops do look: 0 times NaN is NaN, for products with a mask as for attention.
         """
@@ -403,13 +406,13 @@ class Packer:
         return self.b.Where(present, full, empty)
 
     def _asked_of(self, x: Value) -> Demand:
-        """What the present reader asks of `x`: a reader at the graph's end, all of it."""
+        """The demand of the present reader for `x`: a reader at the graph's end, all of it."""
         asks = self._asks.get(self.reader, ()) if self.reader is not None else ()
         found = [demand for value, demand in asks if value is x]
         return united(type_of(x).shape, found) if found else all_of()
 
     def _reads_of(self, node: Node) -> list[tuple[Value, Demand]]:
-        """What the node asks of each input, where something is asked of it."""
+        """The demands of a node for its inputs, where something is asked of the node."""
         asked = tuple(self.asked.get(y) for y in node.outputs)
         if node.op_type not in DEMAND or all(d is None for d in asked):
             return []
@@ -425,7 +428,7 @@ class Packer:
         return chooses and self.demand(self.reader).rows is None
 
     def _rows_first(self, held: Packed) -> tuple[Value, list[int]]:
-        """`[R, *others]`, and which dims the others are."""
+        """The packed value as `[R, *others]`, and which dims the others are."""
         shape, last = type_of(held.value).shape, held.dims[-1]
         others = [d for d in range(len(shape)) if d not in held.dims]
         have = [d for d in range(len(shape)) if d not in held.dims or d == last]
@@ -433,7 +436,7 @@ class Packer:
         return self.b.transpose(flat, [have.index(d) for d in (last, *others)]), others
 
     def _scattered(self, flat: Value, numbers: Value, count: Size) -> Value:
-        """`[count, *others]`: zeros, but for `flat` at `numbers`."""
+        """Writes `[count, *others]`: zeros, but for `flat` at `numbers`."""
         type = type_of(flat)
         zeros = self.b.full(0, type.with_shape((count, *type.shape[1:])))
         return self.b.ScatterND(zeros, self.front.unsqueeze(numbers, [1]), flat, reduction="add")
@@ -464,7 +467,7 @@ class Packer:
         return self.b.Where(some, np.array(np.nan, type_of(made).dtype.numpy()), made)
 
     def demand(self, node: Node) -> Demand:
-        """What all outputs of the node together are asked for."""
+        """The demand for all outputs of the node together."""
         found = [self.asked.get(y) for y in node.outputs]
         shape = type_of(node.outputs[0]).shape
         return _as_rows(shape, united(shape, [d for d in found if d is not None]))
@@ -473,14 +476,14 @@ class Packer:
         return [self.packed[x] for x in node.inputs if x is not None and x in self.packed]
 
     def emit(self, node: Node, inputs: Sequence[ToValue | None], **attrs: Any) -> list[Value]:
-        """The node's op on other inputs."""
+        """Writes the node's op on other inputs."""
         made = self.b.node(node.op_type, inputs, {**attributes(node), **attrs})
         return list(made) if isinstance(made, tuple) else [made]
 
 
 def _as_rows(shape: Shape, demand: Demand) -> Demand:
-    """What is worth to be packed of what is asked for: rows of features; no single numbers, but
-    those of `f[B,T]`, one for each row."""
+    """The part of a demand that is worth packing: rows of features; no single numbers, but those of
+    `f[B,T]`, one for each row."""
     last = len(shape) - 1
     if demand.rows is None or last not in demand.dims or shape[last] == 1:
         return demand

@@ -86,7 +86,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Both:
-    """Rows of either side."""
+    """Rows that both sides hold."""
 
     left: Condition
     right: Condition
@@ -181,21 +181,22 @@ Conditions = frozenset[Condition]
 
 
 def test(value: Value, number: float = 0, equal: bool = False) -> Test:
-    """`value != number`, or `==`, traced back to the value that a row of casts, reshapes, negations
-    and comparisons with constants began with, so that one mask spelled twice is one condition."""
+    """The condition `value != number`, or `==`, traced back to the value that a row of casts,
+    reshapes, negations and comparisons with constants began with, so that one mask spelled twice is
+    one condition."""
     while (before := _traced(value, number)) is not None:
         value, number, negated = before
         equal ^= negated
     return Test(value, number, equal)
 
 
-# the same elements in the same order
+# ops that keep all elements, in their order
 _SAME_ORDER = ("Reshape", "Squeeze", "Unsqueeze", "Identity", "StopGradient")
 
 
 def _traced(value: Value, number: float) -> tuple[Value, float, bool] | None:
-    """`(x, n, negated)`: `value == number` where, and only where, `x == n`; or, negated, where it
-    is not. None where the producer says nothing of the kind."""
+    """The triple `(x, n, negated)`: `value == number` where, and only where, `x == n`; or, negated,
+    where it is not. None where the producer says nothing of the kind."""
     if type_of(value).dtype == DType.BOOL and number == 1:
         return value, 0, True
     node = value.producer()
@@ -234,7 +235,8 @@ def _before_cast(before: DType, after: DType, number: float) -> float | None:
 
 
 def _with_constant(node: Node) -> tuple[Value, float] | None:
-    """Of an op on a value and one number: both, in this order. The value has the result's shape."""
+    """The operands of an op on a value and one number, in this order; the value has the result's
+    shape."""
     for x, c in (node.inputs, reversed(node.inputs)):
         array = array_of(c)
         if array is None or array.size != 1 or not np.isfinite(array).all():
@@ -245,7 +247,7 @@ def _with_constant(node: Node) -> tuple[Value, float] | None:
 
 
 def reached(members: Conditions, queries: Shape, keys: Shape, causal: bool) -> Conditions | None:
-    """What queries see through attention; None for everything.
+    """The condition of the keys that queries see through attention; None for everything.
 
     A key of one layer is a query of the layer before: what it reaches there lies within what the
     first queries reach, so that all layers share one condition.
@@ -306,7 +308,7 @@ def spread(inner: Conditions, sizes: Shape, dims: Sequence[int]) -> Conditions:
 
 
 def every(a: Conditions, b: Conditions) -> Conditions:
-    """Rows of both sets."""
+    """The set of the rows that both sets hold."""
     return union(c for other in b for c in both(a, other))
 
 
@@ -337,7 +339,8 @@ def permuted(conditions: Conditions, sizes: Shape, perm: Sequence[int]) -> Condi
 
 
 def _turned(value: Value, sizes: Shape, perm: tuple[int, ...]) -> Value | None:
-    """What a Transpose made `value`, of `sizes`, from, if numbered by `perm` it is that again."""
+    """The value from which a Transpose made `value`, of `sizes`, if numbering by `perm` undoes
+    that."""
     node = value.producer()
     while node is not None and node.op_type in _SAME_ORDER:
         before = node.inputs[0]
@@ -349,7 +352,7 @@ def _turned(value: Value, sizes: Shape, perm: tuple[int, ...]) -> Value | None:
 
 
 def parts(condition: Condition) -> list[Condition]:
-    """Conditions that all have to hold."""
+    """The conditions that all have to hold for a condition."""
     if isinstance(condition, Both):
         return [*parts(condition.left), *parts(condition.right)]
     return [condition]
@@ -419,7 +422,7 @@ def covers(outer: Iterable[Condition], inner: Iterable[Condition]) -> bool:
 
 
 def set_value(b: Builder, conditions: Conditions, count: Size) -> Value:
-    """`b[count]`: which rows belong to the set."""
+    """Computes a set's mask `b[count]` of the rows that belong to it."""
     # in the order of what they read, so that a graph is the same in every run
     made = [condition_value(b, c, count) for c in sorted(conditions, key=order_key)]
     return reduce(b.Or, made)
@@ -455,7 +458,7 @@ def order_key(condition: Condition) -> str:
 
 
 def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
-    """`b[count]`: which rows meet the condition."""
+    """Computes a condition's mask `b[count]` of the rows that meet it."""
     flat = (count,)
     match condition:
         case Test(value, number, equal):
@@ -519,20 +522,20 @@ def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
 
 
 def _asked(b: Builder, conditions: Conditions, sizes: Shape) -> Value:
-    """i64 of `sizes`: 1 for rows of the set, else 0."""
+    """Computes i64 of `sizes`: 1 for rows of the set, else 0."""
     return b.cast(b.reshape(set_value(b, conditions, product(sizes)), sizes), DType.INT64)
 
 
 def _comparable(b: Builder, x: Value, number: float) -> tuple[Value, Value]:
-    """Both with a type that holds the number."""
+    """The value and the number in a type that holds the number."""
     if type_of(x).dtype == DType.BOOL:
         x = b.cast(x, DType.INT64)
     return x, b.const(np.array(number, type_of(x).dtype.numpy()))
 
 
 def row_numbers(b: Builder, index: Value, sizes: Shape) -> Value:
-    """`i64[...]`, the row numbers of indices `i64[..., k]` into `sizes`; negative ones count
-    from the end."""
+    """The row numbers i64[...] of indices `i64[..., k]` into `sizes`; negative ones count from the
+    end."""
     last = type_of(index).rank - 1
     total: Value | None = None
     for dim, size in enumerate(sizes):
@@ -552,7 +555,7 @@ def _index(b: Builder, sizes: Shape, dim: int) -> Value:
 
 
 def _reached_value(b: Builder, c: Reached) -> Value:
-    """b[B,S]."""
+    """Computes the mask b[B,S] of keys that are reached."""
     asked = b.reshape(set_value(b, c.members, product(c.queries)), c.queries)  # b[B,T]
     number = b.cast(asked, DType.INT64)
     if c.causal:  # some query at or behind the place: i64[B,T]
@@ -563,7 +566,7 @@ def _reached_value(b: Builder, c: Reached) -> Value:
 
 
 def _seen_value(b: Builder, c: Seen) -> Value:
-    """b[B,S]."""
+    """Computes the mask b[B,S] of keys that are seen."""
     mask, (batch, keys) = c.mask, c.keys
     missing = 4 - type_of(mask).rank
     mask = b.unsqueeze(mask, list(range(missing))) if missing else mask

@@ -8,12 +8,13 @@ from onward.rewrite.dead_code_elimination import dead_code_elimination
 
 
 def split_counting(graph: Graph) -> tuple[Graph, Graph]:
-    """`row_conditions(graph)` and `with_rows_given(graph)`."""
+    """Splits a graph into `row_conditions(graph)` and `with_rows_given(graph)`."""
     return row_conditions(graph), with_rows_given(graph)
 
 
 def row_conditions(graph: Graph) -> Graph:
-    """From the batch to `b[N]` for every set of rows, an output each, called by its size."""
+    """A graph from the batch to `b[N]` for every set of rows, an output each, called by its
+    size."""
     conditions = graph.clone()
     conditions.outputs, conditions.state, conditions.signature = {}, {}, Signature()
     conditions.counts = set()  # nothing is counted within it

@@ -24,7 +24,7 @@ from onward.graph.types import Shape
 from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import Demand, met, regrouped, spread
 
-# of 0 they make 0, where it was
+# ops that make 0 of 0, in its place
 _KEEPS_ZERO = ("Identity", "StopGradient", "Neg", "Relu", "Tanh", "Cast", "Dropout", "Abs", "Erf")
 _RESHAPES = ("Reshape", "Squeeze", "Unsqueeze")
 _MOVES = (*_RESHAPES, "Expand", "Transpose")
@@ -32,7 +32,7 @@ Rows = Demand | None
 
 
 class Zeros:
-    """Of the values of one graph; `known`: those that follow from the batch alone."""
+    """The zeros in the values of one graph. known: the values that follow from the batch alone."""
 
     def __init__(self, known: frozenset[Value]) -> None:
         self._known = known
@@ -56,8 +56,8 @@ class Zeros:
         return self._shown[value]
 
     def weighed(self, node: Node, k: int) -> Rows:
-        """Of an addend k of scores that softmaxes alone read: rows that get weight from one; as
-        rows of k. None where k hides none for sure."""
+        """The rows, as rows of k, of an addend k of scores, read by softmaxes alone, that get
+        weight from one of them. None where k hides none for sure."""
         shown, y = self.shown(node.inputs[k]), node.outputs[0]
         if shown is None:
             return None
@@ -109,7 +109,7 @@ class Zeros:
                 return None
 
     def _weights(self, node: Node) -> Rows:
-        """Of a softmax: where all along its dim is hidden, nothing is 0."""
+        """The zeros of a softmax's result; where all along its dim is hidden, nothing is 0."""
         x = node.inputs[0]
         shown = self.shown(x)
         if x is None or shown is None or shown.rows is None:
@@ -142,7 +142,7 @@ class Zeros:
     def _chosen(
         self, node: Node, ends: Callable[[np.ndarray], bool], inner: Callable[[Value | None], Rows]
     ) -> Rows:
-        """Of a Where one side of which is a constant that `ends` what it fills."""
+        """The zeros of a Where, one side of which is a constant that `ends` what it fills."""
         condition, *sides = node.inputs
         y = type_of(node.outputs[0]).shape
         for i, side in enumerate(sides):
@@ -187,7 +187,7 @@ class Zeros:
 
 
 def weights_hint(value: Value | None) -> str:
-    """Of the weights of a sum: why the softmax that made them hides no row for sure; "" where no
+    """The reason why the softmax that made a sum's weights hides no row for sure; "" where no
     softmax did, or no low number hides its scores."""
     node = None if value is None else value.producer()
     while node is not None and node.op_type in (*_MOVES, *_KEEPS_ZERO):
@@ -204,8 +204,8 @@ def weights_hint(value: Value | None) -> str:
 
 
 def too_weak(value: Value | None) -> str:
-    """Of a mask that is added, or filled in: the number that hides too little, and what would hide;
-    "" where there is none."""
+    """The number with which an added or filled-in mask hides too little, and what would hide; ""
+    where there is none."""
     fills = [float(a.min()) for a in _constants(_unexpanded(value)) if a.size]
     return weak_number(min(fills, default=0.0))
 
@@ -225,7 +225,7 @@ def _rows_of(shape: Shape) -> tuple[int, ...]:
 
 
 def _tested(value: Value, number: float, equal: bool) -> Rows:
-    """`value != number`, or `==`: of the dims alone along which the value varies."""
+    """The condition `value != number`, or `==`, of the dims alone along which the value varies."""
     shape, found = type_of(value).shape, sets.test(value, number, equal)
     dims = _rows_of(shape)
     if not dims:
@@ -242,7 +242,7 @@ def _tested(value: Value, number: float, equal: bool) -> Rows:
 
 
 def _above(value: Value) -> Rows:
-    """Where an added number does not hide."""
+    """The condition where an added number does not hide."""
     node, shape = value.producer(), type_of(value).shape
     if node is not None and node.op_type in _MOVES and node.inputs[0] is not None:
         inner = _above(node.inputs[0])
@@ -270,7 +270,7 @@ def _both(y: Shape, a: Rows, b: Rows) -> Rows:
 
 
 def _aligned(node: Node, x: Value | None, rows: Rows) -> Rows:
-    """Rows of an input as rows of the output that it broadcasts to."""
+    """An input's rows as rows of the output that it broadcasts to."""
     if x is None or rows is None:
         return None
     y, shape = type_of(node.outputs[0]).shape, type_of(x).shape
@@ -281,7 +281,7 @@ def _aligned(node: Node, x: Value | None, rows: Rows) -> Rows:
 
 
 def _moved(node: Node, rows: Rows) -> Rows:
-    """Rows of the input as rows of what moves its dims."""
+    """An input's rows as rows of the result of a node that moves its dims."""
     x = node.inputs[0]
     if x is None or rows is None or rows.rows is None:
         return None
@@ -307,7 +307,7 @@ def _unexpanded(value: Value | None) -> Value | None:
 
 
 def _of_batch(value: Value) -> bool:
-    """Whether anything of the batch's content is in it, not its sizes alone."""
+    """Whether a value holds something of the batch's content, not its sizes alone."""
     stack, seen = [value], set[Value]()
     while stack:
         found = stack.pop()
@@ -348,14 +348,14 @@ def _may_hide(value: Value) -> bool:
 
 
 def _source(value: Value) -> Value:
-    """What a value was moved from."""
+    """The value that a value was moved from."""
     node = value.producer()
     moved = node is not None and node.op_type in _MOVES and node.inputs[0] is not None
     return _source(node.inputs[0]) if moved else value  # type: ignore[union-attr, arg-type]
 
 
 def _is_positive(value: Value | None) -> bool:
-    """Whether it is bounded from below by a number above 0: `clamp(min=1e-9)`."""
+    """Whether a value is bounded from below by a number above 0: `clamp(min=1e-9)`."""
     node = None if value is None else value.producer()
     if node is None:
         return False

@@ -54,7 +54,7 @@ def _heads(c: NodeCall, i: int) -> Value:
 
 
 def _repeated(b: Builder, x: Value, times: int) -> Value:
-    """Each head for `times` queries."""
+    """Keys or values x with each head repeated for its `times` heads of queries."""
     n, h, t, d = type_of(x).shape
     wide = b.expand(b.unsqueeze(x, [2]), (n, h, times, t, d))
     return b.reshape(wide, (n, h * times, t, d))
@@ -68,7 +68,8 @@ def _four(c: NodeCall, mask: Value | None) -> Value | None:
 
 
 def _masks(c: NodeCall, q: Value, k: Value) -> tuple[Value | None, Value | None]:
-    """Where a query may attend, b[..,T,S], and what is added, f[..,T,S]; None for neither."""
+    """The masks of an Attention: where a query may attend, b[..,T,S], and what is added, f[..,T,S];
+    None for neither."""
     b, steps, keys = c.b, int(type_of(q).shape[2]), int(type_of(k).shape[2])  # type: ignore[arg-type]
     allowed: list[Value] = []
     added: Value | None = None

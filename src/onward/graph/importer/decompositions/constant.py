@@ -48,7 +48,8 @@ def _identity(c: NodeCall) -> Results:
 
 @decomposition("OneHot")
 def _one_hot(c: NodeCall) -> Results:
-    """values[1] where the number is the index, counted from the end where it is negative."""
+    """OneHot: values[1] where the number is the index, counted from the end where it is
+    negative."""
     b, depth, rank = c.b, c.ints(1)[0], c.rank()
     axis = int(c.attr("axis", -1)) % (rank + 1)
     index = b.cast(c.x(), DType.INT64)

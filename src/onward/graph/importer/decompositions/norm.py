@@ -10,7 +10,7 @@ from onward.graph.types import DType, product
 
 
 def _normal(c: NodeCall, x: Value, groups: int) -> Value:
-    """x f[N,C,*S] normalised over the channels of each of the groups and over S."""
+    """x f[N,C,*S], normalised over the channels of each of the groups and over S."""
     b, shape = c.b, type_of(x).shape
     inner = product(shape[1:])
     if not isinstance(inner, int):
@@ -45,7 +45,8 @@ def _instance_norm(c: NodeCall) -> Results:
 
 @decomposition("RMSNormalization")
 def _rms_norm(c: NodeCall) -> Results:
-    """In the stash type up to the scale, as the function body has it."""
+    """RMSNormalization, computed in the stash type up to the scale, as ONNX's function body
+    does."""
     b, axis, dtype = c.b, c.axis(-1), c.type().dtype
     precise = DType(int(c.attr("stash_type", int(DType.FLOAT))))
     x = c.x() if dtype == DType.DOUBLE else b.cast(c.x(), precise)
@@ -61,7 +62,7 @@ def _layer_norm(c: NodeCall) -> Results:
 
 @decomposition("BatchNormalization")
 def _batch_norm(c: NodeCall) -> Results:
-    """In x's type throughout; the running statistics keep theirs."""
+    """BatchNormalization, computed in x's type; the running statistics keep theirs."""
     kept = {name: c.attr(name) for name in ("epsilon", "momentum", "training_mode")}
     values = [c.b.cast(c.x(i), c.type().dtype) for i in range(5)]
     y = c.b.node("BatchNormalization", values, kept)
@@ -72,7 +73,7 @@ def _batch_norm(c: NodeCall) -> Results:
 
 @decomposition("LpNormalization")
 def _lp_norm(c: NodeCall) -> Results:
-    """Where the norm is 0 x stays."""
+    """LpNormalization; x stays where its norm is 0."""
     b, axis, x = c.b, c.axis(-1), c.x()
     op = "ReduceL2" if int(c.attr("p", 2)) == 2 else "ReduceSum"
     size = b.node(op, [x if op == "ReduceL2" else b.Abs(x), b.ints([axis])], {"keepdims": 1})

@@ -9,7 +9,7 @@ from onward.graph.importer.decomposition import NodeCall, Results, decomposition
 
 @decomposition("MatMul")
 def _matmul(c: NodeCall) -> Results:
-    """A vector is a matrix of one row, or of one column."""
+    """MatMul; a vector is a matrix of one row, or of one column."""
     b, x, y = c.b, c.x(0), c.x(1)
     row, column = c.rank(0) == 1, c.rank(1) == 1
     x = b.unsqueeze(x, [0]) if row else x
@@ -44,7 +44,7 @@ _LARGEST = 4  # of a determinant that is written out: n! products
 
 @decomposition("Det")
 def _det(c: NodeCall) -> Results:
-    """Of matrices x f[*N,n,n], by their first row and the determinants of what is below it."""
+    """Determinants f[*N] of matrices x f[*N,n,n], expanded along their first row."""
     size = c.sizes()[-1]
     if not 1 <= size <= _LARGEST or c.sizes()[-2] != size:
         raise ValueError(

@@ -22,7 +22,8 @@ _GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
 
 @decomposition("RNN", "GRU", "LSTM")
 def _recurrent(c: NodeCall) -> Results:
-    """X f[T,N,I] (with layout 1 f[N,T,I]) -> Y f[T,D,N,H], Y_h f[D,N,H] and of an LSTM Y_c."""
+    """An RNN, GRU or LSTM: X f[T,N,I] (with layout 1 f[N,T,I]) -> Y f[T,D,N,H], Y_h f[D,N,H] and of
+    an LSTM Y_c."""
     b, op = c.b, c.op_type
     layout, direction = int(c.attr("layout", 0)), c.attr("direction", "forward")
     x = b.transpose(c.x(), [1, 0, 2]) if layout else c.x()
@@ -74,7 +75,7 @@ def _initial(c: NodeCall, i: int, way: int, layout: int, batch: Any, hidden: int
 
 
 class _Cell:
-    """One step of one direction."""
+    """One step of one direction of a recurrent layer."""
 
     def __init__(self, c: NodeCall, way: int, ways: int, hidden: int) -> None:
         self.c, self.b, self.hidden = c, c.b, hidden

@@ -68,7 +68,7 @@ def _targets(c: NodeCall, sizes: list[int], axes: list[int]) -> tuple[list[float
 def _coordinates(
     c: NodeCall, size: int, out: int, scale: float, roi: tuple[float, float]
 ) -> np.ndarray:
-    """Where each of the results lies among the elements, f64[out]."""
+    """The source coordinate of each result along a dim, f64[out]."""
     x, length = np.arange(out, dtype=np.float64), scale * size
     match c.attr("coordinate_transformation_mode", "half_pixel"):
         case "align_corners":
@@ -109,7 +109,7 @@ def _cubic(x: np.ndarray, a: float) -> np.ndarray:
 
 
 def _matrix(c: NodeCall, at: np.ndarray, size: int, scale: float) -> np.ndarray:
-    """f64[out,size]: what each element weighs in each result."""
+    """The weight of each element in each result of Resize along a dim, f64[out,size]."""
     cubic = c.attr("mode") == "cubic"
     narrow = min(scale, 1.0) if c.attr("antialias", 0) else 1.0
     width = math.ceil((2 if cubic else 1) / narrow) + 1
@@ -142,7 +142,8 @@ def _along(c: NodeCall, x: Value, axis: int, matrix: np.ndarray) -> Value:
 
 @decomposition("GridSample")
 def _grid_sample(c: NodeCall) -> Results:
-    """x f[N,C,*S] at grid f[N,*O,rank], whose last dim names the dims of S from the last on."""
+    """GridSample: x f[N,C,*S] read at grid f[N,*O,rank], whose last dim names the dims of S from
+    the last on."""
     b = c.b
     n, channels, *sizes = c.sizes()
     outs, rank = c.sizes(1)[1:-1], len(sizes)
@@ -170,7 +171,7 @@ def _grid_sample(c: NodeCall) -> Results:
 
 
 def _taps(c: NodeCall, u: Value, size: int, mode: str) -> list[tuple[Value, Value | None]]:
-    """Of coordinates u f[N,O] in -1..1: the elements that are read, i64[N,O], and their shares."""
+    """The elements i64[N,O] that coordinates u f[N,O] in -1..1 read, and their shares."""
     b, aligned = c.b, bool(c.attr("align_corners", 0))
     x = b.Add(u, 1.0)
     x = b.Mul(x, (size - 1) / 2) if aligned else b.Div(b.Sub(b.Mul(x, float(size)), 1.0), 2.0)
@@ -197,7 +198,8 @@ def _cubic_value(c: NodeCall, x: Value, near: bool) -> Value:
 def _inside(
     c: NodeCall, x: Value, size: int, aligned: bool, share: Value | None
 ) -> tuple[Value, Value | None]:
-    """The element in place of one that lies outside, and its share, which is 0 with zeros."""
+    """Coordinates moved inside by the padding mode, and their shares, 0 outside for padding by
+    zeros."""
     b, padding = c.b, c.attr("padding_mode", "zeros")
     if padding == "reflection":
         low, high = (0.0, float(size - 1)) if aligned else (-0.5, size - 0.5)

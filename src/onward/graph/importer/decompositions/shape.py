@@ -33,7 +33,7 @@ def _squeeze(c: NodeCall) -> Results:
 
 @decomposition("Tile")
 def _tile(c: NodeCall) -> Results:
-    """`[1,s,1,t]` expanded to `[m,s,n,t]`, whose dims are joined."""
+    """Tile: `[1,s,1,t]` expanded to `[m,s,n,t]`, whose dims are joined."""
     shape, times = c.shape(), c.ints(1)
     apart = tuple(n for size in shape for n in (1, size))
     wide = tuple(n for size, k in zip(shape, times, strict=True) for n in (k, size))
@@ -65,7 +65,7 @@ def _split(c: NodeCall) -> Results:
 
 @decomposition("Slice")
 def _slice(c: NodeCall) -> Results:
-    """In steps of one a window; in others, backwards too, rows by number."""
+    """Slice: a window in steps of one; rows by number in other steps, backwards too."""
     rank, b, y = c.rank(), c.b, c.x()
     starts, ends = c.contents(1), c.contents(2)
     axes = c.ints(3) if c.present(3) else list(range(len(starts)))
@@ -114,7 +114,8 @@ def _pad(c: NodeCall) -> Results:
 
 
 def _pad_by_place(c: NodeCall, mode: str, before: list[Size], after: list[Size]) -> Value:
-    """Each place of the result holds an element of x: its number by the mode."""
+    """Pad by edge, reflect or wrap: each place of the result holds the element of x that the mode
+    says."""
     y = c.x()
     for axis, size in enumerate(c.sizes()):
         if before[axis] == 0 and after[axis] == 0:
@@ -162,7 +163,7 @@ def _space_to_depth(c: NodeCall) -> Results:
 
 @decomposition("ReverseSequence")
 def _reverse_sequence(c: NodeCall) -> Results:
-    """The first `lens` steps of each sequence the other way round."""
+    """ReverseSequence: the first `lens` steps of each sequence the other way round."""
     b, time, batch = c.b, int(c.attr("time_axis", 0)), int(c.attr("batch_axis", 1))
     sizes = c.sizes()
     shape = [1] * len(sizes)
@@ -177,7 +178,7 @@ def _reverse_sequence(c: NodeCall) -> Results:
 
 @decomposition("Col2Im")
 def _col2im(c: NodeCall) -> Results:
-    """Each column's elements are added where they were taken from."""
+    """Col2Im: each column's elements are added where they were taken from."""
     b, image, block = c.b, c.ints(1), c.ints(2)
     rank = len(image)
     strides = c.attr("strides") or [1] * rank

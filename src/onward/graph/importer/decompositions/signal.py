@@ -9,7 +9,8 @@ from onward.graph.importer.decomposition import NodeCall, Results, decomposition
 
 
 def _transformed(c: NodeCall, x: Value, length: int, inverse: bool, onesided: bool) -> Value:
-    """x f[*S,L,1 or 2] along L, which is cut or filled with zeros to `length`: f[*S,K,2]."""
+    """The Fourier transform of x f[*S,L,1 or 2] along L, which is cut or filled with zeros to
+    `length`: f[*S,K,2]."""
     b, rank = c.b, type_of(x).rank
     have, parts = type_of(x).shape[-2:]
     if not isinstance(have, int):
@@ -74,7 +75,7 @@ def _dft(c: NodeCall) -> Results:
 
 @decomposition("STFT")
 def _stft(c: NodeCall) -> Results:
-    """Frames, each multiplied by the window and transformed."""
+    """STFT: frames, each multiplied by the window and transformed."""
     b, step = c.b, c.ints(1)[0]
     size = c.sizes()[1]
     length = c.ints(3)[0] if c.present(3) else c.sizes(2)[0]

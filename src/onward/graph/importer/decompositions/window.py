@@ -15,7 +15,7 @@ from onward.graph.types import DType
 
 
 class _Places:
-    """Where a window stands in each dim, in numbers."""
+    """The places of a window in each dim, in numbers."""
 
     def __init__(self, c: NodeCall, kernel: Sequence[int]) -> None:
         rank, sizes = len(kernel), c.sizes()[2:]
@@ -48,7 +48,7 @@ class _Places:
         return first + np.arange(self.kernel[i])[None] * self.dilations[i]
 
     def windows(self, c: NodeCall, x: Value, fill: float) -> Value:
-        """f[N,C,*O,K]: what each window reads; `fill` where that is outside."""
+        """The elements that each window reads, f[N,C,*O,K]; `fill` where that is outside."""
         b, rank = c.b, len(self.kernel)
         low, high = [], []
         for i, size in enumerate(self.sizes):
@@ -66,18 +66,18 @@ class _Places:
         return b.reshape(x, (n, channels, *self.counts, int(np.prod(self.kernel))))
 
     def inside(self) -> np.ndarray:
-        """b[*O,K]: which of a window's elements are x's own."""
+        """A mask of each window's elements that are x's own, b[*O,K]."""
         return self._grid(lambda i, at: (at >= 0) & (at < self.sizes[i]), np.logical_and)
 
     def padded(self) -> np.ndarray:
-        """b[*O,K]: which are x's or its pads'."""
+        """A mask of each window's elements that are x's or its pads', b[*O,K]."""
         return self._grid(
             lambda i, at: (at >= -self.before[i]) & (at < self.sizes[i] + self.after[i]),
             np.logical_and,
         )
 
     def numbers(self) -> np.ndarray:
-        """i64[*O,K]: an element's number in its plane."""
+        """Each window's elements as numbers in their plane, i64[*O,K]."""
         scale = [math.prod(self.sizes[i + 1 :]) for i in range(len(self.sizes))]
         return self._grid(lambda i, at: at * scale[i], np.add)
 
@@ -129,7 +129,7 @@ def _global(c: NodeCall) -> Results:
 
 @decomposition("MaxPool")
 def _max_pool(c: NodeCall) -> Results:
-    """As a node where its kernel takes it, else by the number of each window's largest."""
+    """MaxPool, as a node where its kernel takes it, else by the number of each window's largest."""
     b, places = c.b, _Places(c, c.attr("kernel_shape"))
     rank = len(places.kernel)
     half = all(
@@ -178,7 +178,7 @@ def _column_major(c: NodeCall, index: Value, sizes: list[int]) -> Value:
 
 @decomposition("MaxUnpool")
 def _max_unpool(c: NodeCall) -> Results:
-    """Numbers are those of MaxPool's input; a larger result has zeros behind it."""
+    """MaxUnpool, by numbers in MaxPool's input; a larger result has zeros behind it."""
     b, kernel = c.b, c.attr("kernel_shape")
     rank = len(kernel)
     strides = c.attr("strides") or [1] * rank
@@ -218,7 +218,7 @@ def _conv(c: NodeCall) -> Results:
 
 @decomposition("ConvTranspose")
 def _conv_transpose(c: NodeCall) -> Results:
-    """Without pads, and then cut; what lies beyond the last window is its bias."""
+    """ConvTranspose without pads, then cut; what lies beyond the last window is the bias."""
     b, kernel, sizes = c.b, c.sizes(1)[2:], c.sizes()[2:]
     rank, group = len(kernel), int(c.attr("group", 1))
     strides = c.attr("strides") or [1] * rank

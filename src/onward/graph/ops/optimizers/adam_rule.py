@@ -23,8 +23,9 @@ def adam(
     scale: Value | None,
     decoupled: bool,
 ) -> tuple[Value, Value, Value]:
-    """`p', m', v'`; all of p's type. moving: p, g, m, v. scalars: lr, beta1, beta2, eps and weight
-    decay f64[], and the update's number i64[]. scale: of the gradient, where it is clipped."""
+    """One update of Adam: `p', m', v'`, all of p's type. moving: p, g, m, v. scalars: lr, beta1,
+    beta2, eps and weight decay f64[], and the update's number i64[]. scale: of the gradient, where
+    it is clipped."""
     p, g, m, v = moving
     lr, beta1, beta2, eps, decay, step = scalars
     dtype = type_of(p).dtype

@@ -69,7 +69,7 @@ SIGNED, UNSIGNED = _codes(True), _codes(False)
 
 
 def blocks(count: int) -> int:
-    """Of so many numbers; the last may be a part of one."""
+    """The number of blocks of so many numbers; the last block may be shorter."""
     return -(-count // BLOCK)
 
 
@@ -78,12 +78,12 @@ def codes_type(parameter: Type) -> Type:
 
 
 def absmax_type(parameter: Type) -> Type:
-    """f32[blocks], of the parameter's elements in their order."""
+    """The type f32[blocks] of `absmax`, of a parameter's elements in their order."""
     return Type(DType.FLOAT, (blocks(parameter.numel),))
 
 
 def dequantize(b: Builder, codes: Value, absmax: Value, map: Codes, dtype: DType) -> Value:
-    """The numbers of these codes, in `dtype` and of the codes' shape."""
+    """The numbers that codes stand for, in `dtype` and of the codes' shape."""
     type = type_of(codes)
     values = b.cast(b.Gather(map.values, b.cast(codes, DType.INT64), axis=0), dtype)
     rows = _in_blocks(b, values)
@@ -92,8 +92,8 @@ def dequantize(b: Builder, codes: Value, absmax: Value, map: Codes, dtype: DType
 
 
 def quantize(b: Builder, x: Value, map: Codes) -> tuple[Value, Value]:
-    """Codes u8 of x's shape, and absmax f[blocks] of x's dtype. A block with a number that is not
-    finite becomes NaN."""
+    """Quantizes x: codes u8 of its shape, and absmax f[blocks] of x's dtype. A block with a number
+    that is not finite becomes NaN."""
     type = type_of(x)
     rows = _in_blocks(b, x)
     zero = b.scalar(0.0, type.dtype)
@@ -120,7 +120,7 @@ def quantize(b: Builder, x: Value, map: Codes) -> tuple[Value, Value]:
 
 
 def _in_blocks(b: Builder, x: Value) -> Value:
-    """`[blocks, 256]`, zeros behind the last number."""
+    """x as `[blocks, 256]`, with zeros behind the last number."""
     type = type_of(x)
     count = type.numel
     flat, room = b.reshape(x, (count,)), blocks(count) * BLOCK - count

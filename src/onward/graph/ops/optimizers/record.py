@@ -99,7 +99,7 @@ def setting(name: str) -> Callable[[Group], float]:
 
 
 def updated_types(slots: int) -> Callable[[Call], list[Type]]:
-    """`Op.infer` of an update: of the parameter, and of the slots that are there."""
+    """`Op.infer` of an update: the types of the parameter and of the slots that are there."""
 
     def infer(call: Call) -> list[Type]:
         return [call.type(0), *(call.type(2 + i) for i in range(slots) if call.present(2 + i))]

@@ -30,7 +30,7 @@ ROW = 1024  # elements that share a key of the generator
 
 
 def words(b: Builder, like: Value, seed: Value, site: int) -> Value:
-    """32 random bits for each element of `like`, in i64 and of its shape."""
+    """Draws 32 random bits for each element of `like`, in i64 and of its shape."""
     shape = type_of(like).shape
     place = b.arange(product(shape))
     row = b.Div(place, np.array(ROW))
@@ -48,8 +48,8 @@ def upper(b: Builder, word: Value) -> Value:
 
 
 def rounded(b: Builder, x: Value, draw: Value) -> Value:
-    """x, as f32, to bf16's numbers: away from zero where `draw`, i64 below 2^16, reaches over the
-    next one. Of x's dtype; what is not finite stays."""
+    """Rounds x, as f32, to bf16's numbers: away from zero where `draw`, i64 below 2^16, reaches
+    over the next one. Of x's dtype; what is not finite stays."""
     single = b.cast(x, DType.FLOAT)
     wide = b.cast(single, DType.DOUBLE)
     step = _power_below(b, b.Abs(wide))

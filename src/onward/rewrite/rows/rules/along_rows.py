@@ -13,7 +13,7 @@ def shape_of(node: Node) -> Shape:
 
 
 def packed_along_rows(p: Packer, node: Node) -> bool:
-    """Ops that keep the rows' dims where they are, and need nothing but the rows."""
+    """Packs an op that keeps the rows' dims where they are, and needs nothing but the rows."""
     demand = p.demand(node)
     if demand.rows is None or not proved(p, node):
         return False

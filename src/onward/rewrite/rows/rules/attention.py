@@ -27,7 +27,8 @@ ATTENTION = ("Attention", "FlashAttention")
 
 @demand_rule(*ATTENTION)
 def _reads(q: Question) -> Answer:
-    """Queries as the output; keys and values where some of these queries may look."""
+    """The rows that an attention reads: queries as the output; keys and values where some of these
+    queries may look."""
     if any(d is not None for d in q.asked[1:]):
         return q.refused("its row sums are read")
     shapes = [q.shape(i) for i in range(3)]
@@ -82,12 +83,12 @@ def visible(q: Question, members: Conditions | None) -> Conditions | None:
 
 
 def batch_masks(q: Question) -> list[Value]:
-    """An attention's mask, or those of its addends that the batch alone decides."""
+    """An attention's mask, or the addends of it that the batch alone decides."""
     return [m for m in _known_addends(q) if array_of(m) is None]
 
 
 def _known_addends(q: Question) -> list[Value]:
-    """What of an attention's mask follows from the batch, or is a constant."""
+    """The addends of an attention's mask that follow from the batch, or are constants."""
     mask = q.node.inputs[3] if len(q.node.inputs) > 3 else None
     stack, found = [mask], []
     while stack:
@@ -116,14 +117,14 @@ def _shown(
 
 
 def key_mask(mask: Value, keys: Shape) -> bool:
-    """Whether it is `b[B,1,1,S]`: the same for all queries."""
+    """Whether a mask is `b[B,1,1,S]`, one for all queries."""
     shape = type_of(mask).shape
     return type_of(mask).dtype == DType.BOOL and shape == (keys[0], 1, 1, keys[1])
 
 
 @pack_rule(*ATTENTION)
 def _pack(p: Packer, node: Node) -> bool:
-    """Rows know their sequences, so that no mask is needed."""
+    """Packs an attention: rows know their sequences, so that no mask is needed."""
     asked = tuple(p.asked.get(y) for y in node.outputs)
     q, k, v, mask = [*node.inputs, None][:4]
     assert q is not None and k is not None and v is not None
@@ -180,7 +181,7 @@ def _pack(p: Packer, node: Node) -> bool:
 
 
 def _packed(q: Value, k: Value, v: Value, draw: list[Value | None]) -> list[Type | Value | None]:
-    """What the op reads when its rows are packed, their numbers still unknown."""
+    """The call of the op on packed rows, whose numbers are still unknown."""
 
     def rows(x: Value, size: str) -> Type:
         _, heads, _, width = type_of(x).shape
@@ -191,7 +192,7 @@ def _packed(q: Value, k: Value, v: Value, draw: list[Value | None]) -> list[Type
 
 
 def _joined(p: Packer, x: Value) -> Value:
-    """`[B,H,T,K] -> [1,H,B*T,K]`: every row, in one sequence of them."""
+    """x `[B,H,T,K]` as `[1,H,B*T,K]`, all rows in one sequence."""
     x = p.whole(x)
     batch, heads, length, width = type_of(x).shape
     turned = p.b.reshape(p.b.transpose(x, [0, 2, 1, 3]), (1, batch * length, heads, width))

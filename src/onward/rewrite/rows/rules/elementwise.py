@@ -42,7 +42,7 @@ def _rows_of(q: Question, i: int, rows: Demand | None) -> Demand | None:
 
 
 def _product(q: Question) -> Answer | None:
-    """`x * m`: where m is 0 nothing of x is left (x taken to be finite).
+    """The rows that `x * m` reads: where m is 0 nothing of x is left (x taken to be finite).
 
     One side alone is spared for what the other computes: each is 0 only where it is read.
     """
@@ -59,8 +59,8 @@ def _product(q: Question) -> Answer | None:
 
 
 def _hidden(q: Question) -> Answer | None:
-    """Scores that a softmax reads, only where what is added does not hide them: `x + k` is k there,
-    and the gradient 0."""
+    """The rows that scores plus a mask read before a softmax: only where what is added does not
+    hide them: `x + k` is k there, and the gradient 0."""
     zeros = Zeros(q.known)
     for x, k in ((0, 1), (1, 0)):
         if q.is_known(k) and not q.is_known(x) and q.shape(x) == q.y:
@@ -71,7 +71,7 @@ def _hidden(q: Question) -> Answer | None:
 
 
 def _where(q: Question) -> Answer | None:
-    """Each side only where the batch's condition chooses it."""
+    """The rows that a Where reads: of each side those that the batch's condition chooses."""
     zeros, answer = Zeros(q.known), dict[int, Demand]()
     for i in (1, 2):
         rows = _rows_of(q, 0, zeros.truth(q.x(0), equal=i == 2))
@@ -110,7 +110,8 @@ def _draws(node: Node) -> bool:
 def _dropping(
     p: Packer, node: Node, inputs: list[Value | None], dims: tuple[int, ...], rows: Rows
 ) -> list[Value]:
-    """With the logical indices of dim 0, into which all row dims go for the time of the op."""
+    """Writes an op with dropout on packed rows, with the logical indices of dim 0, into which all
+    row dims go for the time of the op."""
     y, lead = shape_of(node), len(dims) - 1
     sizes = tuple(y[d] for d in dims)
     at = {"Dropout": 3, "AddLayerNormalization": 6, "AddRMSNorm": 5}[node.op_type]

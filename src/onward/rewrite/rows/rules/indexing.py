@@ -68,7 +68,7 @@ def _keeps_rows(p: Packer, node: Node) -> bool:
 
 @demand_rule("Gather")
 def _gather(q: Question) -> Answer:
-    """Rows of a parameter at ids that are computed; or chosen rows of what is computed."""
+    """The rows that a Gather reads: of a parameter's ids, or chosen rows of a computed value."""
     shape, demand, dim = q.shape(), q.demand, q.attrs.get("axis", 0) % len(q.shape())
     if role_of(q.x()) is not None:
         return others_whole(q, {1: _ids(q, demand, dim)})
@@ -90,7 +90,7 @@ def _gather(q: Question) -> Answer:
 
 
 def _ids(q: Question, demand: Demand, dim: int) -> Demand:
-    """Of ids: rows are those of the result."""
+    """The demand of a lookup's ids, whose rows are those of the result."""
     if demand.rows is None or dim != 0 or any(d >= len(q.shape(1)) for d in demand.dims):
         return all_of(*demand.whys, weak=demand.weak)
     return demand
@@ -103,7 +103,8 @@ def _embedding(q: Question) -> Answer:
 
 @demand_rule("GatherElements")
 def _gather_elements(q: Question) -> Answer:
-    """One place of each row's dim, the same for all that lies behind it."""
+    """The rows that a GatherElements reads, where it takes one place of each row's dim for all that
+    lies behind it."""
     shape, index = q.shape(), q.x(1)
     dim = q.attrs.get("axis", 0) % len(shape)
     node = index.producer()
@@ -148,7 +149,8 @@ def _pack_gather(p: Packer, node: Node) -> bool:
 
 
 def _chosen(p: Packer, node: Node) -> bool:
-    """A Slice or Gather of rows: the same choice among the rows' numbers says where they lie."""
+    """Packs a Slice or Gather of rows: the same choice among the rows' numbers says where they
+    lie."""
     x, demand = node.inputs[0], p.demand(node)
     held = p.packed.get(x) if x is not None else None
     if p.reads is not None:

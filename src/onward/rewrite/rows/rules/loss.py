@@ -48,7 +48,7 @@ def _cross_entropy(q: Question) -> Answer:
 
 @pack_rule("LinearCrossEntropy", "SoftmaxCrossEntropyLoss", "CrossEntropyLoss")
 def _pack(p: Packer, node: Node) -> bool:
-    """On rows that count; a row's own loss is 0 where it does not."""
+    """Packs a loss on the rows that count; a row's own loss is 0 where it does not."""
     asked = tuple(p.asked.get(y) for y in node.outputs)
     demand = DEMAND[node.op_type](Question(node, asked, p.known))[0]
     x, at = node.inputs[0], 3 if node.op_type == "LinearCrossEntropy" else 1

@@ -39,7 +39,7 @@ def _gemm(q: Question) -> Answer:
 
 @demand_rule("MatMul")
 def _matmul(q: Question) -> Answer:
-    """Rows of the one factor that meet a 0 of the other are not read."""
+    """The rows that a MatMul reads: rows of one factor that meet a 0 of the other are not read."""
     demand, ranks = q.demand, [len(q.shape(i)) for i in (0, 1)]
     if ranks[1] == 2 and role_of(q.x(1)) is not None:
         if demand.rows is None:
@@ -62,7 +62,7 @@ def _matmul(q: Question) -> Answer:
 
 
 def _factor(q: Question, i: int) -> Demand:
-    """What a product reads of a factor that no 0 meets: of the other dim all."""
+    """The demand for a factor that no 0 meets: all of its summed dim."""
     shape, y, demand = q.shape(i), q.y, q.demand
     summed = len(shape) - 1 if i == 0 else len(shape) - 2
     kept = len(y) - 2 if i == 0 else len(y) - 1
@@ -83,12 +83,12 @@ def _factor(q: Question, i: int) -> Demand:
 
 
 def _place(d: int, y: Shape, shape: Shape, i: int) -> int:
-    """A dim of the result in a factor."""
+    """The dim of a factor that is this dim of the result."""
     return d - (len(y) - len(shape))
 
 
 def _met(q: Question, x: int, m: int, rows: Demand) -> Demand | None:
-    """Rows of the factor `x` that meet something of the rows of the factor `m`."""
+    """The demand for the rows of factor `x` that meet some of the rows of the factor `m`."""
     own, other = q.shape(x), q.shape(m)
     summed = len(other) - 1 if m == 0 else len(other) - 2
     if summed not in rows.dims:
@@ -109,7 +109,7 @@ def _met(q: Question, x: int, m: int, rows: Demand) -> Demand | None:
 
 @pack_rule("MatMul")
 def _pack_matmul(p: Packer, node: Node) -> bool:
-    """Rows by a matrix; what sums rows is given wholes."""
+    """Packs a product of rows by a matrix; one that sums rows is given whole inputs."""
     matrix = node.inputs[1]
     if matrix is None or type_of(matrix).rank != 2 or role_of(matrix) is None:
         return False

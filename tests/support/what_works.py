@@ -1,13 +1,13 @@
 """docs/what-works-where.md: what works with which way in, each cell with the test that holds it.
 
-`python tests/what_works.py` writes the page of the table below; other pages link to it.
+`python tests/support/what_works.py` writes the page of the table below; other pages link to it.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "what-works-where.md"
 WAYS = (
     "`onward.Trainer`", "transformers' Trainer, one graph", "`onward.accelerate`, `onward.Module`",
@@ -80,9 +80,9 @@ def page() -> str:
     lines = [
         "# What works where",
         "",
-        "Written by `python tests/what_works.py`, and held by `tests/test_what_works.py`: each",
-        "number stands for the test below, which holds that cell. What has none is a limit, or is",
-        "not tested.",
+        "Written by `python tests/support/what_works.py`, and held by `tests/test_what_works.py`:",
+        "each number stands for the test below, which holds that cell. What has none is a limit,",
+        "or is not tested.",
         "",
         f"| | {' | '.join(WAYS)} |",
         "|---|---|---|---|---|",

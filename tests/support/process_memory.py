@@ -47,7 +47,7 @@ def resident() -> int:
 
 def said_by(program: str, *arguments: str) -> Any:
     """What a program prints last, which is JSON, in a process of its own."""
-    paths = [str(HERE), str(HERE.parent / "src")]
+    paths = [str(HERE), str(HERE.parents[1] / "src")]
     code = f"import sys; sys.path[:0] = {paths!r}\n{textwrap.dedent(program)}"
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
