@@ -1,8 +1,9 @@
 """Effects of a forward: values that it sets, random numbers that it draws.
 
 A graph holds what one run of the forward computed, and runs no Python. What an export has set is
-put back; whether that changes anything for a later run is tried out (eager_runs/side_effects.py). Torch's random
-numbers may not be seeded: a step of Onward's has random numbers of its own.
+put back; whether that changes anything for a later run is tried out
+(capture/eager_runs/side_effects.py). Torch's random numbers may not be seeded: a step of Onward's
+has random numbers of its own.
 """
 
 from __future__ import annotations
