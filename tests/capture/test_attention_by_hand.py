@@ -14,6 +14,7 @@ from tiny_families import assert_same
 from torch import Tensor, nn
 
 from onward.capture import capture
+from onward.rewrite.fuse_attention import fuse_attention
 
 HEADS, WIDTH = 3, 4
 INF, LEAST = float("inf"), torch.finfo(torch.float32).min
@@ -282,6 +283,8 @@ def _batch(size: int, length: int, seed: int = 0) -> dict[str, Tensor]:
 
 def _ops(model: nn.Module, batch: dict[str, Tensor]) -> tuple[list[str], list[str]]:
     graph = capture(model, (), batch).graph
+    fuse_attention(graph)
+    graph.sweep()
     reasons = [str(n.meta["unfused"]) for n in graph if "unfused" in n.meta]
     return [n.op_type for n in graph], reasons
 
