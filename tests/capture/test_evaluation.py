@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from tiny_families import CASES
 from torch import nn
 from torch.nn import functional as F
@@ -383,6 +384,64 @@ def test_another_part_in_evaluation_keeps_its_own_dropout_off() -> None:
         torch.testing.assert_close(model(x), want)
         model.drop.train()
         assert not torch.equal(model(x), model(x))
+
+
+def test_a_dropout_of_the_users_in_torchs_place_may_do_more(
+    monkeypatch: pytest.MonkeyPatch, exports: list[int]
+) -> None:
+    plain = F.dropout
+
+    def doubled(x: torch.Tensor, p: float = 0.5, training: bool = True, *more: Any) -> torch.Tensor:
+        return plain(x, p, training) if training else 2 * x
+
+    monkeypatch.setattr(F, "dropout", doubled)
+    model, x = Keyword(), batches()[0]
+    twin = copy.deepcopy(model)
+    onward.accelerate(model)
+    model(x).sum().backward()
+    with torch.no_grad():
+        torch.testing.assert_close(model.eval()(x), twin.eval()(x))
+    assert len(exports) == 2
+
+
+def test_attention_drops_in_evaluation_whatever_flag_it_is_given(exports: list[int]) -> None:
+    """transformers' sdpa function takes the ratio alone, and any keyword."""
+    attend = transformers.integrations.sdpa_attention.sdpa_attention_forward
+
+    class Attending(transformers.LlamaForCausalLM):
+        pass
+
+    config = transformers.LlamaConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        num_attention_heads=2, num_key_value_heads=2, use_cache=False,
+        attn_implementation="sdpa",
+    )  # fmt: skip
+    model = Attending(config)
+
+    def forward(
+        self: Any, hidden_states: torch.Tensor, attention_mask: Any = None, **_: Any
+    ) -> tuple[torch.Tensor, None]:
+        q, k, v = (
+            p(hidden_states).view(*hidden_states.shape[:-1], 2, 4).transpose(1, 2)
+            for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        name = self.config._attn_implementation
+        function = transformers.AttentionInterface().get_interface(name, attend)
+        y, _ = function(self, q, k, v, attention_mask, dropout=0.5, training=self.training)
+        return self.o_proj(y.reshape(hidden_states.shape)), None
+
+    monkey = pytest.MonkeyPatch()
+    monkey.setattr(type(model.model.layers[0].self_attn), "forward", forward)
+    try:
+        onward.accelerate(model)
+        ids = torch.arange(12).view(2, 6)
+        model(input_ids=ids, labels=ids).loss.backward()
+        model.eval()
+        with torch.no_grad():
+            one, two = (float(model(input_ids=ids, labels=ids).loss) for _ in range(2))
+    finally:
+        monkey.undo()
+    assert one != two, "eager PyTorch drops there"
 
 
 def test_a_mode_of_the_models_own_is_put_back_after_an_evaluation() -> None:

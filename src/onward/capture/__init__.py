@@ -1,4 +1,4 @@
-"""torch.nn.Module -> forward Graph: export, translate, fuse composites."""
+"""torch.nn.Module -> forward Graph: trace, translate, guard; `export.py` has the rooms in order."""
 
 from onward.capture.captured_module import CapturedModule
 from onward.capture.evaluation import evaluation

@@ -25,9 +25,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType
-from typing import Any
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
+from typing import Any, NamedTuple
 
 import torch
 
@@ -58,6 +59,7 @@ class ModeReads:
         self._reads: Counter[Place] = Counter()
         self._calls: Counter[Place] = Counter()
         self._always: set[Place] = set()  # calls that drop, whoever asks
+        self._flagged: set[Place] = set()  # calls that a flag switches, not the ratio alone
 
     def read(self, frame: FrameType) -> None:
         """`training` of a module, by the code in this frame."""
@@ -73,8 +75,9 @@ class ModeReads:
         if not self.other:
             self.other = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
 
-    def called(self, frame: FrameType, drops: bool, asks: bool = False) -> None:
-        """A function that drops where it is told to, from this frame. asks: it asks the module."""
+    def called(self, frame: FrameType, drops: bool, flag: bool, asks: bool) -> None:
+        """A function that drops where it is told to, from this frame. flag, asks: see
+        `noted_call`."""
         file = frame.f_code.co_filename
         if file.startswith(_TORCH) and not file.startswith(_RUNS):
             return  # handed on by a mode
@@ -83,6 +86,8 @@ class ModeReads:
             return
         place = frame.f_code, frame.f_lasti
         self._calls[place] += 1
+        if flag:
+            self._flagged.add(place)
         if drops and not asks:
             self._always.add(place)
 
@@ -91,13 +96,18 @@ class ModeReads:
         calls: Counter[tuple[CodeType, Any]] = Counter()
         for (code, at), n in self._calls.items():
             calls[code, _end(code, at)] += n
+        flagged = {(code, _end(code, at)) for code, at in self._flagged}
         governed: set[tuple[CodeType, Any]] = set()
         for (code, at), n in self._reads.items():
-            end = None if self.other else _switched(code, at)
-            if end is None or calls[code, end] != n:
+            found = None if self.other else _switched(code, at)
+            if (
+                found is None
+                or calls[code, found.end] != n
+                or (found.by_flag and (code, found.end) not in flagged)
+            ):
                 self.other = self.other or f"{code.co_qualname}, line {code.co_firstlineno}"
                 return
-            governed.add((code, end))
+            governed.add((code, found.end))
         for code, at in self._always:
             if (code, _end(code, at)) not in governed:
                 self.other = self.other or f"{code.co_qualname} drops in any mode"
@@ -138,15 +148,15 @@ def _says_training(code: CodeType) -> bool:
     )
 
 
-def noted_call(drops: bool, asks: bool = False) -> None:
-    """Takes note that a stand-in of ours, which drops where it is told to, was called. asks: it
-    asks the module for its mode."""
+def noted_call(drops: bool, flag: bool = False, asks: bool = False) -> None:
+    """Takes note that a stand-in of ours, which drops where it is told to, was called. flag: an
+    argument `training` switches its dropout. asks: it asks the module for its mode."""
     if _readers and _readers[-1][0] == threading.get_ident():
         frame = sys._getframe(1)
         while frame.f_code.co_filename.startswith(_ONWARD):
             assert frame.f_back is not None, "a model's code calls it"
             frame = frame.f_back
-        _readers[-1][1].called(frame, drops, asks)
+        _readers[-1][1].called(frame, drops, flag, asks)
 
 
 def noted_question(depth: int = 2) -> None:
@@ -180,8 +190,14 @@ def _places(reads: ModeReads) -> Iterator[Patch]:
 
     yield torch.nn.Module, "training", property(get, put, remove)
     for name in _DROPPING:
-        yield _FUNCTIONAL, name, _noting(getattr(_FUNCTIONAL, name))
-    yield _FUNCTIONAL, "scaled_dot_product_attention", _noting_attention()
+        plain = getattr(_FUNCTIONAL, name)
+        if plain.__code__.co_filename == f"{_TORCH}/nn/functional.py":
+            yield _FUNCTIONAL, name, _noting(plain)
+        else:
+            reads.other = f"{name}, which has been replaced"
+    attend = _FUNCTIONAL.scaled_dot_product_attention
+    if isinstance(attend, BuiltinFunctionType):
+        yield _FUNCTIONAL, "scaled_dot_product_attention", _noting_attention(attend)
 
 
 def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -190,15 +206,13 @@ def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any, **kwargs: Any) -> Any:
         on = args[2] if len(args) > 2 else kwargs.get("training", default)
         ratio = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
-        noted_call(bool(on) and ratio != 0)
+        noted_call(bool(on) and ratio != 0, flag=True)
         return plain(*args, **kwargs)
 
     return called
 
 
-def _noting_attention() -> Callable[..., Any]:
-    plain = _FUNCTIONAL.scaled_dot_product_attention
-
+def _noting_attention(plain: Callable[..., Any]) -> Callable[..., Any]:
     def called(*args: Any, **kwargs: Any) -> Any:
         ratio = args[4] if len(args) > 4 else kwargs.get("dropout_p", 0.0)
         noted_call(ratio != 0)
@@ -212,7 +226,7 @@ def _noting_attention() -> Callable[..., Any]:
 
 def _position(code: CodeType, at: int) -> tuple[int, int, int, int] | None:
     """Lines and columns of an instruction, as `ast` has them; None where nobody knows."""
-    found = next(iter([p for i, p in enumerate(code.co_positions()) if i == at // 2]), None)
+    found = next(islice(code.co_positions(), at // 2, None), None)
     return None if found is None or None in found else found  # type: ignore[return-value]
 
 
@@ -222,22 +236,29 @@ def _end(code: CodeType, at: int) -> Any:
     return None if found is None else (found[1], found[3])
 
 
+class Switch(NamedTuple):
+    """A call whose dropout is switched: where it ends in the file, and whether by its argument
+    `training`, else by its ratio."""
+
+    end: tuple[int, int]
+    by_flag: bool
+
+
 @functools.lru_cache(maxsize=256)
-def _switched(code: CodeType, at: int) -> tuple[int, int] | None:
-    """The end of the call whose dropout the read at this instruction switches, and of nothing else;
-    None for another read."""
-    position = _position(code, at)
-    if position is None or _parents(code) is None:
+def _switched(code: CodeType, at: int) -> Switch | None:
+    """The call whose dropout the read at this instruction switches, and nothing else; None for
+    another read."""
+    position, parents = _position(code, at), _parents(code)
+    if position is None or parents is None:
         return None
-    parents = _parents(code) or {}
     node = next((n for n in parents if _is_read(n, position)), None)
     if node is None:
         return None
     value, above = node, parents[node]
     if isinstance(above, ast.keyword) and above.arg == "training":
-        return _ends_of(parents[above])
+        return _switch(parents[above], by_flag=True)
     if isinstance(above, ast.Call) and _number(above, value) == 2 and _is_dropout(above.func):
-        return _ends_of(above)
+        return _switch(above, by_flag=True)
     negated = isinstance(above, ast.UnaryOp) and isinstance(above.op, ast.Not)
     if negated:
         value, above = above, parents[above]
@@ -248,7 +269,7 @@ def _switched(code: CodeType, at: int) -> tuple[int, int] | None:
         return None
     outer = parents[above]
     if isinstance(outer, ast.keyword) and outer.arg in _RATIOS:
-        return _ends_of(parents[outer])
+        return _switch(parents[outer], by_flag=False)
     return None
 
 
@@ -270,10 +291,10 @@ def _is_dropout(function: ast.expr) -> bool:
     return name in _DROPPING
 
 
-def _ends_of(call: ast.AST) -> tuple[int, int] | None:
+def _switch(call: ast.AST, by_flag: bool) -> Switch | None:
     if not isinstance(call, ast.Call) or call.end_lineno is None or call.end_col_offset is None:
         return None
-    return call.end_lineno, call.end_col_offset
+    return Switch((call.end_lineno, call.end_col_offset), by_flag)
 
 
 @functools.lru_cache(maxsize=64)
