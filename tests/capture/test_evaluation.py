@@ -13,6 +13,7 @@ from tiny_families import CASES
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.functional import dropout as taken
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import onward
 from onward.capture import capture, evaluation
@@ -406,7 +407,6 @@ def test_a_dropout_of_the_users_in_torchs_place_may_do_more(
 
 def test_attention_drops_in_evaluation_whatever_flag_it_is_given(exports: list[int]) -> None:
     """transformers' sdpa function takes the ratio alone, and any keyword."""
-    attend = transformers.integrations.sdpa_attention.sdpa_attention_forward
 
     class Attending(transformers.LlamaForCausalLM):
         pass
@@ -414,8 +414,8 @@ def test_attention_drops_in_evaluation_whatever_flag_it_is_given(exports: list[i
     config = transformers.LlamaConfig(
         vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
         num_attention_heads=2, num_key_value_heads=2, use_cache=False,
-        attn_implementation="sdpa",
     )  # fmt: skip
+    config._attn_implementation = "sdpa"
     model = Attending(config)
 
     def forward(
@@ -426,7 +426,7 @@ def test_attention_drops_in_evaluation_whatever_flag_it_is_given(exports: list[i
             for p in (self.q_proj, self.k_proj, self.v_proj)
         )
         name = self.config._attn_implementation
-        function = transformers.AttentionInterface().get_interface(name, attend)
+        function = transformers.AttentionInterface().get_interface(name, sdpa_attention_forward)
         y, _ = function(self, q, k, v, attention_mask, dropout=0.5, training=self.training)
         return self.o_proj(y.reshape(hidden_states.shape)), None
 

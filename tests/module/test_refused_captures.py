@@ -3,14 +3,11 @@ every call."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 import onward
-from onward.compile import Compiler
 from onward.config import EagerWarning
 
 
@@ -30,36 +27,23 @@ class Counts(nn.Module):
         return self.layer(x) * self.calls
 
 
-@pytest.fixture
-def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    made: list[int] = []
-    plain = Compiler.capture
-
-    def capture(self: Compiler, *args: Any, **kwargs: Any) -> Any:
-        made.append(len(made))
-        return plain(self, *args, **kwargs)
-
-    monkeypatch.setattr(Compiler, "capture", capture)
-    return made
-
-
-def test_captures_that_are_refused_in_every_state_come_to_an_end(tried: list[int]) -> None:
+def test_captures_that_are_refused_in_every_state_come_to_an_end(captures: list[int]) -> None:
     model, x = Counts(), torch.randn(2, 4)
     onward.accelerate(model)
     with pytest.warns(EagerWarning, match="forward hook") as told:
         for i in range(12):
             torch.testing.assert_close(model(x), model.layer(x) * (i + 1))
-    assert len(tried) == 3 and len(told) == 1
+    assert len(captures) == 3 and len(told) == 1
     assert model.calls == 12 and len(model.seen) == 24
 
 
-def test_a_mistake_stops_no_capture_of_other_sizes(tried: list[int]) -> None:
+def test_a_mistake_stops_no_capture_of_other_sizes(captures: list[int]) -> None:
     model = nn.Linear(4, 4)
     onward.accelerate(model)
     model(torch.randn(2, 4))
     for wrong in (3, 5, 6, 7):
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             model(torch.randn(2, wrong))
-    before = len(tried)
+    before = len(captures)
     model(torch.randn(1, 4))  # a size for which the graph there is does not stand
-    assert len(tried) == before + 1
+    assert len(captures) == before + 1

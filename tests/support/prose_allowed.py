@@ -38,7 +38,6 @@ ALLOWED = (
         r"docs/padding\.md",
         "other packages",
     ),
-    Allowed("identifiers", r"sdpa_attention_forward", r"src/.*", "transformers"),
     Allowed("identifiers", r"is_torchdynamo_compiling", r"docs/.*", "transformers"),
     Allowed("identifiers", r"f1", r"tests/.*", "made of a name and a number"),
     Allowed("identifiers", r"param_group", r"(src|docs/notes)/.*", "one of torch's param_groups"),

@@ -13,22 +13,7 @@ from loops import OPTIMIZERS
 from torch import nn
 
 import onward
-from onward.compile import Compiler
 from onward.train import prepared_steps
-
-
-@pytest.fixture
-def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A number for each capture."""
-    made: list[int] = []
-    plain = Compiler.capture
-
-    def capture(self: Compiler, *args: Any, **kwargs: Any) -> Any:
-        made.append(len(made))
-        return plain(self, *args, **kwargs)
-
-    monkeypatch.setattr(Compiler, "capture", capture)
-    return made
 
 
 class Net(nn.Module):

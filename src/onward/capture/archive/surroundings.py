@@ -91,7 +91,7 @@ def surroundings(modules: Iterable[str]) -> list[Any]:
 
 @functools.cache
 def _installation() -> list[Any]:
-    """Of the machine: versions, and all that is installed."""
+    """What the machine has: versions, and all that is installed."""
     packages = set[str]()
     for place in sys.path:
         if Path(place).is_dir():
@@ -105,7 +105,7 @@ def _installation() -> list[Any]:
 
 
 def _process() -> list[Any]:
-    """Of the process: its variables, arguments and flags."""
+    """The process's variables, arguments and flags."""
     variables = {k: v for k, v in environment_variables().items() if k not in (*NOISE, *_OURS)}
     main = sys.modules.get("__main__")
     if getattr(main, "__file__", None) is None:
@@ -114,7 +114,7 @@ def _process() -> list[Any]:
 
 
 def _flags() -> list[Any]:
-    """torch's, as far as a trace may ask them."""
+    """torch's flags, as far as a trace may ask them."""
     backends, cuda = torch.backends, torch.cuda.is_available()
     core: Any = torch._C
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
@@ -188,7 +188,7 @@ def _digest(file: str, changed: float, size: int) -> str:
 
 
 def _stamp(module: Any) -> list[str]:
-    """Of the file of a library's module."""
+    """The path, size and time of the file of a library's module."""
     file = getattr(module, "__file__", None)
     if file is None:
         return []
@@ -231,7 +231,7 @@ class _Scope:
         self.name = name
 
     def lines(self, scope: dict[str, Any], depth: int = _DEPTH) -> list[str]:
-        """Of each name, in order."""
+        """A line for each name, in order."""
         found = list[str]()
         for name, x in scope.items():
             if name in _SKIPPED:
