@@ -46,7 +46,7 @@ FACTS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "facts: every question about the mode is one for dropout", "capture/mode_reads.py",
-        "if end is None or calls[code, end] != n:", "if False:", EVALUATION,
+        "or calls[code, found.end] != n\n", "or False\n", EVALUATION,
     ),
     Fault(
         "facts: any state that was met is the one that came back", "train/guards.py",
