@@ -133,10 +133,10 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 def execute() -> Callable[[Graph, dict[str, np.ndarray]], dict[str, np.ndarray]]:
     """Runs a graph of fixed sizes through bind, plan and execute; outputs by name."""
     from onward.execute import Executable, Memory
-    from onward.plan import bind, make_plan
+    from onward.plan import make_plan, specialize
 
     def run(graph: Graph, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        plan = make_plan(bind(graph, {}), {})
+        plan = make_plan(specialize(graph, {}), {})
         executable = Executable(plan, Memory(torch.device("cpu")), {})
         executable.run({name: torch.from_numpy(np.array(x)) for name, x in feeds.items()})
         return {name: executable.output(name).numpy() for name in graph.outputs}

@@ -32,6 +32,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"graph_cache"}),
     frozenset({"capture_cache"}),
     frozenset({"compile"}),
+    frozenset({"prepare"}),
     frozenset({"train"}),
     frozenset({"explanation"}),
     frozenset({"module"}),
@@ -45,9 +46,8 @@ LEVEL_OF = {part: level for level, parts in enumerate(LEVELS) for part in parts}
 # compile.py computes nothing with tensors, but hands the user's module from capture to execute.
 TORCH_ALLOWED = frozenset(
     {
-        "model_state", "capture", "kernels", "execute", "capture_cache", "compile", "train",
-        "explanation",
-        "module", "integrations", "recipes", "cli",
+        "model_state", "capture", "kernels", "execute", "capture_cache", "compile", "prepare",
+        "train", "explanation", "module", "integrations", "recipes", "cli",
     }
 )  # fmt: skip
 
@@ -303,3 +303,17 @@ def test_sources_hold_no_local_paths_and_nothing_unfinished() -> None:
             if not line.isascii() or UNFINISHED.search(line) or LOCAL_PATH.search(line):
                 broken.append(f"{path.relative_to(ROOT)}:{number}: {line.strip()}")
     assert not broken, "\n".join(broken)
+
+
+# The drop-in Trainer has the name of the class of transformers whose place it takes.
+SAME_NAME = frozenset({"Trainer"})
+
+
+def test_no_public_class_name_stands_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sources():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: found for name, found in places.items() if len(found) > 1}
+    assert set(twice) == SAME_NAME, f"name what each is: {twice}"

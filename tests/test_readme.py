@@ -23,10 +23,10 @@ import onward
 from onward.cli import VERBS
 from onward.config import VARIABLES
 from onward.module import accelerated
+from onward.prepare.batch import bind_batch
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import VerifyConfig
 from onward.recipes.switches import RENAMED, SWITCHES
-from onward.train.batch import bind_batch
 
 ROOT = Path(__file__).resolve().parent.parent
 README, TRAINER, COMMAND_LINE, ARCHITECTURE = (

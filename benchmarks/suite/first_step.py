@@ -24,7 +24,7 @@ TINY = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 100}
 HALF_A_BILLION = {"layers": 36, "width": 1024, "heads": 16, "vocabulary": 50257}
 DEPTHS = (12, 24, 48, 96)
 GRAPHS = ("rewrite forward", "rewrite rows", "differentiate", "updates", "rewrite step")
-PLANS = ("bind", "plan")
+PLANS = ("specialize", "plan")
 
 
 def run(quick: bool, rounds: int, write: Writer) -> tuple[dict[str, Any], Path]:
@@ -90,7 +90,7 @@ def table(report: Mapping[str, Any]) -> str:
         ]
         for r in report["depths"]
     ]  # fmt: skip
-    head = ["layers", "capture", "rewrite and differentiate", "bind and plan", "ms a layer"]
+    head = ["layers", "capture", "rewrite and differentiate", "specialize and plan", "ms a layer"]
     lines += markdown(head, depths)
     memory = report["memory"]
     lines += [
@@ -150,7 +150,7 @@ def first(request: Mapping[str, Any]) -> dict[str, Any]:
     step = time.perf_counter() - again
     parts = {"capture": stages["capture"], "graph cache": stages.get("graph cache", 0.0)}
     parts["rewrite and differentiate"] = sum(stages.get(n, 0.0) for n in GRAPHS)
-    parts["bind and plan"] = sum(stages.get(n, 0.0) for n in PLANS)
+    parts["specialize and plan"] = sum(stages.get(n, 0.0) for n in PLANS)
     parts["bind launches"] = stages["execute: memory and binding"]
     parts["the step itself"] = step
     parts["state, pages and guards"] = seconds - sum(parts.values())

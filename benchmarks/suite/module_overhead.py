@@ -84,7 +84,7 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
     import onward
     from onward.module import accelerated
     from onward.module.arguments import bind_call
-    from onward.train.guards import Guards
+    from onward.prepare.guards import Guards
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """The flow, on one page. The only module that puts every stage in order.
 
     capture -> rewrite(forward) -> row demand -> differentiate -> update -> rewrite(step)
-            -> bind(dims) -> plan -> execute
+            -> specialize(dims) -> plan -> execute
 A stage receives a value and returns one, by one verb of `Compiler`:
     captured   = compiler.capture(model, args, kwargs)     Captured
     forward    = compiler.forward(captured)                Graph; packed: compiler.pack(forward, ..)
@@ -27,8 +27,8 @@ from onward.extend import load_plugins
 from onward.graph.graph import Graph
 from onward.graph_cache import kept
 from onward.journal import Journal
-from onward.kernels import Part, Target
-from onward.plan import Budget, Fusible, Plan, bind, make_plan
+from onward.kernels import EagerPart, Target
+from onward.plan import Budget, Fusible, Plan, make_plan, specialize
 
 
 @kept("forward", "pack", "step", "halves")  # read where a run before has made the same
@@ -122,9 +122,9 @@ class Compiler:
     ) -> Plan:
         """The plan that computes these outputs of `graph` at these sizes, within a budget of bytes.
         open: sizes that may be smaller when it runs. label: before the names of dumps."""
-        with self.journal.timed("bind"):
-            bound = bind(graph, dims, open, outputs)
-        self.journal.note(f"{label}bind", bound)
+        with self.journal.timed("specialize"):
+            bound = specialize(graph, dims, open, outputs)
+        self.journal.note(f"{label}specialize", bound)
         with self.journal.timed("plan"):
             plan = make_plan(bound, dict(dims), target=self.target)
         if budget is not None:
@@ -134,7 +134,7 @@ class Compiler:
         return plan
 
     def bind(
-        self, plan: Plan, memory: Memory, owned: Mapping[str, Any], parts: Sequence[Part] = ()
+        self, plan: Plan, memory: Memory, owned: Mapping[str, Any], parts: Sequence[EagerPart] = ()
     ) -> Executable:
         """The plan in memory. owned: the tensors that belong to others, by graph input. parts: what
         its regions run."""
@@ -144,7 +144,7 @@ class Compiler:
         return executable
 
     def bind_halves(
-        self, plan: Plan, memory: Memory, owned: Mapping[str, Any], parts: Sequence[Part] = ()
+        self, plan: Plan, memory: Memory, owned: Mapping[str, Any], parts: Sequence[EagerPart] = ()
     ) -> ExecutableHalves:
         """Binds a plan that runs in two halves; each run binds it to a block of memory."""
         return ExecutableHalves(plan, memory, owned, parts)

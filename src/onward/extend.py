@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from onward import rewrite
 from onward.capture import aten
-from onward.capture.aten import Call as AtenCall
+from onward.capture.aten import AtenCall as AtenCall
 from onward.capture.aten import Translation
 from onward.config import OnwardError
 from onward.differentiate import rule_table

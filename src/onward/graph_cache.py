@@ -41,7 +41,7 @@ from onward.graph.graph import Graph
 from onward.journal import Journal
 from onward.kernels import Target
 from onward.kernels.fingerprint import fingerprint
-from onward.rewrite import NearMiss, Policy, Report
+from onward.rewrite import NearMiss, PassReport, Policy
 
 log = logging.getLogger("onward")
 
@@ -101,7 +101,7 @@ def _kept(verb: str, make: Callable[..., Graph | None]) -> Callable[..., Graph |
         result = make(self, given, *arguments, **more)
         if key is not None:
             with journal.timed("graph cache"):
-                write(key, Entry(result, journal.reports[before:]))
+                write(key, CacheEntry(result, journal.reports[before:]))
         return result
 
     return made
@@ -182,11 +182,11 @@ def sources() -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     """What a stage made, None where it left the graph as it was; and its passes' reports."""
 
     graph: Graph | None
-    reports: list[Report]
+    reports: list[PassReport]
 
 
 def folder() -> Path:
@@ -194,7 +194,7 @@ def folder() -> Path:
     return environment().cache / "graphs"
 
 
-def read(key: str) -> Entry | None:
+def read(key: str) -> CacheEntry | None:
     """What is kept under a key; None where nothing is, or nothing whole."""
     return read_as(key, _unpacked)
 
@@ -220,7 +220,7 @@ def read_as(key: str, unpacked: Callable[[str, bytes], T]) -> T | None:
     return entry
 
 
-def write(key: str, entry: Entry) -> None:
+def write(key: str, entry: CacheEntry) -> None:
     """Keeps it, where that can be had: not a line of a step depends on it."""
     write_as(key, lambda: _packed(key, entry))
 
@@ -298,7 +298,7 @@ def _say_once(text: str) -> None:
     log.info(text)
 
 
-def _packed(key: str, entry: Entry) -> bytes:
+def _packed(key: str, entry: CacheEntry) -> bytes:
     reports = [{**asdict(r), "seconds": 0.0} for r in entry.reports]
     head = json.dumps({"key": key, "reports": reports, "graph": entry.graph is not None}).encode()
     graph = b"" if entry.graph is None else to_bytes(entry.graph)
@@ -316,7 +316,7 @@ def _vouched(data: bytes) -> bytes:
     return body
 
 
-def _unpacked(key: str, body: bytes) -> Entry:
+def _unpacked(key: str, body: bytes) -> CacheEntry:
     """Raises ArchiveError for other bytes than `_packed` gives."""
     length = 8 + int.from_bytes(body[:8], "little")
     try:
@@ -327,9 +327,9 @@ def _unpacked(key: str, body: bytes) -> Entry:
         graph = from_bytes(body[length:]) if head["graph"] else None
     except (LookupError, TypeError, ValueError) as error:
         raise ArchiveError(str(error)) from error
-    return Entry(graph, reports)
+    return CacheEntry(graph, reports)
 
 
-def _report(item: dict[str, Any]) -> Report:
-    made = Report(**item)
+def _report(item: dict[str, Any]) -> PassReport:
+    made = PassReport(**item)
     return replace(made, misses=tuple(NearMiss(**m) for m in item["misses"]))

@@ -19,7 +19,7 @@ from onward.graph.file import save
 from onward.graph.graph import Graph
 from onward.graph.ops import OPS
 from onward.graph.printer import graph_text
-from onward.rewrite import Report
+from onward.rewrite import PassReport
 
 log = logging.getLogger("onward")
 
@@ -34,7 +34,7 @@ class Journal:
 
     def __init__(self, keep_stages: bool = False, quiet: bool = False) -> None:
         self.seconds: dict[str, float] = {}
-        self.reports: list[Report] = []
+        self.reports: list[PassReport] = []
         self.stages: list[tuple[str, Graph]] | None = [] if keep_stages else None
         self.quiet = quiet
         self._dumped = 0

@@ -21,7 +21,7 @@ from onward.graph.graph import Graph, Role
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.types import parse_type
 from onward.kernels import host
-from onward.train.prepared_batch import scalars
+from onward.prepare.prepared_batch import scalars
 
 RATE = 0.1
 

@@ -15,7 +15,7 @@ from onward.graph.graph import Graph, Role
 from onward.graph.signature import Signature
 from onward.graph.types import parse_type
 from onward.kernels import KERNELS, Target, host
-from onward.plan import Plan, Region, bind, make_plan
+from onward.plan import MemoryRegion, Plan, make_plan, specialize
 
 
 def step() -> Plan:
@@ -28,18 +28,18 @@ def step() -> Plan:
     graph.outputs = {"finite": b.AllFinite(None, g), "next.w": b.Sub(w, g)}
     graph.signature = Signature(finite="finite")
     graph.state["next.w"] = w
-    return make_plan(bind(graph, {}), {})
+    return make_plan(specialize(graph, {}), {})
 
 
 def test_making_one_binds_and_allocates_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     bound: list[str] = []
 
     def counted(plain: Any) -> Any:
-        def bind(use: Any) -> Any:
+        def specialize(use: Any) -> Any:
             bound.append(plain.name)
             return plain.bind(use)
 
-        return replace(plain, bind=bind)
+        return replace(plain, specialize=specialize)
 
     for op in ("Mul", "Tanh", "Sub", "AllFinite"):
         monkeypatch.setitem(KERNELS, op, tuple(counted(k) for k in KERNELS[op]))
@@ -47,7 +47,7 @@ def test_making_one_binds_and_allocates_nothing(monkeypatch: pytest.MonkeyPatch)
     executable = Executable(plan, memory, {"w": torch.zeros(3, 4)})
     assert bound == []
     assert executable.launches == []
-    assert memory.arena_bytes(Region.SCRATCH) == 0
+    assert memory.arena_bytes(MemoryRegion.SCRATCH) == 0
     executable.run({"x": torch.ones(3, 4)})
     assert len(bound) == len(executable.launches) == len(plan.launches) == 4
     executable.run({"x": torch.ones(3, 4)})
@@ -101,7 +101,7 @@ def lookups(device: str = "cpu", finite: bool = True) -> Plan:
         graph.outputs = {"finite": b.AllFinite(None, g), **graph.outputs}
         graph.signature = Signature(finite="finite")
     graph.state["next.w"] = w
-    return make_plan(bind(graph, {}), {})
+    return make_plan(specialize(graph, {}), {})
 
 
 def owned() -> dict[str, torch.Tensor]:
@@ -122,7 +122,7 @@ def test_flags_are_read_once_a_run_and_counted(monkeypatch: pytest.MonkeyPatch) 
     assert [x.flag is not None for x in plan.launches].count(True) == 2
     executable = Executable(plan, Memory(torch.device("cpu")), owned())
     executable.bind()
-    assert executable.nbytes()[Region.PERSISTENT] == plan.sizes[Region.PERSISTENT]
+    assert executable.nbytes()[MemoryRegion.PERSISTENT] == plan.sizes[MemoryRegion.PERSISTENT]
 
     def recorded(name: str) -> Any:
         plain = getattr(torch.Tensor, name)
@@ -208,7 +208,7 @@ def test_hyperparameters_lie_where_the_host_reads_them() -> None:
     made = b.AdamUpdate(p, g, m, v, *hyper, None, decoupled=0)
     graph.outputs = {f"next.{x.name}": y for x, y in zip((p, m, v), made, strict=True)}
     graph.state.update({f"next.{x.name}": x for x in (p, m, v)})
-    plan = make_plan(bind(graph, {}), {}, target=Target("cuda"))
+    plan = make_plan(specialize(graph, {}), {}, target=Target("cuda"))
     assert [x.kernel.name for x in plan.launches] == ["aten.fused_adam"]
     device = torch.device("meta")
     executable = Executable(plan, Memory(device), {"p": torch.zeros(4, device=device)})

@@ -25,7 +25,7 @@ from onward.config import OnwardError
 from onward.execute import ExecutableHalves, Memory, Residuals
 from onward.graph.graph import Graph, type_of
 from onward.graph.names import OUTPUT, user_name
-from onward.plan import Plan, Region
+from onward.plan import MemoryRegion, Plan
 from onward.rewrite import split_counting
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
@@ -285,7 +285,11 @@ def test_memory_is_as_planned() -> None:
     assert left.content.numel() == both.plan.arena_bytes == both.memory.blocks.nbytes
     found = both.backward(left, cotangents(both.outputs()))
     assert both.memory.blocks.nbytes == both.plan.arena_bytes
-    assert both.memory.arena_bytes(Region.SCRATCH) == both.memory.arena_bytes(Region.RESIDUAL) == 0
+    assert (
+        both.memory.arena_bytes(MemoryRegion.SCRATCH)
+        == both.memory.arena_bytes(MemoryRegion.RESIDUAL)
+        == 0
+    )
     spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes) for x in found.values())
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     start = left.content.data_ptr()

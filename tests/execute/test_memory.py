@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import onward
 from onward.execute import Executable, Memory
-from onward.plan import Region
+from onward.plan import MemoryRegion
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -115,14 +115,14 @@ def test_bytes_held_are_the_bytes_predicted(kind: str) -> None:
     executable = trainer._last_run().prepared.executable
     assert executable is not None
     assert executable.nbytes() == executable.plan.sizes
-    assert executable.nbytes()[Region.SCRATCH] > 0
+    assert executable.nbytes()[MemoryRegion.SCRATCH] > 0
     # persistent: two moments a parameter, constants and scalars
     moments = 2 * sum(p.nbytes for p in trainer.model.parameters())
-    assert moments <= executable.nbytes()[Region.PERSISTENT] <= moments + 64 * 1024
+    assert moments <= executable.nbytes()[MemoryRegion.PERSISTENT] <= moments + 64 * 1024
 
 
 def arena(trainer: onward.Trainer) -> int:
-    return sum(trainer.memory.arena_bytes(r) for r in (Region.RESIDUAL, Region.SCRATCH))
+    return sum(trainer.memory.arena_bytes(r) for r in (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH))
 
 
 def test_arena_is_that_of_the_largest_shape() -> None:
@@ -248,8 +248,11 @@ def test_an_arena_that_grows_is_freed_before_the_larger_one_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     memory = Memory(torch.device("cpu"))
-    memory.reserve({Region.RESIDUAL: 64, Region.SCRATCH: 64})
-    before = [weakref.ref(memory._arenas[region]) for region in (Region.RESIDUAL, Region.SCRATCH)]
+    memory.reserve({MemoryRegion.RESIDUAL: 64, MemoryRegion.SCRATCH: 64})
+    before = [
+        weakref.ref(memory._arenas[region])
+        for region in (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)
+    ]
     alive: list[bool] = []
     make = torch.empty
 
@@ -258,5 +261,5 @@ def test_an_arena_that_grows_is_freed_before_the_larger_one_is_made(
         return make(*args, **more)
 
     monkeypatch.setattr(torch, "empty", empty)
-    memory.reserve({Region.RESIDUAL: 128, Region.SCRATCH: 128})
+    memory.reserve({MemoryRegion.RESIDUAL: 128, MemoryRegion.SCRATCH: 128})
     assert alive == [False, False]

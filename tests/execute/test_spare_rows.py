@@ -14,7 +14,7 @@ from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import DType, parse_type
 from onward.kernels import host
 from onward.kernels.aten import row_counts
-from onward.plan import Region, bind, make_plan
+from onward.plan import MemoryRegion, make_plan, specialize
 
 MOST = 200
 Made = dict[str, Value]
@@ -74,13 +74,13 @@ def test_results_are_those_of_a_plan_for_these_rows(
         x = graph.input("x", parse_type("f32[R,16]"), Role.BATCH)
         w = graph.input("w", parse_type("bf16[16,16]"), Role.PARAM)
         graph.outputs = make(b, x, w)
-        bound = bind(graph, {"R": most}, ["R"], list(graph.outputs))
+        bound = specialize(graph, {"R": most}, ["R"], list(graph.outputs))
         memory = Memory(torch.device("cpu"))
         weights = torch.randn(16, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
         plan = make_plan(bound, {"R": most}, target=host("cpu"))
         executable = Executable(plan, memory, {"w": weights})
         executable.bind()
-        for region in (Region.SCRATCH, Region.RESIDUAL):
+        for region in (MemoryRegion.SCRATCH, MemoryRegion.RESIDUAL):
             size = memory.arena_bytes(region)
             if size:
                 memory.window(region, 0, size).fill_(0xFF)  # a NaN in every type
@@ -109,7 +109,7 @@ def test_products_have_few_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     x = graph.input("x", parse_type("f32[R,16]"), Role.BATCH)
     w = graph.input("w", parse_type("bf16[16,16]"), Role.PARAM)
     graph.outputs = chain(b, x, w)
-    plan = make_plan(bind(graph, {"R": MOST}, ["R"], list(graph.outputs)), {"R": MOST})
+    plan = make_plan(specialize(graph, {"R": MOST}, ["R"], list(graph.outputs)), {"R": MOST})
     executable = Executable(
         plan, Memory(torch.device("cpu")), {"w": torch.zeros(16, 16, dtype=torch.bfloat16)}
     )

@@ -26,7 +26,7 @@ from onward.explanation.facts import ARENA, KINDS, OF_REGIONS
 from onward.journal import Journal
 from onward.module import accelerated
 from onward.module.accelerate import _MEMORIES
-from onward.plan import Plan, Region
+from onward.plan import MemoryRegion, Plan
 
 LOOPS = ("trainer", "module")
 gpt2, bert = partial(tiny.gpt2, layers=1), partial(tiny.bert, layers=1)
@@ -98,8 +98,8 @@ class Running:
             assert not isinstance(call, str) and call.last is not None
             executable = call.last.prepared.executable._last
         found = executable.nbytes()
-        beside = 0 if held is None else held.memory.arena_bytes(Region.SCRATCH)
-        persistent = found.pop(Region.PERSISTENT)
+        beside = 0 if held is None else held.memory.arena_bytes(MemoryRegion.SCRATCH)
+        persistent = found.pop(MemoryRegion.PERSISTENT)
         return {"persistent": persistent, "arena": sum(found.values()), "beside": beside}
 
 
@@ -148,11 +148,11 @@ def agrees(found: StepExplanation, running: Running) -> None:
     held = running.held()
     kinds = memory.kinds
     assert memory.arena == plan.arena_bytes == held["arena"]
-    assert plan.sizes[Region.PERSISTENT] == held["persistent"]
+    assert plan.sizes[MemoryRegion.PERSISTENT] == held["persistent"]
     assert kinds["row counting"] >= held["beside"]
     if running.loop == "trainer":  # whose arena is the step's: what is left are constants
         looks = running.who._last.step.looks
-        assert kinds["row counting"] == sum(look.sizes[Region.PERSISTENT] for look in looks)
+        assert kinds["row counting"] == sum(look.sizes[MemoryRegion.PERSISTENT] for look in looks)
     assert max(sum(memory.alive[k][i] for k in ARENA) for i in range(len(plan.launches))) == (
         plan.lower_bound
     )
@@ -206,7 +206,7 @@ def test_gradients_of_several_micro_batches_and_momentum() -> None:
     assert memory.most("gradients") >= weights, "sums, and what is added to them"
     for _ in range(2):
         trainer.train_step(batch(4, 12))
-    assert trainer.plan.sizes[Region.PERSISTENT] == sum(
+    assert trainer.plan.sizes[MemoryRegion.PERSISTENT] == sum(
         memory.kinds[k] for k in ("optimizer", "constants")
     ) + (memory.kinds["gradients"] - memory.alive["gradients"][memory.fullest])
 

@@ -13,7 +13,7 @@ from tiny import batch, bert, gpt2
 
 import onward
 from onward.explanation import StepExplanation
-from onward.explanation.facts import ARENA, KINDS, Region
+from onward.explanation.facts import ARENA, KINDS, RegionFacts
 from onward.explanation.memory_drawing import COLORS, HEIGHT, TOP, svg
 from onward.explanation.page import page
 from onward.explanation.text import Unit
@@ -32,7 +32,7 @@ def found() -> StepExplanation:
     return dataclasses.replace(
         made,
         notes=("a < note",),
-        regions=(Region("encoder.<odd>", "no form & no op", "", 0.25, 0.125),),
+        regions=(RegionFacts("encoder.<odd>", "no form & no op", "", 0.25, 0.125),),
         near_misses=({"pass": "p", "op": "Fused", "reason": "too <odd>", "modules": ["a", "b"]},),
     )
 

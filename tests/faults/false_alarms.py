@@ -30,7 +30,7 @@ import onward
 from onward.capture import Captured, CapturedModule
 from onward.compile import Compiler
 from onward.graph.graph import Graph
-from onward.train.graphs import Graphs
+from onward.prepare.graphs import Graphs
 from onward.train.verify import step
 
 Make = Callable[[], nn.Module]

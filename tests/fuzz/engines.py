@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 import onward
 import onward.compile
-import onward.train.packed_step
+import onward.prepare.packed_step
 from onward.capture import CapturedModule
 from onward.integrations.torch_compile import register
 from onward.model_state import Walk
@@ -314,16 +314,16 @@ def variant_set(variant: dict[str, Any]) -> Iterator[None]:
     if variant.get("check"):
         changes["ONWARD_CHECK"] = "1"
     before = {k: os.environ.get(k) for k in changes}
-    pays = onward.train.packed_step.PackedStep.pays
+    pays = onward.prepare.packed_step.PackedStep.pays
     os.environ.update(changes)
     if "native" in variant:
         _clear()
     if variant.get("always"):
-        onward.train.packed_step.PackedStep.pays = lambda self, dims: True  # type: ignore[method-assign]
+        onward.prepare.packed_step.PackedStep.pays = lambda self, dims: True  # type: ignore[method-assign]
     try:
         yield
     finally:
-        onward.train.packed_step.PackedStep.pays = pays  # type: ignore[method-assign]
+        onward.prepare.packed_step.PackedStep.pays = pays  # type: ignore[method-assign]
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

@@ -20,9 +20,9 @@ from fuzz.source import definitions, script
 
 from onward.differentiate import rule_table
 from onward.graph.signature import Signature
+from onward.prepare.packed_step import PackedStep
+from onward.prepare.row_numbers import RowNumbers
 from onward.rewrite import FORWARD, STEP
-from onward.train.packed_step import PackedStep
-from onward.train.row_numbers import RowNumbers
 from onward.train.updates import Updates
 
 CASES = [case_of(seed) for seed in range(400)]

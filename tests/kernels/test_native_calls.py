@@ -26,7 +26,7 @@ from onward.graph.types import DType
 from onward.kernels import KERNELS, KernelArguments, host
 from onward.kernels.native import library
 from onward.kernels.native.library import FOLDER, Library, declared, files, usable
-from onward.kernels.native.signatures import Parameter, Signature, signatures
+from onward.kernels.native.signatures import KernelSignature, Parameter, signatures
 
 UNCALLED = {"onward_math"}  # of the tests alone
 Arguments = dict[str, Any]
@@ -107,7 +107,7 @@ def test_calls_that_kernels_make_are_taken(function: str) -> None:
     assert {p.name for p in signature.parameters if not p.derived} == set(arguments)
 
 
-def asked(signature: Signature) -> list[Parameter]:
+def asked(signature: KernelSignature) -> list[Parameter]:
     """What a caller gives: all but the codes of element types."""
     return [p for p in signature.parameters if not p.derived]
 

@@ -197,7 +197,7 @@ def test_hooks_on_parameters_are_not_looked_at_anew_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever has one (DDP has one on each) pays no walk over the model at each call."""
-    from onward.train.guards import Guards
+    from onward.prepare.guards import Guards
 
     looks: list[int] = []
     plain = Guards._look

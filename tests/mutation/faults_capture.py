@@ -476,7 +476,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: a trace's tensors are of a class of their own", "capture/trace/as_eager.py",
-        "if type(x) is FakeTensor or type(x) is Chosen:", "if False:", AS_EAGER,
+        "if type(x) is FakeTensor or type(x) is MaskedRows:", "if False:", AS_EAGER,
     ),
     Fault(
         "capture: a size is no int", "capture/trace/as_eager.py",
@@ -572,7 +572,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "        if gone:\n", "        if False:\n", STATE,
     ),
     Fault(
-        "bind: sizes asked for late", "plan/bind.py",
+        "bind: sizes asked for late", "plan/specialize.py",
         "    noop(bound)  # which may ask for sizes itself\n"
         "    if open:\n        name_sizes(bound)\n",
         "    if open:\n        name_sizes(bound)\n    noop(bound)\n", PLAN,

@@ -30,7 +30,7 @@ FACTS_FAULTS: tuple[Fault, ...] = (
         "            found[1].add(name)\n", "            pass\n", READS,
     ),
     Fault(
-        "facts: a field that a second graph reads is not guarded", "train/guards.py",
+        "facts: a field that a second graph reads is not guarded", "prepare/guards.py",
         "return None if new is None or old is None else old | new", "return old", READS,
     ),
     Fault(
@@ -49,7 +49,7 @@ FACTS_FAULTS: tuple[Fault, ...] = (
         "or calls[code, found.end] != n\n", "or False\n", EVALUATION,
     ),
     Fault(
-        "facts: any state that was met is the one that came back", "train/guards.py",
+        "facts: any state that was met is the one that came back", "prepare/guards.py",
         "        if self._without_apart(seen.facts) != self._facts:\n            return False\n",
         "", STATES,
     ),

@@ -91,7 +91,7 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     ),
     # rows
     Fault(
-        "rows: NaN lies where the step's own sets leave rows out", "train/unread.py",
+        "rows: NaN lies where the step's own sets leave rows out", "prepare/unread_rows.py",
         "numbers.of(staged, sizes), gradients)", "rows, gradients)", ROWS[2:],
     ),
     Fault(

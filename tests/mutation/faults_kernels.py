@@ -153,7 +153,7 @@ KERNELS_FAULTS: tuple[Fault, ...] = (
         ("module/test_gradients.py",),
     ),
     Fault(
-        "again: what a region holds on to", "rewrite/shown.py",
+        "again: what a region holds on to", "rewrite/view_closure.py",
         "return not held and ", "return ", ("module/test_region_effects.py",),
     ),
     Fault(

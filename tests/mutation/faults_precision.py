@@ -62,7 +62,7 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
         "if not computed:", CASTS,
     ),
     Fault(
-        "casts: a weight is cast for each reader", "rewrite/shown.py",
+        "casts: a weight is cast for each reader", "rewrite/view_closure.py",
         'WHOLE = ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Identity", "StopGradient")',
         'WHOLE = ("Reshape",)', (*CASTS, *LOW_GRAPHS),
     ),

@@ -53,7 +53,7 @@ REGION_FAULTS: tuple[Fault, ...] = (
         "                    buffer.copy_(before)\n", "                    pass\n", REGIONS,
     ),
     Fault(
-        "regions: values that a part sets in itself are guarded", "train/guards.py",
+        "regions: values that a part sets in itself are guarded", "prepare/guards.py",
         "        self._leave_apart(captured)\n", "", REGIONS,
     ),
     Fault(

@@ -132,11 +132,11 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
         "type(x), x.requires_grad, x.dtype", "type(x), x.dtype", GUARDS,
     ),
     Fault(
-        "guard: training flags", "train/guards.py",
+        "guard: training flags", "prepare/guards.py",
         "paths += self._read_flags(model)", "self._read_flags(model)", GUARDS,
     ),
     Fault(
-        "guard: baked tensors", "train/guards.py",
+        "guard: baked tensors", "prepare/guards.py",
         "        if not kept:\n", "        if False:\n", GUARDS,
     ),
     # a step's commit

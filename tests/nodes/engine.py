@@ -15,7 +15,7 @@ from onward.config import OnwardError
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph
 from onward.graph.importer import from_onnx
-from onward.plan import bind, make_plan
+from onward.plan import make_plan, specialize
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 EQUAL = "equal"
@@ -24,7 +24,7 @@ Feeds = Mapping[str, np.ndarray]
 
 def execute(graph: Graph, feeds: Feeds) -> dict[str, np.ndarray]:
     """Outputs by name, through bind, plan and execute."""
-    plan = make_plan(bind(graph, {}), {})
+    plan = make_plan(specialize(graph, {}), {})
     executable = Executable(plan, Memory(torch.device("cpu")), {})
     executable.run({v.name or "": _tensor(feeds[v.name or ""]) for v in graph.inputs})
     return {name: _array(executable.output(name)) for name in graph.outputs}
@@ -58,7 +58,7 @@ def imported(model: onnx.ModelProto, feeds: Feeds) -> Graph:
         tried.append(set(known))
         try:
             graph = from_onnx(model, known=known)
-            make_plan(bind(graph, {}), {})
+            make_plan(specialize(graph, {}), {})
             return graph
         except (ValueError, OnwardError, AssertionError) as error:
             failed = error

@@ -13,7 +13,7 @@ from test_replay import Random
 import onward
 import onward.compile
 from onward.graph.graph import Graph
-from onward.plan import Plan, Search, bind, make_plan
+from onward.plan import Plan, Search, make_plan, specialize
 from onward.plan.estimate import MemoryEstimate
 from onward.plan.order import order, sort
 from onward.plan.select import select
@@ -52,7 +52,7 @@ def test_random_graphs_are_estimated_to_the_byte() -> None:
     """
     tried = alike = 0
     for seed in range(80):
-        bound = bind(Random(seed).draw(24), {})
+        bound = specialize(Random(seed).draw(24), {})
         graph, memory = lowered(bound)
         plan = make_plan(bound, {})
         assert memory.estimate(()).nbytes == plan.lower_bound, seed

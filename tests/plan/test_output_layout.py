@@ -11,7 +11,7 @@ from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, Value
 from onward.graph.types import parse_type
-from onward.plan import bind, make_plan
+from onward.plan import make_plan, specialize
 
 Run = Callable[[Graph, dict[str, np.ndarray]], dict[str, np.ndarray]]
 
@@ -38,7 +38,7 @@ class Products:
 
 
 def launches(graph: Graph) -> list[str]:
-    return [launch.op for launch in make_plan(bind(graph, {}), {}).launches]
+    return [launch.op for launch in make_plan(specialize(graph, {}), {}).launches]
 
 
 def check(graph: Graph, feeds: dict[str, np.ndarray], execute: Run) -> None:

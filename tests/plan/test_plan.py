@@ -16,9 +16,9 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, type_of
 from onward.graph.types import parse_type
 from onward.kernels import Target
-from onward.plan import Plan, Region, make_plan
+from onward.plan import MemoryRegion, Plan, make_plan
 from onward.plan.arena import ALIGNMENT, aligned
-from onward.plan.bind import bind
+from onward.plan.specialize import specialize
 from onward.rewrite import prune
 
 Run = Callable[[Graph, dict[str, np.ndarray]], dict[str, np.ndarray]]
@@ -62,8 +62,8 @@ def test_print_lists_every_buffer_with_bytes_life_and_purpose(plan: Plan) -> Non
 
 
 def test_the_parts_add_up(plan: Plan) -> None:
-    persistent = [b for b in plan.buffers if b.region is Region.PERSISTENT]
-    assert plan.sizes[Region.PERSISTENT] == sum(aligned(b.nbytes) for b in persistent)
+    persistent = [b for b in plan.buffers if b.region is MemoryRegion.PERSISTENT]
+    assert plan.sizes[MemoryRegion.PERSISTENT] == sum(aligned(b.nbytes) for b in persistent)
     assert plan.peak == sum(plan.sizes.values()) + plan.workspace
     assert plan.workspace == max(x.workspace for x in plan.launches)
     assert plan.lower_bound <= plan.arena_bytes <= 1.3 * plan.lower_bound
@@ -71,7 +71,7 @@ def test_the_parts_add_up(plan: Plan) -> None:
 
 def test_no_two_buffers_alive_together_overlap(plan: Plan) -> None:
     """Every pair, by brute force; and the lower bound by counting at each launch."""
-    arena = [b for b in plan.buffers if b.region in (Region.RESIDUAL, Region.SCRATCH)]
+    arena = [b for b in plan.buffers if b.region in (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)]
     assert len(arena) > 50
     for i, a in enumerate(arena):
         assert a.offset % ALIGNMENT == 0
@@ -90,7 +90,7 @@ def test_no_two_buffers_alive_together_overlap(plan: Plan) -> None:
 def test_every_byte_read_was_written_before(plan: Plan) -> None:
     """Walks the launches over the arena's bytes: an input must still be what its writer left."""
     writer: dict[int, int] = {}  # 64-byte block of the arena -> buffer that wrote it last
-    regions = (Region.RESIDUAL, Region.SCRATCH)
+    regions = (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)
 
     def blocks(index: int) -> range:
         b = plan.buffers[index]
@@ -116,7 +116,7 @@ def test_every_byte_read_was_written_before(plan: Plan) -> None:
 
 
 def test_user_tensors_are_never_given_memory(plan: Plan) -> None:
-    user = [b for b in plan.buffers if b.region is Region.USER]
+    user = [b for b in plan.buffers if b.region is MemoryRegion.USER]
     assert {b.purpose for b in user} <= {"parameter", "module buffer"}
     parameters = [b for b in user if b.purpose == "parameter"]
     state = [b for b in plan.buffers if b.purpose == "optimizer state"]
@@ -139,11 +139,13 @@ def test_updates_write_in_place_and_after_every_reader(plan: Plan) -> None:
 
 
 def test_residuals_are_what_backward_reads_of_forward(plan: Plan) -> None:
-    residual = {b.index for b in plan.buffers if b.region is Region.RESIDUAL}
+    residual = {b.index for b in plan.buffers if b.region is MemoryRegion.RESIDUAL}
     assert residual
     written = {y.buffer for x in plan.launches if not x.backward for y in x.outputs}
     read = {y.buffer for x in plan.launches if x.backward for y in x.inputs if y is not None}
-    arena = {b.index for b in plan.buffers if b.region in (Region.RESIDUAL, Region.SCRATCH)}
+    arena = {
+        b.index for b in plan.buffers if b.region in (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)
+    }
     staged = {x.buffer for x in plan.inputs.values()}
     assert residual == (written & read & arena) - staged
 
@@ -172,12 +174,12 @@ def test_apart_regions_do_not_share_bytes() -> None:
     graph = made.differentiated(trained(made))
     dims = made.captured.dims(list(data.values()))
     assert dims is not None
-    bound = bind(prune(graph, graph.outputs), dims)
+    bound = specialize(prune(graph, graph.outputs), dims)
     apart, joint = make_plan(bound, dims, joint=False), make_plan(bound, dims)
-    assert apart.sizes[Region.RESIDUAL] > 0
-    assert joint.sizes[Region.RESIDUAL] == 0
+    assert apart.sizes[MemoryRegion.RESIDUAL] > 0
+    assert joint.sizes[MemoryRegion.RESIDUAL] == 0
     assert joint.arena_bytes <= apart.arena_bytes
-    for region in (Region.RESIDUAL, Region.SCRATCH):
+    for region in (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH):
         ends = [b.offset + b.nbytes for b in apart.buffers if b.region is region]
         assert max(ends) <= apart.sizes[region]
 
@@ -211,7 +213,7 @@ def test_residuals_and_scratch_do_not_meet(
     for ours, theirs in zip(found, expected, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
     assert len(plans) >= 1
-    assert any(p.sizes[Region.RESIDUAL] > 0 for p in plans) is not joint
+    assert any(p.sizes[MemoryRegion.RESIDUAL] > 0 for p in plans) is not joint
     for p in plans:
         no_two_live_buffers_meet(p)
 
@@ -224,10 +226,10 @@ def no_two_live_buffers_meet(plan: Plan) -> None:
         for x in launch.operands:
             first.setdefault(x.buffer, i)
             last[x.buffer] = max(last.get(x.buffer, i), i)
-    pools: dict[Region, list[tuple[int, int, int, int]]] = {}
+    pools: dict[MemoryRegion, list[tuple[int, int, int, int]]] = {}
     for b in plan.buffers:
-        if b.index in first and b.region in (Region.RESIDUAL, Region.SCRATCH):
-            pool = Region.SCRATCH if plan.joint else b.region
+        if b.index in first and b.region in (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH):
+            pool = MemoryRegion.SCRATCH if plan.joint else b.region
             assert b.offset + b.nbytes <= plan.sizes[pool]
             life = (first[b.index], last[b.index], b.offset, b.offset + b.nbytes)
             pools.setdefault(pool, []).append(life)
@@ -244,7 +246,7 @@ def no_two_live_buffers_meet(plan: Plan) -> None:
 def test_missing_size_is_named() -> None:
     made = compiled(gpt2(layers=1), batch())
     with pytest.raises(onward.OnwardError, match="no size given for T"):
-        bind(made.forward, {"B": 4})
+        specialize(made.forward, {"B": 4})
 
 
 def test_open_sizes_that_binding_itself_asks_for_are_known() -> None:
@@ -256,7 +258,7 @@ def test_open_sizes_that_binding_itself_asks_for_are_known() -> None:
     flat = b.Tanh(b.reshape(x, (rows * tokens, width)))
     apart = b.Unsqueeze(b.reshape(flat, (rows, tokens, width)), b.ints([1]))  # f32[B,1,T,4]
     graph.outputs = {"y": b.Exp(b.transpose(apart, [0, 2, 1, 3]))}
-    plan = make_plan(bind(graph, {"B": 3, "T": 5}, ["B", "T"]), {"B": 3, "T": 5})
+    plan = make_plan(specialize(graph, {"B": 3, "T": 5}, ["B", "T"]), {"B": 3, "T": 5})
     assert plan.launches[-1].op == "Exp"
 
 
@@ -269,7 +271,7 @@ def test_two_outputs_of_a_launch_share_no_memory(execute: Run) -> None:
     e = b.Exp(x)
     _, _, _, total = b.AddLayerNormalization(e, e, scale, None)
     graph.outputs = {"total": b.Tanh(total)}
-    plan = make_plan(bind(graph, {}), {})
+    plan = make_plan(specialize(graph, {}), {})
     node = next(launch for launch in plan.launches if launch.op == "AddLayerNormalization")
     buffers = [y.buffer for y in node.outputs]
     assert len(set(buffers)) == 4, plan
@@ -288,7 +290,7 @@ def test_an_update_overwrites_its_parameter_after_every_other_reader() -> None:
     updated = b.Sub(w, b.Gemm(x, x, transA=1))
     graph.outputs["next.w"], graph.state["next.w"] = updated, w
     graph.outputs["y"] = b.Gemm(b.Exp(x), w)
-    plan = make_plan(bind(graph, {}), {})
+    plan = make_plan(specialize(graph, {}), {})
     assert [launch.op for launch in plan.launches][-1] == "Sub"
     written = plan.launches[-1].outputs[0].buffer
-    assert plan.buffers[written].region is Region.USER
+    assert plan.buffers[written].region is MemoryRegion.USER

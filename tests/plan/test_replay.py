@@ -33,9 +33,9 @@ from onward.graph.graph import (
     type_of,
 )
 from onward.graph.types import DType, Type
-from onward.plan import Region, bind, make_plan
+from onward.plan import MemoryRegion, make_plan, specialize
 from onward.plan.order import order
-from onward.plan.plan import Launch, Plan
+from onward.plan.plan import Plan, PlannedLaunch
 from onward.plan.planner import Planner
 from onward.plan.select import select
 from onward.plan.storages import Access
@@ -48,10 +48,10 @@ class Recorded(Planner):
     """The planner, and which launches it made for which node."""
 
     def __init__(self, *arguments: Any) -> None:
-        self.made: dict[Node, list[Launch]] = {}
+        self.made: dict[Node, list[PlannedLaunch]] = {}
         super().__init__(*arguments)
 
-    def launches(self, access: Access) -> list[Launch]:
+    def launches(self, access: Access) -> list[PlannedLaunch]:
         found = self.made[access.node] = super().launches(access)
         return found
 
@@ -161,8 +161,8 @@ class Replay:
         width = int(layout.dtype.itemsize)
         found = (at * width)[..., None] + np.arange(width)
         assert found.size == 0 or found.max() < buffer.nbytes, f"beyond {buffer.name}"
-        arena = buffer.region in (Region.SCRATCH, Region.RESIDUAL)
-        if buffer.region is Region.USER:
+        arena = buffer.region in (MemoryRegion.SCRATCH, MemoryRegion.RESIDUAL)
+        if buffer.region is MemoryRegion.USER:
             return layout.buffer, found
         return ("arena" if arena and self.result.joint else buffer.region), found + buffer.offset
 
@@ -184,14 +184,14 @@ class Replay:
         assert found.shape[:-1] == numbers.shape, f"{what}: {found.shape[:-1]}, {numbers.shape}"
         assert (found == numbers[..., None]).all(), f"{what} is not what lies there"
 
-    def copy(self, launch: Launch) -> None:
+    def copy(self, launch: PlannedLaunch) -> None:
         """The numbers go where the launch writes."""
         (source,), (target,) = launch.inputs, launch.outputs
         assert source is not None
         region, places = self.places(source)
         self.write(target, self.cells(region, places)[places][..., 0])
 
-    def launch(self, node: Node, launch: Launch) -> None:
+    def launch(self, node: Node, launch: PlannedLaunch) -> None:
         for x, layout in zip(node.inputs, launch.inputs, strict=True):
             if x is not None:
                 assert layout is not None
@@ -205,7 +205,7 @@ class Replay:
         for y, layout in zip(node.outputs, launch.outputs, strict=True):
             self.expect(layout, self.values[y], f"{node.op_type} writes %{y.name}, which")
 
-    def keep_apart(self, node: Node, launch: Launch) -> None:
+    def keep_apart(self, node: Node, launch: PlannedLaunch) -> None:
         """What a launch writes is none of what it reads, but where its kernel may."""
         written = [*launch.outputs, *launch.scratch]
         for i, target in enumerate(written):
@@ -352,7 +352,7 @@ def f32(*shape: int) -> Type:
 def test_random_graphs(joint: bool) -> None:
     taken = 0
     for seed in range(60):
-        planner = replay(bind(Random(seed).draw(24), {}), joint)
+        planner = replay(specialize(Random(seed).draw(24), {}), joint)
         taken += sum(" > " in b.name for b in planner.buffers.all)
     assert taken > 60, "hardly anything was written in place"
 
@@ -432,7 +432,7 @@ def test_halves(name: str) -> None:
     floating = [n for n in results if type_of(made.forward.outputs[n]).is_floating]
     for ends in (("loss",), tuple(dict.fromkeys(["loss", *floating]))):
         graph = made.compiler.halves(made.forward, ends, tuple(trained(made)))
-        planner = replay(bind(graph, dims))
+        planner = replay(specialize(graph, dims))
         assert planner.half
 
 

@@ -17,7 +17,7 @@ from transformers import BertConfig, GPT2Config, T5Config, ViTConfig
 import onward
 from onward.cli import main, parse
 from onward.module.accelerate import Accelerated
-from onward.module.run import Run
+from onward.module.run import CallRun
 from onward.recipes import example_models
 from onward.recipes.example_models import example
 from onward.recipes.explain_options import CONDITIONS, ExplainConfig
@@ -245,7 +245,12 @@ def script(folder: Path) -> Path:
 @pytest.mark.filterwarnings("ignore::onward.EagerWarning")
 @pytest.mark.parametrize("how", ["trainer", "accelerate", "Module", "catches", "looks"])
 def test_a_script_runs_until_its_first_step_is_done(how: str, script: Path, said: Said) -> None:
-    before = (onward.Trainer.train_step, Accelerated._as_graph, Run.backward, Accelerated._in_eager)
+    before = (
+        onward.Trainer.train_step,
+        Accelerated._as_graph,
+        CallRun.backward,
+        Accelerated._in_eager,
+    )
     path, argv = list(sys.path), sys.argv
     found = said("train.py", "--memory", "64KiB", "--", how)
     assert found["captured"] and found["model"] == "Net" and found["batch_size"] == 6
@@ -253,7 +258,12 @@ def test_a_script_runs_until_its_first_step_is_done(how: str, script: Path, said
     assert sum(item["backward"] for item in found["launches"]), "the training step, no other"
     assert found["largest"]["batch_size"] > 6
     assert (script / "begun").exists() and not list(script.glob("step*"))
-    after = (onward.Trainer.train_step, Accelerated._as_graph, Run.backward, Accelerated._in_eager)
+    after = (
+        onward.Trainer.train_step,
+        Accelerated._as_graph,
+        CallRun.backward,
+        Accelerated._in_eager,
+    )
     assert before == after and (path, argv) == (sys.path, sys.argv)
 
 

@@ -187,7 +187,7 @@ class Output(ModelOutput):
 
 def test_relu_keeps_one_tensor_for_backward_and_the_others_two() -> None:
     """Relu's slope shows in y, so the product's result may be overwritten by it."""
-    from onward.plan import bind, make_plan
+    from onward.plan import make_plan, specialize
 
     held = {}
     for kind in ("relu", "silu"):
@@ -199,7 +199,7 @@ def test_relu_keeps_one_tensor_for_backward_and_the_others_two() -> None:
         graph = graph_of(write)
         graph.outputs = {"loss": graph.outputs["y"]}
         assert fuse(bias_activation, graph) == 1
-        plan = make_plan(bind(vjp(graph, ["loss"], ["x", "w", "wt", "bias"]), {}), {})
+        plan = make_plan(specialize(vjp(graph, ["loss"], ["x", "w", "wt", "bias"]), {}), {})
         (fused,) = [launch for launch in plan.launches if launch.op == "BiasActivation"]
         held[kind] = fused.outputs[0].buffer == fused.inputs[0].buffer  # type: ignore[union-attr]
     assert held == {"relu": True, "silu": False}

@@ -101,7 +101,7 @@ class World:
             case "window":
                 dim = draw.randrange(2)
                 first = draw.randint(0, sizes[dim] - 1)
-                return sets.Window(sizes, dim, first, draw.randint(first, sizes[dim]))
+                return sets.IndexWindow(sizes, dim, first, draw.randint(first, sizes[dim]))
             case "listed":
                 return sets.Listed(self.inputs["pairs"], sizes, nested=True)
             case "numbers":
@@ -124,7 +124,7 @@ class World:
             case "seen":
                 mask = self.inputs[draw.choice(("shown", "added"))]
                 members = None if draw.random() < 0.3 else self.rows(0)
-                return sets.Seen(mask, members, sizes, sizes)
+                return sets.ShownKeys(mask, members, sizes, sizes)
             case "both":
                 return sets.Both(self.condition(depth - 1), self.condition(depth - 1))
             case "reached":
@@ -134,7 +134,7 @@ class World:
                 return sets.Moved(inner, sizes, 1, draw.randint(0, T - 1), 1)
             case "part":
                 inner = frozenset({sets.Test(self.inputs["wide"], 0, draw.random() < 0.5)})
-                return sets.Part(inner, (B, T + 2), 1, draw.randint(0, 2), T)
+                return sets.ConcatPart(inner, (B, T + 2), 1, draw.randint(0, 2), T)
             case _:
                 number, equal = draw.choice((0, 0, 1)), draw.random() < 0.5
                 name = draw.choice(("flags", "mask", "small"))
@@ -150,7 +150,7 @@ def truth(condition: Condition, data: Arrays) -> np.ndarray:
         case sets.Test(value, number, equal):
             same = data[value.name or ""].reshape(-1) == number
             return same if equal else ~same
-        case sets.Window(sizes, dim, first, last):
+        case sets.IndexWindow(sizes, dim, first, last):
             place = np.indices(sizes)[dim]  # type: ignore[arg-type]
             return ((place >= first) & (place < last)).reshape(-1)
         case sets.Listed(index, sizes, nested):
@@ -165,14 +165,14 @@ def truth(condition: Condition, data: Arrays) -> np.ndarray:
             found = np.zeros(sizes, bool)  # type: ignore[arg-type]
             found[:, start : start + length] = all_of(inner, data).reshape(B, -1)  # type: ignore[operator, misc]
             return found.reshape(-1)
-        case sets.Part(inner, sizes, _, start, length):
+        case sets.ConcatPart(inner, sizes, _, start, length):
             found = all_of(inner, data).reshape(sizes)  # type: ignore[arg-type]
             return found[:, start : start + length].reshape(-1)  # type: ignore[operator, misc]
         case sets.Both(left, right):
             return truth(left, data) & truth(right, data)
         case sets.Reached(members, _, _, causal):
             return reach(all_of(members, data), causal)
-        case sets.Seen(mask, members, _, _):
+        case sets.ShownKeys(mask, members, _, _):
             shown = data[mask.name or ""]
             if shown.dtype != bool:
                 clear = shown > 0.5 * LEAST
@@ -345,13 +345,13 @@ def test_what_should_be_seen_to_be_contained_is() -> None:
     narrower = sets.Reached(frozenset({both}), sizes, sizes, True)
     proved: list[tuple[Condition, Condition]] = [
         (both, mask), (both, flags), (mask, reach_all), (mask, causal), (causal, reach_all),
-        (narrower, causal), (narrower, reach_all), (mask, sets.Window(sizes, 0, 0, B)),
-        (sets.Window(sizes, 1, 1, 2), sets.Window(sizes, 1, 0, 2)),
+        (narrower, causal), (narrower, reach_all), (mask, sets.IndexWindow(sizes, 0, 0, B)),
+        (sets.IndexWindow(sizes, 1, 1, 2), sets.IndexWindow(sizes, 1, 0, 2)),
         (sets.Test(mask.value, 1, True), sets.Test(mask.value, 0)),
         (sets.Spread(frozenset({both}), sizes, (0, 1)),
          sets.Spread(frozenset({mask}), sizes, (0, 1))),
-        (sets.Seen(world.inputs["shown"], frozenset({both}), sizes, sizes),
-         sets.Seen(world.inputs["shown"], None, sizes, sizes)),
+        (sets.ShownKeys(world.inputs["shown"], frozenset({both}), sizes, sizes),
+         sets.ShownKeys(world.inputs["shown"], None, sizes, sizes)),
     ]  # fmt: skip
     for a, b in proved:
         assert sets.implies(a, b), f"{a}\n{b}"
@@ -374,7 +374,7 @@ def test_a_mask_that_was_transposed_is_the_mask() -> None:
 def test_union_keeps_none_that_another_contains() -> None:
     """Each one kept is a condition to compute in every step."""
     narrow, middle, wide, other = (
-        sets.Window((B, 9), 1, first, last) for first, last in [(3, 4), (2, 5), (1, 6), (0, 3)]
+        sets.IndexWindow((B, 9), 1, first, last) for first, last in [(3, 4), (2, 5), (1, 6), (0, 3)]
     )
     for order in itertools.permutations([narrow, middle, wide, other]):
         assert sets.union(order) == {wide, other}

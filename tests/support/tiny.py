@@ -30,8 +30,8 @@ from onward.graph.graph import Graph, Node, attributes, type_of
 from onward.graph.names import BATCH, user_name
 from onward.journal import Journal
 from onward.kernels import host
+from onward.prepare.graphs import Graphs
 from onward.rewrite import Policy, split_counting
-from onward.train.graphs import Graphs
 
 VOCABULARY = 97
 Tensors = dict[str, torch.Tensor]

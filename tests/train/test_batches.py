@@ -15,7 +15,7 @@ from torch import nn
 
 import onward
 from onward import OnwardError
-from onward.train.batch import bind_batch
+from onward.prepare.batch import bind_batch
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 

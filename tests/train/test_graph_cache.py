@@ -27,10 +27,10 @@ from onward.capture import CapturedModule
 from onward.compile import Compiler
 from onward.differentiate import Recipe, UpdateGroup
 from onward.graph.graph import Graph
-from onward.graph_cache import Entry
+from onward.graph_cache import CacheEntry
 from onward.journal import Journal
 from onward.kernels import host
-from onward.rewrite import Policy, Report
+from onward.rewrite import PassReport, Policy
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -383,8 +383,8 @@ def test_two_stages_of_one_graph_are_two_files(folder: Path) -> None:
 # ---- files
 
 
-def entry() -> Entry:
-    return Entry(None, [Report("noop", 3, 0.0, 12)])
+def entry() -> CacheEntry:
+    return CacheEntry(None, [PassReport("noop", 3, 0.0, 12)])
 
 
 KEY = "0" * 64

@@ -13,7 +13,7 @@ import onward
 from onward.config import memory_amount
 from onward.execute import Executable
 from onward.graph.graph import where
-from onward.plan import Plan, Region
+from onward.plan import MemoryRegion, Plan
 from onward.plan.recompute import layer
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
@@ -52,7 +52,7 @@ def steps(trainer: onward.Trainer) -> tuple[list[torch.Tensor], dict[str, torch.
 def layers_kept(plan: Plan) -> dict[str, int]:
     """Bytes kept for backward, by the layer whose launch wrote them first."""
     kept: dict[str, int] = {}
-    residual = {b.index: b.nbytes for b in plan.buffers if b.region is Region.RESIDUAL}
+    residual = {b.index: b.nbytes for b in plan.buffers if b.region is MemoryRegion.RESIDUAL}
     for launch in plan.launches:
         for y in launch.outputs:
             if y.buffer in residual:
@@ -149,7 +149,7 @@ def test_an_impossible_budget_says_what_is_missing_and_changes_nothing(kind: str
     assert (trainer.updates, trainer.micro_steps) == (0, 0)
     assert torch.equal(state["seed"], trainer.state_dict()["seed"])
     assert torch.equal(state["generator"], trainer.state_dict()["generator"])
-    assert trainer.memory.arena_bytes(Region.SCRATCH) == 0, "nothing was allocated"
+    assert trainer.memory.arena_bytes(MemoryRegion.SCRATCH) == 0, "nothing was allocated"
     with pytest.raises(onward.OnwardError, match="too small"):
         trainer.train_step(BATCHES[0])
     enough = trainer_of(kind, smallest)
@@ -230,7 +230,7 @@ def test_a_budget_with_a_unit_is_met_and_refused_in_bytes() -> None:
     assert plan_within(free, f"{(free.plan.peak - 1) / 1e6:f} MB").peak < free.plan.peak
     with pytest.raises(onward.OnwardError, match="memory_budget of 1024 bytes") as error:
         plan_within(free, "1KiB")
-    persistent = free.plan.sizes[Region.PERSISTENT]
+    persistent = free.plan.sizes[MemoryRegion.PERSISTENT]
     assert f"{persistent} of them optimizer state" in str(error.value)
 
 

@@ -271,7 +271,7 @@ def test_the_least_recently_used_shape_is_dropped(
     captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many shapes keep a bounded number of bound plans, and an old shape still works."""
-    monkeypatch.setattr("onward.train.prepared_step.KEPT", 2)
+    monkeypatch.setattr("onward.prepare.prepared_step.KEPT", 2)
     model = gpt2(dropout=0.0)
     twin = copy.deepcopy(model)
     trainer = sgd(model, lr=0.0)

@@ -19,7 +19,7 @@ from onward import OnwardError, TrainerOptions
 from onward.differentiate.rule_table import RULES
 from onward.kernels import KERNELS
 from onward.rewrite import FORWARD, STEP
-from onward.train.verify import Row, allowed_difference
+from onward.train.verify import ComparedTensor, allowed_difference
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -187,9 +187,9 @@ def test_law_in_numbers() -> None:
     eager = (exact + torch.tensor([0.0, 0.5])).float()
     assert allowed_difference(eager, exact) == pytest.approx(1.0 + 5e-7)
     assert allowed_difference(exact.float(), exact) == pytest.approx(5e-7)
-    assert Row("e", "n", 1.0, 1.0).ok
-    assert not Row("e", "n", 1.1, 1.0).ok
-    assert not Row("e", "n", float("nan"), 1.0).ok
+    assert ComparedTensor("e", "n", 1.0, 1.0).ok
+    assert not ComparedTensor("e", "n", 1.1, 1.0).ok
+    assert not ComparedTensor("e", "n", float("nan"), 1.0).ok
 
 
 def test_missing_gradient_is_not_ok(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +217,8 @@ def test_dump_writes_every_stage_as_text_and_valid_onnx(
     trainer.train_step(batch(padding="right"))
     stems = sorted(p.stem for p in folder.glob("*.onnx"))
     stages = [
-        "capture", *(f"forward-{p.name}" for p in FORWARD), "forward-row_demand", "rows-bind",
-        "rows-plan", "differentiate", "updates", *(f"step-{p.name}" for p in STEP), "bind",
+        "capture", *(f"forward-{p.name}" for p in FORWARD), "forward-row_demand", "rows-specialize",
+        "rows-plan", "differentiate", "updates", *(f"step-{p.name}" for p in STEP), "specialize",
     ]  # fmt: skip
     stages = [f"{i:02d}-{stage}" for i, stage in enumerate(stages)]
     assert stems == [stage for stage in stages if not stage.endswith("plan")]
@@ -226,7 +226,7 @@ def test_dump_writes_every_stage_as_text_and_valid_onnx(
         model = onnx.load(str(folder / f"{stem}.onnx"))
         onnx.checker.check_model(model, full_check=True)
         found = {o.name for o in model.graph.output}
-        assert "loss" in found or (stem.endswith("rows-bind") and found == {"R0", "R1"})
+        assert "loss" in found or (stem.endswith("rows-specialize") and found == {"R0", "R1"})
         text = (folder / f"{stem}.txt").read_text()
         assert text.startswith("graph ")
         assert "%batch.input_ids: i64[B,T] batch" in text

@@ -14,7 +14,7 @@ import torch
 from onward.capture.batch_guards.attention_forms import Shown
 from onward.capture.batch_guards.batch_writes import Unchanged
 from onward.capture.batch_guards.pinned import Pinned
-from onward.capture.regions import Region
+from onward.capture.regions import CapturedRegion
 from onward.capture.trace.output_tree import OutputTree
 from onward.graph.graph import Graph
 from onward.graph.types import Size
@@ -46,7 +46,7 @@ class CapturedModule:
     leaves: dict[int, str]
     notes: list[str] = field(default_factory=list)
     constants: list[torch.Tensor] = field(default_factory=list)
-    regions: list[Region] = field(default_factory=list)
+    regions: list[CapturedRegion] = field(default_factory=list)
     reached: set[str] = field(default_factory=set)
     frozen: set[str] = field(default_factory=set)
     reaches: dict[str, set[str]] = field(default_factory=dict)

@@ -28,7 +28,7 @@ from onward.capture.evaluation import asks_more
 from onward.capture.graph_inputs import batch_nodes, bind_inputs
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import forward_defaults, require_mask
-from onward.capture.regions import Regions
+from onward.capture.regions import RegionSearch
 from onward.capture.trace.autocast_blocks import LOW_TYPES
 from onward.capture.trace.data_branches import Unasked
 from onward.capture.trace.export import ONE_AT_A_TIME, export
@@ -47,7 +47,7 @@ from onward.graph.graph import Graph, Value, precisions_said
 from onward.graph.names import distinct, output_name
 from onward.model_state import reading
 from onward.model_state.eager_context import eager
-from onward.model_state.effects import Draws
+from onward.model_state.effects import RandomState
 from onward.model_state.refusals import refuse_model, refuse_unlisted
 
 
@@ -78,7 +78,7 @@ def capture(
     gradients = model.training if gradients is None else gradients
     trains = gradients and (want_loss or whole)
 
-    def tried(values: bool, parts: Regions | None = None) -> CapturedModule:
+    def tried(values: bool, parts: RegionSearch | None = None) -> CapturedModule:
         """With those sizes held that have to be. parts: what is to run in PyTorch."""
         apart = [] if parts is None else parts.modules
         refuse_model(model, loss_fn, trains, want_loss, apart)
@@ -105,12 +105,12 @@ def capture(
             if regions:
                 given = (args, kwargs, target)
                 call = partial(_flat_call, model, given, loss_fn, want_loss, gradients, autocast)
-                made = Regions(model, gradients).captured(error, call, partial(tried, False))
+                made = RegionSearch(model, gradients).captured(error, call, partial(tried, False))
                 if made is not None:
                     return made
             raise error from error.__cause__
 
-    draws = Draws()
+    draws = RandomState()
     try:
         with ONE_AT_A_TIME, eager(), reading(model, loss_fn) as reads:
             captured = found()

@@ -236,7 +236,7 @@ def _end(code: CodeType, at: int) -> Any:
     return None if found is None else (found[1], found[3])
 
 
-class Switch(NamedTuple):
+class DropoutSwitch(NamedTuple):
     """A call whose dropout is switched: where it ends in the file, and whether by its argument
     `training`, else by its ratio."""
 
@@ -245,7 +245,7 @@ class Switch(NamedTuple):
 
 
 @functools.lru_cache(maxsize=256)
-def _switched(code: CodeType, at: int) -> Switch | None:
+def _switched(code: CodeType, at: int) -> DropoutSwitch | None:
     """The call whose dropout the read at this instruction switches, and nothing else; None for
     another read."""
     position, parents = _position(code, at), _parents(code)
@@ -291,10 +291,10 @@ def _is_dropout(function: ast.expr) -> bool:
     return name in _DROPPING
 
 
-def _switch(call: ast.AST, by_flag: bool) -> Switch | None:
+def _switch(call: ast.AST, by_flag: bool) -> DropoutSwitch | None:
     if not isinstance(call, ast.Call) or call.end_lineno is None or call.end_col_offset is None:
         return None
-    return Switch((call.end_lineno, call.end_col_offset), by_flag)
+    return DropoutSwitch((call.end_lineno, call.end_col_offset), by_flag)
 
 
 @functools.lru_cache(maxsize=64)

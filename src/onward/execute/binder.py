@@ -12,10 +12,10 @@ from onward.execute.memory import Memory
 from onward.execute.owned import check_owned
 from onward.execute.tensors import Tensors
 from onward.graph.types import Type, value
-from onward.kernels import KernelArguments, Part, Regions
+from onward.kernels import EagerPart, KernelArguments, RegionRuns
 from onward.kernels.kernel import Launch
-from onward.plan import Layout, Plan, Region
-from onward.plan.plan import Launch as Planned
+from onward.plan import Layout, MemoryRegion, Plan
+from onward.plan.plan import PlannedLaunch as Planned
 
 _address, _stride = torch.Tensor.data_ptr, torch.Tensor.stride
 
@@ -38,11 +38,11 @@ class Binder:
         plan: Plan,
         memory: Memory,
         owned: Mapping[str, torch.Tensor],
-        parts: Sequence[Part] = (),
+        parts: Sequence[EagerPart] = (),
     ) -> None:
         self.plan, self.memory, self.owned = plan, memory, owned
         late = [int(x.attrs["site"]) for x in plan.launches if x.op == "RegionGrad"]
-        self.regions = Regions(parts, frozenset(late))
+        self.regions = RegionRuns(parts, frozenset(late))
         self.dims = dict(plan.dims)
         self.bindings = 0
         self.launches: list[Launch] = []
@@ -77,7 +77,7 @@ class Binder:
         """The tensor of a layout of the plan, at the sizes bound."""
         return self._tensors.window(layout)
 
-    def nbytes(self) -> dict[Region, int]:
+    def nbytes(self) -> dict[MemoryRegion, int]:
         """Bytes allocated for this plan, by region, to compare with its prediction."""
         return self._tensors.nbytes()
 

@@ -17,9 +17,9 @@ from onward.execute.recording import Recording
 from onward.execute.regions import read_in_regions, unreached
 from onward.execute.signals import signals_wait
 from onward.graph.names import user_name
-from onward.kernels import Part
+from onward.kernels import EagerPart
 from onward.kernels.kernel import Launch
-from onward.plan import Layout, Plan, Region
+from onward.plan import Layout, MemoryRegion, Plan
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Executable:
         plan: Plan,
         memory: Memory,
         owned: Mapping[str, torch.Tensor],
-        parts: Sequence[Part] = (),
+        parts: Sequence[EagerPart] = (),
     ) -> None:
         self.plan = plan
         self.memory = memory
@@ -166,7 +166,7 @@ class Executable:
         writes."""
         return self._binder.tensor(layout)
 
-    def nbytes(self) -> dict[Region, int]:
+    def nbytes(self) -> dict[MemoryRegion, int]:
         """Bytes allocated for this plan, by region, to compare with its prediction."""
         return self._binder.nbytes()
 

@@ -22,10 +22,10 @@ from onward.execute.memory import Memory
 from onward.execute.owned import Marks, marks
 from onward.execute.regions import read_in_regions, unreached
 from onward.graph.names import user_name
-from onward.kernels import Part
+from onward.kernels import EagerPart
 from onward.kernels.kernel import Launch
 from onward.kernels.region import Tape
-from onward.plan import Plan, Region
+from onward.plan import MemoryRegion, Plan
 
 Inputs = Mapping[str, torch.Tensor | float | int]
 _ROWS = torch.contiguous_format
@@ -63,7 +63,7 @@ class ExecutableHalves:
         plan: Plan,
         memory: Memory,
         owned: Mapping[str, torch.Tensor],
-        parts: Sequence[Part] = (),
+        parts: Sequence[EagerPart] = (),
     ) -> None:
         assert plan.half is not None, "a plan that runs as one"
         self.plan, self.memory, self.owned = plan, memory, owned
@@ -77,7 +77,7 @@ class ExecutableHalves:
         self._again = {
             n
             for n, x in plan.inputs.items()
-            if n not in owned and plan.buffers[x.buffer].region is Region.PERSISTENT
+            if n not in owned and plan.buffers[x.buffer].region is MemoryRegion.PERSISTENT
         }
         self._read = {
             n: owned[n] for n, x in plan.inputs.items() if n in owned and x.buffer in late
@@ -139,7 +139,7 @@ class ExecutableHalves:
 
         cotangents: by output, all that the plan was made for, of the output's shape. keep: the
         residuals serve a second backward. content: that of the residuals, or its first byte, or a
-        copy of all bytes, where they hold it no longer. idle: as of `kernels.Regions`.
+        copy of all bytes, where they hold it no longer. idle: as of `kernels.RegionRuns`.
         Raises OnwardError for cotangents that are missing or of another shape, and where a tensor
         that the backward reads was changed since.
         """
@@ -225,7 +225,7 @@ def _alone(plan: Plan) -> dict[str, str]:
     taken: set[int] = set()
     for wrt, name in plan.signature.gradients.items():
         layout = plan.outputs[name]
-        own = plan.buffers[layout.buffer].region in (Region.RESIDUAL, Region.SCRATCH)
+        own = plan.buffers[layout.buffer].region in (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)
         if own and layout.buffer not in taken and layout.is_contiguous and layout.is_static:
             found[wrt] = name
         taken.add(layout.buffer)

@@ -21,7 +21,7 @@ from onward.config import OnwardError
 from onward.execute.blocks import Blocks
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
-from onward.plan import Region
+from onward.plan import MemoryRegion
 
 
 class Tenant(Protocol):
@@ -43,8 +43,10 @@ class Memory:
         self.version = 0
         self.torn = False  # whether an update was broken off, so that weights are of two steps
         self._named: dict[str, torch.Tensor] = {}
-        self._arenas: dict[Region, torch.Tensor] = {}
-        self.blocks = Blocks(lambda nbytes: self._block(nbytes, Region.SCRATCH), self._dropped)
+        self._arenas: dict[MemoryRegion, torch.Tensor] = {}
+        self.blocks = Blocks(
+            lambda nbytes: self._block(nbytes, MemoryRegion.SCRATCH), self._dropped
+        )
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
 
     def join(self, tenant: Tenant) -> None:
@@ -63,9 +65,9 @@ class Memory:
             self._named[key] = tensor
         return tensor
 
-    def reserve(self, sizes: dict[Region, int]) -> None:
+    def reserve(self, sizes: dict[MemoryRegion, int]) -> None:
         """Makes each arena at least this large (bytes)."""
-        regions = (Region.RESIDUAL, Region.SCRATCH)
+        regions = (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)
         growing = [
             r for r in regions if r not in self._arenas or self.arena_bytes(r) < sizes[r]
         ]  # fmt: skip
@@ -87,7 +89,7 @@ class Memory:
                 tenant.release()
         _return_freed_heap()
 
-    def _block(self, nbytes: int, region: Region) -> torch.Tensor:
+    def _block(self, nbytes: int, region: MemoryRegion) -> torch.Tensor:
         try:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         except (MemoryError, RuntimeError) as error:  # torch has no type of its own on the CPU
@@ -96,11 +98,11 @@ class Memory:
                 "which cannot be allocated; fix: a smaller batch, or a memory_budget"
             ) from error
 
-    def window(self, region: Region, offset: int, nbytes: int) -> torch.Tensor:
+    def window(self, region: MemoryRegion, offset: int, nbytes: int) -> torch.Tensor:
         """A window `u8[nbytes]` of an arena."""
         return self._arenas[region][offset : offset + nbytes]
 
-    def arena_bytes(self, region: Region) -> int:
+    def arena_bytes(self, region: MemoryRegion) -> int:
         """The present bytes of an arena."""
         arena = self._arenas.get(region)
         return 0 if arena is None else arena.numel()

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import torch
 
-from onward.kernels import Regions
+from onward.kernels import RegionRuns
 from onward.plan import Plan
-from onward.plan.plan import Launch
+from onward.plan.plan import PlannedLaunch
 
 Places = Mapping[str, list[tuple[int, int]]]
 
@@ -37,13 +37,13 @@ def read_in_regions(
     return {name: places for name, places in found.items() if name not in elsewhere}
 
 
-def _updates(launch: Launch) -> bool:
+def _updates(launch: PlannedLaunch) -> bool:
     """Whether a launch writes the next value of what it reads, as an optimizer's does."""
     written = {y.buffer for y in launch.outputs}
     return launch.op.endswith("Update") or any(x and x.buffer in written for x in launch.inputs)
 
 
-def unreached(places: Places, regions: Regions) -> set[str]:
+def unreached(places: Places, regions: RegionRuns) -> set[str]:
     """The owned tensors that no region has used in the backward that ran last."""
     found = {
         name: all(i in regions.unreached.get(site, ()) for site, i in held)

@@ -11,7 +11,7 @@ import torch
 from onward.execute.memory import Memory
 from onward.graph.types import DType, Size, Type
 from onward.kernels import torch_dtype
-from onward.plan import Layout, Plan, Region
+from onward.plan import Layout, MemoryRegion, Plan
 from onward.plan.arena import aligned
 
 
@@ -109,7 +109,7 @@ class Tensors:
         buffer holds such rows alone, and is planned for more of them."""
         buffer = self._plan.buffers[layout.buffer]
         if (
-            buffer.region in (Region.USER, Region.PERSISTENT)
+            buffer.region in (MemoryRegion.USER, MemoryRegion.PERSISTENT)
             or not layout.shape
             or layout.is_static
         ):
@@ -128,19 +128,19 @@ class Tensors:
             found = self._typed[key] = base if base.dtype == dtype else base.view(dtype)
         return found
 
-    def nbytes(self) -> dict[Region, int]:
+    def nbytes(self) -> dict[MemoryRegion, int]:
         """Bytes allocated for this plan, by region, to compare with its prediction."""
-        held: dict[Region, int] = {r: 0 for r in Region if r is not Region.USER}
+        held: dict[MemoryRegion, int] = {r: 0 for r in MemoryRegion if r is not MemoryRegion.USER}
         seen: set[int] = set()
         for buffer in self._plan.buffers:
             base = self.bases[buffer.index]
-            if buffer.region is Region.PERSISTENT and base.data_ptr() not in seen:
+            if buffer.region is MemoryRegion.PERSISTENT and base.data_ptr() not in seen:
                 seen.add(base.data_ptr())
-                held[Region.PERSISTENT] += aligned(base.nbytes)
-        for region in (Region.RESIDUAL, Region.SCRATCH):
+                held[MemoryRegion.PERSISTENT] += aligned(base.nbytes)
+        for region in (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH):
             held[region] = self._memory.arena_bytes(region)
         if self.block is not None:
-            held |= {Region.RESIDUAL: 0, Region.SCRATCH: self.block.nbytes}
+            held |= {MemoryRegion.RESIDUAL: 0, MemoryRegion.SCRATCH: self.block.nbytes}
         return held
 
     def _base(self, index: int, name: str | None) -> torch.Tensor:
@@ -162,14 +162,14 @@ class Tensors:
                     return tensor
                 self.places[name] = memory.named(f"place of {name}", type)
                 return self.places[name]
-            if buffer.region is Region.PERSISTENT:
+            if buffer.region is MemoryRegion.PERSISTENT:
                 return memory.named(name, type, on_host=index in self._on_host)
         flags = self._plan.flags
         if flags is not None and index == flags.buffer:
             return memory.named(buffer.name, Type(flags.dtype, flags.shape))
         if self.block is not None:
             return self.block[buffer.offset : buffer.offset + buffer.nbytes]
-        region = Region.SCRATCH if self._plan.joint else buffer.region
+        region = MemoryRegion.SCRATCH if self._plan.joint else buffer.region
         return memory.window(region, buffer.offset, buffer.nbytes)
 
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from onward.config import CaptureError, OnwardError, memory_amount
 from onward.execute.executable import KernelTime
-from onward.explanation.facts import OF_REGIONS, OpLaunches, Region, StepExplanation
+from onward.explanation.facts import OF_REGIONS, OpLaunches, RegionFacts, StepExplanation
 from onward.explanation.sizes import Sizes
 from onward.explanation.subject import Remade, Subject
 from onward.explanation.timing import launch_times
 from onward.plan import Plan
 from onward.rewrite import summary
 
-_REGIONS = ("Region", "RegionGrad")  # ops of parts that run in eager PyTorch
+_REGIONS = ("RegionFacts", "RegionGrad")  # ops of parts that run in eager PyTorch
 _HEADLINE = "the model cannot be captured"
 
 
@@ -117,13 +117,15 @@ def _parts(captured: Any) -> Sequence[Any]:
     return getattr(captured, "regions", ())
 
 
-def _regions(captured: Any, plan: Plan, times: Sequence[KernelTime] | None) -> tuple[Region, ...]:
+def _regions(
+    captured: Any, plan: Plan, times: Sequence[KernelTime] | None
+) -> tuple[RegionFacts, ...]:
     """The parts of the model that run in eager PyTorch, with their share of the launches' time. A
     launch names its part by the number, `site`."""
-    made: list[Region] = []
+    made: list[RegionFacts] = []
     whole = sum(item.seconds for item in times or ())
     for site, part in enumerate(_parts(captured)):
-        found = Region(part.path, part.reason, getattr(part, "operator", ""))
+        found = RegionFacts(part.path, part.reason, getattr(part, "operator", ""))
         if times is not None:
             seconds = sum(
                 item.seconds

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from onward.explanation.facts import Change
 from onward.graph.graph import Graph
 from onward.journal import Journal
-from onward.rewrite import FORWARD, PRECISION, STEP, FusionPass, Report, halves
+from onward.rewrite import FORWARD, PRECISION, STEP, FusionPass, PassReport, halves
 from onward.rewrite.lists import ROW_DEMAND
 
-_STAGES = ("differentiate", "updates", "bind")  # that are no passes
+_STAGES = ("differentiate", "updates", "specialize")  # that are no passes
 _OWN = "::"  # in the name of an op outside the standard
 _LOOKS = "rows-"  # before the stages of plans that only count rows
 
@@ -63,7 +63,7 @@ def op_name(domain: str, op: str) -> str:
     return f"{domain}::{op}" if domain else op
 
 
-def _until(reports: deque[Report], name: str) -> Iterator[Report]:
+def _until(reports: deque[PassReport], name: str) -> Iterator[PassReport]:
     """Takes the next reports, up to and with the one of this name."""
     while reports:
         yield (report := reports.popleft())
@@ -72,7 +72,7 @@ def _until(reports: deque[Report], name: str) -> Iterator[Report]:
 
 
 def _change(
-    stage: str, name: str, report: Report | None, before: Counter[str], after: Counter[str]
+    stage: str, name: str, report: PassReport | None, before: Counter[str], after: Counter[str]
 ) -> Change:
     ops = {op: after[op] - before[op] for op in {*before, *after} if after[op] != before[op]}
     ordered = dict(sorted(ops.items(), key=lambda item: (-abs(item[1]), item[0])))

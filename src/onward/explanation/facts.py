@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onward.train.explanation import Explanation
+from onward.prepare.row_explanation import Explanation
 
 # Kinds of memory, in the order of the tables. Those of the arena share its bytes.
 KINDS: dict[str, str] = {
@@ -36,7 +36,7 @@ OWN_GRADIENTS = "a second block, where a forward runs before the gradients of th
 
 
 @dataclass(frozen=True)
-class Region:
+class RegionFacts:
     """A part of the model that runs in eager PyTorch within the graph.
 
     operator: where the part is a single one. seconds: of one step; None where nothing was timed.
@@ -138,7 +138,7 @@ class StepExplanation:
     captured: bool
     reasons: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    regions: tuple[Region, ...] = ()
+    regions: tuple[RegionFacts, ...] = ()
     results: tuple[str, ...] = ()
     no_gradient: tuple[str, ...] = ()
     frozen: tuple[str, ...] = ()
@@ -204,5 +204,5 @@ def _plain(value: Any) -> Any:
 
 __all__ = [
     "ARENA", "KINDS", "NOT_COUNTED", "OF_REGIONS", "OWN_GRADIENTS", "OWN_OPTIMIZER", "Change",
-    "LargestBatch", "OpLaunches", "Region", "SizedMemory", "StepExplanation", "StepMemory",
+    "LargestBatch", "OpLaunches", "RegionFacts", "SizedMemory", "StepExplanation", "StepMemory",
 ]  # fmt: skip

@@ -17,10 +17,10 @@ from onward.explanation.facts import (
     StepMemory,
 )
 from onward.graph.ops.optimizers import OPTIMIZERS
-from onward.plan import Layout, Plan, Region
+from onward.plan import Layout, MemoryRegion, Plan
 from onward.plan.arena import aligned
 
-_ARENAS = (Region.RESIDUAL, Region.SCRATCH)
+_ARENAS = (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)
 
 
 def model_bytes(model: torch.nn.Module, owned: Mapping[str, torch.Tensor]) -> int:
@@ -49,7 +49,7 @@ def step_memory(
     state = {plan.inputs[n].buffer for n in plan.signature.slots.values() if n in plan.inputs}
     sums = _accumulators(plan)
     for buffer in plan.buffers:
-        if buffer.region is Region.PERSISTENT:
+        if buffer.region is MemoryRegion.PERSISTENT:
             held = "optimizer" if buffer.index in state else "constants"
             held = "gradients" if buffer.index in sums else held
             kinds[held] += aligned(buffer.nbytes)
@@ -88,7 +88,7 @@ def _nbytes(layout: Layout) -> int:
 def _looking(plan: Plan, looks: Sequence[Plan], apart: bool) -> int:
     """The memory that plans which look at a batch hold beside the step's: constants of their own,
     and their arena, which is the step's as well unless that one is a block (`apart`)."""
-    own = sum(look.sizes[Region.PERSISTENT] for look in looks)
+    own = sum(look.sizes[MemoryRegion.PERSISTENT] for look in looks)
     largest = max((look.arena_bytes for look in looks), default=0)
     return own + (largest if apart else max(0, largest - plan.arena_bytes))
 
@@ -106,7 +106,7 @@ def _alive(plan: Plan) -> dict[str, np.ndarray]:
             kind = "gradients"
         elif buffer.purpose == "staged batch":
             kind = "batch"
-        elif buffer.region is Region.RESIDUAL:
+        elif buffer.region is MemoryRegion.RESIDUAL:
             kind = "activations"
         elif buffer.index in results:
             kind = "results"

@@ -12,12 +12,12 @@ from onward.differentiate import Recipe
 from onward.explanation.build import explained, refused
 from onward.explanation.facts import StepExplanation
 from onward.explanation.subject import Subject
+from onward.prepare.batch import Batch, batch_of
+from onward.prepare.graphs import Graphs
+from onward.prepare.prepared_batch import OutputRequest
+from onward.prepare.without_gradient import WithoutGradient
 from onward.train import Trainer
 from onward.train.arguments import names_to_fetch
-from onward.train.batch import Batch, batch_of
-from onward.train.graphs import Graphs
-from onward.train.prepared_batch import OutputRequest
-from onward.train.without_gradient import WithoutGradient
 
 
 def explain_trainer(

@@ -23,14 +23,14 @@ from onward.explanation.facts import StepMemory
 from onward.explanation.memory import model_bytes, step_memory
 from onward.kernels import Target
 from onward.plan import Plan
+from onward.prepare.batch import Batch
+from onward.prepare.graphs import Graphs
+from onward.prepare.prepared_batch import OutputRequest, PreparedBatch
+from onward.prepare.prepared_step import PreparedStep
+from onward.prepare.row_explanation import Explanation
+from onward.prepare.session import PlanCache, Session
+from onward.prepare.without_gradient import WithoutGradient
 from onward.rewrite import Policy
-from onward.train.batch import Batch
-from onward.train.explanation import Explanation
-from onward.train.graphs import Graphs
-from onward.train.prepared_batch import OutputRequest, PreparedBatch
-from onward.train.prepared_step import PreparedStep
-from onward.train.session import PlanCache, Session
-from onward.train.without_gradient import WithoutGradient
 
 AnyExecutable = Executable | ExecutableHalves
 Given = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]  # args, kwargs, target

@@ -13,7 +13,7 @@ from onward.explanation.facts import (
     StepExplanation,
     StepMemory,
 )
-from onward.train.without_gradient import WithoutGradient
+from onward.prepare.without_gradient import WithoutGradient
 
 LOOPS = {"trainer": "onward.Trainer", "module": "your own loop (onward.accelerate)"}
 ALIKE = "as many tokens, and as large a share of rows that are read"

@@ -40,7 +40,7 @@ _INNER = ("_modules", "_parameters", "_buffers")
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class CompiledPiece:
     """A graph and its inputs, in order.
 
     eager: the graph as it came. graph: the same with numbers and sizes as Onward's capture wants
@@ -68,7 +68,7 @@ class Piece:
     computes_nothing: bool
 
     @classmethod
-    def of(cls, graph: fx.GraphModule, examples: Sequence[Any]) -> Piece:
+    def of(cls, graph: fx.GraphModule, examples: Sequence[Any]) -> CompiledPiece:
         inputs = [node for node in graph.graph.nodes if node.op == "placeholder"]
         held, parameters = {}, set()
         for i, (node, example) in enumerate(zip(inputs, examples, strict=True)):
@@ -304,4 +304,4 @@ def _inline_checkpoints(graph: fx.Graph) -> None:
             graph.erase_node(node)
 
 
-__all__ = ["Outside", "Piece"]
+__all__ = ["CompiledPiece", "Outside"]

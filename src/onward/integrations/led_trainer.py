@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from onward.config import CaptureError, OnwardError
-from onward.train.batch import Batch, bind_batch
+from onward.prepare.batch import Batch, bind_batch
 from onward.train.exclusive import exclusive
 from onward.train.result import StepResult
 from onward.train.trainer import Trainer
-from onward.train.window import Window
+from onward.train.window import AccumulationWindow
 
 
-class LedWindow(Window):
+class LedWindow(AccumulationWindow):
     """Its micro-batches are weighed and the last is named by whoever leads, who counts windows too:
     led_step, None where nobody does."""
 

@@ -30,7 +30,7 @@ from torch._dynamo import trace_rules
 from torch._dynamo.backends import registry
 
 from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, check_names
-from onward.integrations.compiled_piece import Piece
+from onward.integrations.compiled_piece import CompiledPiece
 from onward.module import accelerate, eager
 
 NAME = "onward"
@@ -57,7 +57,7 @@ def onward_backend(
             raise OnwardError(str(refusal))
 
         return refused
-    return CompiledGraph(Piece.of(graph, examples), options)
+    return CompiledGraph(CompiledPiece.of(graph, examples), options)
 
 
 def register() -> None:
@@ -103,7 +103,7 @@ class _Part(nn.Module):
 class _Bound(_Part):
     """A graph with what one module holds; takes the other inputs, in order."""
 
-    def __init__(self, piece: Piece, held: Mapping[int, torch.Tensor]) -> None:
+    def __init__(self, piece: CompiledPiece, held: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
         self.add_module(_GRAPH, piece.graph)
         self.count = piece.count
@@ -150,7 +150,7 @@ class CompiledGraph:
     model's module, which held them first, is gone.
     """
 
-    def __init__(self, piece: Piece, options: ModuleOptions) -> None:
+    def __init__(self, piece: CompiledPiece, options: ModuleOptions) -> None:
         self._piece, self._options = piece, options
         self._held = tuple(piece.held)
         self._bound: OrderedDict[tuple[int, ...], _Bound] = OrderedDict()

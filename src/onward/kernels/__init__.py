@@ -14,7 +14,7 @@ from onward.kernels.host import host
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, torch_dtype
 from onward.kernels.native import TABLE as NATIVE
 from onward.kernels.region import TABLE as REGION
-from onward.kernels.region import Part, Regions, running
+from onward.kernels.region import EagerPart, RegionRuns, running
 from onward.kernels.target import Rates, Target
 from onward.kernels.triton import TABLE as TRITON
 
@@ -74,13 +74,13 @@ __all__ = [
     "KERNELS",
     "NATIVE",
     "TRITON",
+    "EagerPart",
     "Kernel",
     "KernelArguments",
     "KernelSpec",
-    "Part",
     "Rates",
     "Refusal",
-    "Regions",
+    "RegionRuns",
     "Target",
     "forced_engine",
     "host",

@@ -79,7 +79,7 @@ class KernelArguments:
     outputs: list[torch.Tensor]
     scratch: list[torch.Tensor]
     flag: torch.Tensor = field(default_factory=new_flag)
-    calls: Any = None  # `region.Regions` of a plan that has any
+    calls: Any = None  # `region.RegionRuns` of a plan that has any
     spare: Callable[[torch.Tensor], int] = no_rows
 
     def x(self, i: int = 0) -> torch.Tensor:

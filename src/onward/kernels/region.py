@@ -26,7 +26,7 @@ _here = threading.local()
 _WORD = 0xFFFFFFFF
 
 
-class Part(Protocol):
+class EagerPart(Protocol):
     """A part of the model, as a region runs it.
 
     path: its place in the model. parameters: those that it trains, as they are now. buffers: what
@@ -58,7 +58,7 @@ class Tape:
 
 
 @dataclass
-class Regions:
+class RegionRuns:
     """The regions of a plan at run time. parts: by `site`. recorded: the sites whose backward the
     plan has. tapes: of the forward that ran last, or whose backward is to run. copies: whether
     tapes have inputs of their own. keep: whether a backward leaves the tapes for another one.
@@ -67,7 +67,7 @@ class Regions:
     not come by, and what a plan has for their gradients is zeros.
     """
 
-    parts: Sequence[Part] = ()
+    parts: Sequence[EagerPart] = ()
     recorded: frozenset[int] = frozenset()
     tapes: dict[int, Tape] = field(default_factory=dict)
     copies: bool = False
@@ -118,7 +118,9 @@ def running() -> bool:
     return getattr(_here, "running", False)
 
 
-def _forward(part: Part, xs: list[torch.Tensor], seed: Sequence[int] | None, taped: bool) -> Tape:
+def _forward(
+    part: EagerPart, xs: list[torch.Tensor], seed: Sequence[int] | None, taped: bool
+) -> Tape:
     before, parameters = running(), list(part.parameters())
     _here.running = True
     try:
@@ -157,7 +159,7 @@ def _seeded(seed: Sequence[int] | None) -> Iterator[None]:
         yield
 
 
-def _check(part: Part, made: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> None:
+def _check(part: EagerPart, made: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> None:
     have = [(y.dtype, tuple(y.shape)) for y in made]
     if have != [(y.dtype, tuple(y.shape)) for y in want]:
         raise RegionError(
@@ -175,10 +177,10 @@ class _Call:
     """One launch of a region: the part, its inputs, and the seed as it is at each run."""
 
     def __init__(self, args: KernelArguments, first: int) -> None:
-        assert isinstance(args.calls, Regions), "a plan with regions is bound with their parts"
+        assert isinstance(args.calls, RegionRuns), "a plan with regions is bound with their parts"
         self.regions, attrs = args.calls, args.attrs
         self.site, self.count = int(attrs["site"]), int(attrs["count"])
-        self.part: Part = self.regions.parts[self.site]
+        self.part: EagerPart = self.regions.parts[self.site]
         given = list(args.inputs[first:])
         self._random = given[-2:] if attrs["draws"] else []
         held = given[: len(given) - len(self._random)]
@@ -275,4 +277,4 @@ TABLE: dict[str, tuple[Kernel, ...]] = {
     for op, bind in _bind.items()
 }
 
-__all__ = ["TABLE", "Part", "Regions", "running"]
+__all__ = ["TABLE", "EagerPart", "RegionRuns", "running"]

@@ -105,7 +105,7 @@ def changes(before: Walk, after: Walk) -> dict[str, Any]:
     return {n: fact for n, fact in now.items() if fact != before.facts.get(n, ABSENT)}
 
 
-class Draws:
+class RandomState:
     """Python's and numpy's random numbers as they were when this was made."""
 
     def __init__(self) -> None:
@@ -132,8 +132,8 @@ def drawn_since(before: dict[str, Any]) -> str:
 
 
 __all__ = [
-    "Draws",
     "Effects",
+    "RandomState",
     "changes",
     "drawn_since",
     "keeping_buffers",

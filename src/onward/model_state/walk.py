@@ -1,6 +1,6 @@
 """A walk over all that a model and its loss function lead to: what is there, and what to watch.
 
-What it sees and what not: `train/guards.py`.
+What it sees and what not: `prepare/guards.py`.
 """
 
 from __future__ import annotations

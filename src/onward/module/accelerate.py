@@ -49,13 +49,13 @@ from onward.module.around import (
 from onward.module.delivery import deliver
 from onward.module.hooks import aside, call_with_hooks, run_around
 from onward.module.prepared_call import PreparedCall
-from onward.module.run import Run
+from onward.module.run import CallRun
 from onward.module.states import OFTEN, State, States, TooMany
 from onward.plan import Plan
-from onward.train.batch import Batch
-from onward.train.regions import Told
-from onward.train.report import Report
-from onward.train.session import Session
+from onward.prepare.batch import Batch
+from onward.prepare.region_warnings import WarnOnce
+from onward.prepare.report import Report
+from onward.prepare.session import Session
 
 AnyModule = TypeVar("AnyModule", bound=torch.nn.Module)
 _SLOT = "_compiled_call_impl"
@@ -125,7 +125,7 @@ class Accelerated:
         # by the kind of batch: in how many states captures were refused, the last one and why
         self._in_vain: dict[Any, tuple[int, State | None, str]] = {}
         self._told: set[str] = set()
-        self._told_regions = Told()
+        self._told_regions = WarnOnce()
         self._last: PreparedCall | None = None
         parameters = inspect.signature(model.forward).parameters
         self.takes_cache, self.cache_setting = "use_cache" in parameters, CacheSetting()
@@ -176,7 +176,7 @@ class Accelerated:
                 call = self._find(model, batch, state, mode)
                 if isinstance(call, str):
                     return _Refused(call)
-                run = Run(call, batch, mode.grad, lock)
+                run = CallRun(call, batch, mode.grad, lock)
                 run.prepare(call.wanted(self.options.outputs))
                 self._last = call
                 with _undone_where_refused(call):

@@ -8,7 +8,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.config import CaptureError
-from onward.train.batch import Batch, leaf_kind, refuse_leaf
+from onward.prepare.batch import Batch, leaf_kind, refuse_leaf
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})  # no containers, and hashed fast
 

@@ -21,7 +21,7 @@ from typing import Any, cast
 
 import torch
 
-from onward.train.seed_stream import seed_words
+from onward.prepare.seed_stream import seed_words
 
 # of `torch.get_rng_state()`, as words of 32 bits: seed (2), left, seeded, next (2), and then MT's
 # words, each in the lower half of 64 bits

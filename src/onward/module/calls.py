@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from onward.module.prepared_call import PreparedCall
-from onward.train.batch import Batch
+from onward.prepare.batch import Batch
 
 TRIES = 3  # sizes for which no graph could be made, until no others are tried
 KEPT = 64  # sizes whose reason is kept
 
 
-class Calls:
+class RefusedBatches:
     """Of batches of one kind.
 
     A batch of which no graph can be made says little of others of its kind: it may be empty, or a
@@ -50,4 +50,4 @@ class Calls:
         return len(self._prepared)
 
 
-__all__ = ["Calls"]
+__all__ = ["RefusedBatches"]

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from onward.module.run import Run
+from onward.module.run import CallRun
 from onward.module.waiting import NOTHING, Waits
 
 
-def deliver(run: Run, held: Callable[[str], torch.Tensor], outputs: str) -> Any:
+def deliver(run: CallRun, held: Callable[[str], torch.Tensor], outputs: str) -> Any:
     """Runs the call, which is prepared, and puts its results together. held: the module's tensor of
     a path. outputs: the option of this name."""
     call, gradients = run.call, run.gradients

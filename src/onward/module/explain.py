@@ -25,11 +25,11 @@ from onward.module.arguments import bind_call
 from onward.module.around import Mode, autocast_off, surroundings, uses_cache
 from onward.module.graphs import HalvesRequest
 from onward.module.prepared_call import PreparedCall
+from onward.prepare.batch import Batch
+from onward.prepare.graphs import Graphs
+from onward.prepare.prepared_batch import OutputRequest
+from onward.prepare.session import Session
 from onward.train import Trainer
-from onward.train.batch import Batch
-from onward.train.graphs import Graphs
-from onward.train.prepared_batch import OutputRequest
-from onward.train.session import Session
 
 # state tensors that torch's optimizers keep for each parameter
 _SLOTS = {

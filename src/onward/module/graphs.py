@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from onward.graph.graph import Graph
-from onward.train.graphs import Graphs
-from onward.train.prepared_batch import OutputRequest
+from onward.prepare.graphs import Graphs
+from onward.prepare.prepared_batch import OutputRequest
 
 
 class Halves(Graphs):

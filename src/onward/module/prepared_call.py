@@ -22,14 +22,13 @@ from onward.kernels.kernel import Launch, torch_dtype
 from onward.module.graphs import Halves, HalvesRequest
 from onward.module.waiting import LOSS, waiting
 from onward.plan import Plan
-from onward.train.batch import Batch
-from onward.train.graphs import Graphs
-from onward.train.last_run import report_of
-from onward.train.prepared_batch import OutputRequest, PreparedBatch
-from onward.train.prepared_step import PreparedStep
-from onward.train.report import Report
-from onward.train.session import Session
-from onward.train.without_gradient import WithoutGradient
+from onward.prepare.batch import Batch
+from onward.prepare.graphs import Graphs
+from onward.prepare.prepared_batch import OutputRequest, PreparedBatch
+from onward.prepare.prepared_step import PreparedStep
+from onward.prepare.report import Report, report_of
+from onward.prepare.session import Session
+from onward.prepare.without_gradient import WithoutGradient
 
 
 @dataclass(frozen=True)

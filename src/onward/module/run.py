@@ -20,7 +20,7 @@ from onward.execute import ExecutableHalves, Marks, Residuals, leave_in, left_in
 from onward.module.around import autocast_off
 from onward.module.call_seeds import call_seed
 from onward.module.prepared_call import PreparedCall, Ready
-from onward.train.batch import Batch
+from onward.prepare.batch import Batch
 
 _CORE: Any = torch._C
 _AUTOGRAD = _CORE._autograd
@@ -40,7 +40,7 @@ class Left:
     ends: tuple[str, ...]
 
 
-class Run:
+class CallRun:
     """One call, which can be run again as long as nothing that it reads has changed.
 
     gradients: whether its results go on the tape. The lock is that of the memory: one run at a
@@ -92,11 +92,11 @@ class Run:
                 self._marks = self._read()
             return made
 
-    def again(self, results: Sequence[str]) -> Run:
+    def again(self, results: Sequence[str]) -> CallRun:
         """A run of the same call for other results. Raises OnwardError where it would give others
         than this one."""
         self._check_unchanged(results)
-        run = Run(self.call, self.batch, self.gradients, self._lock)
+        run = CallRun(self.call, self.batch, self.gradients, self._lock)
         run._seed, run._before, run._repeats = self._seed, self._before, True
         with self._lock:
             run.prepare(results)
@@ -214,7 +214,11 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, run: Run, made: dict[str, torch.Tensor], names: list[str], *leaves: torch.Tensor
+        ctx: Any,
+        run: CallRun,
+        made: dict[str, torch.Tensor],
+        names: list[str],
+        *leaves: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         left, content, found = run.forward()
         made.update({n: x for n, x in found.items() if n not in names})
@@ -280,4 +284,4 @@ class _Refused(torch.autograd.Function):
         raise OnwardError(TWICE)
 
 
-__all__ = ["Run"]
+__all__ = ["CallRun"]

@@ -15,10 +15,10 @@ import torch
 from onward.capture import CapturedModule
 from onward.config import CaptureError
 from onward.module.around import Mode, device_of
-from onward.module.calls import Calls
+from onward.module.calls import RefusedBatches
 from onward.module.prepared_call import PreparedCall
-from onward.train.batch import Batch
-from onward.train.guards import Guards
+from onward.prepare.batch import Batch
+from onward.prepare.guards import Guards
 
 KEPT = 8  # states, the one that was met last first
 OFTEN = 10  # changes of one attribute, from which on a state is to be met as often for a graph
@@ -40,7 +40,7 @@ class State:
     modules: list[torch.nn.Module]
     device: torch.device
     met: int = 0
-    calls: dict[Any, Calls] = field(default_factory=dict)
+    calls: dict[Any, RefusedBatches] = field(default_factory=dict)
 
     def find(self, batch: Batch, mode: Mode) -> PreparedCall | str | None:
         """What runs the batch at the module's training flags now, or why it runs in eager; None
@@ -61,12 +61,12 @@ class State:
                     return found.captured
         return None
 
-    def of(self, batch: Batch, mode: Mode) -> Calls:
+    def of(self, batch: Batch, mode: Mode) -> RefusedBatches:
         """The calls of such batches, to be added to."""
         key = self._key(batch, mode)
         found = self.calls.get(key)
         if found is None:
-            found = self.calls[key] = Calls()
+            found = self.calls[key] = RefusedBatches()
             if len(self.calls) > KINDS:
                 del self.calls[next(iter(self.calls))]
         return found

@@ -20,7 +20,7 @@ from onward.capture import SLOT, unwrapped
 from onward.config import OnwardError
 from onward.explanation import StepExplanation
 from onward.module.accelerate import Accelerated, accelerate, accelerated
-from onward.train.report import Report
+from onward.prepare.report import Report
 
 _OLD = "module."  # before the names in checkpoints of a wrapper that held its model as a submodule
 _KEPT = {  # of nn.Module's own names, those that are not the model's

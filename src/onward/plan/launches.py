@@ -9,7 +9,7 @@ from onward.graph.printer import node_text
 from onward.graph.types import Size
 from onward.kernels import KERNELS, KernelSpec
 from onward.plan.placement import Buffers
-from onward.plan.plan import Launch
+from onward.plan.plan import PlannedLaunch
 from onward.plan.select import open_spec
 from onward.plan.storages import Access, Storages
 from onward.plan.views import Layout
@@ -17,15 +17,15 @@ from onward.plan.views import Layout
 _COPY = KernelSpec("Contiguous", {}, (), ())
 
 
-def copy(source: Layout, target: Layout, text: str, module: str, backward: bool) -> Launch:
+def copy(source: Layout, target: Layout, text: str, module: str, backward: bool) -> PlannedLaunch:
     """The launch that copies one window to another."""
-    return Launch(
+    return PlannedLaunch(
         KERNELS["Contiguous"][0], "Contiguous", module, {}, (source,), (target,), (), 0, backward,
         text, _COPY,
     )  # fmt: skip
 
 
-def launches_of(access: Access, storages: Storages, buffers: Buffers) -> list[Launch]:
+def launches_of(access: Access, storages: Storages, buffers: Buffers) -> list[PlannedLaunch]:
     """The launches that run for a node, in order; its operands get their buffers."""
     if access.node in storages.views:
         return []
@@ -34,10 +34,12 @@ def launches_of(access: Access, storages: Storages, buffers: Buffers) -> list[La
     return _kernel(access, access.spec, storages, buffers)
 
 
-def _kernel(access: Access, spec: KernelSpec, storages: Storages, buffers: Buffers) -> list[Launch]:
+def _kernel(
+    access: Access, spec: KernelSpec, storages: Storages, buffers: Buffers
+) -> list[PlannedLaunch]:
     """The kernel's launch, behind copies of inputs that it wants contiguous."""
     node, kernel = access.node, storages.kernels[access.node]
-    made: list[Launch] = []
+    made: list[PlannedLaunch] = []
     inputs: list[Layout | None] = []
     for i, x in enumerate(node.inputs):
         layout = None if x is None else buffers.layout(x)
@@ -56,7 +58,7 @@ def _kernel(access: Access, spec: KernelSpec, storages: Storages, buffers: Buffe
         ]
     )
     made.append(
-        Launch(
+        PlannedLaunch(
             kernel, node.op_type, where(node), spec.attrs, tuple(inputs), outputs, scratch,
             kernel.workspace(spec), access.is_backward, node_text(node), open_spec(node),
             None if kernel.input_error is None else buffers.flag(),
@@ -65,9 +67,9 @@ def _kernel(access: Access, spec: KernelSpec, storages: Storages, buffers: Buffe
     return made
 
 
-def _concat(access: Access, storages: Storages, buffers: Buffers) -> list[Launch]:
+def _concat(access: Access, storages: Storages, buffers: Buffers) -> list[PlannedLaunch]:
     """Copies for the parts that do not lie in their places already."""
-    node, made = access.node, list[Launch]()
+    node, made = access.node, list[PlannedLaunch]()
     whole = buffers.write(access, node.outputs[0])
     dim = attributes(node)["axis"] % len(whole.shape)
     start: Size = 0
@@ -82,5 +84,5 @@ def _concat(access: Access, storages: Storages, buffers: Buffers) -> list[Launch
     return made
 
 
-def _copy_for(node: Node, source: Layout, target: Layout, text: str) -> Launch:
+def _copy_for(node: Node, source: Layout, target: Layout, text: str) -> PlannedLaunch:
     return copy(source, target, text, where(node), bool(node.meta.get("backward")))

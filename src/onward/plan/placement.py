@@ -9,19 +9,19 @@ from onward.graph.types import Type
 from onward.kernels.kernel import FLAG
 from onward.plan.arena import aligned, max_live, place
 from onward.plan.liveness import Liveness
-from onward.plan.plan import Buffer, Region
+from onward.plan.plan import Buffer, MemoryRegion
 from onward.plan.storages import Access, Storages
 from onward.plan.views import Layout, contiguous, view
 
 _INPUT_REGION = {
-    Role.PARAM: Region.USER,
-    Role.BUFFER: Region.USER,
-    Role.STATE: Region.PERSISTENT,
-    Role.BATCH: Region.SCRATCH,  # staged anew for each call, so a new shape allocates nothing
-    Role.RANDOM: Region.PERSISTENT,
-    Role.HYPER: Region.PERSISTENT,
-    Role.COTANGENT: Region.PERSISTENT,
-    Role.SIZE: Region.PERSISTENT,
+    Role.PARAM: MemoryRegion.USER,
+    Role.BUFFER: MemoryRegion.USER,
+    Role.STATE: MemoryRegion.PERSISTENT,
+    Role.BATCH: MemoryRegion.SCRATCH,  # staged anew for each call, so a new shape allocates nothing
+    Role.RANDOM: MemoryRegion.PERSISTENT,
+    Role.HYPER: MemoryRegion.PERSISTENT,
+    Role.COTANGENT: MemoryRegion.PERSISTENT,
+    Role.SIZE: MemoryRegion.PERSISTENT,
 }
 _PURPOSE = {
     Role.PARAM: "parameter",
@@ -33,7 +33,7 @@ _PURPOSE = {
     Role.COTANGENT: "cotangent",
     Role.SIZE: "sizes",
 }
-_ARENAS = (Region.RESIDUAL, Region.SCRATCH)
+_ARENAS = (MemoryRegion.RESIDUAL, MemoryRegion.SCRATCH)
 _LONGEST_NAME = 24  # characters of a buffer's name to which a further owner's is still added
 
 
@@ -60,7 +60,7 @@ class Buffers:
             if role is Role.SIZE:
                 self.constants[index] = content_of(value)
         for value in storages.graph.ir.initializers.values():
-            index = self._given(value, Region.PERSISTENT, "constant")
+            index = self._given(value, MemoryRegion.PERSISTENT, "constant")
             self.constants[index] = array_of(value)
         self.flags = self._flags()
         self._flagged = 0  # launches that have theirs
@@ -72,7 +72,7 @@ class Buffers:
         if not count:
             return None
         type = FLAG.with_shape((count, *FLAG.shape))
-        return self.new("error flags", type, Region.PERSISTENT, 0, self._end, "error flags")
+        return self.new("error flags", type, MemoryRegion.PERSISTENT, 0, self._end, "error flags")
 
     def flag(self) -> Layout:
         """The flag of the next launch."""
@@ -82,7 +82,7 @@ class Buffers:
         return flag
 
     def new(
-        self, name: str, type: Type, region: Region, first: int, last: int, purpose: str
+        self, name: str, type: Type, region: MemoryRegion, first: int, last: int, purpose: str
     ) -> Layout:
         """A contiguous buffer of its own. first, last: positions of nodes, both included."""
         index = len(self.all)
@@ -92,7 +92,7 @@ class Buffers:
 
     def temporary(self, name: str, type: Type, access: Access, purpose: str) -> Layout:
         """A buffer for the time of one launch."""
-        return self.new(name, type, Region.SCRATCH, access.position, access.position, purpose)
+        return self.new(name, type, MemoryRegion.SCRATCH, access.position, access.position, purpose)
 
     def layout(self, value: Value) -> Layout:
         """The layout of a value; equal layouts are one object."""
@@ -113,7 +113,7 @@ class Buffers:
     def _one(self, layout: Layout) -> Layout:
         return self._known.setdefault(layout, layout)
 
-    def _given(self, value: Value, region: Region, purpose: str, first: int = 0) -> int:
+    def _given(self, value: Value, region: MemoryRegion, purpose: str, first: int = 0) -> int:
         layout = self.new(value.name or "", type_of(value), region, first, self._end, purpose)
         self._of[self._storages.layouts[value].buffer] = layout.buffer
         return layout.buffer
@@ -138,7 +138,7 @@ class Buffers:
         elif storage not in self._of:
             owner, op = storages.of[storage], access.node.op_type
             made = self.new(
-                owner.name or "", type_of(owner), Region.SCRATCH, access.position, last, op
+                owner.name or "", type_of(owner), MemoryRegion.SCRATCH, access.position, last, op
             )
             self._of[storage] = made.buffer
         self._settle_region(self.all[self._of[storage]], access.node)
@@ -160,20 +160,20 @@ class Buffers:
         """Makes a buffer residual where it is written before the backward half begins, read in
         it."""
         if not node.meta.get("backward") and buffer.last in self._backward:
-            buffer.region = Region.RESIDUAL
+            buffer.region = MemoryRegion.RESIDUAL
             buffer.purpose = f"{node.op_type}, kept for backward"
 
 
-def place_buffers(buffers: list[Buffer], joint: bool) -> tuple[dict[Region, int], int]:
+def place_buffers(buffers: list[Buffer], joint: bool) -> tuple[dict[MemoryRegion, int], int]:
     """Gives each buffer its offset. Bytes of each region, and the most of residual and scratch
     alive at one launch. joint: these two share one arena, which is scratch's."""
-    sizes: dict[Region, int] = {r: 0 for r in Region if r is not Region.USER}
+    sizes: dict[MemoryRegion, int] = {r: 0 for r in MemoryRegion if r is not MemoryRegion.USER}
     for buffer in buffers:
-        if buffer.region is Region.PERSISTENT:
-            buffer.offset = sizes[Region.PERSISTENT]
-            sizes[Region.PERSISTENT] += aligned(buffer.nbytes)
+        if buffer.region is MemoryRegion.PERSISTENT:
+            buffer.offset = sizes[MemoryRegion.PERSISTENT]
+            sizes[MemoryRegion.PERSISTENT] += aligned(buffer.nbytes)
     both = [b for b in buffers if b.region in _ARENAS]
-    groups = {Region.SCRATCH: both}
+    groups = {MemoryRegion.SCRATCH: both}
     if not joint:
         groups = {region: [b for b in both if b.region is region] for region in _ARENAS}
     for region, group in groups.items():
@@ -210,9 +210,9 @@ def arena_bytes_throughout(storages: Storages) -> int:
     return sum(aligned(type_of(v).nbytes) for v in [*staged, *shown_state(storages).values()])
 
 
-def _region(value: Value) -> Region:
+def _region(value: Value) -> MemoryRegion:
     role = role_of(value)
     assert role is not None
     if role is Role.COTANGENT and type_of(value).rank:
-        return Region.SCRATCH  # as a leaf of the batch; a loss' is one number
+        return MemoryRegion.SCRATCH  # as a leaf of the batch; a loss' is one number
     return _INPUT_REGION[role]

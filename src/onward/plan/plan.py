@@ -14,7 +14,7 @@ from onward.kernels import Kernel, KernelSpec
 from onward.plan.views import Layout
 
 
-class Region(enum.Enum):
+class MemoryRegion(enum.Enum):
     """A kind of memory, by who owns it and for how long."""
 
     USER = "user"  # the user's parameters and buffers, never copied
@@ -35,7 +35,7 @@ class Buffer:
     index: int
     name: str
     size: Size
-    region: Region
+    region: MemoryRegion
     first: int
     last: int
     purpose: str
@@ -47,7 +47,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Launch:
+class PlannedLaunch:
     """One kernel call with its operands' places. scratch: buffers for its temporaries. flag: i64[2]
     where the kernel says that its input is bad; None where it finds none bad."""
 
@@ -94,12 +94,12 @@ class Plan:
 
     dims: dict[str, int]
     open: frozenset[str]
-    launches: list[Launch]
+    launches: list[PlannedLaunch]
     buffers: list[Buffer]
     inputs: dict[str, Layout]
     outputs: dict[str, Layout]
     constants: dict[int, Any]
-    sizes: dict[Region, int]
+    sizes: dict[MemoryRegion, int]
     lower_bound: int
     workspace: int
     joint: bool
@@ -123,11 +123,11 @@ class Plan:
     @property
     def arena_bytes(self) -> int:
         """The bytes of residual and scratch memory together."""
-        return self.sizes[Region.RESIDUAL] + self.sizes[Region.SCRATCH]
+        return self.sizes[MemoryRegion.RESIDUAL] + self.sizes[MemoryRegion.SCRATCH]
 
     @property
     def peak(self) -> int:
-        return self.sizes[Region.PERSISTENT] + self.arena_bytes + self.workspace
+        return self.sizes[MemoryRegion.PERSISTENT] + self.arena_bytes + self.workspace
 
     def __repr__(self) -> str:
         return (

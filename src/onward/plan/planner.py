@@ -10,7 +10,7 @@ from onward.plan.launches import copy, launches_of
 from onward.plan.liveness import Simulator
 from onward.plan.order import forward_half, order
 from onward.plan.placement import Buffers, place_buffers, shown_state
-from onward.plan.plan import Launch, Plan, Region
+from onward.plan.plan import MemoryRegion, Plan, PlannedLaunch
 from onward.plan.select import select
 from onward.plan.storages import Access, Storages
 from onward.plan.views import Layout
@@ -91,7 +91,7 @@ class Planner:
             self.graph.signature.within(given, self.graph.outputs),
         )
 
-    def launches(self, access: Access) -> list[Launch]:
+    def launches(self, access: Access) -> list[PlannedLaunch]:
         """The launches that run for one node."""
         return launches_of(access, self.storages, self.buffers)
 
@@ -104,14 +104,14 @@ class Planner:
             buffer.first = before + bisect_left(positions, first) if first else 0
             buffer.last = end if kept else max(buffer.first, last)
 
-    def _shown_state(self) -> dict[str, tuple[Launch, Layout]]:
+    def _shown_state(self) -> dict[str, tuple[PlannedLaunch, Layout]]:
         """Copies of outputs that show state, first of all, last named first run."""
-        found: dict[str, tuple[Launch, Layout]] = {}
+        found: dict[str, tuple[PlannedLaunch, Layout]] = {}
         for name, value in shown_state(self.storages).items():
             kept = self.buffers.new(
                 name,
                 type_of(value),
-                Region.SCRATCH,
+                MemoryRegion.SCRATCH,
                 0,
                 len(self.nodes),
                 "output, before the update",
@@ -120,10 +120,10 @@ class Planner:
             found[name] = copy(source, kept, text, "", False), kept
         return dict(reversed(found.items()))
 
-    def _written_back(self) -> list[Launch]:
+    def _written_back(self) -> list[PlannedLaunch]:
         """Copies of state outputs that no kernel wrote in place to their inputs, at the end, of the
         forward half where there are two."""
-        made: list[Launch] = []
+        made: list[PlannedLaunch] = []
         for name, source in self.graph.state.items():
             here = self.buffers.layout(self.graph.outputs[name])
             there = self.buffers.layout(source)
@@ -131,7 +131,7 @@ class Planner:
                 made.append(copy(here, there, f"write back {name}", "optimizer", True))
         return made
 
-    def _commit(self, launches: list[Launch]) -> int:
+    def _commit(self, launches: list[PlannedLaunch]) -> int:
         """The first launch that writes to memory which outlives the step."""
         kept = {self.buffers.layout(source).buffer for source in self.graph.state.values()}
         writes = (i for i, x in enumerate(launches) if any(y.buffer in kept for y in x.outputs))

@@ -22,7 +22,7 @@ from onward.kernels import Target
 from onward.plan.cost import seconds
 from onward.plan.estimate import MemoryEstimate
 from onward.plan.order import sort
-from onward.plan.plan import Plan, Region
+from onward.plan.plan import MemoryRegion, Plan
 from onward.plan.select import select
 
 ROUNDS = 6  # proposals before giving up
@@ -86,7 +86,7 @@ class Search:
 
     def error(self) -> OnwardError:
         """The error that the budget cannot be met, by how much, and what to do."""
-        lasting = self.unconstrained.sizes[Region.PERSISTENT]
+        lasting = self.unconstrained.sizes[MemoryRegion.PERSISTENT]
         return OnwardError(
             f"memory_budget of {self.limit} bytes is {self._smallest - self.limit} bytes too "
             f"small for this batch: with recomputing the step's peak is {self._smallest} "

@@ -6,7 +6,7 @@ from onward.config import OnwardError
 from onward.graph.build import inline
 from onward.graph.graph import ONWARD, Graph, Node, attributes, content_of, type_of, where
 from onward.kernels import Kernel, KernelSpec, Target, host, kernel_for
-from onward.plan.bind import name_sizes
+from onward.plan.specialize import name_sizes
 from onward.plan.views import VIEWS
 
 

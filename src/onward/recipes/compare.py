@@ -71,7 +71,7 @@ def run_both(job: Job, job_folder: Path, folder: Path) -> dict[str, EngineResult
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """One line of the table: `value` of a result, shown by `form`.
 
     ratio: what Onward's share is of: "as fast" (of times the inverse) or "the memory".
@@ -84,15 +84,17 @@ class Row:
 
 
 ROWS = (
-    Row("total time, s", lambda r: r.total_s, ".1f", "as fast"),
-    Row("training time, s", lambda r: r.train_s, ".1f", "as fast"),
-    Row("tokens/s after the first step", lambda r: r.tokens_per_second, ".0f", "as fast"),
-    Row("first step, s", lambda r: r.first_step_s, ".2f", "as fast"),
-    Row("peak memory, MiB", lambda r: r.peak_rss_mib, ".0f", "the memory"),
-    Row("  above the imports, MiB", lambda r: r.peak_rss_mib - r.base_rss_mib, ".0f", "the memory"),
-    Row("final train loss (last 10 updates)", lambda r: r.train_loss, ".4f"),
-    Row("eval loss", lambda r: r.eval_loss, ".4f"),
-    Row("perplexity", lambda r: r.perplexity, ".2f"),
+    TableRow("total time, s", lambda r: r.total_s, ".1f", "as fast"),
+    TableRow("training time, s", lambda r: r.train_s, ".1f", "as fast"),
+    TableRow("tokens/s after the first step", lambda r: r.tokens_per_second, ".0f", "as fast"),
+    TableRow("first step, s", lambda r: r.first_step_s, ".2f", "as fast"),
+    TableRow("peak memory, MiB", lambda r: r.peak_rss_mib, ".0f", "the memory"),
+    TableRow(
+        "  above the imports, MiB", lambda r: r.peak_rss_mib - r.base_rss_mib, ".0f", "the memory"
+    ),
+    TableRow("final train loss (last 10 updates)", lambda r: r.train_loss, ".4f"),
+    TableRow("eval loss", lambda r: r.eval_loss, ".4f"),
+    TableRow("perplexity", lambda r: r.perplexity, ".2f"),
 )
 
 

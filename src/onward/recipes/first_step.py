@@ -17,7 +17,7 @@ import torch
 
 from onward.config import OnwardError
 from onward.module.accelerate import Accelerated
-from onward.module.run import Run
+from onward.module.run import CallRun
 from onward.recipes.options import InputError
 from onward.train import Trainer
 
@@ -85,7 +85,7 @@ def _as_program(path: Path, arguments: Sequence[str]) -> Iterator[None]:
 def _stopped() -> Iterator[None]:
     """A context in which the first training step raises FirstStep when it is done: a `train_step`,
     or a backward of an accelerated model."""
-    step, call, backward = Trainer.train_step, Accelerated._as_graph, Run.backward
+    step, call, backward = Trainer.train_step, Accelerated._as_graph, CallRun.backward
     in_eager = Accelerated._in_eager
     models: dict[int, torch.nn.Module] = {}  # by what is prepared for a call
 
@@ -98,7 +98,7 @@ def _stopped() -> Iterator[None]:
         models[id(self._last)] = model
         return outputs
 
-    def run_backward(self: Run, *args: Any) -> Any:
+    def run_backward(self: CallRun, *args: Any) -> Any:
         backward(self, *args)
         raise FirstStep(models[id(self.call)])
 
@@ -112,7 +112,7 @@ def _stopped() -> Iterator[None]:
     replaced: list[tuple[Any, str, Any, Any]] = [
         (Trainer, "train_step", step, train_step),
         (Accelerated, "_as_graph", call, run),
-        (Run, "backward", backward, run_backward),
+        (CallRun, "backward", backward, run_backward),
         (Accelerated, "_in_eager", in_eager, run_in_eager),
     ]
     for owner, name, _, ours in replaced:

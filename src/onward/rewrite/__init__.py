@@ -31,7 +31,7 @@ from onward.rewrite.rows import (
     split_counting,
     with_rows_given,
 )
-from onward.rewrite.run import AnyPass, FusionPass, Pass, Report, measured, prune, run
+from onward.rewrite.run import AnyPass, FusionPass, Pass, PassReport, measured, prune, run
 
 __all__ = [
     "FORWARD",
@@ -45,9 +45,9 @@ __all__ = [
     "FusionPass",
     "NearMiss",
     "Pass",
+    "PassReport",
     "Policy",
     "Refuse",
-    "Report",
     "attribute",
     "everything_taken",
     "halves",

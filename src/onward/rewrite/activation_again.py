@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from onward.graph.graph import Graph, Node
 from onward.rewrite.recompute import recompute
-from onward.rewrite.shown import lives_through, shown, source
+from onward.rewrite.view_closure import lives_through, shown, source
 
 ACTIVATIONS = ("BiasActivation", "GatedActivation", "Gelu")
 

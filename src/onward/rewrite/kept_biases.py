@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Role, Value, needed, role_of
-from onward.rewrite.shown import source
+from onward.rewrite.view_closure import source
 
 _READS = {"BiasActivation": 1, "BiasActivationGrad": 2}  # op -> which input is the bias
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Node, Value, attributes, type_of
 from onward.graph.ops import named
-from onward.graph.ops.conv import Window
+from onward.graph.ops.conv import ConvWindow
 from onward.graph.types import Size, product
 
 _RESHAPES = named("reshapes")
@@ -30,13 +30,13 @@ def patch_convolution(graph: Graph) -> int:
     return edits
 
 
-def _tiling(node: Node) -> Window | None:
+def _tiling(node: Node) -> ConvWindow | None:
     """The window of a convolution, where its places share no element and have none between them."""
     if node.op_type != "Conv" or attributes(node).get("group", 1) != 1:
         return None
     x, w = type_of(node.inputs[0]), type_of(node.inputs[1])
     kernel = [k for k in w.shape[2:] if isinstance(k, int)]
-    window = Window(attributes(node), kernel)
+    window = ConvWindow(attributes(node), kernel)
     plain = not any(window.before + window.after) and max(window.dilations) == 1
     if len(kernel) < w.rank - 2 or not plain or window.strides != kernel or max(kernel) == 1:
         return None
@@ -58,7 +58,7 @@ def _turned(y: Value, outputs: set[Value]) -> bool:
     return True
 
 
-def _product(b: Builder, conv: Node, window: Window) -> Value:
+def _product(b: Builder, conv: Node, window: ConvWindow) -> Value:
     """The convolution as a product of x f[N,C,*S] in rows f[N*P,C*K], for P places in all and K
     elements of a kernel."""
     x, w, *bias = conv.inputs

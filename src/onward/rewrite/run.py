@@ -48,7 +48,7 @@ AnyPass: TypeAlias = Pass | FusionPass
 
 
 @dataclass(frozen=True)
-class Report:
+class PassReport:
     """A report of one pass: edits made, seconds taken, nodes left, and places left unfused."""
 
     name: str
@@ -65,12 +65,12 @@ class Report:
 
 def measured(
     name: str, graph: Graph, edit: Callable[[Context], int], refuse: Refuse = everything_taken
-) -> Report:
+) -> PassReport:
     """The report of an edit of `graph`, which writes in a context of its own."""
     context, start = Context(name, refuse), time.perf_counter()
     edits = edit(context)
     seconds = time.perf_counter() - start
-    return Report(name, edits, seconds, len(graph), tuple(context.misses))
+    return PassReport(name, edits, seconds, len(graph), tuple(context.misses))
 
 
 def run(
@@ -80,12 +80,12 @@ def run(
     after: Callable[[Graph, str], None] | None = None,
     verify: bool = False,
     refuse: Refuse = everything_taken,
-) -> tuple[Graph, list[Report]]:
+) -> tuple[Graph, list[PassReport]]:
     """Applies passes to a copy of the graph, which it returns. `after(graph, name)` sees it after
     each pass; `refuse` says what no kernel takes, which fusions then leave."""
     off = set(disable)
     graph = graph.clone()
-    reports: list[Report] = []
+    reports: list[PassReport] = []
     for item in tuple(passes):  # a list may grow meanwhile, on another thread
         if item.name in off:
             continue

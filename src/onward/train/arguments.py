@@ -15,8 +15,8 @@ from onward.config import (
     read_names,
 )
 from onward.kernels import forced_engine
+from onward.prepare.batch import Batch
 from onward.rewrite import switched_off
-from onward.train.batch import Batch
 
 
 def checked_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:

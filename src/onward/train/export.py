@@ -18,10 +18,10 @@ from onward.graph.file import save
 from onward.graph.graph import Graph, Role
 from onward.graph.names import distinct, user_name
 from onward.graph.types import DType
+from onward.prepare.batch import Batch
+from onward.prepare.region_warnings import table
 from onward.rewrite import FORWARD, Pass, run
-from onward.train.batch import Batch
 from onward.train.low_export import lowered
-from onward.train.regions import table
 
 TRIED = 64  # sets of inputs in which a size of 1 is taken to be one of many
 _LABELS = ("labels", "next_sentence_label", "start_positions", "end_positions")

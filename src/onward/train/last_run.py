@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from onward.execute import Executable
-from onward.journal import Journal
 from onward.plan import Plan
-from onward.rewrite import summary
-from onward.train.batch import Batch
-from onward.train.prepared_batch import OutputRequest, PreparedBatch
-from onward.train.prepared_step import PreparedStep
-from onward.train.report import Report
-from onward.train.without_gradient import WithoutGradient
-
-
-def report_of(
-    journal: Journal,
-    notes: Sequence[str],
-    prepared: PreparedBatch[Any],
-    still: WithoutGradient,
-) -> Report:
-    """Of a batch that has run, and of the compilation before it. still: what got no gradient."""
-    plan: Plan = prepared.executable.plan
-    return Report(
-        compile_seconds=dict(journal.seconds),
-        passes=[r.numbers for r in journal.reports],
-        near_misses=summary(m for r in journal.reports for m in r.misses),
-        predicted_peak_bytes=plan.peak,
-        launches=len(plan.launches),
-        rows=prepared.rows,
-        no_gradient=list(still.unreached),
-        frozen=list(still.frozen),
-        notes=list(notes),
-    )
+from onward.prepare.batch import Batch
+from onward.prepare.prepared_batch import OutputRequest, PreparedBatch
+from onward.prepare.prepared_step import PreparedStep
+from onward.prepare.report import Report, report_of
+from onward.prepare.without_gradient import WithoutGradient
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from onward.config import OnwardError
 from onward.train.torch_state import release
 
 
-class Owner(Protocol):
+class OwnerMark(Protocol):
     """What a Trainer leaves as its mark; `window`: parameters of its open window."""
 
     window: frozenset[str]
 
 
-_OWNERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[Owner]] = (
+_OWNERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[OwnerMark]] = (
     weakref.WeakKeyDictionary()
 )
 
@@ -38,13 +38,13 @@ def check_free(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def take(optimizer: torch.optim.Optimizer, owner: Owner) -> None:
+def take(optimizer: torch.optim.Optimizer, owner: OwnerMark) -> None:
     """From now on the optimizer is this owner's."""
     _OWNERS[optimizer] = weakref.ref(owner)
     optimizer.step = types.MethodType(_step, optimizer)
 
 
-def give_back(optimizer: torch.optim.Optimizer, owner: Owner) -> None:
+def give_back(optimizer: torch.optim.Optimizer, owner: OwnerMark) -> None:
     """The optimizer's `step()` is torch's again, where it was this owner's."""
     if _owner(optimizer) is owner:
         del _OWNERS[optimizer]
@@ -57,7 +57,7 @@ def is_free(optimizer: torch.optim.Optimizer) -> bool:
     return _owner(optimizer) is None
 
 
-def require_owner(optimizer: torch.optim.Optimizer, owner: Owner) -> None:
+def require_owner(optimizer: torch.optim.Optimizer, owner: OwnerMark) -> None:
     """Raises OnwardError where a later Trainer has taken the optimizer."""
     if _owner(optimizer) is not owner:
         raise OnwardError(
@@ -66,12 +66,12 @@ def require_owner(optimizer: torch.optim.Optimizer, owner: Owner) -> None:
         )
 
 
-def _owner(optimizer: torch.optim.Optimizer) -> Owner | None:
+def _owner(optimizer: torch.optim.Optimizer) -> OwnerMark | None:
     found = _OWNERS.get(optimizer)
     return None if found is None else found()
 
 
-def _reachable_owner(optimizer: torch.optim.Optimizer) -> Owner | None:
+def _reachable_owner(optimizer: torch.optim.Optimizer) -> OwnerMark | None:
     """The owner, where a Trainer that only its own cycles keep does not count."""
     if _owner(optimizer) is not None:
         gc.collect()

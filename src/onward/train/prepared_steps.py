@@ -18,13 +18,13 @@ from onward.config import TrainerOptions
 from onward.differentiate import Recipe
 from onward.execute import Executable
 from onward.kernels import host
-from onward.train.batch import Batch
-from onward.train.graphs import Graphs
-from onward.train.guards import Guards, refuse_optimizer_hooks
+from onward.prepare.batch import Batch
+from onward.prepare.graphs import Graphs
+from onward.prepare.guards import Guards, refuse_optimizer_hooks
+from onward.prepare.prepared_step import PreparedStep
+from onward.prepare.region_warnings import WarnOnce
+from onward.prepare.session import Session
 from onward.train.precision import policy_of
-from onward.train.prepared_step import PreparedStep
-from onward.train.regions import Told
-from onward.train.session import Session
 from onward.train.training_mode import sets_more, training_mode
 from onward.train.updates import Updates
 
@@ -66,7 +66,7 @@ class PreparedSteps:
         self._updates = updates
         self._session, self._options = session, options
         self._states: list[_State] = []
-        self._told = Told()
+        self._told = WarnOnce()
 
     @property
     def train(self) -> list[Step]:

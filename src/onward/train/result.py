@@ -7,7 +7,7 @@ from html import escape
 
 import torch
 
-from onward.train.report import tensor_text
+from onward.prepare.report import tensor_text
 
 
 @dataclass(frozen=True)

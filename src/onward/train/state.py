@@ -14,9 +14,9 @@ import torch
 
 from onward.config import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
+from onward.prepare.seed_stream import WORD
 from onward.train.optim import hyperparameters
 from onward.train.optimizer_state import ACCUMULATOR, StateKey
-from onward.train.seed_stream import WORD
 from onward.train.state_form import found_form, tensors_of
 from onward.train.updates import Updates
 

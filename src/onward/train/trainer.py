@@ -21,6 +21,12 @@ from onward.execute import Executable, Memory
 from onward.extend import load_plugins
 from onward.kernels import host
 from onward.plan import Plan
+from onward.prepare.batch import Batch, bind_batch
+from onward.prepare.guards import refuse_optimizer_hooks
+from onward.prepare.prepared_batch import OutputRequest, PreparedBatch, scalars
+from onward.prepare.report import Report, as_html
+from onward.prepare.row_explanation import Explanation
+from onward.prepare.session import Session
 from onward.train.arguments import (
     check_arguments,
     check_inputs,
@@ -28,27 +34,21 @@ from onward.train.arguments import (
     checked_options,
     names_to_fetch,
 )
-from onward.train.batch import Batch, bind_batch
 from onward.train.exclusive import exclusive
-from onward.train.explanation import Explanation
 from onward.train.export import export_onnx
-from onward.train.guards import refuse_optimizer_hooks
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
 from onward.train.loss_scale import Scaling
 from onward.train.low_export import read_dtype
 from onward.train.optim import Optimizer, to_torch
 from onward.train.precision import policy_of
-from onward.train.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.train.prepared_steps import LossFunction, PreparedSteps
-from onward.train.report import Report, as_html
 from onward.train.result import StepResult
-from onward.train.session import Session
 from onward.train.state import check_state, restore, saved
 from onward.train.training_mode import training_mode
 from onward.train.updates import Updates
 from onward.train.verify import Verification, verify_step
-from onward.train.window import Window
+from onward.train.window import AccumulationWindow
 
 log = logging.getLogger("onward")
 
@@ -88,7 +88,9 @@ class Trainer:
         parameters = list(model.parameters())
         self.device = parameters[0].device if parameters else torch.device("cpu")
         self.memory = Memory(self.device)
-        self._window = Window(self.options.gradient_accumulation_steps, self.options.seed)
+        self._window = AccumulationWindow(
+            self.options.gradient_accumulation_steps, self.options.seed
+        )
         self._scaling = Scaling(self.options.scaling, self.device)
         self._lock = threading.RLock()
         self._example: Batch | None = None  # for exports

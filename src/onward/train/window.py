@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from onward.train.seed_stream import SeedStream
+from onward.prepare.seed_stream import SeedStream
 
 
-class Window:
+class AccumulationWindow:
     """Micro-batches of one update. They share a seed; samples are numbered across them.
 
     micro_steps: done in the present window, of `size`. samples: seen in it. steps: micro-batches

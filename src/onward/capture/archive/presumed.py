@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from onward.capture.batch_guards.attention_forms import Shown
-from onward.capture.translate.batch_program import Given
+from onward.capture.translate.batch_program import KnownInputs
 from onward.graph.archive import ArchiveError
 
 # functions of their arguments, that an attention mask is made by
@@ -61,7 +61,7 @@ def read_shown(said: list[Any]) -> Shown:
             args = tuple(_value(x, nodes) for x in arguments)
             kwargs = {k: _value(x, nodes) for k, x in named.items()}
             nodes.append(graph.call_function(_operator(name), args, kwargs))
-    return Shown(nodes[mask], tuple(nodes), Given.of_leaves(leaves), bool(first), bool(added))
+    return Shown(nodes[mask], tuple(nodes), KnownInputs.of_leaves(leaves), bool(first), bool(added))
 
 
 def _operator(name: str) -> Any:

@@ -11,19 +11,19 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture.trace.output_tree import (
+    BatchLeaf,
     Computed,
     Container,
-    Given,
     Held,
-    Number,
     OutputTree,
     Part,
+    SizeLeaf,
     Value,
 )
 from onward.graph.archive import ArchiveError
 
 _LEAVES: dict[str, type[Any]] = {
-    "computed": Computed, "number": Number, "given": Given, "held": Held, "value": Value,
+    "computed": Computed, "number": SizeLeaf, "given": BatchLeaf, "held": Held, "value": Value,
 }  # fmt: skip
 _NAMES = {kind: name for name, kind in _LEAVES.items()}
 _PLAIN = (bool, int, float, str, type(None))

@@ -6,7 +6,7 @@ Imports: `graph`, `regions`.
 A new translation is a function and its row in the table of one file here.
 """
 
-from onward.capture.aten.call import Call, Translation
+from onward.capture.aten.call import AtenCall, Translation
 from onward.capture.aten.copies import stop_gradient
 from onward.graph.registry import enter, files_of
 
@@ -28,4 +28,4 @@ for _family in files_of(__name__, __path__):
     for _overload, _translation in getattr(_family, "TABLE", {}).items():
         register(_overload, _translation)
 
-__all__ = ["TABLE", "Call", "Translation", "register", "stop_gradient"]
+__all__ = ["TABLE", "AtenCall", "Translation", "register", "stop_gradient"]

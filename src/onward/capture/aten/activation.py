@@ -5,19 +5,19 @@ from __future__ import annotations
 
 import math
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.graph.graph import Value
 from onward.graph.types import DType
 
 
-def _below(c: Call, x: Value, dtype: DType) -> Value:
+def _below(c: AtenCall, x: Value, dtype: DType) -> Value:
     """x where it is at most 0, else 0."""
     zero = c.b.scalar(0.0, dtype)
     return c.b.Where(c.b.Greater(x, zero), zero, x)
 
 
 def _elu(
-    c: Call, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+    c: AtenCall, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
 ) -> Value:
     """https://onnx.ai/onnx/operators/onnx__Elu.html; celu and selu are special cases."""
     dtype = c.type.dtype
@@ -27,15 +27,15 @@ def _elu(
     return c.b.Where(c.b.Greater(x, c.b.scalar(0.0, dtype)), straight, curved)
 
 
-def _celu(c: Call, x: Value, alpha: float = 1.0) -> Value:
+def _celu(c: AtenCall, x: Value, alpha: float = 1.0) -> Value:
     return _elu(c, x, alpha, 1.0, 1.0 / alpha)
 
 
-def _selu(c: Call, x: Value) -> Value:
+def _selu(c: AtenCall, x: Value) -> Value:
     return _elu(c, x, 1.6732632423543772848170429916717, 1.0507009873554804934193349852946)
 
 
-def _softplus(c: Call, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
+def _softplus(c: AtenCall, x: Value, beta: float = 1.0, threshold: float = 20.0) -> Value:
     """https://onnx.ai/onnx/operators/onnx__Softplus.html; linear above the threshold."""
     scaled = x if beta == 1 else c.b.Mul(x, beta)
     curved = c.b.Softplus(scaled)
@@ -44,11 +44,11 @@ def _softplus(c: Call, x: Value, beta: float = 1.0, threshold: float = 20.0) -> 
     return c.b.Where(far, x, curved)
 
 
-def _log_sigmoid(c: Call, x: Value) -> Value:
+def _log_sigmoid(c: AtenCall, x: Value) -> Value:
     return c.b.Neg(c.b.Softplus(c.b.Neg(x)))
 
 
-def _hardtanh(c: Call, x: Value, low: float = -1, high: float = 1) -> Value:
+def _hardtanh(c: AtenCall, x: Value, low: float = -1, high: float = 1) -> Value:
     """A clamp that at its bounds has no slope."""
     dtype = c.type.dtype
     x = c.value(x, dtype)
@@ -57,11 +57,11 @@ def _hardtanh(c: Call, x: Value, low: float = -1, high: float = 1) -> Value:
     return c.b.Where(c.b.GreaterOrEqual(x, top), top, y)
 
 
-def _relu6(c: Call, x: Value) -> Value:
+def _relu6(c: AtenCall, x: Value) -> Value:
     return _hardtanh(c, x, 0, 6)
 
 
-def _hardsigmoid(c: Call, x: Value) -> Value:
+def _hardsigmoid(c: AtenCall, x: Value) -> Value:
     """`(x + 3) / 6` between -3 and 3."""
     dtype = c.type.dtype
     y = c.b.Div(c.b.Add(x, 3.0), 6.0)
@@ -69,7 +69,7 @@ def _hardsigmoid(c: Call, x: Value) -> Value:
     return c.b.Where(c.b.GreaterOrEqual(x, 3.0), c.b.scalar(1.0, dtype), y)
 
 
-def _hardswish(c: Call, x: Value) -> Value:
+def _hardswish(c: AtenCall, x: Value) -> Value:
     """`x (x + 3) / 6` between -3 and 3, where its slope is 0 and 1."""
     dtype = c.type.dtype
     y = c.b.Div(c.b.Mul(x, c.b.Add(x, 3.0)), 6.0)
@@ -77,7 +77,7 @@ def _hardswish(c: Call, x: Value) -> Value:
     return c.b.Where(c.b.GreaterOrEqual(x, 3.0), x, y)
 
 
-def _sinc(c: Call, x: Value) -> Value:
+def _sinc(c: AtenCall, x: Value) -> Value:
     dtype = c.type.dtype
     x = c.value(x, dtype)
     zero, one = c.b.Equal(x, 0.0), c.b.scalar(1.0, dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.random import random_site
 from onward.graph.build import is_zero
 from onward.graph.graph import Value, type_of
@@ -14,7 +14,7 @@ from onward.graph.types import Size, divide
 
 
 def _attention(
-    c: Call, q: Value, k: Value, v: Value, mask: Value | None, ratio: float, causal: bool,
+    c: AtenCall, q: Value, k: Value, v: Value, mask: Value | None, ratio: float, causal: bool,
     scale: float | None, bias: Value | None = None,
 ) -> Value:  # fmt: skip
     size = type_of(q).shape[-1]
@@ -36,7 +36,7 @@ def _attention(
 
 
 def _onward_attention(
-    c: Call, q: Value, k: Value, v: Value, mask: Value | None, padding: Value | None,
+    c: AtenCall, q: Value, k: Value, v: Value, mask: Value | None, padding: Value | None,
     bias: Value | None, causal: bool, scale: float, ratio: float, _: bool,
 ) -> Value:  # fmt: skip
     if mask is not None or bias is None or is_zero(bias):
@@ -44,7 +44,7 @@ def _onward_attention(
     return _attention(c, q, k, v, padding, ratio, causal, scale, as_bias(c.b, bias, q, k))
 
 
-def _each_for_its_group(c: Call, x: Value, heads: Size) -> Value:
+def _each_for_its_group(c: AtenCall, x: Value, heads: Size) -> Value:
     """x f[*,G,S,K] -> f[*,heads,S,K]: each head of keys or values serves `heads / G` queries."""
     shape = type_of(x).shape
     groups = divide(heads, shape[-3])
@@ -55,7 +55,7 @@ def _each_for_its_group(c: Call, x: Value, heads: Size) -> Value:
 
 
 def _sdpa(
-    c: Call, q: Value, k: Value, v: Value, mask: Value | None = None, ratio: float = 0.0,
+    c: AtenCall, q: Value, k: Value, v: Value, mask: Value | None = None, ratio: float = 0.0,
     causal: bool = False, *, scale: float | None = None, enable_gqa: bool = False,
 ) -> Value:  # fmt: skip
     if enable_gqa:

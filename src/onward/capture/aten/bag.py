@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.indexing import index64
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
@@ -16,7 +16,7 @@ _MODES = ("sum", "mean", "max")
 
 
 def _embedding_bag(
-    c: Call, weight: Value, ids: Value, offsets: Value, by_freq: bool = False, mode: int = 0,
+    c: AtenCall, weight: Value, ids: Value, offsets: Value, by_freq: bool = False, mode: int = 0,
     sparse: bool = False, per_sample: Value | None = None, last: bool = False,
     padding: int | None = None,
 ) -> list[Value]:  # fmt: skip
@@ -54,7 +54,7 @@ def _embedding_bag(
 
 
 def _own_embedding_bag(
-    c: Call, weight: Value, ids: Value, offsets: Value, by_freq: bool = False, mode: int = 0,
+    c: AtenCall, weight: Value, ids: Value, offsets: Value, by_freq: bool = False, mode: int = 0,
     sparse: bool = False, per_sample: Value | None = None, last: bool = False, padding: int = -1,
 ) -> list[Value]:  # fmt: skip
     """The same, where -1 stands for no padding."""
@@ -62,7 +62,7 @@ def _own_embedding_bag(
     return _embedding_bag(c, weight, ids, offsets, by_freq, mode, sparse, per_sample, last, row)
 
 
-def _bag_of_each(c: Call, offsets: Value, count: Size) -> Value:
+def _bag_of_each(c: AtenCall, offsets: Value, count: Size) -> Value:
     """i64[count]: how many bags begin up to each place, less one."""
     begun = c.b.full(0, Type(DType.INT64, (count + 1,)))  # those behind the end are empty
     ones = c.b.full(1, type_of(offsets))
@@ -71,7 +71,7 @@ def _bag_of_each(c: Call, offsets: Value, count: Size) -> Value:
     return c.b.Sub(begun, 1)
 
 
-def _largest(c: Call, found: Value, bag: Value, live: Value | None, bags: Size) -> Value:
+def _largest(c: AtenCall, found: Value, bag: Value, live: Value | None, bags: Size) -> Value:
     """Of each bag and feature, and the first of equal ones, to which the gradient goes; 0 of
     none."""
     dtype, (count, width) = type_of(found).dtype, type_of(found).shape

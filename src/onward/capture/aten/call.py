@@ -1,6 +1,6 @@
 """Call: an ATen call under translation; and the form of a table of translations.
 
-A translation takes a `Call` and the ATen arguments already translated: Values, Sizes, Python
+A translation takes a `AtenCall` and the ATen arguments already translated: Values, Sizes, Python
 numbers, lists of them, or None.
 """
 
@@ -27,7 +27,7 @@ def table(rows: Mapping[Translation, str]) -> dict[str, Translation]:
     return whole
 
 
-class Call:
+class AtenCall:
     """One ATen call under translation."""
 
     def __init__(self, translator: Any, node: Any, builder: Builder) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.capture.aten.call import Call, Translation, table
+from onward.capture.aten.call import AtenCall, Translation, table
 from onward.config import CaptureError
 from onward.graph.einsum import einsum
 from onward.graph.graph import Graph, Value, type_of
@@ -38,7 +38,7 @@ def constant(graph: Graph, tensor: torch.Tensor) -> Value | Complex:
     return Complex(*(graph.constant(part.numpy().copy()) for part in (x.real, x.imag)))
 
 
-class PartCall(Call):
+class PartCall(AtenCall):
     """A call of which the result is complex, for one of its two parts; or real."""
 
     @property
@@ -57,7 +57,7 @@ def is_complex(node: Any) -> bool:
     return any(isinstance(t, torch.Tensor) and t.is_complex() for t in tensors)
 
 
-def translated(name: str, plain: Translation | None, c: Call, args: Any, kwargs: Any) -> Any:
+def translated(name: str, plain: Translation | None, c: AtenCall, args: Any, kwargs: Any) -> Any:
     """The op over pairs. plain: its translation over real tensors.
 
     Raises CaptureError for an op that has none.
@@ -82,7 +82,7 @@ def _part(argument: Any, which: str) -> Any:
     return getattr(argument, which) if isinstance(argument, Complex) else argument
 
 
-def _pair(c: Call, x: Any, dtype: DType = DType.FLOAT) -> Complex:
+def _pair(c: AtenCall, x: Any, dtype: DType = DType.FLOAT) -> Complex:
     if isinstance(x, Complex):
         return x
     if isinstance(x, complex):
@@ -91,22 +91,22 @@ def _pair(c: Call, x: Any, dtype: DType = DType.FLOAT) -> Complex:
     return Complex(re, c.b.full(0.0, type_of(re)))
 
 
-def _view_as_complex(c: Call, x: Value) -> Complex:
+def _view_as_complex(c: AtenCall, x: Value) -> Complex:
     last = type_of(x).rank - 1
     re, im = (c.b.squeeze(c.b.slice(x, last, i, i + 1), [last]) for i in (0, 1))
     return Complex(re, im)
 
 
-def _view_as_real(c: Call, x: Complex) -> Value:
+def _view_as_real(c: AtenCall, x: Complex) -> Value:
     last = type_of(x.re).rank
     return c.b.Concat(c.b.unsqueeze(x.re, [last]), c.b.unsqueeze(x.im, [last]), axis=last)
 
 
-def _polar(c: Call, size: Value, angle: Value) -> Complex:
+def _polar(c: AtenCall, size: Value, angle: Value) -> Complex:
     return Complex(c.b.Mul(size, c.b.Cos(angle)), c.b.Mul(size, c.b.Sin(angle)))
 
 
-def _mul(c: Call, a: Any, b: Any) -> Complex:
+def _mul(c: AtenCall, a: Any, b: Any) -> Complex:
     if not isinstance(b, (Complex, complex)):
         a, b = b, a
     if not isinstance(a, (Complex, complex)):
@@ -117,14 +117,14 @@ def _mul(c: Call, a: Any, b: Any) -> Complex:
     return Complex(re, c.b.Add(c.b.Mul(a.re, b.im), c.b.Mul(a.im, b.re)))
 
 
-def _div(c: Call, a: Any, b: Any) -> Complex:
+def _div(c: AtenCall, a: Any, b: Any) -> Complex:
     if isinstance(b, (Complex, complex)):
         raise CaptureError("a division by complex numbers; fix: multiply by the conjugate")
     a, b = _pair(c, a, c.type.dtype), c.value(b, c.type.dtype)
     return Complex(c.b.Div(a.re, b), c.b.Div(a.im, b))
 
 
-def _add(c: Call, a: Any, b: Any, *, alpha: float = 1) -> Complex:
+def _add(c: AtenCall, a: Any, b: Any, *, alpha: float = 1) -> Complex:
     a, b = _pair(c, a, c.type.dtype), _pair(c, b, c.type.dtype)
     if alpha != 1:
         b = _mul(c, alpha, b)
@@ -132,24 +132,24 @@ def _add(c: Call, a: Any, b: Any, *, alpha: float = 1) -> Complex:
     return Complex(*(c.b.expand(c.b.Add(x, y), shape) for x, y in ((a.re, b.re), (a.im, b.im))))
 
 
-def _sub(c: Call, a: Any, b: Any, *, alpha: float = 1) -> Complex:
+def _sub(c: AtenCall, a: Any, b: Any, *, alpha: float = 1) -> Complex:
     return _add(c, a, b, alpha=-alpha)
 
 
-def _product(c: Call, a: Any, b: Any) -> Complex:
+def _product(c: AtenCall, a: Any, b: Any) -> Complex:
     a, b = _pair(c, a, c.type.dtype), _pair(c, b, c.type.dtype)
     re = c.b.Sub(c.b.MatMul(a.re, b.re), c.b.MatMul(a.im, b.im))
     return Complex(re, c.b.Add(c.b.MatMul(a.re, b.im), c.b.MatMul(a.im, b.re)))
 
 
-def _to(c: Call, x: Any, *_: Any, **__: Any) -> Any:
+def _to(c: AtenCall, x: Any, *_: Any, **__: Any) -> Any:
     if c.node.meta["val"].is_complex():
         return _pair(c, x, c.type.dtype)
     return c.b.cast(x.re, c.type.dtype)
 
 
 def _fourier(
-    c: Call, x: Any, size: Any = None, dim: Any = None, norm: str | None = None
+    c: AtenCall, x: Any, size: Any = None, dim: Any = None, norm: str | None = None
 ) -> Complex:
     """The discrete Fourier transform as products with its matrix, a dim at a time."""
     name = c.node.target._schema.name.split("::")[1]
@@ -167,7 +167,7 @@ def _fourier(
     return found
 
 
-def _transform(c: Call, x: Complex, dim: int, inverse: bool, norm: str | None) -> Complex:
+def _transform(c: AtenCall, x: Complex, dim: int, inverse: bool, norm: str | None) -> Complex:
     size = type_of(x.re).shape[dim]
     dtype = type_of(x.re).dtype
     count = c.value(size, DType.DOUBLE)
@@ -187,7 +187,7 @@ def _transform(c: Call, x: Complex, dim: int, inverse: bool, norm: str | None) -
     return Complex(c.b.transpose(y.re, back), c.b.transpose(y.im, back))
 
 
-def _abs(c: Call, x: Complex) -> Value:
+def _abs(c: AtenCall, x: Complex) -> Value:
     """With the slope 0 at 0, as PyTorch's."""
     square = c.b.Add(c.b.Mul(x.re, x.re), c.b.Mul(x.im, x.im))
     zero, one = (c.b.scalar(n, type_of(square).dtype) for n in (0.0, 1.0))
@@ -195,7 +195,7 @@ def _abs(c: Call, x: Complex) -> Value:
     return c.b.Where(nothing, zero, c.b.Sqrt(c.b.Where(nothing, one, square)))
 
 
-def _einsum(c: Call, equation: str, tensors: list[Any], **_: Any) -> Complex:
+def _einsum(c: AtenCall, equation: str, tensors: list[Any], **_: Any) -> Complex:
     xs = [_pair(c, x) for x in tensors]
     if len(xs) == 1:
         return Complex(einsum(c.b, equation, [xs[0].re]), einsum(c.b, equation, [xs[0].im]))

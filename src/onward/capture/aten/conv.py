@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, dtype_name
@@ -19,14 +19,14 @@ def each(numbers: Any, rank: int) -> list[int]:
     return given
 
 
-def batched(c: Call, x: Value, dims: int) -> Value:
+def batched(c: AtenCall, x: Value, dims: int) -> Value:
     """`f[C,*S]` as `f[1,C,*S]`, S of `dims` dims; `c.type` says what the result loses again."""
     return x if type_of(x).rank == dims + 2 else c.b.unsqueeze(x, [0])
 
 
 def _convolve(
-    c: Call, x: Value, w: Value, bias: Value | None, stride: Any, pads: list[int], dilation: Any,
-    groups: int, transposed: bool = False, more: Any = 0,
+    c: AtenCall, x: Value, w: Value, bias: Value | None, stride: Any, pads: list[int],
+    dilation: Any, groups: int, transposed: bool = False, more: Any = 0,
 ) -> Value:  # fmt: skip
     dims = type_of(w).rank - 2
     if not type_of(x).is_floating or type_of(x).dtype == DType.FLOAT16:
@@ -44,7 +44,7 @@ def _convolve(
 
 
 def _conv(
-    c: Call, x: Value, w: Value, bias: Value | None = None, stride: Any = 1, padding: Any = 0,
+    c: AtenCall, x: Value, w: Value, bias: Value | None = None, stride: Any = 1, padding: Any = 0,
     dilation: Any = 1, groups: int = 1,
 ) -> Value:  # fmt: skip
     dims = type_of(w).rank - 2
@@ -66,7 +66,7 @@ def _conv(
 
 
 def _convolution(
-    c: Call, x: Value, w: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
+    c: AtenCall, x: Value, w: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
     transposed: bool, more: Any, groups: int,
 ) -> Value:  # fmt: skip
     pads = each(padding, type_of(w).rank - 2)
@@ -74,7 +74,7 @@ def _convolution(
 
 
 def _conv_transpose(
-    c: Call, x: Value, w: Value, bias: Value | None = None, stride: Any = 1, padding: Any = 0,
+    c: AtenCall, x: Value, w: Value, bias: Value | None = None, stride: Any = 1, padding: Any = 0,
     more: Any = 0, groups: int = 1, dilation: Any = 1,
 ) -> Value:  # fmt: skip
     return _convolution(c, x, w, bias, stride, padding, dilation, True, more, groups)

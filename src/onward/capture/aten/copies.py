@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.graph.build import Builder
 from onward.graph.graph import Value, type_of
 
 
-def _same(c: Call, x: Value, **_: Any) -> Value:
+def _same(c: AtenCall, x: Value, **_: Any) -> Value:
     return x
 
 
-def _detach(c: Call, x: Value) -> Value:
+def _detach(c: AtenCall, x: Value) -> Value:
     return stop_gradient(c.b, x)
 
 
@@ -23,20 +23,20 @@ def stop_gradient(b: Builder, x: Value) -> Value:
     return y
 
 
-def _to(c: Call, x: Value, *_: Any, **__: Any) -> Value:
+def _to(c: AtenCall, x: Value, *_: Any, **__: Any) -> Value:
     return c.b.cast(x, c.type.dtype)
 
 
-def _assign(c: Call, x: Value, y: Any, *_: Any) -> Value:
+def _assign(c: AtenCall, x: Value, y: Any, *_: Any) -> Value:
     return c.b.expand(c.value(y, type_of(x).dtype), type_of(x).shape)
 
 
-def _gradient_of(c: Call, y: Value, result: int) -> Value:
+def _gradient_of(c: AtenCall, y: Value, result: int) -> Value:
     return c.b.GradientOf(y, result=result)
 
 
 def _with_gradient(
-    c: Call, ys: list[Value], gs: list[Value], dxs: list[Value], xs: list[Value]
+    c: AtenCall, ys: list[Value], gs: list[Value], dxs: list[Value], xs: list[Value]
 ) -> list[Value]:
     attrs = {"results": len(ys), "sources": len(xs), "site": c.t.order[c.node]}
     made = c.b.node("WithGradient", [*ys, *gs, *dxs, *xs], attrs)

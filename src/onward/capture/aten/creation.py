@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType
 
 
-def _arange(c: Call, *ends: Any, **_: Any) -> Value:
+def _arange(c: AtenCall, *ends: Any, **_: Any) -> Value:
     start, end, step = (0, *ends, 1) if len(ends) == 1 else (*ends, 1)[:3]
     if step != 1 or isinstance(start, float) or isinstance(end, float):
         if not all(isinstance(n, (int, float)) for n in (start, end, step)):
@@ -24,7 +24,7 @@ def _arange(c: Call, *ends: Any, **_: Any) -> Value:
     return c.b.cast(index, c.type.dtype)
 
 
-def _stepped(c: Call, start: Any, step: Any) -> Value:
+def _stepped(c: AtenCall, start: Any, step: Any) -> Value:
     """As many numbers as torch says; as its kernel, with the precision of fp64 in between."""
     real = isinstance(start, float) or isinstance(step, float) or c.type.is_floating
     dtype = DType.DOUBLE if real else DType.INT64
@@ -33,7 +33,7 @@ def _stepped(c: Call, start: Any, step: Any) -> Value:
                     c.type.dtype)  # fmt: skip
 
 
-def _full(c: Call, *args: Any, **_: Any) -> Value:
+def _full(c: AtenCall, *args: Any, **_: Any) -> Value:
     name = c.node.target._schema.name.split("::")[1]
     filled = "zeros" in name or "empty" in name  # what is empty may hold anything
     number: Any = 1 if "ones" in name else 0 if filled else args[-1]
@@ -42,7 +42,7 @@ def _full(c: Call, *args: Any, **_: Any) -> Value:
     return c.b.full(number, c.type)
 
 
-def _fill_diagonal(c: Call, x: Value, number: Any, wrap: bool = False) -> Value:
+def _fill_diagonal(c: AtenCall, x: Value, number: Any, wrap: bool = False) -> Value:
     """Of dims of one size, or of a matrix; with `wrap` a tall one's begins anew behind its end."""
     shape = type_of(x).shape
     each = [

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.indexing import index64
 from onward.capture.held_sizes import SizeError
 from onward.graph.graph import Value, type_of
@@ -14,7 +14,7 @@ from onward.graph.types import DType
 
 
 def _ctc_loss(
-    c: Call, x: Value, targets: Value, steps: Value, lengths: Value, blank: int, reduction: int,
+    c: AtenCall, x: Value, targets: Value, steps: Value, lengths: Value, blank: int, reduction: int,
     zero_infinity: bool,
 ) -> Value:  # fmt: skip
     steps, lengths = index64(c, steps), index64(c, lengths)
@@ -38,7 +38,7 @@ def _ctc_loss(
     return c.b.one(op_type, [loss, c.b.ints([0])], {"keepdims": 0})
 
 
-def _in_rows(c: Call, targets: Value, lengths: Value) -> Value:
+def _in_rows(c: AtenCall, targets: Value, lengths: Value) -> Value:
     """Labels that stand one after the other, i64[*], as i64[N,*]; what is behind a sample's own is
     not read."""
     (held,) = type_of(targets).shape

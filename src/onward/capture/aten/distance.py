@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
 from onward.capture.aten.reduce import dims_of, reduce_to, root
 from onward.config import CaptureError
@@ -15,7 +15,7 @@ from onward.graph.graph import Value, type_of
 
 
 def _vector_norm(
-    c: Call, x: Value, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any
+    c: AtenCall, x: Value, order: float = 2, dims: Any = None, keepdim: bool = False, **_: Any
 ) -> Value:
     x = c.value(x, c.type.dtype)
     if order != 2:
@@ -25,7 +25,7 @@ def _vector_norm(
     return c.b.Where(c.b.Equal(total, 0.0), c.b.Mul(total, 0.0), root(c, total))
 
 
-def _norm(c: Call, x: Value, order: float, dims: list[int], keepdim: bool) -> Value:
+def _norm(c: AtenCall, x: Value, order: float, dims: list[int], keepdim: bool) -> Value:
     """`(sum |x|^p)^(1/p)`; of order 0 the number of elements that are not 0."""
     dtype = type_of(x).dtype
     zero, one = c.b.scalar(0.0, dtype), c.b.scalar(1.0, dtype)
@@ -47,18 +47,18 @@ def _norm(c: Call, x: Value, order: float, dims: list[int], keepdim: bool) -> Va
     return c.b.Where(flat, zero if order > 0 else c.b.scalar(math.inf, dtype), found)
 
 
-def _summed(c: Call, x: Value, dims: list[int], keepdim: bool) -> Value:
+def _summed(c: AtenCall, x: Value, dims: list[int], keepdim: bool) -> Value:
     return reduce_to(c, "ReduceSum", x, dims, keepdim) if dims else x
 
 
-def _cdist(c: Call, a: Value, b: Value, p: float, _: int | None = None) -> Value:
+def _cdist(c: AtenCall, a: Value, b: Value, p: float, _: int | None = None) -> Value:
     """`f[*S,M,D]`, `f[*S,N,D]` -> distances `f[*S,M,N]`."""
     rank = type_of(a).rank
     off = c.b.Sub(c.b.unsqueeze(a, [rank - 1]), c.b.unsqueeze(b, [rank - 2]))
     return _distance(c, off, float(p))
 
 
-def _pdist(c: Call, x: Value, p: float = 2.0) -> Value:
+def _pdist(c: AtenCall, x: Value, p: float = 2.0) -> Value:
     """`f[N,D]` -> the distances of each row to those behind it, one after the other."""
     count = type_of(x).shape[0]
     if not isinstance(count, int):
@@ -68,7 +68,7 @@ def _pdist(c: Call, x: Value, p: float = 2.0) -> Value:
     return _distance(c, c.b.Sub(*rows), float(p))
 
 
-def _distance(c: Call, off: Value, p: float) -> Value:
+def _distance(c: AtenCall, off: Value, p: float) -> Value:
     """Of the largest of the differences each that equals it has the whole gradient, as in
     torch's kernels, where a norm's share it."""
     last = type_of(off).rank - 1

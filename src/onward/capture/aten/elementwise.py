@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
@@ -48,7 +48,7 @@ _COMPARISONS = {
 
 
 def _binary(op_type: str) -> Callable[..., Any]:
-    def translate(c: Call, a: Any, b: Any, *, alpha: float = 1) -> Value:
+    def translate(c: AtenCall, a: Any, b: Any, *, alpha: float = 1) -> Value:
         dtype = c.type.dtype
         right = c.value(b, dtype)
         if alpha != 1:
@@ -58,18 +58,18 @@ def _binary(op_type: str) -> Callable[..., Any]:
     return translate
 
 
-def _angle(c: Call, x: Value) -> Value:
+def _angle(c: AtenCall, x: Value) -> Value:
     """Of real numbers: 0, or pi below 0."""
     x = stop_gradient(c.b, c.value(x, c.type.dtype))
     y = c.b.Where(c.b.Less(x, 0.0), c.b.scalar(math.pi, c.type.dtype), 0.0)
     return c.b.Where(c.b.IsNaN(x), x, y)
 
 
-def _rsub(c: Call, a: Any, b: Any, alpha: float = 1) -> Value:
+def _rsub(c: AtenCall, a: Any, b: Any, alpha: float = 1) -> Value:
     return _binary("Sub")(c, b, a if alpha == 1 else c.b.Mul(a, alpha))
 
 
-def _pow(c: Call, a: Any, b: Any) -> Value:
+def _pow(c: AtenCall, a: Any, b: Any) -> Value:
     dtype = c.type.dtype
     if not isinstance(b, Value) and b == 2:
         x = c.value(a, dtype)
@@ -77,7 +77,7 @@ def _pow(c: Call, a: Any, b: Any) -> Value:
     return c.b.Pow(c.value(a, dtype), c.value(b, dtype))
 
 
-def _square(c: Call, x: Value) -> Value:
+def _square(c: AtenCall, x: Value) -> Value:
     return c.b.Mul(x, x)
 
 
@@ -88,24 +88,24 @@ def _unary(op_type: str) -> Callable[..., Any]:
 def _step(op_type: str) -> Callable[..., Any]:
     """Whole numbers have no steps but their sign."""
 
-    def translate(c: Call, x: Value) -> Value:
+    def translate(c: AtenCall, x: Value) -> Value:
         whole = not type_of(x).is_floating and op_type != "Sign"
         return x if whole else c.b.one(op_type, [x], {})
 
     return translate
 
 
-def truncated(c: Call, x: Value) -> Value:
+def truncated(c: AtenCall, x: Value) -> Value:
     """Towards zero."""
     return c.b.Mul(c.b.Sign(x), c.b.Floor(c.b.Abs(x))) if type_of(x).is_floating else x
 
 
-def _is_nan(c: Call, x: Value) -> Value:
+def _is_nan(c: AtenCall, x: Value) -> Value:
     return c.b.IsNaN(x) if type_of(x).is_floating else c.b.Less(x, x)
 
 
 def _is_infinite(sign: int) -> Callable[..., Any]:
-    def translate(c: Call, x: Value) -> Value:
+    def translate(c: AtenCall, x: Value) -> Value:
         if not type_of(x).is_floating:
             return c.b.Less(x, x)
         return c.b.Equal(c.b.Abs(x) if sign == 0 else x, math.inf if sign >= 0 else -math.inf)
@@ -117,11 +117,11 @@ def _logarithm(base: float) -> Callable[..., Any]:
     return lambda c, x: c.b.Mul(c.b.Log(c.value(x, c.type.dtype)), 1 / math.log(base))
 
 
-def _exp2(c: Call, x: Value) -> Value:
+def _exp2(c: AtenCall, x: Value) -> Value:
     return c.b.Pow(c.b.scalar(2.0, c.type.dtype), c.value(x, c.type.dtype))
 
 
-def _remainder(c: Call, a: Any, b: Any) -> Value:
+def _remainder(c: AtenCall, a: Any, b: Any) -> Value:
     """With the divisor's sign."""
     dtype = c.type.dtype
     a, b = c.value(a, dtype), c.value(b, dtype)
@@ -133,12 +133,12 @@ def _remainder(c: Call, a: Any, b: Any) -> Value:
     return c.b.Where(other, c.b.Add(rest, b), rest)
 
 
-def _fmod(c: Call, a: Any, b: Any) -> Value:
+def _fmod(c: AtenCall, a: Any, b: Any) -> Value:
     dtype = c.type.dtype
     return c.b.Mod(c.value(a, dtype), c.value(b, dtype), fmod=1)
 
 
-def _divide(c: Call, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
+def _divide(c: AtenCall, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
     dtype = c.type.dtype
     a, b = c.value(a, dtype), c.value(b, dtype)
     if rounding_mode is None:
@@ -153,11 +153,11 @@ def _divide(c: Call, a: Any, b: Any, *, rounding_mode: str | None = None) -> Val
     return c.b.Sub(c.b.Div(a, b), c.b.cast(below, dtype))
 
 
-def floor_divide(c: Call, a: Any, b: Any) -> Value:
+def floor_divide(c: AtenCall, a: Any, b: Any) -> Value:
     return _divide(c, a, b, rounding_mode="floor")
 
 
-def _atan2(c: Call, y: Value, x: Value) -> Value:
+def _atan2(c: AtenCall, y: Value, x: Value) -> Value:
     """By the quotient that is at most 1, so that neither it nor its slope overflows."""
     dtype = c.type.dtype
     y, x = c.value(y, dtype), c.value(x, dtype)
@@ -172,7 +172,7 @@ def _atan2(c: Call, y: Value, x: Value) -> Value:
     return c.b.Where(flat, low, c.b.Where(origin, zero, high))
 
 
-def _hypot(c: Call, a: Value, b: Value) -> Value:
+def _hypot(c: AtenCall, a: Value, b: Value) -> Value:
     """By the larger leg, so that no square overflows; at the origin its slope is not a number."""
     dtype = c.type.dtype
     a, b = c.b.Abs(c.value(a, dtype)), c.b.Abs(c.value(b, dtype))
@@ -187,7 +187,7 @@ def _chosen(op_type: str) -> Callable[..., Any]:
     """The larger, or smaller, of two of which one may be no number; of equal ones the first has
     the whole gradient."""
 
-    def translate(c: Call, a: Value, b: Value) -> Value:
+    def translate(c: AtenCall, a: Value, b: Value) -> Value:
         dtype = c.type.dtype
         a, b = c.value(a, dtype), c.value(b, dtype)
         first = c.b.one(op_type, [a, b], {})
@@ -198,7 +198,7 @@ def _chosen(op_type: str) -> Callable[..., Any]:
     return translate
 
 
-def _negative(c: Call, x: Value) -> Value:
+def _negative(c: AtenCall, x: Value) -> Value:
     """Whether its sign bit is set, of a zero too; of what is no number it is not said."""
     if not type_of(x).is_floating:
         return c.b.Less(c.b.cast(x, DType.INT64), 0)
@@ -206,7 +206,7 @@ def _negative(c: Call, x: Value) -> Value:
     return c.b.Or(c.b.Less(x, zero), c.b.Less(c.b.Reciprocal(x), zero))
 
 
-def _copysign(c: Call, x: Value, y: Any) -> Value:
+def _copysign(c: AtenCall, x: Value, y: Any) -> Value:
     size = c.b.Abs(c.value(x, c.type.dtype))
     if not isinstance(y, Value):
         return c.b.Neg(size) if math.copysign(1.0, y) < 0 else size
@@ -217,7 +217,7 @@ def _shift(left: bool) -> Callable[..., Any]:
     """Of whole numbers with a sign, by as many bits as another says: all of them where that is
     below 0 or more than there are."""
 
-    def translate(c: Call, x: Any, count: Any) -> Value:
+    def translate(c: AtenCall, x: Any, count: Any) -> Value:
         dtype = c.type.dtype
         if dtype not in (DType.INT32, DType.INT64):
             raise CaptureError(f"the bits of {dtype_name(dtype)} have no translation")
@@ -237,7 +237,7 @@ def _shift(left: bool) -> Callable[..., Any]:
     return translate
 
 
-def _round_to(c: Call, x: Value, *, decimals: int) -> Value:
+def _round_to(c: AtenCall, x: Value, *, decimals: int) -> Value:
     """As torch's kernel: by a power of ten, that no result is rounded by itself."""
     dtype = type_of(x).dtype
     ten = c.b.scalar(10.0 ** abs(decimals), dtype)
@@ -246,7 +246,7 @@ def _round_to(c: Call, x: Value, *, decimals: int) -> Value:
     return c.b.Div(c.b.Round(c.b.Mul(x, ten)), ten)
 
 
-def logaddexp(c: Call, a: Value, b: Value) -> Value:
+def logaddexp(c: AtenCall, a: Value, b: Value) -> Value:
     """`log(exp a + exp b)`, by the larger one; of two equal infinities that one."""
     dtype = c.type.dtype
     a, b = c.value(a, dtype), c.value(b, dtype)
@@ -258,7 +258,7 @@ def logaddexp(c: Call, a: Value, b: Value) -> Value:
     return c.b.Where(same, more, y)
 
 
-def _xlogy(c: Call, x: Any, y: Any) -> Value:
+def _xlogy(c: AtenCall, x: Any, y: Any) -> Value:
     dtype = c.type.dtype
     x, y = c.value(x, dtype), c.value(y, dtype)
     bad = c.b.Or(c.b.LessOrEqual(y, 0.0), c.b.Equal(y, math.inf))  # their logarithm times 0
@@ -267,7 +267,7 @@ def _xlogy(c: Call, x: Any, y: Any) -> Value:
     return c.b.Mul(x, c.b.Log(safe))
 
 
-def _xlog1py(c: Call, x: Any, y: Any) -> Value:
+def _xlog1py(c: AtenCall, x: Any, y: Any) -> Value:
     dtype = c.type.dtype
     x, y = c.value(x, dtype), c.value(y, dtype)
     bad = c.b.Or(c.b.LessOrEqual(y, -1.0), c.b.Equal(y, math.inf))
@@ -275,32 +275,32 @@ def _xlog1py(c: Call, x: Any, y: Any) -> Value:
     return c.b.Mul(x, c.b.Log1p(c.b.Where(none, c.b.scalar(0.0, dtype), y)))
 
 
-def _relu(c: Call, x: Value) -> Value:
+def _relu(c: AtenCall, x: Value) -> Value:
     dtype = type_of(x).dtype
     return c.b.Relu(x) if type_of(x).is_floating else c.b.Max(x, c.value(0, dtype))
 
 
-def _bitwise_not(c: Call, x: Value) -> Value:
+def _bitwise_not(c: AtenCall, x: Value) -> Value:
     dtype = type_of(x).dtype
     if dtype not in (DType.BOOL, DType.INT32, DType.INT64):
         raise CaptureError(f"the bits of {dtype_name(dtype)} have no translation")
     return c.b.Not(x) if dtype == DType.BOOL else c.b.Sub(c.value(-1, dtype), x)
 
 
-def _rsqrt(c: Call, x: Value) -> Value:
+def _rsqrt(c: AtenCall, x: Value) -> Value:
     return c.b.Reciprocal(c.b.Sqrt(c.value(x, c.type.dtype)))
 
 
-def _silu(c: Call, x: Value) -> Value:
+def _silu(c: AtenCall, x: Value) -> Value:
     return c.b.Mul(x, c.b.Sigmoid(x))
 
 
-def _gelu(c: Call, x: Value, approximate: str = "none") -> Value:
+def _gelu(c: AtenCall, x: Value, approximate: str = "none") -> Value:
     return c.b.Gelu(x, approximate=approximate)
 
 
 def _comparison(op_type: str) -> Callable[..., Any]:
-    def translate(c: Call, a: Value, b: Any) -> Value:
+    def translate(c: AtenCall, a: Value, b: Any) -> Value:
         dtype = type_of(a).dtype
         if isinstance(b, Value) and type_of(b).dtype != dtype:
             other = type_of(b).dtype
@@ -314,7 +314,7 @@ def _comparison(op_type: str) -> Callable[..., Any]:
 
 
 def _logical(op_type: str) -> Callable[..., Any]:
-    def translate(c: Call, a: Value, b: Any) -> Value:
+    def translate(c: AtenCall, a: Value, b: Any) -> Value:
         if c.type.dtype != DType.BOOL:
             raise CaptureError(f"{op_type} of integers has no translation")
         return c.b.one(op_type, [c.value(a, DType.BOOL), c.value(b, DType.BOOL)], {})
@@ -325,7 +325,7 @@ def _logical(op_type: str) -> Callable[..., Any]:
 def _bits(op_type: str, logical: str) -> Callable[..., Any]:
     """Of bools the logical op, of whole numbers that of their bits."""
 
-    def translate(c: Call, a: Any, b: Any) -> Value:
+    def translate(c: AtenCall, a: Any, b: Any) -> Value:
         dtype = c.type.dtype
         name = logical if dtype == DType.BOOL else op_type
         return c.b.one(name, [c.value(a, dtype), c.value(b, dtype)], {})
@@ -333,15 +333,15 @@ def _bits(op_type: str, logical: str) -> Callable[..., Any]:
     return translate
 
 
-def _where(c: Call, mask: Value, a: Any, b: Any) -> Value:
+def _where(c: AtenCall, mask: Value, a: Any, b: Any) -> Value:
     return c.b.Where(mask, c.value(a, c.type.dtype), c.value(b, c.type.dtype))
 
 
-def _masked_fill(c: Call, x: Value, mask: Value, fill: Any) -> Value:
+def _masked_fill(c: AtenCall, x: Value, mask: Value, fill: Any) -> Value:
     return c.b.Where(mask, c.value(fill, type_of(x).dtype), x)
 
 
-def _clamp(c: Call, x: Value, low: Any = None, high: Any = None) -> Value:
+def _clamp(c: AtenCall, x: Value, low: Any = None, high: Any = None) -> Value:
     if "clamp_max" in str(c.node.target):
         low, high = None, low
     x = c.value(x, c.type.dtype)  # a float bound makes floats of whole numbers
@@ -355,7 +355,7 @@ def _clamp(c: Call, x: Value, low: Any = None, high: Any = None) -> Value:
     return x
 
 
-def _trilu(c: Call, x: Value, diagonal: int = 0) -> Value:
+def _trilu(c: AtenCall, x: Value, diagonal: int = 0) -> Value:
     upper = "triu" in str(c.node.target)
     return c.b.Trilu(x, np.array(diagonal, dtype=np.int64), upper=int(upper))
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType
 
 
 def _grouped(
-    c: Call, x: Value, w: Value, ends: Value | None = None, bias: Value | None = None,
+    c: AtenCall, x: Value, w: Value, ends: Value | None = None, bias: Value | None = None,
     dtype: object = None,
 ) -> Value:  # fmt: skip
     """`f[S,K]` in groups times `f[E,K,N]`."""
@@ -18,7 +18,7 @@ def _grouped(
     return c.b.GroupedMatMul(x, w, c.b.cast(ends, DType.INT64))
 
 
-def _histogram(c: Call, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
+def _histogram(c: AtenCall, x: Value, bins: int = 100, low: float = 0, high: float = 0) -> Value:
     """How many numbers fall into each of so many equal parts of a range; the last includes its
     end."""
     if low >= high:

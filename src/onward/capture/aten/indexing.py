@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.held_sizes import SizeError
 from onward.config import CaptureError
 from onward.graph.graph import Value, array_of, type_of
@@ -16,7 +16,7 @@ _END = 2**31  # torch writes INT64_MAX for "to the end"
 
 
 def _slice(
-    c: Call, x: Value, dim: int = 0, start: Any = 0, end: Any = None, step: int = 1
+    c: AtenCall, x: Value, dim: int = 0, start: Any = 0, end: Any = None, step: int = 1
 ) -> Value:
     dim = dim % type_of(x).rank
     size = type_of(x).shape[dim]
@@ -32,14 +32,14 @@ def _slice(
     return c.b.slice(x, dim, first, _END if last == size else last)
 
 
-def steps(c: Call, x: Value, dim: int, start: Size, step: int, count: Size) -> Value:
+def steps(c: AtenCall, x: Value, dim: int, start: Size, step: int, count: Size) -> Value:
     """So many places of a dim, `start + i * step`."""
     places = c.b.Mul(c.b.arange(count), c.b.scalar(step, DType.INT64))
     places = c.b.Add(places, c.b.reshape(c.b.size(start), ()))
     return c.b.Gather(x, places, axis=dim)
 
 
-def _unfold(c: Call, x: Value, dim: int, size: int, step: int) -> Value:
+def _unfold(c: AtenCall, x: Value, dim: int, size: int, step: int) -> Value:
     """Windows of a dim, `size` long, as a last dim."""
     if not type_of(x).rank:
         return c.b.reshape(x, c.type.shape)
@@ -52,7 +52,7 @@ def _unfold(c: Call, x: Value, dim: int, size: int, step: int) -> Value:
     return c.b.transpose(windows, [*rest, dim + 1])
 
 
-def _diagonal(c: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+def _diagonal(c: AtenCall, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
     rank = type_of(x).rank
     dim1, dim2 = dim1 % rank, dim2 % rank
     rest = [d for d in range(rank) if d not in (dim1, dim2)]
@@ -63,7 +63,7 @@ def _diagonal(c: Call, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) 
     return c.b.Gather(flat, places, axis=len(outer))
 
 
-def _trace(c: Call, x: Value) -> Value:
+def _trace(c: AtenCall, x: Value) -> Value:
     rows, columns = type_of(x).shape
     if rows != columns and not (isinstance(rows, int) and isinstance(columns, int)):
         sizes = c.node.args[0].meta["val"].shape
@@ -74,14 +74,14 @@ def _trace(c: Call, x: Value) -> Value:
     return c.b.reduce_sum(c.value(found, c.type.dtype), [0], keepdims=False)
 
 
-def places_of_diagonal(c: Call, columns: Size, offset: int, count: Size) -> Value:
+def places_of_diagonal(c: AtenCall, columns: Size, offset: int, count: Size) -> Value:
     """i64[count], in a matrix whose rows lie one after the other."""
     start = offset if offset >= 0 else columns * -offset
     places = c.b.Mul(c.b.arange(count), c.value(columns + 1, DType.INT64))
     return c.b.Add(places, c.value(start, DType.INT64))
 
 
-def _scatter(c: Call, x: Value, dim: int, index: Value, source: Any, **more: Any) -> Value:
+def _scatter(c: AtenCall, x: Value, dim: int, index: Value, source: Any, **more: Any) -> Value:
     reduction = "add" if "scatter_add" in str(c.node.target) else more.get("reduce")
     if reduction not in (None, "add") or not type_of(x).rank:
         raise CaptureError(f"scatter with the reduction {reduction}, or of a number")
@@ -98,7 +98,7 @@ def _scatter(c: Call, x: Value, dim: int, index: Value, source: Any, **more: Any
 
 
 def _index_add(
-    c: Call, x: Value, dim: int, index: Value, source: Value, *, alpha: float = 1
+    c: AtenCall, x: Value, dim: int, index: Value, source: Value, *, alpha: float = 1
 ) -> Value:
     """Rows of a dim are added to, a row as often as it is named."""
     dim, rank = dim % type_of(x).rank, type_of(x).rank
@@ -111,7 +111,7 @@ def _index_add(
 
 
 def _index_put(
-    c: Call, x: Value, indices: list[Value | None], source: Value, accumulate: bool = False
+    c: AtenCall, x: Value, indices: list[Value | None], source: Value, accumulate: bool = False
 ) -> Value:
     used = [i for i in indices if i is not None]
     if any(type_of(i).dtype in (DType.BOOL, DType.UINT8) for i in used):
@@ -138,7 +138,7 @@ def _index_put(
     return c.b.transpose(made, inverse(order))
 
 
-def _masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
+def _masked_scatter(c: AtenCall, x: Value, mask: Value, source: Value) -> Value:
     """The places of the mask take the elements of the source, in their order."""
     shape = c.type.shape
     mask = c.b.expand(mask, shape)
@@ -151,7 +151,9 @@ def _masked_scatter(c: Call, x: Value, mask: Value, source: Value) -> Value:
     return c.b.Where(mask, c.b.reshape(taken, shape), c.b.expand(x, shape))
 
 
-def _as_strided(c: Call, x: Value, size: list[Any], stride: list[Any], offset: Any = None) -> Value:
+def _as_strided(
+    c: AtenCall, x: Value, size: list[Any], stride: list[Any], offset: Any = None
+) -> Value:
     """Places of the elements in the order of memory, which a tensor without gaps has turned."""
     held = c.node.args[0].meta["val"]
     order = sorted(range(held.dim()), key=lambda d: _stride_of(held, d), reverse=True)
@@ -173,7 +175,7 @@ def _stride_of(x: Any, dim: int) -> int:
     return int(n if isinstance(n, int) else n.node.hint)
 
 
-def _places(c: Call, size: list[Any], stride: list[Any], offset: Any) -> Value:
+def _places(c: AtenCall, size: list[Any], stride: list[Any], offset: Any) -> Value:
     """`i64[*size]`: the places at these strides, some of which the batch says."""
     place = c.value(offset, DType.INT64)
     for d, (n, step) in enumerate(zip(size, stride, strict=True)):
@@ -182,14 +184,14 @@ def _places(c: Call, size: list[Any], stride: list[Any], offset: Any) -> Value:
     return place
 
 
-def _select_scatter(c: Call, x: Value, source: Value, dim: int, index: Any) -> Value:
+def _select_scatter(c: AtenCall, x: Value, source: Value, dim: int, index: Any) -> Value:
     dim = dim % type_of(x).rank
     size = type_of(x).shape[dim]
     index, _ = c.bounds(size, index, None)
     return between(c, x, c.b.unsqueeze(source, [dim]), dim, index, index + 1)
 
 
-def between(c: Call, x: Value, source: Value, dim: int, start: Size, end: Size) -> Value:
+def between(c: AtenCall, x: Value, source: Value, dim: int, start: Size, end: Size) -> Value:
     size = type_of(x).shape[dim]
     parts = [c.value(source, c.type.dtype)]
     if start != 0:
@@ -199,7 +201,7 @@ def between(c: Call, x: Value, source: Value, dim: int, start: Size, end: Size) 
     return c.b.Concat(*parts, axis=dim) if len(parts) > 1 else parts[0]
 
 
-def _bucketize(c: Call, x: Value, bounds: Value, *, right: bool = False, **more: Any) -> Value:
+def _bucketize(c: AtenCall, x: Value, bounds: Value, *, right: bool = False, **more: Any) -> Value:
     """How many of the bounds `f[N]`, in order, lie below x, or at it where `right`."""
     if "searchsorted" in str(c.node.target):
         x, bounds = bounds, x
@@ -220,12 +222,12 @@ def _bucketize(c: Call, x: Value, bounds: Value, *, right: bool = False, **more:
 
 
 def _topk(
-    c: Call, x: Value, k: Any, dim: int = -1, largest: bool = True, ordered: bool = True
+    c: AtenCall, x: Value, k: Any, dim: int = -1, largest: bool = True, ordered: bool = True
 ) -> list[Value]:
     return _ordered(c, x, k, dim, largest)
 
 
-def _sort(c: Call, x: Value, *args: Any, **more: Any) -> list[Value]:
+def _sort(c: AtenCall, x: Value, *args: Any, **more: Any) -> list[Value]:
     """`sort(x, dim, descending)` and `sort(x, *, stable, dim, descending)`."""
     stable = "stable" in str(c.node.target)
     rest = list(args[1:] if stable else args)
@@ -235,7 +237,7 @@ def _sort(c: Call, x: Value, *args: Any, **more: Any) -> list[Value]:
     return _ordered(c, x, size, dim, descending)
 
 
-def _ordered(c: Call, x: Value, k: Any, dim: int, largest: bool) -> list[Value]:
+def _ordered(c: AtenCall, x: Value, k: Any, dim: int, largest: bool) -> list[Value]:
     if not type_of(x).rank:
         return [x, c.b.full(0, Type(DType.INT64, ()))]
     attrs = {"axis": dim % type_of(x).rank, "largest": int(largest), "sorted": 1}
@@ -244,14 +246,14 @@ def _ordered(c: Call, x: Value, k: Any, dim: int, largest: bool) -> list[Value]:
     return list(found)
 
 
-def _select(c: Call, x: Value, dim: int, index: Any) -> Value:
+def _select(c: AtenCall, x: Value, dim: int, index: Any) -> Value:
     dim = dim % type_of(x).rank
     index, _ = c.bounds(type_of(x).shape[dim], index, None)
     return c.b.squeeze(c.b.slice(x, dim, index, index + 1), [dim])
 
 
 def _embedding(
-    c: Call, weight: Value, ids: Value, padding_idx: int = -1, by_freq: bool = False,
+    c: AtenCall, weight: Value, ids: Value, padding_idx: int = -1, by_freq: bool = False,
     sparse: bool = False,
 ) -> Value:  # fmt: skip
     if by_freq or sparse:
@@ -264,7 +266,7 @@ def _embedding(
     return c.b.Gather(weight, ids, axis=0)
 
 
-def index64(c: Call, index: Value) -> Value:
+def index64(c: AtenCall, index: Value) -> Value:
     """Numbers of rows as i64, which every kernel reads. An export asks for no dtype."""
     dtype = type_of(index).dtype
     if dtype not in (DType.INT64, DType.INT32):
@@ -275,15 +277,15 @@ def index64(c: Call, index: Value) -> Value:
     return c.b.cast(index, DType.INT64)
 
 
-def _index_select(c: Call, x: Value, dim: int, index: Value) -> Value:
+def _index_select(c: AtenCall, x: Value, dim: int, index: Value) -> Value:
     return c.b.Gather(x, index64(c, index), axis=dim % type_of(x).rank)
 
 
-def _gather(c: Call, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
+def _gather(c: AtenCall, x: Value, dim: int, index: Value, sparse_grad: bool = False) -> Value:
     return c.b.GatherElements(x, index64(c, index), axis=dim % type_of(x).rank)
 
 
-def from_the_start(c: Call, index: Value, rows: Size) -> Value:
+def from_the_start(c: AtenCall, index: Value, rows: Size) -> Value:
     """A negative number is one from the end, unlike in an embedding; Gather's kernels take none.
     (GatherND's do.)"""
     source: Value | None = index
@@ -302,7 +304,7 @@ def from_the_start(c: Call, index: Value, rows: Size) -> Value:
     return c.b.Where(c.b.Less(index, c.b.scalar(0, DType.INT64)), wrapped, index)
 
 
-def _index(c: Call, x: Value, indices: list[Value | None]) -> Value:
+def _index(c: AtenCall, x: Value, indices: list[Value | None]) -> Value:
     """`x[i, j, ...]` with integer tensors on the leading dims."""
     used = [i for i in indices if i is not None]
     # bytes are a mask too, and not numbers of rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Type, product
@@ -13,7 +13,7 @@ _IGNORED = -100  # PyTorch's own default for a label that counts for nothing
 
 
 def _cross_entropy(
-    c: Call, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
+    c: AtenCall, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
     ignore_index: Any = _IGNORED, label_smoothing: float = 0.0,
 ) -> Value:  # fmt: skip
     if type_of(labels).is_floating:
@@ -47,13 +47,13 @@ def _cross_entropy(
     return c.b.reshape(loss, rows) if kind == "none" else loss
 
 
-def _mse(c: Call, x: Value, y: Value, reduction: int = 1) -> Value:
+def _mse(c: AtenCall, x: Value, y: Value, reduction: int = 1) -> Value:
     d = c.b.Sub(x, y)
     return _reduce_loss(c, c.b.Mul(d, d), reduction)
 
 
 def _soft_cross_entropy(
-    c: Call, x: Value, labels: Value, weight: Value | None, reduction: int, smoothing: float
+    c: AtenCall, x: Value, labels: Value, weight: Value | None, reduction: int, smoothing: float
 ) -> Value:
     """With a probability of each class as label."""
     type = type_of(x)
@@ -75,7 +75,7 @@ def _soft_cross_entropy(
 
 
 def _nll(
-    c: Call, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
+    c: AtenCall, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
     ignore_index: int = _IGNORED,
 ) -> Value:  # fmt: skip
     """Of log probabilities `f[N,C,*S]` and classes `i64[N,*S]`."""
@@ -100,7 +100,7 @@ def _nll(
 
 
 def _bce(
-    c: Call, x: Value, y: Value, weight: Value | None = None, pos_weight: Value | None = None,
+    c: AtenCall, x: Value, y: Value, weight: Value | None = None, pos_weight: Value | None = None,
     reduction: int = 1,
 ) -> Value:  # fmt: skip
     """`(1 - y) x + (1 + (p - 1) y) log(1 + exp(-x))`, as torch computes it."""
@@ -111,7 +111,7 @@ def _bce(
     return _reduce_loss(c, loss if weight is None else c.b.Mul(loss, weight), reduction)
 
 
-def _reduce_loss(c: Call, x: Value, reduction: int) -> Value:
+def _reduce_loss(c: AtenCall, x: Value, reduction: int) -> Value:
     if reduction == 0:
         return x
     op_type = "ReduceMean" if reduction == 1 else "ReduceSum"

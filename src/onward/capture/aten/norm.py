@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
@@ -16,7 +16,7 @@ from onward.graph.types import DType, Shape, Size, Type, product
 
 
 def _layer_norm(
-    c: Call, x: Value, shape: list[int], weight: Value | None = None, bias: Value | None = None,
+    c: AtenCall, x: Value, shape: list[int], weight: Value | None = None, bias: Value | None = None,
     eps: float = 1e-5, *_: Any,
 ) -> Value:  # fmt: skip
     inner = Type(type_of(x).dtype, tuple(shape))
@@ -25,7 +25,7 @@ def _layer_norm(
     return c.b.LayerNormalization(x, scale, shift, axis=-len(shape), epsilon=eps)[0]
 
 
-def _all(c: Call, number: float, type: Type) -> Value:
+def _all(c: AtenCall, number: float, type: Type) -> Value:
     sizes = [size for size in type.shape if isinstance(size, int)]
     if len(sizes) < len(type.shape):
         return c.b.full(number, type)
@@ -33,7 +33,7 @@ def _all(c: Call, number: float, type: Type) -> Value:
 
 
 def _native_layer_norm(
-    c: Call, x: Value, shape: list[int], weight: Value | None, bias: Value | None, eps: float
+    c: AtenCall, x: Value, shape: list[int], weight: Value | None, bias: Value | None, eps: float
 ) -> list[Value]:
     """With the means and what was divided by, inverted, to which autograd gives no gradient."""
     y = _layer_norm(c, x, shape, weight, bias, eps)
@@ -42,7 +42,7 @@ def _native_layer_norm(
     return [y, *[stop_gradient(c.b, s) for s in made.outputs[1:]]]
 
 
-def _softmax(c: Call, x: Value, dim: int, *_: Any) -> Value:
+def _softmax(c: AtenCall, x: Value, dim: int, *_: Any) -> Value:
     op_type = "LogSoftmax" if "log_softmax" in str(c.node.target) else "Softmax"
     x = c.value(x, c.type.dtype)
     rank = type_of(x).rank
@@ -53,7 +53,7 @@ def _softmax(c: Call, x: Value, dim: int, *_: Any) -> Value:
     return c.b.transpose(y, back)
 
 
-def _safe_softmax(c: Call, x: Value, dim: int, *_: Any) -> Value:
+def _safe_softmax(c: AtenCall, x: Value, dim: int, *_: Any) -> Value:
     """Rows of nothing but -inf are 0."""
     x = c.value(x, c.type.dtype)
     if not type_of(x).rank:
@@ -67,19 +67,19 @@ def _safe_softmax(c: Call, x: Value, dim: int, *_: Any) -> Value:
     return c.b.Where(hidden, zero, y)
 
 
-def _channels(c: Call, x: Value, v: Value) -> Value:
+def _channels(c: AtenCall, x: Value, v: Value) -> Value:
     """`v f[C]` along dim 1 of `x f[N,C,*S]`."""
     return c.b.reshape(v, (*type_of(v).shape, *[1] * (type_of(x).rank - 2)))
 
 
-def _scaled(c: Call, x: Value, weight: Value | None, bias: Value | None) -> Value:
+def _scaled(c: AtenCall, x: Value, weight: Value | None, bias: Value | None) -> Value:
     """`weight x + bias`, one number a channel."""
     x = x if weight is None else c.b.Mul(x, _channels(c, x, weight))
     return x if bias is None else c.b.Add(x, _channels(c, x, bias))
 
 
 def _group_norm(
-    c: Call, x: Value, groups: Size, weight: Value | None = None, bias: Value | None = None,
+    c: AtenCall, x: Value, groups: Size, weight: Value | None = None, bias: Value | None = None,
     eps: float = 1e-5, *_: Any,
 ) -> Value:  # fmt: skip
     if not isinstance(groups, int):
@@ -88,7 +88,7 @@ def _group_norm(
 
 
 def _native_group_norm(
-    c: Call, x: Value, weight: Value | None, bias: Value | None, n: Size, channels: Size,
+    c: AtenCall, x: Value, weight: Value | None, bias: Value | None, n: Size, channels: Size,
     inner: Size, groups: int, eps: float,
 ) -> list[Value]:  # fmt: skip
     """With the means and what was divided by, inverted, which have gradients of their own."""
@@ -103,7 +103,7 @@ def _native_group_norm(
 
 
 def _by_running(
-    c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
+    c: AtenCall, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     eps: float,
 ) -> Value:  # fmt: skip
     """By numbers that the batch has no part in: one factor and one addend a channel."""
@@ -115,7 +115,7 @@ def _by_running(
 
 
 def _batch_norm(
-    c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
+    c: AtenCall, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     variance: Value | None, training: bool, momentum: float, eps: float, *_: Any,
 ) -> Value:  # fmt: skip
     if not training:
@@ -129,7 +129,7 @@ def _batch_norm(
 
 
 def _by_batch(
-    c: Call, x: Value, weight: Value | None, bias: Value | None, eps: float
+    c: AtenCall, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, list[Value]]:
     """And the batch's mean and variance `f[C]`."""
     kind = Type(type_of(x).dtype, type_of(x).shape[1:2])
@@ -143,7 +143,7 @@ def _by_batch(
 
 
 def _run_on(
-    c: Call, mean: Value, variance: Value, batch: list[Value], sizes: Shape, momentum: float
+    c: AtenCall, mean: Value, variance: Value, batch: list[Value], sizes: Shape, momentum: float
 ) -> None:
     """The running statistics `f[C]`, moved towards the batch's own, of which the variance counts
     one element less than there are."""
@@ -158,7 +158,7 @@ def _run_on(
 
 
 def _legit(
-    c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
+    c: AtenCall, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     training: bool, momentum: float, eps: float,
 ) -> list[Value]:  # fmt: skip
     """As batch_norm, with the batch's mean and inverted deviation where they are computed, to
@@ -172,28 +172,28 @@ def _legit(
 
 
 def _legit_running(
-    c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
+    c: AtenCall, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     momentum: float, eps: float,
 ) -> list[Value]:  # fmt: skip
     return [_by_running(c, x, weight, bias, mean, variance, eps)]
 
 
 def _legit_without(
-    c: Call, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float,
-    eps: float,
+    c: AtenCall, x: Value, weight: Value | None, bias: Value | None, training: bool,
+    momentum: float, eps: float,
 ) -> list[Value]:  # fmt: skip
     """Without running statistics, by those of the batch."""
     y, batch = _by_batch(c, x, weight, bias, eps)
     return [y, *_apart(c, batch, eps)]
 
 
-def _apart(c: Call, batch: list[Value], eps: float) -> list[Value]:
+def _apart(c: AtenCall, batch: list[Value], eps: float) -> list[Value]:
     deviation = c.b.Reciprocal(c.b.Sqrt(c.b.Add(batch[1], eps)))
     return [stop_gradient(c.b, v) for v in (batch[0], deviation)]
 
 
 def _instance_norm(
-    c: Call, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
+    c: AtenCall, x: Value, weight: Value | None, bias: Value | None, mean: Value | None,
     variance: Value | None, by_input: bool, momentum: float, eps: float, *_: Any,
 ) -> Value:  # fmt: skip
     if by_input:
@@ -212,7 +212,7 @@ def _instance_norm(
 
 
 def _rms_norm(
-    c: Call, x: Value, shape: list[int], weight: Value | None = None, eps: float | None = None
+    c: AtenCall, x: Value, shape: list[int], weight: Value | None = None, eps: float | None = None
 ) -> Value:
     rank, dtype = type_of(x).rank, type_of(x).dtype
     eps = float(np.finfo(dtype.numpy()).eps) if eps is None else eps
@@ -222,7 +222,7 @@ def _rms_norm(
     return y if weight is None else c.b.Mul(y, weight)
 
 
-def _weight_norm(c: Call, v: Value, g: Value, dim: int = 0) -> Value:
+def _weight_norm(c: AtenCall, v: Value, g: Value, dim: int = 0) -> Value:
     """`g v / |v|`, the norm over all dims but one; -1: over all."""
     rank = type_of(v).rank
     dims = [i for i in range(rank) if dim == -1 or i != dim % rank]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
 from onward.capture.aten.indexing import inverse
 from onward.config import CaptureError
@@ -17,19 +17,19 @@ from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Type, product
 
 
-def _places(c: Call, x: Value) -> list[Value]:
+def _places(c: AtenCall, x: Value) -> list[Value]:
     """x f[*,N] in ascending order, behind all numbers those that are none; and where each was."""
     made = c.b.TopK(x, c.b.size(type_of(x).shape[-1]), axis=-1, largest=0, sorted=1)
     return list(made)
 
 
-def _last(c: Call, x: Value, dim: int) -> Value:
+def _last(c: AtenCall, x: Value, dim: int) -> Value:
     """x with a dim as its last one."""
     rank = type_of(x).rank
     return c.b.transpose(x, [*(d for d in range(rank) if d != dim % rank), dim % rank])
 
 
-def _back(c: Call, y: Value, dim: int, keepdim: bool) -> Value:
+def _back(c: AtenCall, y: Value, dim: int, keepdim: bool) -> Value:
     """y f[*,1], where the dim was last, with the dim in its place or without it."""
     rank = type_of(y).rank
     if not keepdim:
@@ -38,11 +38,11 @@ def _back(c: Call, y: Value, dim: int, keepdim: bool) -> Value:
     return c.b.transpose(y, inverse(order))
 
 
-def _rows(c: Call, x: Value) -> tuple[int, ...]:
+def _rows(c: AtenCall, x: Value) -> tuple[int, ...]:
     return (*type_of(x).shape[:-1], 1)  # type: ignore[return-value]
 
 
-def _middle(c: Call, x: Value, skip: bool) -> Value:
+def _middle(c: AtenCall, x: Value, skip: bool) -> Value:
     """x f[*,N] -> i64[*,1]: where the lower of the two in the middle is; one that is no number
     where there is one, or with `skip` of the numbers alone."""
     size = c.value(type_of(x).shape[-1], DType.INT64)
@@ -62,7 +62,7 @@ def _middle(c: Call, x: Value, skip: bool) -> Value:
     return c.b.Where(c.b.Greater(without, c.b.scalar(0, DType.INT64)), first, found)
 
 
-def _median(c: Call, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
+def _median(c: AtenCall, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
     if not type_of(x).rank:
         return [x, c.b.full(0, Type(DType.INT64, ()))]
     x = _last(c, x, dim)
@@ -71,7 +71,7 @@ def _median(c: Call, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
     return [_back(c, y, dim, keepdim) for y in found]
 
 
-def _median_of_all(c: Call, x: Value) -> Value:
+def _median_of_all(c: AtenCall, x: Value) -> Value:
     """All that are equal to it share its gradient."""
     flat = c.b.reshape(x, (product(type_of(x).shape),))
     middle = c.b.GatherElements(flat, _middle(c, flat, _skips(c)), axis=0)
@@ -83,11 +83,11 @@ def _median_of_all(c: Call, x: Value) -> Value:
     return c.b.ReduceMax(c.b.Where(alike, flat, least), c.b.ints([0]), keepdims=0)
 
 
-def _skips(c: Call) -> bool:
+def _skips(c: AtenCall) -> bool:
     return "nan" in str(c.node.target)
 
 
-def _kth_value(c: Call, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> list[Value]:
+def _kth_value(c: AtenCall, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> list[Value]:
     if not type_of(x).rank:
         return [x, c.b.full(0, Type(DType.INT64, ()))]
     if not type_of(x).is_floating:
@@ -103,7 +103,7 @@ def _kth_value(c: Call, x: Value, k: Any, dim: int = -1, keepdim: bool = False) 
 
 
 def _quantile(
-    c: Call, x: Value, q: Any, dim: int | None = None, keepdim: bool = False, *,
+    c: AtenCall, x: Value, q: Any, dim: int | None = None, keepdim: bool = False, *,
     interpolation: str = "linear",
 ) -> Value:  # fmt: skip
     """Of q f[] or f[Q], whose dim comes first."""
@@ -141,7 +141,7 @@ def _quantile(
     return _back(c, y, dim, keepdim)
 
 
-def _at(c: Call, rows: Value, q: Value) -> Value:
+def _at(c: AtenCall, rows: Value, q: Value) -> Value:
     """f[*,Q]: which place of rows f[*,N] in their order q stands for; of rows that hold what is no
     number, the last."""
     dtype = type_of(rows).dtype
@@ -157,11 +157,11 @@ def _at(c: Call, rows: Value, q: Value) -> Value:
     return c.b.Where(c.b.Greater(without, zero), end, at)
 
 
-def _taken(c: Call, ordered: Value, at: Value) -> Value:
+def _taken(c: AtenCall, ordered: Value, at: Value) -> Value:
     return c.b.GatherElements(ordered, c.b.cast(at, DType.INT64), axis=type_of(ordered).rank - 1)
 
 
-def _between(c: Call, low: Value, high: Value, share: Value) -> Value:
+def _between(c: AtenCall, low: Value, high: Value, share: Value) -> Value:
     """As torch.lerp, exact at both ends."""
     one, half = (c.b.scalar(n, type_of(share).dtype) for n in (1.0, 0.5))
     apart = c.b.Sub(high, low)

@@ -11,31 +11,31 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.conv import batched, each
 from onward.capture.aten.shape import padded_dims
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
-from onward.graph.ops.conv import Window
+from onward.graph.ops.conv import ConvWindow
 from onward.graph.types import DType, Size, divide, product
 
 
-def _stem(c: Call) -> str:
+def _stem(c: AtenCall) -> str:
     return c.node.target._schema.name.split("::")[1]
 
 
-def _dims(c: Call) -> int:
+def _dims(c: AtenCall) -> int:
     """The 2 of `avg_pool2d`."""
     return next(int(s) for s in _stem(c) if s.isdigit())
 
 
-def _merged(c: Call, x: Value, dims: int) -> Value:
+def _merged(c: AtenCall, x: Value, dims: int) -> Value:
     """`f[*B,*S]` as `f[prod(B),1,*S]`, S of `dims` dims: planes that know nothing of each other."""
     shape = type_of(x).shape
     return c.b.reshape(x, (product(shape[:-dims]), 1, *shape[-dims:]))
 
 
-def _means(c: Call, x: Value, kernel: Sequence[int]) -> Value | None:
+def _means(c: AtenCall, x: Value, kernel: Sequence[int]) -> Value | None:
     """Of windows that tile each of the last dims; None where they do not."""
     shape, apart, inner = type_of(x).shape, [], []
     outer = len(shape) - len(kernel)
@@ -51,7 +51,7 @@ def _means(c: Call, x: Value, kernel: Sequence[int]) -> Value | None:
 
 
 def _avg_pool(
-    c: Call, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, ceil: bool = False,
+    c: AtenCall, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, ceil: bool = False,
     count_padding: bool = True, divisor: int | None = None,
 ) -> Value:  # fmt: skip
     """A convolution of each channel with a kernel of one number."""
@@ -70,7 +70,7 @@ def _avg_pool(
             return means
     dtype, count = type_of(x).dtype, int(np.prod(kernel)) if divisor is None else divisor
     attrs = {"strides": strides, "pads": pads * 2}
-    window = Window(attrs, kernel)
+    window = ConvWindow(attrs, kernel)
     sizes = [window.places(n, i) for i, n in enumerate(type_of(x).shape[-dims:])]
     ends = [0] * dims
     if ceil and sizes != list(c.type.shape[-dims:]):  # a last window that is not whole
@@ -104,14 +104,14 @@ def _avg_pool(
 
 
 def _max_pool(
-    c: Call, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    c: AtenCall, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil: bool = False,
 ) -> Value:  # fmt: skip
     return _largest(c, x, kernel, stride, padding, dilation, ceil, c.type.shape, False)[0]
 
 
 def _max_pool_indexed(
-    c: Call, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
+    c: AtenCall, x: Value, kernel: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1,
     ceil: bool = False,
 ) -> list[Value]:  # fmt: skip
     """With the largest ones' numbers in their plane."""
@@ -120,7 +120,7 @@ def _max_pool_indexed(
 
 
 def _largest(
-    c: Call, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool,
+    c: AtenCall, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool,
     shape: Sequence[Size], indexed: bool,
 ) -> list[Value]:  # fmt: skip
     dims = _dims(c)
@@ -129,7 +129,7 @@ def _largest(
         "kernel_shape": kernel, "strides": each(stride, dims) if stride else kernel,
         "pads": pads * 2, "dilations": each(dilation, dims),
     }  # fmt: skip
-    window, planes = Window(attrs, kernel), batched(c, x, dims)
+    window, planes = ConvWindow(attrs, kernel), batched(c, x, dims)
     if ceil:  # a last window that is not whole: whatever is behind is less
         ends = [0] * dims
         for i, size in enumerate(type_of(x).shape[-dims:]):
@@ -149,7 +149,7 @@ def _largest(
     return [y, c.b.reshape(place, tuple(shape))]
 
 
-def _in_plane(c: Call, place: Value, held: Sequence[Size], sizes: Sequence[Size]) -> Value:
+def _in_plane(c: AtenCall, place: Value, held: Sequence[Size], sizes: Sequence[Size]) -> Value:
     """Numbers through all planes of sizes `held` as numbers in one of the first `sizes` of it."""
     place = c.b.Mod(place, c.b.size(product(held)))
     if tuple(held) == tuple(sizes):
@@ -162,7 +162,7 @@ def _in_plane(c: Call, place: Value, held: Sequence[Size], sizes: Sequence[Size]
     return total
 
 
-def _adaptive_max_pool(c: Call, x: Value, sizes: Any) -> list[Value]:
+def _adaptive_max_pool(c: AtenCall, x: Value, sizes: Any) -> list[Value]:
     """Place i of n is the largest from `floor(i S / n)` to `ceil((i+1) S / n)`, the first of
     equal ones; with its number in its plane."""
     dims, shape = _dims(c), type_of(x).shape
@@ -200,7 +200,7 @@ def _windows(sizes: Sequence[int], places: Sequence[int]) -> np.ndarray:
     return np.array([row + row[:1] * (width - len(row)) for row in rows], dtype=np.int64)
 
 
-def _adaptive_avg_pool(c: Call, x: Value, sizes: Any) -> Value:
+def _adaptive_avg_pool(c: AtenCall, x: Value, sizes: Any) -> Value:
     """Place i of n is the mean from `floor(i S / n)` to `ceil((i+1) S / n)`."""
     dims, shape = _dims(c), type_of(x).shape
     outer = len(shape) - dims
@@ -221,7 +221,7 @@ def _adaptive_avg_pool(c: Call, x: Value, sizes: Any) -> Value:
     return x
 
 
-def _mixed(c: Call, x: Value, dim: int, weights: np.ndarray) -> Value:
+def _mixed(c: AtenCall, x: Value, dim: int, weights: np.ndarray) -> Value:
     """`weights [n,S]` times dim `dim`, of size S."""
     rank = type_of(x).rank
     matrix = c.b.const(np.ascontiguousarray(weights.astype(type_of(x).dtype.numpy())))
@@ -233,7 +233,7 @@ def _mixed(c: Call, x: Value, dim: int, weights: np.ndarray) -> Value:
     return c.b.transpose(y, [order.index(i) for i in range(rank)])
 
 
-def _upsample(c: Call, x: Value, size: Any, *rest: Any) -> Value:
+def _upsample(c: AtenCall, x: Value, size: Any, *rest: Any) -> Value:
     """Each dim by the numbers that PyTorch's operator makes of the identity."""
     name, shape = _stem(c), type_of(x).shape
     align, scales = (None, rest[0]) if len(rest) == 1 else (rest[0], rest[1])
@@ -278,14 +278,16 @@ def _columns(name: str, n: int, m: int, align: Any, scale: Any) -> np.ndarray:
     return np.ascontiguousarray(made.reshape(n, m).numpy().T)
 
 
-def _im2col(c: Call, x: Value, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Value:
+def _im2col(c: AtenCall, x: Value, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Value:
     """`f[N,C,H,W]` as `f[N,C*K*L,P*Q]`: what a window of K times L reads at each of its places."""
     planes = batched(c, x, 2)
     pads = each(padding, 2)
     if any(pads):
         ends = [0, 0, *pads, 0, 0, *pads]
         planes = c.b.Pad(planes, c.b.ints(ends), c.b.scalar(0.0, type_of(x).dtype))
-    window = Window({"strides": each(stride, 2), "dilations": each(dilation, 2)}, each(kernel, 2))
+    window = ConvWindow(
+        {"strides": each(stride, 2), "dilations": each(dilation, 2)}, each(kernel, 2)
+    )
     sizes = c.t.as_numbers(type_of(planes).shape[2:])
     for i, size in enumerate(sizes):  # one after the other, each dim becomes two
         steps = np.arange(window.kernel[i]) * window.dilations[i]

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.config import CaptureError
 from onward.graph.einsum import einsum
 from onward.graph.graph import Value, type_of
 from onward.graph.types import Size, product
 
 
-def _matrix_product(c: Call, x: Value, w: Value, bias: Value | None, transposed: bool) -> Value:
+def _matrix_product(c: AtenCall, x: Value, w: Value, bias: Value | None, transposed: bool) -> Value:
     """`x f[*,K] @ w f[K,N] + bias` as one Gemm over flattened rows."""
     type = type_of(x)
     k, n = (type_of(w).shape[::-1]) if transposed else type_of(w).shape
@@ -23,18 +23,20 @@ def _matrix_product(c: Call, x: Value, w: Value, bias: Value | None, transposed:
     return c.b.reshape(y, (*type.shape[:-1], n))
 
 
-def linear(c: Call, x: Value, w: Value, bias: Value | None = None) -> Value:
+def linear(c: AtenCall, x: Value, w: Value, bias: Value | None = None) -> Value:
     return _matrix_product(c, x, w, bias, transposed=True)
 
 
-def _addmm(c: Call, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+def _addmm(
+    c: AtenCall, bias: Value, x: Value, w: Value, *, beta: float = 1, alpha: float = 1
+) -> Value:
     if beta == 1 and alpha == 1 and type_of(bias).rank == 1 and type_of(x).is_floating:
         return c.b.Gemm(x, w, bias)
     return _added(c, bias, c.b.Gemm(x, w) if type_of(x).is_floating else c.b.MatMul(x, w), beta,
                   alpha)  # fmt: skip
 
 
-def _added(c: Call, x: Value, y: Value, beta: float, alpha: float) -> Value:
+def _added(c: AtenCall, x: Value, y: Value, beta: float, alpha: float) -> Value:
     """`beta x + alpha y`; with 0 for beta x may hold anything."""
     y = y if alpha == 1 else c.b.Mul(y, alpha)
     if beta == 0:
@@ -42,17 +44,21 @@ def _added(c: Call, x: Value, y: Value, beta: float, alpha: float) -> Value:
     return c.b.Add(y, x if beta == 1 else c.b.Mul(x, beta))
 
 
-def _addmv(c: Call, x: Value, w: Value, v: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+def _addmv(
+    c: AtenCall, x: Value, w: Value, v: Value, *, beta: float = 1, alpha: float = 1
+) -> Value:
     y = c.b.squeeze(c.b.MatMul(w, c.b.unsqueeze(v, [1])), [1])
     return _added(c, x, y, beta, alpha)
 
 
-def _addbmm(c: Call, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+def _addbmm(
+    c: AtenCall, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1
+) -> Value:
     y = c.b.reduce_sum(c.b.MatMul(a, b), [0], keepdims=False)
     return _added(c, x, y, beta, alpha)
 
 
-def _multi_dot(c: Call, xs: list[Value]) -> Value:
+def _multi_dot(c: AtenCall, xs: list[Value]) -> Value:
     first, last = xs[0], xs[-1]
     first = c.b.unsqueeze(first, [0]) if type_of(first).rank == 1 else first
     last = c.b.unsqueeze(last, [1]) if type_of(last).rank == 1 else last
@@ -62,7 +68,7 @@ def _multi_dot(c: Call, xs: list[Value]) -> Value:
     return c.b.reshape(y, c.type.shape)
 
 
-def _matrix_power(c: Call, x: Value, n: int) -> Value:
+def _matrix_power(c: AtenCall, x: Value, n: int) -> Value:
     if n < 0:
         raise CaptureError("a negative power of a matrix; fix: invert it before the step")
     y: Value | None = None
@@ -81,7 +87,7 @@ def _matrix_power(c: Call, x: Value, n: int) -> Value:
     return y
 
 
-def _kron(c: Call, a: Value, b: Value) -> Value:
+def _kron(c: AtenCall, a: Value, b: Value) -> Value:
     """Each dim `m` of a beside the dim `n` of b as `m n`."""
     rank = c.type.rank
     apart: list[list[Size]] = []
@@ -96,7 +102,7 @@ def _kron(c: Call, a: Value, b: Value) -> Value:
     return c.b.reshape(y, c.type.shape)
 
 
-def _bilinear(c: Call, a: Value, b: Value, w: Value, bias: Value | None = None) -> Value:
+def _bilinear(c: AtenCall, a: Value, b: Value, w: Value, bias: Value | None = None) -> Value:
     """a f[*,I], b f[*,J], w f[O,I,J] -> f[*,O]."""
     out, i, j = type_of(w).shape
     rows = product(type_of(a).shape[:-1])
@@ -107,7 +113,7 @@ def _bilinear(c: Call, a: Value, b: Value, w: Value, bias: Value | None = None) 
     return y if bias is None else c.b.Add(y, bias)
 
 
-def _matmul(c: Call, a: Value, b: Value) -> Value:
+def _matmul(c: AtenCall, a: Value, b: Value) -> Value:
     ra, rb = type_of(a).rank, type_of(b).rank
     if rb == 2 and ra >= 2:
         return _matrix_product(c, a, b, None, transposed=False)
@@ -116,11 +122,13 @@ def _matmul(c: Call, a: Value, b: Value) -> Value:
     return c.b.reshape(c.b.MatMul(a2, b2), c.type.shape)
 
 
-def _baddbmm(c: Call, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1) -> Value:
+def _baddbmm(
+    c: AtenCall, x: Value, a: Value, b: Value, *, beta: float = 1, alpha: float = 1
+) -> Value:
     return _added(c, x, c.b.MatMul(a, b), beta, alpha)
 
 
-def _einsum(c: Call, equation: str, tensors: list[Value], **_: Any) -> Value:
+def _einsum(c: AtenCall, equation: str, tensors: list[Value], **_: Any) -> Value:
     return einsum(c.b, equation, tensors)
 
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.config import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.ops.random import offset_type, seed_type
 from onward.graph.types import DType, Size, Type, divide
 
 
-def random_site(c: Call, x: Value) -> dict[str, Any]:
+def random_site(c: AtenCall, x: Value) -> dict[str, Any]:
     """The next dropout site's attributes and inputs, for a tensor of `x`'s logical shape."""
     graph, batch, shape = c.t.graph, c.t.batch_size, type_of(x).shape
     seed, offset = seed_inputs(graph)
@@ -41,7 +41,7 @@ def seed_inputs(graph: Graph) -> tuple[Value, Value]:
     return graph.find_input(said.seed), graph.find_input(said.sample_offset)
 
 
-def _dropout(c: Call, x: Value, ratio: float, train: bool) -> Value:
+def _dropout(c: AtenCall, x: Value, ratio: float, train: bool) -> Value:
     if not train or ratio == 0.0:
         return x
     if "feature" in str(c.node.target):  # whole channels: x f[N,C,*S]
@@ -51,14 +51,14 @@ def _dropout(c: Call, x: Value, ratio: float, train: bool) -> Value:
     return dropped(c, x, ratio)
 
 
-def dropped(c: Call, x: Value, ratio: float) -> Value:
+def dropped(c: AtenCall, x: Value, ratio: float) -> Value:
     r = random_site(c, x)
     return c.b.Dropout(
         x, r["seed"], r["offset"], ratio=float(ratio), site=r["site"], sample_dim=r["sample_dim"]
     )
 
 
-def _native_dropout(c: Call, x: Value, ratio: float, train: bool | None) -> list[Value]:
+def _native_dropout(c: AtenCall, x: Value, ratio: float, train: bool | None) -> list[Value]:
     """With the mask of what is kept."""
     ones = c.b.full(1.0, type_of(x))
     if not train or ratio == 0.0:
@@ -67,7 +67,7 @@ def _native_dropout(c: Call, x: Value, ratio: float, train: bool | None) -> list
     return [c.b.Mul(x, kept), c.b.Greater(kept, c.b.scalar(0.0, type_of(x).dtype))]
 
 
-def uniform(c: Call, type: Type) -> Value:
+def uniform(c: AtenCall, type: Type) -> Value:
     """Numbers from [0, 1), of the next site."""
     shape, batch = type.shape, c.t.batch_size
     last = not shape or (shape[-1] == batch and batch not in shape[:-1])
@@ -86,55 +86,57 @@ def _of_a_generator(generator: Any) -> None:
         )
 
 
-def _rand(c: Call, *_: Any, generator: Any = None, **__: Any) -> Value:
+def _rand(c: AtenCall, *_: Any, generator: Any = None, **__: Any) -> Value:
     _of_a_generator(generator)
     return uniform(c, c.type)
 
 
 def _uniform(
-    c: Call, x: Value, low: float = 0.0, high: float = 1.0, generator: Any = None
+    c: AtenCall, x: Value, low: float = 0.0, high: float = 1.0, generator: Any = None
 ) -> Value:
     _of_a_generator(generator)
     return c.b.Add(c.b.Mul(uniform(c, type_of(x)), high - low), low)
 
 
-def _bernoulli(c: Call, x: Value, generator: Any = None) -> Value:
+def _bernoulli(c: AtenCall, x: Value, generator: Any = None) -> Value:
     """1 with the probability x, else 0."""
     return _bernoulli_of(c, x, x, generator)
 
 
-def _bernoulli_of(c: Call, x: Value, p: Any = 0.5, generator: Any = None) -> Value:
+def _bernoulli_of(c: AtenCall, x: Value, p: Any = 0.5, generator: Any = None) -> Value:
     _of_a_generator(generator)
     type = c.type if c.type.is_floating else Type(DType.FLOAT, c.type.shape)
     drawn = uniform(c, type)
     return c.b.cast(c.b.Less(drawn, c.value(p, type.dtype)), c.type.dtype)
 
 
-def _standard_normal(c: Call, type: Type) -> Value:
+def _standard_normal(c: AtenCall, type: Type) -> Value:
     """By Box and Muller (https://doi.org/10.1214/aoms/1177706645)."""
     first, second = uniform(c, type), uniform(c, type)
     radius = c.b.Sqrt(c.b.Mul(c.b.Log(c.b.Sub(c.b.scalar(1.0, type.dtype), first)), -2.0))
     return c.b.Mul(radius, c.b.Cos(c.b.Mul(second, 2.0 * math.pi)))
 
 
-def _randn(c: Call, *_: Any, generator: Any = None, **__: Any) -> Value:
+def _randn(c: AtenCall, *_: Any, generator: Any = None, **__: Any) -> Value:
     _of_a_generator(generator)
     return _standard_normal(c, c.type)
 
 
-def _normal(c: Call, x: Value, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Value:
+def _normal(
+    c: AtenCall, x: Value, mean: float = 0.0, std: float = 1.0, generator: Any = None
+) -> Value:
     _of_a_generator(generator)
     return c.b.Add(c.b.Mul(_standard_normal(c, type_of(x)), std), mean)
 
 
 def _normal_of_numbers(
-    c: Call, mean: float, std: float, *_: Any, generator: Any = None, **__: Any
+    c: AtenCall, mean: float, std: float, *_: Any, generator: Any = None, **__: Any
 ) -> Value:
     _of_a_generator(generator)
     return c.b.Add(c.b.Mul(_standard_normal(c, c.type), std), mean)
 
 
-def _randperm(c: Call, n: Size, *_: Any, generator: Any = None, **__: Any) -> Value:
+def _randperm(c: AtenCall, n: Size, *_: Any, generator: Any = None, **__: Any) -> Value:
     """The order of as many random numbers."""
     _of_a_generator(generator)
     drawn = uniform(c, Type(DType.FLOAT, (n,)))
@@ -142,7 +144,7 @@ def _randperm(c: Call, n: Size, *_: Any, generator: Any = None, **__: Any) -> Va
 
 
 def _multinomial(
-    c: Call, p: Value, count: Size, replacement: bool = False, generator: Any = None
+    c: AtenCall, p: Value, count: Size, replacement: bool = False, generator: Any = None
 ) -> Value:
     """Numbers of columns of p f[*,K], as likely as p says. Without replacement those whose
     exponential variable of the rate p is the least."""
@@ -159,7 +161,7 @@ def _multinomial(
     return c.b.reduce_sum(c.b.cast(below, DType.INT64), [last + 1], keepdims=False)
 
 
-def _exponential(c: Call, x: Value, rate: float = 1.0, generator: Any = None) -> Value:
+def _exponential(c: AtenCall, x: Value, rate: float = 1.0, generator: Any = None) -> Value:
     """Above 0, whose logarithm models take (Gumbel's distribution)."""
     _of_a_generator(generator)
     drawn = uniform(c, type_of(x))
@@ -167,7 +169,7 @@ def _exponential(c: Call, x: Value, rate: float = 1.0, generator: Any = None) ->
     return c.b.Div(c.b.Neg(c.b.Log(above)), rate)
 
 
-def _whole_numbers(c: Call, low: int, high: int, generator: Any) -> Value:
+def _whole_numbers(c: AtenCall, low: int, high: int, generator: Any) -> Value:
     _of_a_generator(generator)
     if not all(isinstance(n, int) for n in (low, high)) or high - low > 1 << 24:
         raise CaptureError("random whole numbers of more than 2^24 values, or below a size")
@@ -176,19 +178,21 @@ def _whole_numbers(c: Call, low: int, high: int, generator: Any) -> Value:
     return c.b.Add(c.b.cast(below, c.type.dtype), low)
 
 
-def _randint(c: Call, high: int, *_: Any, generator: Any = None, **__: Any) -> Value:
+def _randint(c: AtenCall, high: int, *_: Any, generator: Any = None, **__: Any) -> Value:
     return _whole_numbers(c, 0, high, generator)
 
 
-def _randint_low(c: Call, low: int, high: int, *_: Any, generator: Any = None, **__: Any) -> Value:
+def _randint_low(
+    c: AtenCall, low: int, high: int, *_: Any, generator: Any = None, **__: Any
+) -> Value:
     return _whole_numbers(c, low, high, generator)
 
 
-def _randint_like(c: Call, x: Value, high: int, **_: Any) -> Value:
+def _randint_like(c: AtenCall, x: Value, high: int, **_: Any) -> Value:
     return _whole_numbers(c, 0, high, None)
 
 
-def _randint_like_low(c: Call, x: Value, low: int, high: int, **_: Any) -> Value:
+def _randint_like_low(c: AtenCall, x: Value, low: int, high: int, **_: Any) -> Value:
     return _whole_numbers(c, low, high, None)
 
 

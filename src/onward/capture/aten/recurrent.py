@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.product import linear
 from onward.capture.aten.random import dropped
 from onward.graph.graph import Value, type_of
 
 
 def _recurrent(
-    c: Call, x: Value, states: list[Value], weights: list[Value], kind: str, biases: bool,
+    c: AtenCall, x: Value, states: list[Value], weights: list[Value], kind: str, biases: bool,
     layers: int, dropout: float, bidirectional: bool, batch_first: bool,
 ) -> list[Value]:  # fmt: skip
     x = c.b.transpose(x, [1, 0, 2]) if batch_first else x
@@ -43,7 +43,7 @@ def _recurrent(
 
 
 def _cell(
-    c: Call, x: Value, state: Any, w: Value, r: Value, bias: Value | None = None,
+    c: AtenCall, x: Value, state: Any, w: Value, r: Value, bias: Value | None = None,
     inner: Value | None = None,
 ) -> Value | list[Value]:  # fmt: skip
     """A step alone: x f[N,I], the state f[N,H] and of an lstm the cell too -> the same anew."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.elementwise import logaddexp
 from onward.capture.held_sizes import SizeError
 from onward.graph.graph import Value, type_of
@@ -19,13 +19,13 @@ _REDUCTIONS = {
 }  # fmt: skip
 
 
-def _reduce(c: Call, x: Value, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
+def _reduce(c: AtenCall, x: Value, dims: Any = None, keepdim: bool = False, **_: Any) -> Value:
     name = c.node.target._schema.name.split("::")[1]
     op_type = _REDUCTIONS[name]
     return reduce_to(c, op_type, c.value(x, c.type.dtype), dims, keepdim)
 
 
-def reduce_to(c: Call, op_type: str, x: Value, dims: Any, keepdim: bool) -> Value:
+def reduce_to(c: AtenCall, op_type: str, x: Value, dims: Any, keepdim: bool) -> Value:
     """torch's `dims`: one, several, or all where none is named."""
     return c.b.one(op_type, [x, c.b.ints(dims_of(x, dims))], {"keepdims": int(keepdim)})
 
@@ -39,11 +39,11 @@ def _list(x: Any) -> list[int]:
     return [x] if isinstance(x, int) else list(x)
 
 
-def _cumsum(c: Call, x: Value, dim: int, **_: Any) -> Value:
+def _cumsum(c: AtenCall, x: Value, dim: int, **_: Any) -> Value:
     return c.b.CumSum(c.value(x, c.type.dtype), np.array(dim % type_of(x).rank, dtype=np.int64))
 
 
-def _before(c: Call, x: Value, dim: int, fill: float, count: int) -> Value:
+def _before(c: AtenCall, x: Value, dim: int, fill: float, count: int) -> Value:
     """x moved on by so many places of a dim, with a number before them."""
     ends = [0] * 2 * type_of(x).rank
     ends[dim] = count
@@ -52,7 +52,7 @@ def _before(c: Call, x: Value, dim: int, fill: float, count: int) -> Value:
     return c.b.Pad(moved, c.b.ints(ends), c.b.scalar(fill, type_of(x).dtype))
 
 
-def _cumprod(c: Call, x: Value, dim: int, **_: Any) -> Value:
+def _cumprod(c: AtenCall, x: Value, dim: int, **_: Any) -> Value:
     """Each number times what stands 1, 2, 4, ... before it."""
     x = c.value(x, c.type.dtype)
     dim = dim % type_of(x).rank
@@ -62,14 +62,14 @@ def _cumprod(c: Call, x: Value, dim: int, **_: Any) -> Value:
     return x
 
 
-def _known(c: Call, size: Size, dim: int) -> int:
+def _known(c: AtenCall, size: Size, dim: int) -> int:
     """Raises SizeError where the batch says it."""
     if not isinstance(size, int):
         raise SizeError(c.node.args[0].meta["val"].shape[dim].node.expr, as_number=True)
     return size
 
 
-def _logcumsumexp(c: Call, x: Value, dim: int) -> Value:
+def _logcumsumexp(c: AtenCall, x: Value, dim: int) -> Value:
     """Each number and what stands 1, 2, 4, ... before it."""
     dim = dim % type_of(x).rank
     step = 1
@@ -78,7 +78,7 @@ def _logcumsumexp(c: Call, x: Value, dim: int) -> Value:
     return x
 
 
-def _cumulative_extreme(c: Call, x: Value, dim: int) -> list[Value]:
+def _cumulative_extreme(c: AtenCall, x: Value, dim: int) -> list[Value]:
     """The largest, or least, so far and its place: the last of equal ones, as in torch."""
     if not type_of(x).rank:
         return [x, c.b.full(0, Type(DType.INT64, ()))]
@@ -101,7 +101,7 @@ def _cumulative_extreme(c: Call, x: Value, dim: int) -> list[Value]:
     return [c.b.GatherElements(x, place, axis=dim), place]
 
 
-def _ranked(c: Call, x: Value, least: bool) -> Value:
+def _ranked(c: AtenCall, x: Value, least: bool) -> Value:
     """Numbers whose largest lies where x has its largest, or its least. Whole ones are mirrored at
     -1/2: the least of them has no negative, and those without a sign have none at all."""
     if not type_of(x).is_floating:
@@ -110,7 +110,7 @@ def _ranked(c: Call, x: Value, least: bool) -> Value:
     return c.b.Neg(x) if least else x
 
 
-def _argmax(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+def _argmax(c: AtenCall, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     x = _ranked(c, x, least="argmin" in str(c.node.target))
     if dim is None:
         flat = c.b.ArgMax(c.b.reshape(x, (product(type_of(x).shape),)), axis=0, keepdims=0)
@@ -120,7 +120,7 @@ def _argmax(c: Call, x: Value, dim: int | None = None, keepdim: bool = False) ->
     return c.b.ArgMax(x, axis=dim % type_of(x).rank, keepdims=int(keepdim))
 
 
-def _extreme(c: Call, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
+def _extreme(c: AtenCall, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
     """The largest, or least, along a dim and its place, to which the gradient goes."""
     if not type_of(x).rank:
         return [x, c.b.full(0, Type(DType.INT64, ()))]
@@ -132,7 +132,7 @@ def _extreme(c: Call, x: Value, dim: int, keepdim: bool = False) -> list[Value]:
 
 
 def _moments(
-    c: Call, x: Value, dims: Any, correction: float | None, keepdim: bool
+    c: AtenCall, x: Value, dims: Any, correction: float | None, keepdim: bool
 ) -> tuple[Value, Value]:
     """Variance and mean."""
     rank, dtype = type_of(x).rank, type_of(x).dtype
@@ -148,20 +148,30 @@ def _moments(
 
 
 def _variance(
-    c: Call, x: Value, dims: Any = None, *, correction: float | None = None, keepdim: bool = False
+    c: AtenCall,
+    x: Value,
+    dims: Any = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
 ) -> Value:
     variance = _moments(c, x, dims, correction, keepdim)[0]
     return root(c, variance) if "std" in str(c.node.target) else variance
 
 
 def _variance_mean(
-    c: Call, x: Value, dims: Any = None, *, correction: float | None = None, keepdim: bool = False
+    c: AtenCall,
+    x: Value,
+    dims: Any = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
 ) -> list[Value]:
     variance, mean = _moments(c, x, dims, correction, keepdim)
     return [root(c, variance) if "std" in str(c.node.target) else variance, mean]
 
 
-def root(c: Call, x: Value) -> Value:
+def root(c: AtenCall, x: Value) -> Value:
     """At zero the root's slope is infinite, and 0 by PyTorch's convention for norms and deviations:
     there it is a constant."""
     dtype = type_of(x).dtype
@@ -171,13 +181,13 @@ def root(c: Call, x: Value) -> Value:
 
 
 def _least_and_largest(
-    c: Call, x: Value, *, dim: int | None = None, keepdim: bool = False
+    c: AtenCall, x: Value, *, dim: int | None = None, keepdim: bool = False
 ) -> list[Value]:
     return [reduce_to(c, op, x, dim, keepdim) for op in ("ReduceMin", "ReduceMax")]
 
 
 def _diff(
-    c: Call, x: Value, n: int = 1, dim: int = -1, before: Value | None = None,
+    c: AtenCall, x: Value, n: int = 1, dim: int = -1, before: Value | None = None,
     after: Value | None = None,
 ) -> Value:  # fmt: skip
     dim = dim % type_of(x).rank

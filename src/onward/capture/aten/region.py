@@ -7,25 +7,31 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.random import seed_inputs
 from onward.capture.dtypes import dtype_of
 from onward.capture.regions.op import RESULTS
-from onward.capture.regions.region import TENSOR, Form, Region, operator_region
+from onward.capture.regions.region import TENSOR, CapturedRegion, Form, operator_region
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.ops.region import spelled
 from onward.graph.types import Type, dtype_name
 
 
-def _region(c: Call, xs: list[Value], parameters: list[Value], site: int) -> list[Value]:
+def _region(c: AtenCall, xs: list[Value], parameters: list[Value], site: int) -> list[Value]:
     part = c.t.regions.made[site]
     shapes, dtypes = RESULTS[site].spelled()
     return _written(c, part, site, [*xs, *parameters], len(xs), shapes, dtypes)
 
 
 def _written(
-    c: Call, part: Region, site: int, given: list[Value], count: int, shapes: str, dtypes: str
+    c: AtenCall,
+    part: CapturedRegion,
+    site: int,
+    given: list[Value],
+    count: int,
+    shapes: str,
+    dtypes: str,
 ) -> list[Value]:
     """The node of a region. given: its inputs, `count` of them no parameters."""
     trained = [p.requires_grad for p in part.parameters()]
@@ -36,7 +42,7 @@ def _written(
     ]
     drawn = list(seed_inputs(c.t.graph)) if part.draws else []
     made = c.b.node(
-        "Region",
+        "CapturedRegion",
         [*given, *drawn],
         {
             "site": site, "path": part.path or "(top)", "reason": part.reason, "count": count,
@@ -69,7 +75,7 @@ def is_operator(node: Any) -> bool:
     return any(isinstance(x, torch.Tensor) for x in given) and not complex_numbers
 
 
-def operator_apart(c: Call, why: str) -> Any:
+def operator_apart(c: AtenCall, why: str) -> Any:
     """The results of a node that `is_operator`, computed by PyTorch. Raises CaptureError where
     their sizes do not follow from its inputs'."""
     node, target = c.node, c.node.target

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Size, product
 
 _ZEROS, _BORDER, _REFLECTION = range(3)
 
 
-def _grid_sample(c: Call, x: Value, grid: Value, mode: int, padding: int, aligned: bool) -> Value:
+def _grid_sample(
+    c: AtenCall, x: Value, grid: Value, mode: int, padding: int, aligned: bool
+) -> Value:
     """x f[N,C,D,H,W] at grid f[N,*O,3], whose last dim names W, H, D; mode 0: between eight
     elements by how near they are, 1: the nearest one."""
     samples, channels, *sizes = type_of(x).shape
@@ -40,7 +42,7 @@ def _grid_sample(c: Call, x: Value, grid: Value, mode: int, padding: int, aligne
     return c.b.reshape(total, c.type.shape)
 
 
-def _place(c: Call, u: Value, size: Size, padding: int, aligned: bool) -> Value:
+def _place(c: AtenCall, u: Value, size: Size, padding: int, aligned: bool) -> Value:
     """-1..1 as a number of an element; of one that is outside, of the element in its place."""
     b, dtype = c.b, type_of(u).dtype
     number, one = c.value(size, dtype), b.scalar(1.0, dtype)
@@ -64,7 +66,7 @@ def _place(c: Call, u: Value, size: Size, padding: int, aligned: bool) -> Value:
     return b.Where(b.GreaterOrEqual(x, end), end, x)
 
 
-def _taps(c: Call, x: Value, size: Size, mode: int) -> list[tuple[Value, Value, Value | None]]:
+def _taps(c: AtenCall, x: Value, size: Size, mode: int) -> list[tuple[Value, Value, Value | None]]:
     """Elements that are read, whether they are there, and their shares."""
     if mode == 1:
         return [(*_element(c, c.b.Round(x), size), None)]
@@ -76,7 +78,7 @@ def _taps(c: Call, x: Value, size: Size, mode: int) -> list[tuple[Value, Value, 
     ]
 
 
-def _element(c: Call, x: Value, size: Size) -> tuple[Value, Value]:
+def _element(c: AtenCall, x: Value, size: Size) -> tuple[Value, Value]:
     zero = c.b.scalar(0.0, type_of(x).dtype)
     end = c.b.Sub(c.value(size, type_of(x).dtype), 1.0)
     inside = c.b.And(c.b.GreaterOrEqual(x, zero), c.b.LessOrEqual(x, end))

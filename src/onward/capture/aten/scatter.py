@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
 from onward.capture.aten.elementwise import floor_divide
 from onward.capture.aten.indexing import (
@@ -22,7 +22,7 @@ from onward.graph.types import DType, broadcast, product
 _JOINED = {"sum": "add", "mean": "add", "prod": "mul", "amax": "max", "amin": "min"}
 
 
-def cut_to_index(c: Call, source: Value, index: Value) -> Value:
+def cut_to_index(c: AtenCall, source: Value, index: Value) -> Value:
     """The part of a source that has an index."""
     for d, size in enumerate(type_of(index).shape):
         if type_of(source).shape[d] != size:
@@ -31,7 +31,7 @@ def cut_to_index(c: Call, source: Value, index: Value) -> Value:
 
 
 def _scatter_reduce(
-    c: Call, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
+    c: AtenCall, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
     include_self: bool = True,
 ) -> Value:  # fmt: skip
     dim = dim % type_of(x).rank
@@ -40,7 +40,7 @@ def _scatter_reduce(
 
 
 def _index_reduce(
-    c: Call, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
+    c: AtenCall, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
     include_self: bool = True,
 ) -> Value:  # fmt: skip
     """Rows of a dim; each element of a row is joined by itself."""
@@ -52,7 +52,7 @@ def _index_reduce(
 
 
 def _joined(
-    c: Call, x: Value, dim: int, index: Value, source: Value, reduce: str, with_own: bool
+    c: AtenCall, x: Value, dim: int, index: Value, source: Value, reduce: str, with_own: bool
 ) -> Value:
     if reduce not in _JOINED:
         raise CaptureError(f"the reduction {reduce}; fix: one of {', '.join(_JOINED)}")
@@ -75,7 +75,7 @@ def _joined(
 
 
 def _without_own(
-    c: Call, x: Value, reduce: str, written: Value, source: Value, write: Any
+    c: AtenCall, x: Value, reduce: str, written: Value, source: Value, write: Any
 ) -> Value:
     """x with what changes no result at the places that are written."""
     dtype = type_of(x).dtype
@@ -95,14 +95,14 @@ def _without_own(
     return c.b.Where(c.b.And(written, c.b.Equal(own, best)), own, lost)
 
 
-def _take(c: Call, x: Value, index: Value) -> Value:
+def _take(c: AtenCall, x: Value, index: Value) -> Value:
     """Of the elements in a row."""
     count = product(type_of(x).shape)
     places = from_the_start(c, index64(c, index), count)
     return c.b.Gather(c.b.reshape(x, (count,)), places, axis=0)
 
 
-def _put(c: Call, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+def _put(c: AtenCall, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     shape, count, held = type_of(x).shape, product(type_of(x).shape), product(type_of(index).shape)
     broadcast((held,), (product(type_of(source).shape),))  # as in index_reduce
     places = c.b.reshape(from_the_start(c, index64(c, index), count), (held, 1))
@@ -113,7 +113,7 @@ def _put(c: Call, x: Value, index: Value, source: Value, accumulate: bool = Fals
 
 
 def _slice_scatter(
-    c: Call, x: Value, source: Value, dim: int = 0, start: Any = None, end: Any = None,
+    c: AtenCall, x: Value, source: Value, dim: int = 0, start: Any = None, end: Any = None,
     step: int = 1,
 ) -> Value:  # fmt: skip
     dim = dim % type_of(x).rank
@@ -128,7 +128,7 @@ def _slice_scatter(
 
 
 def _diagonal_scatter(
-    c: Call, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+    c: AtenCall, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value:
     rank, shape = type_of(x).rank, type_of(x).shape
     dim1, dim2 = dim1 % rank, dim2 % rank
@@ -143,12 +143,12 @@ def _diagonal_scatter(
     return c.b.transpose(c.b.reshape(y, (rows, columns, *outer)), inverse(order))
 
 
-def _last_first(c: Call, x: Value) -> Value:
+def _last_first(c: AtenCall, x: Value) -> Value:
     rank = type_of(x).rank
     return c.b.transpose(x, [rank - 1, *range(rank - 1)])
 
 
-def _written_first(c: Call, x: Value, order: list[int], places: Value, source: Value) -> Value:
+def _written_first(c: AtenCall, x: Value, order: list[int], places: Value, source: Value) -> Value:
     """x with the rows of the source in place of those numbered, of the dim that `order` has
     first."""
     moved, rows = c.b.transpose(x, order), c.b.transpose(source, order)

@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.config import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Size, Type, broadcast, product
 
 
-def _view(c: Call, x: Value, *_: Any) -> Value:
+def _view(c: AtenCall, x: Value, *_: Any) -> Value:
     if "expand_as" in str(c.node.target):
         return c.b.expand(x, c.type.shape)
     return c.b.reshape(x, c.type.shape)
 
 
-def _expand(c: Call, x: Value, *_: Any, **__: Any) -> Value:
+def _expand(c: AtenCall, x: Value, *_: Any, **__: Any) -> Value:
     return c.b.expand(x, c.type.shape)
 
 
-def _repeat(c: Call, x: Value, times: list[Any]) -> Value:
+def _repeat(c: AtenCall, x: Value, times: list[Any]) -> Value:
     """Every dim `d` becomes `[times, d]`, expanded from `[1, d]`; new dims come first."""
     new = len(times) - type_of(x).rank
     apart: list[Size] = []
@@ -35,7 +35,9 @@ def _repeat(c: Call, x: Value, times: list[Any]) -> Value:
     return c.b.reshape(c.b.expand(c.b.reshape(x, tuple(apart)), tuple(wide)), c.type.shape)
 
 
-def _repeat_interleave(c: Call, x: Value, times: Any, dim: int | None = None, **_: Any) -> Value:
+def _repeat_interleave(
+    c: AtenCall, x: Value, times: Any, dim: int | None = None, **_: Any
+) -> Value:
     if dim is None:
         x, dim = c.b.reshape(x, (product(type_of(x).shape),)), 0
     shape, dim = type_of(x).shape, dim % type_of(x).rank
@@ -43,12 +45,12 @@ def _repeat_interleave(c: Call, x: Value, times: Any, dim: int | None = None, **
     return c.b.reshape(c.b.expand(c.b.unsqueeze(x, [dim + 1]), wide), c.type.shape)
 
 
-def _broadcast_tensors(c: Call, xs: Sequence[Value]) -> list[Value]:
+def _broadcast_tensors(c: AtenCall, xs: Sequence[Value]) -> list[Value]:
     shape = broadcast(*[type_of(x).shape for x in xs])
     return [c.b.expand(x, shape) for x in xs]
 
 
-def _transpose(c: Call, x: Value, *dims: Any) -> Value:
+def _transpose(c: AtenCall, x: Value, *dims: Any) -> Value:
     rank = type_of(x).rank
     perm = list(range(rank))
     name = c.node.target._schema.name.split("::")[1]
@@ -62,11 +64,11 @@ def _transpose(c: Call, x: Value, *dims: Any) -> Value:
     return c.b.transpose(x, perm)
 
 
-def _resize(c: Call, x: Value, *_: Any) -> Value:
+def _resize(c: AtenCall, x: Value, *_: Any) -> Value:
     return c.b.reshape(x, c.type.shape)
 
 
-def _split(c: Call, x: Value, *args: Any) -> list[Value]:
+def _split(c: AtenCall, x: Value, *args: Any) -> list[Value]:
     name = c.node.target._schema.name.split("::")[1]
     rest = args if name == "unbind" else args[1:]
     dim = (rest[0] if rest else 0) % type_of(x).rank
@@ -78,18 +80,18 @@ def _split(c: Call, x: Value, *args: Any) -> list[Value]:
     return [c.b.squeeze(p, [dim]) for p in pieces] if name == "unbind" else pieces
 
 
-def _cat(c: Call, xs: Sequence[Value], dim: int = 0) -> Value:
+def _cat(c: AtenCall, xs: Sequence[Value], dim: int = 0) -> Value:
     rank = c.type.rank
     parts = [x for x in xs if rank == 1 or type_of(x).shape != (0,)]  # as torch: f[0] is nothing
     return c.b.Concat(*[c.value(x, c.type.dtype) for x in parts], axis=dim % rank)
 
 
-def _stack(c: Call, xs: Sequence[Value], dim: int = 0) -> Value:
+def _stack(c: AtenCall, xs: Sequence[Value], dim: int = 0) -> Value:
     dim = dim % (type_of(xs[0]).rank + 1)
     return c.b.Concat(*[c.b.unsqueeze(x, [dim]) for x in xs], axis=dim)
 
 
-def _pad(c: Call, x: Value, pads: list[int], *args: Any) -> Value:
+def _pad(c: AtenCall, x: Value, pads: list[int], *args: Any) -> Value:
     mode, fill = ("constant", None)
     for a in args:
         mode, fill = (a, fill) if isinstance(a, str) else (mode, a)
@@ -109,7 +111,7 @@ def _pad(c: Call, x: Value, pads: list[int], *args: Any) -> Value:
 _MODES: dict[str, Any] = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}  # numpy's
 
 
-def _pad_by_itself(c: Call, x: Value, pads: list[int], mode: str) -> Value:
+def _pad_by_itself(c: AtenCall, x: Value, pads: list[int], mode: str) -> Value:
     """What is added holds elements of x."""
     for i in range(len(pads) // 2):
         dim, ends = type_of(x).rank - 1 - i, (pads[2 * i], pads[2 * i + 1])
@@ -128,7 +130,7 @@ def padded_dims(x: Any, pads: list[int], mode: str = "constant", *_: Any) -> lis
     return list(dims) if mode != "constant" else []
 
 
-def _roll(c: Call, x: Value, shifts: Any, dims: Any = ()) -> Value:
+def _roll(c: AtenCall, x: Value, shifts: Any, dims: Any = ()) -> Value:
     """Without dims: of the elements in a row."""
     shape = type_of(x).shape
     shifts, dims = (list(n) if isinstance(n, (list, tuple)) else [n] for n in (shifts, dims))
@@ -148,7 +150,7 @@ def _roll(c: Call, x: Value, shifts: Any, dims: Any = ()) -> Value:
     return c.b.reshape(y, shape)
 
 
-def _flip(c: Call, x: Value, dims: list[int]) -> Value:
+def _flip(c: AtenCall, x: Value, dims: list[int]) -> Value:
     for dim in dims:
         dim %= type_of(x).rank
         size = type_of(x).shape[dim]
@@ -157,7 +159,7 @@ def _flip(c: Call, x: Value, dims: list[int]) -> Value:
     return x
 
 
-def _pixel_shuffle(c: Call, x: Value, factor: int) -> Value:
+def _pixel_shuffle(c: AtenCall, x: Value, factor: int) -> Value:
     """`f[*,C*r*r,H,W]` as `f[*,C,H*r,W*r]`."""
     *outer, _, h, w = type_of(x).shape
     apart = (*outer, c.type.shape[-3], factor, factor, h, w)
@@ -166,7 +168,7 @@ def _pixel_shuffle(c: Call, x: Value, factor: int) -> Value:
     return c.b.reshape(c.b.transpose(c.b.reshape(x, apart), order), c.type.shape)
 
 
-def _pixel_unshuffle(c: Call, x: Value, factor: int) -> Value:
+def _pixel_unshuffle(c: AtenCall, x: Value, factor: int) -> Value:
     """`f[*,C,H*r,W*r]` as `f[*,C*r*r,H,W]`."""
     *outer, channels, _, _ = type_of(x).shape
     h, w = c.type.shape[-2:]

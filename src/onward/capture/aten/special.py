@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from onward.capture.aten.call import Call, table
+from onward.capture.aten.call import AtenCall, table
 from onward.graph.graph import Value
 from onward.graph.types import DType
 
@@ -27,45 +27,45 @@ _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360)
 _SLOPE = (1 / 12, -1 / 120, 1 / 252, -1 / 240, 1 / 132, -691 / 32760)
 
 
-def _precise(c: Call, x: Value) -> Value:
+def _precise(c: AtenCall, x: Value) -> Value:
     return c.b.cast(c.value(x, c.type.dtype), DType.DOUBLE)
 
 
-def _made(c: Call, y: Value) -> Value:
+def _made(c: AtenCall, y: Value) -> Value:
     return c.b.cast(y, c.type.dtype)
 
 
-def _positive(c: Call, x: Value) -> tuple[Value, Value]:
+def _positive(c: AtenCall, x: Value) -> tuple[Value, Value]:
     """Whether x is below 0, and |x|, whose slope at 0 is that of x."""
     below = c.b.Less(x, 0.0)
     return below, c.b.Where(below, c.b.Neg(x), x)
 
 
-def _polynomial(c: Call, x: Value, factors: tuple[float, ...]) -> Value:
+def _polynomial(c: AtenCall, x: Value, factors: tuple[float, ...]) -> Value:
     y = c.b.scalar(factors[-1], DType.DOUBLE)
     for factor in reversed(factors[:-1]):
         y = c.b.Add(c.b.Mul(y, x), factor)
     return y
 
 
-def _log_scaled(c: Call, x: Value) -> Value:
+def _log_scaled(c: AtenCall, x: Value) -> Value:
     """log(erfc(x) exp(x^2)) of x >= 0."""
     half = c.b.Add(c.b.Mul(x, 0.5), 1.0)
     s = c.b.Sub(c.b.Div(c.b.scalar(2.0, DType.DOUBLE), half), 1.0)
     return c.b.Sub(_polynomial(c, s, _SCALED), c.b.Log(half))
 
 
-def _complement(c: Call, x: Value) -> Value:
+def _complement(c: AtenCall, x: Value) -> Value:
     below, size = _positive(c, x)
     tail = c.b.Exp(c.b.Sub(_log_scaled(c, size), c.b.Mul(size, size)))
     return c.b.Where(below, c.b.Sub(2.0, tail), tail)
 
 
-def _erfc(c: Call, x: Value) -> Value:
+def _erfc(c: AtenCall, x: Value) -> Value:
     return _made(c, _complement(c, _precise(c, x)))
 
 
-def _erfcx(c: Call, x: Value) -> Value:
+def _erfcx(c: AtenCall, x: Value) -> Value:
     x = _precise(c, x)
     below, size = _positive(c, x)
     scaled = c.b.Exp(_log_scaled(c, size))
@@ -74,7 +74,7 @@ def _erfcx(c: Call, x: Value) -> Value:
     return _made(c, c.b.Where(below, c.b.Sub(c.b.Mul(c.b.Exp(square), 2.0), scaled), scaled))
 
 
-def _log_ndtr(c: Call, x: Value) -> Value:
+def _log_ndtr(c: AtenCall, x: Value) -> Value:
     """Of the standard normal distribution: log(erfc(-x / sqrt 2) / 2)."""
     u = c.b.Mul(_precise(c, x), -math.sqrt(0.5))
     above = c.b.Greater(u, 0.0)
@@ -84,7 +84,7 @@ def _log_ndtr(c: Call, x: Value) -> Value:
     return _made(c, c.b.Where(above, tail, c.b.Log1p(c.b.Mul(rest, -0.5))))
 
 
-def _reflected(c: Call, x: Value) -> tuple[Value, Value, Value]:
+def _reflected(c: AtenCall, x: Value) -> tuple[Value, Value, Value]:
     """Whether x is above 0; x, or 1 - x where it is not; and there the angle of the reflection,
     in -pi/2 .. pi/2."""
     above = c.b.Greater(x, 0.0)
@@ -93,13 +93,13 @@ def _reflected(c: Call, x: Value) -> tuple[Value, Value, Value]:
     return above, far, c.b.Where(above, 1.0, angle)
 
 
-def _series(c: Call, z: Value, factors: tuple[float, ...]) -> Value:
+def _series(c: AtenCall, z: Value, factors: tuple[float, ...]) -> Value:
     """Of z: the sum of factors[n] / z^2n."""
     once = c.b.Reciprocal(z)
     return _polynomial(c, c.b.Mul(once, once), factors)
 
 
-def _lgamma(c: Call, x: Value) -> Value:
+def _lgamma(c: AtenCall, x: Value) -> Value:
     above, far, angle = _reflected(c, _precise(c, x))
     z = c.b.Add(far, float(_SHIFT))
     product = far
@@ -112,7 +112,7 @@ def _lgamma(c: Call, x: Value) -> Value:
     return _made(c, c.b.Where(above, y, other))
 
 
-def _digamma(c: Call, x: Value) -> Value:
+def _digamma(c: AtenCall, x: Value) -> Value:
     above, far, angle = _reflected(c, _precise(c, x))
     z = c.b.Add(far, float(_SHIFT))
     y = c.b.Sub(c.b.Log(z), c.b.Div(0.5, z))

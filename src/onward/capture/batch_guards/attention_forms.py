@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from onward.capture.translate.batch_program import Given
+from onward.capture.translate.batch_program import KnownInputs
 from onward.config import CaptureError
 
 _MASK, _PADDING, _BIAS, _CAUSAL, _COMPACT = 3, 4, 5, 6, 9  # arguments of onward::attention
@@ -34,7 +34,7 @@ class Shown:
 
     mask: Any
     steps: tuple[Any, ...]
-    given: Given
+    given: KnownInputs
     first: bool
     added: bool = False
 
@@ -53,7 +53,7 @@ class Shown:
 def choose(program: Any, tensors: Sequence[torch.Tensor]) -> list[Shown]:
     """Leaves each attention of the exported program one form, the compact one where this batch
     allows it, and nothing that nobody reads. Returns what was presumed."""
-    given = Given(program)
+    given = KnownInputs(program)
     presumed: dict[tuple[Any, bool], Shown | None] = {}
     for module in _modules(program.graph_module):
         _drop_unread(module.graph)  # of an attention that nobody reads nothing is presumed
@@ -90,7 +90,7 @@ _NO_KEY = (
 
 def _presume_of_added(
     node: Any,
-    given: Given,
+    given: KnownInputs,
     tensors: Sequence[torch.Tensor],
     presumed: dict[tuple[Any, bool], Shown | None],
 ) -> None:
@@ -105,7 +105,7 @@ def _presume_of_added(
     presumed[mask, False] = shown
 
 
-def _shown(mask: Any, first: bool, given: Given) -> Shown | None:
+def _shown(mask: Any, first: bool, given: KnownInputs) -> Shown | None:
     """None where the mask is not made of the batch alone."""
     steps = given.steps(mask)
     return None if steps is None else Shown(mask, steps, given, first)

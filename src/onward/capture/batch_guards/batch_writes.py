@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from onward.capture.translate.batch_program import Given
+from onward.capture.translate.batch_program import KnownInputs
 from onward.capture.translate.translator import module_path
 from onward.config import CaptureError
 
@@ -24,7 +24,7 @@ class Unchanged:
 
     leaf: Any
     steps: tuple[Any, ...]
-    given: Given
+    given: KnownInputs
 
     def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
         found: dict[Any, Any] = {}
@@ -43,7 +43,7 @@ def require_unchanged(
     """Raises CaptureError where a batch's tensor holds other numbers after the forward than before,
     or where more than the batch decides that. batch: a leaf's node -> those that write into it;
     tensors, names: of the leaves."""
-    given, found = Given(program), []
+    given, found = KnownInputs(program), []
     for leaf, writers in batch.items():
         if not writers:
             continue

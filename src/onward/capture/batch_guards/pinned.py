@@ -16,7 +16,7 @@ import torch
 from onward.capture.trace.aliasing import mutates
 from onward.capture.trace.data_branches import said
 from onward.capture.trace.refusals import layer_drop
-from onward.capture.translate.batch_program import Given
+from onward.capture.translate.batch_program import KnownInputs
 from onward.config import CaptureError
 
 _RANDOM = ("rand", "rand_like", "bernoulli")
@@ -50,7 +50,7 @@ def take(
     results = output.args[0]
     first = len(results) - len(answers)
     kept, asked = results[:first], results[first:]
-    given = Given(program)
+    given = KnownInputs(program)
     found = [
         Pinned(_question(node, given, len(tensors), model), answer)
         for node, answer in zip(asked, answers, strict=True)
@@ -82,7 +82,9 @@ def _undecided(node: Any, model: torch.nn.Module) -> CaptureError:
     return error
 
 
-def _question(node: Any, given: Given, leaves: int, model: torch.nn.Module) -> torch.fx.GraphModule:
+def _question(
+    node: Any, given: KnownInputs, leaves: int, model: torch.nn.Module
+) -> torch.fx.GraphModule:
     steps = given.steps(node)
     if steps is None:
         raise _undecided(node, model)

@@ -12,16 +12,16 @@ from dataclasses import replace
 
 import torch
 
-from onward.capture.eager_runs.call_log import Calls, difference
+from onward.capture.eager_runs.call_log import CallLog, difference
 from onward.capture.trace.autocast_blocks import LOW_TYPES, autocast_noted
 from onward.capture.trace.export import ONE_AT_A_TIME
 from onward.capture.trace.flat_call import FlatCall
 from onward.capture.trace.output_tree import (
     Computed,
     Container,
-    Number,
     OutputTree,
     Part,
+    SizeLeaf,
     Value,
 )
 from onward.config import CaptureError
@@ -40,10 +40,10 @@ def run_under_autocast(
     the forward calls other functions than it does without autocast."""
     inputs = [[t.clone() for t in tensors] for tensors in (given, widened)]
     with ONE_AT_A_TIME:
-        with flat.aside(), Calls(*inputs[0]) as low:
+        with flat.aside(), CallLog(*inputs[0]) as low:
             types = [t.dtype for t in flat.run(*inputs[0])]
             tree = flat.noted.tree
-        with flat.aside(), autocast_noted(flat.device), Calls(*inputs[1]) as full:
+        with flat.aside(), autocast_noted(flat.device), CallLog(*inputs[1]) as full:
             flat.run(*inputs[1])
     if found := difference(low, full):
         raise CaptureError(
@@ -66,7 +66,7 @@ def give_types(
                 "under autocast the forward returns something else than without, as a tensor that "
                 "it is given and casts; fix: cast it outside"
             )
-        if isinstance(a, (Computed, Number)) and isinstance(b, (Computed, Number)):
+        if isinstance(a, (Computed, SizeLeaf)) and isinstance(b, (Computed, SizeLeaf)):
             found[a.name] = b.name
     before = dict(graph.signature.results)
     values = {name: graph.outputs.pop(output) for name, output in before.items()}

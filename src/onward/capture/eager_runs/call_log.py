@@ -35,11 +35,11 @@ _PLAIN = (bool, int, float, complex, str, type(None))
 Call = tuple[Any, ...]
 
 
-class Made(int):
+class CreatedTensor(int):
     """A tensor, by the number of those that were there before it."""
 
 
-class Calls(TorchFunctionMode):
+class CallLog(TorchFunctionMode):
     """calls: within it, those of this thread. given: tensors that the run takes."""
 
     def __init__(self, *given: torch.Tensor) -> None:
@@ -79,7 +79,7 @@ class Calls(TorchFunctionMode):
         return result
 
     def _number(self, tensor: torch.Tensor) -> None:
-        self._labels[tensor] = Made(self._count), len(self.calls)
+        self._labels[tensor] = CreatedTensor(self._count), len(self.calls)
         self._count += 1
 
     def _told(self, x: Any) -> Any:
@@ -108,7 +108,7 @@ def _writes(name: str) -> bool:
     return in_place or own or name == "__setitem__" or name.endswith("__set__")
 
 
-def difference(a: Calls, b: Calls) -> tuple[str, str] | None:
+def difference(a: CallLog, b: CallLog) -> tuple[str, str] | None:
     """The first call in which the runs differ, of each. Tensors that no call made have to be the
     same, but for those that are gone after both runs."""
     for x, y in zip_longest(a.calls, b.calls):
@@ -140,4 +140,4 @@ def _text(call: Call | None) -> str:
     return f"{call[0]}({', '.join(shown[:4])})"
 
 
-__all__ = ["Calls", "difference"]
+__all__ = ["CallLog", "difference"]

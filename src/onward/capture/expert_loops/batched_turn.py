@@ -34,7 +34,7 @@ from onward.capture.masked_rows.rows import (
     RULES,
     RUNNING,
     Beside,
-    Chosen,
+    MaskedRows,
     applied,
     found_in,
     is_tensor,
@@ -158,7 +158,7 @@ def _as_list(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 class _Hits:
     """A list of numbers that only data say."""
 
-    def __init__(self, hit: Chosen) -> None:
+    def __init__(self, hit: MaskedRows) -> None:
         self._hit = hit
 
     def __iter__(self) -> Any:
@@ -187,7 +187,7 @@ def of_whole(x: Tensor, loop: Loop, ends: Tensor) -> Grouped:
     return Grouped(x, _Rows(object(), loop, group, ends, None))
 
 
-class Grouped(Chosen):
+class Grouped(MaskedRows):
     """Rows of every group of a turn, sorted by group."""
 
     each_once = False
@@ -500,7 +500,7 @@ def _of_one(x: Tensor, parts: Sequence[Any], numbers: Sequence[Each]) -> Tensor:
     return loop.limited(made)
 
 
-def _of_one_loop(rows: Sequence[Chosen], each: Sequence[Each]) -> Grouped:
+def _of_one_loop(rows: Sequence[MaskedRows], each: Sequence[Each]) -> Grouped:
     own = rows[0]
     if not isinstance(own, Grouped) or any(r.key != own.key for r in rows):
         raise of_loop("rows of two masks")
@@ -510,7 +510,7 @@ def _of_one_loop(rows: Sequence[Chosen], each: Sequence[Each]) -> Grouped:
 
 
 def _with_rows(
-    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rows: list[Chosen]
+    func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], rows: list[MaskedRows]
 ) -> Any:
     own = _of_one_loop(rows, each_in((args, kwargs)))
     if name in ("linear", "matmul", "mm") and args and args[0] is rows[0] and len(rows) == 1:

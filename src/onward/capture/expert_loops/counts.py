@@ -11,7 +11,7 @@
     y = torch.cat(parts)
 
 Within a trace nobody knows these numbers. A tensor of one number, or what `tolist` gives, is known
-as the `Sum` of counts that it is; rows between two of them are a `Piece` (split_rows.py). A turn
+as the `Sum` of counts that it is; rows between two of them are a `ExpertRows` (split_rows.py). A turn
 without rows may be taken: what eager leaves out there has no rows (loop_source.py).
 """
 
@@ -47,7 +47,7 @@ class Sum(NamedTuple):
     last: int
 
 
-class Number:
+class DataNumber:
     """A number that only data say."""
 
     def __init__(self, sums: Sums, own: Sum) -> None:
@@ -61,9 +61,9 @@ class Number:
     __mod__ = __neg__ = _refuse
     __hash__ = object.__hash__
 
-    def __add__(self, other: Any) -> Number:
-        own = joined(self.own, other.own if type(other) is Number else other)
-        return self._refuse() if own is None else Number(self.sums, own)
+    def __add__(self, other: Any) -> DataNumber:
+        own = joined(self.own, other.own if type(other) is DataNumber else other)
+        return self._refuse() if own is None else DataNumber(self.sums, own)
 
     __radd__ = __add__
 
@@ -108,7 +108,7 @@ class Counts(list[Any]):
 
     def __init__(self, tensor: Tensor, sums: Sums) -> None:
         each = (Sum(tensor, i, i + 1) for i in range(tensor.shape[0]))
-        super().__init__(Number(sums, own) for own in each)
+        super().__init__(DataNumber(sums, own) for own in each)
         self.tensor = tensor
 
 
@@ -144,7 +144,7 @@ class Sums:
 
     def of(self, x: Any) -> Sum | None:
         """The sum that a tensor or a number is."""
-        found = x.own if type(x) is Number else self._of(x) if is_tensor(x) else None
+        found = x.own if type(x) is DataNumber else self._of(x) if is_tensor(x) else None
         return found if isinstance(found, Sum) else None
 
     def _element(self, x: Tensor, i: int) -> Sum | None:
@@ -264,4 +264,4 @@ class _Table(NamedTuple):
     shift: int
 
 
-__all__ = ["Counts", "Number", "Sum", "Sums", "are_counts", "of_pieces"]
+__all__ = ["Counts", "DataNumber", "Sum", "Sums", "are_counts", "of_pieces"]

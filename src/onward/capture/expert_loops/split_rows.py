@@ -4,8 +4,8 @@
     pieces = x.split(sizes, dim=0)
     y = torch.cat([F.linear(p, weights[i]) for i, p in enumerate(pieces)], dim=0)
 
-How long the pieces are, data alone say. Within a trace each is a `Piece`, which notes what is done
-to it; where all of them are put together in their order, the same is done once to rows in groups.
+How long the pieces are, data alone say. Within a trace each is an `ExpertRows`, which notes what is
+done to it; where all of them are put together in their order, it is done once to rows in groups.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Cut(NamedTuple):
     short: bool = False
 
 
-class Piece:
+class ExpertRows:
     """The rows of one number, and what is done to them: nothing, or a function of them."""
 
     def __init__(
@@ -77,19 +77,19 @@ def _operator(name: str) -> Callable[..., Any]:
 
 for _name in OPERATORS:
     if hasattr(Tensor, _name):
-        setattr(Piece, _name, _operator(_name))
-Piece.__hash__ = object.__hash__  # type: ignore[method-assign]
+        setattr(ExpertRows, _name, _operator(_name))
+ExpertRows.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
-def pieces_in(args: Any) -> list[Piece]:
+def pieces_in(args: Any) -> list[ExpertRows]:
     if isinstance(args, dict):
         return pieces_in(list(args.values()))
     if isinstance(args, (tuple, list)):
         return [p for a in args for p in pieces_in(a)]
-    return [args] if type(args) is Piece else []
+    return [args] if type(args) is ExpertRows else []
 
 
-def cut(args: Sequence[Any], kwargs: dict[str, Any], taken: Any) -> tuple[Piece, ...]:
+def cut(args: Sequence[Any], kwargs: dict[str, Any], taken: Any) -> tuple[ExpertRows, ...]:
     """`x.split(counts)`."""
     names = ("tensor", "split_size_or_sections", "dim")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -98,7 +98,7 @@ def cut(args: Sequence[Any], kwargs: dict[str, Any], taken: Any) -> tuple[Piece,
     if not is_tensor(x) or given.get("dim", 0) not in (0, -x.dim()):
         raise of_pieces("another split")
     whole = Cut(x, sizes.tensor, taken)
-    return tuple(Piece(whole, i) for i in range(len(sizes)))
+    return tuple(ExpertRows(whole, i) for i in range(len(sizes)))
 
 
 def done(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -112,14 +112,14 @@ def done(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return together(given["tensors"])
     if any(p._cut is not found[0]._cut or p._number != found[0]._number for p in found):
         raise of_pieces(f"{name} of several pieces")
-    return Piece(found[0]._cut, found[0]._number, func, args, kwargs)
+    return ExpertRows(found[0]._cut, found[0]._number, func, args, kwargs)
 
 
 def together(given: Sequence[Any], rest: Tensor | None = None) -> Tensor:
     """All pieces in their order, as one tensor. rest: where the counts end before the rows do, what
     stands there; else it is not a number, where eager has fewer rows."""
     pieces = list(given)
-    own = all(type(p) is Piece and p._cut is pieces[0]._cut for p in pieces)
+    own = all(type(p) is ExpertRows and p._cut is pieces[0]._cut for p in pieces)
     if not own or [p._number for p in pieces] != [*range(pieces[0]._cut.counts.shape[0])]:
         raise of_pieces("cat of others, or in another order,")
     whole = pieces[0]._cut
@@ -142,7 +142,7 @@ def _of_all(values: Sequence[Any], whole: Cut, rows: Grouped, known: dict[int, A
     """What each piece has, of all: rows in groups, a tensor of each, or what they share. known: by
     the first piece, that of several readers."""
     first = values[0]
-    if all(type(v) is Piece for v in values):
+    if all(type(v) is ExpertRows for v in values):
         held = known.get(id(first))
         if held is None or any(a is not b for a, b in zip(held[0], values, strict=True)):
             held = known[id(first)] = (values, _of_pieces(values, whole, rows, known))
@@ -181,4 +181,4 @@ def _taken_in_order(taken: Sequence[tuple[Tensor, int] | None]) -> Tensor | None
     return base
 
 
-__all__ = ["Cut", "Piece", "cut", "done", "pieces_in", "together"]
+__all__ = ["Cut", "ExpertRows", "cut", "done", "pieces_in", "together"]

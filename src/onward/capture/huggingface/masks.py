@@ -20,7 +20,7 @@ Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Made:
+class DenseMask:
     """A dense mask and what it was made of. padding: b[B,1,1,S].
 
     optional: torch's sdpa is given no mask at all where the batch hides no token.
@@ -65,7 +65,7 @@ class Masks:
     def __init__(self, counted: Counted | None = None) -> None:
         """counted: the ranges that the forward makes, where the version's mask functions are given
         `cache_position`."""
-        self._made: dict[int, Made] = {}
+        self._made: dict[int, DenseMask] = {}
         self._counted = counted
 
     def remembering(self, original: Function, added: bool) -> Function:
@@ -101,12 +101,12 @@ class Masks:
                 return broadcast(original, added, {**kwargs, **never})
             keys = None if padding is None else padding.to(torch.bool)[:, None, None, :]
             dense = _dense(keys, causal, added, **{**kwargs, "q_length": length})
-            self._made[id(dense)] = Made(dense, dense._version, keys, causal, bool(optional))
+            self._made[id(dense)] = DenseMask(dense, dense._version, keys, causal, bool(optional))
             return dense
 
         return make
 
-    def find(self, mask: torch.Tensor | None) -> Made | None:
+    def find(self, mask: torch.Tensor | None) -> DenseMask | None:
         """What a mask was made of, where it is one of ours and as we made it."""
         made = self._made.get(id(mask))
         return made if made is not None and made.dense._version == made.version else None

@@ -1,6 +1,6 @@
 """Rows that a mask chooses, `h[mask]`: kept at their places, all rows there, with the mask.
 
-In: a tensor and a mask of data, within a trace. Out: a `Chosen`, every row and which of them count.
+In: a tensor and a mask of data, in a trace. Out: `MaskedRows`, all rows and which of them count.
 Imports: `model_state`.
 
 How many rows `h[mask]` has, data alone say; a graph's sizes follow from shapes. What treats each
@@ -18,6 +18,6 @@ labels.py      labels of ctc_loss
 from __future__ import annotations
 
 from onward.capture.masked_rows import labels as labels  # enters its rule
-from onward.capture.masked_rows.rows import Chosen, is_tensor
+from onward.capture.masked_rows.rows import MaskedRows, is_tensor
 
-__all__ = ["Chosen", "is_tensor"]
+__all__ = ["MaskedRows", "is_tensor"]

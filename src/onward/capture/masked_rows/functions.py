@@ -11,7 +11,7 @@ from onward.capture.masked_rows.rows import (
     OPERATORS,
     ROWS_OF,
     RULES,
-    Chosen,
+    MaskedRows,
     choose,
     found_in,
     is_mask,
@@ -111,7 +111,7 @@ def _norm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Rows by a matrix."""
     own = args[0] if args else None
-    if not isinstance(own, Chosen) or own.dim() < 2 or found_in((args[1:], kwargs)):
+    if not isinstance(own, MaskedRows) or own.dim() < 2 or found_in((args[1:], kwargs)):
         raise refusal(f"{func.__name__.strip('_')}, a product that mixes rows,")
     if func.__name__ != "linear" and args[1].dim() != 2:
         raise refusal("a product with a tensor that is no matrix")
@@ -122,7 +122,7 @@ def _product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _looked_up(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     own = args[0] if args else None
     classes = kwargs.get("num_classes", args[1] if len(args) > 1 else -1)
-    if not isinstance(own, Chosen) or found_in((args[1:], kwargs)):
+    if not isinstance(own, MaskedRows) or found_in((args[1:], kwargs)):
         raise refusal(func.__name__)
     if func.__name__ == "one_hot" and not (isinstance(classes, int) and classes > 0):
         raise refusal("one_hot without num_classes")
@@ -136,7 +136,7 @@ def _looked_up(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`(-1, ...)` or `(rows, ...)` with as many features as before."""
     own, name = args[0], func.__name__
-    if kwargs or not isinstance(own, Chosen):
+    if kwargs or not isinstance(own, MaskedRows):
         raise refusal(name)
     first, *rest = list_of(args[1]) if len(args) == 2 else args[1:]
     counted = getattr(first, ROWS_OF, None) == own.key
@@ -154,7 +154,7 @@ def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _shaped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What leaves the dim of rows the first."""
     own, name = args[0], func.__name__
-    if kwargs or not isinstance(own, Chosen) or found_in(args[1:]):
+    if kwargs or not isinstance(own, MaskedRows) or found_in(args[1:]):
         raise refusal(name)
     inner = own.full.shape[1:]
     if name == "squeeze" and len(args) == 1:
@@ -176,16 +176,16 @@ def _shaped(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 @rule("__getitem__")
 def _indexed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, index = args
-    if not isinstance(x, Chosen):
+    if not isinstance(x, MaskedRows):
         return _looked_at(x, index if isinstance(index, tuple) else (index,))
-    if isinstance(index, Chosen):
+    if isinstance(index, MaskedRows):
         if index.dtype != torch.bool or index.dim() != 1:
             raise refusal("a choice by numbers")
         one_of("a mask", [x, index])
         return choose_again(x, index)
     first, *rest = index if isinstance(index, tuple) else (index,)
     whole = isinstance(first, slice) and first == slice(None)
-    if whole and not rest and type(x) is Chosen:
+    if whole and not rest and type(x) is MaskedRows:
         return x.with_rows(x.full, x.numbers)
     dotted = first is Ellipsis and len(rest) < x.dim() and all(i is not None for i in rest)
     if not (whole or dotted) or len(tensors_in(rest)) > 1 or found_in(rest):
@@ -196,7 +196,7 @@ def _indexed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return x.with_rows(full, x.numbers and full.dim() == 1)
 
 
-def choose_again(x: Chosen, mask: Chosen) -> Chosen:
+def choose_again(x: MaskedRows, mask: MaskedRows) -> MaskedRows:
     """Of chosen rows, those that a mask of them chooses."""
     member = x.member & mask.full
     return choose(x.full, member, (x.key, mask.name))
@@ -206,7 +206,7 @@ def _looked_at(x: Tensor, index: tuple[Any, ...]) -> Any:
     """`x[numbers]`, of numbers that are chosen rows themselves; further dims whole, or new."""
     if len(index) > 1 and index[0] is None:
         return Behind(_looked_at(x, index[1:]))
-    numbers = [*takewhile(lambda i: isinstance(i, Chosen), index)]
+    numbers = [*takewhile(lambda i: isinstance(i, MaskedRows), index)]
     rest = index[len(numbers) :]
     of_rows = all(i.dtype == torch.int64 and i.dim() == 1 for i in numbers)
     if not numbers or not of_rows or not all(map(_whole, rest)):
@@ -225,7 +225,7 @@ def _whole(index: Any) -> bool:
 class Behind:
     """Chosen rows behind a new dim of 1, `x[None, numbers]`: they are looked at again without."""
 
-    def __init__(self, rows: Chosen) -> None:
+    def __init__(self, rows: MaskedRows) -> None:
         self._rows = rows
 
     def reshape(self, *shape: Any) -> Any:
@@ -248,7 +248,7 @@ class Behind:
 @rule("index_select")
 def _index_select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     x, dim, index = (*args, *kwargs.values())
-    if isinstance(x, Chosen) or dim != 0:
+    if isinstance(x, MaskedRows) or dim != 0:
         raise refusal("index_select")
     return _looked_at(x, (index,))
 
@@ -257,9 +257,9 @@ def _index_select(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`x[mask] = rows`: of the same mask, or of numbers that it made."""
     x, index, rows = args
-    if not is_tensor(x) or not isinstance(rows, Chosen):
+    if not is_tensor(x) or not isinstance(rows, MaskedRows):
         raise refusal("an assignment")
-    if not isinstance(index, Chosen) or index.each_once is False:
+    if not isinstance(index, MaskedRows) or index.each_once is False:
         raise refusal("an assignment to places")
     if index.numbers and index.member.shape[0] == x.shape[0]:
         put_back(x, index.added(), index.key, rows)
@@ -278,7 +278,9 @@ def _added(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     names = ("self", "dim", "index", "source")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     x, dim, index, rows = (given.pop(n, None) for n in names)
-    if not (isinstance(index, Chosen) and isinstance(rows, Chosen)) or isinstance(x, Chosen):
+    if not (isinstance(index, MaskedRows) and isinstance(rows, MaskedRows)) or isinstance(
+        x, MaskedRows
+    ):
         raise refusal(func.__name__)
     own = one_of("index_add", [index, rows])
     if dim not in (0, -x.dim()):
@@ -287,7 +289,7 @@ def _added(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return func(x, 0, index.full, full, **given)
 
 
-def put_back(x: Tensor, mask: Tensor, key: Any, rows: Chosen) -> None:
+def put_back(x: Tensor, mask: Tensor, key: Any, rows: MaskedRows) -> None:
     """`x[mask] = rows`, in place."""
     if key != rows.key or tuple(x.shape[mask.dim() :]) != tuple(rows.full.shape[1:]):
         raise refusal("an assignment to other places")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from onward.capture.masked_rows.rows import Chosen, refusal, rule
+from onward.capture.masked_rows.rows import MaskedRows, refusal, rule
 
 
 @rule("ctc_loss")
@@ -17,7 +17,7 @@ def _ctc_loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     labels, rest = given["targets"], args[len(names) :]
     others = (x for name, x in given.items() if name != "targets")
-    if not isinstance(labels, Chosen) or any(isinstance(x, Chosen) for x in others):
+    if not isinstance(labels, MaskedRows) or any(isinstance(x, MaskedRows) for x in others):
         raise refusal("ctc_loss")
     if labels.dim() != 1:
         raise refusal("labels in several dims")

@@ -9,7 +9,7 @@ import torch
 
 from onward.capture.masked_rows.functions import elementwise
 from onward.capture.masked_rows.rows import (
-    Chosen,
+    MaskedRows,
     found_in,
     is_tensor,
     one_of,
@@ -23,7 +23,7 @@ from onward.capture.masked_rows.rows import (
 Tensor = torch.Tensor
 
 
-def _dims(own: Chosen, given: Any) -> list[int] | None:
+def _dims(own: MaskedRows, given: Any) -> list[int] | None:
     """Dims as numbers from 0; None for all."""
     if given is None or isinstance(given, bool) or (isinstance(given, (tuple, list)) and not given):
         return None
@@ -42,7 +42,7 @@ def _reduced(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return elementwise(func, args, kwargs)
     kwargs = {{"axis": "dim"}.get(k, k): v for k, v in kwargs.items()}
     own = args[0] if args else None
-    if not isinstance(own, Chosen) or {*kwargs} - {*_CALLS}:
+    if not isinstance(own, MaskedRows) or {*kwargs} - {*_CALLS}:
         raise refusal(name)
     at = 2 if name == "norm" else 1
     dims = _dims(own, kwargs.get("dim", args[at] if len(args) > at else None))
@@ -82,7 +82,7 @@ _LOSSES = (
 _OF_EACH = _LOSSES[: _LOSSES.index("kl_div") + 1]
 
 
-def _differ(chosen: list[Chosen]) -> bool:
+def _differ(chosen: list[MaskedRows]) -> bool:
     """Whether some have other features."""
     return any(tuple(c.full.shape[1:]) != tuple(chosen[0].full.shape[1:]) for c in chosen)
 

@@ -17,7 +17,7 @@ SAID = "said"  # of counts, and of questions to them: what is said where there a
 FIX = "fix: keep all rows, and weigh them with 0 or ignore their labels"
 
 
-class Chosen:
+class MaskedRows:
     """Of `full` (`[N, ...]`), the rows where `member` (`b[N]`) is true. key: equal where masks are.
 
     count: how many they are, `i64[]`. numbers: whether they are their own numbers among the N, as
@@ -28,7 +28,7 @@ class Chosen:
         self.full, self.member, self.key = full, member, key
         self.count = counted(member, key) if count is None else count
         self.numbers, self.name = False, object()
-        self.rows: Chosen | None = None
+        self.rows: MaskedRows | None = None
 
     each_once = True  # whether rows are of a mask, and so of places that differ
 
@@ -37,7 +37,7 @@ class Chosen:
         if isinstance(full, (tuple, list)):
             each = [self.with_rows(x) for x in full]
             return Pair(*each) if hasattr(full, "indices") else tuple(each)
-        made = Chosen(full, self.member, self.key, self.count)
+        made = MaskedRows(full, self.member, self.key, self.count)
         made.numbers = numbers
         return made
 
@@ -143,8 +143,8 @@ OPERATORS = (
 )  # fmt: skip
 for _name in OPERATORS:
     if hasattr(Tensor, _name):
-        setattr(Chosen, _name, _operator(_name))
-Chosen.__hash__ = object.__hash__  # type: ignore[method-assign]
+        setattr(MaskedRows, _name, _operator(_name))
+MaskedRows.__hash__ = object.__hash__  # type: ignore[method-assign]
 
 
 def refusal(what: str) -> CaptureError:
@@ -153,7 +153,7 @@ def refusal(what: str) -> CaptureError:
     )
 
 
-def choose(x: Tensor, mask: Tensor, key: Any) -> Chosen:
+def choose(x: Tensor, mask: Tensor, key: Any) -> MaskedRows:
     """`x[mask]`."""
     k = mask.dim()
     if tuple(x.shape[:k]) != tuple(mask.shape):
@@ -165,14 +165,14 @@ def choose(x: Tensor, mask: Tensor, key: Any) -> Chosen:
     member = mask.reshape(-1).bool()
     first = member.long().argmax(0, keepdim=True)
     copies = rows.index_select(0, first)
-    return Chosen(torch.where(wide(member, rows), rows, copies), member, key)
+    return MaskedRows(torch.where(wide(member, rows), rows, copies), member, key)
 
 
 def wide(member: Tensor, like: Tensor) -> Tensor:
     return member.view(-1, *[1] * (like.dim() - 1))
 
 
-def row_numbers(mask: Tensor, key: Any) -> list[Chosen]:
+def row_numbers(mask: Tensor, key: Any) -> list[MaskedRows]:
     """`mask.nonzero(as_tuple=True)`."""
     shape, found = mask.shape, []
     for d in range(mask.dim()):
@@ -208,16 +208,16 @@ def applied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return RULES[name](func, args, kwargs)
 
 
-def found_in(args: Any) -> list[Chosen]:
+def found_in(args: Any) -> list[MaskedRows]:
     """The chosen rows among arguments."""
-    if isinstance(args, Chosen):
+    if isinstance(args, MaskedRows):
         return [args]
     if isinstance(args, dict):
         return found_in(list(args.values()))
     return [c for a in args for c in found_in(a)] if isinstance(args, (tuple, list)) else []
 
 
-def one_of(name: str, chosen: Sequence[Chosen]) -> Chosen:
+def one_of(name: str, chosen: Sequence[MaskedRows]) -> MaskedRows:
     """One of them, that all have the rows of."""
     if any(c.key != chosen[0].key for c in chosen):
         raise CaptureError(
@@ -229,7 +229,7 @@ def one_of(name: str, chosen: Sequence[Chosen]) -> Chosen:
 
 def plain(args: Any) -> Any:
     """All rows in place of those chosen."""
-    if isinstance(args, Chosen):
+    if isinstance(args, MaskedRows):
         return args.full
     if isinstance(args, dict):
         return {k: plain(v) for k, v in args.items()}

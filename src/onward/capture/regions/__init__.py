@@ -7,7 +7,7 @@ A submodule whose code cannot be traced is one op in the export; an operator wit
 is one by itself. The rest of the model is a graph, forward and backward.
 """
 
-from onward.capture.regions.region import Region, operator_region
-from onward.capture.regions.search import Regions
+from onward.capture.regions.region import CapturedRegion, operator_region
+from onward.capture.regions.search import RegionSearch
 
-__all__ = ["Region", "Regions", "operator_region"]
+__all__ = ["CapturedRegion", "RegionSearch", "operator_region"]

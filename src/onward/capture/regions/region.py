@@ -17,7 +17,7 @@ TENSOR = object()  # stands in a call's leaves where a tensor does
 
 
 @dataclass
-class Region:
+class CapturedRegion:
     """A part of the model that runs in PyTorch.
 
     path: of the module in the model. reason: why it is no part of the graph. operator: where it is
@@ -75,7 +75,7 @@ class Form:
 
 def module_region(
     module: torch.nn.Module, path: str, reason: str, form: Form, draws: bool
-) -> Region:
+) -> CapturedRegion:
     """The call of a module, hooks and all. form: of its arguments and keywords."""
     flags = [m.training for m in module.modules()]
     names = [n for n, _ in module.named_parameters()]
@@ -93,12 +93,12 @@ def module_region(
                 made = functional_call(module, given, args, kwargs)
         return [y for y in pytree.tree_leaves(made) if isinstance(y, torch.Tensor)]
 
-    return Region(path, reason, call, module, draws=draws)
+    return CapturedRegion(path, reason, call, module, draws=draws)
 
 
 def operator_region(
     target: Any, path: str, reason: str, name: str, form: Form, draws: bool
-) -> Region:
+) -> CapturedRegion:
     """The call of an operator. form: of its arguments and keywords."""
 
     def call(
@@ -108,7 +108,7 @@ def operator_region(
         made = target(*args, **kwargs)
         return [y for y in pytree.tree_leaves(made) if isinstance(y, torch.Tensor)]
 
-    return Region(path, reason, call, operator=name, draws=draws)
+    return CapturedRegion(path, reason, call, operator=name, draws=draws)
 
 
 def _nothing() -> None:
@@ -132,4 +132,4 @@ def _in_mode(module: torch.nn.Module, flags: Sequence[bool]) -> Any:
             m.training = flag
 
 
-__all__ = ["TENSOR", "Form", "Region", "module_region", "operator_region"]
+__all__ = ["TENSOR", "CapturedRegion", "Form", "module_region", "operator_region"]

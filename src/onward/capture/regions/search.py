@@ -20,7 +20,7 @@ import torch
 from onward.capture.held_sizes import Held
 from onward.capture.regions import op
 from onward.capture.regions.blame import blamed, named_places
-from onward.capture.regions.region import TENSOR, Form, Region, module_region
+from onward.capture.regions.region import TENSOR, CapturedRegion, Form, module_region
 from onward.capture.regions.shapes import Results, read, resized
 from onward.config import CaptureError
 from onward.graph.graph import Graph, attributes, needed
@@ -48,7 +48,7 @@ class Unfit(Exception):
 
 
 @dataclass
-class Seen:
+class ObservedCall:
     """A call of a chosen module in a run of the whole model in eager mode."""
 
     form: Form
@@ -60,27 +60,27 @@ class Seen:
 
 
 @dataclass
-class Chosen:
+class RegionCandidate:
     """A submodule that is a region. seen: its calls, in order, in a run with the batch, and in one
     with other sizes. written: what its calls set, where that was asked. sets: what is set in it."""
 
     module: torch.nn.Module
     path: str
     reason: str
-    seen: list[Seen] = field(default_factory=list)
-    others: list[Seen] | None = None
+    seen: list[ObservedCall] = field(default_factory=list)
+    others: list[ObservedCall] | None = None
     written: list[str] = field(default_factory=list)
     sets: list[str] = field(default_factory=list)
     called: int = 0  # in the trace that is under way
 
 
-class Regions:
+class RegionSearch:
     """Of one capture of `model`. gradients: whether they are asked for."""
 
     def __init__(self, model: torch.nn.Module, gradients: bool) -> None:
         self.model, self.gradients = model, gradients
-        self.made: list[Region] = []  # of the last trace, by site
-        self._chosen: list[Chosen] = []
+        self.made: list[CapturedRegion] = []  # of the last trace, by site
+        self._chosen: list[RegionCandidate] = []
         self._unfit: set[int] = set()  # modules that cannot be one
         self._tracing = False
         self._tries = 0
@@ -101,7 +101,7 @@ class Regions:
         self,
         error: CaptureError,
         call: Callable[[], tuple[Any, list[torch.Tensor]]],
-        capture: Callable[[Regions], Made],
+        capture: Callable[[RegionSearch], Made],
     ) -> Made | None:
         """A capture with regions in place of what `error` refuses; None where there is none. call:
         the whole call to run in eager mode, and the batch's tensors. capture: tries once."""
@@ -117,18 +117,20 @@ class Regions:
                 return made
         return None
 
-    def _try(self, capture: Callable[[Regions], Made]) -> tuple[CaptureError | None, Made | None]:
+    def _try(
+        self, capture: Callable[[RegionSearch], Made]
+    ) -> tuple[CaptureError | None, Made | None]:
         try:
             return None, capture(self)
         except CaptureError as error:
             log.debug("with %s as regions: %s", [c.path for c in self._chosen], error)
             return error, None
 
-    def in_graph(self, graph: Graph) -> list[Region]:
+    def in_graph(self, graph: Graph) -> list[CapturedRegion]:
         """By their site, those that the translated graph holds. What they do besides their results
         is done in each call: those that the loss does not read are outputs of their own. Raises
         CaptureError where an export has dropped one."""
-        nodes = {int(attributes(n)["site"]): n for n in graph if n.op_type == "Region"}
+        nodes = {int(attributes(n)["site"]): n for n in graph if n.op_type == "CapturedRegion"}
         loss = graph.signature.loss or graph.signature.results.get("loss")
         read = set[Any]() if loss is None else needed(graph, [loss])
         for site, part in enumerate(self.made):
@@ -199,7 +201,7 @@ class Regions:
         within = {id(x) for m in taken for x in m.modules()}
         before = self._chosen
         kept = [c for c in before if id(c.module) not in within]
-        self._chosen = [*kept, *(Chosen(m, paths[id(m)], self._reason) for m in taken)]
+        self._chosen = [*kept, *(RegionCandidate(m, paths[id(m)], self._reason) for m in taken)]
         try:
             self._probe(tensors, run)
         except Exception as error:  # the model's own code on a batch that is not its own, too
@@ -270,7 +272,7 @@ class Regions:
         """Raises Unfit where a part sets a value that stands outside of it: what the graph is made
         of may depend on it."""
 
-        def watched(chosen: Chosen) -> Any:
+        def watched(chosen: RegionCandidate) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
                 before = Snapshot(self.model, None)
                 made = chosen.module._call_impl(*args, **kwargs)
@@ -291,7 +293,7 @@ class Regions:
             (leaf, d): (0, 0) for leaf, t in enumerate(tensors) for d in range(t.dim()) if d in dims
         }
 
-    def _results(self, chosen: Chosen, i: int, seen: Seen) -> Results:
+    def _results(self, chosen: RegionCandidate, i: int, seen: ObservedCall) -> Results:
         other = None if chosen.others is None else chosen.others[i]
         if other is not None and (
             other.form != seen.form
@@ -328,10 +330,12 @@ class Regions:
         return effects.written
 
     @contextlib.contextmanager
-    def _recorded(self, into: Callable[[Chosen], list[Seen] | None]) -> Iterator[None]:
+    def _recorded(
+        self, into: Callable[[RegionCandidate], list[ObservedCall] | None]
+    ) -> Iterator[None]:
         """Within it calls of the modules chosen are noted."""
 
-        def noting(chosen: Chosen) -> Any:
+        def noting(chosen: RegionCandidate) -> Any:
             def call(*args: Any, **kwargs: Any) -> Any:
                 made, seen = self._noted(chosen.module, args, kwargs)
                 found = into(chosen)
@@ -346,7 +350,7 @@ class Regions:
 
     def _noted(
         self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Seen]:
+    ) -> tuple[Any, ObservedCall]:
         form, xs = Form.of((args, kwargs))
         if not all(isinstance(x, _PLAIN) for x in form.fixed if x is not TENSOR):
             raise Unfit("it is given an object that is no tensor, number or name")
@@ -373,7 +377,7 @@ class Regions:
         if self.gradients:
             self._require_own(module, xs, ys)
         sizes = [tuple(x.shape) for x in xs], [tuple(y.shape) for y in ys]
-        return made, Seen(form, returned, *sizes, [y.dtype for y in ys], draws)
+        return made, ObservedCall(form, returned, *sizes, [y.dtype for y in ys], draws)
 
     def _require_own(
         self, module: torch.nn.Module, xs: Sequence[torch.Tensor], ys: Sequence[torch.Tensor]
@@ -419,7 +423,7 @@ class Regions:
         for chosen in self._chosen:
             chosen.called = 0
 
-    def _recording(self, chosen: Chosen) -> Any:
+    def _recording(self, chosen: RegionCandidate) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not self._tracing:
                 with torch._C.DisableTorchFunction():  # what it asks is no matter of the graph
@@ -428,7 +432,7 @@ class Regions:
 
         return call
 
-    def _op(self, chosen: Chosen, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _op(self, chosen: RegionCandidate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number, site = chosen.called, len(self.made)
         chosen.called += 1
         form, xs = Form.of((args, kwargs))
@@ -449,7 +453,7 @@ class Regions:
         return seen.returned.built(ys)
 
     @contextlib.contextmanager
-    def _slots(self, make: Callable[[Chosen], Any]) -> Iterator[None]:
+    def _slots(self, make: Callable[[RegionCandidate], Any]) -> Iterator[None]:
         held = [(c.module, vars(c.module).get(_SLOT)) for c in self._chosen]
         for chosen in self._chosen:
             vars(chosen.module)[_SLOT] = make(chosen)
@@ -480,4 +484,4 @@ def _first_line(error: BaseException) -> str:
     return "; ".join(lines[:2])[:300] if lines else type(error).__name__
 
 
-__all__ = ["Regions"]
+__all__ = ["RegionSearch"]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from onward.capture.masked_rows import Chosen
+from onward.capture.masked_rows import MaskedRows
 from onward.capture.mode_reads import noted_question
 from onward.config import CaptureError
 from onward.model_state import Walk, library, module_of
@@ -221,7 +221,7 @@ def _of_inference_mode() -> Iterator[Patch]:
 
 def _class_of(x: Any) -> type:
     """As in eager."""
-    if type(x) is FakeTensor or type(x) is Chosen:
+    if type(x) is FakeTensor or type(x) is MaskedRows:
         return torch.nn.Parameter if isinstance(x, torch.nn.Parameter) else torch.Tensor
     return x.__class__ if type(x) is _Node else _NUMBERS.get(type(x), type(x))
 

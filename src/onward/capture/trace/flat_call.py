@@ -10,9 +10,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture.huggingface import cache_is_pointless
-from onward.capture.masked_rows import Chosen, is_tensor
+from onward.capture.masked_rows import MaskedRows, is_tensor
 from onward.capture.mode_reads import ModeReads
-from onward.capture.regions import Regions
+from onward.capture.regions import RegionSearch
 from onward.capture.trace.as_eager import answering_as_eager
 from onward.capture.trace.data_branches import Answer, Asked
 from onward.capture.trace.output_tree import OutputTree
@@ -63,7 +63,7 @@ class FlatCall(torch.nn.Module):
         values: bool = False,
         gradients: bool = True,
         whole: bool = False,
-        regions: Regions | None = None,
+        regions: RegionSearch | None = None,
         autocast: torch.dtype | None = None,
     ) -> None:
         """values: numbers that are read into Python are answered as in the first batch. gradients:
@@ -150,7 +150,7 @@ class FlatCall(torch.nn.Module):
             self.noted.names = self.noted.tree.names
             return tuple(self.noted.tree.taken())
         named = name_outputs(outputs)
-        chosen = [n for n, v in _pairs(outputs) if isinstance(v, Chosen)]
+        chosen = [n for n, v in _pairs(outputs) if isinstance(v, MaskedRows)]
         if chosen and (not self.want_loss or chosen[0] == "loss" or not named):
             raise CaptureError(
                 f"the model returns {chosen[0]}, rows that a boolean mask chooses: how many, only "
@@ -208,7 +208,7 @@ def name_outputs(outputs: Any) -> dict[str, torch.Tensor]:
 
 
 def _pairs(outputs: Any) -> list[tuple[str, Any]]:
-    if isinstance(outputs, (torch.Tensor, Chosen)):
+    if isinstance(outputs, (torch.Tensor, MaskedRows)):
         return [("output", outputs)]
     if hasattr(outputs, "items"):
         return list(outputs.items())

@@ -30,7 +30,7 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Given:
+class BatchLeaf:
     """A leaf of the batch, counted among its tensors."""
 
     index: int
@@ -44,7 +44,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Number:
+class SizeLeaf:
     """A size, which the graph gives as a tensor of this name."""
 
     name: str
@@ -68,7 +68,7 @@ class Container:
     keys: tuple[str, ...] = ()
 
 
-Part = Computed | Number | Given | Held | Value | Container
+Part = Computed | SizeLeaf | BatchLeaf | Held | Value | Container
 
 
 class OutputTree:
@@ -138,7 +138,7 @@ class OutputTree:
             number = torch.full((), x, dtype=torch.int64)  # type: ignore[arg-type]
             part = self._tensor(number, path)
             assert isinstance(part, Computed), "a tensor made here"
-            return Number(part.name)
+            return SizeLeaf(part.name)
         # by its number: pytree keeps `is_leaf`, and so would keep the outputs, until a collection
         itself = id(x)
         children, spec = pytree.tree_flatten(x, is_leaf=lambda y: id(y) != itself)
@@ -174,7 +174,7 @@ class OutputTree:
 
     def _tensor(self, x: torch.Tensor, path: tuple[str, ...]) -> Part:
         if id(x) in self._given:
-            return Given(self._given[id(x)])
+            return BatchLeaf(self._given[id(x)])
         if id(x) in self._owned:
             return Held(self._owned[id(x)])
         name = self._seen.get(id(x))
@@ -196,9 +196,9 @@ def _built(
     match part:
         case Computed(name):
             return computed[name]
-        case Number(name):
+        case SizeLeaf(name):
             return int(computed[name])
-        case Given(index):
+        case BatchLeaf(index):
             return given[index]
         case Held(path):
             return held(path)
@@ -208,4 +208,4 @@ def _built(
             return part.make([_built(inner, computed, given, held) for inner in part.parts])
 
 
-__all__ = ["Computed", "Container", "Given", "Held", "Number", "OutputTree", "Part", "Value"]
+__all__ = ["BatchLeaf", "Computed", "Container", "Held", "OutputTree", "Part", "SizeLeaf", "Value"]

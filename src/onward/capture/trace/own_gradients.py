@@ -41,7 +41,7 @@ def _(ys: Any, gs: Any, dxs: Any, xs: Any) -> Any:
     return [torch.empty_like(y) for y in ys]
 
 
-class Context:
+class FunctionContext:
     """What a function's forward and backward know as `ctx`; all floating and complex inputs ask for
     gradients, for a trace does not know which of them have one."""
 
@@ -74,7 +74,7 @@ def applied(cls: Any, own_context: bool, args: tuple[Any, ...]) -> Any:
     """What `cls.apply(*args)` returns, with its backward. own_context: whether the class has a
     `setup_context`. Raises CaptureError where the backward is none that a graph can have."""
     name = cls.__qualname__
-    ctx = Context(name, args)
+    ctx = FunctionContext(name, args)
     with torch.no_grad():
         given = [a.detach() if isinstance(a, torch.Tensor) else a for a in args]
     results = cls.forward(*given) if own_context else cls.forward(ctx, *given)

@@ -19,17 +19,17 @@ from onward.capture.expert_loops.batched_turn import (
     of_each,
     of_loop,
 )
-from onward.capture.expert_loops.counts import Counts, Number, Sums, are_counts, of_pieces
+from onward.capture.expert_loops.counts import Counts, DataNumber, Sums, are_counts, of_pieces
 from onward.capture.expert_loops.loop_source import skips_nothing
 from onward.capture.expert_loops.module_list import one_of_modules
 from onward.capture.expert_loops.one_hot import OneHot, made_of
-from onward.capture.expert_loops.split_rows import Cut, Piece, cut, done, pieces_in, together
+from onward.capture.expert_loops.split_rows import Cut, ExpertRows, cut, done, pieces_in, together
 from onward.capture.masked_rows import functions
 from onward.capture.masked_rows import reductions as sums
 from onward.capture.masked_rows.functions import put_back
 from onward.capture.masked_rows.rows import (
     SAID,
-    Chosen,
+    MaskedRows,
     applied,
     choose,
     found_in,
@@ -63,7 +63,7 @@ def _of_rows(function: Any) -> Any:
 
 
 class Choosing(TorchFunctionMode):
-    """Within it, a choice by a boolean mask gives a `Chosen`; or the rows themselves where
+    """Within it, a choice by a boolean mask gives a `MaskedRows`; or the rows themselves where
     `whole` says that the mask leaves none out."""
 
     def __init__(self, whole: Callable[[Tensor], bool] | None = None) -> None:
@@ -74,7 +74,7 @@ class Choosing(TorchFunctionMode):
         self._taken: dict[int, tuple[Tensor, int, Tensor, int]] = {}
         self._sums = Sums()
         self._cuts: dict[tuple[int, int, int], Cut] = {}
-        self._written: dict[int, tuple[Tensor, list[Piece]]] = {}  # in part, by pieces
+        self._written: dict[int, tuple[Tensor, list[ExpertRows]]] = {}  # in part, by pieces
 
     def __enter__(self) -> Any:
         places: list[Any] = [
@@ -97,7 +97,7 @@ class Choosing(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
         if not may_change(name, args, kwargs):
             raise of_loop(f"{name} of what is no expert's")
-        if name == "__setitem__" and isinstance(args[2], Chosen) and is_mask(args[1]):
+        if name == "__setitem__" and isinstance(args[2], MaskedRows) and is_mask(args[1]):
             return put_back(args[0], args[1], self.key(args[1]), args[2])
         if each_in((args, kwargs)):
             if name == "__getitem__" and is_tensor(args[0]) and type(args[1]) is Each:
@@ -147,10 +147,10 @@ class Choosing(TorchFunctionMode):
             index = args[1]
             between = self._sums.between(index)
             ends = [index.start, index.stop] if isinstance(index, slice) else []
-            if between is None and any(type(i) is Number for i in ends):
+            if between is None and any(type(i) is DataNumber for i in ends):
                 raise of_pieces("a slice")
             if between is not None and name == "__getitem__":
-                return Piece(self._cut_of(args[0], between.counts), between.first)
+                return ExpertRows(self._cut_of(args[0], between.counts), between.first)
             if between is not None or id(args[0]) in self._written:
                 return self._put(args[0], between, args[2])
         return None
@@ -162,7 +162,7 @@ class Choosing(TorchFunctionMode):
     def _put(self, x: Tensor, between: Any, value: Any) -> bool:
         """`x[start:end] = piece`: written once all pieces are there."""
         pieces = self._written.setdefault(id(x), (x, []))[1]
-        if between is None or type(value) is not Piece or value.number != between.first:
+        if between is None or type(value) is not ExpertRows or value.number != between.first:
             raise of_pieces("a write of others than the same rows")
         if len(pieces) != between.first or value.counts is not between.counts:
             raise of_pieces("a write in another order")
@@ -203,7 +203,7 @@ class Choosing(TorchFunctionMode):
             return found[0].with_rows(stacked, len(found) == 1)
         return None
 
-    def _selected(self, x: Tensor, mask: Tensor) -> Chosen:
+    def _selected(self, x: Tensor, mask: Tensor) -> MaskedRows:
         """`masked_select`: single numbers, which may be those of whole rows."""
         key, lead = self.key(mask), mask.dim()
         while lead and mask.dim() == x.dim() and mask.shape[lead - 1] == 1:
@@ -212,7 +212,7 @@ class Choosing(TorchFunctionMode):
             rows = choose(x, mask.reshape(mask.shape[:lead]), key)
             each = rows.full[0].numel()
             member = rows.member.unsqueeze(1).expand(-1, each).reshape(-1)
-            made = Chosen(rows.full.reshape(-1), member, (key, str(each)))
+            made = MaskedRows(rows.full.reshape(-1), member, (key, str(each)))
             made.rows = rows
             return made
         if tuple(mask.shape) == tuple(x.shape):

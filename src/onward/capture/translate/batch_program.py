@@ -13,7 +13,7 @@ import torch
 from onward.capture.trace.aliasing import mutates, source
 
 
-class Given:
+class KnownInputs:
     """What is known of a program before it runs: the batch's leaves, their sizes, constants."""
 
     def __init__(self, program: Any) -> None:
@@ -33,7 +33,7 @@ class Given:
         self._written: dict[Any, dict[Any, list[Any]]] = {}  # graph -> owner of memory -> writers
 
     @classmethod
-    def of_leaves(cls, leaves: dict[str, int]) -> Given:
+    def of_leaves(cls, leaves: dict[str, int]) -> KnownInputs:
         """Of a program of which the leaves are known and what is made of them."""
         found = cls.__new__(cls)
         found.leaves, found.constants, found.sizes, found._written = leaves, {}, {}, {}
@@ -165,7 +165,7 @@ def _arguments_written(node: Any) -> list[Any]:
 
 def constants(program: Any, node: Any) -> Any:
     """The value of a node that constants alone decide; None for others."""
-    given = Given(program)
+    given = KnownInputs(program)
     given.leaves, given.sizes = {}, {}
     steps = given.steps(node)
     if steps is None or not all(
@@ -181,4 +181,4 @@ def constants(program: Any, node: Any) -> Any:
     return found[node]
 
 
-__all__ = ["Given", "constants"]
+__all__ = ["KnownInputs", "constants"]

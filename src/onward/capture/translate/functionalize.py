@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onward.capture.aten import TABLE, Call
+from onward.capture.aten import TABLE, AtenCall
 from onward.capture.trace.aliasing import is_region, source, writes
 from onward.capture.trace.gradient_edges import carries
 from onward.graph.graph import Value, type_of
@@ -143,7 +143,7 @@ def _sharing(owner: Any) -> list[Any]:
     return list(found)
 
 
-def settle(written: Any, value: Value, c: Call, take: Taken) -> None:
+def settle(written: Any, value: Value, c: AtenCall, take: Taken) -> None:
     """Gives all names of the memory that an op has written their new values."""
     path = path_to_owner(written)
     made: Any = value
@@ -154,7 +154,7 @@ def settle(written: Any, value: Value, c: Call, take: Taken) -> None:
         take(node)
 
 
-def _whole(c: Call, before: Any, view: Any, value: Any) -> Any:
+def _whole(c: AtenCall, before: Any, view: Any, value: Any) -> Any:
     """What stood behind a view, `before`, with what stands in the view now."""
     stem = _stem(view)
     if view.target is operator.getitem:
@@ -173,7 +173,7 @@ def _whole(c: Call, before: Any, view: Any, value: Any) -> Any:
     return value if writes(view.target) else c.b.reshape(value, type_of(before).shape)
 
 
-def _written(c: Call, whole: Value, window: Any, value: Value) -> Value:
+def _written(c: AtenCall, whole: Value, window: Any, value: Value) -> Value:
     """`whole` with `value` where `window`, a part of it, lies."""
     stem = _stem(window)
     names = {

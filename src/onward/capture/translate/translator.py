@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 import torch
 
-from onward.capture.aten import TABLE, Call, stop_gradient
+from onward.capture.aten import TABLE, AtenCall, stop_gradient
 from onward.capture.aten.complex_numbers import COMPLEX, Complex, constant, is_complex
 from onward.capture.aten.complex_numbers import translated as over_pairs
 from onward.capture.aten.pool import NUMBERED
@@ -17,7 +17,7 @@ from onward.capture.aten.reasons import reason
 from onward.capture.aten.region import is_operator, operator_apart
 from onward.capture.dtypes import dtype_of
 from onward.capture.held_sizes import SizeError, alike
-from onward.capture.regions import Regions
+from onward.capture.regions import RegionSearch
 from onward.capture.trace import aliasing as memory_shared
 from onward.capture.trace.autocast_blocks import block_of
 from onward.capture.translate import functionalize
@@ -49,7 +49,7 @@ _SYMBOLIC = {
 class Translator:
     """Holds the walk's state: what each FX node became, and the names of sizes."""
 
-    def __init__(self, graph: Graph, program: Any, regions: Regions | None = None) -> None:
+    def __init__(self, graph: Graph, program: Any, regions: RegionSearch | None = None) -> None:
         """regions: where parts that have no translation are to run in PyTorch."""
         self.graph = graph
         self.program = program
@@ -308,7 +308,7 @@ class Translator:
                 "that the forward was given; fix: use the op that returns a new tensor"
             )
         try:
-            call = Call(self, node, self.builder)
+            call = AtenCall(self, node, self.builder)
             for made in val if isinstance(val, (list, tuple)) else [val]:
                 for size in made.shape if isinstance(made, torch.Tensor) else ():
                     self.size_of(size)  # what is no polynomial is found here, and not by an op
@@ -334,7 +334,7 @@ class Translator:
                 raise SizeError(sizes, as_number=True) from error
             text = reason("item.default") if "has no source" in str(error) else error
             if self.regions is not None and not written and is_operator(node):
-                self.env[node] = operator_apart(Call(self, node, self.builder), str(text))
+                self.env[node] = operator_apart(AtenCall(self, node, self.builder), str(text))
                 return
             refused = CaptureError(f"{name} at {module_path(node)}: {text}")
             refused.places = (module_path(node),)
@@ -358,7 +358,7 @@ class Translator:
                     "its inputs before"
                 )
 
-    def store(self, call: Call, written: Any, value: Value) -> None:
+    def store(self, call: AtenCall, written: Any, value: Value) -> None:
         """What an op writes besides its results: a new value of the node `written`."""
         self._require_own(call.node, written)
         functionalize.settle(written, stop_gradient(call.b, value), call, self._take)
@@ -472,7 +472,7 @@ def _because(op: str, lacking: Mapping[str, str]) -> str:
     return f"{made}: {why}" if why else made
 
 
-def _translated(translation: Any, call: Call, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _translated(translation: Any, call: AtenCall, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """A tensor without dims that an op works along a dim of is one with a dim of 1, as in torch."""
     try:
         return translation(call, *args, **kwargs)

@@ -7,7 +7,7 @@ from typing import Any
 from onward.differentiate.rule_table import Gradients, only, rule
 from onward.graph.build import Builder
 from onward.graph.graph import Value, type_of
-from onward.graph.ops.conv import Window
+from onward.graph.ops.conv import ConvWindow
 
 _WINDOW = ("strides", "dilations", "pads", "group")
 
@@ -31,7 +31,7 @@ def _conv(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Grad
     """The gradients of Conv. dx: what each element of dy read, with what the last step did not
     reach as padding."""
     dy, (x, w) = only(dys), xs[:2]
-    window = Window(attrs, _kernel(w))
+    window = ConvWindow(attrs, _kernel(w))
     sizes, places = type_of(x).shape[2:], type_of(dy).shape[2:]
     rest = [
         size - window.covered(n, i) for i, (size, n) in enumerate(zip(sizes, places, strict=True))
@@ -48,7 +48,7 @@ def _conv_transpose(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any
     result's padding is a step long or more, it takes the place of what the result was cut by, and
     what is beyond that is left out."""
     dy, (x, w) = only(dys), xs[:2]
-    window, read, shared = Window(attrs, _kernel(w)), dy, _shared(attrs)
+    window, read, shared = ConvWindow(attrs, _kernel(w)), dy, _shared(attrs)
     rank = len(window.kernel)
     padding = attrs.get("output_padding") or [0] * rank
     pads = list(attrs.get("pads") or [0] * 2 * rank)

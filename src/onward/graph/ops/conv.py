@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Value = ir.Value
 
 
-class Window:
+class ConvWindow:
     """How a window of `kernel` elements moves over dims: the attributes, with their defaults."""
 
     def __init__(self, attrs: Mapping[str, Any], kernel: Sequence[int]) -> None:
@@ -112,7 +112,7 @@ def _conv_sizes(call: Call, sizes: Shape, kernel: Sequence[Any]) -> list[Size]:
     """The sizes of a Conv's result, also for a kernel whose sizes are polynomials, as that of a
     gradient written as a Conv."""
     plain = [k if isinstance(k, int) else 1 for k in kernel]
-    window = Window(call.attrs, plain)
+    window = ConvWindow(call.attrs, plain)
     out: list[Size] = []
     for i, size in enumerate(sizes):
         hidden = (kernel[i] - plain[i]) * window.dilations[i]
@@ -129,7 +129,7 @@ def _conv_transpose(call: Call) -> Type:
             f"ConvTranspose({call.type(0)}, {call.type(1)}) in {group} groups: channels differ"
         )
     _check_bias(call, w[1] * group)
-    window = Window(call.attrs, spatial(call, 1))
+    window = ConvWindow(call.attrs, spatial(call, 1))
     more = _numbers(call.attrs, "output_padding", [0] * len(window.kernel))
     sizes = [window.covered(size, i) + more[i] for i, size in enumerate(x[2:])]
     if any(isinstance(size, int) and size < 1 for size in sizes):
@@ -145,7 +145,7 @@ def _weight_grad(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) 
     assert dy is not None and x is not None
     n, c, *sizes = type_of(x).shape
     group, rank = int(attrs.get("group", 1)), len(sizes)
-    window = Window(attrs, attrs["kernel_shape"])
+    window = ConvWindow(attrs, attrs["kernel_shape"])
     assert isinstance(c, int)
     after = list(window.after)
     for i, size in enumerate(sizes):  # what no place reads, where the last step was no whole one
@@ -179,7 +179,7 @@ def _infer_weight_grad(call: Call) -> Type:
     channels, kernel = x[1], call.attrs["kernel_shape"]
     if dy[0] != x[0] or not isinstance(channels, int) or channels % group:
         raise ValueError(f"ConvWeightGrad({call.type(0)}, {call.type(1)}) in {group} groups")
-    window = Window(call.attrs, kernel)
+    window = ConvWindow(call.attrs, kernel)
     for i, size in enumerate(x[2:]):
         rest = size - window.covered(dy[2 + i], i)
         if not isinstance(rest, int) or not 0 <= rest < window.strides[i]:

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from onward.graph.graph import type_of
 from onward.graph.ops.call import Call
-from onward.graph.ops.conv import Window, plain_window
+from onward.graph.ops.conv import ConvWindow, plain_window
 from onward.graph.ops.record import Op, standard
 from onward.graph.types import DType, Type, product
 
@@ -21,7 +21,7 @@ Value = ir.Value
 
 def _max_pool(call: Call) -> list[Type]:
     plain_window(call)
-    x, window = call.type(), Window(call.attrs, call.attrs["kernel_shape"])
+    x, window = call.type(), ConvWindow(call.attrs, call.attrs["kernel_shape"])
     if call.attrs.get("ceil_mode", 0) or call.attrs.get("storage_order", 0):
         raise ValueError("MaxPool: ceil_mode and storage_order are not supported")
     if x.rank != len(window.kernel) + 2:

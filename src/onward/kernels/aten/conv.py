@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from onward.graph.ops.conv import Window
+from onward.graph.ops.conv import ConvWindow
 from onward.graph.types import DType, Type, product, value
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
 aten = torch.ops.aten
 
 
-def _window(spec: KernelSpec) -> Window:
+def _window(spec: KernelSpec) -> ConvWindow:
     """The window of a convolution, by its weight's sizes or the attribute that holds them."""
     given = spec.attrs.get("kernel_shape")
     if given is None:
         w = spec.inputs[1]
         assert w is not None
         given = [int(n) for n in w.concrete.shape[2:]]  # type: ignore[arg-type]
-    return Window(spec.attrs, given)
+    return ConvWindow(spec.attrs, given)
 
 
 def unsupported(spec: KernelSpec) -> str | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onward.graph.ops.conv import Window
+from onward.graph.ops.conv import ConvWindow
 from onward.graph.types import DType, Type
 from onward.kernels.aten.conv import unsupported
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
@@ -24,7 +24,7 @@ def _planes(x: torch.Tensor) -> torch.Tensor:
 
 def _window(args: KernelArguments) -> tuple[list[int], ...]:
     """The window of a pooling: kernel, strides, pads and dilations."""
-    window = Window(args.attrs, args.attrs["kernel_shape"])
+    window = ConvWindow(args.attrs, args.attrs["kernel_shape"])
     line = len(window.kernel) == 1
     found = (window.kernel, window.strides, window.before, window.dilations)
     return tuple([0 if i == 2 else 1, *n] if line else n for i, n in enumerate(found))

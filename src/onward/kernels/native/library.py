@@ -21,7 +21,7 @@ import torch
 from onward.config import OnwardError, environment
 from onward.graph.types import LOW, DType, Type
 from onward.kernels.kernel import KernelSpec, Launch
-from onward.kernels.native.signatures import Signature, signatures
+from onward.kernels.native.signatures import KernelSignature, signatures
 from onward.kernels.target import Target
 
 log = logging.getLogger("onward")
@@ -74,7 +74,7 @@ class Library:
 
 
 @functools.cache
-def declared() -> dict[str, Signature]:
+def declared() -> dict[str, KernelSignature]:
     """The signature of each C function, by its name."""
     return signatures(sorted(FOLDER.glob("src/*.cpp")))
 

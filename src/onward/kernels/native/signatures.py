@@ -79,7 +79,7 @@ class Parameter:
         return f"{kind} or None" if self.optional else kind
 
 
-class Signature:
+class KernelSignature:
     """A function's parameters, and the check and conversion of arguments given by name."""
 
     def __init__(self, name: str, parameters: tuple[Parameter, ...]) -> None:
@@ -142,12 +142,12 @@ class Signature:
 _NO_NAMES: dict[str, Any] = {"__builtins__": {}}
 
 
-def signatures(sources: Iterable[Path]) -> dict[str, Signature]:
+def signatures(sources: Iterable[Path]) -> dict[str, KernelSignature]:
     """The signature of each function that the sources define for Python, by its name.
 
     Raises ValueError where one is written as this does not read it, or two have one name.
     """
-    found: dict[str, Signature] = {}
+    found: dict[str, KernelSignature] = {}
     for path in sources:
         text = _COMMENT.sub("", path.read_text(encoding="utf-8"))
         for place in _EXPORTED.finditer(text):
@@ -166,7 +166,7 @@ def signatures(sources: Iterable[Path]) -> dict[str, Signature]:
             parts = [" ".join(part.split()) for part in _COMMA.split(listed)]
             parameters = tuple(_parameter(path.name, part) for part in parts)
             _check_chosen(f"{path.name}: {name}", parameters)
-            found[name] = Signature(name, parameters)
+            found[name] = KernelSignature(name, parameters)
     return found
 
 
@@ -256,4 +256,4 @@ def _shown(given: Any) -> str:
     return f"{given!r}"
 
 
-__all__ = ["ELEMENTS", "Parameter", "Signature", "signatures"]
+__all__ = ["ELEMENTS", "KernelSignature", "Parameter", "signatures"]

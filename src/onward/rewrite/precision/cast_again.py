@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from onward.graph.graph import Graph, Role, type_of
 from onward.rewrite.recompute import recompute
-from onward.rewrite.shown import lives_through, shown
+from onward.rewrite.view_closure import lives_through, shown
 
 
 def cast_again(graph: Graph) -> int:

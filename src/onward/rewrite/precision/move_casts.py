@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, attributes, type_of
-from onward.rewrite.shown import WHOLE
+from onward.rewrite.view_closure import WHOLE
 
 
 def move_casts(graph: Graph) -> int:

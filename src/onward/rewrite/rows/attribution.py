@@ -19,7 +19,7 @@ from onward.rewrite.rows.sets import Conditions, set_value
 
 
 @dataclass(frozen=True)
-class Entry:
+class AttributedOp:
     """One product or attention. rows: the name of the set of its rows, None for all; keys: of an
     attention's keys. why: the reason for which its rows are kept whole, "" where there is none."""
 
@@ -43,7 +43,7 @@ class Attribution:
     """entries: products in order, those that nobody needs left out. conditions: a graph from the
     batch to `b[rows]` by name of set. sizes: what a set's rows are numbered by, such as `[B,T]`."""
 
-    entries: list[Entry]
+    entries: list[AttributedOp]
     conditions: Graph
     sizes: dict[str, Shape]
 
@@ -69,7 +69,7 @@ def attribute(graph: Graph, outputs: Sequence[str], without: Collection[str] = (
             sizes[found] = own  # as finely as any value shows it
         return found
 
-    entries: list[Entry] = []
+    entries: list[AttributedOp] = []
     for node in graph:
         demand = asked.get(node.outputs[0])
         if node.op_type == "LinearCrossEntropy" and node.inputs[0] is not None:
@@ -83,7 +83,7 @@ def attribute(graph: Graph, outputs: Sequence[str], without: Collection[str] = (
             keys = name(asked.get(node.inputs[1]), type_of(node.inputs[1]).shape)
         rows = name(demand, type_of(shown).shape)
         entries.append(
-            Entry(where(node), node.op_type, done, rows, keys, _reasons(node, demand, shown))
+            AttributedOp(where(node), node.op_type, done, rows, keys, _reasons(node, demand, shown))
         )
     batch_first(graph, known)
     b = Builder(graph)

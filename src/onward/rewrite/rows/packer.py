@@ -150,7 +150,7 @@ class Packer:
     def every(self, sizes: Shape) -> Rows:
         """The set of all rows."""
         count = product(sizes)
-        key = (frozenset({sets.Window((count,), 0, 0, count)}), count)
+        key = (frozenset({sets.IndexWindow((count,), 0, 0, count)}), count)
         found = self._sets.get(key)  # type: ignore[call-overload]
         if found is None:
             numbers = self.front.arange(count)

@@ -31,7 +31,7 @@ class Test:
 
 
 @dataclass(frozen=True)
-class Window:
+class IndexWindow:
     """Rows of `sizes` whose index of `dim` is in `first <= i < last`."""
 
     sizes: Shape
@@ -73,7 +73,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class Part:
+class ConcatPart:
     """Rows of `inner`, whose indices are of `sizes`, with `dim` from `start` on, `length` of them
     (an input of a Concat)."""
 
@@ -106,7 +106,7 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Seen:
+class ShownKeys:
     """Keys `(b, s)` that an attention mask `[B|1,H|1,T|1,S]` shows to some query of `members`.
 
     Boolean masks show where they are true. Added ones hide a key where they are below `HIDDEN`,
@@ -171,7 +171,7 @@ class Along:
 
 
 Condition = (
-    Test | Window | Listed | Spread | Moved | Part | Both | Reached | Seen
+    Test | IndexWindow | Listed | Spread | Moved | ConcatPart | Both | Reached | ShownKeys
     | Above | Attended | Some | Permuted | Along
 )  # fmt: skip
 Conditions = frozenset[Condition]
@@ -255,7 +255,7 @@ def reached(members: Conditions, queries: Shape, keys: Shape, causal: bool) -> C
     plain: set[Condition] = set()
     found: set[Condition] = set()
     for member in members:
-        if isinstance(member, Window) and member.dim > 0 and not causal:
+        if isinstance(member, IndexWindow) and member.dim > 0 and not causal:
             return None  # of every sequence
         before = next((c for c in parts(member) if isinstance(c, Reached)), None)
         if before is not None and before.keys == queries:
@@ -294,8 +294,10 @@ def _without_others(condition: Condition, sizes: Shape, dims: tuple[int, ...]) -
     match condition:
         case Spread(inner, own, looked) if own == sizes and set(looked) <= set(dims):
             return spread(inner, tuple(sizes[d] for d in dims), [dims.index(d) for d in looked])
-        case Window(own, dim, first, last) if own == sizes and dim in dims:
-            return frozenset({Window(tuple(sizes[d] for d in dims), dims.index(dim), first, last)})
+        case IndexWindow(own, dim, first, last) if own == sizes and dim in dims:
+            return frozenset(
+                {IndexWindow(tuple(sizes[d] for d in dims), dims.index(dim), first, last)}
+            )
         case _:
             return None
 
@@ -385,7 +387,7 @@ def implies(a: Condition, b: Condition) -> bool:
     if a == b:
         return True
     match a, b:
-        case _, Window(sizes, dim, 0, last) if last == sizes[dim]:
+        case _, IndexWindow(sizes, dim, 0, last) if last == sizes[dim]:
             return True
         case _, Both():
             return implies(a, b.left) and implies(a, b.right)
@@ -393,9 +395,9 @@ def implies(a: Condition, b: Condition) -> bool:
             return implies(a.left, b) or implies(a.right, b)
         case Test(), Test():  # what is one number is not another
             return a.value is b.value and a.equal and not b.equal and a.number != b.number
-        case Window(_, _, int(first), int(last)), Window(_, _, int(least), int(most)):
+        case IndexWindow(_, _, int(first), int(last)), IndexWindow(_, _, int(least), int(most)):
             return (a.sizes, a.dim) == (b.sizes, b.dim) and least <= first and last <= most
-        case (Spread(), Spread()) | (Moved(), Moved()) | (Part(), Part()):
+        case (Spread(), Spread()) | (Moved(), Moved()) | (ConcatPart(), ConcatPart()):
             return replace(a, inner=b.inner) == b and covers(b.inner, a.inner)
         case (Some(), Some()) | (Permuted(), Permuted()):
             return replace(a, inner=b.inner) == b and covers(b.inner, a.inner)
@@ -406,7 +408,7 @@ def implies(a: Condition, b: Condition) -> bool:
             return same and covers(b.members, a.members) and (a.causal or not b.causal)
         case _, Reached():  # a token sees itself
             return b.queries == b.keys and covers(b.members, [a])
-        case Seen(), Seen() if replace(a, members=b.members) == b:
+        case ShownKeys(), ShownKeys() if replace(a, members=b.members) == b:
             return b.members is None or (a.members is not None and covers(b.members, a.members))
         case _:
             return False
@@ -433,19 +435,19 @@ def order_key(condition: Condition) -> str:
     match condition:
         case Test(value, number, equal):
             return f"test {value.name} {number} {equal}"
-        case Window(_, dim, first, last):
+        case IndexWindow(_, dim, first, last):
             return f"window {dim} {first} {last}"
         case Listed(index, _, _):
             return f"listed {index.name}"
         case Spread(inner, _, dims) | Moved(inner, _, dims):
             return f"{type(condition).__name__} {dims} {sorted(map(order_key, inner))}"
-        case Part(inner, _, dim, start, _):
+        case ConcatPart(inner, _, dim, start, _):
             return f"part {dim} {start} {sorted(map(order_key, inner))}"
         case Both(left, right):
             return f"both ({order_key(left)}) ({order_key(right)})"
         case Reached(members, _, _, causal):
             return f"reached {causal} {sorted(map(order_key, members))}"
-        case Seen(mask, members, _, _, filled):
+        case ShownKeys(mask, members, _, _, filled):
             return f"seen {mask.name} {sorted(map(order_key, members or ()))} {filled}"
         case Above(value, number):
             return f"above {value.name} {number}"
@@ -467,7 +469,7 @@ def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
                 return x if equal == (number == 1) else b.Not(x)
             same = b.Equal(*_comparable(b, x, number))
             return same if equal else b.Not(same)
-        case Window(sizes, dim, first, last):
+        case IndexWindow(sizes, dim, first, last):
             place = _index(b, sizes, dim)
             inside = b.And(b.GreaterOrEqual(place, b.size(first)), b.Less(place, b.size(last)))
             return b.reshape(b.expand(inside, sizes), flat)
@@ -490,14 +492,14 @@ def condition_value(b: Builder, condition: Condition, count: Size) -> Value:
             before[dim], after[dim] = start, sizes[dim] - start - length
             wide = b.Pad(found, b.sizes([*before, *after]), np.zeros((), np.int64))
             return b.cast(b.reshape(wide, flat), DType.BOOL)
-        case Part(inner, sizes, dim, start, length):
+        case ConcatPart(inner, sizes, dim, start, length):
             found = b.reshape(set_value(b, inner, product(sizes)), sizes)
             return b.reshape(b.slice(found, dim, start, start + length), flat)
         case Both(left, right):
             return b.And(condition_value(b, left, count), condition_value(b, right, count))
         case Reached():
             return b.reshape(_reached_value(b, condition), flat)
-        case Seen():
+        case ShownKeys():
             return b.reshape(_seen_value(b, condition), flat)
         case Above(value, number):
             return b.Not(b.LessOrEqual(b.reshape(value, flat), np.array(number, np.float32)))
@@ -565,7 +567,7 @@ def _reached_value(b: Builder, c: Reached) -> Value:
     return b.expand(some, c.keys)
 
 
-def _seen_value(b: Builder, c: Seen) -> Value:
+def _seen_value(b: Builder, c: ShownKeys) -> Value:
     """Computes the mask b[B,S] of keys that are seen."""
     mask, (batch, keys) = c.mask, c.keys
     missing = 4 - type_of(mask).rank

@@ -14,10 +14,15 @@ With dropout on, Onward's executor and onnxruntime run the same graph, masks and
 from onward.train.verify.eager_modes import InDouble, NoDropout
 from onward.train.verify.graphs import without_dropout
 from onward.train.verify.law import allowed_difference
-from onward.train.verify.report import Row, Verification
+from onward.train.verify.report import ComparedTensor, Verification
 from onward.train.verify.step import verify_step
 
 __all__ = [
-    "InDouble", "NoDropout", "Row", "Verification", "allowed_difference", "verify_step",
+    "ComparedTensor",
+    "InDouble",
+    "NoDropout",
+    "Verification",
+    "allowed_difference",
+    "verify_step",
     "without_dropout",
 ]  # fmt: skip

@@ -7,27 +7,29 @@ from collections.abc import Iterable, Sequence
 
 from onward.graph.graph import Graph
 from onward.graph.names import some, user_name
-from onward.train.graphs import Graphs
-from onward.train.verify.draws import Draws, close_weights
+from onward.prepare.graphs import Graphs
+from onward.train.verify.draws import RepeatedDraws, close_weights
 from onward.train.verify.engines import Engines
 from onward.train.verify.graphs import compared_outputs, gradient, without_dropout
 from onward.train.verify.law import FP32, distance
-from onward.train.verify.report import Row
+from onward.train.verify.report import ComparedTensor
 
 _IDLE = "on this batch gradients of zeros where eager PyTorch has none, which weight decay moves"
 ORACLE = 1e-5  # of the tensor's own norm: two engines on one graph, sums in other orders
 REPLICAS = (8, 24)  # further draws of rounding noise, where one draw, or nine, say too little
 
 
-def against_eager(engines: Engines, graph: Graph, form: str = "dropout off") -> list[Row]:
+def against_eager(
+    engines: Engines, graph: Graph, form: str = "dropout off"
+) -> list[ComparedTensor]:
     """The law for each tensor: on the batch, and where that says no, over several runs."""
     engine, quiet = f"{engines.eager_name} ({form})", without_dropout(graph)
     ours, exact, own = engines.onward(quiet), engines.exact, engines.own
     common = [n for n in exact if n in ours]
-    draws = Draws(engines.law)
+    draws = RepeatedDraws(engines.law)
     draws.add(ours, own, exact)
     rows = {
-        name: Row(
+        name: ComparedTensor(
             engine, name, distance(ours[name], exact[name]),
             max(engines.law.allowed(own[name], exact[name]), draws.zero.get(name, 0.0)),
         )
@@ -39,7 +41,7 @@ def against_eager(engines: Engines, graph: Graph, form: str = "dropout off") -> 
             _draw_more(draws, engines, quiet, more)
             rows |= {n: draws.row(engine, n) for n in doubtful}
     missing = sorted(set(exact) - set(ours))
-    return [*rows.values(), *(Row(engine, name, math.nan, 0.0) for name in missing)]
+    return [*rows.values(), *(ComparedTensor(engine, name, math.nan, 0.0) for name in missing)]
 
 
 def moved_as_in_eager(engines: Engines, graph: Graph) -> tuple[list[str], list[str]]:
@@ -67,7 +69,7 @@ def _idle(engines: Engines, graph: Graph, names: Sequence[str]) -> list[str]:
     return [n for n in names if n in led and not found[gradient(n)].any()]
 
 
-def zero_as_in_eager(engines: Engines, rows: Iterable[Row]) -> list[str]:
+def zero_as_in_eager(engines: Engines, rows: Iterable[ComparedTensor]) -> list[str]:
     """Likewise of gradients that are exactly zero in eager PyTorch, and not in these rows."""
     failed = {row.name for row in rows if not row.ok}
     odd = [n for n in engines.names if gradient(n) in failed and _is_zero(engines, gradient(n))]
@@ -80,7 +82,7 @@ def _is_zero(engines: Engines, name: str) -> bool:
     return bool(found) and not any(t.any() for t in found)
 
 
-def _draw_more(draws: Draws, engines: Engines, graph: Graph, more: int) -> None:
+def _draw_more(draws: RepeatedDraws, engines: Engines, graph: Graph, more: int) -> None:
     """Adds so many runs, of weights close to the model's."""
     for seed in range(draws.runs, draws.runs + more):
         weights = close_weights(engines.captured.parameters, seed, engines.law.close)
@@ -91,13 +93,13 @@ def _draw_more(draws: Draws, engines: Engines, graph: Graph, more: int) -> None:
         )
 
 
-def against_onnxruntime(engines: Engines, graph: Graph) -> list[Row]:
+def against_onnxruntime(engines: Engines, graph: Graph) -> list[ComparedTensor]:
     """The same graph on both, masks and all."""
     outputs = compared_outputs(graph)
     ours, theirs = engines.values(graph, outputs), engines.onnxruntime(graph)
     scale = max(float(theirs[made].norm()) for made in outputs.values())
     return [
-        Row(
+        ComparedTensor(
             "stock onnxruntime (dropout on)", name, float((ours[name] - theirs[made]).norm()),
             ORACLE * float(theirs[made].norm()) + FP32.tensor * scale,
         )

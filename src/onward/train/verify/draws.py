@@ -14,12 +14,12 @@ import numpy as np
 import torch
 
 from onward.train.verify.law import FP32, Law, distance
-from onward.train.verify.report import Row
+from onward.train.verify.report import ComparedTensor
 
 GROSS = 30.0  # times what is allowed: no chance of rounding
 
 
-class Draws:
+class RepeatedDraws:
     """Runs of the same tensors: root mean squares of norms, of eager's distances, of Onward's."""
 
     def __init__(self, law: Law = FP32) -> None:
@@ -59,13 +59,13 @@ class Draws:
         shares = [math.sqrt(e / n) for n, e, _ in self._squares.values() if n > 0.0]
         return float(np.median(shares)) if shares else 0.0
 
-    def row(self, engine: str, name: str) -> Row:
+    def row(self, engine: str, name: str) -> ComparedTensor:
         """The law, eager's distance taken to be at least typical: who rounds in another order is
         not held to where eager happens to be exact."""
         norm, eager, ours = np.sqrt(self._squares[name] / self.runs)
         allowed = self.law.times * max(eager, self.typical * norm) + self._floors[name] * norm
         allowed = max(allowed, self.zero.get(name, 0.0))
-        return Row(engine, name, float(ours), float(allowed), self.runs)
+        return ComparedTensor(engine, name, float(ours), float(allowed), self.runs)
 
     def is_doubtful(self, name: str) -> bool:
         """Whether more runs could find that a tensor over its bound is right."""

@@ -20,11 +20,11 @@ from onward.config import OnwardError
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, type_of
-from onward.kernels import Part
+from onward.kernels import EagerPart
 from onward.model_state.effects import keeping_buffers
+from onward.prepare.batch import Batch
+from onward.prepare.prepared_batch import scalars
 from onward.rewrite import split_counting
-from onward.train.batch import Batch
-from onward.train.prepared_batch import scalars
 from onward.train.verify.eager_modes import InDouble, NoDropout
 from onward.train.verify.graphs import LOSS, compared_outputs, gradient, next_value
 from onward.train.verify.law import FP32, Law, mixed
@@ -38,7 +38,7 @@ _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 class _Weighed:
     """A part that runs in PyTorch, with others in the place of its parameters."""
 
-    part: Part
+    part: EagerPart
     others: Mapping[int, torch.Tensor]
 
     @property

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparedTensor:
     """One tensor compared: norm of the difference and what is allowed; root mean squares where
     there were several runs."""
 
@@ -26,7 +26,7 @@ class Verification:
     """The comparison; prints as a table of the worst rows. mismatches: which parameters have a
     gradient at all, or one that is not zero, in one engine alone."""
 
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ComparedTensor] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     mismatches: list[str] = field(default_factory=list)
 

@@ -19,10 +19,10 @@ from onward.config import MissingExtraError, OnwardError
 from onward.graph.graph import Graph, attributes, precision_said, precisions_said, where
 from onward.journal import Journal
 from onward.kernels import host, torch_dtype
+from onward.prepare.batch import Batch
+from onward.prepare.graphs import Graphs
+from onward.prepare.region_warnings import table
 from onward.rewrite import Policy
-from onward.train.batch import Batch
-from onward.train.graphs import Graphs
-from onward.train.regions import table
 from onward.train.verify.bisection import first_departure
 from onward.train.verify.comparison import (
     against_eager,
@@ -31,7 +31,7 @@ from onward.train.verify.comparison import (
     zero_as_in_eager,
 )
 from onward.train.verify.engines import Engines, LossFunction
-from onward.train.verify.report import Row, Verification
+from onward.train.verify.report import ComparedTensor, Verification
 
 
 def verify_step(
@@ -81,7 +81,7 @@ def verify_step(
         return result
 
 
-def _compared(engines: Engines) -> tuple[Graph, list[Row]]:
+def _compared(engines: Engines) -> tuple[Graph, list[ComparedTensor]]:
     """Loss and gradients on every row, and the comparison of it and of its packed form."""
     graphs = Graphs(engines.compiler, engines.captured)
     derived = partial(engines.compiler.gradients, wrt=engines.names, zeros=engines.captured.reached)

@@ -113,7 +113,7 @@ def _shown(
 ) -> Condition:
     if key_mask(mask, keys) and not filled:
         return sets.test(mask)
-    return sets.Seen(mask, members, queries, keys, filled)
+    return sets.ShownKeys(mask, members, queries, keys, filled)
 
 
 def key_mask(mask: Value, keys: Shape) -> bool:

@@ -48,7 +48,7 @@ def _slice(q: Question) -> Answer:
 def _windowed(shape: Shape, demand: Demand, dim: int, first: Any, last: Any) -> Demand:
     """The demand where an index is in a range; with the dims before it, rows can be numbered."""
     dims = tuple(range(dim + 1))
-    window = sets.Window(tuple(shape[d] for d in dims), dim, first, last)
+    window = sets.IndexWindow(tuple(shape[d] for d in dims), dim, first, last)
     return met(shape, demand, Demand(dims, frozenset({window})))
 
 

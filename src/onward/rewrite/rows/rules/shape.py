@@ -105,7 +105,7 @@ def _concat(q: Question) -> Answer:
     start: Size = 0
     for i in range(len(q.node.inputs)):
         length = q.shape(i)[dim]
-        part = sets.Part(demand.rows, sizes, place, start, length)
+        part = sets.ConcatPart(demand.rows, sizes, place, start, length)
         answer.append(replace(demand, rows=frozenset({part})))
         start = start + length
     return answer

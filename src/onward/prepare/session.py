@@ -4,19 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Generic
+from typing import Generic, Protocol
+
+import torch
 
 from onward.compile import Compiler
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.graph.graph import Graph
+from onward.graph.signature import Signature
 from onward.plan import Plan
-from onward.train.graphs import Graphs
-from onward.train.prepared_batch import Bound
-from onward.train.updates import Updates
+from onward.prepare.graphs import Graphs
+from onward.prepare.prepared_batch import Bound
 
 ROOM = 16  # a plan for counted rows has room for one in ROOM more
 SMALL = 32 << 20  # where the plan before took fewer bytes, memory is cheaper than another plan:
 ROOMY = 2  # there is room for one in ROOMY more
+
+
+class StateTensors(Protocol):
+    """Whoever holds the optimizer's state, accumulated gradients and the like between steps."""
+
+    def owned(self, signature: Signature) -> Mapping[str, torch.Tensor]:
+        """The tensors behind the state inputs of a plan, by input."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -25,12 +35,12 @@ class Session:
     planned within."""
 
     memory: Memory
-    updates: Updates | None = None
+    state: StateTensors | None = None
     memory_budget: int | float | str | None = None
 
     def bind(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> Executable:
         """A plan of these graphs, with the tensors of the user and of the session."""
-        state = {} if self.updates is None else self.updates.owned(plan.signature)
+        state = {} if self.state is None else self.state.owned(plan.signature)
         owned = {**graphs.captured.owned, **state}
         return compiler.bind(plan, self.memory, owned, graphs.captured.regions)
 

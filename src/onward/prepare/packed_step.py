@@ -11,12 +11,12 @@ import torch
 from onward.config import checking
 from onward.graph.graph import Graph
 from onward.plan import Plan
+from onward.prepare.graphs import Graphs
+from onward.prepare.prepared_batch import Bound, OutputRequest, PreparedBatch
+from onward.prepare.row_numbers import RowNumbers, given
+from onward.prepare.session import Bind, PlanCache, Session
+from onward.prepare.unread_rows import Ids, Unread
 from onward.rewrite import FlopCount, prune, with_rows_given
-from onward.train.graphs import Graphs
-from onward.train.prepared_batch import Bound, OutputRequest, PreparedBatch
-from onward.train.row_numbers import RowNumbers, given
-from onward.train.session import Bind, PlanCache, Session
-from onward.train.unread import Ids, Unread
 
 KEPT = 256  # sizes whose share is known
 

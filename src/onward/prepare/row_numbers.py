@@ -10,9 +10,9 @@ import torch
 from onward.compile import Compiler
 from onward.graph.graph import Graph
 from onward.plan import Plan
+from onward.prepare.graphs import Graphs
+from onward.prepare.session import PlanCache, Session
 from onward.rewrite import row_conditions
-from onward.train.graphs import Graphs
-from onward.train.session import PlanCache, Session
 
 Rows = Mapping[str, torch.Tensor]  # i64[R], by the name of R
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 import torch
 
 from onward.graph.graph import Graph
+from onward.prepare.row_explanation import Explanation, Kept, RowSet
 from onward.rewrite import Attribution
-from onward.train.explanation import Explanation, Kept, RowSet
 
 Attribute = Callable[[tuple[str, ...]], Attribution]  # the attribution without some reasons
 Conditions = Callable[[Graph], "dict[str, torch.Tensor]"]  # a graph's b[rows] for the batch

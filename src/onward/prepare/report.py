@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
 import torch
 
-from onward.train.without_gradient import WithoutGradient
+from onward.journal import Journal
+from onward.plan import Plan
+from onward.prepare.prepared_batch import PreparedBatch
+from onward.prepare.without_gradient import WithoutGradient
+from onward.rewrite import summary
 
 _MIB = 2**20
 
@@ -71,6 +75,28 @@ class Report(dict[str, Any]):
 
     def _repr_html_(self) -> str:
         return as_html(self)
+
+
+def report_of(
+    journal: Journal,
+    notes: Sequence[str],
+    prepared: PreparedBatch[Any],
+    still: WithoutGradient,
+) -> Report:
+    """The report of a batch that has run, and of the compilation before it. still: the parameters
+    that got no gradient."""
+    plan: Plan = prepared.executable.plan
+    return Report(
+        compile_seconds=dict(journal.seconds),
+        passes=[r.numbers for r in journal.reports],
+        near_misses=summary(m for r in journal.reports for m in r.misses),
+        predicted_peak_bytes=plan.peak,
+        launches=len(plan.launches),
+        rows=prepared.rows,
+        no_gradient=list(still.unreached),
+        frozen=list(still.frozen),
+        notes=list(notes),
+    )
 
 
 def as_html(thing: object) -> str:

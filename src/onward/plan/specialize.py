@@ -18,7 +18,7 @@ from onward.rewrite.noop import noop
 from onward.rewrite.run import keep_outputs
 
 
-def bind(
+def specialize(
     graph: Graph,
     dims: Mapping[str, int],
     open: Collection[str] = (),

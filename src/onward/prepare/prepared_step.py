@@ -15,14 +15,14 @@ import torch
 from onward.config import CaptureError, OnwardError
 from onward.graph.graph import Graph
 from onward.plan import Plan
+from onward.prepare.batch import Batch
+from onward.prepare.graphs import Graphs
+from onward.prepare.packed_step import PackedStep
+from onward.prepare.prepared_batch import Bound, OutputRequest, PreparedBatch
+from onward.prepare.row_attribution import explain
+from onward.prepare.row_explanation import Explanation
+from onward.prepare.session import Bind, Session
 from onward.rewrite import attribute
-from onward.train.batch import Batch
-from onward.train.explain import explain
-from onward.train.explanation import Explanation
-from onward.train.graphs import Graphs
-from onward.train.packed_step import PackedStep
-from onward.train.prepared_batch import Bound, OutputRequest, PreparedBatch
-from onward.train.session import Bind, Session
 
 KEPT = 64  # plans of one graph that stay bound, one per shape and request
 

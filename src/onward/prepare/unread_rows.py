@@ -12,11 +12,11 @@ from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.journal import Journal
 from onward.plan import Plan
+from onward.prepare.graphs import Graphs
+from onward.prepare.prepared_batch import scalars
+from onward.prepare.row_numbers import RowNumbers, Rows, given
+from onward.prepare.session import Session
 from onward.rewrite import STEP, FusionPass, lookups, with_rows_given
-from onward.train.graphs import Graphs
-from onward.train.prepared_batch import scalars
-from onward.train.row_numbers import RowNumbers, Rows, given
-from onward.train.session import Session
 
 
 class Ids:

@@ -12,7 +12,7 @@ import torch
 from onward.config import EagerWarning
 
 
-class Told:
+class WarnOnce:
     """What a model's user has been told of, so that it is said once."""
 
     def __init__(self) -> None:
@@ -47,4 +47,4 @@ def table(regions: Iterable[Any]) -> list[str]:
     return lines
 
 
-__all__ = ["Told", "table"]
+__all__ = ["WarnOnce", "table"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onward.train.row_drawing import svg, text_grid
+from onward.prepare.row_drawing import svg, text_grid
 
 
 @dataclass(frozen=True)
