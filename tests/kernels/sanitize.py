@@ -2,9 +2,10 @@
 
     python tests/kernels/sanitize.py [--fastest] [options of pytest]
 
-With `--fastest` the one instruction level is built that this processor runs fastest. The build lies in build/sanitize, beside the product's. Both sanitizers are tested first: each must
-report the fault that is planted for it, in every build that this processor runs, and nothing in the
-same call made right. Files of tests among the options are run instead of all the kernels'.
+With `--fastest` only the instruction level is built that this processor runs fastest. The build
+lies in build/sanitize, beside the product's. Both sanitizers are tested first: each must report the
+fault that is planted for it, in every build that this processor runs, and nothing in the same call
+made right. Files of tests among the options are run instead of all the kernels'.
 """
 
 from __future__ import annotations
