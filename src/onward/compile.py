@@ -100,7 +100,7 @@ class Compiler:
         """Forward and gradients by these inputs, for cotangents of the outputs `ends` that come
         after the forward has run. An input that they do not reach has a gradient of zeros."""
         graph = self._differentiate(forward, wrt, wrt, ends)
-        graph.signature = graph.signature.but(apart=True)
+        graph.signature = graph.signature.but(split_halves=True)
         return self._rewrite(graph, rewrite.halves(), "halves")
 
     def step(self, forward: Graph, recipe: Recipe) -> Graph:
@@ -153,7 +153,7 @@ class Compiler:
         self, graph: Graph, wrt: Sequence[str], zeros: Collection[str], ends: Sequence[str] = ()
     ) -> Graph:
         with self.journal.timed("differentiate"):
-            graph = vjp(graph, ends or graph.signature.ends, wrt, zeros)
+            graph = vjp(graph, ends or graph.signature.differentiated_outputs, wrt, zeros)
         self.journal.note("differentiate", graph)
         return graph
 
