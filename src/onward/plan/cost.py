@@ -9,7 +9,7 @@ from onward.kernels import Target
 
 
 def seconds(node: Node, target: Target) -> float:
-    """Estimated time of one launch of `node`, whose types are bound."""
+    """Estimated time of one launch of `node`, whose sizes are numbers."""
     rates = target.rates
     rate = rates.low_flops_per_second if _is_low(node) else rates.flops_per_second
     arithmetic = value(flops(node)) / rate
@@ -19,4 +19,4 @@ def seconds(node: Node, target: Target) -> float:
 def _is_low(node: Node) -> bool:
     """Whether a node multiplies numbers of 16 bits."""
     found = [type_of(x) for x in node.inputs if x is not None]
-    return any(t.is_floating and t.dtype.itemsize == 2 for t in found)
+    return any(t.is_low for t in found)

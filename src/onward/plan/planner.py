@@ -1,4 +1,4 @@
-"""Bound graph -> Plan: select, order, storages, liveness, buffers and launches, places."""
+"""Specialized graph -> Plan: select, order, storages, liveness, buffers and launches, places."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def make_plan(
     joint: bool = True,
     target: Target | None = None,
 ) -> Plan:
-    """Plans a bound graph. `joint`: residual and scratch share one arena. `target`: this machine's
-    CPU where left out. Raises OnwardError where an op has no kernel.
+    """Plans a specialized graph. `joint`: residual and scratch share one arena. `target`: this
+    machine's CPU where left out. Raises OnwardError where an op has no kernel.
     """
     graph = graph.clone()
     kernels = select(graph, target)
