@@ -26,7 +26,7 @@ from onward.kernels.rates import rates_of_gpu
 from onward.plan import Fusible, make_plan
 from onward.plan.cost import seconds
 from onward.plan.select import open_spec, select, spec_of
-from onward.rewrite import FORWARD, STEP, Context, Fusion, FusionPass, NearMiss, run, summary
+from onward.rewrite import FORWARD, STEP, Fusion, FusionPass, NearMiss, run, summary
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -310,15 +310,14 @@ def test_packed_rows_that_no_kernel_takes_are_put_back() -> None:
 
     from onward.rewrite import row_demand
 
-    context = Context("row_demand", refuse)
-    graph = made.forward.clone()
-    assert row_demand(graph, ["loss"], context) > 0
-    assert {f.op for f in asked} == {"FlashAttention"} == {m.op for m in context.misses}
+    packed, report = row_demand(made.forward, ["loss"], refuse)
+    graph = packed.graph
+    assert report.edits > 0 and not packed.reads
+    assert {f.op for f in asked} == {"FlashAttention"} == {m.op for m in report.misses}
     assert all(len(f.inputs) == 8 and f.inputs[3] is None for f in asked)
     assert all(n.inputs[6:] == () for n in graph if n.op_type == "FlashAttention")
-    packed = made.forward.clone()
-    row_demand(packed, ["loss"], Context("row_demand", Fusible(NATIVE)))
-    [first, *_] = [n for n in packed if n.op_type == "FlashAttention"]
+    packed, _ = row_demand(made.forward, ["loss"], Fusible(NATIVE))
+    [first, *_] = [n for n in packed.graph if n.op_type == "FlashAttention"]
     assert [type_of(v).dtype for v in first.inputs[6:]] == [DType.INT64, DType.INT64]
 
 
@@ -401,7 +400,7 @@ def test_the_reference_engine_runs_what_passes_write_where_nobody_is_asked() -> 
         sizes = {"B": 3, "T": 5}
         feeds: dict[str, Any] = {"labels": np.array([1, 0, 3])}
         for name in TYPES:
-            shape = type_of(graph.find_input(name)).bind(sizes).concrete.shape
+            shape = type_of(graph.find_input(name)).specialized(sizes).concrete.shape
             feeds[name] = rng.standard_normal([int(str(n)) for n in shape]).astype(np.float32)
         fused, _ = run(graph, list(FUSIONS.values()))
         assert op in [n.op_type for n in fused]

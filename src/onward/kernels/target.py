@@ -11,12 +11,10 @@ NO_LIBRARY = "none"
 class Rates:
     """How fast a machine is, roughly: enough to rank what is cheap to compute again.
 
-    Only ratios matter.
-
-    flops_per_second: of products in fp32; low_flops_per_second: in fp16 and bf16. The defaults were
-    read off benchmark steps on two AVX2 cores of an AMD EPYC (2026-11-21, `docs/log.md`): matrix
-    products reach 140-170 GFLOP/s, elementwise loops and copies about 20 GB/s once their operands
-    do not fit a cache.
+    Only ratios matter. flops_per_second: of products in fp32; low_flops_per_second: of those in
+    fp16 and bf16. The defaults were read off benchmark steps on two AVX2 cores of an AMD EPYC
+    (2026-11-21, `docs/log.md`): matrix products reach 140-170 GFLOP/s, elementwise loops and copies
+    about 20 GB/s once their operands do not fit a cache.
     """
 
     flops_per_second: float = 150e9
@@ -29,12 +27,12 @@ class Rates:
 class Target:
     """A machine's device as kernels and costs see it.
 
-    device: its kind, "cpu" or "cuda". capability: what its processor can do: of a GPU the compute
-    capability, (9, 0); of a CPU the widest instruction set that PyTorch uses, "AVX2"; "" where it
-    is not known. instructions: of the native library, "avx512", "avx2" or
+    device: its kind, "cpu" or "cuda". instructions: of the native library, "avx512", "avx2" or
     "plain"; "none" without one, as on devices it is not for. triton: whether Triton is there for
     the device. dtype: what products are computed in. multiplies_bf16: whether the processor itself
-    multiplies bfloat16 (AVX512-BF16, AMX, a GPU's tensor cores), so that it pays.
+    multiplies bfloat16 (AVX512-BF16, AMX, a GPU's tensor cores), so that it pays. capability: what
+    the processor can do, of a GPU its compute capability, (9, 0), of a CPU the widest instruction
+    set that PyTorch uses, "AVX2"; "" where it is not known.
     """
 
     device: str = "cpu"
