@@ -29,6 +29,7 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"execute"}),
     frozenset({"journal"}),
     frozenset({"extend"}),
+    frozenset({"cache_files"}),
     frozenset({"graph_cache"}),
     frozenset({"capture_cache"}),
     frozenset({"compile"}),

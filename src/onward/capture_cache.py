@@ -12,7 +12,7 @@ read where all of that is the same:
                 as a walk tells of them, of plain objects those attributes
     its file  = the capture (capture/archive/captured.py), and what the forward has set on the model
 
-Everything else is captured as if there were no cache. The files are those of graph_cache.py.
+Everything else is captured as if there were no cache. The files are those of cache_files.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward import graph_cache
+from onward import cache_files, graph_cache
 from onward.capture import CapturedModule
 from onward.capture.archive.captured import read, written
 from onward.capture.archive.surroundings import NotKept, surroundings
@@ -124,12 +124,12 @@ class _Call:
             return None
 
     def _read(self) -> CapturedModule | None:
-        for names in graph_cache.read_as(self.key, self._names_read) or ():
+        for names in cache_files.read(self.key, self._names_read) or ():
             walk = self._walk(names)
             if walk.doubts:
                 continue
             key = self._key(names, walk)
-            found = graph_cache.read_as(key, lambda _, body, w=walk: self._unpacked(body, w))
+            found = cache_files.read(key, lambda _, body, w=walk: self._unpacked(body, w))
             if found is not None and self._fits(found[0]):
                 for held, name, value in found[1]:
                     held[name] = value
@@ -202,12 +202,12 @@ class _Call:
             raise NotKept("; ".join(walk.doubts[:3]))
         head = json.dumps({"sets": sets}).encode()
         packed = b"".join((len(head).to_bytes(8, "little"), head, body))
-        known = graph_cache.read_as(self.key, self._names_read) or []
+        known = cache_files.read(self.key, self._names_read) or []
         if names not in known:
             said = [list(one.items()) for one in [names, *known][:_MOST]]
             text = json.dumps({"key": self.key, "names": said}).encode()
-            graph_cache.write_as(self.key, lambda: len(text).to_bytes(8, "little") + text)
-        graph_cache.write_as(self._key(names, walk), lambda: packed)
+            cache_files.write(self.key, lambda: len(text).to_bytes(8, "little") + text)
+        cache_files.write(self._key(names, walk), lambda: packed)
 
     def _sets(self, captured: CapturedModule, walk: Lasting) -> list[tuple[str, str, Any]]:
         """What the forward has set on plain objects: the path of one, a name, the value. The walk

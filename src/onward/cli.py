@@ -142,11 +142,11 @@ def run_cache(argv: list[str]) -> int:
     clear = _switched(argv, "cache", "clear", "take all of them away")
     if clear is None:
         return 0
-    from onward import graph_cache
+    from onward import cache_files
 
-    files, nbytes = graph_cache.clear() if clear else graph_cache.size()
+    files, nbytes = cache_files.clear() if clear else cache_files.size()
     verb = "taken away" if clear else "kept"
-    print(f"{graph_cache.folder()}: {files} graphs, {nbytes / 2**20:.1f} MiB, {verb}")
+    print(f"{cache_files.folder()}: {files} graphs, {nbytes / 2**20:.1f} MiB, {verb}")
     return 0
 
 

@@ -68,7 +68,7 @@ def halves(
     results = made.forward.signature.results.values()
     floating = [n for n in results if type_of(made.forward.outputs[n]).is_floating]
     if ends is None:
-        ends = list(dict.fromkeys([*made.forward.signature.ends, *floating]))
+        ends = list(dict.fromkeys([*made.forward.signature.differentiated_outputs, *floating]))
     graph = made.compiler.halves(made.forward, tuple(ends), tuple(trained(made)))
     dims = made.captured.dims(list(data.values()))
     assert dims is not None

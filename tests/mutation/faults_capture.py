@@ -572,9 +572,9 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "        if gone:\n", "        if False:\n", STATE,
     ),
     Fault(
-        "bind: sizes asked for late", "plan/specialize.py",
-        "    noop(bound)  # which may ask for sizes itself\n"
-        "    if open:\n        name_sizes(bound)\n",
-        "    if open:\n        name_sizes(bound)\n    noop(bound)\n", PLAN,
+        "specialize: sizes asked for late", "plan/specialize.py",
+        "    noop(made)  # which may ask for sizes itself\n"
+        "    if open:\n        name_sizes(made)\n",
+        "    if open:\n        name_sizes(made)\n    noop(made)\n", PLAN,
     ),
 )  # fmt: skip

@@ -547,9 +547,9 @@ NO_SUBJECT = re.compile(
     r"|As above|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
 )
 STANDS_ALONE = (
-    "__init__.py", "capture_cache.py", "cli.py", "compile.py", "config.py", "differentiate",
-    "execute", "explanation", "extend.py", "graph", "graph_cache.py", "journal.py", "kernels",
-    "plan", "recipes", "rewrite",
+    "__init__.py", "cache_files.py", "capture_cache.py", "cli.py", "compile.py", "config.py",
+    "differentiate", "distribute", "execute", "explanation", "extend.py", "graph",
+    "graph_cache.py", "journal.py", "kernels", "plan", "recipes", "rewrite",
 )  # fmt: skip
 
 

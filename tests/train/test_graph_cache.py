@@ -22,15 +22,17 @@ from tiny import batch, bert, gpt2, mlp
 from torch import nn
 
 import onward
-from onward import extend, graph_cache
+from onward import cache_files, extend, graph_cache
 from onward.capture import CapturedModule
 from onward.compile import Compiler
 from onward.differentiate import Recipe, UpdateGroup
+from onward.distribute import Mesh
 from onward.graph.graph import Graph
+from onward.graph.printer import graph_text
 from onward.graph_cache import CacheEntry
 from onward.journal import Journal
 from onward.kernels import host
-from onward.rewrite import PassReport, Policy
+from onward.rewrite import PackedForward, PassReport
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -63,7 +65,7 @@ def same_bits(one: Any, other: Any) -> None:
 
 def read(stages: list[str]) -> bool:
     """Whether nothing was made anew. Raises AssertionError where some of it was."""
-    made = {"rewrite forward", "differentiate", "updates", "rewrite step"} & set(stages)
+    made = {"forward", "differentiate", "updates", "step"} & set(stages)
     assert len(made) in (0, 4), made
     assert "graph cache" in stages
     return not made
@@ -335,7 +337,7 @@ def test_where_others_have_a_say_nothing_is_kept_or_read(
     journal = Journal()
     with_others = Compiler(host(), (), journal).forward(call)
     assert keys(folder) == before
-    assert "rewrite forward" in journal.seconds, "made, not read"
+    assert "forward" in journal.seconds, "made, not read"
     assert len(with_others) == len(kept)
 
 
@@ -343,7 +345,7 @@ def test_stages_that_are_looked_at_are_made() -> None:
     call = captured()
     for journal in (Journal(), Journal(keep_stages=True), Journal(quiet=True)):
         Compiler(host(), (), journal).forward(call)
-        assert "graph cache" in journal.seconds or "rewrite forward" in journal.seconds
+        assert "graph cache" in journal.seconds or "forward" in journal.seconds
         assert ("graph cache" in journal.seconds) == (not journal.quiet and not journal.stages)
 
 
@@ -361,23 +363,68 @@ def test_an_optimizer_of_a_registered_name_that_is_another_is_not_kept(folder: P
 def test_two_stages_of_one_graph_are_two_files(folder: Path) -> None:
     made: list[str] = []
 
-    @graph_cache.kept("same", "nothing")
-    class Stages:
-        target, disable, journal = host(), set[str](), Journal()
-        policy: Policy | None = None
+    def same() -> Graph:
+        made.append("same")
+        return graph
 
-        def same(self, graph: Graph) -> Graph:
-            made.append("same")
-            return graph
+    def nothing() -> None:
+        made.append("nothing")
 
-        def nothing(self, graph: Graph) -> None:
-            made.append("nothing")
-
-    graph, stages = captured().graph, Stages()
+    graph, cache = captured().graph, Compiler(host(), (), Journal()).cache
     for _ in range(2):  # made, then read
-        assert len(stages.same(graph)) == len(graph)
-        assert stages.nothing(graph) is None
+        assert len(cache.get_or_make("same", graph, (), same)) == len(graph)
+        assert cache.get_or_make("nothing", graph, (), nothing) is None
     assert made == ["same", "nothing"] and len(keys(folder)) == 2
+
+
+def test_every_argument_of_every_verb_is_in_the_key(folder: Path) -> None:
+    """By keyword or by place, a list or a tuple."""
+    data = few_labels()
+    compiler = Compiler(host(), (), Journal())
+    call = compiler.capture(bert(), (), data)
+    forward = compiler.forward(call)
+    [loss], names = forward.signature.differentiated_outputs, sorted(call.reached)
+    [scores] = forward.signature.results.values()
+    others: list[tuple[str, list[Callable[[], Any]]]] = [
+        ("rows of the loss", [
+            lambda: compiler.pack(forward, [loss]), lambda: compiler.pack(forward, (loss,)),
+            lambda: compiler.pack(outputs=[loss], forward=forward),
+        ]),
+        ("rows that are watched", [
+            lambda: compiler.pack(forward, [loss], watch=True),
+            lambda: compiler.pack(forward, [loss], True),
+        ]),
+        ("rows of all outputs", [lambda: compiler.pack(forward, [loss, scores])]),
+        ("halves", [
+            lambda: compiler.halves(forward, [loss], names),
+            lambda: compiler.halves(forward, ends=(loss,), wrt=tuple(names)),
+        ]),
+        ("other ends", [lambda: compiler.halves(forward, [scores], names)]),
+        ("other inputs", [lambda: compiler.halves(forward, [loss], names[1:])]),
+    ]  # fmt: skip
+    for name, spellings in others:
+        before = keys(folder)
+        first, *more = [spell() for spell in spellings]
+        assert len(keys(folder) - before) == 1, name
+        for again in more:
+            assert type(again) is type(first), name
+            if isinstance(first, PackedForward):
+                assert again.reads == first.reads and bool(first.reads) == ("watched" in name)
+                again, first = again.graph, first.graph
+            if isinstance(first, Graph):
+                assert graph_text(again) == graph_text(first), name
+
+
+def test_the_mesh_is_in_the_key(folder: Path) -> None:
+    call = captured()
+    meshes = (
+        Mesh(), Mesh(("dp_shard",), (1,), (0,)), Mesh(("dp_shard",), (2,), (0,)),
+        Mesh(("dp_shard",), (2,), (1,)), Mesh(("tp",), (2,), (1,)),
+    )  # fmt: skip
+    for number, mesh in enumerate(meshes, start=1):
+        for _ in range(2):
+            Compiler(host(), (), Journal(), mesh=mesh).forward(call)
+            assert len(keys(folder)) == number, mesh
 
 
 # ---- files
@@ -437,7 +484,7 @@ def unreadable(path: Path) -> None:
 
 def too_large(path: Path) -> None:
     with path.open("ab") as file:
-        file.truncate(graph_cache.LARGEST + 1)
+        file.truncate(cache_files.LARGEST + 1)
 
 
 @pytest.mark.parametrize("spoil", [as_folder, as_pipe, unreadable, too_large])
@@ -460,7 +507,7 @@ def test_no_error_of_a_disk_reaches_a_step(
     def fails(*args: Any, **kwargs: Any) -> Any:
         raise OSError(error, os.strerror(error))
 
-    place = {"mkdir": Path, "mkstemp": graph_cache.tempfile, "fdopen": os, "replace": Path}[at]
+    place = {"mkdir": Path, "mkstemp": cache_files.tempfile, "fdopen": os, "replace": Path}[at]
     with monkeypatch.context() as patch:
         patch.setattr(place, at, fails)
         graph_cache.write(KEY, entry())
@@ -498,10 +545,10 @@ def test_a_step_runs_where_the_folder_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(graph_cache, "folder", lambda: tmp_path / "file" / "graphs")
+    monkeypatch.setattr(cache_files, "folder", lambda: tmp_path / "file" / "graphs")
     _, stages = steps(gpt2(), batch(2, 10), count=1)
     assert not read(stages)
-    assert graph_cache.size() == graph_cache.clear() == (0, 0)
+    assert cache_files.size() == cache_files.clear() == (0, 0)
 
 
 def test_files_read_longest_ago_go_first_and_half_written_ones_in_the_end(folder: Path) -> None:
@@ -514,14 +561,14 @@ def test_files_read_longest_ago_go_first_and_half_written_ones_in_the_end(folder
     os.utime(folder / ".old.part", (1000, 1000))
     (folder / ".new.part").write_bytes(b"x")
     (folder / "notes.txt").write_bytes(b"the user's own")
-    count, total = graph_cache.size()
+    count, total = cache_files.size()
     each = (total - 2) // 6
     assert count == 8
-    graph_cache.prune(3 * each + each // 2)
+    cache_files.prune(3 * each + each // 2)
     assert keys(folder) == {f"{n}.graph" for n in (names[0], *names[4:])} | {
         ".new.part", "notes.txt",
     }  # fmt: skip
-    graph_cache.clear()
+    cache_files.clear()
     assert keys(folder) == {".new.part", "notes.txt"}
 
 
@@ -529,12 +576,12 @@ def test_the_size_is_bounded_as_files_are_written(
     monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
     graph_cache.write(KEY, entry())
-    each = graph_cache.size()[1]
+    each = cache_files.size()[1]
     monkeypatch.setattr(graph_cache, "MOST_BYTES", 3 * each)
     for i in range(8):
         graph_cache.write(f"{i:064d}", entry())
         assert graph_cache.read(f"{i:064d}")
-        assert graph_cache.size()[1] <= 3 * each
+        assert cache_files.size()[1] <= 3 * each
 
 
 WRITER = """
@@ -550,7 +597,7 @@ for turn in range(150):
     found = graph_cache.read(key)
     assert found in (None, want), found
     if turn % 40 == int(sys.argv[1]):
-        graph_cache.clear()
+        cache_files.clear()
 """
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from onward.config import OnwardError
+from onward.distribute import Mesh
 from onward.execute.binder import Binder
 from onward.execute.memory import Memory
 from onward.execute.recording import Recording
@@ -43,7 +44,8 @@ class Executable:
 
     The host reads nothing that launches have written until all of the step but its commit is
     queued: then the flags of kernels that found bad input, at once, and `finite`, which decides
-    whether the commit runs.
+    whether the commit runs. mesh: the ranks that run the step, which decide that together; one rank
+    where left out.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Executable:
         memory: Memory,
         owned: Mapping[str, torch.Tensor],
         parts: Sequence[EagerPart] = (),
+        mesh: Mesh | None = None,
     ) -> None:
         self.plan = plan
+        self._mesh = Mesh() if mesh is None else mesh
         self.memory = memory
         self.owned = owned
         self._binder = Binder(plan, memory, owned, parts)
@@ -102,7 +106,7 @@ class Executable:
                 if self.plan.commit < len(launches):
                     self._require_reached()
             finite = self.plan.signature.finite
-            wrote = finite is None or bool(self._binder.outputs[finite])
+            wrote = finite is None or self._mesh.agreed(bool(self._binder.outputs[finite]))
             if self.plan.commit == len(launches) and done is None:
                 return wrote  # nothing outlives the step
             with signals_wait():

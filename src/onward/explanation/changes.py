@@ -39,7 +39,7 @@ class CountingJournal(Journal):
             part, _, name = stage.partition("-")
             if part in _STAGES:
                 if left and left[0].name == ROW_DEMAND:  # that found every row to be read
-                    made.append(_change("forward", ROW_DEMAND, left.popleft(), before, before))
+                    made.append(_change("pack", ROW_DEMAND, left.popleft(), before, before))
                 made.append(_change("", part, None, before, after))
                 before = after
                 continue

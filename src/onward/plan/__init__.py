@@ -1,4 +1,4 @@
-"""Bound graph -> Plan: kernels, order, lifetimes, in-place rights, offsets, predicted peak."""
+"""Specialized graph -> Plan: kernels, order, lifetimes, in-place rights, offsets, the peak."""
 
 from onward.plan.budget import Budget
 from onward.plan.fusible import Fusible

@@ -23,8 +23,8 @@ class Judged:
 
 
 class Budget:
-    """The search for a plan of a bound graph within a memory budget; the plan without recomputing
-    is known.
+    """The search for a plan of a specialized graph within a memory budget; the plan without
+    recomputing is known.
 
     amount: bytes that the peak may have, or a fraction of what recomputing can spare (0.0: the
     least peak, 1.0: none is spared). chosen: what fits, None where the plan does as it is.

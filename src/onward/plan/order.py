@@ -19,7 +19,7 @@ from onward.plan.views import VIEWS
 def order(graph: Graph) -> list[Node]:
     """A topological order of all nodes."""
     out = _Order(graph).nodes
-    if graph.signature.apart:
+    if graph.signature.split_halves:
         first = forward_half(graph)
         out = [n for n in out if n in first] + [n for n in out if n not in first]
     assert len(out) == len(graph), "an update waits for a reader that waits for the update"

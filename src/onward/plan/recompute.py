@@ -37,9 +37,9 @@ def between(least: int, most: int, fraction: float) -> int:
 
 
 class Search:
-    """The search of proposals for one bound graph and one limit in bytes.
+    """The search of proposals for one specialized graph and one limit in bytes.
 
-    graph: the bound graph as the planner lowers it; the names in a proposal are its values'.
+    graph: the specialized graph as the planner lowers it; the names in a proposal are its values'.
     """
 
     def __init__(self, graph: Graph, limit: int, unconstrained: Plan, target: Target) -> None:

@@ -29,7 +29,8 @@ class Graphs:
         """The forward on the rows that these outputs read; None where that is every row."""
         key = tuple(outputs)
         if key not in self._packed:
-            self._packed[key] = self.compiler.pack(self.forward, key)
+            packed = self.compiler.pack(self.forward, key)
+            self._packed[key] = None if packed is None else packed.graph
         return self._packed[key]
 
     @cached_property

@@ -16,7 +16,7 @@ from onward.prepare.graphs import Graphs
 from onward.prepare.prepared_batch import scalars
 from onward.prepare.row_numbers import RowNumbers, Rows, given
 from onward.prepare.session import Session
-from onward.rewrite import STEP, FusionPass, lookups, with_rows_given
+from onward.rewrite import STEP, FusionPass, PackedForward, lookups, with_rows_given
 
 
 class Ids:
@@ -60,9 +60,13 @@ class Unread:
         fused = [p.name for p in STEP if isinstance(p, FusionPass)]
         before = graphs.compiler
         self._compiler = Compiler(
-            before.target, [*before.disable, *fused], Journal(quiet=True), before.policy
+            before.target,
+            [*before.disable, *fused],
+            Journal(quiet=True),
+            before.policy,
+            before.mesh,
         )
-        self._filled: tuple[Graph, dict[str, str], RowNumbers] | None = None  # NaN in those rows
+        self._filled: tuple[PackedForward, RowNumbers] | None = None  # NaN in those rows
 
     def check(
         self,
@@ -77,13 +81,14 @@ class Unread:
         if self._graphs.captured.regions:
             return
         if self._filled is None:
-            reads: dict[str, str] = {}
-            forward = self._compiler.pack(self._graphs.forward, list(self._forward.outputs), reads)
-            assert forward is not None, "the rows that are read are all rows after all"
+            outputs = list(self._forward.outputs)
+            packed = self._compiler.pack(self._graphs.forward, outputs, watch=True)
+            assert packed is not None, "the rows that are read are all rows after all"
             # sets of rows may be others than the step's
-            numbers = RowNumbers(forward, self._compiler, self._graphs, self._session)
-            self._filled = forward, reads, numbers
-        forward, reads, numbers = self._filled
+            numbers = RowNumbers(packed.graph, self._compiler, self._graphs, self._session)
+            self._filled = packed, numbers
+        packed, numbers = self._filled
+        forward, reads = packed.graph, packed.reads
         found = self._nan(forward, [*reads], staged, sizes, numbers.of(staged, sizes), gradients)
         reached = [name for name in found if name not in reads]
         if reached:  # NaN of the batch's own arrives without them too

@@ -169,9 +169,9 @@ def _environment() -> Iterator[tuple[str, str]]:
 def _graphs() -> str:
     if not environment().graph_cache:
         return "off (ONWARD_GRAPH_CACHE=0)"
-    from onward import graph_cache
+    from onward import cache_files
 
-    files, nbytes = graph_cache.size()
+    files, nbytes = cache_files.size()
     return f"{files} graphs of steps, {nbytes / 2**20:.1f} MiB; `onward cache --clear` removes them"
 
 

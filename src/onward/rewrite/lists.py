@@ -151,6 +151,11 @@ def in_precision(policy: Policy) -> list[AnyPass]:
     return [Pass(written, exact=False), *PRECISION]
 
 
+def without_fusions(passes: Iterable[AnyPass]) -> list[AnyPass]:
+    """The passes among these that write no own ops on account of kernels."""
+    return [item for item in passes if isinstance(item, Pass)]
+
+
 def halves() -> list[AnyPass]:
     """The passes of STEP for a graph whose forward runs before the cotangents are known."""
     ahead = FusionPass(linear_cross_entropy_ahead)

@@ -15,7 +15,6 @@ from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, attributes, type_of
 from onward.graph.names import user_name
 from onward.graph.types import DType, rounded
-from onward.rewrite import Pass, Policy, in_precision, run
 
 DTYPES = {"float32": DType.FLOAT, "float16": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
 
@@ -33,11 +32,11 @@ def read_dtype(dtype: object) -> DType:
 
 
 def lowered(graph: Graph, arrays: Mapping[str, np.ndarray], low: DType) -> tuple[Graph, Arrays]:
-    """The graph with casts, and its weights by graph input.
+    """A graph with a policy's casts, changed to read weights of type `low` where it casts them to
+    that alone, and its weights by graph input.
 
     Raises OnwardError where a weight has a number that `low` has not.
     """
-    graph, _ = run(graph, [p for p in in_precision(Policy(low)) if isinstance(p, Pass)])
     stored = dict(arrays)
     for value in graph.inputs_with(Role.PARAM, Role.BUFFER):
         name = value.name or ""

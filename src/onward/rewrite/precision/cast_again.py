@@ -15,7 +15,7 @@ def cast_again(graph: Graph) -> int:
     """Casts weights that both halves read again in the backward half. It does not where the halves
     run apart: there a weight may change before the backward runs, which eager mode allows where
     autocast cast it."""
-    if graph.signature.apart:
+    if graph.signature.split_halves:
         return 0
     names: set[str] = set()
     edits = 0

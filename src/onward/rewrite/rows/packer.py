@@ -60,9 +60,10 @@ class Packer:
     """The state of one rewriting: what is packed already, and the sets of rows in use.
 
     context: asked whether kernels take an attention of packed rows.
-    reads: asks for a graph that finds out whether what it leaves out is read. Rows that are left
+    watch: asks for a graph that finds out whether what it leaves out is read. Rows that are left
     out become NaN instead of zeros for readers that should not touch them; what such a node makes
-    is an output then, and `reads` says by its name which node reads what.
+    is an output then. reads: which node reads what, by the name of that output; None where nobody
+    has asked.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class Packer:
         graph: Graph,
         asked: dict[Value, Demand],
         context: Context,
-        reads: dict[str, str] | None = None,
+        watch: bool = False,
     ) -> None:
         self.graph, self.asked, self.context = graph, asked, context
-        self.reads = reads
+        self.reads: dict[str, str] | None = {} if watch else None
         self.reader: Node | None = None  # the node that is written
         self._holed: Value | None = None  # what it read with NaN in it
         self.known = batch_values(graph)
@@ -83,7 +84,7 @@ class Packer:
         self._wholes: dict[tuple[Value, Node | None], Value] = {}
         self._converted: dict[tuple[Value, int], Value] = {}
         # asked before anything is written: what is 0, say, is seen in the graph as it was
-        self._asks = {} if reads is None else {node: self._reads_of(node) for node in graph}
+        self._asks = {node: self._reads_of(node) for node in graph} if watch else {}
 
     def run(self) -> int:
         nodes = batch_first(self.graph, self.known)

@@ -26,7 +26,7 @@ def _departure(engines: Engines) -> str:
     """ "" where no stage departs."""
     first, low = True, engines.low is not None
     for stage, graph in engines.compiler.journal.stages or []:
-        if stage in ("specialize", "plan") or (low and stage.startswith("forward-")):
+        if stage in ("specialize", "plan") or (low and stage.startswith(("forward-", "pack-"))):
             continue  # no stage of its own, or one without casts, which fp32 has been compared on
         expected = {LOSS, *compared_outputs(graph)}
         rows = [r for r in against_eager(engines, graph) if r.name in expected]
