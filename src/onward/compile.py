@@ -3,7 +3,7 @@
     capture -> rewrite(forward) -> row demand -> differentiate -> update -> rewrite(step)
             -> specialize(dims) -> plan -> execute
 A stage receives a value and returns one, by one verb of `Compiler`:
-    captured   = compiler.capture(model, args, kwargs)     Captured
+    captured   = compiler.capture(request)                 Captured
     forward    = compiler.forward(captured)                Graph; packed: compiler.pack(forward, ..)
     step       = compiler.step(forward, recipe)            Graph; or compiler.halves(forward, ..)
     plan       = compiler.plan(step, outputs, dims)        Plan
@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 
 from onward import capture_cache, rewrite
-from onward.capture import Captured, CapturedModule, capture, evaluation
+from onward.capture import Captured, CapturedModule, CaptureRequest, capture, evaluation
 from onward.config import environment
 from onward.differentiate import Recipe, add_updates, vjp
 from onward.execute import Executable, ExecutableHalves, Memory
@@ -49,9 +49,9 @@ class Compiler:
         self._fusible = Fusible(target)
         self.journal = Journal() if journal is None else journal
 
-    def capture(self, *args: Any, **kwargs: Any) -> CapturedModule:
-        """The call of a module as a graph (`onward.capture.capture`)."""
-        captured = capture_cache.kept(self.journal, capture, *args, **kwargs)
+    def capture(self, request: CaptureRequest) -> CapturedModule:
+        """The call of a module as a graph. Raises CaptureError for what no graph can hold."""
+        captured = capture_cache.kept(self.journal, capture, request)
         self.journal.note("capture", captured.graph)
         return captured
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture import capture
+from onward.capture import CaptureRequest, capture
 from onward.config import OnwardError
 from onward.graph.file import save
 from onward.graph.graph import Graph, Role
@@ -39,7 +39,7 @@ def export_onnx(
         raise OnwardError(f"{path.parent} is not a folder; fix: create it first")
     kwargs = {k: v for k, v in batch.kwargs.items() if k not in _LABELS}
     args, kwargs = without_ones(model, batch.args, kwargs)
-    captured = capture(model, args, kwargs, want_loss=False, regions=True)
+    captured = capture(CaptureRequest(model, args, kwargs, want_loss=False, regions=True))
     if captured.regions:
         raise OnwardError(
             "the model has parts that run in PyTorch, and no other engine can run them: "
