@@ -162,14 +162,14 @@ def first(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def memory(request: Mapping[str, Any]) -> dict[str, Any]:
     """Bytes that a capture takes at most beside the model."""
-    from onward.capture import capture
+    from onward.capture import CaptureRequest, capture
 
     model, data = _prepared(request)
     tensors = {id(p): p for p in model.parameters()}.values()
     held = Memory("cpu")
     before = held.now()
     held.reset_peak()
-    captured = capture(model, (), data)
+    captured = capture(CaptureRequest(model, (), data))
     peak = held.peak()
     assert captured.parameters
     return {

@@ -18,18 +18,19 @@ Everything else is captured as if there were no cache. The files are those of ca
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from onward import cache_files, graph_cache
-from onward.capture import CapturedModule
+from onward.capture import CapturedModule, CaptureRequest
+from onward.capture import capture as own_capture
 from onward.capture.archive.captured import read, written
 from onward.capture.archive.surroundings import NotKept, surroundings
 from onward.capture.aten import TABLE
@@ -56,21 +57,24 @@ Names = dict[str, list[str] | None]  # read of plain objects, by path; None for 
 
 
 def kept(
-    journal: Journal, capture: Callable[..., CapturedModule], *args: Any, **kwargs: Any
+    journal: Journal,
+    capture: Callable[[CaptureRequest], CapturedModule],
+    request: CaptureRequest,
 ) -> CapturedModule:
-    """What `capture` makes of a call; read where a run before has kept the same."""
+    """What `capture` makes of a request; read where a run before has kept the same. Only captures
+    of `onward.capture.capture` are kept: another function in its place may do anything."""
     if not environment().graph_cache or journal.looks_at_passes:
         with journal.timed("capture"):
-            return capture(*args, **kwargs)
+            return capture(request)
     with journal.timed(_CACHE), ONE_AT_A_TIME:  # another capture patches what is looked at
-        call = _Call.of(capture, args, kwargs)
+        call = _Call.of(request) if capture is own_capture else None
         found = None if call is None else call.read()
     if found is not None:
         journal.seconds[READ] = journal.seconds.pop(_CACHE)
         log.info("the capture is kept from an earlier run")
         return found
     with journal.timed("capture"):
-        captured = capture(*args, **kwargs)
+        captured = capture(request)
     if call is not None:
         with journal.timed(_CACHE), ONE_AT_A_TIME:
             call.write(captured)
@@ -80,16 +84,13 @@ def kept(
 class _Call:
     """A call that is to be captured, with what surrounds it before."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.model, self.loss_fn = given["model"], given["loss_fn"]
-        self.want_loss = given["want_loss"]
-        gradients = given["gradients"]
-        self.gradients = self.model.training if gradients is None else gradients
-        self.whole = given["whole"]
+    def __init__(self, request: CaptureRequest) -> None:
+        self.request = replace(request, gradients=request.differentiated)  # the mode may change
+        self.model, self.loss_fn = request.model, request.loss_fn
         self.tensors: list[torch.Tensor] = []
-        tree = [_argument(given[name], self.tensors) for name in ("args", "kwargs", "target")]
-        said = [self.gradients, self.want_loss, self.whole, given["regions"]]
-        said += [str(given["autocast"]), torch.is_grad_enabled(), is_of_inference_mode()]
+        told = [f.name for f in fields(CaptureRequest) if f.name not in _BY_THE_WALK]
+        tree = [[n, _argument(getattr(self.request, n), self.tensors)] for n in told]
+        said = [torch.is_grad_enabled(), is_of_inference_mode()]
         met = Lasting(self.model, self.loss_fn, lambda x, path: None)
         ours = [graph_cache.registered(), graph_cache.sources(), graph_cache.versions()]
         foreign = [n for n, made in TABLE.items() if not place_of(made).startswith("onward.")]
@@ -101,14 +102,10 @@ class _Call:
         self._before = {id(x): (x, dict(held)) for x, held in met.attributes()}
 
     @classmethod
-    def of(cls, capture: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
+    def of(cls, request: CaptureRequest) -> _Call | None:
         """None where a capture of it is not kept."""
-        given = inspect.signature(capture).bind(*args, **kwargs)
-        given.apply_defaults()
-        if _OPTIONS - given.arguments.keys():
-            return None
         try:
-            return cls(given.arguments)
+            return cls(request)
         except Exception as error:  # of objects of any kind, none of which is to end a step here
             log.debug("the capture is not kept: %s", error)
             return None
@@ -137,9 +134,8 @@ class _Call:
         return None
 
     def _fits(self, captured: CapturedModule) -> bool:
-        trains = self.gradients and (self.want_loss or self.whole)
         try:
-            refuse_model(self.model, self.loss_fn, trains, self.want_loss)
+            refuse_model(self.model, self.loss_fn, self.request.trains, self.request.want_loss)
         except CaptureError:
             return False
         return captured.dims(self.tensors) is not None
@@ -250,14 +246,11 @@ class _Call:
     def _live(self) -> dict[str, torch.Tensor]:
         """The tensors by the paths that a capture gives them; tied ones by the first."""
         spec: Any = None
-        flat = FlatCall(self.model, spec, [], self.loss_fn, self.want_loss)
+        flat = FlatCall(self.request, spec, [])
         return {model_path(name): t for name, t in named_tensors(flat)}
 
 
-_OPTIONS = {
-    "model", "args", "kwargs", "target", "loss_fn", "want_loss", "gradients", "whole", "regions",
-    "autocast",
-}  # fmt: skip
+_BY_THE_WALK = ("model", "loss_fn")  # `Lasting` tells of them; a key tells every other field
 _ABSENT = object()
 
 

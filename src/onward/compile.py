@@ -3,7 +3,7 @@
     capture -> rewrite(forward) -> row demand -> differentiate -> update -> distribute(mesh)
             -> rewrite(step) -> specialize(dims) -> plan -> execute
 A stage receives a value and returns one, by one verb of `Compiler`:
-    captured   = compiler.capture(model, args, kwargs)     Captured
+    captured   = compiler.capture(request)                 Captured
     forward    = compiler.forward(captured)                Graph
     packed     = compiler.pack(forward, outputs)           PackedForward; None: every row is read
     step       = compiler.step(forward, recipe)            Graph; or compiler.halves(forward, ..)
@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any
 
 from onward import capture_cache, rewrite
-from onward.capture import Captured, CapturedModule, capture, evaluation
+from onward.capture import Captured, CapturedModule, CaptureRequest, capture, evaluation
 from onward.config import environment
 from onward.differentiate import Recipe, add_updates, vjp
 from onward.distribute import Mesh, distribute
@@ -53,9 +53,9 @@ class Compiler:
         self.journal = Journal() if journal is None else journal
         self.cache = GraphCache(target, self.disable, policy, self.mesh, self.journal)
 
-    def capture(self, *args: Any, **kwargs: Any) -> CapturedModule:
-        """The call of a module as a graph (`onward.capture.capture`)."""
-        captured = capture_cache.kept(self.journal, capture, *args, **kwargs)
+    def capture(self, request: CaptureRequest) -> CapturedModule:
+        """The call of a module as a graph. Raises CaptureError for what no graph can hold."""
+        captured = capture_cache.kept(self.journal, capture, request)
         self.journal.note("capture", captured.graph)
         return captured
 

@@ -13,7 +13,7 @@ from row_programs import wrong_numbers
 from tiny_families import assert_same
 from torch import Tensor, nn
 
-from onward.capture import capture
+from onward.capture import CaptureRequest, capture
 from onward.rewrite.fuse_attention import fuse_attention
 
 HEADS, WIDTH = 3, 4
@@ -282,7 +282,7 @@ def _batch(size: int, length: int, seed: int = 0) -> dict[str, Tensor]:
 
 
 def _ops(model: nn.Module, batch: dict[str, Tensor]) -> tuple[list[str], list[str]]:
-    graph = capture(model, (), batch).graph
+    graph = capture(CaptureRequest(model, (), batch)).graph
     fuse_attention(graph)
     graph.sweep()
     reasons = [str(n.meta["unfused"]) for n in graph if "unfused" in n.meta]

@@ -13,7 +13,7 @@ from reaches import COMPLEX, DRAWN, NO_TRANSLATION, REAL, Net
 from torch import nn
 
 import onward
-from onward.capture import CapturedModule, capture
+from onward.capture import CapturedModule, CaptureRequest, capture
 from onward.config import CaptureError, EagerWarning
 from onward.graph.names import user_name
 
@@ -47,8 +47,10 @@ def named(found: Any) -> set[str]:
 def test_a_capture_reaches_what_autograd_does(name: str) -> None:
     model = Net(WAYS[name])
     want = by_eager(model, batch())
-    assert named(capture(model, (batch(),), {}).reached) == want
-    whole: CapturedModule = capture(model, (batch(),), {}, want_loss=False, whole=True)
+    assert named(capture(CaptureRequest(model, (batch(),), {})).reached) == want
+    whole: CapturedModule = capture(
+        CaptureRequest(model, (batch(),), {}, want_loss=False, whole=True)
+    )
     assert [named(found) & dict(model.named_parameters()).keys()
             for found in whole.reaches.values()] == [want]  # fmt: skip
 

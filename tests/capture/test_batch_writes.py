@@ -12,7 +12,7 @@ from tiny_families import assert_same
 from torch import nn
 
 from onward import OnwardError, Trainer
-from onward.capture import capture
+from onward.capture import CaptureRequest, capture
 from onward.config import CaptureError
 
 Write = Callable[[torch.Tensor, torch.Tensor], object]  # of i64[B,4], f32[B,6]
@@ -125,4 +125,4 @@ def test_a_later_batch_that_it_changes_is_refused(name: str) -> None:
 def test_other_writes_are_refused(name: str) -> None:
     write, message = REFUSED[name]
     with pytest.raises(CaptureError, match=message):
-        capture(Written(write), (), batch(3))
+        capture(CaptureRequest(Written(write), (), batch(3)))

@@ -10,7 +10,7 @@ import torch
 from tiny_families import assert_same
 from torch import nn
 
-from onward.capture import capture
+from onward.capture import CaptureRequest, capture
 from onward.config import CaptureError
 
 Body = Callable[[torch.Tensor], torch.Tensor]  # of f32[B,T,8]
@@ -97,4 +97,4 @@ REFUSED: dict[str, tuple[Body, str]] = {
 def test_other_ops_are_refused(name: str) -> None:
     body, said = REFUSED[name]
     with pytest.raises(CaptureError, match=said):
-        capture(Net(body), (), {"x": torch.randn(3, 5, 8)})
+        capture(CaptureRequest(Net(body), (), {"x": torch.randn(3, 5, 8)}))

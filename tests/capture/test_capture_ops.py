@@ -11,7 +11,7 @@ from tiny_families import assert_same
 from torch import nn
 from torch.nn import functional as F
 
-from onward.capture import capture
+from onward.capture import CaptureRequest, capture
 from onward.config import CaptureError
 
 Body = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of x f[5,6] and x w f[5,6]
@@ -126,4 +126,4 @@ REFUSED: dict[str, tuple[Body, str]] = {
 def test_refusals_say_how_to_go_on(name: str) -> None:
     body, said = REFUSED[name]
     with pytest.raises(CaptureError, match=said):
-        capture(Small(body), (), {"x": torch.randn(5, 6)})
+        capture(CaptureRequest(Small(body), (), {"x": torch.randn(5, 6)}))

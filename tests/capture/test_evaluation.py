@@ -16,7 +16,7 @@ from torch.nn.functional import dropout as taken
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import onward
-from onward.capture import capture, evaluation
+from onward.capture import CaptureRequest, capture, evaluation
 from onward.capture.trace import export as trace
 from onward.compile import Compiler
 
@@ -475,9 +475,12 @@ def test_with_gradients_an_evaluation_is_captured_by_itself(exports: list[int]) 
 
 def test_the_compiler_says_why_an_evaluation_is_more() -> None:
     x = batches()[0]
-    found = {k.__name__: capture(k().train(), (x,), {}, want_loss=False).asks for k in MORE[:4]}
+    found = {
+        k.__name__: capture(CaptureRequest(k().train(), (x,), {}, want_loss=False)).asks
+        for k in MORE[:4]
+    }
     assert all("mode" in why for why in found.values()), found
-    captured = capture(Module(), (x,), {}, want_loss=False)
+    captured = capture(CaptureRequest(Module(), (x,), {}, want_loss=False))
     made = evaluation(captured)
     assert captured.asks == "" and made is not None
     assert made.graph.signature.seed is None and captured.graph.signature.seed is not None

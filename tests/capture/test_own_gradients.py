@@ -13,7 +13,7 @@ from tiny_families import assert_same
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from onward.capture import capture
+from onward.capture import CaptureRequest, capture
 from onward.config import CaptureError
 
 # mypy and pyright know no signatures of these
@@ -257,4 +257,4 @@ REFUSED: dict[str, tuple[Body, str]] = {
 def test_other_backwards_are_refused(name: str) -> None:
     body, said = REFUSED[name]
     with pytest.raises(CaptureError, match=said):
-        capture(Net(body), (), {"x": torch.randn(5, 6)})
+        capture(CaptureRequest(Net(body), (), {"x": torch.randn(5, 6)}))

@@ -17,6 +17,7 @@ from torch import nn
 import onward
 import onward.compile
 import onward.rewrite
+from onward.capture import CaptureRequest
 from onward.capture.aten import TABLE
 from onward.differentiate import reverse
 from onward.differentiate.rule_table import RULES
@@ -365,7 +366,7 @@ FAULTS: dict[str, Fault] = {
 def shared() -> tuple[Small, Any]:
     """The model, captured once for all faults behind the capture."""
     made = model()
-    return made, onward.compile.capture(made, (), batch())
+    return made, onward.compile.capture(CaptureRequest(made, (), batch()))
 
 
 def trainer(made: Small) -> onward.Trainer:

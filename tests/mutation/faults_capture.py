@@ -389,7 +389,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "effects.left = steady or all(", "effects.left = all(", EFFECTS,
     ),
     Fault(
-        "effects: tables that stay are not watched", "capture/export.py",
+        "effects: tables that stay are not watched", "capture/stages.py",
         "        result.constants += flat.effects.tensors", "        pass", EFFECTS,
     ),
     Fault(
@@ -487,8 +487,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "*spec) if asked() else", "*spec) if False else", AS_EAGER,
     ),
     Fault(
-        "capture: layouts that were asked for are not watched", "capture/export.py",
-        "if flat.noted.lies:", "if False:", AS_EAGER,
+        "capture: layouts that were asked for are not watched", "capture/stages.py",
+        "if traced.flat.noted.lies:", "if False:", AS_EAGER,
     ),
     Fault(
         "capture: a question through the class is not seen", "capture/trace/as_eager.py",
@@ -540,8 +540,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "if packing and not", "if False and not", HOOKS,
     ),
     Fault(
-        "capture: parameters that no one lists are constants", "capture/export.py",
-        "            refuse_unlisted(read, model, loss_fn)", "            pass",
+        "capture: parameters that no one lists are constants", "capture/stages.py",
+        "        refuse_unlisted(read, model, traced.request.loss_fn)", "        pass",
         ("train/test_unlisted.py",),
     ),
     Fault(

@@ -160,11 +160,11 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
         ("train/test_names.py",),
     ),
     Fault(
-        "names: a result that is called loss is taken for the loss", "capture/export.py",
-        "zip(flat.noted.names[first:], outputs[first:], strict=True))\n"
+        "names: a result that is called loss is taken for the loss", "capture/stages.py",
+        "zip(names[first:], outputs[first:], strict=True))\n"
         "    loss = outputs[0] if want_loss else None\n",
-        "zip(flat.noted.names, outputs, strict=True))\n"
-        "    loss = results.pop(flat.noted.names[0]) if want_loss else None\n",
+        "zip(names, outputs, strict=True))\n"
+        "    loss = results.pop(names[0]) if want_loss else None\n",
         ("train/test_names.py",),
     ),
 )  # fmt: skip

@@ -23,7 +23,7 @@ from torch import nn
 
 import onward
 from onward import cache_files, extend, graph_cache
-from onward.capture import CapturedModule
+from onward.capture import CapturedModule, CaptureRequest
 from onward.compile import Compiler
 from onward.differentiate import Recipe, UpdateGroup
 from onward.distribute import Mesh
@@ -177,7 +177,7 @@ def test_processes_read_what_others_keep_and_may_all_write_at_once(folder: Path)
 
 
 def captured() -> CapturedModule:
-    return Compiler(host(), (), Journal()).capture(gpt2(), (), batch(2, 10))
+    return Compiler(host(), (), Journal()).capture(CaptureRequest(gpt2(), (), batch(2, 10)))
 
 
 def keys(folder: Path) -> set[str]:

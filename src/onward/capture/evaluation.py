@@ -6,14 +6,15 @@ capture is then spared, which takes as long as that of training.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 
 from onward.capture.captured_module import CapturedModule
 from onward.capture.huggingface import cache_is_pointless
+from onward.capture.request import CaptureRequest
 from onward.capture.trace.aliasing import mutates, source
 from onward.capture.trace.flat_call import FlatCall
 from onward.graph.build import Builder
@@ -25,10 +26,9 @@ _OF_DROPOUT = ("ratio", "site", "sample_dim")
 def asks_more(
     captured: CapturedModule,
     flat: FlatCall,
-    program: Any,
+    program: ExportedProgram,
     sites: int,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    request: CaptureRequest,
 ) -> str:
     """Why the call's evaluation may be more than the same without dropout; "" where it is not.
     sites: how many places of the forward draw random numbers."""
@@ -47,7 +47,7 @@ def asks_more(
     written = _into_dropped(program)
     if written:
         return f"{written} writes into what dropout has handed on"  # which is its own input then
-    pointless = cache_is_pointless(args, kwargs, False)
+    pointless = cache_is_pointless(request.args, request.kwargs, False)
     if flat.noted.tree is not None and flat.noted.tree.caches and not pointless:
         return "it returns a key/value cache where no gradients are asked for"
     ends = captured.graph.output_values()
@@ -112,7 +112,7 @@ def _undrawn(graph: Graph) -> None:
     graph.signature = graph.signature.but(seed=None, sample_offset=None)
 
 
-def _into_dropped(program: Any) -> str:
+def _into_dropped(program: ExportedProgram) -> str:
     """The first operator that writes into what a dropout gives or is given, which is one and the
     same tensor where nothing is dropped; "" where none does."""
     graph = program.graph_module.graph

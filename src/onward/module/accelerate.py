@@ -22,6 +22,7 @@ from onward.capture import CACHE as _CACHE
 from onward.capture import (
     CacheSetting,
     CapturedModule,
+    CaptureRequest,
     apart_from_hooks,
     called_in_inference_mode,
     eager,
@@ -230,7 +231,7 @@ class Accelerated:
         # accelerated modules within it are parts of the graph
         asked = called_in_inference_mode(mode.inference)
         with eager(), apart_from_hooks(), aside(model), asked:
-            return compiler.capture(
+            request = CaptureRequest(
                 model,
                 batch.args,
                 batch.kwargs,
@@ -240,6 +241,7 @@ class Accelerated:
                 regions=not self.options.strict,
                 autocast=mode.autocast,
             )
+            return compiler.capture(request)
 
     # ---- memory
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from onward.capture import CaptureRequest
 from onward.compile import Compiler
 from onward.config import OnwardError
 from onward.graph.file import save
@@ -44,7 +45,7 @@ def export_onnx(
     policy = None if dtype == DType.FLOAT else Policy(dtype)
     device = next((p.device.type for p in model.parameters()), "cpu")
     compiler = Compiler(host(device), journal=Journal(quiet=True), policy=policy)
-    captured = compiler.capture(model, args, kwargs, want_loss=False, regions=True)
+    captured = compiler.capture(CaptureRequest(model, args, kwargs, want_loss=False, regions=True))
     if captured.regions:
         raise OnwardError(
             "the model has parts that run in PyTorch, and no other engine can run them: "

@@ -6,13 +6,12 @@ switched) finds its steps again, as an accelerated one does (`module/states.py`)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
-from onward.capture import CapturedModule
+from onward.capture import CapturedModule, CaptureRequest, LossFunction
 from onward.compile import Compiler
 from onward.config import TrainerOptions
 from onward.differentiate import Recipe
@@ -28,7 +27,6 @@ from onward.train.precision import policy_of
 from onward.train.training_mode import sets_more, training_mode
 from onward.train.updates import Updates
 
-LossFunction = Callable[..., torch.Tensor]
 Step = PreparedStep[Executable]
 
 KEPT = 8  # states, the one that was met last first
@@ -163,7 +161,9 @@ class PreparedSteps:
     ) -> CapturedModule:
         """The call of the model, in training or evaluation mode."""
         with training_mode(model, training):
-            return compiler.capture(model, *batch.given, loss_fn, regions=not self._options.strict)
+            regions = not self._options.strict
+            request = CaptureRequest(model, *batch.given, loss_fn, regions=regions)
+            return compiler.capture(request)
 
     def recipe(self, captured: CapturedModule) -> Recipe:
         """What a training step of this capture does with its gradients."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onward.capture import unwrapped
+from onward.capture import LossFunction, unwrapped
 from onward.config import OnwardError, TrainerOptions, read_names
 from onward.execute import Executable, Memory
 from onward.extend import load_plugins
@@ -42,7 +42,7 @@ from onward.train.loss_scale import Scaling
 from onward.train.low_export import read_dtype
 from onward.train.optim import Optimizer, to_torch
 from onward.train.precision import policy_of
-from onward.train.prepared_steps import LossFunction, PreparedSteps
+from onward.train.prepared_steps import PreparedSteps
 from onward.train.result import StepResult
 from onward.train.state import check_state, restore, saved
 from onward.train.training_mode import training_mode

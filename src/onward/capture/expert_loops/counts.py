@@ -11,7 +11,7 @@
     y = torch.cat(parts)
 
 Within a trace nobody knows these numbers. A tensor of one number, or what `tolist` gives, is known
-as the `Sum` of counts that it is; rows between two of them are a `ExpertRows` (split_rows.py). A turn
+as the `Sum` of counts that it is; rows between two of them are `ExpertRows` (split_rows.py). A turn
 without rows may be taken: what eager leaves out there has no rows (loop_source.py).
 """
 

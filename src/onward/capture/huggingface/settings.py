@@ -39,9 +39,10 @@ def require_mask(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
         )
 
 
-def forward_defaults(model: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+def forward_defaults(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, bool]:
     """Keyword arguments a capture adds: `use_cache=False`, since a cache is not a tensor."""
-    if "use_cache" not in kwargs and keeps_cache(model):
+    takes = "use_cache" in inspect.signature(model.forward).parameters
+    if takes and "use_cache" not in kwargs and keeps_cache(model):
         return {"use_cache": False}
     return {}
 

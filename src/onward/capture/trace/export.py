@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.fx.config as fx
+from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from onward.capture.custom_ops import ctc as ctc_op
@@ -51,7 +52,9 @@ def untraced() -> None:
             pass
 
 
-def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: Held) -> Any:
+def export(
+    flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: Held
+) -> ExportedProgram:
     """The call as an exported program, sizes above 1 symbolic. names: of the batch's leaves.
     held: of these dims the sizes are numbers, or multiples of one.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ from onward.capture.huggingface import cache_is_pointless
 from onward.capture.masked_rows import MaskedRows, is_tensor
 from onward.capture.mode_reads import ModeReads
 from onward.capture.regions import RegionSearch
+from onward.capture.request import CaptureRequest
 from onward.capture.trace.as_eager import answering_as_eager
 from onward.capture.trace.data_branches import Answer, Asked
 from onward.capture.trace.output_tree import OutputTree
@@ -23,7 +24,6 @@ from onward.model_state import traces_names
 from onward.model_state.effects import Effects, keeping_buffers, keeping_parameters, undoing
 from onward.model_state.refusals import without_hooks
 
-LossFunction = Callable[..., torch.Tensor]
 TENSOR = object()  # stands in a batch's leaves where a tensor does
 
 
@@ -55,27 +55,22 @@ class FlatCall(torch.nn.Module):
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        request: CaptureRequest,
         spec: pytree.TreeSpec,
         fixed: list[Any],
-        loss_fn: LossFunction | None,
-        want_loss: bool,
         values: bool = False,
-        gradients: bool = True,
-        whole: bool = False,
         regions: RegionSearch | None = None,
-        autocast: torch.dtype | None = None,
     ) -> None:
-        """values: numbers that are read into Python are answered as in the first batch. gradients:
-        whether they are asked for. whole: the outputs are to be put together again as the model
-        returns them (`noted.tree`). regions: submodules that are one op each. autocast: to what
-        `torch.autocast` casts around the call; None where it is off."""
+        """spec, fixed: the tree of the arguments, and its leaves with TENSOR for each tensor.
+        values: numbers that are read into Python are answered as in the first batch. regions:
+        submodules that are one op each. Where the request says `whole`, the outputs are to be put
+        together again as the model returns them (`noted.tree`)."""
         super().__init__()
-        self.model = model
-        self.gradients, self.whole = gradients, whole
+        self.model = request.model
+        self.gradients, self.whole = request.differentiated, request.whole
         self.values, self.regions = values, regions
-        self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
-        self.want_loss, self.autocast = want_loss, autocast
+        self.spec, self.fixed, self.loss_fn = spec, fixed, request.loss_fn
+        self.want_loss, self.autocast = request.want_loss, request.autocast
         self.noted = _Noted()
         self.effects = Effects()
         self.extra: dict[str, Any] = {}
@@ -224,4 +219,4 @@ def model_path(target: str | None) -> str:
     return target.removeprefix("model.") if target.startswith("model.") else f".{target}"
 
 
-__all__ = ["TENSOR", "FlatCall", "LossFunction", "model_path", "name_outputs", "named_tensors"]
+__all__ = ["TENSOR", "FlatCall", "model_path", "name_outputs", "named_tensors"]

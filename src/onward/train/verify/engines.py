@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture import CapturedModule
+from onward.capture import CapturedModule, LossFunction
 from onward.capture.trace.flat_call import name_outputs
 from onward.compile import Compiler
 from onward.config import OnwardError
@@ -29,7 +29,6 @@ from onward.train.verify.eager_modes import InDouble, NoDropout
 from onward.train.verify.graphs import LOSS, compared_outputs, gradient, next_value
 from onward.train.verify.law import FP32, Law, mixed
 
-LossFunction = Callable[..., torch.Tensor]
 Tensors = dict[str, torch.Tensor]
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture import eager
+from onward.capture import CaptureRequest, LossFunction, eager
 from onward.compile import Compiler
 from onward.config import MissingExtraError, OnwardError
 from onward.graph.graph import Graph, attributes, precision_said, precisions_said, where
@@ -30,7 +30,7 @@ from onward.train.verify.comparison import (
     moved_as_in_eager,
     zero_as_in_eager,
 )
-from onward.train.verify.engines import Engines, LossFunction
+from onward.train.verify.engines import Engines
 from onward.train.verify.report import ComparedTensor, Verification
 
 
@@ -52,7 +52,7 @@ def verify_step(
         batch = _owned(batch)
         device = next((p.device.type for p in model.parameters()), "cpu")
         compiler = Compiler(host(device), disable, Journal(keep_stages=bisect))
-        captured = compiler.capture(model, *batch.given, loss_fn, regions=regions)
+        captured = compiler.capture(CaptureRequest(model, *batch.given, loss_fn, regions=regions))
         _refuse_drawn(captured.graph)
         _refuse_autocast(captured.graph)
         names = [n for n, p in captured.parameters.items() if id(p) in trained]
