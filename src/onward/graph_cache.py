@@ -34,7 +34,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from onward.config import environment
+from onward.environment import environment
 from onward.extend import OPTIMIZERS, Optimizer, records
 from onward.graph.archive import ArchiveError, digest, from_bytes, to_bytes
 from onward.graph.graph import Graph

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute.binder import Binder
 from onward.execute.memory import Memory
 from onward.execute.recording import Recording

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture import capture
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.file import save
 from onward.graph.graph import Graph, Role
 from onward.graph.names import distinct, user_name

@@ -11,7 +11,7 @@
     y = torch.cat(parts)
 
 Within a trace nobody knows these numbers. A tensor of one number, or what `tolist` gives, is known
-as the `Sum` of counts that it is; rows between two of them are a `ExpertRows` (split_rows.py). A turn
+as the `Sum` of counts that it is; rows between two of them are `ExpertRows` (split_rows.py). A turn
 without rows may be taken: what eager leaves out there has no rows (loop_source.py).
 """
 
@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from onward.capture.expert_loops.batched_turn import OF_COUNTS, asking_frame
 from onward.capture.expert_loops.loop_source import lists_of_pieces
 from onward.capture.masked_rows.rows import is_tensor
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Tensor = torch.Tensor
 _MOST = 1024  # pieces
