@@ -23,8 +23,8 @@ from additions import ADDITIONS
 import onward
 from onward import extend
 from onward.capture.aten import TABLE
-from onward.config import OnwardError
 from onward.differentiate.rule_table import RULES
+from onward.errors import OnwardError
 from onward.graph.ops import OPS, OWN, STANDARD, named
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.kernels import KERNELS

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from onward.config import environment
+from onward.environment import environment
 from onward.graph.archive import ArchiveError
 
 log = logging.getLogger("onward")

@@ -37,7 +37,8 @@ from onward.capture.aten import TABLE
 from onward.capture.trace.as_eager import is_of_inference_mode
 from onward.capture.trace.export import ONE_AT_A_TIME
 from onward.capture.trace.flat_call import FlatCall, model_path, named_tensors
-from onward.config import CaptureError, environment
+from onward.environment import environment
+from onward.errors import CaptureError
 from onward.graph.archive import ArchiveError
 from onward.graph.registry import place_of
 from onward.journal import Journal

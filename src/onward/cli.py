@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import onward
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
 from onward.recipes.switches import Foreign

@@ -22,9 +22,9 @@ from typing import Any
 
 from onward import capture_cache, rewrite
 from onward.capture import Captured, CapturedModule, CaptureRequest, capture, evaluation
-from onward.config import environment
 from onward.differentiate import Recipe, add_updates, vjp
 from onward.distribute import Mesh, distribute
+from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.extend import load_plugins
 from onward.graph.graph import Graph

@@ -28,10 +28,10 @@ from onward import rewrite
 from onward.capture import aten
 from onward.capture.aten import AtenCall as AtenCall
 from onward.capture.aten import Translation
-from onward.config import OnwardError
 from onward.differentiate import rule_table
 from onward.differentiate.rule_table import Gradients
 from onward.differentiate.rule_table import Rule as GradientRule
+from onward.errors import OnwardError
 from onward.graph import ops
 from onward.graph.build import Builder
 from onward.graph.graph import (

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
 from onward import cache_files
-from onward.config import environment
 from onward.differentiate import Recipe
 from onward.distribute import Mesh
+from onward.environment import environment
 from onward.extend import OPTIMIZERS, Optimizer, records
 from onward.graph.archive import ArchiveError, digest, from_bytes, to_bytes
 from onward.graph.graph import Graph

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from onward.config import CaptureError, OnwardError, environment
+from onward.environment import environment
+from onward.errors import CaptureError, OnwardError
 from onward.graph.check import check
 from onward.graph.file import save
 from onward.graph.graph import Graph

@@ -14,7 +14,7 @@ from torch import nn
 
 import onward
 from onward.capture import CapturedModule, CaptureRequest, capture
-from onward.config import CaptureError, EagerWarning
+from onward.errors import CaptureError, EagerWarning
 from onward.graph.names import user_name
 
 WAYS = {f"{kind}: {name}": way

@@ -13,7 +13,7 @@ from torch import nn
 
 from onward import OnwardError, Trainer
 from onward.capture import CaptureRequest, capture
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Write = Callable[[torch.Tensor, torch.Tensor], object]  # of i64[B,4], f32[B,6]
 

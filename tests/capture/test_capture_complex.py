@@ -11,7 +11,7 @@ from tiny_families import assert_same
 from torch import nn
 
 from onward.capture import CaptureRequest, capture
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Body = Callable[[torch.Tensor], torch.Tensor]  # of f32[B,T,8]
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from onward.capture import CaptureRequest, capture
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Shape = tuple[int, ...]
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import onward
 from onward.capture import CaptureRequest, capture
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 X, Y = torch.randn(6, 8), torch.arange(6) % 5
 loss_fn = nn.functional.cross_entropy

@@ -22,8 +22,9 @@ import onward
 from onward.capture import CaptureRequest, capture
 from onward.capture.huggingface import attention_kept_whole
 from onward.capture.huggingface.plain_attention import _forms
-from onward.config import CaptureError, TrainerOptions
+from onward.errors import CaptureError
 from onward.graph.graph import type_of
+from onward.options import TrainerOptions
 
 IMPLEMENTATIONS = ("sdpa", "eager")
 GPT2 = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 64, "vocab_size": 97,

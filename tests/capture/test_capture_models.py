@@ -21,7 +21,7 @@ from tiny import (
 from torch import nn
 
 from onward.capture import CapturedModule, CaptureRequest, capture
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.file import save
 from onward.graph.graph import Graph, Role, attributes, type_of
 from onward.graph.names import parameter_name

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from onward.capture import CaptureRequest, capture
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Body = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of x f[5,6] and x w f[5,6]
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from onward.capture import CaptureRequest, capture
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.train.verify import allowed_difference
 
 WIDTH = 16

@@ -9,7 +9,7 @@ from expert_loops import LOOPS, Experts, batch
 from expert_loops_refused import REFUSED
 from row_programs import wrong_numbers
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 
 
 @pytest.mark.sample(5)

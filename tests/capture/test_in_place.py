@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from onward.capture import CaptureRequest, capture
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 View = Callable[[torch.Tensor], torch.Tensor]  # of f32[B,4,6]
 

@@ -214,7 +214,7 @@ def test_layer_drop_is_called_so(name: str, way: str) -> None:
                  "labels": ids[:2, :3]}  # fmt: skip
     if way == "accelerate":
         onward.accelerate(model)
-        with pytest.warns(onward.config.EagerWarning) as said:
+        with pytest.warns(onward.errors.EagerWarning) as said:
             model(**batch)
         [found] = [str(w.message) for w in said]
         if path != "the model":  # which no region can be

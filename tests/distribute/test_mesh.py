@@ -10,9 +10,9 @@ import torch
 
 import onward
 from onward.compile import Compiler
-from onward.config import OnwardError
 from onward.differentiate import Recipe, UpdateGroup
 from onward.distribute import AXES, Mesh, distribute
+from onward.errors import OnwardError
 from onward.extend import OPTIMIZERS
 from onward.graph.graph import Graph
 from onward.graph.printer import graph_text

@@ -21,7 +21,7 @@ import torch
 from tiny import FEEDS, Compiled, Tensors, batch, compiled, execute_packed, plain, trained
 from tiny_families import CASES, allowed
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute import ExecutableHalves, Memory, Residuals
 from onward.graph.graph import Graph, type_of
 from onward.graph.names import OUTPUT, user_name

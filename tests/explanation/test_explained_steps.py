@@ -18,7 +18,7 @@ from tiny import batch, mlp
 from torch import nn
 
 import onward
-from onward.config import CaptureError, OnwardError
+from onward.errors import CaptureError, OnwardError
 from onward.explanation import StepExplanation
 from onward.explanation.build import reasons
 from onward.explanation.changes import count_ops

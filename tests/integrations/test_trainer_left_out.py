@@ -13,7 +13,7 @@ import transformers
 from hf_runs import arguments, assert_same_run, causal_lm, language
 from torch import nn
 
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 from onward.integrations.transformers import Trainer
 
 KINDS: tuple[Any, ...] = (Trainer, transformers.Trainer)

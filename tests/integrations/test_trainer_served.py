@@ -23,7 +23,7 @@ from hf_runs import (
 from texts import language_rows
 from transformers import TrainerCallback
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.integrations.transformers import Trainer
 from onward.module import accelerated
 

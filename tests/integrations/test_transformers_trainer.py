@@ -27,10 +27,11 @@ from texts import language_rows
 from transformers import TrainerCallback
 
 import onward
-from onward.config import MissingExtraError, OnwardError, TrainerOptions
+from onward.errors import MissingExtraError, OnwardError
 from onward.integrations import refused_arguments
 from onward.integrations.transformers import Seq2SeqTrainer, Trainer
 from onward.module import accelerated
+from onward.options import TrainerOptions
 
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},

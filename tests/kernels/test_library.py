@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.kernels.native import library as native
 
 built = pytest.mark.skipif(not native.library(), reason="no native library on this machine")

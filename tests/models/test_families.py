@@ -15,7 +15,7 @@ from tiny_families import CASES, Towers, assert_same, masked, of, packed, pairs
 
 import onward
 from onward.capture import CaptureRequest, capture
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Graph, Node, Role, Value, type_of
 from onward.graph.types import DType
 

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from twins import Twins
 
 import onward
-from onward.config import CaptureError, EagerWarning, OnwardError
+from onward.errors import CaptureError, EagerWarning, OnwardError
 from onward.module import accelerated
 
 LOW = (torch.bfloat16, torch.float16)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from twins import Twins
 
 import onward
-from onward.config import CaptureError, EagerWarning
+from onward.errors import CaptureError, EagerWarning
 
 LOW = (torch.bfloat16, torch.float16)
 

@@ -11,7 +11,7 @@ from models import RETURNS, Keywords, Nested, Positional, Record, Returns, W
 from torch.utils import _pytree as pytree
 from twins import Twins, total
 
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 
 
 def x(seed: int = 0, rows: int = 3) -> torch.Tensor:

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from twins import CLOSE, Twins, assert_same, total
 
 import onward
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 from onward.module import accelerated
 
 

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from twins import CLOSE, Twins, moved_away, total
 
 import onward
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.module import accelerated
 
 

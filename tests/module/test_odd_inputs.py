@@ -15,7 +15,7 @@ from torch import nn
 from twins import Twins, total
 
 import onward
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 from onward.module import accelerated
 
 

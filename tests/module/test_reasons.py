@@ -15,7 +15,7 @@ from twins import Twins, total
 
 import onward
 from onward.compile import Compiler
-from onward.config import CaptureError, EagerWarning
+from onward.errors import CaptureError, EagerWarning
 from onward.module import accelerated, states
 
 

@@ -97,12 +97,12 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "recurrent: what a gru keeps of its state has no gradient", "kernels/aten/recurrent.py",
-        "dh.mul_(keep[step]).addmm_(dhidden[step], layer.r)",
-        "dh.zero_().addmm_(dhidden[step], layer.r)", RECURRENT_STEPS,
+        "dh.mul_(keep[step]).addmm_(dby_state[step], layer.r)",
+        "dh.zero_().addmm_(dby_state[step], layer.r)", RECURRENT_STEPS,
     ),
     Fault(
         "recurrent: nobody reads the cells", "kernels/aten/recurrent.py",
-        "            if dcells is not None:\n                dc.add_(dcells[step])\n", "",
+        "        if dcells is not None:\n            dc.add_(dcells[step])\n", "",
         RECURRENT_STEPS,
     ),
     Fault(

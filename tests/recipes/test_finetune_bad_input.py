@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from onward.cli import main
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 
 @pytest.fixture

@@ -431,7 +431,7 @@ def fed(construct: Construct, seed: int, **more: Any) -> dict[str, np.ndarray]:
 
 def rows_of(graph: Graph, demand: Demand, data: dict[str, np.ndarray]) -> np.ndarray:
     """`b[B,T]`: the rows of x that a demand asks for."""
-    from onward.rewrite.rows.sets import set_value
+    from onward.rewrite.rows.set_masks import set_value
 
     if demand.rows is None:
         return np.ones((B, T), bool)

@@ -20,7 +20,7 @@ from prose_allowed import ALLOWED
 
 import onward
 from onward.cli import VERBS
-from onward.config import VARIABLES
+from onward.environment import VARIABLES
 from onward.graph.ops import OWN
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import FinetuneConfig, VerifyConfig
@@ -405,7 +405,7 @@ _INSTANCES = {
     "trainer": ("Trainer", "src/onward/train/trainer.py"),
     "result": ("StepResult", "src/onward/train/result.py"),
     "plan": ("Plan", "src/onward/plan/plan.py"),
-    "options": ("TrainerOptions", "src/onward/config.py"),
+    "options": ("TrainerOptions", "src/onward/options.py"),
 }
 
 
@@ -413,7 +413,7 @@ def instances(line: Line) -> Iterator[str]:
     """`trainer.name`, `result.name` and the like, which are attributes of the class."""
     for variable, attribute in re.findall(r"`+(\w+)\.([a-z_]\w*)[^`]*`", line.text):
         owner, path = _INSTANCES.get(variable, ("", ""))
-        if owner and not has_attribute(owner, attribute, path):
+        if attribute != "py" and owner and not has_attribute(owner, attribute, path):
             yield f"{variable}.{attribute}"
 
 
@@ -547,9 +547,9 @@ NO_SUBJECT = re.compile(
     r"|As above|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
 )
 STANDS_ALONE = (
-    "__init__.py", "cache_files.py", "capture_cache.py", "cli.py", "compile.py", "config.py",
-    "differentiate", "distribute", "execute", "explanation", "extend.py", "graph",
-    "graph_cache.py", "journal.py", "kernels", "plan", "recipes", "rewrite",
+    "__init__.py", "cache_files.py", "capture_cache.py", "cli.py", "compile.py", "differentiate",
+    "distribute", "environment.py", "errors.py", "execute", "explanation", "extend.py", "graph",
+    "graph_cache.py", "journal.py", "kernels", "options.py", "plan", "recipes", "rewrite",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import onward
 from onward.capture.expert_loops import module_list as experts
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 
 EXPERTS = 6
 Loop = Callable[[Any, Tensor, Tensor, Tensor], Tensor]

@@ -13,7 +13,7 @@ import torch
 
 from onward.capture.captured_module import CapturedModule
 from onward.capture.translate.translator import Translator
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 
 

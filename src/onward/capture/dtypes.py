@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.types import DType, Type
 
 _DTYPES: dict[torch.dtype, DType] = {

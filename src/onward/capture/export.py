@@ -24,7 +24,7 @@ from onward.capture.trace.export import ONE_AT_A_TIME
 from onward.capture.trace.flat_call import FlatCall
 from onward.capture.trace.refusals import refuse_layer_drop
 from onward.capture.traced import SizesToHold, Traced
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import reading
 from onward.model_state.eager_context import eager
 from onward.model_state.effects import RandomState

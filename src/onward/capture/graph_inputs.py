@@ -13,7 +13,7 @@ from onward.capture.dtypes import to_type
 from onward.capture.trace.autocast_blocks import LOW_TYPES
 from onward.capture.trace.flat_call import FlatCall, model_path, named_tensors
 from onward.capture.translate.translator import Translator
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Role, Value, type_of
 from onward.graph.names import BATCH, BUFFER, PARAM

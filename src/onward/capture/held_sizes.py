@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.one_line import READ, shortened
 
 # (leaf, dim) of a batch -> (factor, group): the size is a number where the factor is 0, else the

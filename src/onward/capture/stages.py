@@ -35,7 +35,7 @@ from onward.capture.translate.autograd_reach import (
     results_of_regions,
 )
 from onward.capture.translate.translator import Translator
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, precisions_said
 from onward.graph.names import output_name
 from onward.model_state.refusals import refuse_unlisted

@@ -6,8 +6,8 @@ Out: the graph that this process's rank runs; on one rank the graph itself
 
 from __future__ import annotations
 
-from onward.config import OnwardError
 from onward.distribute.mesh import AXES, Mesh
+from onward.errors import OnwardError
 from onward.graph.graph import Graph
 
 

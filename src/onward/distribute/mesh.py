@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 
 # In torch DeviceMesh's spelling: replicas of the data, shards of the data and of what is held for
 # it, shards of weights, of sequences, and of layers.

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from onward.config import OnwardError
 from onward.distribute import Mesh
+from onward.errors import OnwardError
 from onward.execute.binder import Binder
 from onward.execute.memory import Memory
 from onward.execute.recording import Recording

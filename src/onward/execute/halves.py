@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute.binder import Binder
 from onward.execute.blocks import Block
 from onward.execute.memory import Memory

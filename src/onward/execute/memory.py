@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute.blocks import Blocks
 from onward.graph.types import Type
 from onward.kernels import torch_dtype

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute.memory import overlapping
 from onward.graph.names import user_name
 from onward.graph.types import Size

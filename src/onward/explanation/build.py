@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onward.config import CaptureError, OnwardError, memory_amount
+from onward.errors import CaptureError, OnwardError
 from onward.execute.executable import KernelTime
 from onward.explanation.facts import OF_REGIONS, OpLaunches, RegionFacts, StepExplanation
 from onward.explanation.sizes import Sizes
 from onward.explanation.subject import Remade, Subject
 from onward.explanation.timing import launch_times
+from onward.options import memory_amount
 from onward.plan import Plan
 from onward.rewrite import summary
 

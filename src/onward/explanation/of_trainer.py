@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from onward.compile import Compiler
-from onward.config import CaptureError, OnwardError
 from onward.differentiate import Recipe
+from onward.errors import CaptureError, OnwardError
 from onward.explanation.build import explained, refused
 from onward.explanation.facts import StepExplanation
 from onward.explanation.subject import Subject

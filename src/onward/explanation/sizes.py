@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.explanation.facts import LargestBatch, SizedMemory
 from onward.explanation.subject import Given, Remade, Subject
 

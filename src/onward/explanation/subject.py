@@ -16,7 +16,7 @@ import torch
 
 from onward.capture import CapturedModule
 from onward.compile import Compiler
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.explanation.changes import CountingJournal
 from onward.explanation.facts import StepMemory

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onward.config import CaptureError, OnwardError
+from onward.errors import CaptureError, OnwardError
 from onward.prepare.batch import Batch, bind_batch
 from onward.train.exclusive import exclusive
 from onward.train.result import StepResult

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onward.config import OnwardError, TrainerOptions
+from onward.errors import OnwardError
+from onward.options import TrainerOptions
 
 LOOP = "transformers.Trainer with onward.accelerate(model)"
 _SEVERAL = f"fix: {LOOP}, started in the same way"

@@ -29,9 +29,10 @@ from torch import fx, nn
 from torch._dynamo import trace_rules
 from torch._dynamo.backends import registry
 
-from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, check_names
+from onward.errors import CaptureError, EagerWarning, OnwardError, check_names
 from onward.integrations.compiled_piece import CompiledPiece
 from onward.module import accelerate, eager
+from onward.options import ModuleOptions
 
 NAME = "onward"
 KEPT = 128  # modules that one graph serves, as the layers of a model

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 
 def model_loss(outputs: Any) -> torch.Tensor:

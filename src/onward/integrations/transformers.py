@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from onward.capture import without_flash_lengths
-from onward.config import MissingExtraError, OnwardError, TrainerOptions
+from onward.errors import MissingExtraError, OnwardError
 from onward.integrations.led_trainer import LedTrainer, NotRunError
 from onward.integrations.refused_arguments import (
     leave_uncompiled,
@@ -35,6 +35,7 @@ from onward.integrations.trainer_losses import model_loss, own_loss, smoothed_lo
 from onward.integrations.trainer_methods import heard, overridden, replaced
 from onward.integrations.trainer_turns import Turns
 from onward.module.accelerate import accelerate, accelerated
+from onward.options import TrainerOptions
 from onward.train.arguments import checked_options
 from onward.train.result import StepResult
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.config import environment
+from onward.environment import environment
 from onward.kernels.blas.choice import processor_name
 from onward.kernels.blas.engines import engines
 from onward.kernels.native.library import library

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import torch
 
-from onward.config import RegionError
+from onward.errors import RegionError
 from onward.graph.ops.region import wanted
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 

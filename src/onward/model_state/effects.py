@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import Snapshot, Walk
 from onward.model_state.patches import ABSENT, patched
 

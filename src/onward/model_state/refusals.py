@@ -19,7 +19,7 @@ from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _device, _python_dispatch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import Walk, module_of
 
 # packages whose forward hooks are pure: they may be traced

@@ -31,7 +31,7 @@ from onward.capture import (
     without_flash_lengths,
 )
 from onward.compile import Compiler
-from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, RegionError
+from onward.errors import CaptureError, EagerWarning, OnwardError, RegionError
 from onward.execute import Memory
 from onward.explanation import StepExplanation
 from onward.extend import load_plugins
@@ -52,6 +52,7 @@ from onward.module.hooks import aside, call_with_hooks, run_around
 from onward.module.prepared_call import PreparedCall
 from onward.module.run import CallRun
 from onward.module.states import OFTEN, State, States, TooMany
+from onward.options import ModuleOptions
 from onward.plan import Plan
 from onward.prepare.batch import Batch
 from onward.prepare.region_warnings import WarnOnce

@@ -22,7 +22,7 @@ from onward.capture import (
     refuse_surroundings,
     traced_elsewhere,
 )
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.kernels import running
 
 _CORE: Any = torch._C

@@ -10,7 +10,7 @@ import torch
 
 from onward.capture import unwrapped
 from onward.compile import Compiler
-from onward.config import CaptureError, ModuleOptions, OnwardError
+from onward.errors import CaptureError, OnwardError
 from onward.explanation import (
     StepExplanation,
     Subject,
@@ -25,6 +25,7 @@ from onward.module.arguments import bind_call
 from onward.module.around import Mode, autocast_off, surroundings, uses_cache
 from onward.module.graphs import HalvesRequest
 from onward.module.prepared_call import PreparedCall
+from onward.options import ModuleOptions
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
 from onward.prepare.prepared_batch import OutputRequest

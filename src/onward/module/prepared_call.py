@@ -15,7 +15,7 @@ import torch
 
 from onward.capture import CapturedModule
 from onward.compile import Compiler
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.execute import Executable, ExecutableHalves, Residuals
 from onward.graph.graph import type_of
 from onward.kernels.kernel import Launch, torch_dtype

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute import ExecutableHalves, Marks, Residuals, leave_in, left_in, marks
 from onward.module.around import autocast_off
 from onward.module.call_seeds import call_seed

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from onward.capture import CapturedModule
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.module.around import Mode, device_of
 from onward.module.calls import RefusedBatches
 from onward.module.prepared_call import PreparedCall

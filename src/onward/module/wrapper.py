@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from onward.capture import SLOT, unwrapped
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.explanation import StepExplanation
 from onward.module.accelerate import Accelerated, accelerate, accelerated
 from onward.prepare.report import Report

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from onward.config import memory_amount
 from onward.graph.graph import Graph
 from onward.kernels import Target
+from onward.options import memory_amount
 from onward.plan.plan import Plan
 from onward.plan.recompute import Search, between
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.graph import Graph, Node, where
 from onward.kernels import Target
 from onward.plan.cost import seconds

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.build import settle_stops
 from onward.graph.graph import Graph, Role, Value, content_of, type_of
 from onward.graph.types import DType, Size, symbol

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.model_state.refusals import own_class
 
 _TARGETS = ("labels", "target", "targets")

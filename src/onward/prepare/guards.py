@@ -40,7 +40,7 @@ from typing import Any
 import torch
 
 from onward.capture import ONE_AT_A_TIME, Captured, refuse_surroundings
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import Sweep, Walk, facts
 from onward.model_state.walk import Read
 

@@ -8,7 +8,7 @@ from typing import Generic
 
 import torch
 
-from onward.config import checking
+from onward.environment import checking
 from onward.graph.graph import Graph
 from onward.plan import Plan
 from onward.prepare.graphs import Graphs

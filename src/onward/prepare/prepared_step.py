@@ -12,7 +12,7 @@ from typing import Any, Generic
 
 import torch
 
-from onward.config import CaptureError, OnwardError
+from onward.errors import CaptureError, OnwardError
 from onward.graph.graph import Graph
 from onward.plan import Plan
 from onward.prepare.batch import Batch

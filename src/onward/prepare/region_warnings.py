@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 
 
 class WarnOnce:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from onward.compile import Compiler
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.journal import Journal

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onward.config import MissingExtraError
+from onward.errors import MissingExtraError
 from onward.recipes.gpt2 import PRESETS, gpt2_config
 from onward.recipes.options import FinetuneConfig, InputError
 

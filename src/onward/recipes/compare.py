@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import onward.config
+import onward
 from onward.recipes.loop import EngineResult, Job, TrainingError, train
 from onward.recipes.rundir import write_json
 
@@ -34,7 +34,7 @@ class EngineFailed(Exception):
 def run_engine(job_folder: Path, engine: str, folder: Path) -> EngineResult:
     """Trains with `engine` in a new process, which writes into `folder`."""
     # The new process runs this process's code, wherever that was imported from.
-    package_root = str(Path(onward.config.__file__).resolve().parents[1])
+    package_root = str(Path(onward.__file__).resolve().parents[1])
     command = [sys.executable, "-c", LAUNCH, package_root, "finetune"]
     command += [f"{JOB_OPTION}{job_folder}", engine, str(folder)]
     status = subprocess.run(command, check=False).returncode

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onward
-from onward.config import environment, variables
+from onward.environment import environment, variables
 
 if TYPE_CHECKING:
     import torch

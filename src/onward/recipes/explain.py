@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import onward
-from onward.config import EagerWarning, OnwardError
+from onward.errors import EagerWarning, OnwardError
 from onward.explanation import StepExplanation, refused
 from onward.explanation.page import page
 from onward.module import accelerated

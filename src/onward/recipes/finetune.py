@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onward
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.recipes.causal_lm import (
     build_model,
     check_block_size,

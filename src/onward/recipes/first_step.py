@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.module.accelerate import Accelerated
 from onward.module.run import CallRun
 from onward.recipes.options import InputError

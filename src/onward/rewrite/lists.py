@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from onward.config import check_names, environment
+from onward.environment import environment
+from onward.errors import check_names
 from onward.graph.graph import Graph
 from onward.graph.registry import meeting
 from onward.rewrite.activation_again import activation_again

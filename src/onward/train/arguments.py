@@ -8,13 +8,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.config import (
-    OnwardError,
-    TrainerOptions,
-    check_variables,
-    read_names,
-)
+from onward.environment import check_variables
+from onward.errors import OnwardError
 from onward.kernels import forced_engine
+from onward.options import TrainerOptions, read_names
 from onward.prepare.batch import Batch
 from onward.rewrite import switched_off
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from onward.capture import CaptureRequest
 from onward.compile import Compiler
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.file import save
 from onward.graph.graph import Graph, Role
 from onward.graph.names import distinct, user_name

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from onward.config import OnwardError, check_names
+from onward.errors import OnwardError, check_names
 from onward.graph.types import parse_dtype
 from onward.kernels import torch_dtype
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from onward.config import LEAST_SCALE, LossScale, OnwardError
+from onward.errors import OnwardError
 from onward.execute import Executable
 from onward.graph.signature import Signature
+from onward.options import LEAST_SCALE, LossScale
 
 KEY = "loss_scale"  # in a Trainer's state_dict, where there is a scale
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, attributes, type_of
 from onward.graph.names import user_name

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from onward.config import OnwardError
 from onward.differentiate import UpdateGroup
+from onward.errors import OnwardError
 from onward.extend import load_plugins
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.ops.optimizers import Optimizer as Record

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.train.torch_state import release
 
 

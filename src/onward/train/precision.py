@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from onward.config import TrainerOptions
 from onward.graph.types import DType
 from onward.kernels import Target
+from onward.options import TrainerOptions
 from onward.rewrite import Policy
 
 log = logging.getLogger("onward")

@@ -13,10 +13,10 @@ import torch
 
 from onward.capture import CapturedModule, CaptureRequest, LossFunction
 from onward.compile import Compiler
-from onward.config import TrainerOptions
 from onward.differentiate import Recipe
 from onward.execute import Executable
 from onward.kernels import host
+from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
 from onward.prepare.guards import Guards, refuse_optimizer_hooks

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.prepare.seed_stream import WORD
 from onward.train.optim import hyperparameters

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.graph.types import DType, Type

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.train.optimizer_state import OptimizerState, ParameterState
 

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from onward.capture import LossFunction, unwrapped
-from onward.config import OnwardError, TrainerOptions, read_names
+from onward.errors import OnwardError
 from onward.execute import Executable, Memory
 from onward.extend import load_plugins
 from onward.kernels import host
+from onward.options import TrainerOptions, read_names
 from onward.plan import Plan
 from onward.prepare.batch import Batch, bind_batch
 from onward.prepare.guards import refuse_optimizer_hooks

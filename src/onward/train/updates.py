@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import torch
 
-from onward.config import OnwardError
 from onward.differentiate import UpdateGroup
+from onward.errors import OnwardError
 from onward.graph.signature import Signature
 from onward.graph.types import DType
 from onward.kernels import torch_dtype

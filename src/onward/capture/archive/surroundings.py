@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.config import environment_variables
+from onward.environment import environment_variables
 from onward.model_state.code import origin
 from onward.model_state.facts import ATOMS
 from onward.model_state.own_code import of_library_file

@@ -8,7 +8,7 @@ import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.indexing import index64
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Size, Type
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from onward.capture.aten.call import AtenCall, Translation, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.einsum import einsum
 from onward.graph.graph import Graph, Value, type_of
 from onward.graph.types import DType, Type

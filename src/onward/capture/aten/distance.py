@@ -10,7 +10,7 @@ import numpy as np
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
 from onward.capture.aten.reduce import dims_of, reduce_to, root
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onward.capture.aten.call import AtenCall, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Type, product
 

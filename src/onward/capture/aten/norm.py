@@ -9,7 +9,7 @@ import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.ops.group_norm import size_of_group
 from onward.graph.types import DType, Shape, Size, Type, product

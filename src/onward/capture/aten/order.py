@@ -12,7 +12,7 @@ from typing import Any
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
 from onward.capture.aten.indexing import inverse
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Type, product
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.conv import batched, each
 from onward.capture.aten.shape import padded_dims
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.ops.conv import ConvWindow
 from onward.graph.types import DType, Size, divide, product

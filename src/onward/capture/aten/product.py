@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.einsum import einsum
 from onward.graph.graph import Value, type_of
 from onward.graph.types import Size, product

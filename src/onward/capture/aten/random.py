@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.ops.random import offset_type, seed_type
 from onward.graph.types import DType, Size, Type, divide

@@ -12,7 +12,7 @@ from onward.capture.aten.random import seed_inputs
 from onward.capture.dtypes import dtype_of
 from onward.capture.regions.op import RESULTS
 from onward.capture.regions.region import TENSOR, CapturedRegion, Form, operator_region
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.ops.region import spelled
 from onward.graph.types import Type, dtype_name

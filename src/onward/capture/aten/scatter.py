@@ -15,7 +15,7 @@ from onward.capture.aten.indexing import (
     inverse,
     places_of_diagonal,
 )
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, broadcast, product
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from onward.capture.translate.batch_program import KnownInputs
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 _MASK, _PADDING, _BIAS, _CAUSAL, _COMPACT = 3, 4, 5, 6, 9  # arguments of onward::attention
 _HIDDEN = -1e30  # what is added to a score that is not to count

@@ -15,7 +15,7 @@ import torch
 
 from onward.capture.translate.batch_program import KnownInputs
 from onward.capture.translate.translator import module_path
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 
 @dataclass(frozen=True)

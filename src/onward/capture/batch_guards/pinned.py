@@ -17,7 +17,7 @@ from onward.capture.trace.aliasing import mutates
 from onward.capture.trace.data_branches import said
 from onward.capture.trace.refusals import layer_drop
 from onward.capture.translate.batch_program import KnownInputs
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 _RANDOM = ("rand", "rand_like", "bernoulli")
 _LESS = ("lt.Scalar", "less.Scalar")

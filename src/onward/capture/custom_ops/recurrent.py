@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import _VF
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.patches import Patch, patched
 
 _KINDS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "tanh", "rnn_relu": "relu"}

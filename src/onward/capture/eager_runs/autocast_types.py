@@ -24,7 +24,7 @@ from onward.capture.trace.output_tree import (
     SizeLeaf,
     Value,
 )
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, type_of
 from onward.graph.graph import Value as GraphValue

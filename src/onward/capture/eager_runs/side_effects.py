@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import Same, Snapshot
 from onward.model_state.effects import Effects, changes, drawn_since, keeping_buffers, random_states
 

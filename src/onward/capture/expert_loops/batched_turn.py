@@ -41,7 +41,7 @@ from onward.capture.masked_rows.rows import (
     refusal,
     rule,
 )
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Tensor = torch.Tensor
 

@@ -26,7 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from onward.capture.expert_loops.batched_turn import OF_COUNTS, asking_frame
 from onward.capture.expert_loops.loop_source import lists_of_pieces
 from onward.capture.masked_rows.rows import is_tensor
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Tensor = torch.Tensor
 _MOST = 1024  # pieces

@@ -22,7 +22,7 @@ from onward.capture.huggingface.masks import Masks, require_kind
 from onward.capture.huggingface.plain_attention import plain_functions
 from onward.capture.huggingface.settings import configs_with_sdpa
 from onward.capture.mode_reads import noted_call
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.patches import Patch, patched
 
 Function = Callable[..., Any]

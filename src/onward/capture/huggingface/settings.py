@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 CACHE = "a cache of keys and values is in use (generation)"
 _FLASH_LENGTHS = ("max_length_q", "max_length_k")  # transformers' FlashAttentionKwargs

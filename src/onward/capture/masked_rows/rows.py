@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Tensor = torch.Tensor
 ROWS_OF = "rows_of"  # an attribute of counts: the key of what they count

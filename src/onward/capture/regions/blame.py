@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 _CALLS = ("_call_impl", "_wrapped_call_impl")
 

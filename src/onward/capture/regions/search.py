@@ -22,7 +22,7 @@ from onward.capture.regions import op
 from onward.capture.regions.blame import blamed, named_places
 from onward.capture.regions.region import TENSOR, CapturedRegion, Form, module_region
 from onward.capture.regions.shapes import Results, read, resized
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Graph, attributes, needed
 from onward.model_state import Snapshot
 from onward.model_state.code import attribute_names, underlying

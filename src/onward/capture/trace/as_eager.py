@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from onward.capture.masked_rows import MaskedRows
 from onward.capture.mode_reads import noted_question
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import Walk, library, module_of
 from onward.model_state.patches import Patch, caller, patched
 

@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.patches import patched
 
 _MOST = 64  # questions of one forward

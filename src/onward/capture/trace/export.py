@@ -30,7 +30,7 @@ from onward.capture.trace.refusals import refusal
 from onward.capture.trace.replaced import run_once
 from onward.capture.trace.torch_nn.running_mean import averaged_over_batches
 from onward.capture.trace.torch_nn.transformer_encoder import padded_with_zeros
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.patches import Patch, patched
 
 ONE_AT_A_TIME = threading.RLock()  # a capture patches what all threads share

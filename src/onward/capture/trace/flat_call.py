@@ -18,7 +18,7 @@ from onward.capture.trace.as_eager import answering_as_eager
 from onward.capture.trace.data_branches import Answer, Asked
 from onward.capture.trace.output_tree import OutputTree
 from onward.capture.trace.row_choices import Choosing
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.names import distinct
 from onward.model_state import traces_names
 from onward.model_state.effects import Effects, keeping_buffers, keeping_parameters, undoing

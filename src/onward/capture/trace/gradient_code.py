@@ -11,7 +11,7 @@ from torch.nn.modules import module as modules
 from torch.utils.checkpoint import CheckpointFunction
 
 from onward.capture.trace.own_gradients import applied
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import module_of
 from onward.model_state.patches import Patch, patched
 from onward.model_state.refusals import NO_HOOKS, keeps_numbers

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from onward.capture.huggingface import CACHE, is_cache
 from onward.capture.masked_rows import is_tensor
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.names import distinct
 from onward.model_state.facts import ATOMS
 

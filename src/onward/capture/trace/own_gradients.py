@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from onward.capture.trace.gradient_edges import carries
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 
 @torch.library.custom_op("onward::gradient_of", mutates_args=())

@@ -10,7 +10,7 @@ import torch
 
 from onward.capture.aten.reasons import reason
 from onward.capture.regions.blame import blamed
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.one_line import READ, shortened
 
 _KNOWN = (

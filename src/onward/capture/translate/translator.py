@@ -25,7 +25,7 @@ from onward.capture.translate.batch_program import constants
 from onward.capture.translate.decompose import expansion, functional, inputs_of
 from onward.capture.translate.forced_sizes import forced
 from onward.capture.translate.identities import made_by, unchanged
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import Dim, Size, Type, divide, floor_divide, product, symbol

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from onward.config import LossScale
 from onward.graph.ops.optimizers import Optimizer
 from onward.graph.types import DType
+from onward.options import LossScale
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from onward.config import OnwardError, environment
+from onward.environment import environment
+from onward.errors import OnwardError
 from onward.kernels.blas.engines import engines, plain_product
 
 log = logging.getLogger("onward")

@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from onward.config import OnwardError, environment
+from onward.environment import environment
+from onward.errors import OnwardError
 from onward.graph.types import LOW, DType, Type
 from onward.kernels.kernel import KernelSpec, Launch
 from onward.kernels.native.signatures import KernelSignature, signatures

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Graph, Node, precision_said, precisions_said, type_of, where
 from onward.graph.ops import OPS
 from onward.graph.types import DType

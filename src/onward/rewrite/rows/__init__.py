@@ -4,6 +4,7 @@ demand.py          the rows of every value that are read: the walk
 packer.py          the graph written for these rows alone: packed values, and the sets in use
 rules/             a file per family of ops: the rows that it reads, and how it is written packed
 sets.py            sets of rows, as conditions on the batch
+set_masks.py       these sets written into a graph, as masks
 known.py           values that follow from the batch alone
 pack.py            demand and packing together
 split_counting.py  the graph that counts a batch's rows, apart from the step that uses them

@@ -21,7 +21,8 @@ from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import DEMAND, Demand, Question, all_of, over, united
 from onward.rewrite.rows.known import batch_first, batch_values
 from onward.rewrite.rows.rule_table import RuleTable
-from onward.rewrite.rows.sets import Conditions, set_value
+from onward.rewrite.rows.set_masks import set_value
+from onward.rewrite.rows.sets import Conditions
 
 
 @dataclass

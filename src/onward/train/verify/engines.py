@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from onward.capture import CapturedModule, LossFunction
 from onward.capture.trace.flat_call import name_outputs
 from onward.compile import Compiler
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, type_of

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from onward.capture import CaptureRequest, LossFunction, eager
 from onward.compile import Compiler
-from onward.config import MissingExtraError, OnwardError
+from onward.errors import MissingExtraError, OnwardError
 from onward.graph.graph import Graph, attributes, precision_said, precisions_said, where
 from onward.journal import Journal
 from onward.kernels import host, torch_dtype

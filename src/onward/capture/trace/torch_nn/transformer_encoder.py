@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.patches import patched
 
 
