@@ -137,6 +137,7 @@ def test_each_promise_stands_once_and_is_held() -> None:
     assert len(list(prose.promises(page))) > 80
     assert prose.alike(page) == []
     assert prose.untested(page, prose.texts()) == []
+    assert prose.without_test(page) == []
 
 
 ROW = "| Masks of dropout depend on the seed and the token | `tests/a/test_b.py` |"
@@ -170,6 +171,13 @@ def test_rows_that_say_the_same_are_found(second: str, found: bool) -> None:
 def test_a_row_without_a_test_is_found(path: str, text: str, holds: bool) -> None:
     wrong = [] if holds else ["row 1 names tests/a/test_b.py, which tests nothing"]
     assert prose.untested(ROW, {path: text}) == wrong
+
+
+@pytest.mark.parametrize(
+    ("cell", "found"), [("`tests/a/test_b.py`", []), ("none yet", ["row 3 names no test"])]
+)
+def test_a_row_that_names_no_test_is_found(cell: str, found: list[str]) -> None:
+    assert prose.without_test(f"| promised | test |\n|---|---|\n| All | {cell} |\n") == found
 
 
 def test_a_row_may_name_a_folder() -> None:

@@ -495,6 +495,18 @@ def promises(page: str) -> Iterator[Promise]:
             yield Promise(number, cells[0].strip(), tuple(re.findall(r"`([^`]+)`", cells[1])))
 
 
+def without_test(page: str) -> list[str]:
+    """Rows of the page's tables that name no test."""
+    lines = page.splitlines()
+    named = {each.number for each in promises(page)}
+    rules = {i for i, line in enumerate(lines, 1) if re.fullmatch(r"[|: -]*-[|: -]*", line)}
+    return [
+        f"row {number} names no test"
+        for number, line in enumerate(lines, 1)
+        if line.startswith("|") and not {number, number + 1} & rules and number not in named
+    ]
+
+
 _EMPTY = frozenset(
     ("a", "an", "and", "are", "as", "at", "be", "by", "for", "in", "is", "it", "of", "on", "or")
 )
