@@ -10,7 +10,7 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,6 @@ from onward.capture import (
 from onward.compile import Compiler
 from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, RegionError
 from onward.execute import Memory
-from onward.explanation import StepExplanation
 from onward.extend import load_plugins
 from onward.kernels import host
 from onward.kernels.kernel import Launch
@@ -285,14 +284,6 @@ class Accelerated:
         """The last call's launches, as they are bound, in its plan's order; for those who time
         them."""
         return self.last_call().launches
-
-    def explain(
-        self, batch: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
-    ) -> StepExplanation:
-        """A training step of the model, or the last call's; see `onward.explain`."""
-        from onward.module.explain import explain
-
-        return explain(self.model, batch, kwargs, **options)
 
     @property
     def model(self) -> torch.nn.Module:

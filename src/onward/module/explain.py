@@ -16,7 +16,6 @@ from onward.explanation import (
     Subject,
     bytes_of,
     checked_sizes,
-    explain_trainer,
     explained,
     refused,
 )
@@ -61,7 +60,7 @@ def explain(
     amount, sizes = bytes_of(memory), checked_sizes(batch_sizes)
     given = _given(batch, kwargs)
     if isinstance(model, Trainer):
-        return explain_trainer(model, given, amount, sizes, profile)
+        return model.explain_call(given, memory=amount, batch_sizes=sizes, profile=profile)
     held = _held(model)
     state = None if optimizer is None else state_bytes(optimizer)
     if given is None:

@@ -20,6 +20,7 @@ from onward.capture import SLOT, unwrapped
 from onward.config import OnwardError
 from onward.explanation import StepExplanation
 from onward.module.accelerate import Accelerated, accelerate, accelerated
+from onward.module.explain import explain
 from onward.prepare.report import Report
 
 _OLD = "module."  # before the names in checkpoints of a wrapper that held its model as a submodule
@@ -69,7 +70,7 @@ class Module(torch.nn.Module):
         self, batch: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> StepExplanation:
         """A training step of the model, or the last call's; see `onward.explain`."""
-        return self._accelerated().explain(batch, kwargs, **options)
+        return explain(self._accelerated().model, batch, kwargs, **options)
 
     def _accelerated(self) -> Accelerated:
         held = accelerated(self.module)

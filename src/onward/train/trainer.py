@@ -18,6 +18,7 @@ import torch
 from onward.capture import unwrapped
 from onward.config import OnwardError, TrainerOptions, read_names
 from onward.execute import Executable, Memory
+from onward.explanation import StepExplanation, explained
 from onward.extend import load_plugins
 from onward.kernels import host
 from onward.plan import Plan
@@ -25,7 +26,6 @@ from onward.prepare.batch import Batch, bind_batch
 from onward.prepare.guards import refuse_optimizer_hooks
 from onward.prepare.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.prepare.report import Report, as_html
-from onward.prepare.row_explanation import Explanation
 from onward.prepare.session import Session
 from onward.train.arguments import (
     check_arguments,
@@ -35,6 +35,7 @@ from onward.train.arguments import (
     names_to_fetch,
 )
 from onward.train.exclusive import exclusive
+from onward.train.explain import last_subject, subject_of
 from onward.train.export import export_onnx
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
@@ -44,6 +45,7 @@ from onward.train.optim import Optimizer, to_torch
 from onward.train.precision import policy_of
 from onward.train.prepared_steps import LossFunction, PreparedSteps
 from onward.train.result import StepResult
+from onward.train.snapshot import TrainerSnapshot
 from onward.train.state import check_state, restore, saved
 from onward.train.training_mode import training_mode
 from onward.train.updates import Updates
@@ -243,15 +245,55 @@ class Trainer:
         return self._last_run().report()
 
     @exclusive
-    def explain(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> Explanation:
-        """Which rows of which layer this batch needs in a training step, what that spares, and
-        what keeps the others; changes nothing.
+    def snapshot(self) -> TrainerSnapshot:
+        """What the Trainer is and has done, at this moment: its model, options and counters, and
+        the training step that ran last."""
+        return TrainerSnapshot(
+            model=self.model,
+            loss_fn=self.loss_fn,
+            optimizer=type(self.optimizer).__name__,
+            options=self.options,
+            updates=self.updates,
+            micro_steps=self.micro_steps,
+            loss_scale=self.loss_scale,
+            last=self._last,
+        )
 
-        fetch: outputs that the step returns besides those of `options.fetch`.
+    @exclusive
+    def explain(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepExplanation:
+        """The training step of this batch, or without one the step that ran last, explained: what
+        was captured, the rows that each layer needs and what keeps the others, the memory and the
+        launches; changes nothing. `onward.explain` can be asked for more.
+
+        fetch: outputs that the step returns besides those of `options.fetch`. Raises OnwardError
+        where neither a batch is given nor a step has run.
         """
-        batch = self._bind(args, kwargs)
+        return self.explain_call((args, kwargs) if args or kwargs else None, fetch)
+
+    @exclusive
+    def explain_call(
+        self,
+        given: tuple[tuple[Any, ...], dict[str, Any]] | None,
+        fetch: Sequence[str] = (),
+        *,
+        memory: int | None = None,
+        batch_sizes: Sequence[int] = (),
+        profile: bool = False,
+    ) -> StepExplanation:
+        """As `explain`, of the arguments of a step, with what `onward.explain` can be asked for:
+        memory: bytes, how large a batch fits is told. batch_sizes: the predicted memory of these.
+        profile: times the launches of one more run, on copies."""
+        trainer = self.snapshot()
         names = names_to_fetch(self.options, fetch)
-        return self._steps.training(self.model, self.loss_fn, batch).explain(batch, names)
+        if given is not None:
+            found = subject_of(trainer, self._steps, self._bind(*given), names)
+        elif fetch:
+            found = subject_of(trainer, self._steps, trainer.last_run.batch, names)
+        else:
+            found = last_subject(trainer, self._steps)
+        if isinstance(found, StepExplanation):
+            return found
+        return explained(found, memory, batch_sizes, profile)
 
     @property
     def plan(self) -> Plan:
@@ -357,6 +399,4 @@ class Trainer:
             self._example = batch
 
     def _last_run(self) -> LastRun:
-        if self._last is None:
-            raise OnwardError("nothing has run yet; fix: call train_step first")
-        return self._last
+        return self.snapshot().last_run
