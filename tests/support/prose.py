@@ -549,7 +549,7 @@ NO_SUBJECT = re.compile(
 STANDS_ALONE = (
     "__init__.py", "capture_cache.py", "cli.py", "compile.py", "config.py", "differentiate",
     "execute", "explanation", "extend.py", "graph", "graph_cache.py", "journal.py", "kernels",
-    "plan", "recipes", "rewrite",
+    "module", "plan", "prepare", "recipes", "rewrite", "train",
 )  # fmt: skip
 
 

@@ -56,11 +56,11 @@ class RowReport:
 
     @property
     def share(self) -> float:
-        """Of the arithmetic, what is done."""
+        """The share of the arithmetic that is done."""
         return self.done / self.everything if self.everything else 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Of values that JSON knows; of each set of rows their number."""
+        """The report as a dict of values that JSON knows; a set of rows is their number."""
         return {
             "arithmetic_done": self.share,
             "packed": self.packed,

@@ -35,6 +35,7 @@ from onward.execute import Memory
 from onward.extend import load_plugins
 from onward.kernels import host
 from onward.kernels.kernel import Launch
+from onward.kernels.region import HeldParts
 from onward.module.arguments import bind_call
 from onward.module.around import (
     Mode,
@@ -62,7 +63,7 @@ CACHE = f"{_CACHE}; fix: config.use_cache = False where nobody generates"
 
 
 class SharedMemory(Memory):
-    """Of all accelerated modules on a device: their plans run one at a time."""
+    """The memory of all accelerated modules on a device; their plans run one at a time."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -271,7 +272,7 @@ class Accelerated:
     # ---- looking
 
     def report(self) -> Report:
-        """Of the last call, as `Trainer.report`."""
+        """Reports the last call, as `Trainer.report` does a step."""
         return self.last_call().report()
 
     @property
@@ -322,18 +323,15 @@ class Accelerated:
 
 @contextmanager
 def _undone_where_refused(call: PreparedCall) -> Iterator[None]:
-    """Within it a part of the model that runs in PyTorch may give what the graph is not made for:
-    eager runs the call then, and buffers and what parts set are as they were."""
+    """A context in which a part of the model that runs in PyTorch may give what the graph is not
+    made for: eager runs the call then, and buffers and what parts set are as they were."""
     parts = call.captured.regions
-    held = [*call.written, *(b for part in parts for b in part.buffers())] if parts else []
-    before, backs = [b.detach().clone() for b in held], [part.way_back() for part in parts]
+    buffers = [*call.written, *(b for part in parts for b in part.buffers())] if parts else []
+    held = HeldParts(parts, buffers)
     try:
         yield
     except RegionError:
-        for back in backs:
-            back()
-        for buffer, then in zip(held, before, strict=True):
-            buffer.data.copy_(then)
+        held.put_back()
         raise
 
 

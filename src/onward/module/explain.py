@@ -178,7 +178,8 @@ def _subject(
         return call.halves(base, ends) if ends else base
 
     def again(args: tuple[Any, ...], kwargs: dict[str, Any], target: tuple[Any, ...]) -> Subject:
-        """Of a batch that another capture serves; the model's own calls stay as they are."""
+        """Describes the call of a batch that another capture serves; the model's own calls stay as
+        they are."""
         quiet, other = compiler.quiet(), bind_call(args, kwargs)
         session = Session(held.memory, memory_budget=held.options.memory_budget)
         made = held.capture(quiet, model, other, Mode(bool(ends), captured.autocast))

@@ -63,7 +63,7 @@ class Module(torch.nn.Module):
         return self.module.forward
 
     def report(self) -> Report:
-        """Of the last call; see `Trainer.report`."""
+        """Reports the last call; see `Trainer.report`."""
         return self._accelerated().report()
 
     def explain(

@@ -1,8 +1,8 @@
 """Trainer: one call per micro-batch, the whole step as one planned graph.
 
 The user's parameters stay where they are and are updated in place. A torch optimizer keeps its
-`param_groups` (the learning rate is read at each step, so any scheduler works); `updates.py` says
-what becomes of its state.
+`param_groups` (the learning rate is read at each step, so any scheduler works);
+`torch_optimizer.py` says what becomes of its state.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ from onward.train.precision import policy_of
 from onward.train.prepared_steps import LossFunction, PreparedSteps
 from onward.train.result import StepResult
 from onward.train.snapshot import TrainerSnapshot
-from onward.train.state import check_state, restore, saved
+from onward.train.state import model_part, optimizer_part
+from onward.train.state_part import StatePart, restore, saved
+from onward.train.torch_optimizer import TorchOptimizer
 from onward.train.training_mode import training_mode
-from onward.train.updates import Updates
 from onward.train.verify import Verification, verify_step
 from onward.train.window import AccumulationWindow
 
@@ -98,14 +99,15 @@ class Trainer:
         self._example: Batch | None = None  # for exports
         self._last: LastRun | None = None
         self._verified = not (verify or self.options.verify)
-        self._updates = Updates(
+        self._optimizer = TorchOptimizer(
             model,
             self.optimizer,
             form=self.options.optimizer_state,
             sums=self.options.gradient_accumulation_dtype,
         )
+        self._updates = self._optimizer.updates
         session = Session(self.memory, self._updates, self.options.memory_budget)
-        self._steps = PreparedSteps(session, self._updates, self.options)
+        self._steps = PreparedSteps(session, self._optimizer, self.options)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIXED and name in vars(self):
@@ -144,7 +146,7 @@ class Trainer:
         batch = self._bind(args, kwargs)
         check_batch(self.model_desc, batch.named())
         check_inputs(batch)
-        self._updates.sync()
+        self._optimizer.sync()
         self._verify_first(batch)
         names, last = names_to_fetch(self.options, fetch), self._window.is_last
         step = self._steps.training(self.model, self.loss_fn, batch)
@@ -194,22 +196,27 @@ class Trainer:
         """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), `param_groups`
         (learning rates and all), counters, random state, in fp16 the loss scale;
         `load_state_dict` reads them."""
-        self._updates.sync()
-        held = saved(self.model, self.optimizer, self._updates, self.micro_steps > 0)
-        return {**held, **self._window.state(), **self._scaling.state()}
+        self._optimizer.sync()
+        return saved(self._state_parts())
 
     @exclusive
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a `state_dict` in place. Raises OnwardError where it does not fit this model,
-        optimizer and accumulation window; nothing is changed then."""
-        self._updates.require_owner()
-        steps = self.options.gradient_accumulation_steps
-        check_state(state, self.model, self.optimizer, self._updates, steps)
-        self._scaling.check(state)
-        restore(state, self.model, self.optimizer, self._updates)
-        self._window.restore(state)
-        self._scaling.restore(state)
+        optimizer and accumulation window; nothing is changed then, nor where a hook of the model's
+        own fails."""
+        self._optimizer.require_owner()
+        restore(self._state_parts(), state)
         self.memory.torn = False
+
+    def _state_parts(self) -> tuple[StatePart, ...]:
+        """The parts of a state, in the order in which they are restored: a part that cannot go
+        back comes last."""
+        return (
+            self._window.part(),
+            self._scaling.part(),
+            model_part(self.model),
+            optimizer_part(self._optimizer),
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are refused: two would write to one memory."""
@@ -238,10 +245,10 @@ class Trainer:
 
     @exclusive
     def report(self) -> Report:
-        """Of the last training step: seconds of each compile stage, edits of each pass, predicted
-        peak, launches, notes, the share of the arithmetic that was done and the rows counted.
-        Print it as a table; it is a dict as well. A change of the model shows after the next
-        training step. Raises OnwardError before the first."""
+        """Reports the last training step: seconds of each compile stage, edits of each pass, the
+        predicted peak, launches, notes, the share of the arithmetic that was done and the rows
+        counted. Print it as a table; it is a dict as well. A change of the model shows after the
+        next training step. Raises OnwardError before the first."""
         return self._last_run().report()
 
     @exclusive
@@ -367,7 +374,7 @@ class Trainer:
             if last:
                 self._scaling.advance(prepared.executable)
             if last and wrote:
-                self._updates.advance(signature)
+                self._optimizer.advance(signature)
             elif last:
                 self._updates.window = frozenset()
             else:
@@ -377,7 +384,7 @@ class Trainer:
             inputs = {
                 **prepared.inputs,
                 **scalars(signature, seed, window.offset, weight=window.weight),
-                **self._updates.inputs(signature),
+                **self._optimizer.inputs(signature),
                 **self._scaling.inputs(signature),
             }
             return inputs, prepared.executable.run(inputs, prepared.dims, done)
@@ -387,7 +394,7 @@ class Trainer:
         log.warning("a gradient is not finite: update %d is skipped%s", self.updates + 1, scale)
 
     def _lr(self) -> float:
-        """Of the first group."""
+        """The learning rate of the first group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def _remember(self, batch: Batch) -> None:
