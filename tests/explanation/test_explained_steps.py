@@ -92,7 +92,7 @@ class Running:
         a call, and beside a block what its rows were counted in."""
         held = accelerated(self.model)
         if held is None:
-            executable = self.who._last.prepared.executable
+            executable = self.who.snapshot().last_run.prepared.executable
         else:
             [call] = [c for s in held._states for cs in s.calls.values() for c in cs]
             assert not isinstance(call, str) and call.last is not None
@@ -151,7 +151,7 @@ def agrees(found: StepExplanation, running: Running) -> None:
     assert plan.sizes[MemoryRegion.PERSISTENT] == held["persistent"]
     assert kinds["row counting"] >= held["beside"]
     if running.loop == "trainer":  # whose arena is the step's: what is left are constants
-        looks = running.who._last.step.looks
+        looks = running.who.snapshot().last_run.step.looks
         assert kinds["row counting"] == sum(look.sizes[MemoryRegion.PERSISTENT] for look in looks)
     assert max(sum(memory.alive[k][i] for k in ARENA) for i in range(len(plan.launches))) == (
         plan.lower_bound
@@ -269,7 +269,7 @@ def test_rows_are_those_of_the_step(loop: str) -> None:
     real = int(given["attention_mask"].sum())
     assert real in counts and set(running.report["rows"]["counts"].values()) <= counts
     if loop == "trainer":
-        assert str(found.rows) == str(running.who.explain(given))
+        assert str(found.rows) == str(running.who.explain(given).rows)
 
 
 @pytest.mark.parametrize("loop", LOOPS)

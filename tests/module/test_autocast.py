@@ -371,13 +371,11 @@ def test_a_gradient_by_an_input_and_by_a_low_output() -> None:
 def test_explained_as_it_runs() -> None:
     """Within the block and outside of it, for the same batch and for another size."""
     model = onward.accelerate(gpt2(dropout=0.0), strict=True)
-    held = accelerated(model)
-    assert held is not None
     with torch.autocast("cpu", torch.bfloat16):
         model(**batch(3, 8)).loss.backward()
-        within = held.explain(kwargs=batch(3, 8), batch_sizes=(1, 2))
-    last = held.explain(batch_sizes=(1,))  # a size that another capture serves
-    outside = held.explain(kwargs=batch(3, 8))
+        within = onward.explain(model, kwargs=batch(3, 8), batch_sizes=(1, 2))
+    last = onward.explain(model, batch_sizes=(1,))  # a size that another capture serves
+    outside = onward.explain(model, kwargs=batch(3, 8))
     passes = [{change.name for change in found.changes} for found in (within, last, outside)]
     assert ["write_casts" in names for names in passes] == [True, True, False]
     assert within.captured and last.captured and outside.captured

@@ -568,8 +568,9 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "if held is None or held[1] != x._version:", "if held is None:", CHOSEN,
     ),
     Fault(
-        "updates: counts of what is gone", "train/updates.py",
-        "        if gone:\n", "        if False:\n", STATE,
+        "updates: counts of what is gone", "train/torch_optimizer.py",
+        "        if self.updates.restart(kept | paths_of(self.model)):\n",
+        "        if self.updates.restart(kept | paths_of(self.model)) and False:\n", STATE,
     ),
     Fault(
         "specialize: sizes asked for late", "plan/specialize.py",

@@ -561,7 +561,8 @@ NO_SUBJECT = re.compile(
 STANDS_ALONE = (
     "__init__.py", "cache_files.py", "capture_cache.py", "cli.py", "compile.py", "differentiate",
     "distribute", "environment.py", "errors.py", "execute", "explanation", "extend.py", "graph",
-    "graph_cache.py", "journal.py", "kernels", "options.py", "plan", "recipes", "rewrite",
+    "graph_cache.py", "journal.py", "kernels", "module", "options.py", "plan", "prepare",
+    "recipes", "rewrite", "train",
 )  # fmt: skip
 
 

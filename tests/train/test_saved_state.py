@@ -13,6 +13,8 @@ from torch import nn
 
 import onward
 from onward import OnwardError, TrainerOptions
+from onward.train.state_part import StatePart, restore, saved
+from onward.train.torch_optimizer import TorchOptimizer
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -181,6 +183,47 @@ def test_model_that_will_not_be_loaded_stays_as_it_was() -> None:
     with pytest.raises(RuntimeError, match="not today"):
         trainer.load_state_dict(source.state_dict())
     assert alike(trainer.state_dict(), before)
+
+
+def test_where_the_last_part_fails_those_before_it_go_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, trainer, twin = trainer_of(seed=4), trainer_of(seed=5), trainer_of(seed=5)
+    run(source, 2)
+    run(trainer, 1)
+    run(twin, 1)
+    before = trainer.state_dict()
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchOptimizer, "restore", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            trainer.load_state_dict(source.state_dict())
+    assert alike(trainer.state_dict(), before)
+    assert run(trainer, 2) == run(twin, 2), "the same masks, rates and moments"
+
+
+def test_parts_are_checked_before_one_writes_and_go_back_in_reverse() -> None:
+    done: list[str] = []
+
+    def part(name: str, checks: bool = True, writes: bool = True) -> StatePart:
+        def check(state: Any) -> None:
+            done.append(f"check {name}")
+            assert checks
+
+        def write(state: Any) -> Callable[[], None]:
+            assert writes
+            done.append(f"write {name}")
+            return lambda: done.append(f"back {name}")
+
+        return StatePart(lambda: {name: 1}, check, write)
+
+    assert saved([part("a"), part("b")]) == {"a": 1, "b": 1}
+    with pytest.raises(AssertionError):
+        restore([part("a"), part("b", checks=False)], {})
+    assert done == ["check a", "check b"]
+    done.clear()
+    with pytest.raises(AssertionError):
+        restore([part("a"), part("b"), part("c", writes=False)], {})
+    assert done[3:] == ["write a", "write b", "back b", "back a"]
 
 
 def test_state_loaded_into_the_optimizer_is_what_is_saved() -> None:

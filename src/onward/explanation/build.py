@@ -9,8 +9,9 @@ from typing import Any
 
 from onward.errors import CaptureError, OnwardError
 from onward.execute.executable import KernelTime
-from onward.explanation.facts import OF_REGIONS, OpLaunches, RegionFacts, StepExplanation
+from onward.explanation.facts import OF_REGIONS, OpLaunches, RegionFacts
 from onward.explanation.sizes import Sizes
+from onward.explanation.step_explanation import StepExplanation
 from onward.explanation.subject import Remade, Subject
 from onward.explanation.timing import launch_times
 from onward.options import memory_amount

@@ -94,7 +94,7 @@ class LedTrainer(Trainer):
                 "the loop accumulates gradients, and this Trainer was made for a micro-batch per "
                 "update; fix: gradient_accumulation_steps=2 or more"
             )
-        if self._updates.take_again():
+        if self._optimizer.take_again():
             self._lead()
         window.led_weight, window.led_last, window.led_step = weight, last, step
         done = window.steps
@@ -112,7 +112,7 @@ class LedTrainer(Trainer):
     @exclusive
     def give_back(self) -> None:
         """The optimizer steps as torch's own. Gradients of an open window are added to `p.grad`."""
-        self._updates.give_back()
+        self._optimizer.give_back()
         self._window.micro_steps = 0
         self._due = False
 

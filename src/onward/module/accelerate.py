@@ -10,7 +10,7 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -33,10 +33,10 @@ from onward.capture import (
 from onward.compile import Compiler
 from onward.errors import CaptureError, EagerWarning, OnwardError, RegionError
 from onward.execute import Memory
-from onward.explanation import StepExplanation
 from onward.extend import load_plugins
 from onward.kernels import host
 from onward.kernels.kernel import Launch
+from onward.kernels.region import HeldParts
 from onward.module.arguments import bind_call
 from onward.module.around import (
     Mode,
@@ -65,7 +65,7 @@ CACHE = f"{_CACHE}; fix: config.use_cache = False where nobody generates"
 
 
 class SharedMemory(Memory):
-    """Of all accelerated modules on a device: their plans run one at a time."""
+    """The memory of all accelerated modules on a device; their plans run one at a time."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -275,7 +275,7 @@ class Accelerated:
     # ---- looking
 
     def report(self) -> Report:
-        """Of the last call, as `Trainer.report`."""
+        """Reports the last call, as `Trainer.report` does a step."""
         return self.last_call().report()
 
     @property
@@ -288,14 +288,6 @@ class Accelerated:
         """The last call's launches, as they are bound, in its plan's order; for those who time
         them."""
         return self.last_call().launches
-
-    def explain(
-        self, batch: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
-    ) -> StepExplanation:
-        """A training step of the model, or the last call's; see `onward.explain`."""
-        from onward.module.explain import explain
-
-        return explain(self.model, batch, kwargs, **options)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -334,18 +326,15 @@ class Accelerated:
 
 @contextmanager
 def _undone_where_refused(call: PreparedCall) -> Iterator[None]:
-    """Within it a part of the model that runs in PyTorch may give what the graph is not made for:
-    eager runs the call then, and buffers and what parts set are as they were."""
+    """A context in which a part of the model that runs in PyTorch may give what the graph is not
+    made for: eager runs the call then, and buffers and what parts set are as they were."""
     parts = call.captured.regions
-    held = [*call.written, *(b for part in parts for b in part.buffers())] if parts else []
-    before, backs = [b.detach().clone() for b in held], [part.way_back() for part in parts]
+    buffers = [*call.written, *(b for part in parts for b in part.buffers())] if parts else []
+    held = HeldParts(parts, buffers)
     try:
         yield
     except RegionError:
-        for back in backs:
-            back()
-        for buffer, then in zip(held, before, strict=True):
-            buffer.data.copy_(then)
+        held.put_back()
         raise
 
 

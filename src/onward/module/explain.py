@@ -16,7 +16,6 @@ from onward.explanation import (
     Subject,
     bytes_of,
     checked_sizes,
-    explain_trainer,
     explained,
     refused,
 )
@@ -62,7 +61,7 @@ def explain(
     amount, sizes = bytes_of(memory), checked_sizes(batch_sizes)
     given = _given(batch, kwargs)
     if isinstance(model, Trainer):
-        return explain_trainer(model, given, amount, sizes, profile)
+        return model.explain_call(given, memory=amount, batch_sizes=sizes, profile=profile)
     held = _held(model)
     state = None if optimizer is None else state_bytes(optimizer)
     if given is None:
@@ -180,7 +179,8 @@ def _subject(
         return call.halves(base, ends) if ends else base
 
     def again(args: tuple[Any, ...], kwargs: dict[str, Any], target: tuple[Any, ...]) -> Subject:
-        """Of a batch that another capture serves; the model's own calls stay as they are."""
+        """Describes the call of a batch that another capture serves; the model's own calls stay as
+        they are."""
         quiet, other = compiler.quiet(), bind_call(args, kwargs)
         session = Session(held.memory, memory_budget=held.options.memory_budget)
         made = held.capture(quiet, model, other, Mode(bool(ends), captured.autocast))

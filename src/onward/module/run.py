@@ -144,8 +144,8 @@ class CallRun:
         return left.executable.backward(left.residuals, cotangents, keep, content, idle)
 
     def _takes_zeros(self, made: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these gradients, made with cotangents of zeros for ends that have none, are those
-        without: not where a derivative is infinite, nor where a backward of the user's own gives
+        """Whether gradients that were made with zeros for cotangents that did not come are right:
+        not where a derivative is infinite, nor where a backward of the user's own gives
         something for zeros."""
         own = any(node.op_type == "WithGradient" for node in self.call.captured.graph)
         return not own and all(bool(g.sum().isfinite()) for g in made.values())
@@ -261,7 +261,7 @@ def _checkpointing() -> bool:
 
 
 def _thrown_away() -> bool:
-    """Whether this is the run of a checkpoint whose saved tensors nobody will see."""
+    """Whether a checkpoint is running whose saved tensors nobody will see."""
     return _checkpointing() and _packing().__qualname__.startswith("_checkpoint_hook")
 
 

@@ -103,12 +103,12 @@ class State:
             )
 
     def flags(self) -> tuple[bool, ...]:
-        """Of every submodule, whether it is in training mode."""
+        """Whether each submodule is in training mode, in order."""
         return tuple(map(_training, self.modules))
 
 
 class States:
-    """Of one module."""
+    """The states that one module has been in, the one that was met last first."""
 
     def __init__(self) -> None:
         self._states: list[State] = []

@@ -20,6 +20,7 @@ from onward.capture import SLOT, unwrapped
 from onward.errors import OnwardError
 from onward.explanation import StepExplanation
 from onward.module.accelerate import Accelerated, accelerate, accelerated
+from onward.module.explain import explain
 from onward.prepare.report import Report
 
 _OLD = "module."  # before the names in checkpoints of a wrapper that held its model as a submodule
@@ -62,14 +63,14 @@ class Module(torch.nn.Module):
         return self.module.forward
 
     def report(self) -> Report:
-        """Of the last call; see `Trainer.report`."""
+        """Reports the last call; see `Trainer.report`."""
         return self._accelerated().report()
 
     def explain(
         self, batch: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> StepExplanation:
         """A training step of the model, or the last call's; see `onward.explain`."""
-        return self._accelerated().explain(batch, kwargs, **options)
+        return explain(self._accelerated().model, batch, kwargs, **options)
 
     def _accelerated(self) -> Accelerated:
         held = accelerated(self.module)

@@ -88,8 +88,8 @@ def _name_of(function: Any) -> str:
 
 
 def _is_its_own(step: Any, kind: type) -> bool:
-    """Whether it is torch's step, or Onward's, or the one that a plugin's class is written with;
-    with none but a scheduler's count around it."""
+    """Whether an optimizer's `step` is torch's, Onward's, or the one that a plugin's class is
+    written with, and nothing but a scheduler's count is around it."""
     files = {c: getattr(sys.modules.get(c.__module__), "__file__", None) for c in kind.__mro__}
     written = {(file, f"{c.__qualname__}.step") for c, file in files.items()}
     while step is not None:
@@ -111,7 +111,7 @@ class Guards:
         self._flags: dict[str, bool] = {}
         self._roots: tuple[Any, ...] = ()
         self._sweep: Sweep | None = None
-        # of plain objects what graphs have read, None for all: by path, and by the object's id
+        # what graphs have read of plain objects, None for all: by path, and by the object's id
         self._names: dict[str, frozenset[str] | None] | None = None  # None: all of each
         self._plain: dict[int, tuple[Any, frozenset[str] | None]] = {}
         self._unread = True  # whether the flags may be others than at the last training step
@@ -236,7 +236,7 @@ class Guards:
         return bool(paths)
 
     def _narrow(self, captured: Captured) -> None:
-        """Of plain objects only what captures have read matters: this one, and those before it."""
+        """Narrows the facts of plain objects to what this capture and those before it have read."""
         first, before = self._names is None, self._plain
 
         def read(x: Any, path: str) -> frozenset[str] | None:

@@ -29,7 +29,7 @@ class Ids:
 
     @property
     def plans(self) -> list[Plan]:
-        """That of the last look, if any."""
+        """The plan of the last look, if any."""
         return [] if self._executable is None else [self._executable.plan]
 
     def within(self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]) -> bool:
@@ -110,7 +110,7 @@ class Unread:
         rows: Rows,
         gradients: bool,
     ) -> list[str]:
-        """Which of the loss, the gradients and `more` hold NaN."""
+        """The names of the loss, the gradients and `more` that hold NaN."""
         wanted, graph = [*more, *self._forward.outputs], forward
         if gradients:
             graph = self._compiler.gradients(graph, sorted(self._graphs.captured.reached), ())

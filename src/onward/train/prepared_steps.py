@@ -24,8 +24,8 @@ from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.region_warnings import WarnOnce
 from onward.prepare.session import Session
 from onward.train.precision import policy_of
+from onward.train.torch_optimizer import TorchOptimizer
 from onward.train.training_mode import sets_more, training_mode
-from onward.train.updates import Updates
 
 Step = PreparedStep[Executable]
 
@@ -34,8 +34,8 @@ KEPT = 8  # states, the one that was met last first
 
 @dataclass
 class _Made:
-    """A step with what it was made with. version: of the updates (`Updates.version`), where it is a
-    training step, whose graph holds them."""
+    """A step with what it was made with. version: of the updates (`UpdateState.version`), where
+    it is a training step, whose graph holds them."""
 
     step: Step
     compiler: Compiler
@@ -60,8 +60,10 @@ class PreparedSteps:
     those that a training step was made with, it is made anew of its capture.
     """
 
-    def __init__(self, session: Session, updates: Updates, options: TrainerOptions) -> None:
-        self._updates = updates
+    def __init__(
+        self, session: Session, optimizer: TorchOptimizer, options: TrainerOptions
+    ) -> None:
+        self._optimizer, self._updates = optimizer, optimizer.updates
         self._session, self._options = session, options
         self._states: list[_State] = []
         self._told = WarnOnce()
@@ -73,12 +75,12 @@ class PreparedSteps:
 
     @property
     def eval(self) -> list[Step]:
-        """Its evaluations."""
+        """Evaluations of the state that was met last."""
         return [made.step for made in self._states[0].eval] if self._states else []
 
     def training(self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch) -> Step:
         """The training step for batches like this one; made where there is none."""
-        refuse_optimizer_hooks(self._updates.optimizer)
+        refuse_optimizer_hooks(self._optimizer.torch)
         state = self._now(model, loss_fn, training=True)
         made = _find(state.train, batch)
         if made is None:
@@ -91,7 +93,7 @@ class PreparedSteps:
     def evaluation(
         self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch
     ) -> Step:
-        """The same of an evaluation."""
+        """The evaluation for batches like this one; made where there is none."""
         state = self._now(model, loss_fn, training=False)
         made = _find(state.eval, batch)
         return made.step if made else self._make(state, model, loss_fn, batch, training=False)
@@ -105,7 +107,7 @@ class PreparedSteps:
         if not guards.changed(model, loss_fn, training, count=False) and self._states:
             self._states[0].guards = guards  # other objects, and all that they say is the same
             return self._states[0]
-        if self._updates.follow():  # steps of before lead to tensors that are no parameters now
+        if self._optimizer.follow():  # steps of before lead to tensors that are no parameters now
             self._states.clear()
         for i, state in enumerate(self._states):
             if i and state.guards.saw(guards, training):
@@ -147,6 +149,8 @@ class PreparedSteps:
     def _step(
         self, batch: Batch, compiler: Compiler, captured: CapturedModule, training: bool
     ) -> Step:
+        if training:
+            self._optimizer.join(captured.parameters, captured.reached)
         graphs = Graphs(compiler, captured, self.recipe(captured) if training else None)
         bind = partial(self._session.bind, compiler, graphs)
         return PreparedStep(batch.kind, graphs, self._session, bind)
@@ -166,8 +170,8 @@ class PreparedSteps:
             return compiler.capture(request)
 
     def recipe(self, captured: CapturedModule) -> Recipe:
-        """What a training step of this capture does with its gradients."""
-        groups = self._updates.groups(captured.parameters, captured.reached)
+        """What a training step of this capture does with its gradients. Nothing changes."""
+        groups = self._optimizer.groups(captured.parameters, captured.reached)
         return Recipe(
             tuple(groups),
             self._options.max_grad_norm,

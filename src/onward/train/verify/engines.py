@@ -87,7 +87,7 @@ class Engines:
         self._staged = {captured.leaves[i]: t for i, t in enumerate(batch.tensors)}
 
     def under_autocast(self, compiler: Compiler, low: torch.dtype) -> Engines:
-        """The same in mixed precision; the fp64 run is shared."""
+        """Engines for mixed precision, which share the fp64 run."""
         twin = copy.copy(self)
         vars(twin).pop("own", None)
         twin.compiler, twin.low = compiler, low
@@ -120,7 +120,8 @@ class Engines:
         outputs: Mapping[str, str],
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> Tensors:
-        """These outputs by Onward's executor; a graph that counts rows is given this batch's."""
+        """Runs a graph with Onward's executor for these outputs; where it counts rows, it is given
+        the batch's."""
         dims, inputs = dict(self._dims), self._inputs(graph)
         if graph.counts:
             conditions, graph = split_counting(graph)
@@ -157,7 +158,7 @@ class Engines:
 
     @staticmethod
     def has_onnxruntime() -> bool:
-        """Whether it is installed."""
+        """Whether onnxruntime is installed."""
         try:
             import onnxruntime  # noqa: F401
         except ImportError:
