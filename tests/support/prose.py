@@ -558,12 +558,23 @@ NO_SUBJECT = re.compile(
     r"\s*(?:(?:Of|The same|Those|Their|Its|It|They|That|These|Which|Such|Another|Likewise|And"
     r"|As above|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
 )
+# Files and folders below src/onward; each docstring in them has a subject of its own.
 STANDS_ALONE = (
-    "__init__.py", "cache_files.py", "capture_cache.py", "cli.py", "compile.py", "differentiate",
-    "distribute", "environment.py", "errors.py", "execute", "explanation", "extend.py", "graph",
-    "graph_cache.py", "journal.py", "kernels", "module", "options.py", "plan", "prepare",
-    "recipes", "rewrite", "train",
+    "__init__.py", "cache_files.py", "capture/__init__.py", "capture/archive",
+    "capture/batch_guards", "capture/batch_leaves.py", "capture/buffer_updates.py",
+    "capture/captured_module.py", "capture/evaluation.py", "capture/export.py",
+    "capture/graph_inputs.py", "capture/held_sizes.py", "capture/mode_reads.py",
+    "capture/request.py", "capture/stages.py", "capture/trace", "capture/traced.py",
+    "capture/translate", "capture_cache.py", "cli.py", "compile.py", "differentiate", "distribute",
+    "environment.py", "errors.py", "execute", "explanation", "extend.py", "graph", "graph_cache.py",
+    "journal.py", "kernels", "module", "options.py", "plan", "prepare", "recipes", "rewrite",
+    "train",
 )  # fmt: skip
+
+
+def stands_alone(path: str) -> bool:
+    """Whether a file below src/onward is one of `STANDS_ALONE`, or lies in one of its folders."""
+    return any(path == each or path.startswith(f"{each}/") for each in STANDS_ALONE)
 
 
 def without_subject(text: str) -> Iterator[tuple[int, str]]:

@@ -7,7 +7,6 @@ gradient that is not finite, leaves them as they were.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 
@@ -20,7 +19,7 @@ from onward.graph.graph import Value, type_of
 def store_buffers(
     result: CapturedModule,
     translator: Translator,
-    before: Mapping[Any, Value],
+    before: Mapping[torch.fx.Node, Value],
     named: Iterable[tuple[str, torch.Tensor]],
     trained: bool,
 ) -> None:

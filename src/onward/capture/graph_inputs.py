@@ -81,7 +81,7 @@ class _Inputs:
         self._result, self._translator, self._program = result, translator, program
         self._graph, self._leaves = translator.graph, leaves
         self._live = dict(named_tensors(flat))
-        # of tied ones, the name that torch lists
+        # the name that torch lists, for tied ones
         self._first = {id(t): n for n, t in reversed(self._live.items())}
         self._by_id: dict[int, Value] = {}
         self._users = 0  # leaves of the batch so far

@@ -94,7 +94,8 @@ def _presume_of_added(
     tensors: Sequence[torch.Tensor],
     presumed: dict[tuple[Any, bool], Shown | None],
 ) -> None:
-    """Of sdpa under an added mask of the user's own."""
+    """Notes what is presumed of torch's sdpa under an added mask of the user's own. Raises
+    CaptureError where this batch has a row of queries that sees no key."""
     mask = [*node.args, None][3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
     if mask is None or not mask.meta["val"].is_floating_point() or (mask, False) in presumed:
         return
@@ -106,7 +107,7 @@ def _presume_of_added(
 
 
 def _shown(mask: Any, first: bool, given: KnownInputs) -> Shown | None:
-    """None where the mask is not made of the batch alone."""
+    """The presumption about a mask; None where it is not made of the batch alone."""
     steps = given.steps(mask)
     return None if steps is None else Shown(mask, steps, given, first)
 

@@ -20,7 +20,7 @@ from onward.errors import CaptureError
 
 @dataclass(frozen=True)
 class Unchanged:
-    """All that `steps`, the forward's last write among them, write into a leaf is there before."""
+    """A leaf of the batch holds, before the forward, what `steps` write into it."""
 
     leaf: Any
     steps: tuple[Any, ...]

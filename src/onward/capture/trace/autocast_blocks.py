@@ -49,7 +49,7 @@ def autocast_noted(device: str) -> Iterator[None]:
     plain = PreDispatchTorchFunctionMode.__torch_function__
 
     def called(mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As graphs of dynamo's enter and leave a block."""
+        """Enters and leaves a block as graphs of dynamo's do."""
         if function is _MODULE._enter_autocast:
             return enter(_KIND(*args))
         if function is _MODULE._exit_autocast:

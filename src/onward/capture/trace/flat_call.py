@@ -30,10 +30,12 @@ TENSOR = object()  # stands in a batch's leaves where a tensor does
 class _Noted:
     """What the wrapper notes in a run: an export restores a module's own attributes.
 
-    names: of its outputs. lies: whether the forward asks how tensors lie in memory. answers: to
-    what it asks tensors, from a run before, with their places; None before one. masks: the same of
-    masks that choose rows. asked: the answers that the traced run was given. read: how many of the
-    questions are for numbers. mode: what the traced run asks of its mode, where gradients are on.
+    names: of the outputs. chosen: names of results that are rows a boolean mask chooses, which
+    have no output. lies: whether the forward asks how tensors lie in memory. answers: what a run
+    before answered to questions about tensors, with their places; None before such a run. masks:
+    answers and places for masks that choose rows. asked: the answers that the traced run was given.
+    read: how many of the questions are for numbers. tree: how the outputs are put together, of a
+    whole call. mode: what the traced run asks of its mode, where gradients are on.
     """
 
     names: tuple[str, ...] | list[str] = ()
@@ -95,7 +97,7 @@ class FlatCall(torch.nn.Module):
         return (*results, *asked.questions)
 
     def ask(self, *leaves: torch.Tensor) -> None:
-        """A run in eager mode, which leaves nothing behind but the answers to what it asks."""
+        """Runs the call in eager mode; nothing stays of it but the answers to what it asks."""
         with (
             self.aside(),
             Asked(values=self.values) as asked,
@@ -124,7 +126,7 @@ class FlatCall(torch.nn.Module):
 
     @property
     def device(self) -> str:
-        """The type of the model's."""
+        """The type of the device that the model's first tensor is on; "cpu" where it has none."""
         return next((t.device.type for _, t in named_tensors(self)), "cpu")
 
     def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -180,7 +182,8 @@ def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def _give(tensor: torch.Tensor, attributes: dict[str, Any], name: str) -> None:
-    """Sets what the user has set on the tensor that this one stands for."""
+    """Sets on a tensor of the trace what the user has set on the one that it stands for. Raises
+    CaptureError for names that torch.export uses itself."""
     for key in attributes.keys() & traces_names():
         raise CaptureError(
             f"{model_path(name)} has the attribute {key}, a name that tensors within torch.export "

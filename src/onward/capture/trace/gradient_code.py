@@ -22,7 +22,7 @@ _IN_BACKWARD: dict[tuple[Any, str], str] = {
     (torch.Tensor, "register_post_accumulate_grad_hook"): NO_HOOKS,
     (torch.autograd.graph, "get_gradient_edge"): NO_HOOKS,
     (modules, "BackwardHook"): NO_HOOKS,  # what a module's backward hooks make
-    # which Tensor.backward calls
+    # Tensor.backward calls this one
     (torch.autograd, "backward"): "a step's gradients are its loss's alone; fix: call it outside",
 }
 
@@ -44,7 +44,7 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """In place of what `Function.apply` calls; that itself may be bound (`f = F.apply`)."""
+    """Stands for what `Function.apply` calls; `apply` itself may be bound (`f = F.apply`)."""
     if cls is CheckpointFunction:
         raise CaptureError(
             "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward a "

@@ -52,15 +52,15 @@ class SizeLeaf:
 
 @dataclass(frozen=True)
 class Value:
-    """What is no tensor."""
+    """A plain value, which is no tensor."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Container:
-    """make: the container of these parts, given what stands for each. keys: of a mapping's parts,
-    those that are strings."""
+    """A container around parts. kind: its class. make: a container of that class, given what stands
+    for each part. keys: of a mapping's parts, those that are strings."""
 
     kind: type
     make: Callable[[list[Any]], Any]
@@ -74,8 +74,9 @@ Part = Computed | SizeLeaf | BatchLeaf | Held | Value | Container
 class OutputTree:
     """How the outputs of a call are put together.
 
-    outputs: of one run. leaves: the batch's tensors in that run. owned: the module's tensors by
-    path. root: the whole; names: of the computed ones, and `tensors`: what they were in that run.
+    outputs: what one run returned. leaves: the batch's tensors in that run. owned: the module's
+    tensors by path. root: the whole tree. names: of the computed tensors. tensors: the computed
+    tensors of that run.
     Raises CaptureError for outputs that no graph can give.
     """
 
@@ -117,7 +118,8 @@ class OutputTree:
         given: Sequence[torch.Tensor],
         held: Callable[[str], torch.Tensor],
     ) -> Any:
-        """The outputs of a call: of what it computed, was given, and what the module has."""
+        """The outputs of a call, built of what it computed, what it was given, and what the module
+        has."""
         return _built(self.root, computed, given, held)
 
     def _part(self, x: Any, path: tuple[str, ...]) -> Part:

@@ -55,7 +55,7 @@ class FunctionContext:
         self.saved_tensors = tensors
 
     def save_for_forward(self, *_: Any) -> None:
-        """For forward mode."""
+        """Does nothing: a step has no forward mode of differentiation."""
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         self.non_differentiable = tensors

@@ -1,4 +1,4 @@
-"""What torch.export raises, in words of ours: one line, with a fix where the cause is known."""
+"""Errors of torch.export in one line each, with a fix where the cause is known."""
 
 from __future__ import annotations
 

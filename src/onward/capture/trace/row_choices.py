@@ -132,7 +132,7 @@ class Choosing(TorchFunctionMode):
     def _of_sums(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:  # fmt: skip
-        """Counts that only data say, and rows that are cut by them; None for others."""
+        """What a call gives that counts or rows which only data say go into; None for others."""
         if self._written and name != "__setitem__" and name not in _ASKED:
             given = [*args, *kwargs.values()]
             given = [b for a in given for b in (a if isinstance(a, (list, tuple)) else [a])]
@@ -174,7 +174,7 @@ class Choosing(TorchFunctionMode):
         return True
 
     def _settled(self, made: Any) -> Any:
-        """Chosen rows as they are, or all rows."""
+        """The chosen rows, or all rows where the mask is known to leave none out."""
         if self._whole is None or not found_in(made):
             return made
         if isinstance(made, tuple):
@@ -221,7 +221,7 @@ class Choosing(TorchFunctionMode):
         return choose(x, mask, (key, str(tuple(x.shape))))
 
     def key(self, x: Tensor) -> Any:
-        """Equal for tensors that are proved to hold the same numbers, in row-major order."""
+        """A key that is equal for tensors proved to hold the same numbers, in row-major order."""
         held = self._keys.get(id(x))
         if held is None or held[1] != x._version:
             held = self._keys[id(x)] = (x, x._version, object())
@@ -240,7 +240,7 @@ class Choosing(TorchFunctionMode):
     def _note(
         self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
     ) -> None:
-        """What a tensor was taken of; of numbers or bools, what it was made of."""
+        """Notes what a tensor was taken of; for numbers or bools, what it was made of."""
         if self._whole is None:
             self._sums.note(name, args, kwargs, made)
         if name == "__getitem__" and type(args[1]) is int and is_tensor(made) and args[1] >= 0:
@@ -270,7 +270,7 @@ class Choosing(TorchFunctionMode):
         self._keys[id(made)] = (made, made._version, key)
 
     def _note_one(self, made: Tensor, args: tuple[Any, ...]) -> None:
-        """What was looked up by the one number of a turn."""
+        """Notes what was looked up by the one number of a turn."""
         index = args[1] if isinstance(args[1], tuple) else (args[1],)
         own = (("of one", id(p.loop), *p.loop.now) if type(p) is Each else str(p) for p in index)
         self._keys[id(made)] = (made, made._version, (self.key(args[0]), *own))

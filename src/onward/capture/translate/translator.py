@@ -95,7 +95,7 @@ class Translator:
             self.symbols[expr] = self._places[place]
 
     def settle_sizes(self, nodes: Sequence[Any]) -> None:
-        """Numbers in place of names where the trace leaves no choice (sizes.py)."""
+        """Puts numbers in place of names where the trace leaves no choice (forced_sizes.py)."""
         sizes = [size for node in nodes for size in node.meta["val"].shape]
         env = next((size.node.shape_env for size in sizes if not isinstance(size, int)), None)
         self._env = env
@@ -196,7 +196,7 @@ class Translator:
         return Type(dtype_of(val.dtype, node.name), tuple(self.size_of(s) for s in val.shape))
 
     def find_batch_size(self) -> None:
-        """The batch size is dim 0 of the first batch leaf."""
+        """Takes the size of dim 0 of the first batch leaf as the batch size."""
         for value in self.graph.inputs_with(Role.BATCH):
             if type_of(value).rank:
                 self.batch_size = type_of(value).shape[0]
@@ -359,12 +359,12 @@ class Translator:
                 )
 
     def store(self, call: AtenCall, written: Any, value: Value) -> None:
-        """What an op writes besides its results: a new value of the node `written`."""
+        """Gives the node `written`, which an op writes besides its results, a new value."""
         self._require_own(call.node, written)
         functionalize.settle(written, stop_gradient(call.b, value), call, self._take)
 
     def _take(self, view: Any) -> None:
-        """A view anew, of memory that has been written."""
+        """Takes a view anew, of memory that has been written."""
         if memory_shared.writes(view.target):
             self.env[view] = self.env[view.args[0]]
         else:
@@ -389,7 +389,7 @@ class Translator:
         return self._resolve(_outputs_of(module.graph))
 
     def _region(self, node: Any) -> None:
-        """What `no_grad` encloses is inlined.
+        """Inlines what `no_grad` encloses.
 
         Gradients end at a region's results: a result may be a view of what the region was given,
         whose own gradient goes on. They pass where it is the given tensor itself.
