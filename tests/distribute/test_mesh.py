@@ -69,7 +69,8 @@ def test_a_mesh_that_is_none(given: Any) -> None:
 
 def trained() -> tuple[onward.Trainer, torch.nn.Module, onward.StepResult]:
     """One step of a model whose packed form leaves most rows out."""
-    model, data = tiny.bert(), tiny.batch(4, 12, "right")
+    model = tiny.bert()
+    data: Any = tiny.batch(4, 12, "right")
     data["labels"][:, 1:] = -100
     trainer = onward.Trainer(model, onward.optim.AdamW(lr=1e-2))
     return trainer, model, trainer.train_step(**data)

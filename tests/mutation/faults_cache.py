@@ -5,6 +5,7 @@ from __future__ import annotations
 from fault import Fault
 
 CACHE = ("train/test_graph_cache.py",)
+FILES = ("train/test_cache_files.py",)
 CAPTURES = ("capture/test_kept_captures.py",)
 MODELS = ("capture/test_kept_captures_of_models.py",)
 
@@ -51,24 +52,24 @@ CACHE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "cache: a file's digest is not read", "cache_files.py",
-        "if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:", "if False:", CACHE,
+        "if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:", "if False:", FILES,
     ),
     Fault(
         "cache: a file's own key is not read", "graph_cache.py",
-        'if head["key"] != key:', "if False:", CACHE,
+        'if head["key"] != key:', "if False:", FILES,
     ),
     Fault(
         "cache: a file is written where it is read", "cache_files.py",
-        'with os.fdopen(handle, "wb") as file:', "with _path(key).open(\"wb\") as file:", CACHE,
+        'with os.fdopen(handle, "wb") as file:', "with _path(key).open(\"wb\") as file:", FILES,
     ),
     Fault(
         "cache: what was read last goes first", "cache_files.py",
-        "key=lambda item: item[1].st_mtime)", "key=lambda item: -item[1].st_mtime)", CACHE,
+        "key=lambda item: item[1].st_mtime)", "key=lambda item: -item[1].st_mtime)", FILES,
     ),
     Fault(
         "cache: an error of the disk reaches the step", "cache_files.py",
         "    except (OSError, ArchiveError, TypeError) as error:\n        _say_once",
-        "    except (ArchiveError, TypeError) as error:\n        _say_once", CACHE,
+        "    except (ArchiveError, TypeError) as error:\n        _say_once", FILES,
     ),
     Fault(
         "cache: it is used where passes are looked at", "graph_cache.py",

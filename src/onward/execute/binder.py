@@ -212,7 +212,7 @@ class Binder:
             return False
         least = {n: 1 if n in self.plan.open else size for n, size in self.plan.dims.items()}
         small, large = (
-            launch.kernel.scratch(launch.spec.mapped(lambda t, d=d: t.bind(d)))
+            launch.kernel.scratch(launch.spec.mapped(lambda t, d=d: t.specialized(d)))
             for d in (least, self.plan.dims)
         )
         return small != large
