@@ -25,6 +25,7 @@ from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.extend import load_plugins
 from onward.graph.graph import Graph
+from onward.graph.spec import Stage
 from onward.graph_cache import kept
 from onward.journal import Journal
 from onward.kernels import EagerPart, Target
@@ -52,7 +53,7 @@ class Compiler:
     def capture(self, *args: Any, **kwargs: Any) -> CapturedModule:
         """The call of a module as a graph (`onward.capture.capture`)."""
         captured = capture_cache.kept(self.journal, capture, *args, **kwargs)
-        self.journal.note("capture", captured.graph)
+        self.journal.note("capture", captured.graph, Stage.CAPTURED)
         return captured
 
     def evaluation(self, trained: CapturedModule) -> CapturedModule | None:
@@ -61,7 +62,7 @@ class Compiler:
         with self.journal.timed("capture"):
             captured = evaluation(trained)
         if captured is not None:
-            self.journal.note("capture", captured.graph)
+            self.journal.note("capture", captured.graph, Stage.CAPTURED)
         return captured
 
     def quiet(self) -> Compiler:
@@ -89,7 +90,7 @@ class Compiler:
             report = rewrite.measured("row_demand", graph, edit, self._fusible)
         self.journal.reports.append(report)
         if report.edits:
-            self.journal.note("forward-row_demand", graph)
+            self.journal.note("forward-row_demand", graph, Stage.PACKED)
         return graph if report.edits else None
 
     def gradients(self, forward: Graph, wrt: Sequence[str], zeros: Collection[str]) -> Graph:
@@ -124,7 +125,7 @@ class Compiler:
         open: sizes that may be smaller when it runs. label: before the names of dumps."""
         with self.journal.timed("specialize"):
             bound = specialize(graph, dims, open, outputs)
-        self.journal.note(f"{label}specialize", bound)
+        self.journal.note(f"{label}specialize", bound, Stage.SPECIALIZED)
         with self.journal.timed("plan"):
             plan = make_plan(bound, dict(dims), target=self.target)
         if budget is not None:
@@ -162,6 +163,7 @@ class Compiler:
         with self.journal.timed(f"rewrite {stage}"):
             graph, reports = rewrite.run(graph, passes, self.disable, after, check, self._fusible)
         self.journal.reports += reports
+        self.journal.ends(Stage(stage), graph)
         return graph
 
     def _fit(self, bound: Graph, plan: Plan, amount: int | float | str) -> Plan:
@@ -174,5 +176,5 @@ class Compiler:
         if budget.chosen is None:
             return plan
         self.journal.reports.append(budget.chosen.what)
-        self.journal.note("recompute", budget.chosen.graph)
+        self.journal.note("recompute", budget.chosen.graph, Stage.SPECIALIZED)
         return budget.chosen.plan

@@ -79,7 +79,7 @@ class Scaling:
         """Goes on from a state that was checked; one without a scale begins anew."""
         if isinstance(self.settings, LossScale):
             held = state.get(KEY) or {"scale": self.settings.init_scale, "growth_tracker": 0}
-            self._set(held["scale"], held["growth_tracker"])
+            self._set(float(held["scale"]), int(held["growth_tracker"]))
 
     def _set(self, scale: float, tracker: int) -> None:
         self._scale = torch.tensor(scale, dtype=torch.float32, device=self._device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -63,7 +63,7 @@ class AccumulationWindow:
         self.steps += 1
 
     @contextmanager
-    def seed_drawn(self, updates: int) -> Iterator[torch.Tensor]:
+    def seed_drawn(self, updates: int) -> Generator[torch.Tensor]:
         """The seed; a window's first step draws one, which a step that fails gives back.
 
         updates: done before the window.
