@@ -28,6 +28,7 @@ from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.extend import load_plugins
 from onward.graph.graph import Graph
+from onward.graph.spec import Stage
 from onward.graph_cache import GraphCache
 from onward.journal import Journal
 from onward.kernels import EagerPart, Target
@@ -56,7 +57,7 @@ class Compiler:
     def capture(self, request: CaptureRequest) -> CapturedModule:
         """The call of a module as a graph. Raises CaptureError for what no graph can hold."""
         captured = capture_cache.kept(self.journal, capture, request)
-        self.journal.note("capture", captured.graph)
+        self.journal.note("capture", captured.graph, Stage.CAPTURED)
         return captured
 
     def evaluation(self, trained: CapturedModule) -> CapturedModule | None:
@@ -65,7 +66,7 @@ class Compiler:
         with self.journal.timed("capture"):
             captured = evaluation(trained)
         if captured is not None:
-            self.journal.note("capture", captured.graph)
+            self.journal.note("capture", captured.graph, Stage.CAPTURED)
         return captured
 
     def quiet(self) -> Compiler:
@@ -106,7 +107,7 @@ class Compiler:
             self.journal.reports.append(report)
             if report.edits == 0:
                 return None
-            self.journal.note("pack-row_demand", packed.graph)
+            self.journal.note("pack-row_demand", packed.graph, Stage.PACKED)
             return packed
 
         return self.cache.get_or_make("pack", forward, (outputs, watch), make)
@@ -153,7 +154,7 @@ class Compiler:
         open: sizes that may be smaller when it runs. label: before the names of dumps."""
         with self.journal.timed("specialize"):
             specialized = specialize(graph, dims, open, outputs)
-        self.journal.note(f"{label}specialize", specialized)
+        self.journal.note(f"{label}specialize", specialized, Stage.SPECIALIZED)
         with self.journal.timed("plan"):
             plan = make_plan(specialized, dict(dims), target=self.target)
         if budget is not None:
@@ -191,6 +192,7 @@ class Compiler:
         with self.journal.timed(stage):
             graph, reports = rewrite.run(graph, passes, self.disable, after, check, self._fusible)
         self.journal.reports += reports
+        self.journal.ends(Stage(stage), graph)
         return graph
 
     def _fit(self, specialized: Graph, plan: Plan, amount: int | float | str) -> Plan:
@@ -203,5 +205,5 @@ class Compiler:
         if budget.chosen is None:
             return plan
         self.journal.reports.append(budget.chosen.what)
-        self.journal.note("recompute", budget.chosen.graph)
+        self.journal.note("recompute", budget.chosen.graph, Stage.SPECIALIZED)
         return budget.chosen.plan

@@ -43,7 +43,10 @@ class Environment:
         "ONWARD_DISABLE", (), "comma-separated names of rewrite passes to leave out"
     )
     check: bool = variable(
-        "ONWARD_CHECK", False, "1 checks the graph's invariants after every pass", ("0", "1")
+        "ONWARD_CHECK",
+        False,
+        "1 checks the graph's invariants after every pass, and what it may hold after every stage",
+        ("0", "1"),
     )
     """A batch of which only the rows that are read are computed runs once more too, changing
     nothing, with NaN in the others; where NaN then arrives in the loss or a gradient, OnwardError

@@ -21,8 +21,8 @@ import onward
 from onward.errors import CaptureError, OnwardError
 from onward.explanation import StepExplanation
 from onward.explanation.build import reasons
-from onward.explanation.changes import count_ops
 from onward.explanation.facts import ARENA, KINDS, OF_REGIONS
+from onward.graph.printer import count_ops
 from onward.journal import Journal
 from onward.module import accelerated
 from onward.module.accelerate import _MEMORIES

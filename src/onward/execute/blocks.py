@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_CORE: Any = torch._C
+_CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 LATE, ROOM = 6, 1.2  # blocks asked for, and how much larger than any of them a free one may be
 
 

@@ -10,7 +10,7 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -136,7 +136,7 @@ class Accelerated:
         model = self._model()
         assert model is not None, "a module that is called is there"
         if goes_around():
-            return model._call_impl(*args, **kwargs)
+            return model._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         if run_around(model):
             return call_with_hooks(model, partial(self._call, model), args, kwargs)
         return self._call(model, *args, **kwargs)
@@ -262,7 +262,7 @@ class Accelerated:
     ) -> Any:
         untraced()
         with eager(), aside(model):
-            outputs = model._call_impl(*args, **kwargs)
+            outputs = model._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         if reason not in self._told:  # and not where eager refuses the call as well
             self._told.add(reason)
             warnings.warn(
@@ -325,7 +325,7 @@ class Accelerated:
 
 
 @contextmanager
-def _undone_where_refused(call: PreparedCall) -> Iterator[None]:
+def _undone_where_refused(call: PreparedCall) -> Generator[None]:
     """A context in which a part of the model that runs in PyTorch may give what the graph is not
     made for: eager runs the call then, and buffers and what parts set are as they were."""
     parts = call.captured.regions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from onward.prepare.session import Session
 from onward.train import Trainer
 
 # state tensors that torch's optimizers keep for each parameter
-_SLOTS = {
+_SLOTS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], int]] = {
     torch.optim.AdamW: lambda g: 3 if g["amsgrad"] else 2,
     torch.optim.Adam: lambda g: 3 if g["amsgrad"] else 2,
     torch.optim.SGD: lambda g: 1 if g["momentum"] else 0,

@@ -8,7 +8,7 @@ any tensor that a function has saved.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ from onward.module.call_seeds import call_seed
 from onward.module.prepared_call import PreparedCall, Ready
 from onward.prepare.batch import Batch
 
-_CORE: Any = torch._C
+_CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _AUTOGRAD = _CORE._autograd
 _NOTHING = torch.empty(0)
 TWICE = (
@@ -185,7 +185,7 @@ class CallRun:
         return marks([*self.call.captured.owned.values(), *self.batch.tensors])
 
     @contextmanager
-    def _repeating(self) -> Iterator[None]:
+    def _repeating(self) -> Generator[None]:
         """Within it buffers that the forward writes hold what they held before it; then what they
         held. Neither counts as a version."""
         written, before = self.call.written, self._before or []

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -58,7 +58,7 @@ class Module(torch.nn.Module):
         self._take(model)
 
     @property
-    def forward(self) -> Callable[..., Any]:
+    def forward(self) -> Callable[..., Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The model's; a call of the wrapper, not of this, runs as a graph."""
         return self.module.forward
 
@@ -120,14 +120,14 @@ class Module(torch.nn.Module):
     def __hash__(self) -> int:
         return hash(self.module)
 
-    def named_modules(self, memo: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def named_modules(self, memo: Any = None, *args: Any, **kwargs: Any) -> Generator[Any]:
         """The model's. Who asks the wrapper itself finds it first; in what holds it, the model has
         its place."""
         for name, found in self.module.named_modules(memo, *args, **kwargs):
             yield name, self if memo is None and found is self.module else found
 
-    def modules(self) -> Iterator[torch.nn.Module]:
-        for found in self.module.modules():
+    def modules(self, *args: Any, **kwargs: Any) -> Generator[torch.nn.Module]:
+        for found in self.module.modules(*args, **kwargs):
             yield self if found is self.module else found
 
     # ---- checkpoints with the names that parameters had when the model was a submodule

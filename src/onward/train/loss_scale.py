@@ -82,7 +82,7 @@ class Scaling:
         before = dict(vars(self))
         if isinstance(self.settings, LossScale):
             held = state.get(KEY) or {"scale": self.settings.init_scale, "growth_tracker": 0}
-            self._set(held["scale"], held["growth_tracker"])
+            self._set(float(held["scale"]), int(held["growth_tracker"]))
         return lambda: vars(self).update(before)
 
     def _set(self, scale: float, tracker: int) -> None:

@@ -24,7 +24,7 @@ class StateKey(NamedTuple):
 class ParameterState(NamedTuple):
     """State of one parameter: its count of updates, its tensors by slot, and their form."""
 
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
     tensors: dict[str, torch.Tensor]
     form: str = ""
 

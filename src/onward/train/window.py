@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,7 +65,7 @@ class AccumulationWindow:
         self.steps += 1
 
     @contextmanager
-    def seed_drawn(self, updates: int) -> Iterator[torch.Tensor]:
+    def seed_drawn(self, updates: int) -> Generator[torch.Tensor]:
         """The seed; a window's first step draws one, which a step that fails gives back.
 
         updates: done before the window.

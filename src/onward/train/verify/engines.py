@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -160,7 +160,7 @@ class Engines:
     def has_onnxruntime() -> bool:
         """Whether onnxruntime is installed."""
         try:
-            import onnxruntime  # noqa: F401
+            import onnxruntime  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ImportError:
             return False
         return True
@@ -234,7 +234,9 @@ class Engines:
                 loss = named.get("loss", next(iter(named.values())))
         wanted = {n: copies[self._paths[n]] for n in self.names}
         wanted = {n: p for n, p in wanted.items() if p.requires_grad}
-        grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
+        grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
+            loss, list(wanted.values()), allow_unused=True
+        )
         found = {LOSS: loss.detach(), **self._written(model)}
         found |= {
             gradient(n): g.detach() for n, g in zip(wanted, grads, strict=True) if g is not None
@@ -242,7 +244,7 @@ class Engines:
         return {n: t.double().cpu() for n, t in found.items()}
 
     @contextmanager
-    def _precision(self, exact: bool) -> Iterator[None]:
+    def _precision(self, exact: bool) -> Generator[None]:
         """Within it, eager PyTorch runs in fp64, or in the precision of the step. Raises
         OnwardError where autocast cannot run the model."""
         if exact:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -120,7 +120,7 @@ def _refuse_autocast(graph: Graph) -> None:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _undisturbed() -> Generator[None]:
     """Gradients are on, whatever surrounds it; every generator is put back."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
