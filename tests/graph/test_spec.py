@@ -142,7 +142,7 @@ PLANTED: dict[str, Callable[[Graph], None]] = {
     "one low type": with_two_low_types,
     "owned in full precision": with_input(Role.BATCH, "bf16[2]"),
     "counts": without_counts,
-    "apart": of_signature(apart=False),
+    "split halves": of_signature(split_halves=False),
     "results do not wait": with_a_waiting_result,
     "gradient types": with_a_gradient_of_another_type,
     "updates": without_updates,
@@ -152,7 +152,7 @@ PLANTED: dict[str, Callable[[Graph], None]] = {
 ROLE_OR_ENTRY: dict[str, Callable[[Stage], Callable[[Graph], None] | None]] = {
     "roles": lambda stage: None if stage is Stage.SPECIALIZED else with_input(Role.SIZE),
     "entries": lambda stage: (
-        of_signature(apart=True) if stage not in (Stage.HALVES, Stage.SPECIALIZED) else None
+        of_signature(split_halves=True) if stage not in (Stage.HALVES, Stage.SPECIALIZED) else None
     ),
 }
 

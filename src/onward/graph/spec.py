@@ -231,9 +231,9 @@ def _results_do_not_wait(graph: Graph, stage: Stage) -> Iterator[str]:
                 yield f"{node_text(node)} reads a cotangent, and a result needs it"
 
 
-def _apart(graph: Graph, stage: Stage) -> Iterator[str]:
+def _split(graph: Graph, stage: Stage) -> Iterator[str]:
     if not graph.signature.split_halves:
-        yield "the signature is not apart"
+        yield "the signature does not split halves"
 
 
 def _counted(graph: Graph, stage: Stage) -> Iterator[str]:
@@ -285,7 +285,7 @@ RULES: tuple[Rule, ...] = (
         "the user's tensors are read in place, and are never of a low type",
     ),
     Rule("counts", (Stage.PACKED,), _counted, "without rows that are counted it is no packed form"),
-    Rule("apart", (Stage.HALVES,), _apart, "a plan is cut in two where the signature is apart"),
+    Rule("split halves", (Stage.HALVES,), _split, "a plan is cut in two where the signature says so"),
     Rule(
         "results do not wait", (Stage.HALVES,), _results_do_not_wait,
         "they are computed before a cotangent is known",
