@@ -208,17 +208,21 @@ def _capture(
         result.notes.append("use_cache=False: a key/value cache cannot be part of a training graph")
         if "position_ids" in names:
             result.notes.append(
-                "position_ids keep no packed documents apart, as in eager PyTorch while the "
-                "model's use_cache is on; fix: model.config.use_cache = False"
+                "position_ids do not separate packed documents in attention while use_cache "
+                "is on, as in eager PyTorch; fix: model.config.use_cache = False"
             )
     for name in tree.caches if tree is not None else ():
         result.notes.append(f"{name} is None: a key/value cache cannot be part of a training graph")
     for name in flat.noted.chosen:
-        result.notes.append(f"{name} is no output: how many rows a boolean mask chooses, data say")
+        result.notes.append(
+            f"{name} is left out of the outputs: how many rows its boolean "
+            "mask chooses depends on the data"
+        )
     if flat.noted.read:
         result.notes.append(
-            f"captured anew for other numbers where the forward reads {flat.noted.read} of the "
-            "batch's into Python, or chooses rows by a mask"
+            "the model is captured again for other values where the forward reads "
+            f"{flat.noted.read} numbers of the batch into Python (.item()) or chooses rows by "
+            "a boolean mask"
         )
     if held:
         result.notes.append(_held_note(held, names))
@@ -258,7 +262,9 @@ def _capture(
     result.effects = flat.effects
     if flat.effects.written and not flat.effects.left:
         written = ", ".join(flat.effects.written)
-        result.notes.append(f"a step does not set {written}, as the model's forward does")
+        result.notes.append(
+            f"a compiled step does not set {written}, which the model's forward sets"
+        )
     if flat.effects.left:
         result.constants += flat.effects.tensors  # where they are written, eager code reads that
     return result
@@ -301,7 +307,7 @@ def _held_note(held: Held, names: list[str]) -> str:
         f"{names[leaf]} dim {dim}" + (f" (multiples of {factor})" if factor else "")
         for (leaf, dim), (factor, _) in sorted(held.items())
     ]
-    return f"captured anew for other sizes of: {', '.join(dims)}"
+    return f"the model is captured again for other sizes of: {', '.join(dims)}"
 
 
 def _alias(x: torch.Tensor, keeps_flag: bool) -> torch.Tensor:
@@ -339,8 +345,7 @@ def _refuse_dtypes(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> No
     for name, parameter in model.named_parameters():
         if parameter.dtype == torch.float64:
             raise CaptureError(
-                f"{name} is of {parameter.dtype}, in which Onward does not train; fix: "
-                "model.float()"
+                f"{name} is of {parameter.dtype}, which Onward cannot train; fix: model.float()"
             )
 
 

@@ -102,8 +102,9 @@ def bind_inputs(
             value = constant(graph, tensor)
         else:
             raise CaptureError(
-                f"the forward reads {spec.target}, which is no tensor that a graph can hold (a "
-                "torch.Generator, for one); fix: draw outside, and make it an input of the batch"
+                f"the forward reads {spec.target}, which is not a tensor (a torch.Generator, "
+                "for example); fix: draw before the step and pass the numbers as an input of "
+                "the batch"
             )
         translator.env[node] = value
         if isinstance(value, Value) and (value.name or "") in result.buffers:
