@@ -112,7 +112,10 @@ class PreparedStep(Generic[Bound]):
 
     def _sizes(self, batch: Batch) -> dict[str, int]:
         if not self.fits(batch):
-            raise CaptureError("the captured graph does not fit the batch it was captured from")
+            raise CaptureError(
+                "the captured graph does not fit its own batch; fix: report "
+                "this as a bug, with the model"
+            )
         return self._dims[batch.signature]
 
     def _staged(self, batch: Batch) -> dict[str, torch.Tensor]:
@@ -124,5 +127,8 @@ class PreparedStep(Generic[Bound]):
         have = list(self.graphs.forward.signature.results)
         unknown = next((n for n in results if n not in (*have, "loss")), None)
         if unknown is not None:
-            named = ", ".join(have) or "none but its loss"
-            raise OnwardError(f"no output '{unknown}' to fetch; the model has: {named}")
+            named = ", ".join(have) or "only its loss"
+            raise OnwardError(
+                f"fetch names the output '{unknown}', which the model does not "
+                f"have; fix: one of {named}"
+            )
