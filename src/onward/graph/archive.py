@@ -53,7 +53,7 @@ def from_bytes(data: bytes) -> Graph:
         text = json.loads(data[_HEAD : _HEAD + length].decode())
         return _Reader(text, data[_HEAD + length :]).graph
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ArchiveError(f"these bytes are no graph: {error}") from error
+        raise ArchiveError(f"these bytes are not a saved graph: {error}") from error
 
 
 def digest(graph: Graph) -> str:
@@ -95,7 +95,7 @@ class _Writer:
     def _value(self, value: Value) -> list[Any]:
         """Writes a value: its name, its type, and the integers it is known to hold."""
         if value.meta.keys() - NOTES.keys():
-            _cannot(f"what is noted at {value.name}")
+            _cannot(f"the metadata of {value.name}")
         self.numbers[value] = len(self.numbers) - 1
         type = self.types.setdefault(value.meta["type"], len(self.types))
         content = None if value.const_value is not None else value.meta.get("content")

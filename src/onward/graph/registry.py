@@ -30,8 +30,8 @@ def place_of(function: Any) -> str:
 def meeting(what: str, held: Any, new: Any) -> ValueError:
     """The error of two functions or classes registered for the same thing."""
     return ValueError(
-        f"{what} is registered by {place_of(held)} and by {place_of(new)}; fix: leave one, or give "
-        "one another name"
+        f"{what} is registered twice, by {place_of(held)} and by {place_of(new)}; fix: remove "
+        "one, or rename it"
     )
 
 
