@@ -94,8 +94,8 @@ class Memory:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         except (MemoryError, RuntimeError) as error:  # torch has no type of its own on the CPU
             raise OnwardError(
-                f"out of memory: a step needs {nbytes / 2**20:.0f} MiB of {region.value} memory, "
-                "which cannot be allocated; fix: a smaller batch, or a memory_budget"
+                f"out of memory: a step needs {nbytes / 2**20:.0f} MiB of {region.value} "
+                "memory, which cannot be allocated; fix: a smaller batch, or memory_budget="
             ) from error
 
     def window(self, region: MemoryRegion, offset: int, nbytes: int) -> torch.Tensor:
