@@ -135,7 +135,7 @@ def _where(graph: fx.GraphModule) -> str:
         if node.op != "placeholder" and lines:
             file, line, function = lines[0]
             return f"{function}, {file}:{line}"
-    return "a graph of torch.compile's"
+    return "a graph of torch.compile"
 
 
 class Outside:
@@ -241,8 +241,9 @@ def _shared_memory(graph: fx.GraphModule, outputs: Sequence[Any]) -> str | None:
         if storage is not None and other is not node:
             kind = "input" if other.op == "placeholder" else "output"
             return (
-                f"its output {node.name} is a view of its {kind} {other.name}, and here the code "
-                "after it may write to both; fix: remove the graph break that follows, or clone one"
+                f"its output {node.name} is a view of its {kind} {other.name}, and the code "
+                "after it may write into both; fix: remove the graph break that follows, or "
+                "clone() one of them"
             )
     return None
 

@@ -91,8 +91,8 @@ class LedTrainer(Trainer):
         assert isinstance(window, LedWindow)
         if not last and window.size == 1:
             raise OnwardError(
-                "the loop accumulates gradients, and this Trainer was made for a micro-batch per "
-                "update; fix: gradient_accumulation_steps=2 or more"
+                "the loop accumulates gradients, but this Trainer was made for one "
+                "micro-batch per update; fix: gradient_accumulation_steps=2 or more"
             )
         if self._updates.take_again():
             self._lead()

@@ -91,8 +91,9 @@ class Trainer(transformers.Trainer):
         OnwardError before the first, and where no step was one graph."""
         if self._step_trainer is None:
             raise OnwardError(
-                "nothing has run as one graph yet; fix: call train() first, or see the log for why "
-                "gradients are shown (onward.module.accelerated(model) has their graphs)"
+                "no whole step has run as one graph; fix: call train() first, or see the log "
+                "for what made transformers do the update itself "
+                "(onward.module.accelerated(model) has the graphs then)"
             )
         return self._step_trainer
 
@@ -156,7 +157,7 @@ class Trainer(transformers.Trainer):
         if why is not None:
             return why
         if model is not self.model:
-            return f"the model is within a {type(model).__name__}"
+            return f"the model is wrapped in a {type(model).__name__}"
         if self._unfit is not None and self._unfit[0] == self._parts():
             return self._unfit[1]
         if self._turns.shown:  # the window's gradients are there
@@ -164,11 +165,14 @@ class Trainer(transformers.Trainer):
         groups = self.optimizer.param_groups  # type: ignore[union-attr]  # there is one
         held = [p for group in groups for p in group["params"]]
         if any(p.grad is not None for p in held):
-            return "there are gradients that transformers' loop has not computed"
+            return "parameters already have a .grad that transformers' loop did not compute"
         ids = set(map(id, held))
         for name, p in model.named_parameters():
             if p.requires_grad and id(p) not in ids:
-                return f"{name} is in no group of the optimizer, and the gradients' norm counts it"
+                return (
+                    f"the parameter {name} is in no parameter group of the optimizer, but "
+                    "its gradient counts in the clipping norm"
+                )
         return None
 
     def _gradients_seen(self) -> str | None:
@@ -183,7 +187,7 @@ class Trainer(transformers.Trainer):
                 return f"{event} may read gradients"
         changed = replaced(self.accelerator)
         if changed is not None:
-            return f"{changed} is replaced"
+            return f"accelerator.{changed} has been replaced"
         if self.accelerator.mixed_precision == "fp16":
             return "accelerate's scaler reads gradients (fp16)"
         return None
@@ -191,7 +195,10 @@ class Trainer(transformers.Trainer):
     def _show_gradients(self, why: str) -> None:
         """Goes over to transformers' own way for this micro-batch."""
         self._refuse_lost(why)
-        self._say(f"{why}: forward and backward run as graphs, the update is transformers'")
+        self._say(
+            f"{why}: forward and backward run as graphs, and transformers makes the "
+            "optimizer step itself"
+        )
         if self._step_trainer is not None:
             self._step_trainer.give_back()
             if self._result is not None:
@@ -336,7 +343,8 @@ def _own_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerO
             raise OnwardError(f"options has {name}; fix: TrainingArguments({name}=...)")
     if found.fetch:
         raise OnwardError(
-            "options has fetch, and nobody would read what is fetched; fix: leave it out"
+            "options has fetch, whose outputs transformers.Trainer would not read; fix: "
+            "leave it out"
         )
     return found
 
