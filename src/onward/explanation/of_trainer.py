@@ -34,7 +34,7 @@ def explain_trainer(
             last = trainer._last
             if last is None:
                 raise OnwardError(
-                    "nothing has run yet; fix: call train_step first, or give a batch"
+                    "no step has run yet; fix: call train_step first, or pass a batch"
                 )
             step, batch, request = last.step, last.batch, last.request
         else:
