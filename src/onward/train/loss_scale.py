@@ -70,8 +70,9 @@ class Scaling:
         own = self.value or 1.0
         if held is None if self.moves else before != own:
             raise _error(
-                f"it is from the middle of a window whose gradients are scaled by {before:g}, here "
-                f"they are scaled by {own:g}; fix: save it between updates"
+                "it was saved in the middle of gradient accumulation with gradients scaled "
+                f"by {before:g}, but the loss scale here is {own:g}; fix: save between "
+                "optimizer updates"
             )
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -87,16 +88,16 @@ class Scaling:
 
 def _check(held: Any) -> None:
     if not isinstance(held, Mapping):
-        raise _error(f"'{KEY}' is a {type(held).__name__}")
+        raise _error(f"'{KEY}' is a {type(held).__name__}, not a dict")
     scale, tracker = held.get("scale"), held.get("growth_tracker")
     if not isinstance(scale, float) or not LEAST_SCALE <= scale <= torch.finfo(torch.float32).max:
-        raise _error(f"{KEY}: scale is {scale!r}")
+        raise _error(f"the loss scale in '{KEY}' is {scale!r}, not a positive float32")
     if isinstance(tracker, bool) or not isinstance(tracker, int) or tracker < 0:
-        raise _error(f"{KEY}: growth_tracker is {tracker!r}, no count")
+        raise _error(f"growth_tracker in '{KEY}' is {tracker!r}, not a count")
 
 
 def _error(what: str) -> OnwardError:
-    return OnwardError(f"state does not fit: {what}; nothing was loaded")
+    return OnwardError(f"the state_dict does not fit this Trainer: {what}; nothing was loaded")
 
 
 __all__ = ["KEY", "Scaling"]

@@ -73,14 +73,14 @@ def check_state(
     """Raises OnwardError where `restore` would not give back what was saved. `steps`: micro-batches
     per update."""
     if not isinstance(state, Mapping):
-        raise _error(f"a {type(state).__name__} is no state_dict")
+        raise _error(f"it is a {type(state).__name__}, not a dict")
     missing = [k for k in KEYS if k not in state]
     if missing:
         raise _error(f"'{missing[0]}' is missing")
     for key, kind in (("model", Mapping), ("optimizer", Mapping), ("counts", Mapping),
                       ("param_groups", Sequence)):  # fmt: skip
         if not isinstance(state[key], kind):
-            raise _error(f"'{key}' is a {type(state[key]).__name__}")
+            raise _error(f"'{key}' is a {type(state[key]).__name__}, which is not its type")
     _check_model(state["model"], model.state_dict())
     _check_groups(state, optimizer, updates)
     _check_tensors(state, dict(model.named_parameters()), updates.record)
@@ -98,7 +98,7 @@ def _key(saved_name: Any) -> StateKey:
 
 
 def _error(what: str) -> OnwardError:
-    return OnwardError(f"state does not fit: {what}; nothing was loaded")
+    return OnwardError(f"the state_dict does not fit this Trainer: {what}; nothing was loaded")
 
 
 def _copied(value: Any) -> Any:
@@ -114,22 +114,24 @@ def _group(group: Mapping[str, Any], updates: Updates) -> dict[str, Any]:
 def _check_model(given: Mapping[str, Any], own: Mapping[str, Any]) -> None:
     odd = sorted(map(str, set(given) ^ set(own)))
     if odd:
-        raise _error(f"{', '.join(odd[:4])} of the model: in one, not in the other")
+        raise _error(
+            f"{', '.join(odd[:4])} is either in the saved model or in this one, but not in both"
+        )
     for name, value in own.items():
         if isinstance(value, torch.Tensor):
             _check_like(name, given[name], value)
         elif isinstance(given[name], torch.Tensor):
-            raise _error(f"{name} is a tensor")
+            raise _error(f"{name} is a tensor there, and not one in this model")
 
 
 def _check_like(name: str, given: Any, own: torch.Tensor) -> None:
     if not isinstance(given, torch.Tensor):
-        raise _error(f"{name} is a {type(given).__name__}, no tensor")
+        raise _error(f"{name} is a {type(given).__name__}, not a tensor")
     if given.is_meta or given.layout != own.layout:
-        raise _error(f"{name} is on no device, or of another layout")
+        raise _error(f"{name} is on the meta device, or of another layout")
     if given.shape != own.shape or given.dtype != own.dtype:
         raise _error(
-            f"{name} is {given.dtype} {list(given.shape)}, here {own.dtype} {list(own.shape)}"
+            f"{name} is {given.dtype} {list(given.shape)}, but {own.dtype} {list(own.shape)} here"
         )
 
 
@@ -138,12 +140,14 @@ def _check_groups(
 ) -> None:
     have, given = type(optimizer).__name__, state["param_groups"]
     if state["optimizer_class"] != have:
-        raise _error(f"it is a state of {state['optimizer_class']}, the optimizer is {have}")
+        raise _error(f"it was saved with {state['optimizer_class']}, but the optimizer is {have}")
     if len(given) != len(optimizer.param_groups):
-        raise _error(f"it has {len(given)} param_groups, here are {len(optimizer.param_groups)}")
+        raise _error(
+            f"it has {len(given)} param_groups, but the optimizer has {len(optimizer.param_groups)}"
+        )
     for i, (group, own) in enumerate(zip(given, optimizer.param_groups, strict=True)):
         if not isinstance(group, Mapping):
-            raise _error(f"param_groups[{i}] is a {type(group).__name__}")
+            raise _error(f"param_groups[{i}] is a {type(group).__name__}, not a dict")
         if group.get("params") != updates.paths_of(own["params"]):
             raise _error(f"param_groups[{i}] holds other parameters")
     for i in range(len(given)):
@@ -174,15 +178,15 @@ def _check_tensors(
     for name, tensor in given.items():
         path, slot = _key(name)
         if slot not in like.get(path, ()):
-            raise _error(f"nothing here is called {name}")
+            raise _error(f"this Trainer has no state tensor {name}")
         if slot != ACCUMULATOR and path not in counts:
-            raise _error(f"'counts' lacks {path}, which has {slot}")
+            raise _error(f"'counts' lacks {path}, although the state has its {slot}")
         if slot == ACCUMULATOR and not state["micro_steps"]:
-            raise _error(f"{name}, but no window is open")
+            raise _error(f"it has {name}, but was not saved in the middle of gradient accumulation")
         _check_like(str(name), tensor, like[path][slot])
     for path, count in counts.items():
         if path not in parameters:
-            raise _error(f"no parameter here is called {path}")
+            raise _error(f"the model has no parameter {path}")
         _check_whole(f"counts[{path!r}]", count)
         slots = [slot for slot in like.get(path, record.slots) if slot != ACCUMULATOR]
         needed = [_saved_name(StateKey(path, slot)) for slot in slots]
@@ -196,14 +200,20 @@ def _check_counters(state: Mapping[str, Any], steps: int) -> None:
         _check_whole(name, state[name])
     if state["micro_steps"] and state["gradient_accumulation_steps"] != steps:
         raise _error(
-            f"it is from the middle of a window of {state['gradient_accumulation_steps']} "
-            f"micro-batches, here a window has {steps}; fix: save it between updates"
+            "it was saved in the middle of an accumulation over "
+            f"{state['gradient_accumulation_steps']} micro-batches, but "
+            f"gradient_accumulation_steps is {steps} here; fix: save between optimizer updates"
         )
     if state["micro_steps"] >= steps:
-        raise _error(f"micro_steps is {state['micro_steps']} in a window of {steps}")
+        raise _error(
+            f"micro_steps is {state['micro_steps']}, but gradient_accumulation_steps is {steps}"
+        )
     held = any(_key(name).slot == ACCUMULATOR for name in state["optimizer"])
     if state["micro_steps"] and not held:
-        raise _error("it is from the middle of a window, and the accumulated gradients are missing")
+        raise _error(
+            "it was saved in the middle of gradient accumulation, but the "
+            "accumulated gradients are missing"
+        )
 
 
 def _check_random(state: Mapping[str, Any]) -> None:
@@ -230,4 +240,4 @@ def _check_stream(stream: Any) -> None:
 
 def _check_whole(name: str, value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise _error(f"{name} is {value!r}, no count")
+        raise _error(f"{name} is {value!r}, not a count")
