@@ -150,13 +150,14 @@ class TrainerOptions:
             object.__setattr__(self, field_.name, read(field_.name, getattr(self, field_.name)))
         if self.mixed_precision != "fp16" and self.loss_scale != LossScale():
             raise OnwardError(
-                f"loss_scale is of fp16, and mixed_precision={self.mixed_precision!r}; fix: leave "
-                'loss_scale out, or mixed_precision="fp16"'
+                f"loss_scale is for fp16 only, but mixed_precision={self.mixed_precision!r}; "
+                'fix: leave loss_scale out, or mixed_precision="fp16"'
             )
         if isinstance(self.scaling, LossScale) and not self.skip_nonfinite:
             raise OnwardError(
-                "skip_nonfinite=False, and a dynamic loss_scale leaves updates out to find its "
-                "scale; fix: skip_nonfinite=True, or a number as loss_scale"
+                "skip_nonfinite=False contradicts a dynamic loss_scale, which skips updates "
+                "with infinite gradients to find its scale; fix: skip_nonfinite=True, or a "
+                "number as loss_scale"
             )
 
     @property
@@ -302,7 +303,7 @@ def read_names(name: str, value: object, commas: bool = False) -> tuple[str, ...
     found = list(value)
     strange = [x for x in found if not isinstance(x, str) or not x]
     if strange:
-        raise OnwardError(f"{name} holds {_shown(strange[0])}; fix: names, as strings")
+        raise OnwardError(f"{name} holds {_shown(strange[0])}; fix: give names as strings")
     return tuple(dict.fromkeys(found))
 
 
@@ -376,8 +377,8 @@ _READERS: dict[str, Reader] = {
 }
 
 MEMORY_BUDGET = (
-    "from 2 (bytes), or with a unit ('2GB', '512MiB', '1.5 GiB'), or above 0.0 to 1.0 (a fraction, "
-    "with a point)"
+    "in bytes (2 or more), or with a unit ('2GB', '512MiB', '1.5 GiB'), or a fraction as a "
+    "float (above 0.0, up to 1.0)"
 )
 _UNITS = {"b": 1} | {
     f"{letter}{kind}": size ** (power + 1)
@@ -479,10 +480,13 @@ def _meant(values: tuple[str, ...]) -> Environment:
             )
     for name in FOLDERS:
         if given[name] and Path(given[name]).exists() and not Path(given[name]).is_dir():
-            raise OnwardError(f"{name}={given[name]} is a file; fix: name a folder")
+            raise OnwardError(f"{name}={given[name]} is a file; fix: set it to a folder")
     builds = given["ONWARD_NATIVE_FOLDER"]
     if builds and not Path(builds).exists():
-        raise OnwardError(f"ONWARD_NATIVE_FOLDER={builds} does not exist; fix: a folder of builds")
+        raise OnwardError(
+            f"ONWARD_NATIVE_FOLDER={builds} does not exist; fix: set it to a "
+            "folder with built native kernels, or unset it"
+        )
     return Environment(
         dump=Path(given["ONWARD_DUMP"]) if given["ONWARD_DUMP"] else None,
         disable=read_names("ONWARD_DISABLE", given["ONWARD_DISABLE"], commas=True),
@@ -502,7 +506,8 @@ def _cache(own: str, users: str) -> Path:
         return Path.home() / ".cache" / "onward"
     except RuntimeError as error:  # a user id that the system has no name for, and no HOME
         raise OnwardError(
-            "this user has no home folder to keep a cache in; fix: set ONWARD_CACHE to a folder"
+            "the cache has no place, since this user has no home folder; fix: set "
+            "ONWARD_CACHE to a folder"
         ) from error
 
 

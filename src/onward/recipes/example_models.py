@@ -17,7 +17,7 @@ from onward.recipes.options import InputError
 
 BATCH_SIZE, SEQUENCE_LENGTH = 4, 128
 _WHERE = "as MODEL_OR_SCRIPT"
-_OWN = "name a function that gives a model and a batch: module.py:function"
+_OWN = "name a function that returns a model and a batch: module.py:function"
 _LABELLED = 0.15  # of a masked language model's tokens
 Batch = dict[str, torch.Tensor]
 

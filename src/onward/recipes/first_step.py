@@ -54,7 +54,7 @@ def first_step(path: Path, arguments: Sequence[str]) -> FirstStep:
     raise InputError(
         f"{path.name} made no training step with onward.Trainer or an accelerated model",
         "as MODEL_OR_SCRIPT",
-        "name a script that does, or module.py:function that gives a model and a batch",
+        "name a script that trains, or module.py:function that returns a model and a batch",
     )
 
 

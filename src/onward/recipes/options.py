@@ -81,15 +81,15 @@ class FinetuneConfig:
     )
     memory_budget: int | float | str | None = option(
         None,
-        "most memory of a training step beyond the parameters: bytes (2GB, 512MiB), or a fraction "
-        "(0.6) of what recomputing can spare, 1.0 spares nothing; null: no limit",
+        (
+            "most memory of a training step beyond the parameters: bytes (2GB, 512MiB), or a "
+            "fraction (0.6) of what the step takes without recomputing; null: no limit"
+        ),
     )
     bf16: bool = option(
         False, "mixed precision: products in bfloat16, weights and optimizer state in fp32"
     )
-    fp16: bool = option(
-        False, "mixed precision: products in float16, with a loss scale that finds itself"
-    )
+    fp16: bool = option(False, "mixed precision: products in float16, with dynamic loss scaling")
     export_dtype: Literal["float32", "float16", "bfloat16"] = option(
         "float32", "element type of products and their weights in the model.onnx that is written"
     )
@@ -108,7 +108,9 @@ class FinetuneConfig:
 class VerifyConfig(FinetuneConfig):
     """Options of `onward verify`: those of finetune, of which model and data are used."""
 
-    bisect: bool = option(False, "on a difference, find the first graph value that is wrong")
+    bisect: bool = option(
+        False, ("on a difference, find the first value in the graph that is wrong")
+    )
 
 
 # An option, the condition on its value, and the condition in words.

@@ -90,25 +90,26 @@ SWITCHES: dict[str, Switch] = {
     "mlm": _flag("finetune trains causal language models, not masked ones", "leave it out"),
     "line_by_line": _flag("text is cut into blocks, not at line ends", "give --block_size"),
     "do_predict": _flag("finetune trains and evaluates only", "leave it out"),
-    "gradient_checkpointing": _flag("recomputing is by --memory_budget", "--memory_budget 0.5"),
+    "gradient_checkpointing": _flag("recomputing follows --memory_budget", "--memory_budget 0.5"),
     "should_continue": _flag(
-        "a run does not go on from a checkpoint", "name its folder with --model_name_or_path"
+        "finetune cannot resume from a checkpoint", "name its folder with --model_name_or_path"
     ),
     "resume_from_checkpoint": Switch(
-        "a run does not go on from a checkpoint", "name its folder with --model_name_or_path"
+        "finetune cannot resume from a checkpoint", "name its folder with --model_name_or_path"
     ),
     "deepspeed": _ONE_PROCESS,
     "tpu_num_cores": _ONE_PROCESS,
     "dataset_name": _TEXT_FILES,
     "dataset_config_name": _TEXT_FILES,
-    "cache_dir": Switch("downloads go where the Hugging Face libraries say", "set HF_HOME"),
+    "cache_dir": Switch(("downloads go to the cache folder of the Hugging Face libraries "
+"(HF_HOME)"), "set HF_HOME"),
     "warmup_ratio": Switch(
         "warmup is counted in updates", "give --warmup_steps", ("0", "0.0")
     ),
     "label_smoothing_factor": Switch(
         "the loss is plain cross-entropy", "leave it out", ("0", "0.0")
     ),
-    "max_train_samples": Switch("all of the text is trained on", "give --max_steps"),
+    "max_train_samples": Switch("the whole text is used for training", "give --max_steps"),
 }  # fmt: skip
 
 
