@@ -1,4 +1,5 @@
-"""Graph <-> bytes, exactly: for keeping a graph, and for knowing one by its digest.
+"""Serialises a graph to bytes and back without loss: for the cache on disk, and for a digest that
+identifies a graph.
 
 A file of ONNX is for other engines: there own ops are calls of functions, attributes have 32 bits,
 and roles and signature are names. What is written here is the graph as the stages see it, as JSON

@@ -1,4 +1,4 @@
-"""How records enter a table: by the files of a package, under names that nothing else in it has."""
+"""Fills a table with the records that the files of a package define; each name occurs once."""
 
 from __future__ import annotations
 
