@@ -42,8 +42,8 @@ def bias_activation(graph: Graph, context: Context) -> int:
 
 
 def activation_of(node: Node, outputs: set[Value]) -> tuple[str, Value, list[Node]] | None:
-    """The activation that ends in this node: its name, the value it is applied to, and the nodes it
-    is written in, the last one first."""
+    """The activation whose last node is this one: its name, the value it is applied to, and its
+    nodes, last one first."""
     x = node.inputs[0] if node.inputs else None
     if x is None:
         return None

@@ -148,7 +148,8 @@ def _joins(whole: Shape, flat: Shape) -> bool:
 
 
 def _led(b: Builder, value: Value, leading: Shape) -> Value | None:
-    """With these dims before its last two; None where it is broadcast over samples."""
+    """The value reshaped to have these dims before its last two; None where it is broadcast over
+    samples."""
     shape = type_of(value).shape
     own = shape[:-2]
     if own == leading:

@@ -1,4 +1,4 @@
-"""The graph written anew for the rows that its outputs need."""
+"""Rewrites a graph to compute only the rows that its outputs need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ def pack(
     context: Context,
     reads: dict[str, str] | None = None,
 ) -> int:
-    """Rewrites `graph` in place for these outputs and returns the number of nodes written anew.
+    """Rewrites `graph` in place for these outputs and returns the number of nodes that were
+    rewritten.
 
     context, reads: see Packer.
     """
