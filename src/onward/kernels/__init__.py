@@ -54,8 +54,8 @@ class Refusal:
 def kernel_for(spec: KernelSpec, target: Target) -> Kernel | Refusal:
     """The first kernel that applies to a call on a target.
 
-    Before sizes are bound the types of `spec` may hold named ones. What was measured per size is
-    then not asked: it decides between kernels, never whether there is one.
+    Before sizes are bound the types of `spec` may hold named ones. Timings per size are not
+    consulted then: they decide between kernels, never whether there is one.
     """
     reasons: list[str] = []
     for kernel in KERNELS.get(spec.op, ()):

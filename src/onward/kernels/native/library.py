@@ -81,7 +81,7 @@ def declared() -> dict[str, KernelSignature]:
 
 @functools.cache
 def library() -> Library | None:
-    """The kernels for this machine, or None; why not is said once, in the log.
+    """The native kernels for this machine, or None, whose reason is logged once.
 
     Raises OnwardError where the environment asks for a build that is not available.
     """
