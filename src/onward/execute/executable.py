@@ -155,7 +155,7 @@ class Executable:
     # ---- what a run left behind
 
     def output(self, name: str) -> torch.Tensor:
-        """A copy of an output by name: nothing handed out aliases the session's memory."""
+        """A copy of an output by name: no returned tensor aliases the session's memory."""
         return self._binder.outputs[name].clone()
 
     def view(self, name: str) -> torch.Tensor:

@@ -31,7 +31,7 @@ class Tenant(Protocol):
     def lent(self) -> int | None: ...
 
     def release(self) -> None:
-        """Drops the windows; they are asked for anew when needed."""
+        """Drops the windows; they are made again when needed."""
         ...
 
 
@@ -50,7 +50,7 @@ class Memory:
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
 
     def join(self, tenant: Tenant) -> None:
-        """Registers `tenant`, which is then told when an arena moves."""
+        """Registers `tenant`, which is notified when an arena moves."""
         self._tenants.add(tenant)
 
     def named(self, name: str, type: Type, on_host: bool = False) -> torch.Tensor:
