@@ -112,7 +112,8 @@ def _usual_class(config: Any, name: str) -> Any:
 
 
 def _length(config: Any, task: str, asked: int | None) -> int:
-    """Tokens of a sample: as many as are asked for, or usual and within the model's positions."""
+    """The sequence length in tokens: the requested one, or a usual one within the model's
+    positions."""
     if task == "image classification":
         if asked is not None:
             raise InputError("an image has no tokens", "in --sequence_length", "leave it out")

@@ -1,7 +1,7 @@
-"""Switches of the command lines that people bring along: Hugging Face's language-modelling examples
-and the ONNX Runtime training example for GPT-2. What is ours by another name stands in `RENAMED`;
-of the rest each is either told to change nothing, or refused with what to do instead.
-"""
+"""Command-line switches of other trainers: Hugging Face's language-modelling examples and the ONNX
+Runtime training example for GPT-2. `RENAMED` maps those that Onward has by another name; each of
+the others is either accepted with a note that it changes nothing, or refused with what to do
+instead."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ RENAMED = {
 class Switch:
     """A switch that Onward has no option for.
 
-    told: what is said of it. fix: what to do instead; empty where it changes nothing and is
-    accepted. asks_nothing: values that are granted all the same. flag: it may stand without a
-    value. off: what to do where a flag is given as false; empty where that is granted.
+    told: the reason in the message. fix: what to do instead; empty where the switch changes nothing
+    and is accepted. asks_nothing: values that are granted all the same. flag: it may stand without
+    a value. off: what to do where a flag is given as false; empty where that is granted.
     """
 
     told: str
