@@ -120,8 +120,8 @@ def _is_held(node: fx.Node, example: Any) -> bool:
 
 
 def _path(node: fx.Node) -> str:
-    """Its path in the model, of the expression by which torch.compile finds it:
-    `L['self']._modules['head']._parameters['weight']` is `head.weight`."""
+    """The path in the model of a parameter or buffer, from the expression by which torch.compile
+    finds it: `L['self']._modules['head']._parameters['weight']` is `head.weight`."""
     name = getattr(getattr(node, "_dynamo_source", None), "name", "")
     name = name() if callable(name) else name
     found = ["".join(pair) for pair in re.findall(r"\['(\w+)'\]|\.(\w+)", str(name))]
@@ -197,8 +197,8 @@ class Outside:
 
 
 def _in_another_grad_mode(graph: fx.Graph) -> set[fx.Node]:
-    """Those that run where gradients are on or off, and are not so around the graph. A view that is
-    made without gradients hands none on."""
+    """The nodes whose grad mode differs from the mode around the graph. A view that is made without
+    gradients passes none on."""
     before: bool | None = None  # which the first switch tells: it goes to the other
     now: bool | None = None
     inference = False

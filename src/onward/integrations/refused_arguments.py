@@ -77,7 +77,7 @@ def refuse_accelerator(accelerator: Any, gpus: int) -> None:
 def leave_uncompiled(accelerator: Any, say: Callable[[str], None]) -> None:
     """Has the Accelerator prepare models without `torch.compile`, whoever asks for that
     (`torch_compile` and what goes with it, accelerate's own settings and environment variables).
-    say: is told where somebody does."""
+    say: receives a message where that is so."""
     from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 
     def prepare_model(*args: Any, **kwargs: Any) -> Any:
@@ -100,7 +100,7 @@ def leave_uncompiled(accelerator: Any, say: Callable[[str], None]) -> None:
 
 def refuse_two_precisions(accelerator: Any, args: Any, said: str | None) -> None:
     """Raises OnwardError where accelerate computes in bf16 and the options say another precision.
-    said: what they name, None where they name none."""
+    said: the precision that the options name, or None."""
     if accelerator.mixed_precision == "bf16" and said not in (None, "bf16"):
         where = "TrainingArguments(bf16=True)" if args.bf16 else "accelerate's mixed_precision=bf16"
         raise OnwardError(

@@ -256,7 +256,7 @@ class Trainer(transformers.Trainer):
         self.optimizer._is_overflow = skipped  # type: ignore[union-attr]
 
     def _parts(self) -> tuple[Any, ...]:
-        """What a step's trainer is made of."""
+        """The parts from which a step's Trainer is made."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's is around
         steps, norm = self.args.gradient_accumulation_steps, self.args.max_grad_norm
         return self.model, optimizer, steps, norm
@@ -281,7 +281,8 @@ class Trainer(transformers.Trainer):
         return self._step_trainer
 
     def _norm(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        """In the place of clipping: the norm before it, f32[], where the graph has clipped."""
+        """The gradient norm before clipping, f32[], in place of clipping where the graph has
+        clipped already."""
         if self._result is not None:
             return self._result.grad_norm
         return type(self.accelerator).clip_grad_norm_(self.accelerator, *args, **kwargs)
@@ -297,8 +298,9 @@ class Trainer(transformers.Trainer):
     def _batch(
         self, inputs: Mapping[str, Any], items: torch.Tensor | int | None, takes_target: bool
     ) -> dict[str, Any]:
-        """What the model is given, as `compute_loss` does; what the loss function is given is under
-        `labels`: the labels and the number of items that the window's loss is divided by."""
+        """The inputs of the model, as `compute_loss` passes them; `labels` holds the arguments of
+        the loss function: the labels and the number of items by which the window's loss is divided.
+        """
         assert self.model is not None
         batch = without_flash_lengths(self.model, inputs)
         if items is not None and not isinstance(items, torch.Tensor):
@@ -310,7 +312,7 @@ class Trainer(transformers.Trainer):
         return batch
 
     def _loss(self, labelled: bool) -> Any:
-        """What `compute_loss` makes the loss with; one object as long as it is the same."""
+        """The loss function that `compute_loss` uses, the same object while it does not change."""
         made = self._losses
         if self.compute_loss_func is not None:
             own = self.compute_loss_func
