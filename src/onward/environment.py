@@ -121,10 +121,13 @@ def _meant(values: tuple[str, ...]) -> Environment:
             )
     for name in _FOLDERS:
         if given[name] and Path(given[name]).exists() and not Path(given[name]).is_dir():
-            raise OnwardError(f"{name}={given[name]} is a file; fix: name a folder")
+            raise OnwardError(f"{name}={given[name]} is a file; fix: set it to a folder")
     builds = given["ONWARD_NATIVE_FOLDER"]
     if builds and not Path(builds).exists():
-        raise OnwardError(f"ONWARD_NATIVE_FOLDER={builds} does not exist; fix: a folder of builds")
+        raise OnwardError(
+            f"ONWARD_NATIVE_FOLDER={builds} does not exist; fix: set it to a "
+            "folder with built native kernels, or unset it"
+        )
     return Environment(
         dump=Path(given["ONWARD_DUMP"]) if given["ONWARD_DUMP"] else None,
         disable=read_names("ONWARD_DISABLE", given["ONWARD_DISABLE"], commas=True),
@@ -144,7 +147,8 @@ def _cache(own: str, users: str) -> Path:
         return Path.home() / ".cache" / "onward"
     except RuntimeError as error:  # a user id that the system has no name for, and no HOME
         raise OnwardError(
-            "this user has no home folder to keep a cache in; fix: set ONWARD_CACHE to a folder"
+            "the cache has no place, since this user has no home folder; fix: set "
+            "ONWARD_CACHE to a folder"
         ) from error
 
 

@@ -122,7 +122,10 @@ def registered() -> list[tuple[str, str]]:
     held = sorted(records())
     foreign = [name for name, place in held if not place.startswith(("onward.", "builtins."))]
     if foreign:
-        raise TypeError(f"another package has registered {', '.join(foreign[:3])}")
+        raise TypeError(
+            f"another package has registered {', '.join(foreign[:3])}, whose code "
+            "the cache does not know"
+        )
     return held
 
 

@@ -111,7 +111,9 @@ class Journal:
         except OnwardError:
             raise
         except (ValueError, TypeError, LookupError, AssertionError, NotImplementedError) as error:
-            raise CaptureError(f"the model cannot be compiled, at '{stage}': {error}") from error
+            raise CaptureError(
+                f"compiling the model failed at the stage '{stage}': {error}"
+            ) from error
         seconds = time.perf_counter() - start
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
         if not self.quiet:

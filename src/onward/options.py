@@ -110,7 +110,7 @@ def read_names(name: str, value: object, commas: bool = False) -> tuple[str, ...
     found = list(value)
     strange = [x for x in found if not isinstance(x, str) or not x]
     if strange:
-        raise OnwardError(f"{name} holds {shown(strange[0])}; fix: names, as strings")
+        raise OnwardError(f"{name} holds {shown(strange[0])}; fix: give names as strings")
     return tuple(dict.fromkeys(found))
 
 
@@ -165,8 +165,8 @@ def _pass_names(name: str, value: object) -> tuple[str, ...]:
 
 
 MEMORY_BUDGET = (
-    "from 2 (bytes), or with a unit ('2GB', '512MiB', '1.5 GiB'), or above 0.0 to 1.0 (a fraction, "
-    "with a point)"
+    "in bytes (2 or more), or with a unit ('2GB', '512MiB', '1.5 GiB'), or a fraction as a "
+    "float (above 0.0, up to 1.0)"
 )
 _UNITS = {"b": 1} | {
     f"{letter}{kind}": size ** (power + 1)
@@ -331,7 +331,7 @@ class TrainerOptions:
         '"bf16"',
         {
             "bf16": "mixed precision: products in bfloat16, weights and optimizer state in fp32",
-            "fp16": "mixed precision: products in float16, with a loss scale that finds itself",
+            "fp16": "mixed precision: products in float16, with dynamic loss scaling",
         },
     )
     """"bf16" computes matrix products, attention and activations in bfloat16, as `torch.autocast`
@@ -402,13 +402,14 @@ class TrainerOptions:
         read_options(self)
         if self.mixed_precision != "fp16" and self.loss_scale != LossScale():
             raise OnwardError(
-                f"loss_scale is of fp16, and mixed_precision={self.mixed_precision!r}; fix: leave "
-                'loss_scale out, or mixed_precision="fp16"'
+                f"loss_scale is for fp16 only, but mixed_precision={self.mixed_precision!r}; "
+                'fix: leave loss_scale out, or mixed_precision="fp16"'
             )
         if isinstance(self.scaling, LossScale) and not self.skip_nonfinite:
             raise OnwardError(
-                "skip_nonfinite=False, and a dynamic loss_scale leaves updates out to find its "
-                "scale; fix: skip_nonfinite=True, or a number as loss_scale"
+                "skip_nonfinite=False contradicts a dynamic loss_scale, which skips updates "
+                "with infinite gradients to find its scale; fix: skip_nonfinite=True, or a "
+                "number as loss_scale"
             )
 
     @property

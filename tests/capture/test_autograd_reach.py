@@ -125,7 +125,7 @@ PAST_AUTOGRAD: dict[str, reaches.Way] = {
 def test_what_goes_past_autograd_is_refused_with_a_way_on(name: str) -> None:
     model = Net(PAST_AUTOGRAD[name])
     twin = copy.deepcopy(model)
-    said = r"past autograd \(\.data.*fix: \.detach\(\) to read it; copy_ within"
+    said = r"through \.data, .*fix: \.detach\(\) to read it; copy_ under"
     with pytest.raises(CaptureError, match=said) as refused:
         onward.Trainer(model, adamw(model)).train_step(batch())
     assert len(str(refused.value)) <= 300
@@ -169,7 +169,7 @@ REFUSED = {
     "parameter": r"z is of torch.complex64.*; fix: .*view_as_real.*view_as_complex",
     "buffer": r"is of torch.complex64.*; fix: .*view_as_real.*view_as_complex",
     "batch": r"z is of torch.complex64.*; fix: .*view_as_real.*view_as_complex",
-    "function": r"of complex numbers.*; fix: write it with the real and imaginary parts",
+    "function": r"for complex tensors; fix: compute with x.real and x.imag",
 }
 
 

@@ -87,9 +87,9 @@ def test_loss_and_gradient_at_every_length(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[Body, str]] = {
-    "divided": (lambda h: (1 / complexes(h)).real, "complex numbers.*; fix: "),
-    "exponential": (lambda h: complexes(h).exp().real, "exp.*of complex numbers.*; fix: write it"),
-    "Fourier, another size": (lambda h: torch.fft.fft(h, 16).real, "another size; fix: pad"),
+    "divided": (lambda h: (1 / complexes(h)).real, "complex tensor.*; fix: "),
+    "exponential": (lambda h: complexes(h).exp().real, "exp.*for complex tensors; fix: compute"),
+    "Fourier, another size": (lambda h: torch.fft.fft(h, 16).real, "with n= or s= .*; fix: pad"),
 }
 
 

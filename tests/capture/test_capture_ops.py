@@ -114,7 +114,7 @@ def test_over_each_dim(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[Body, str]] = {
-    "features by a mask": (lambda x, y: y[:, x[0] > 0], "boolean tensor.*; fix: keep all rows"),
+    "features by a mask": (lambda x, y: y[:, x[0] > 0], "boolean mask.*; fix: keep all rows"),
     "a rank": (
         lambda x, y: torch.linalg.matrix_rank(y) * y,
         "factorises.*; fix: compute it",

@@ -246,7 +246,7 @@ class Narrow(Cubed):
 
 
 REFUSED: dict[str, tuple[Body, str]] = {
-    "writes": (lambda net, h: Dirty.apply(h), "Dirty writes into its inputs; fix"),
+    "writes": (lambda net, h: Dirty.apply(h), "Dirty writes in place into its inputs; fix"),
     "autograd inside": (lambda net, h: Asking.apply(h), r"calls torch\.autograd\.grad; .*fix"),
     "too few": (lambda net, h: Short.apply(h, 2.0), "Short returns 1 gradients for 2 inputs; fix"),
     "another shape": (lambda net, h: Narrow.apply(h), r"Narrow returns a gradient \[6\].*; fix"),

@@ -424,8 +424,8 @@ def test_what_cannot_be_explained_is_refused_in_one_line() -> None:
     trainer = onward.Trainer(model, onward.optim.AdamW())
     for act, text in (
         (lambda: onward.explain(3), "not a int"),
-        (lambda: onward.explain(trainer), "nothing has run yet"),
-        (lambda: onward.explain(onward.accelerate(gpt2())), "nothing has run"),
+        (lambda: onward.explain(trainer), "no step has run yet"),
+        (lambda: onward.explain(onward.accelerate(gpt2())), "no call has run"),
         (lambda: onward.explain(trainer, batch(2, 4), memory="much"), "memory='much'"),
         (lambda: onward.explain(trainer, batch(2, 4), memory=cast(Any, 0.5)), "memory=0.5"),
         (lambda: onward.explain(trainer, batch(2, 4), batch_sizes=(2, 0)), "batch_sizes holds 0"),

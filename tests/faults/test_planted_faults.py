@@ -239,7 +239,7 @@ def _scale_of_two(was: Any) -> float:
     return 0.5 * 1.001
 
 
-GRAPH = "every node agrees with onnxruntime: the graph itself says something else"
+GRAPH = "every node agrees with onnxruntime: the graph itself computes something other"
 FAULTS: dict[str, Fault] = {
     # capture
     "attention's scale": Fault(
@@ -397,4 +397,4 @@ def test_nothing_planted_nothing_found(shared: tuple[Small, Any]) -> None:
     made, _ = shared
     report = trainer(made).verify(batch(), bisect=True)
     assert report.ok, str(report)
-    assert "bisect: no stage departs from eager" in report.notes
+    assert "bisect: no stage differs from eager" in report.notes

@@ -37,7 +37,7 @@ def test_parameters_that_the_optimizer_does_not_hold(
         trainers.append(language(kind, model, args, optimizers=(optimizer, None)))
         trainers[-1].train()
     assert_same_run(*trainers)
-    assert "is in no group of the optimizer" in caplog.text
+    assert "is in no parameter group of the optimizer" in caplog.text
 
 
 class Sometimes(nn.Module):

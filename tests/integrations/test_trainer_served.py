@@ -28,7 +28,7 @@ from onward.integrations.transformers import Trainer
 from onward.module import accelerated
 
 KINDS: tuple[Any, ...] = (Trainer, transformers.Trainer)
-SAID = "forward and backward run as graphs, the update is transformers'"
+SAID = "forward and backward run as graphs, and transformers makes the optimizer step itself"
 
 
 # ---- what a subclass overrides

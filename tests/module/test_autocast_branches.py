@@ -268,6 +268,6 @@ def test_what_is_captured(form: str) -> None:
         if form in SAME:
             model(gaussian())
         else:
-            said = "a graph takes weights and" if form == "set_by_hand" else "something else"
+            said = "weights and batches have" if form == "set_by_hand" else "takes another branch"
             with pytest.raises(CaptureError, match=rf"{said} .*; fix: "):
                 model(gaussian())

@@ -130,7 +130,7 @@ def test_an_unknown_argument_runs_in_eager_and_says_why() -> None:
 
 def test_a_dtype_without_a_graph_runs_in_eager_and_says_why() -> None:
     twins = Twins(Nested())
-    with pytest.warns(EagerWarning, match="weights and batches of fp32"):
+    with pytest.warns(EagerWarning, match="weights and batches have to be torch.float32"):
         twins.same(lambda m: m([x().half(), x(1)]))
 
 

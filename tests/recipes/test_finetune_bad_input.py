@@ -58,7 +58,7 @@ def test_text_shorter_than_a_block(refused, tmp_path: Path, model_folder: Path) 
     options = ["--train_file", "short.txt", "--model", str(model_folder), "--block_size"]
     line = refused(*options, "64")
     assert "tokens is shorter than one block of 64, in short.txt" in line
-    assert "too short to hold out" in refused(*options, "9")
+    assert "leaves none for evaluation" in refused(*options, "9")
     (tmp_path / "longer.txt").write_text("def f(x): return x\n" * 8)
     options[1] = "longer.txt"
     line = refused(*options, "16")

@@ -124,13 +124,13 @@ def noted(x: torch.Tensor) -> torch.Tensor:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "ragged": ([[1, 2], [3]], "'x' is a list that makes no tensor.*pad"),
-    "ragged arrays": ([np.ones(2), np.ones(3)], "'x' is a list that makes no tensor"),
-    "too large": ([2**70], "'x' is a list that makes no tensor"),
+    "ragged": ([[1, 2], [3]], "'x' is a list that cannot become a tensor.*pad"),
+    "ragged arrays": ([np.ones(2), np.ones(3)], "'x' is a list that cannot become a tensor"),
+    "too large": ([2**70], "'x' is a list that cannot become a tensor"),
     "strings": (np.array(["a"]), "'x' is a numpy array of <U1"),
     "objects": (np.array([None, 1]), "'x' is a numpy array of object"),
     "other bytes": (np.arange(3, dtype=">i8"), "'x' is a numpy array of >i8"),
-    "object": (object(), "'x' is a object, neither tensor nor plain value"),
+    "object": (object(), "'x' is a object, neither a tensor nor a plain value"),
     "nested object": ({"a": [object()]}, "'x' is a object"),
     "set": ({1, 2}, "'x' is a set"),
     "dataclass inside": (Record(X, Y), "'x' is a Record"),
@@ -202,7 +202,7 @@ def test_parameters_may_have_attributes() -> None:
 
 
 def test_keys_are_names() -> None:
-    with pytest.raises(OnwardError, match="key 3, which names no argument"):
+    with pytest.raises(OnwardError, match="key 3, which cannot name an argument"):
         bind_batch(({3: X},), {}, False)
 
 
@@ -327,6 +327,6 @@ def test_gradients_of_the_batch_are_refused(name: str) -> None:
     """In eager code they would arrive where the input came from. An evaluation has none."""
     trainer = onward.Trainer(net(), onward.optim.SGD(lr=0.1), loss_fn=loss_fn)
     batch = WITH_GRADIENTS[name]()
-    with pytest.raises(OnwardError, match=r"the batch's input(_0)? requires a gradient"):
+    with pytest.raises(OnwardError, match=r"the batch's input(_0)? requires grad"):
         trainer.train_step(batch)
     assert trainer.eval_step(batch).loss.isfinite()

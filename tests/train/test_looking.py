@@ -96,7 +96,7 @@ def test_before_a_training_step_there_is_nothing_to_look_at(name: str, evaluated
     trainer = onward.Trainer(mlp(), onward.optim.SGD(), loss_fn)
     if evaluated:
         trainer.eval_step(X, Y)
-    with pytest.raises(OnwardError, match="nothing has run yet; fix: call train_step first"):
+    with pytest.raises(OnwardError, match="no step has run yet; fix: call train_step first"):
         LOOKS[name](trainer)
     trainer.train_step(X, Y)
     assert LOOKS[name](trainer)

@@ -100,8 +100,9 @@ class _Inputs:
             self._result.literals += {n.target for n in node.users} == {_LITERAL}
             return constant(self._graph, constant_of)
         raise CaptureError(
-            f"the forward reads {spec.target}, which is no tensor that a graph can hold (a "
-            "torch.Generator, for one); fix: draw outside, and make it an input of the batch"
+            f"the forward reads {spec.target}, which is not a tensor (a torch.Generator, "
+            "for example); fix: draw before the step and pass the numbers as an input of "
+            "the batch"
         )
 
     def _leaf(self, node: torch.fx.Node) -> Value:

@@ -53,8 +53,7 @@ def refuse_dtypes(traced: Traced) -> None:
     for name, parameter in model.named_parameters():
         if parameter.dtype == torch.float64:
             raise CaptureError(
-                f"{name} is of {parameter.dtype}, in which Onward does not train; fix: "
-                "model.float()"
+                f"{name} is of {parameter.dtype}, which Onward cannot train; fix: model.float()"
             )
     require_mask(model, traced.request.kwargs)
 
@@ -200,23 +199,27 @@ def say_notes(traced: Traced) -> None:
         notes.append("use_cache=False: a key/value cache cannot be part of a training graph")
         if "position_ids" in traced.leaves.names:
             notes.append(
-                "position_ids keep no packed documents apart, as in eager PyTorch while the "
-                "model's use_cache is on; fix: model.config.use_cache = False"
+                "position_ids do not separate packed documents in attention while use_cache "
+                "is on, as in eager PyTorch; fix: model.config.use_cache = False"
             )
     for name in caches:
         notes.append(f"{name} is None: a key/value cache cannot be part of a training graph")
     for name in noted.chosen:
-        notes.append(f"{name} is no output: how many rows a boolean mask chooses, data say")
+        notes.append(
+            f"{name} is left out of the outputs: how many rows its boolean "
+            "mask chooses depends on the data"
+        )
     if noted.read:
         notes.append(
-            f"captured anew for other numbers where the forward reads {noted.read} of the "
-            "batch's into Python, or chooses rows by a mask"
+            "the model is captured again for other values where the forward reads "
+            f"{noted.read} numbers of the batch into Python (.item()) or chooses rows by "
+            "a boolean mask"
         )
     if traced.held:
         notes.append(_held_note(traced.held, traced.leaves.names))
     if effects.written and not effects.left:
         written = ", ".join(effects.written)
-        notes.append(f"a step does not set {written}, as the model's forward does")
+        notes.append(f"a compiled step does not set {written}, which the model's forward sets")
 
 
 STAGES: tuple[Stage, ...] = (
@@ -288,7 +291,7 @@ def _held_note(held: Held, names: list[str]) -> str:
         f"{names[leaf]} dim {dim}" + (f" (multiples of {factor})" if factor else "")
         for (leaf, dim), (factor, _) in sorted(held.items())
     ]
-    return f"captured anew for other sizes of: {', '.join(dims)}"
+    return f"the model is captured again for other sizes of: {', '.join(dims)}"
 
 
 __all__ = ["STAGES", "Stage"]

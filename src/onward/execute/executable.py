@@ -136,9 +136,10 @@ class Executable:
                 names.pop()
             more = f" and {len(left) - len(names)} more" if left[len(names) :] else ""
             raise OnwardError(
-                f"unused parameter {', '.join(names)}{more}: a part of the model that runs in "
-                "PyTorch does not use it in this batch, and eager leaves it as it is, but a whole "
-                "step moves every parameter; fix: keep your own loop, with onward.accelerate(model)"
+                f"the parameter {', '.join(names)}{more} is not used in this batch by a part "
+                "of the model that runs in eager PyTorch: eager would skip its update, a "
+                "Trainer's step cannot; fix: write your own loop with "
+                "onward.accelerate(model)"
             )
 
     def _commit(self) -> None:
@@ -158,7 +159,7 @@ class Executable:
     # ---- what a run left behind
 
     def output(self, name: str) -> torch.Tensor:
-        """A copy of an output by name: nothing handed out aliases the session's memory."""
+        """A copy of an output by name: no returned tensor aliases the session's memory."""
         return self._binder.outputs[name].clone()
 
     def view(self, name: str) -> torch.Tensor:

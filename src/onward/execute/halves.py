@@ -197,13 +197,17 @@ class ExecutableHalves:
     def _check(self, residuals: Residuals, cotangents: Inputs) -> None:
         missing = [name for name in self.plan.signature.cotangents if name not in cotangents]
         if missing:
-            raise OnwardError(f"no cotangent of {', '.join(map(user_name, missing))}")
+            raise OnwardError(
+                "backward lacks the gradient of "
+                f"{', '.join(map(user_name, missing))}; fix: pass one for each "
+                "output"
+            )
         for name, shape in residuals.shapes.items():
             given = cotangents[name]
             if isinstance(given, torch.Tensor) and given.shape != shape:
                 raise OnwardError(
-                    f"the cotangent of '{user_name(name)}' is {list(given.shape)}; "
-                    f"fix: give one of the output's shape, {list(shape)}"
+                    f"the gradient of the output '{user_name(name)}' has shape "
+                    f"{list(given.shape)}; fix: pass one of the output's shape, {list(shape)}"
                 )
         seen = marks(list(self._read.values()))
         if seen == residuals.seen:
@@ -212,8 +216,8 @@ class ExecutableHalves:
         for name, x, y in zip(self._read, before, now, strict=True):
             if x != y:
                 raise OnwardError(
-                    f"'{user_name(name)}' was modified between this forward and its backward; fix: "
-                    "update parameters after the backward"
+                    f"'{user_name(name)}' was modified in place between the forward and its "
+                    "backward; fix: call backward before optimizer.step()"
                 )
 
 

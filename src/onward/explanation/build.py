@@ -80,7 +80,10 @@ def bytes_of(memory: int | str | None) -> int | None:
         return None
     amount = memory_amount(memory)
     if not isinstance(amount, int):
-        raise OnwardError(f"memory={memory!r}; fix: bytes, or with a unit ('2GB', '512MiB')")
+        raise OnwardError(
+            f"memory={memory!r} is invalid; fix: a number of bytes, or a size "
+            "with a unit ('2GB', '512MiB')"
+        )
     return amount
 
 

@@ -18,21 +18,23 @@ KINDS: dict[str, str] = {
     "activations": "what the forward keeps for the backward",
     "scratch": "values that live within the forward, or within the backward",
     "batch": "copies of the batch's tensors",
-    "results": "the loss and what else is handed out",
+    "results": "the loss and the other outputs",
     "constants": "constants, sizes and scalars of the graph",
     "gaps": "bytes between buffers at the fullest launch",
-    "workspace": "what a kernel allocates by itself, at most",
-    "row counting": "what counts a batch's rows before the step",
+    "workspace": "temporary memory allocated inside kernels, at most",
+    "row counting": "the kernels that count a batch's rows before the step",
 }
 ARENA = ("gradients", "activations", "scratch", "batch", "results")  # that change within a step
 NOT_COUNTED = (
     "Python, PyTorch and other libraries, with their own buffers",
-    "the batch as it is given, and what else the program holds",
-    "what compiling takes for a while",
+    "the batch you pass, and everything else the program holds",
+    "memory that compiling needs temporarily",
 )
-OF_REGIONS = "what parts that run in eager PyTorch hold from forward to backward"
-OWN_OPTIMIZER = "the state of the loop's own optimizer; explain(..., optimizer=...) counts it"
-OWN_GRADIENTS = "a second block, where a forward runs before the gradients of the last are let go"
+OF_REGIONS = "activations that parts in eager PyTorch keep from forward to backward"
+OWN_OPTIMIZER = "the state of your optimizer; explain(..., optimizer=...) counts it"
+OWN_GRADIENTS = (
+    "a second set of activations, where a forward runs before the last one's gradients are freed"
+)
 
 
 @dataclass(frozen=True)

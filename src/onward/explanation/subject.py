@@ -132,7 +132,9 @@ class Remade:
         if batch_size == self.batch_size:
             return self.step_memory()
         if batch_size % self.multiple:
-            raise CaptureError(f"the batch size is a multiple of {self.multiple} in this model")
+            raise CaptureError(
+                f"this model needs a batch size that is a multiple of {self.multiple}"
+            )
         return self._memory_of(
             self.unbound(self._plan_at(batch_size)), batch_size / self.batch_size
         )

@@ -16,7 +16,7 @@ from onward.explanation.facts import (
 from onward.prepare.without_gradient import WithoutGradient
 
 LOOPS = {"trainer": "onward.Trainer", "module": "your own loop (onward.accelerate)"}
-ALIKE = "as many tokens, and as large a share of rows that are read"
+ALIKE = "equally long, with an equal share of padding"
 _SHOWN = 6  # ops of a pass, reasons and modules of a line
 
 
@@ -124,7 +124,7 @@ def change_lines(changes: Sequence[Change]) -> Iterator[str]:
         yield "  fused: " + ", ".join(f"{n} {op.partition('::')[2]}" for op, n, _ in fused)
     idle = [c.name for c in changes if c not in shown]
     if idle:
-        yield f"  found nothing to do: {', '.join(dict.fromkeys(idle))}"
+        yield f"  changed nothing: {', '.join(dict.fromkeys(idle))}"
 
 
 def ops_text(change: Change) -> str:

@@ -24,8 +24,8 @@ from onward.train.window import AccumulationWindow
 
 
 class LedWindow(AccumulationWindow):
-    """Its micro-batches are weighed and the last is named by whoever leads, who counts windows too:
-    led_step, None where nobody does."""
+    """A gradient accumulation window led by another loop, which weighs the micro-batches, names the
+    last one and counts the windows in led_step (None: no loop leads)."""
 
     def __init__(self, size: int, seed: int | None) -> None:
         super().__init__(size, seed)
@@ -91,8 +91,8 @@ class LedTrainer(Trainer):
         assert isinstance(window, LedWindow)
         if not last and window.size == 1:
             raise OnwardError(
-                "the loop accumulates gradients, and this Trainer was made for a micro-batch per "
-                "update; fix: gradient_accumulation_steps=2 or more"
+                "the loop accumulates gradients, but this Trainer was made for one "
+                "micro-batch per update; fix: gradient_accumulation_steps=2 or more"
             )
         if self._optimizer.take_again():
             self._lead()
@@ -136,8 +136,8 @@ class VerificationError(OnwardError):
 
 
 def _taken(trainer: LedTrainer) -> Callable[..., Any]:
-    """What takes the place of `optimizer.step`: the graph has made the update already. A step
-    without one is torch's own."""
+    """A replacement of `optimizer.step` that does nothing after a graph's update, which has made
+    the step already, and else calls torch's own."""
     held = weakref.ref(trainer)  # which holds the optimizer
 
     def step(optimizer: torch.optim.Optimizer, closure: Any = None) -> Any:

@@ -42,8 +42,8 @@ def _processor() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _digest(path: Path, changed: int) -> str:
-    """The digest of a file. changed: its time of change, by which a new file of the same name is
-    told apart."""
+    """The digest of a file. changed: its modification time, which distinguishes a new file of the
+    same name."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

@@ -145,8 +145,8 @@ def _forward(
         _here.running = before
     if [x._version for x in xs] != versions:
         raise RegionError(
-            f"{part.path} runs in PyTorch within the graph and writes into a tensor that it is "
-            "given; fix: write into a copy"
+            f"{part.path} runs in eager PyTorch within the graph and writes in place into one "
+            "of its inputs; fix: write into a clone()"
         )
     return Tape(xs, parameters, ys)
 
@@ -172,9 +172,9 @@ def _check(part: EagerPart, made: Sequence[torch.Tensor], want: Sequence[torch.T
     have = [(y.dtype, tuple(y.shape)) for y in made]
     if have != [(y.dtype, tuple(y.shape)) for y in want]:
         raise RegionError(
-            f"{part.path} runs in PyTorch within the graph and returns "
-            f"{_listed(made)}, where the graph was made for {_listed(want)}; fix: shapes that "
-            "follow from those of its inputs, or strict=True to see why it is no part of the graph"
+            f"{part.path} runs in eager PyTorch within the graph and returns {_listed(made)}, "
+            f"but the graph expects {_listed(want)}; fix: let output shapes depend on input "
+            "shapes alone (strict=True says why it is not captured)"
         )
 
 

@@ -86,13 +86,13 @@ def accelerate(model: AnyModule, **options: Any) -> AnyModule:
     """
     if not isinstance(model, torch.nn.Module):
         raise OnwardError(
-            f"accelerate takes a torch.nn.Module, not a {type(model).__name__}; fix: give the model"
+            f"accelerate takes a torch.nn.Module, not a {type(model).__name__}; fix: pass the model"
         )
     load_plugins()
     held = vars(model).get(_SLOT)
     if held is not None and not isinstance(held, Accelerated):
         raise OnwardError(
-            "the model is compiled already (Module.compile); fix: accelerate a model that is not"
+            "the model is compiled already (model.compile()); fix: accelerate a model that is not"
         )
     vars(model)[_SLOT] = Accelerated(unwrapped(model), ModuleOptions(**options))
     return model
@@ -320,7 +320,7 @@ class Accelerated:
     def last_call(self) -> PreparedCall:
         """Raises OnwardError before the first."""
         if self._last is None:
-            raise OnwardError("nothing has run as a graph yet; fix: call the model first")
+            raise OnwardError("no call has run as a graph yet; fix: call the model first")
         return self._last
 
 

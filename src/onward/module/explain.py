@@ -80,8 +80,8 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     slots = _SLOTS.get(type(optimizer))
     if slots is None:
         raise OnwardError(
-            f"{type(optimizer).__name__} has not stepped yet, so that its state is not known; fix: "
-            "explain after its first step, or without optimizer="
+            f"{type(optimizer).__name__} has no state yet, since it has not stepped; fix: "
+            "explain after the first optimizer.step(), or leave out optimizer="
         )
     return sum(
         slots(g) * p.numel() * p.itemsize
@@ -109,8 +109,8 @@ def _held(model: Any) -> Accelerated:
     """What runs the calls of the model, or would."""
     if not isinstance(model, torch.nn.Module):
         raise OnwardError(
-            f"explain takes a torch.nn.Module or an onward.Trainer, not a {type(model).__name__}; "
-            "fix: give the model"
+            "explain takes a torch.nn.Module or an onward.Trainer, not a "
+            f"{type(model).__name__}; fix: pass the model"
         )
     held = accelerated(model)
     return Accelerated(unwrapped(model), ModuleOptions()) if held is None else held

@@ -26,7 +26,7 @@ _CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _AUTOGRAD = _CORE._autograd
 _NOTHING = torch.empty(0)
 TWICE = (
-    "gradients of gradients (create_graph=True) do not pass through a graph of Onward's; fix: "
+    "second derivatives (create_graph=True) are not supported through a compiled graph; fix: "
     "call the model within `with onward.eager():`"
 )
 
@@ -203,9 +203,9 @@ class CallRun:
         if self._marks is None or self._read() != self._marks:
             names = ", ".join(results)
             raise OnwardError(
-                f"{names} was not computed with the forward, since callers before did not read or "
-                "differentiate it, and what the forward read has changed since; fix: read it "
-                'before the update, or onward.accelerate(model, outputs="all")'
+                f"{names} was left out of the forward, as unread in earlier calls, and cannot "
+                "be computed now since parameters or inputs have changed; fix: read it "
+                'before optimizer.step(), or onward.accelerate(model, outputs="all")'
             )
 
 

@@ -79,8 +79,8 @@ class State:
         path = self.guards.restless(OFTEN)
         if path is not None and self.met < OFTEN:
             raise TooMany(
-                f"{path} has changed {OFTEN} times, each time for a graph of its own; fix: make it "
-                "an input that is a tensor, or a buffer"
+                f"{path} has changed {OFTEN} times, and each value needs a new graph; fix: "
+                "pass it as a tensor argument, or register it as a buffer"
             )
         flags, _, kind = self._key(batch, mode)
         others = [
@@ -92,14 +92,14 @@ class State:
             at = [i for i, seen in enumerate(zip(*others, strict=True)) if len({*seen}) > 1][-1]
             had = ", ".join(str(v[at][-1]) for v in others[:VALUES])
             raise TooMany(
-                f"an argument that is no tensor has had {VALUES} values ({had}), each with a graph "
-                "of its own; fix: give a tensor"
+                f"an argument that is not a tensor has had {VALUES} values ({had}), and each "
+                "needs a new graph; fix: pass it as a tensor"
             )
         calls = self.calls.get((flags, mode, kind))
         if calls is not None and len(calls) >= GRAPHS:
             raise TooMany(
-                f"there are {GRAPHS} graphs of such calls, and none fits these sizes; fix: pad the "
-                "inputs to a few sizes"
+                f"{GRAPHS} graphs of other input shapes have been made, and none fits this "
+                "one; fix: pad the inputs to a few shapes"
             )
 
     def flags(self) -> tuple[bool, ...]:

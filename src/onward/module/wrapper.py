@@ -76,7 +76,8 @@ class Module(torch.nn.Module):
         held = accelerated(self.module)
         if held is None:  # Module.compile was called since
             raise OnwardError(
-                "the model within is not accelerated any more; fix: onward.accelerate(it)"
+                "the wrapped model is no longer accelerated (model.compile() was called "
+                "since); fix: onward.accelerate(model)"
             )
         return held
 

@@ -38,11 +38,13 @@ def forward_half(graph: Graph) -> set[Node]:
     for value in graph.inputs_with(Role.COTANGENT):
         early = next((node for node in value.consumers() if node in found), None)
         if early is not None:
-            raise ValueError(f"{early.op_type} needs a cotangent before the forward half is done")
+            raise ValueError(
+                f"{early.op_type} needs an output's gradient before the forward is done"
+            )
     for source in graph.state.values():
         late = next((node for node in source.consumers() if node not in found), None)
         if late is not None:
-            raise ValueError(f"a gradient ({late.op_type}) reads {source.name}, which is then new")
+            raise ValueError(f"a gradient ({late.op_type}) reads {source.name} after its update")
     return found
 
 

@@ -90,9 +90,9 @@ class Search:
         return OnwardError(
             f"memory_budget of {self.limit} bytes is {self._smallest - self.limit} bytes too "
             f"small for this batch: with recomputing the step's peak is {self._smallest} "
-            f"({lasting} of them optimizer state and constants; {self.unconstrained.peak} without "
-            f"recomputing); fix: memory_budget={self._smallest} or more, a fraction (of what can "
-            "be spared), or a smaller batch"
+            f"({lasting} of them optimizer state and constants; {self.unconstrained.peak} "
+            f"without recomputing); fix: memory_budget={self._smallest} or more, a fraction "
+            "(0.0 to 1.0), or a smaller batch"
         )
 
     # ---- the search

@@ -68,8 +68,9 @@ def refuse_optimizer_hooks(optimizer: torch.optim.Optimizer) -> None:
     for step in (optimizer.step, type(optimizer).step):
         if not _is_its_own(step, type(optimizer)):
             raise CaptureError(
-                f"optimizer.step has been replaced by {_name_of(step)}, which train_step does not "
-                "call; fix: leave it as it was, and do the rest around train_step"
+                f"optimizer.step has been replaced by {_name_of(step)}, which train_step does "
+                "not call; fix: restore the original, and run your code before or after "
+                "train_step"
             )
     held = [(getattr(optimizer, name, {}), kind) for name, kind in _OPTIMIZER_HOOKS.items()]
     everywhere = sys.modules[torch.optim.Optimizer.__module__]
@@ -77,9 +78,9 @@ def refuse_optimizer_hooks(optimizer: torch.optim.Optimizer) -> None:
     for hooks, kind in held:
         for hook in hooks.values():
             raise CaptureError(
-                f"the optimizer has the {kind} {_name_of(hook)}; the step is one graph, with no "
-                "gradients to show between backward and update; fix: remove it, and call it around "
-                "train_step"
+                f"the optimizer has the {kind} {_name_of(hook)}, which does not run, since "
+                "backward and update are one graph; fix: remove it, and call its code before "
+                "or after train_step"
             )
 
 
@@ -297,13 +298,16 @@ class Guards:
     def _count(self, paths: Sequence[str]) -> None:
         if not paths:
             return
-        log.debug("captured anew; changed: %s", ", ".join(paths[:8]))
+        log.debug("the model is captured again, since these changed: %s", ", ".join(paths[:8]))
         self._times.update(paths)
         for path in paths:
             if self._times[path] == OFTEN:
                 log.warning(
-                    "%s has changed %d times, and each time the model was captured anew; fix: make "
-                    "it an input of the batch, or a buffer",
+                    (
+                        "%s has changed %d times, and each time the model was captured again, "
+                        "which is slow; fix: pass it as a tensor of the batch, or register it as "
+                        "a buffer"
+                    ),
                     path,
                     OFTEN,
                 )

@@ -89,7 +89,10 @@ class PreparedStep(Generic[Bound]):
     def sizes(self, batch: Batch) -> dict[str, int]:
         """The batch's sizes by symbol. Raises CaptureError for a batch of another kind."""
         if not self.fits(batch):
-            raise CaptureError("the captured graph does not fit the batch it was captured from")
+            raise CaptureError(
+                "the captured graph does not fit its own batch; fix: report "
+                "this as a bug, with the model"
+            )
         return self._dims[batch.signature]
 
     def staged(self, batch: Batch) -> dict[str, torch.Tensor]:
@@ -101,5 +104,8 @@ class PreparedStep(Generic[Bound]):
         have = list(self.graphs.forward.signature.results)
         unknown = next((n for n in results if n not in (*have, "loss")), None)
         if unknown is not None:
-            named = ", ".join(have) or "none but its loss"
-            raise OnwardError(f"no output '{unknown}' to fetch; the model has: {named}")
+            named = ", ".join(have) or "only its loss"
+            raise OnwardError(
+                f"fetch names the output '{unknown}', which the model does not "
+                f"have; fix: one of {named}"
+            )

@@ -97,8 +97,9 @@ class Unread:
         if reached:
             path = next((reads[name] for name in found if name in reads), "an unknown op")
             raise OnwardError(
-                f"row demand: {path} that were left out as unread, and {reached[0]} shows it; "
-                "fix: TrainerOptions(disable=('row_demand',)), and report the model"
+                f"row demand: {path} that were left out as unread, which changes "
+                f"{reached[0]}; fix: TrainerOptions(disable=('row_demand',)), and report this "
+                "as a bug, with the model"
             )
 
     def _nan(

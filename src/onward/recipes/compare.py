@@ -23,7 +23,8 @@ LAUNCH = (
 
 
 class EngineFailed(Exception):
-    """An engine's process ended with `status`; it has said why itself."""
+    """The process of an engine ended with the exit status `status`, after it printed the reason
+    itself."""
 
     def __init__(self, engine: str, status: int) -> None:
         super().__init__(f"engine {engine} ended with status {status}")

@@ -38,7 +38,7 @@ COMPILERS = ("c++", "g++", "clang++")
 
 
 def facts(measure: bool = False) -> Iterator[str]:
-    """All facts, line by line. measure: times the matrix products of each engine anew."""
+    """All facts, line by line. measure: times the matrix products of each engine again."""
     yield f"onward {onward.__version__}, Python {platform.python_version()}, {platform.platform()}"
     for extra, packages in EXTRAS.items():
         for package in packages:

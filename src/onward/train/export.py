@@ -48,7 +48,7 @@ def export_onnx(
     captured = compiler.capture(CaptureRequest(model, args, kwargs, want_loss=False, regions=True))
     if captured.regions:
         raise OnwardError(
-            "the model has parts that run in PyTorch, and no other engine can run them: "
+            "the model cannot be exported, since parts of it run in eager PyTorch: "
             + "; ".join(table(captured.regions))
         )
     graph, arrays = compiler.portable(captured), captured.arrays()

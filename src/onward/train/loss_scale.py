@@ -73,8 +73,9 @@ class Scaling:
         own = self.value or 1.0
         if held is None if self.moves else before != own:
             raise unfit(
-                f"it is from the middle of a window whose gradients are scaled by {before:g}, here "
-                f"they are scaled by {own:g}; fix: save it between updates"
+                "it was saved in the middle of gradient accumulation with gradients scaled "
+                f"by {before:g}, but the loss scale here is {own:g}; fix: save between "
+                "optimizer updates"
             )
 
     def _restore(self, state: State) -> Callable[[], None]:

@@ -26,7 +26,7 @@ def read_dtype(dtype: object) -> DType:
     found = DTYPES.get(dtype) if isinstance(dtype, str) else None
     if found is None:
         raise OnwardError(
-            f"dtype={dtype!r} is no element type of an export; fix: one of {', '.join(DTYPES)}"
+            f"dtype={dtype!r} is not a dtype of export_onnx; fix: one of {', '.join(DTYPES)}"
         )
     return found
 
@@ -71,7 +71,7 @@ def _narrow(name: str, array: np.ndarray, low: DType) -> np.ndarray:
     if lost.any():
         raise OnwardError(
             f"the weight {user_name(name)} has {float(array[lost][0]):.3g}, which "
-            f"{low.name.lower()} has not; fix: dtype='bfloat16', or 'float32'"
+            f"{low.name.lower()} cannot represent; fix: dtype='bfloat16', or 'float32'"
         )
     return made
 

@@ -35,7 +35,7 @@ class TrainerSnapshot:
     def last_run(self) -> LastRun:
         """The training step that ran last. Raises OnwardError before the first."""
         if self.last is None:
-            raise OnwardError("nothing has run yet; fix: call train_step first")
+            raise OnwardError("no step has run yet; fix: call train_step first")
         return self.last
 
 

@@ -38,7 +38,7 @@ class StateForms:
         if self._asked and self._asked not in record.forms:
             able = [r.torch for r in OPTIMIZERS.values() if self._asked in r.forms]
             raise OnwardError(
-                f"optimizer_state={option!r} is not there for {record.torch}; fix: "
+                f"optimizer_state={option!r} is not supported for {record.torch}; fix: use "
                 f"{' or '.join(able)}, or optimizer_state={_OWN!r}"
             )
 

@@ -39,7 +39,7 @@ def restore(parts: Sequence[StatePart], state: Any) -> None:
     """Writes a state into these parts, one after the other. Raises OnwardError where it does not
     fit one of them; nothing is changed then, nor where a part fails to write."""
     if not isinstance(state, Mapping):
-        raise unfit(f"a {type(state).__name__} is no state_dict")
+        raise unfit(f"it is a {type(state).__name__}, not a dict")
     for part in parts:
         part.check(state)
     backs: list[Callable[[], None]] = []
@@ -54,7 +54,7 @@ def restore(parts: Sequence[StatePart], state: Any) -> None:
 
 def unfit(what: str) -> OnwardError:
     """The error of a state that cannot be loaded."""
-    return OnwardError(f"state does not fit: {what}; nothing was loaded")
+    return OnwardError(f"the state_dict does not fit this Trainer: {what}; nothing was loaded")
 
 
 def require(state: State, *keys: str) -> None:
@@ -78,7 +78,7 @@ def check_like(name: str, given: Any, own: torch.Tensor) -> None:
         raise unfit(f"{name} is on no device, or of another layout")
     if given.shape != own.shape or given.dtype != own.dtype:
         raise unfit(
-            f"{name} is {given.dtype} {list(given.shape)}, here {own.dtype} {list(own.shape)}"
+            f"{name} is {given.dtype} {list(given.shape)}, but {own.dtype} {list(own.shape)} here"
         )
 
 

@@ -113,8 +113,7 @@ class Trainer:
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIXED and name in vars(self):
             raise AttributeError(
-                f"{name} is what this Trainer was made with, and another would have no effect; "
-                "fix: make another Trainer"
+                f"{name} cannot be changed after the Trainer is made; fix: make another Trainer"
             )
         super().__setattr__(name, value)
 
@@ -222,8 +221,8 @@ class Trainer:
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are refused: two would write to one memory."""
         raise OnwardError(
-            "an onward.Trainer cannot be copied or pickled; fix: make another one for a copy of "
-            "the model, and load_state_dict(trainer.state_dict())"
+            "an onward.Trainer cannot be copied or pickled; fix: make a new one for a copy "
+            "of the model, then new.load_state_dict(trainer.state_dict())"
         )
 
     # ---- looking
@@ -337,8 +336,8 @@ class Trainer:
         """Raises OnwardError where an update was broken off."""
         if self.memory.torn:
             raise OnwardError(
-                "an update was broken off by an exception, so that some weights have moved and "
-                "others have not; fix: load_state_dict of a state saved before"
+                "an exception interrupted an update, so that only some weights were updated; "
+                "fix: load_state_dict with a state saved before"
             )
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:

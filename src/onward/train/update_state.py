@@ -117,8 +117,9 @@ class UpdateState:
         taking = self._summed(signature)
         if not taking and not signature.clocks:
             raise OnwardError(
-                "the loss reaches no parameter that the optimizer holds and that requires a "
-                "gradient; fix: unfreeze some, or give the optimizer the model's parameters"
+                "the loss depends on no parameter that requires grad and is in the "
+                "optimizer; fix: requires_grad_(True) on those to train, and make the "
+                "optimizer from model.parameters()"
             )
         window = frozenset(self.names[p] for p in taking)
         if first:
@@ -128,8 +129,9 @@ class UpdateState:
         elif window != self.window:
             odd = sorted(window ^ self.window)
             raise OnwardError(
-                f"{', '.join(odd[:3])}: trained by some micro-batches of an accumulation window "
-                "and not by others; fix: change requires_grad and parameter groups between updates"
+                f"{', '.join(odd[:3])} got gradients in some micro-batches of one gradient "
+                "accumulation and not in others; fix: change requires_grad and parameter "
+                "groups only between optimizer updates"
             )
 
     def sum(self, signature: Signature) -> None:

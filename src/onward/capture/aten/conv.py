@@ -15,7 +15,10 @@ def each(numbers: Any, rank: int) -> list[int]:
     given = [numbers] if isinstance(numbers, int) else list(numbers)
     given = given * rank if len(given) == 1 else given
     if len(given) != rank or not all(isinstance(n, int) for n in given):
-        raise CaptureError(f"{numbers} for {rank} dims; fix: plain numbers")
+        raise CaptureError(
+            f"the value {numbers} does not fit {rank} dims; fix: give one int, "
+            "or one int for each dim"
+        )
     return given
 
 

@@ -38,7 +38,10 @@ def _full(c: AtenCall, *args: Any, **_: Any) -> Value:
     filled = "zeros" in name or "empty" in name  # what is empty may hold anything
     number: Any = 1 if "ones" in name else 0 if filled else args[-1]
     if isinstance(number, Value):
-        raise CaptureError(f"{name} with a computed number")
+        raise CaptureError(
+            f"{name} with a fill value that is a tensor has no translation; "
+            "fix: torch.ones(...) * value"
+        )
     return c.b.full(number, c.type)
 
 

@@ -62,7 +62,9 @@ def _pdist(c: AtenCall, x: Value, p: float = 2.0) -> Value:
     """`f[N,D]` -> the distances of each row to those behind it, one after the other."""
     count = type_of(x).shape[0]
     if not isinstance(count, int):
-        raise CaptureError("distances among rows whose number the batch says; fix: torch.cdist")
+        raise CaptureError(
+            "torch.pdist over a batch dim of open size has no translation; fix: torch.cdist(x, x)"
+        )
     first, second = np.triu_indices(count, 1)
     rows = [c.b.Gather(x, c.b.const(i.astype(np.int64)), axis=0) for i in (first, second)]
     return _distance(c, c.b.Sub(*rows), float(p))

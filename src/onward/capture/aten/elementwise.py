@@ -316,7 +316,10 @@ def _comparison(op_type: str) -> Callable[..., Any]:
 def _logical(op_type: str) -> Callable[..., Any]:
     def translate(c: AtenCall, a: Value, b: Any) -> Value:
         if c.type.dtype != DType.BOOL:
-            raise CaptureError(f"{op_type} of integers has no translation")
+            raise CaptureError(
+                f"bitwise {op_type} of integers has no translation; fix: "
+                "compute with torch.bool tensors"
+            )
         return c.b.one(op_type, [c.value(a, DType.BOOL), c.value(b, DType.BOOL)], {})
 
     return translate

@@ -83,7 +83,11 @@ def _group_norm(
     eps: float = 1e-5, *_: Any,
 ) -> Value:  # fmt: skip
     if not isinstance(groups, int):
-        raise CaptureError(f"instance norm of {type_of(x)}; fix: channels of a fixed number")
+        raise CaptureError(
+            f"instance norm of {type_of(x)} needs a fixed number of channels; "
+            "fix: keep the channel dim (dim 1) of a size that is the same for "
+            "every batch"
+        )
     return c.b.GroupNorm(x, weight, bias, groups=groups, epsilon=eps)[0]
 
 

@@ -92,8 +92,8 @@ def _kth_value(c: AtenCall, x: Value, k: Any, dim: int = -1, keepdim: bool = Fal
         return [x, c.b.full(0, Type(DType.INT64, ()))]
     if not type_of(x).is_floating:
         raise CaptureError(
-            "which of equal whole numbers is the k-th one, torch does not say; fix: x.sort(), "
-            "which keeps their order"
+            "kthvalue of integers has no translation, since PyTorch leaves open which of "
+            "equal values it indexes; fix: x.sort(stable=True), and take the k-th"
         )
     x = _last(c, x, dim)
     last = type_of(x).rank - 1

@@ -55,10 +55,15 @@ def _joined(
     c: AtenCall, x: Value, dim: int, index: Value, source: Value, reduce: str, with_own: bool
 ) -> Value:
     if reduce not in _JOINED:
-        raise CaptureError(f"the reduction {reduce}; fix: one of {', '.join(_JOINED)}")
+        raise CaptureError(
+            f"reduce={reduce!r} has no translation; fix: one of {', '.join(_JOINED)}"
+        )
     type, kind = type_of(x), _JOINED[reduce]
     if type.dtype == DType.BOOL:
-        raise CaptureError("bools that are joined; fix: convert them to torch.int64")
+        raise CaptureError(
+            "a scatter or index reduction of torch.bool has no translation; "
+            "fix: convert to torch.int64"
+        )
 
     def write(data: Value, rows: Value, kind: str) -> Value:
         return c.b.ScatterElements(data, index, rows, axis=dim, reduction=kind)

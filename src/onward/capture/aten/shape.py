@@ -117,7 +117,11 @@ def _pad_by_itself(c: AtenCall, x: Value, pads: list[int], mode: str) -> Value:
         dim, ends = type_of(x).rank - 1 - i, (pads[2 * i], pads[2 * i + 1])
         size = type_of(x).shape[dim]
         if not isinstance(size, int) or min(ends) < 0:
-            raise CaptureError(f"padding mode {mode} that cuts off, or of a size that is not known")
+            raise CaptureError(
+                f"padding mode {mode!r} with negative padding, or over a dim "
+                "of open size, has no translation; fix: slice instead of "
+                "negative padding, or pad with a constant"
+            )
         if any(ends):
             numbers = np.pad(np.arange(size), ends, mode=_MODES[mode])
             x = c.b.Gather(x, c.b.const(numbers), axis=dim)

@@ -82,9 +82,9 @@ def choose(program: Any, tensors: Sequence[torch.Tensor]) -> list[Shown]:
 
 
 _NO_KEY = (
-    "a row of the attention mask may hide every key, where the gradient of torch's sdpa is not "
-    "that of its loss; fix: leave such samples out, or write the softmax out "
-    '(attn_implementation="eager")'
+    "a row of the attention mask may hide every key, and there the gradient of "
+    "scaled_dot_product_attention is wrong in PyTorch; fix: leave out samples without "
+    'tokens, or attn_implementation="eager"'
 )
 
 

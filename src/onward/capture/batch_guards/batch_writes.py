@@ -54,8 +54,8 @@ def require_unchanged(
             op, path = str(writers[-1].target).removeprefix("aten."), module_path(writers[-1])
             name = names[given.leaves[leaf.name]]
             raise CaptureError(
-                f"{op} at {path} changes the batch's {name}, and a step leaves a batch as it is; "
-                "fix: use the op that returns a new tensor"
+                f"{op} at {path} writes in place into the batch's {name}, which a compiled "
+                "step leaves unchanged; fix: use the op that returns a new tensor"
             )
     return found
 

@@ -47,8 +47,9 @@ def run_under_autocast(
             flat.run(*inputs[1])
     if found := difference(low, full):
         raise CaptureError(
-            f"the forward does something else under autocast: {found[0]}, without it {found[1]}; "
-            "fix: no branch on a tensor's dtype, nor on whether autocast is on"
+            f"the forward takes another branch under autocast: {found[0]} with it, {found[1]} "
+            "without; fix: do not branch on a tensor's dtype or on "
+            "torch.is_autocast_enabled()"
         )
     return tree, types
 
@@ -63,8 +64,8 @@ def give_types(
     for a, b in _paired(eager.root, traced.root):
         if type(a) is not type(b) or (isinstance(a, Value) and a != b):
             raise CaptureError(
-                "under autocast the forward returns something else than without, as a tensor that "
-                "it is given and casts; fix: cast it outside"
+                "the forward returns an input that it casts under autocast only; fix: cast "
+                "it before the forward"
             )
         if isinstance(a, (Computed, SizeLeaf)) and isinstance(b, (Computed, SizeLeaf)):
             found[a.name] = b.name

@@ -47,7 +47,9 @@ Tensor = torch.Tensor
 
 
 def of_loop(what: str) -> CaptureError:
-    return CaptureError(f"{what}, in a loop over the experts that a mask hits; {FIX}")
+    return CaptureError(
+        f"{what} in a loop over mixture-of-experts experts has no translation; {FIX}"
+    )
 
 
 def may_change(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -111,8 +113,9 @@ class Loop:
         """`where(mask)`: the rows of all groups, sorted by group."""
         if mask.hot is None:
             raise CaptureError(
-                "a loop over experts whose rows a mask chooses that is not known to be a one-hot "
-                f"of their numbers: a row might be of several; {FIX}"
+                "a loop over mixture-of-experts experts picks tokens by a mask that is not "
+                "torch.nn.functional.one_hot of the expert indices, so that a token may "
+                f"belong to several; {FIX}"
             )
         index, _, kept = mask.hot
         if mask.full.shape[0] != self.groups:
@@ -139,9 +142,9 @@ def _turns(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise refusal("a loop")
     if not begins(frame):
         raise CaptureError(
-            "a loop over the experts that a mask hits, whose turns may do more than add rows, or "
-            "whose source is not at hand; fix: let each turn call index_add_ alone, and no other "
-            "read what it makes"
+            "a loop over mixture-of-experts experts may do more than add tokens to its "
+            "result, or its source cannot be read; fix: end each iteration with index_add_, "
+            "and read no variable of another iteration"
         )
     return Loop(hit.member).turns(hit.dim() - 1)
 

@@ -34,8 +34,8 @@ _MOST = 1024  # pieces
 
 def of_pieces(what: str) -> CaptureError:
     return CaptureError(
-        f"{what} of rows that are cut by numbers of a tensor; fix: compute with the tensor, or put "
-        "all pieces together again in their order"
+        f"{what} of rows that are split by sizes held in a tensor has no translation; fix: "
+        "compute with the tensor, or torch.cat all pieces in their order"
     )
 
 

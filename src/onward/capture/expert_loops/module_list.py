@@ -29,9 +29,10 @@ def one_of_modules(modules: ModuleList, number: Any) -> Any:
     if torch.is_grad_enabled() and not _told:
         _told.append(True)
         log.warning(
-            "experts in a ModuleList: where a batch sends one no token, its parameters have "
-            "gradients of zeros, and none in eager PyTorch, so that momentum and weight decay go "
-            "on moving them (docs/guarantees.md, Not promised)"
+            "the model loops over experts in a torch.nn.ModuleList: an expert that gets no "
+            "token in a batch has gradients of zero here, and grad=None in eager PyTorch, so "
+            "that momentum and weight decay still move its parameters (docs/guarantees.md, "
+            "Not promised)"
         )
     return Experts(number.loop, own)
 

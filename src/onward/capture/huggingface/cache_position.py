@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 Function = Callable[..., Any]
 
 offsets_hidden = (
-    "a cache_position that is not torch.arange(tokens): transformers reads it on batches that hide "
-    "a token only; fix: leave it out"
+    "cache_position is not torch.arange(tokens), and transformers reads it only where the "
+    "attention mask hides a token; fix: leave cache_position out"
 )
 
 

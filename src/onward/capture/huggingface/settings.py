@@ -34,8 +34,9 @@ def require_mask(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
         return
     if any(c._attn_implementation == "eager" for c in configs_with_sdpa(model)):
         raise CaptureError(
-            f"an attention mask of {mask.dtype} with four dims is added to the scores by "
-            'attn_implementation="eager"; fix: use "sdpa", or give the numbers to add as floats'
+            f"a 4-dim attention mask of {mask.dtype} is added to the scores by "
+            'attn_implementation="eager"; fix: attn_implementation="sdpa", or a float mask '
+            "(0 to attend, -inf to hide)"
         )
 
 

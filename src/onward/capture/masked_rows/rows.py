@@ -158,8 +158,8 @@ def choose(x: Tensor, mask: Tensor, key: Any) -> MaskedRows:
     k = mask.dim()
     if tuple(x.shape[:k]) != tuple(mask.shape):
         raise CaptureError(
-            f"a mask of {tuple(mask.shape)} chooses rows of {tuple(x.shape)}; fix: a mask of the "
-            "leading dims"
+            f"a boolean mask of shape {tuple(mask.shape)} does not match the leading dims of "
+            f"a tensor of shape {tuple(x.shape)}; fix: give a mask of the leading dims"
         )
     rows = x.flatten(0, k - 1) if k > 1 else x
     member = mask.reshape(-1).bool()
@@ -221,8 +221,8 @@ def one_of(name: str, chosen: Sequence[MaskedRows]) -> MaskedRows:
     """One of them, that all have the rows of."""
     if any(c.key != chosen[0].key for c in chosen):
         raise CaptureError(
-            f"{name}: rows chosen by two masks meet, which may have other places; fix: compute "
-            "the mask once, and choose by it everywhere"
+            f"{name} combines rows chosen by two boolean masks, which may choose different "
+            "rows; fix: compute the mask once, and index with it everywhere"
         )
     return chosen[0]
 

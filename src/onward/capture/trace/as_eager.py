@@ -143,8 +143,8 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
             return
         if changed.setdefault(id(x), value) != value:  # what stays is seen in the model
             raise CaptureError(
-                "the forward sets requires_grad of a parameter for a while, which a graph "
-                "does not do; fix: detach()"
+                "the forward switches requires_grad of a parameter temporarily, which a "
+                "graph cannot do; fix: use p.detach() instead"
             )
 
     def require(x: torch.Tensor, value: bool) -> None:
@@ -268,8 +268,8 @@ class _Node:
     def __getattr__(self, name: str) -> Any:
         if name in _NODE_HOOKS:
             raise CaptureError(
-                f"the forward calls {name} on a node of autograd's graph; hooks do not run inside "
-                "a graph; fix: remove it"
+                f"the forward calls {name} on a grad_fn, and hooks do not run inside a graph; "
+                "fix: remove the hook"
             )
         return getattr(self._node, name)
 

@@ -150,8 +150,8 @@ class FlatCall(torch.nn.Module):
         chosen = [n for n, v in _pairs(outputs) if isinstance(v, MaskedRows)]
         if chosen and (not self.want_loss or chosen[0] == "loss" or not named):
             raise CaptureError(
-                f"the model returns {chosen[0]}, rows that a boolean mask chooses: how many, only "
-                "data say; fix: return all rows, or a loss that is reduced to a scalar"
+                f"the model returns {chosen[0]}, rows chosen by a boolean mask, whose number "
+                "depends on the data; fix: return all rows, or a loss reduced to a scalar"
             )
         self.noted.chosen = chosen
         if not self.want_loss:
@@ -186,8 +186,8 @@ def _give(tensor: torch.Tensor, attributes: dict[str, Any], name: str) -> None:
     CaptureError for names that torch.export uses itself."""
     for key in attributes.keys() & traces_names():
         raise CaptureError(
-            f"{model_path(name)} has the attribute {key}, a name that tensors within torch.export "
-            "use themselves; fix: another name"
+            f"{model_path(name)} has the attribute {key}, a name that torch.export sets on "
+            "tensors itself; fix: rename the attribute"
         )
     vars(tensor).update(attributes)
 

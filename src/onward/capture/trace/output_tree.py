@@ -159,9 +159,9 @@ class OutputTree:
         if not fields or isinstance(x, type) or set(vars(x)) - set(fields):
             where = ".".join(path)
             raise CaptureError(
-                f"the forward returns {'at ' + where + ' ' if where else ''}a {type(x).__name__}, "
-                "neither a tensor nor a container that torch.utils._pytree knows; fix: a dict, a "
-                "tuple or a dataclass"
+                f"the forward returns {'at ' + where + ' ' if where else ''}a "
+                f"{type(x).__name__}, which is neither a tensor nor a container registered "
+                "with torch.utils._pytree; fix: return a dict, a tuple or a dataclass"
             )
         kind: Any = type(x)
         parts = tuple(self._part(getattr(x, name), (*path, name)) for name in fields)

@@ -65,8 +65,8 @@ class FunctionContext:
 
     def mark_dirty(self, *_: Any) -> None:
         raise CaptureError(
-            f"the torch.autograd.Function {self._name} writes into its inputs; fix: return a new "
-            "tensor"
+            f"the torch.autograd.Function {self._name} writes in place into its inputs; fix: "
+            "return a new tensor"
         )
 
 
@@ -113,16 +113,16 @@ def _pairs(name: str, args: tuple[Any, ...], dxs: tuple[Any, ...]) -> list[tuple
     """Gradients and what they are of."""
     if len(dxs) < len(args) or any(dx is not None for dx in dxs[len(args) :]):
         raise CaptureError(
-            f"the backward of the torch.autograd.Function {name} returns {len(dxs)} gradients for "
-            f"{len(args)} inputs; fix: one for each, or None"
+            f"the backward of the torch.autograd.Function {name} returns {len(dxs)} gradients "
+            f"for {len(args)} inputs; fix: return one (or None) for each input"
         )
     pairs = [(dx, x) for dx, x in zip(dxs, args, strict=False) if dx is not None and carries(x)]
     for dx, x in pairs:
         if dx.shape != x.shape or dx.dtype != x.dtype:
             raise CaptureError(
                 f"the backward of the torch.autograd.Function {name} returns a gradient "
-                f"{list(dx.shape)} of {dx.dtype} for an input {list(x.shape)} of {x.dtype}; fix: "
-                "one of its own shape and type"
+                f"{list(dx.shape)} of {dx.dtype} for an input {list(x.shape)} of {x.dtype}; "
+                "fix: return one of the input's shape and dtype"
             )
     return pairs
 

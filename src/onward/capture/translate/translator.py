@@ -284,7 +284,7 @@ class Translator:
                 if not node.users:
                     return
                 name, path = _op_name(node.args[0].target), module_path(node)
-                raise CaptureError(f"{name} at {path}: no translation of its result {number}")
+                raise CaptureError(f"{name} at {path}: its output {number} has no translation")
             self.env[node] = made[number]
             return
         if memory_shared.is_region(node):
@@ -304,8 +304,8 @@ class Translator:
             self._require_own(node, node.args[0])
         elif memory_shared.reshapes(node.target) and made_by(node.args[0]).op != "call_function":
             raise CaptureError(
-                f"{_op_name(node.target)} at {module_path(node)} changes the shape of a tensor "
-                "that the forward was given; fix: use the op that returns a new tensor"
+                f"{_op_name(node.target)} at {module_path(node)} changes the shape of an "
+                "input of the forward in place; fix: use the op that returns a new tensor"
             )
         try:
             call = AtenCall(self, node, self.builder)
@@ -354,8 +354,8 @@ class Translator:
             other = any(None not in pair and pair[0] != pair[1] for pair in sizes)
             if have.dtype != want or have.rank != tensor.dim() or other:
                 raise CaptureError(
-                    f"no translation that gives {tensor.dtype} {list(tensor.shape)}; fix: convert "
-                    "its inputs before"
+                    f"no translation gives {tensor.dtype} {list(tensor.shape)} for these "
+                    "input dtypes; fix: convert the inputs first, such as with .float()"
                 )
 
     def store(self, call: AtenCall, written: Any, value: Value) -> None:
@@ -377,8 +377,8 @@ class Translator:
                 self.batch[owner].append(node)
         else:
             raise CaptureError(
-                f"{_op_name(node.target)} at {module_path(node)} writes into memory that another "
-                "tensor shares; fix: use the op that returns a new tensor"
+                f"{_op_name(node.target)} at {module_path(node)} writes in place into memory "
+                "that another tensor shares; fix: use the op that returns a new tensor"
             )
 
     def _run_parts(self, node: Any) -> Any:
@@ -397,7 +397,11 @@ class Translator:
         enabled, region, *args = node.args
         stopped = not enabled
         if enabled and self.no_grad:
-            raise CaptureError(f"enable_grad within no_grad at {module_path(node)}")
+            raise CaptureError(
+                "torch.enable_grad within torch.no_grad at "
+                f"{module_path(node)} has no translation; fix: remove one of "
+                "the two"
+            )
         module = self._resolve(region)
         inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
         self.env.update(zip(inputs, self._resolve(args), strict=True))

@@ -1,4 +1,5 @@
-"""Recipe: how a step gets from gradients to updates; a value, handed down from the trainer."""
+"""Recipe: how a step gets from gradients to updates, an immutable value that the Trainer passes
+down."""
 
 from __future__ import annotations
 

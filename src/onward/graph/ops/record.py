@@ -42,7 +42,7 @@ def no_axes(node: Node) -> tuple[int, ...]:
 
 
 def unknown_axes(node: Node) -> None:
-    """`Op.axes` where rows are moved about, or nobody has said."""
+    """`Op.axes` of an op that moves rows, or whose axes are not recorded."""
     return None
 
 

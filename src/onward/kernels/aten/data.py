@@ -95,12 +95,15 @@ def _flat_index(
 
 def _no_such_row(args: KernelArguments, flag: Sequence[int]) -> IndexError:
     dim = args.attrs.get("axis", 0)
-    return IndexError(f"a row is out of range for a table of {args.x(0).shape[dim]} rows")
+    return IndexError(
+        "an index is out of range for a table (such as nn.Embedding) of "
+        f"{args.x(0).shape[dim]} rows"
+    )
 
 
 def _no_such_place(args: KernelArguments, flag: Sequence[int]) -> IndexError:
     sizes = list(args.x().shape[: args.x(1).shape[-1]])
-    return IndexError(f"an index is out of range for dims of {sizes}")
+    return IndexError(f"an index is out of range for dims of sizes {sizes}")
 
 
 def _bind_gather_nd(args: KernelArguments) -> Launch:

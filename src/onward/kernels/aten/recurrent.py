@@ -352,7 +352,7 @@ def _gradient_scratch(spec: KernelSpec) -> list[Type]:
 
 
 def _bytes(spec: KernelSpec) -> int:
-    """Bytes of one step's temporaries, which are freed behind it."""
+    """Bytes of one step's temporaries, which are freed after the step."""
     return sum(t.nbytes for t in spec.outputs) + 2**14
 
 

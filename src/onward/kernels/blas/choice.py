@@ -142,7 +142,7 @@ def known_rates(threads: int) -> Rates | None:
 
 
 def measure_now(threads: int) -> Rates:
-    """Measures anew and keeps what was found."""
+    """Measures all engines again and stores the rates."""
     table = measure()
     _write(_file(threads), table)
     rates.cache_clear()

@@ -171,7 +171,10 @@ def policy_for(graph: Graph, given: Policy | None) -> Policy | None:
         said.add(given.low)
     if len(said) > 1:
         names = " and ".join(sorted(kind.numpy().name for kind in said))
-        raise CaptureError(f"the forward is cast to {names}; fix: the same type in each autocast")
+        raise CaptureError(
+            f"the forward is cast to {names}, but a step has one low "
+            "precision; fix: use the same dtype in every autocast block"
+        )
     if given is not None or not said:
         return given
     return Policy(said.pop(), everywhere=False)

@@ -1,4 +1,4 @@
-"""The graph written anew for the rows that its outputs need."""
+"""Rewrites a graph to compute only the rows that its outputs need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the graph anew for the rows that are asked for: they are gathered once and stay together.
+"""Rewrites a graph to compute only the needed rows: they are gathered once and stay packed.
 
 A packed value has the shape of the value it stands for, but its row dims are `1, ..., 1, R`: the
 rows of one set lie one after the other. An op then is written as it was. What has no rule gets its
@@ -414,7 +414,7 @@ class Packer:
         return united(type_of(x).shape, found) if found else all_of()
 
     def _reads_of(self, node: Node) -> list[tuple[Value, Demand]]:
-        """The demands of a node for its inputs, where something is asked of the node."""
+        """The rows that a node reads of its inputs, where some row of its outputs is needed."""
         asked = tuple(self.asked.get(y) for y in node.outputs)
         if node.op_type not in DEMAND or all(d is None for d in asked):
             return []
@@ -423,7 +423,7 @@ class Packer:
         return [(v, d) for v, d in pairs if v is not None and d is not None]
 
     def _selects(self) -> bool:
-        """Whether the present reader takes rows as they are, and all that it makes is asked for."""
+        """Whether the reading node takes rows unchanged and all rows of its result are needed."""
         if self.reader is None or self.reader.op_type == "Where":
             return True
         chooses = self.reader.op_type in ("Slice", "Gather", "GatherND")

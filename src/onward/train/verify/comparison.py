@@ -14,7 +14,10 @@ from onward.train.verify.graphs import compared_outputs, gradient, without_dropo
 from onward.train.verify.law import FP32, distance
 from onward.train.verify.report import ComparedTensor
 
-_IDLE = "on this batch gradients of zeros where eager PyTorch has none, which weight decay moves"
+_IDLE = (
+    "gradients are zero in this batch where eager PyTorch has grad=None, so that weight "
+    "decay still moves"
+)
 ORACLE = 1e-5  # of the tensor's own norm: two engines on one graph, sums in other orders
 REPLICAS = (8, 24)  # further draws of rounding noise, where one draw, or nine, say too little
 

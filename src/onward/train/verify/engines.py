@@ -259,8 +259,8 @@ class Engines:
             except (RuntimeError, TypeError, ValueError) as error:
                 said = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise OnwardError(
-                    f"{self.eager_name} cannot run the model ({said}), so that there is nothing to "
-                    "compare its mixed precision with; fix: verify with mixed_precision='no'"
+                    f"{self.eager_name} cannot run the model ({said}), so that there is no "
+                    "reference for mixed precision; fix: verify with mixed_precision='no'"
                 ) from error
 
     def _written(self, model: torch.nn.Module) -> Tensors:

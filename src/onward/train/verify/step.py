@@ -71,7 +71,9 @@ def verify_step(
             result.notes.append("onnxruntime runs the step without casts, in fp32")
         if captured.regions:
             lines = "; ".join(table(captured.regions))
-            result.notes.append(f"not compared with onnxruntime: parts run in PyTorch: {lines}")
+            result.notes.append(
+                f"not compared with onnxruntime, since parts run in eager PyTorch: {lines}"
+            )
         elif engines.has_onnxruntime():
             result.rows += against_onnxruntime(engines, padded)
         else:
@@ -102,9 +104,9 @@ def _refuse_drawn(graph: Graph) -> None:
     ]
     if drawing:
         raise OnwardError(
-            f"the forward draws random numbers at {drawing[0]} (torch.rand and the like), where "
-            "eager PyTorch draws others: there is nothing to compare; fix: verify with that off "
-            "(drop_path_rate=0), or draw outside and pass the numbers as an input"
+            f"the forward draws random numbers at {drawing[0]} (torch.rand and the like) that "
+            "differ from eager PyTorch's, so that nothing can be compared; fix: switch it "
+            "off to verify (drop_path_rate=0), or pass the numbers as an input of the batch"
         )
 
 
@@ -114,8 +116,9 @@ def _refuse_autocast(graph: Graph) -> None:
     low = [where(node) for node in graph if precision_said(node) in said]
     if low:
         raise OnwardError(
-            f"the forward switches autocast on at {low[0] or '(top)'}, and there is no run without "
-            "it to compare with; fix: verify with that off, and with mixed_precision='bf16'"
+            f"the forward enters torch.autocast at {low[0] or '(top)'}, so that there is no "
+            "fp32 run to compare with; fix: remove it to verify, and set "
+            "mixed_precision='bf16'"
         )
 
 
