@@ -285,7 +285,7 @@ RULES: tuple[Rule, ...] = (
         "the user's tensors are read in place, and are never of a low type",
     ),
     Rule("counts", (Stage.PACKED,), _counted, "without rows that are counted it is no packed form"),
-    Rule("split halves", (Stage.HALVES,), _split, "a plan is cut in two where the signature says so"),
+    Rule("split halves", (Stage.HALVES,), _split, "the signature says where a plan is cut"),
     Rule(
         "results do not wait", (Stage.HALVES,), _results_do_not_wait,
         "they are computed before a cotangent is known",
