@@ -137,7 +137,10 @@ PLANTED: dict[str, Callable[[Graph], None]] = {
     "bodies": with_an_op_without_body,
     "no gradients": lambda graph: appended(graph, "SoftmaxGrad", ONWARD) and None,
     "no updates": lambda graph: appended(graph, "AdamUpdate", ONWARD) and None,
-    "nothing for gradients alone": lambda graph: appended(graph, "StopGradient", ONWARD) and None,
+    "no stops": lambda graph: appended(graph, "StopGradient", ONWARD) and None,
+    "no gradients of the model's own": lambda graph: (
+        appended(graph, "WithGradient", ONWARD) and None
+    ),
     "full precision": lambda graph: appended(graph, "Relu", type="bf16[2]") and None,
     "one low type": with_two_low_types,
     "owned in full precision": with_input(Role.BATCH, "bf16[2]"),
@@ -196,10 +199,12 @@ def test_scalars_of_a_step_are_all_there() -> None:
 
 
 def test_the_stages_of_other_models_conform(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Trainer and a loop of one's own, with each pass and stage checked."""
+    """A Trainer and a loop of one's own, with each pass and stage checked; two types below f32 in a
+    step's arithmetic and in its state."""
     monkeypatch.setenv("ONWARD_CHECK", "1")
     data = batch_of(padding="left", ignored=True)
-    trainer = onward.Trainer(bert(layers=1), onward.optim.AdamW(), options={"memory_budget": 0.5})
+    options = {"memory_budget": 0.5, "mixed_precision": "fp16", "optimizer_state": "bf16"}
+    trainer = onward.Trainer(bert(layers=1), onward.optim.AdamW(), options=options)
     trainer.train_step(**data)
     trainer.eval_step(**data)
     onward.accelerate(bert(layers=1), strict=True)(**data).loss.backward()

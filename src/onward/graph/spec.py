@@ -204,8 +204,12 @@ def _is_update(node: Node) -> bool:
     return any(node.op_type == op.name for o in OPTIMIZERS.values() for op in o.updates)
 
 
-def _is_only_for_gradients(node: Node) -> bool:
-    return node.op_type in ("StopGradient", "OwnGradient")
+def _is_stop(node: Node) -> bool:
+    return node.op_type == "StopGradient"
+
+
+def _is_own_gradient(node: Node) -> bool:
+    return node.op_type == "WithGradient"
 
 
 def _is_low(node: Node) -> bool:
@@ -269,16 +273,21 @@ RULES: tuple[Rule, ...] = (
         "an evaluation, and a loop of the user's own, change no parameter",
     ),
     Rule(
-        "nothing for gradients alone", (*DIFFERENTIATED, Stage.SPECIALIZED),
-        _without(_is_only_for_gradients), "they compute nothing, and kernels have none of them",
+        "no stops", (*DIFFERENTIATED, Stage.SPECIALIZED), _without(_is_stop),
+        "they compute nothing, and hide equal values from fusions",
+    ),
+    Rule(
+        "no gradients of the model's own", DIFFERENTIATED, _without(_is_own_gradient),
+        "differentiation has run the code of their backward; an evaluation runs their body",
     ),
     Rule(
         "full precision", (Stage.CAPTURED, Stage.FORWARD), _without(_is_low),
         "the policy writes every cast to a type below f32",
     ),
     Rule(
-        "one low type", (Stage.PRECISION, Stage.PACKED, *DIFFERENTIATED), _one_low_type,
-        "a policy has one type below f32",
+        "one low type", (Stage.PRECISION, Stage.PACKED, Stage.GRADIENTS, Stage.HALVES),
+        _one_low_type,
+        "a policy has one type below f32; a step's state and sums may have another",
     ),
     Rule(
         "owned in full precision", (*FORWARDS, *DIFFERENTIATED), _owned_are_wide,

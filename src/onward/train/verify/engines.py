@@ -234,12 +234,12 @@ class Engines:
                 loss = named.get("loss", next(iter(named.values())))
         wanted = {n: copies[self._paths[n]] for n in self.names}
         wanted = {n: p for n, p in wanted.items() if p.requires_grad}
-        grads: tuple[torch.Tensor | None, ...] = torch.autograd.grad(
-            loss, list(wanted.values()), allow_unused=True
-        )
+        grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
         found = {LOSS: loss.detach(), **self._written(model)}
         found |= {
-            gradient(n): g.detach() for n, g in zip(wanted, grads, strict=True) if g is not None
+            gradient(n): g.detach()
+            for n, g in zip(wanted, grads, strict=True)
+            if isinstance(g, torch.Tensor)  # None where the loss does not reach
         }
         return {n: t.double().cpu() for n, t in found.items()}
 
