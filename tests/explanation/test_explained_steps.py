@@ -324,6 +324,19 @@ def test_timed_launches_add_up_and_an_untimed_explanation_has_no_seconds() -> No
     assert {x.op for x in found.launches} == {x.op for x in plain.launches}
 
 
+def test_a_trainers_method_and_the_function_give_the_same() -> None:
+    trainer, given = onward.Trainer(gpt2(layers=1), onward.optim.AdamW()), padded()
+    with pytest.raises(OnwardError, match="nothing has run yet"):
+        trainer.explain()
+    by_method, by_function = trainer.explain(given), onward.explain(trainer, given)
+    assert type(by_method) is type(by_function) is StepExplanation
+    assert by_method.as_dict() == by_function.as_dict()
+    trainer.train_step(given)
+    assert trainer.explain().as_dict() == onward.explain(trainer).as_dict()
+    assert "logits" in trainer.explain(fetch=["logits"]).results
+    assert trainer.explain(given, fetch=["logits"]).kept[0].why == "output 'logits'"
+
+
 # ---- what runs in eager
 
 

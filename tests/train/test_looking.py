@@ -4,6 +4,7 @@ nothing, what the log tells."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import logging
 from collections.abc import Callable
@@ -174,6 +175,24 @@ def test_a_result_shows_numbers_and_the_shapes_of_outputs() -> None:
         f"StepResult(loss={float(result.loss):.6g}, grad_norm={float(result.grad_norm):.6g}, "
         "lr=0.25, skipped=False, updated=True, outputs={output: float32[6, 5]})"
     )
+
+
+def test_a_snapshot_is_what_a_trainer_is_at_that_moment() -> None:
+    options = TrainerOptions(gradient_accumulation_steps=2)
+    trainer = onward.Trainer(mlp(), onward.optim.SGD(), loss_fn, options=options)
+    before = trainer.snapshot()
+    assert before.last is None and before.model is trainer.model and before.loss_fn is loss_fn
+    assert (before.optimizer, before.options) == ("SGD", options)
+    with pytest.raises(onward.OnwardError, match="nothing has run yet"):
+        _ = before.last_run
+    for _ in range(3):
+        trainer.train_step(X, Y)
+    after = trainer.snapshot()
+    assert (before.updates, before.micro_steps) == (0, 0), "it does not follow"
+    assert (after.updates, after.micro_steps, after.loss_scale) == (1, 1, None)
+    assert after.last_run.plan is trainer.plan and after.last_run.batch.target == (Y,)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        after.updates = 5  # type: ignore[misc]
 
 
 # ---- profile

@@ -18,9 +18,12 @@ from onward.train.torch_state import release
 
 
 class OwnerMark(Protocol):
-    """What a Trainer leaves as its mark; `window`: parameters of its open window."""
+    """What a Trainer leaves as its mark."""
 
-    window: frozenset[str]
+    @property
+    def window(self) -> frozenset[str]:
+        """Names of the parameters whose gradients its open window has summed."""
+        ...
 
 
 _OWNERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[OwnerMark]] = (
