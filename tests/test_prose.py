@@ -196,7 +196,7 @@ def test_docstrings_and_comments_stand_alone() -> None:
         f"{path}:{number}: begins without its subject: {first}"
         for path, text in prose.texts().items()
         if path.endswith(".py")
-        and path.removeprefix("src/onward/").split("/")[0] in prose.STANDS_ALONE
+        and prose.has_to_stand_alone(path)
         for number, first in prose.without_subject(text)
     ]
     assert found == []

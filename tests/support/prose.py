@@ -547,10 +547,17 @@ NO_SUBJECT = re.compile(
     r"|As above|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
 )
 STANDS_ALONE = (
-    "__init__.py", "capture_cache.py", "cli.py", "compile.py", "config.py", "differentiate",
-    "execute", "explanation", "extend.py", "graph", "graph_cache.py", "journal.py", "kernels",
-    "plan", "recipes", "rewrite",
+    "__init__.py", "capture/aten", "capture/custom_ops", "capture/expert_loops",
+    "capture/huggingface", "capture/masked_rows", "capture/regions", "capture_cache.py", "cli.py",
+    "compile.py", "config.py", "differentiate", "execute", "explanation", "extend.py", "graph",
+    "graph_cache.py", "journal.py", "kernels", "plan", "recipes", "rewrite",
 )  # fmt: skip
+
+
+def has_to_stand_alone(path: str) -> bool:
+    """Whether a file of the package lies in one of these folders, or is one of these files."""
+    below = path.removeprefix("src/onward/")
+    return any(below == name or below.startswith(f"{name}/") for name in STANDS_ALONE)
 
 
 def without_subject(text: str) -> Iterator[tuple[int, str]]:

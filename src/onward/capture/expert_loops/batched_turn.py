@@ -94,7 +94,7 @@ class Loop:
         return answer
 
     def member(self, group: Tensor) -> Tensor:
-        """Of rows by their group `i64[N]`: which are of this turn, `b[N]`."""
+        """`b[N]`: the rows that count in this turn, by the group of each, `i64[N]`."""
         self.settled = True
         found = self.hit.reshape(-1)[group]
         if len(self.now) == self.groups:
@@ -103,7 +103,7 @@ class Loop:
         return found & own[group]
 
     def limited(self, member: Tensor) -> Tensor:
-        """Of rows that a turn chooses by the number of its expert."""
+        """`b[N]`: the rows of `member`, in a turn for one expert; none where it is not hit."""
         self.settled = True
         return member & self.hit.reshape(-1)[self.now[0]]
 
@@ -389,11 +389,8 @@ def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if rows:
         return _with_rows(func, name, args, kwargs, rows)
     first = each_in((args, kwargs))[0]
-    if name in ("where", "nonzero") and len(args) == 1:
-        if name == "nonzero" and not kwargs.get("as_tuple") and first.dim() > 1:
-            raise of_loop("nonzero of several dims")
-        found = first.loop.rows(first)
-        return found if name == "where" or kwargs.get("as_tuple") else found[0].unsqueeze(1)
+    if name == "where" and len(args) == 1:
+        return first.loop.rows(first)
     if not isinstance(args[0], Each) or len(each_in((args, kwargs))) > 1:
         raise of_loop(f"{name} of experts")
     made = first.like(_alone(func, name, first, args[1:], kwargs))
@@ -409,7 +406,7 @@ def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _squeezed(x: Each, made: Each) -> OneHot | None:
-    """Of a mask whose first dim, of 1, is dropped."""
+    """What a mask is the one-hot of once its first dim, of size 1, is dropped."""
     if x.hot is None or x.dim() < 2 or tuple(x.shape) != (1, *made.shape):
         return None
     index, dim, kept = x.hot
@@ -449,7 +446,7 @@ def _alone(
 
 
 def _flat(given: Sequence[Any]) -> Sequence[Any]:
-    """Of sizes or dims, given as numbers or as one list."""
+    """Sizes or dims that are given as numbers or as one list, as one sequence."""
     one = len(given) == 1 and isinstance(given[0], (tuple, list))
     return given[0] if one else given
 
