@@ -16,7 +16,7 @@ from onward.explanation.timing import launch_times
 from onward.plan import Plan
 from onward.rewrite import summary
 
-_REGIONS = ("RegionFacts", "RegionGrad")  # ops of parts that run in eager PyTorch
+_REGIONS = ("Region", "RegionGrad")  # ops of parts that run in eager PyTorch
 _HEADLINE = "the model cannot be captured"
 
 
