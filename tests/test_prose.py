@@ -195,8 +195,7 @@ def test_docstrings_and_comments_stand_alone() -> None:
     found = [
         f"{path}:{number}: begins without its subject: {first}"
         for path, text in prose.texts().items()
-        if path.endswith(".py")
-        and prose.has_to_stand_alone(path)
+        if path.endswith(".py") and prose.has_to_stand_alone(path)
         for number, first in prose.without_subject(text)
     ]
     assert found == []

@@ -5,11 +5,11 @@
         place, token = torch.where(expert_mask[e])
         y.index_add_(0, token, expert(weights[e], x[token]) * scale[token, place, None])
 
-Which experts are hit, and by how many rows, data alone say. Within a trace `e` is an `Each`, the
-numbers of all experts; what is looked up by it has one tensor per expert; and the rows that
-`where` gives are those of all experts, sorted by expert (`Grouped`), whose products are by group.
-Where the code asks `e` for its number, the turn is for the experts with one answer, and another
-turn comes for the others.
+Only the data say which experts are hit, and by how many rows. Within a trace the loop has one turn,
+in which `e` is an `Each`, the numbers of all experts. What is looked up by `e` has one tensor per
+expert. The rows that `where` gives are those of all experts, sorted by expert (`Grouped`), and
+their products are products by group. Where the code asks `e` for its number, the turn is for the
+experts with the same answer, and another turn follows for the others.
 
 Mixtures of experts by sorted rows: Gale et al. 2022, arXiv 2211.15841.
 """

@@ -205,6 +205,7 @@ def applied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = getattr(func, "__name__", str(func))
     if name not in RULES:
         raise refusal(name.strip("_"))
+    func = getattr(func, "__wrapped__", func)  # what stands for it has heard of the call already
     return RULES[name](func, args, kwargs)
 
 
