@@ -560,6 +560,21 @@ NO_SUBJECT = re.compile(
 )
 # Files and folders below src/onward; each docstring in them has a subject of its own.
 STANDS_ALONE = (
+    "
+    below = path.removeprefix(", "
+    return any(path == each or path.startswith(f",
+    ")
+    return any(below == name or below.startswith(f", ") for each in STANDS_ALONE)
+    ",
+    ",
+    ", ",
+)  # fmt: skip
+
+
+def has_to_stand_alone(path: str) -> bool:
+    ", ", ",
+    "Whether a file below src/onward is one of `STANDS_ALONE`, or lies in one of its folders.",
+    "Whether a file of the package lies in one of these folders, or is one of these files.",
     "__init__.py", "cache_files.py", "capture/__init__.py", "capture/archive",
     "capture/batch_guards", "capture/batch_leaves.py", "capture/buffer_updates.py",
     "capture/captured_module.py", "capture/evaluation.py", "capture/export.py",
@@ -569,12 +584,6 @@ STANDS_ALONE = (
     "environment.py", "errors.py", "execute", "explanation", "extend.py", "graph", "graph_cache.py",
     "journal.py", "kernels", "module", "options.py", "plan", "prepare", "recipes", "rewrite",
     "train",
-)  # fmt: skip
-
-
-def stands_alone(path: str) -> bool:
-    """Whether a file below src/onward is one of `STANDS_ALONE`, or lies in one of its folders."""
-    return any(path == each or path.startswith(f"{each}/") for each in STANDS_ALONE)
 
 
 def without_subject(text: str) -> Iterator[tuple[int, str]]:

@@ -203,6 +203,7 @@ def _places(reads: ModeReads) -> Iterator[Patch]:
 def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
     default = inspect.signature(plain).parameters["training"].default
 
+    @functools.wraps(plain)  # rows that a mask chooses know functions by their names
     def called(*args: Any, **kwargs: Any) -> Any:
         on = args[2] if len(args) > 2 else kwargs.get("training", default)
         ratio = args[1] if len(args) > 1 else kwargs.get("p", 0.5)

@@ -46,7 +46,8 @@ def _full(c: AtenCall, *args: Any, **_: Any) -> Value:
 
 
 def _fill_diagonal(c: AtenCall, x: Value, number: Any, wrap: bool = False) -> Value:
-    """Of dims of one size, or of a matrix; with `wrap` a tall one's begins anew behind its end."""
+    """Fills the diagonal of a matrix, or of a tensor whose dims are equal. wrap: a tall matrix has
+    another diagonal below the end of the first."""
     shape = type_of(x).shape
     each = [
         c.b.unsqueeze(c.b.arange(n), [i for i in range(len(shape)) if i != d])

@@ -21,7 +21,8 @@ def _vector_norm(
     if order != 2:
         return _norm(c, x, order, dims_of(x, dims), keepdim)
     total = _summed(c, c.b.Mul(x, x), dims_of(x, dims), keepdim)
-    # of zeros: 0 times what the norm weighs, which may be infinite; a distance's is 0 then
+    # the gradient of a norm of zeros is 0 times the cotangent, which may be infinite; that of
+    # a distance of 0 is 0 whatever the cotangent
     return c.b.Where(c.b.Equal(total, 0.0), c.b.Mul(total, 0.0), root(c, total))
 
 
@@ -71,8 +72,8 @@ def _pdist(c: AtenCall, x: Value, p: float = 2.0) -> Value:
 
 
 def _distance(c: AtenCall, off: Value, p: float) -> Value:
-    """Of the largest of the differences each that equals it has the whole gradient, as in
-    torch's kernels, where a norm's share it."""
+    """The p-norm of differences `off f[...,D]`, `f[...]`. With p = inf each difference that equals
+    the largest has the whole gradient, as in torch's kernels; in a norm they share it."""
     last = type_of(off).rank - 1
     if type_of(off).shape[last] == 0:
         return c.b.full(0.0, c.type)

@@ -59,7 +59,7 @@ def _binary(op_type: str) -> Callable[..., Any]:
 
 
 def _angle(c: AtenCall, x: Value) -> Value:
-    """Of real numbers: 0, or pi below 0."""
+    """The angle of real numbers: pi below 0, else 0."""
     x = stop_gradient(c.b, c.value(x, c.type.dtype))
     y = c.b.Where(c.b.Less(x, 0.0), c.b.scalar(math.pi, c.type.dtype), 0.0)
     return c.b.Where(c.b.IsNaN(x), x, y)
@@ -214,8 +214,8 @@ def _copysign(c: AtenCall, x: Value, y: Any) -> Value:
 
 
 def _shift(left: bool) -> Callable[..., Any]:
-    """Of whole numbers with a sign, by as many bits as another says: all of them where that is
-    below 0 or more than there are."""
+    """Shifts signed integers by a number of bits; one that is negative or too large shifts all bits
+    out."""
 
     def translate(c: AtenCall, x: Any, count: Any) -> Value:
         dtype = c.type.dtype
@@ -326,7 +326,7 @@ def _logical(op_type: str) -> Callable[..., Any]:
 
 
 def _bits(op_type: str, logical: str) -> Callable[..., Any]:
-    """Of bools the logical op, of whole numbers that of their bits."""
+    """A logical op for bools, and the op on their bits for integers."""
 
     def translate(c: AtenCall, a: Any, b: Any) -> Value:
         dtype = c.type.dtype

@@ -22,7 +22,7 @@ def _slice(
     size = type_of(x).shape[dim]
     if step != 1:
         if isinstance(start, int) and start < 0 and not isinstance(size, int):
-            # whether it lies before the first element, only the number says
+            # only the number says whether the start lies before the first element
             raise SizeError(c.node.args[0].meta["val"].shape[dim].node.expr, as_number=True)
         first, _ = c.bounds(size, start, None)
         return steps(c, x, dim, first, step, c.type.shape[dim])

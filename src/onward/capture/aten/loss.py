@@ -78,7 +78,7 @@ def _nll(
     c: AtenCall, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
     ignore_index: int = _IGNORED,
 ) -> Value:  # fmt: skip
-    """Of log probabilities `f[N,C,*S]` and classes `i64[N,*S]`."""
+    """The negative log likelihood of classes `i64[N,*S]` under log probabilities `f[N,C,*S]`."""
     dtype, dim = type_of(x).dtype, 0 if type_of(x).rank == 1 else 1
     if type_of(labels).dtype != DType.INT64:
         raise CaptureError("the labels are not of torch.int64; fix: labels.long()")

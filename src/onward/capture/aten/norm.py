@@ -135,7 +135,7 @@ def _batch_norm(
 def _by_batch(
     c: AtenCall, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, list[Value]]:
-    """And the batch's mean and variance `f[C]`."""
+    """Normalizes by the batch: the result, and `[mean, variance]` of the batch, each `f[C]`."""
     kind = Type(type_of(x).dtype, type_of(x).shape[1:2])
     ones, zeros = c.b.full(1.0, kind), c.b.full(0.0, kind)
     scale, shift = ones if weight is None else weight, zeros if bias is None else bias

@@ -106,7 +106,7 @@ def _quantile(
     c: AtenCall, x: Value, q: Any, dim: int | None = None, keepdim: bool = False, *,
     interpolation: str = "linear",
 ) -> Value:  # fmt: skip
-    """Of q f[] or f[Q], whose dim comes first."""
+    """Quantiles of x by q `f[]` or `f[Q]`; the dim Q comes first in the result."""
     shape, dtype = type_of(x).shape, type_of(x).dtype
     rank = len(shape)
     several = isinstance(q, Value) and type_of(q).rank == 1

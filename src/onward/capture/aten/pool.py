@@ -36,7 +36,7 @@ def _merged(c: AtenCall, x: Value, dims: int) -> Value:
 
 
 def _means(c: AtenCall, x: Value, kernel: Sequence[int]) -> Value | None:
-    """Of windows that tile each of the last dims; None where they do not."""
+    """Means over windows that tile each of the last dims; None where the windows do not."""
     shape, apart, inner = type_of(x).shape, [], []
     outer = len(shape) - len(kernel)
     for i, size in enumerate(kernel):

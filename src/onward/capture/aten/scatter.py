@@ -101,7 +101,7 @@ def _without_own(
 
 
 def _take(c: AtenCall, x: Value, index: Value) -> Value:
-    """Of the elements in a row."""
+    """Elements of x by their places in row-major order, in the shape of `index`."""
     count = product(type_of(x).shape)
     places = from_the_start(c, index64(c, index), count)
     return c.b.Gather(c.b.reshape(x, (count,)), places, axis=0)

@@ -1,4 +1,4 @@
-"""The same elements in another shape or order, joined, taken apart or padded."""
+"""Operators that reshape, reorder, join, split or pad, and compute nothing."""
 
 from __future__ import annotations
 

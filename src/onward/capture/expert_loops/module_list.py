@@ -18,7 +18,7 @@ _told: list[bool] = []  # one line a process
 
 
 def one_of_modules(modules: ModuleList, number: Any) -> Any:
-    """Stands for `ModuleList.__getitem__`."""
+    """`modules[number]`, which stands for `ModuleList.__getitem__` during a trace."""
     if not is_each(number) or number.values is None:
         return _of_list(modules, number)
     now = number.loop.now
@@ -38,7 +38,7 @@ def one_of_modules(modules: ModuleList, number: Any) -> Any:
 
 
 class Experts:
-    """Modules alike, each for the rows of its expert."""
+    """One callable for modules that are alike, each of which is called with its expert's rows."""
 
     def __init__(self, loop: Loop, modules: Sequence[Module]) -> None:
         self._loop, self._modules = loop, modules
@@ -48,16 +48,11 @@ class Experts:
             return self._modules[0](*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        found = [getattr(m, name) for m in self._modules]
-        if all(isinstance(x, Module) for x in found):
-            return Experts(self._loop, found)
-        if all(isinstance(x, torch.Tensor) for x in found):
-            return Each(self._loop, torch.stack(found))
         raise of_loop(f"{name} of modules")
 
     @contextmanager
     def _as_each(self) -> Iterator[None]:
-        """The first module, with the parameters of all of them."""
+        """Runs its body with the parameters of all modules in the place of the first one's."""
         inner = [*zip(*(m.modules() for m in self._modules), strict=True)]
         before = [dict(same[0]._parameters) for same in inner]
         stacked: dict[int, Each] = {}
@@ -77,7 +72,7 @@ class Experts:
 
 
 def _alike(modules: Sequence[Module]) -> bool:
-    """Whether they differ in the numbers of their parameters alone."""
+    """Whether modules differ in the numbers of their parameters alone."""
     inner = [[*m.modules()] for m in modules]
     first = inner[0]
     return all(len(i) == len(first) for i in inner) and all(

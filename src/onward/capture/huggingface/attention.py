@@ -212,7 +212,7 @@ def attention_kept_whole(model: torch.nn.Module, own_positions: bool) -> Iterato
 
 
 def _is_own(function: Any) -> bool:
-    """Whether it is transformers' own, not one that a user registered under its name."""
+    """Whether a function is transformers' own, not one that a user registered under its name."""
     return getattr(function, "__module__", "").startswith("transformers.")
 
 

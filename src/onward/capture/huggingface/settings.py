@@ -49,7 +49,7 @@ def forward_defaults(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[
 
 
 def is_cache(x: Any) -> bool:
-    """Whether it is what a transformers model keeps from one call of a generation to the next."""
+    """Whether x is a cache that a transformers model keeps between the calls of a generation."""
     caches = sys.modules.get("transformers.cache_utils")
     return caches is not None and isinstance(x, caches.Cache)
 

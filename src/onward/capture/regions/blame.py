@@ -1,4 +1,4 @@
-"""Which submodule a refusal is about: the innermost one that was being called, or that it names."""
+"""Finds the submodule that a refusal is about: the innermost one being called, or one it names."""
 
 from __future__ import annotations
 

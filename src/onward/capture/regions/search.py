@@ -75,7 +75,7 @@ class RegionCandidate:
 
 
 class RegionSearch:
-    """Of one capture of `model`. gradients: whether they are asked for."""
+    """The search for regions in one capture of `model`. gradients: whether they are asked for."""
 
     def __init__(self, model: torch.nn.Module, gradients: bool) -> None:
         self.model, self.gradients = model, gradients
@@ -89,7 +89,7 @@ class RegionSearch:
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """Those chosen."""
+        """The submodules chosen to be regions so far."""
         return [c.module for c in self._chosen]
 
     @property
