@@ -558,34 +558,6 @@ NO_SUBJECT = re.compile(
     r"\s*(?:(?:Of|The same|Those|Their|Its|It|They|That|These|Which|Such|Another|Likewise|And"
     r"|As above|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
 )
-# Files and folders below src/onward; each docstring in them has a subject of its own.
-STANDS_ALONE = (
-    "
-    below = path.removeprefix(", "
-    return any(path == each or path.startswith(f",
-    ")
-    return any(below == name or below.startswith(f", ") for each in STANDS_ALONE)
-    ",
-    ",
-    ", ",
-)  # fmt: skip
-
-
-def has_to_stand_alone(path: str) -> bool:
-    ", ", ",
-    "Whether a file below src/onward is one of `STANDS_ALONE`, or lies in one of its folders.",
-    "Whether a file of the package lies in one of these folders, or is one of these files.",
-    "__init__.py", "cache_files.py", "capture/__init__.py", "capture/archive",
-    "capture/batch_guards", "capture/batch_leaves.py", "capture/buffer_updates.py",
-    "capture/captured_module.py", "capture/evaluation.py", "capture/export.py",
-    "capture/graph_inputs.py", "capture/held_sizes.py", "capture/mode_reads.py",
-    "capture/request.py", "capture/stages.py", "capture/trace", "capture/traced.py",
-    "capture/translate", "capture_cache.py", "cli.py", "compile.py", "differentiate", "distribute",
-    "environment.py", "errors.py", "execute", "explanation", "extend.py", "graph", "graph_cache.py",
-    "journal.py", "kernels", "module", "options.py", "plan", "prepare", "recipes", "rewrite",
-    "train",
-
-
 def without_subject(text: str) -> Iterator[tuple[int, str]]:
     """The line and the beginning of each docstring, and of each comment on lines of its own, that
     has no subject of its own."""
