@@ -103,7 +103,7 @@ def _no_such_row(args: KernelArguments, flag: Sequence[int]) -> IndexError:
 
 def _no_such_place(args: KernelArguments, flag: Sequence[int]) -> IndexError:
     sizes = list(args.x().shape[: args.x(1).shape[-1]])
-    return IndexError(f"an index is out of range for dims of sizes {sizes}")
+    return IndexError(f"an index is out of range for dims of {sizes}")
 
 
 def _bind_gather_nd(args: KernelArguments) -> Launch:
