@@ -240,7 +240,9 @@ def options() -> frozenset[str]:
 
 
 # of pip, pytest and setup.py; `onward doctor` and `onward cache` have no class of options
-_OTHERS = ("constraint", "clear", "dist", "durations", "editable", "measure", "sanitize")
+_OTHERS = (
+    "constraint", "clear", "dist", "durations", "editable", "fastest", "levels", "measure", "sanitize",
+)  # fmt: skip
 
 
 @cache
@@ -558,6 +560,8 @@ NO_SUBJECT = re.compile(
     r"\s*(?:(?:Of|The same|Those|Their|Its|It|They|That|These|Which|Such|Another|Likewise|And"
     r"|As above|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
 )
+
+
 def without_subject(text: str) -> Iterator[tuple[int, str]]:
     """The line and the beginning of each docstring, and of each comment on lines of its own, that
     has no subject of its own."""
