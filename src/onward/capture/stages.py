@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 
 import torch
 from torch.export import ExportedProgram
+from torch.utils._pytree import tree_map
 
 from onward.capture.batch_guards.attention_forms import choose
 from onward.capture.batch_guards.batch_writes import require_unchanged
@@ -80,6 +81,24 @@ def export_call(traced: Traced) -> None:
     traced.batch = batch_nodes(traced.program)
 
 
+def compare_layouts(traced: Traced) -> None:
+    """Raises CaptureError where the forward asks how a tensor lies in memory, and the trace answers
+    otherwise than eager PyTorch: fake tensors do not have the strides of `w[index]`, for one, where
+    the index is transposed."""
+    flat = traced.flat
+    if not flat.noted.layouts:
+        return
+    told = [(method, tree_map(_hint, answer)) for method, answer in flat.noted.layouts]
+    eager = flat.layouts(*[t.detach() for t in traced.leaves.traced])
+    if told != eager:
+        methods = ", ".join(sorted({f"{method}()" for method, _ in (*told, *eager)}))
+        raise CaptureError(
+            f"the forward asks for a tensor's memory layout ({methods}), which PyTorch's trace "
+            "answers otherwise than eager mode; fix: call contiguous() on the tensor instead of "
+            "branching on its layout"
+        )
+
+
 def take_presumptions(traced: Traced) -> None:
     """Takes what is presumed of the batch's numbers out of the program: answers that the forward
     was given, and masks that attention has in a compact form."""
@@ -112,7 +131,7 @@ def note_presumptions(traced: Traced) -> None:
     tensors, written = traced.leaves.traced, traced.translator.batch
     unchanged = require_unchanged(traced.program, written, tensors, traced.leaves.names)
     traced.result._presumed = [*traced.shown, *unchanged]
-    if traced.flat.noted.lies:
+    if traced.flat.noted.layouts:
         traced.result._layouts = list(map(layout, tensors))
 
 
@@ -226,6 +245,7 @@ STAGES: tuple[Stage, ...] = (
     refuse_dtypes,  # in the words of who calls, before a trace fails on them
     read_numbers,  # in eager mode, which alone has them: the trace is given the answers
     export_call,
+    compare_layouts,  # before anything is built on what the trace has answered
     take_presumptions,  # questions are outputs of the program until they are taken out
     fill_graph,
     note_presumptions,  # the translation says which nodes write into the batch
@@ -237,6 +257,11 @@ STAGES: tuple[Stage, ...] = (
     rehearse,  # with a smaller batch too, which the guards tell apart
     say_notes,
 )
+
+
+def _hint(answer: object) -> object:
+    """A size of the trace as the number that it is for this batch."""
+    return answer.node.hint if isinstance(answer, torch.SymInt | torch.SymBool) else answer
 
 
 def _ask(traced: Traced) -> None:

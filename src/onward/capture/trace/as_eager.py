@@ -55,12 +55,10 @@ def is_of_inference_mode() -> bool:
 
 
 @contextmanager
-def answering_as_eager(
-    seen: Walk, trained: Iterable[torch.Tensor], note: Callable[[], None]
-) -> Iterator[None]:
+def answering_as_eager(seen: Walk, trained: Iterable[torch.Tensor], note: _Note) -> Iterator[None]:
     """Within it, this thread's forward is answered as in eager mode. seen: what the forward leads
     to. trained: its parameters, as the trace has them, or none where there is no backward. note: is
-    called where the forward asks how a tensor lies in memory.
+    called with the method and its answer where the forward asks how a tensor lies in memory.
 
     Within it, a forward that sets what no graph has raises CaptureError: a hook on a node of
     autograd's, `requires_grad` of a parameter.
@@ -95,6 +93,7 @@ def answering_as_eager(
 
 
 _Asked = Callable[[], bool]
+_Note = Callable[[str, Any], None]
 
 
 def _scopes(seen: Walk) -> Iterator[dict[str, Any]]:
@@ -112,19 +111,20 @@ def _is_for_traces(module: str) -> bool:
     return module.partition(".")[0] in _FOR_TRACES or library(module) in _FOR_TRACES
 
 
-def _of_tensors(asked: _Asked, note: Callable[[], None]) -> Iterator[Patch]:
+def _of_tensors(asked: _Asked, note: _Note) -> Iterator[Patch]:
     """Patches of the class that all tensors have: `torch.Tensor.stride(x)` asks too."""
 
-    def of_layout(plain: Callable[..., Any]) -> Callable[..., Any]:
+    def of_layout(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
         def tell(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            answer = plain(x, *args, **kwargs)
             if asked():
-                note()
-            return plain(x, *args, **kwargs)
+                note(name, answer)
+            return answer
 
         return tell
 
     for name in _LAYOUT:
-        yield torch.Tensor, name, of_layout(getattr(torch.Tensor, name))
+        yield torch.Tensor, name, of_layout(name, getattr(torch.Tensor, name))
 
 
 def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:

@@ -31,7 +31,8 @@ class _Noted:
     """What the wrapper notes in a run: an export restores a module's own attributes.
 
     names: of the outputs. chosen: names of results that are rows a boolean mask chooses, which
-    have no output. lies: whether the forward asks how tensors lie in memory. answers: what a run
+    have no output. layouts: answers to the
+    forward's questions how tensors lie in memory, by method. answers: what a run
     before answered to questions about tensors, with their places; None before such a run. masks:
     answers and places for masks that choose rows. asked: the answers that the traced run was given.
     read: how many of the questions are for numbers. tree: how the outputs are put together, of a
@@ -40,7 +41,7 @@ class _Noted:
 
     names: tuple[str, ...] | list[str] = ()
     chosen: tuple[str, ...] | list[str] = ()
-    lies = False
+    layouts: Sequence[tuple[str, Any]] = ()
     answers: list[Answer] | None = None
     masks: Sequence[Answer] = ()
     asked: Sequence[Any] = ()
@@ -48,8 +49,8 @@ class _Noted:
     tree: OutputTree | None = None
     mode: ModeReads | None = None
 
-    def layout(self) -> None:
-        self.lies = True
+    def layout(self, method: str, answer: Any) -> None:
+        self.layouts = [*self.layouts, (method, answer)]
 
 
 class FlatCall(torch.nn.Module):
@@ -86,6 +87,7 @@ class FlatCall(torch.nn.Module):
         for name, tensor in named_tensors(self):  # those of the trace, which have the names alone
             _give(tensor, self.attributes.get(name, {}), name)
         trained = [t for _, t in named_tensors(self)] if self.gradients else []
+        self.noted.layouts = ()
         with (
             undoing(self.effects, self.model, self.loss_fn) as seen,
             answering_as_eager(seen, trained, self.noted.layout),
@@ -106,6 +108,17 @@ class FlatCall(torch.nn.Module):
             self.run(*leaves)
         self.noted.answers, self.noted.masks = asked.answers, asked.masks
         self.noted.read = asked.read
+
+    def layouts(self, *leaves: torch.Tensor) -> list[tuple[str, Any]]:
+        """Runs the call in eager mode: what it is answered about how tensors lie in memory."""
+        found: list[tuple[str, Any]] = []
+        with (
+            self.aside(),
+            undoing(Effects(), self.model, self.loss_fn) as seen,
+            answering_as_eager(seen, [], lambda method, answer: found.append((method, answer))),
+        ):
+            self.run(*leaves)
+        return found
 
     @contextmanager
     def aside(self) -> Iterator[None]:

@@ -1,0 +1,84 @@
+"""A forward that branches on how a tensor lies in memory takes eager's branch, or runs in eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import onward
+from onward.errors import EagerWarning
+
+Made = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of w f[V,D], ids i64[B,T]
+
+MADE: dict[str, Made] = {
+    "index": lambda w, ids: w[ids],
+    "embedding": lambda w, ids: F.embedding(ids, w),
+    "index of two": lambda w, ids: w.expand(3, *w.shape)[:, ids][0],
+    "index of columns": lambda w, ids: w.t()[:, ids],
+    "index by a pair": lambda w, ids: w[ids, ids % 4],
+    "take": lambda w, ids: w.take(ids),
+    "product": lambda w, ids: w[ids] @ w[:4],
+    "linear": lambda w, ids: F.linear(w[ids], w),
+    "attention": lambda w, ids: F.scaled_dot_product_attention(w[ids], w[ids], w[ids]),
+    "norm": lambda w, ids: F.layer_norm(w[ids], (4,)),
+    "softmax": lambda w, ids: w[ids].softmax(1),
+    "where": lambda w, ids: torch.where(ids[..., None] > 3, w[ids], 0.0),
+    "cast": lambda w, ids: ids.float()[..., None] * w[0],
+    "cat": lambda w, ids: torch.cat([w[ids], w[ids]], -1),
+    "stack": lambda w, ids: torch.stack([ids, ids]).float() * w[0, 0],
+    "like": lambda w, ids: torch.ones_like(ids, dtype=w.dtype) * w[0, 0],
+    "dropout": lambda w, ids: F.dropout(w[ids], 0.0),
+}
+ASKED: dict[str, Callable[[torch.Tensor], float]] = {
+    "is_contiguous": lambda y: 2.0 if y.is_contiguous() else 0.5,
+    "stride": lambda y: 2.0 if y.stride(0) >= y.stride(1) else 0.5,
+    "strides": lambda y: 2.0 if y.stride()[0] == max(y.stride()) else 0.5,
+    "dim_order": lambda y: 1.0 + y.dim_order()[0],
+    "storage_offset": lambda y: 1.0 + y.storage_offset(),
+}
+
+
+class Asks(nn.Module):
+    def __init__(self, made: str, asked: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(11, 4))
+        self.made, self.asked = MADE[made], ASKED[asked]
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        y = self.made(self.weight, ids)
+        return (y * self.asked(y)).pow(2).mean()
+
+
+@pytest.mark.parametrize("columns", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("asked", ASKED)
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.filterwarnings("ignore::onward.errors.EagerWarning")
+def test_the_branch_is_eagers(made: str, asked: str, columns: bool) -> None:
+    ids = torch.randint(0, 11, (3, 5))
+    ids = ids.t().contiguous().t() if columns else ids
+    eager = Asks(made, asked)
+    ours = onward.accelerate(copy.deepcopy(eager))
+    want, got = eager(ids), ours(ids)
+    want.backward()
+    got.backward()
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(ours.weight.grad, eager.weight.grad)
+
+
+def test_what_a_trace_answers_otherwise_is_said() -> None:
+    """Fake tensors of torch 2.13 have other strides than tensors where an index is transposed."""
+    ids = torch.randint(0, 11, (3, 5)).t().contiguous().t()
+    model = onward.accelerate(Asks("index", "is_contiguous"))
+    try:
+        with pytest.warns(EagerWarning, match=r"memory layout \(is_contiguous\(\)\)"):
+            model(ids)
+    except pytest.fail.Exception:
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = mode.from_tensor(torch.ones(11, 4))[mode.from_tensor(ids)]
+        assert fake.stride() == torch.ones(11, 4)[ids].stride(), "then nothing is to be said"
