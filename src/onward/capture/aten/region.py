@@ -42,7 +42,7 @@ def _written(
     ]
     drawn = list(seed_inputs(c.t.graph)) if part.draws else []
     made = c.b.node(
-        "CapturedRegion",
+        "Region",
         [*given, *drawn],
         {
             "site": site, "path": part.path or "(top)", "reason": part.reason, "count": count,

@@ -130,7 +130,7 @@ class RegionSearch:
         """By their site, those that the translated graph holds. What they do besides their results
         is done in each call: those that the loss does not read are outputs of their own. Raises
         CaptureError where an export has dropped one."""
-        nodes = {int(attributes(n)["site"]): n for n in graph if n.op_type == "CapturedRegion"}
+        nodes = {int(attributes(n)["site"]): n for n in graph if n.op_type == "Region"}
         loss = graph.signature.loss or graph.signature.results.get("loss")
         read = set[Any]() if loss is None else needed(graph, [loss])
         for site, part in enumerate(self.made):
