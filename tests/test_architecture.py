@@ -54,7 +54,7 @@ TORCH_ALLOWED = frozenset(
 # The rooms of capture, in the order of the flow: each imports from those before it alone.
 CAPTURE = (
     "dtypes", "held_sizes", "mode_reads", "custom_ops", "regions", "aten", "huggingface",
-    "masked_rows", "expert_loops", "trace", "translate", "batch_guards", "eager_runs",
+    "masked_rows", "expert_loops", "trace", "translate", "batch_guards", "side_effects",
     "captured_module", "graph_inputs", "buffer_updates", "evaluation", "archive", "export",
 )  # fmt: skip
 

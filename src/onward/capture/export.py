@@ -22,13 +22,12 @@ from onward.capture.batch_guards.pinned import take
 from onward.capture.buffer_updates import store_buffers
 from onward.capture.captured_module import CapturedModule, layout
 from onward.capture.dtypes import dtype_of
-from onward.capture.eager_runs.autocast_types import give_types, run_under_autocast
-from onward.capture.eager_runs.side_effects import require_harmless
 from onward.capture.evaluation import asks_more
 from onward.capture.graph_inputs import batch_nodes, bind_inputs
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import forward_defaults, require_mask
 from onward.capture.regions import RegionSearch
+from onward.capture.side_effects import require_harmless
 from onward.capture.trace.autocast_blocks import LOW_TYPES
 from onward.capture.trace.data_branches import Unasked
 from onward.capture.trace.export import ONE_AT_A_TIME, export
@@ -43,8 +42,10 @@ from onward.capture.translate.autograd_reach import (
 )
 from onward.capture.translate.translator import Translator
 from onward.config import CaptureError
-from onward.graph.graph import Graph, Value, precisions_said
+from onward.graph.build import Builder
+from onward.graph.graph import Graph, Value, type_of
 from onward.graph.names import distinct, output_name
+from onward.graph.types import DType
 from onward.model_state import reading
 from onward.model_state.eager_context import eager
 from onward.model_state.effects import RandomState
@@ -162,9 +163,8 @@ def _capture(
     flat = make(spec, fixed)
     want_loss, values, trains = flat.want_loss, flat.values, flat.gradients
     # twice given = two
-    given = [_alias(v, flat.whole) for v in leaves if isinstance(v, torch.Tensor)]
-    tensors = given if flat.autocast is None else list(map(_widened, given))
-    _refuse_dtypes(model, dict(zip(names, tensors, strict=True)))
+    tensors = [_alias(v, flat.whole) for v in leaves if isinstance(v, torch.Tensor)]
+    _refuse_dtypes(model, dict(zip(names, tensors, strict=True)), flat.autocast is not None)
     require_mask(model, kwargs)
     flat.training = model.training  # its own flag alone: submodules keep theirs
     flat.extra = forward_defaults(model, kwargs) if _takes(model, "use_cache") else {}
@@ -182,18 +182,15 @@ def _capture(
     pinned = take(program, flat.noted.asked, tensors, flat.model)
     shown = choose(program, tensors)
     graph = Graph("forward")
-    translator = Translator(graph, program, flat.regions)
+    translator = Translator(graph, program, flat.regions, flat.autocast is not None)
     result = CapturedModule(graph, {}, {}, {}, autocast=flat.autocast)
     batch = batch_nodes(program)
     try:
-        buffers = bind_inputs(result, translator, program, flat, tensors, given, names)
+        buffers = bind_inputs(result, translator, program, flat, tensors, names)
         _translate(result, translator, flat, want_loss)
         tree = flat.noted.tree
-        named = {name: name for name in flat.noted.names}  # what a result is called in the trace
-        if precisions_said(graph):
-            typed, types = run_under_autocast(flat, given, tensors)
-            if tree is not None and typed is not None:
-                named, tree = give_types(graph, tree, typed, types), typed
+        if flat.whole:
+            _cast_results(graph, flat, translator)
         store_buffers(result, translator, buffers, named_tensors(flat), trains)
     except SizeError as error:
         more = hold(error, batch, tensors, held)
@@ -231,8 +228,7 @@ def _capture(
             refuse_unlisted(read, model, loss_fn)
     if flat.whole:
         result.tree = tree
-        nodes = dict(zip(flat.noted.names, translator.output_nodes(), strict=True))
-        ends = {name: nodes[traced] for name, traced in named.items()}
+        ends = dict(zip(flat.noted.names, translator.output_nodes(), strict=True))
         edges = GradientEdges()
         passes = {n: passed(node, edges) for n, node in ends.items()} if trains else {}
         sources = {name: placeholders(nodes) for name, nodes in passes.items()}
@@ -295,6 +291,16 @@ def _translate(
     graph.signature = graph.signature.but(loss=loss, results=results)
 
 
+def _cast_results(graph: Graph, flat: FlatCall, translator: Translator) -> None:
+    """Casts the results to the types that they have in the trace, under autocast those of eager."""
+    builder = Builder(graph)
+    for name, node in zip(flat.noted.names, translator.output_nodes(), strict=True):
+        low, output = LOW_TYPES.get(node.meta["val"].dtype), graph.signature.results[name]
+        value = graph.outputs[output]
+        if low is not None and type_of(value).dtype == DType.FLOAT:
+            graph.outputs[output] = builder.one("Cast", [value], {"to": low})
+
+
 def _held_note(held: Held, names: list[str]) -> str:
     """Which sizes may vary less than others."""
     dims = [
@@ -307,13 +313,6 @@ def _held_note(held: Held, names: list[str]) -> str:
 def _alias(x: torch.Tensor, keeps_flag: bool) -> torch.Tensor:
     found = x.detach().clone() if x.is_inference() else x.detach()
     return found.requires_grad_(x.requires_grad and keeps_flag)
-
-
-def _widened(x: torch.Tensor) -> torch.Tensor:
-    """What autocast takes as it takes fp32: another type is none of a trace in fp32."""
-    if x.dtype not in LOW_TYPES:
-        return x
-    return x.detach().float().requires_grad_(x.requires_grad)
 
 
 def _leaf_name(path: Any, model: torch.nn.Module) -> str:
@@ -333,10 +332,13 @@ def _takes(model: torch.nn.Module, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
-def _refuse_dtypes(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> None:
-    for name, tensor in (*model.named_parameters(), *batch.items()):
-        dtype_of(tensor.dtype, name)
+def _refuse_dtypes(model: torch.nn.Module, batch: dict[str, torch.Tensor], autocast: bool) -> None:
+    """Raises CaptureError for a parameter or a tensor of the batch of a type that no graph has.
+    autocast: whether the call is made under it, which takes 16-bit tensors as it takes f32."""
+    for name, tensor in batch.items():
+        dtype_of(tensor.dtype, name, autocast)
     for name, parameter in model.named_parameters():
+        dtype_of(parameter.dtype, name)
         if parameter.dtype == torch.float64:
             raise CaptureError(
                 f"{name} is of {parameter.dtype}, in which Onward does not train; fix: "

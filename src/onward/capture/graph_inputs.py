@@ -39,13 +39,12 @@ def bind_inputs(
     program: Any,
     flat: FlatCall,
     tensors: list[torch.Tensor],
-    given: list[torch.Tensor],
     names: list[str],
 ) -> dict[Any, Value]:
     """Makes the graph's inputs, and notes in `result` what each stands for. Returns those of the
     buffers, by node.
 
-    tensors, names: of the batch's leaves. given: the same in the caller's types.
+    tensors, names: of the batch's leaves. 16-bit ones, which only autocast takes, are cast to f32.
     Raises CaptureError for what no graph can hold.
     """
     graph = translator.graph
@@ -64,8 +63,8 @@ def bind_inputs(
         node = placeholders[spec.arg.name]
         if spec.kind is InputKind.USER_INPUT:
             kind = translator.type_of_fx(node)
-            low = LOW_TYPES.get(given[users].dtype)
-            if low is not None:  # the trace is fp32 (export._widened)
+            low = LOW_TYPES.get(tensors[users].dtype)
+            if low is not None:
                 kind = kind.with_dtype(low)
             value = graph.input(BATCH + names[users], kind, Role.BATCH)
             for dim, size in enumerate(type_of(value).shape):

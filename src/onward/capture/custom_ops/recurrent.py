@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import _VF
 
+from onward.capture.custom_ops.autocast import as_product
 from onward.config import CaptureError
 from onward.model_state.patches import Patch, patched
 
@@ -66,7 +67,11 @@ def _recorded(kind: str) -> Callable[..., Any]:
             x, held, list(weights), kind, biases, layers, dropout if train else 0.0, bidirectional,
             batch_first,
         )  # fmt: skip
-        return tuple(made)
+        if (
+            kind == "gru" and x.device.type == "cpu"
+        ):  # which takes its state into each step as it is
+            return tuple(made)
+        return tuple(map(as_product, made))
 
     return record
 
