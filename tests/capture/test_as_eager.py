@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import numbers
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,13 @@ from torch.fx import _symbolic_trace
 from torch.jit import _trace
 
 import onward
-from onward.capture.trace.as_eager import _COMPILERS, _LAYOUT, _of_compilers
+from onward.capture.trace.as_eager import (
+    _COMPILERS,
+    _LAYOUT,
+    _CompilerAnswer,
+    _of_compilers,
+    _Type,
+)
 from onward.model_state.patches import look
 
 ROWS = {n: torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (1, 3, 4)}
@@ -273,3 +280,23 @@ def test_every_way_to_ask_torch_is_there() -> None:
     """A name that torch has no longer would be asked in vain."""
     for place, names in _COMPILERS.items():
         assert all(hasattr(sys.modules[place], name) for name in names if place in sys.modules)
+
+
+def test_code_in_another_thread_hears_that_nothing_is_compiled() -> None:
+    """torch's own flag, which an export sets, is one for all threads."""
+    found: list[bool] = []
+    answer = _CompilerAnswer(asked=lambda: False, plain=lambda: True)
+    thread = threading.Thread(target=lambda: found.append(answer()))
+    thread.start()
+    thread.join()
+    assert answer() and found == [False]
+
+
+def test_what_stands_for_type_is_equal_to_it_and_serves_as_a_base() -> None:
+    scope: dict[str, Any] = {"type": _Type}
+    exec("class Meta(type): pass\nclass Made(metaclass=Meta): pass", scope)
+    assert isinstance(scope["Made"], scope["Meta"]) and scope["Meta"].__mro__[1] is type
+    assert type in (_Type,) and {_Type: 1}[type(nn.Linear)] == 1
+    assert _Type.__name__ == "type" and _Type.mro(bool) == [bool, int, object]
+    assert isinstance(nn.Linear, _Type) and not isinstance(3, _Type)
+    assert _Type(3) is int and _Type("New", (), {}).__name__ == "New"
