@@ -8,6 +8,7 @@ import copy
 import hashlib
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ClassVar
 
@@ -32,6 +33,18 @@ for path in sorted(FOLDER.glob("src/*")):
     DIGEST.update(path.name.encode() + path.read_bytes())
 
 
+def _at_once(compile_all):
+    """A compiler's `compile`, with the sources compiled side by side: three levels would leave one
+    of two cores idle for a third of the time."""
+
+    def compile_each(sources, **options):
+        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+            made = pool.map(lambda source: compile_all([source], **options), sources)
+            return [path for paths in made for path in paths]
+
+    return compile_each
+
+
 class BuildExt(build_ext):
     """`build_ext` with a folder of objects per extension.
 
@@ -39,20 +52,26 @@ class BuildExt(build_ext):
     the others' objects, and a library would hold code of another level, or half an object.
 
     With `--sanitize` AddressSanitizer and UBSan watch the kernels, and every level has to compile.
+    `--levels avx2,plain` builds these alone.
     """
 
     user_options: ClassVar = [
         *build_ext.user_options,
         ("sanitize", None, "with sanitizers, -O1"),
+        ("levels=", None, "instruction levels, with commas between; all where none is named"),
     ]
     boolean_options: ClassVar = [*build_ext.boolean_options, "sanitize"]
 
     def initialize_options(self):
         super().initialize_options()
         self.sanitize = False
+        self.levels = ""
 
     def finalize_options(self):
         super().finalize_options()
+        if self.levels:
+            wanted = [f"onward.kernels.native.{level}" for level in self.levels.split(",")]
+            self.extensions = [ext for ext in self.extensions if ext.name in wanted]
         for ext in self.extensions if self.sanitize else []:
             ext.extra_compile_args += SANITIZE
             ext.extra_link_args += SANITIZERS
@@ -61,6 +80,8 @@ class BuildExt(build_ext):
     def build_extension(self, ext):
         own = copy.copy(self)  # this method runs on several threads
         own.build_temp = str(Path(self.build_temp) / ext.name)
+        own.compiler = copy.copy(self.compiler)
+        own.compiler.compile = _at_once(self.compiler.compile)
         build_ext.build_extension(own, ext)
 
 

@@ -54,7 +54,7 @@ def main() -> tuple[float, float]:
     print(
         f"held out: loss {before:.3f} -> {float(result.loss):.3f}, {right.float().mean():.0%} right"
     )
-    print(trainer.explain(held_out))  # which rows of which layer a batch needs
+    print(trainer.explain(held_out).rows)  # which rows of which layer a batch needs
     return before, float(result.loss)
 
 

@@ -21,7 +21,9 @@ PACKAGE = ROOT / "src" / "onward"
 # recipes). cli comes last because it runs recipes. `onward` itself is the package's public face,
 # which pulls in train, so that only what stands above train may import from it.
 LEVELS: tuple[frozenset[str], ...] = (
-    frozenset({"config"}),
+    frozenset({"errors"}),
+    frozenset({"options"}),
+    frozenset({"environment"}),
     frozenset({"graph"}),
     frozenset({"captured", "model_state"}),
     frozenset({"capture", "differentiate", "distribute", "rewrite", "kernels"}),
@@ -29,12 +31,13 @@ LEVELS: tuple[frozenset[str], ...] = (
     frozenset({"execute"}),
     frozenset({"journal"}),
     frozenset({"extend"}),
+    frozenset({"cache_files"}),
     frozenset({"graph_cache"}),
     frozenset({"capture_cache"}),
     frozenset({"compile"}),
     frozenset({"prepare"}),
-    frozenset({"train"}),
     frozenset({"explanation"}),
+    frozenset({"train"}),
     frozenset({"module"}),
     frozenset({"onward"}),
     frozenset({"integrations", "recipes"}),
@@ -53,9 +56,10 @@ TORCH_ALLOWED = frozenset(
 
 # The rooms of capture, in the order of the flow: each imports from those before it alone.
 CAPTURE = (
-    "dtypes", "held_sizes", "mode_reads", "custom_ops", "regions", "aten", "huggingface",
+    "request", "dtypes", "held_sizes", "mode_reads", "custom_ops", "regions", "aten", "huggingface",
     "masked_rows", "expert_loops", "trace", "translate", "batch_guards", "side_effects",
-    "captured_module", "graph_inputs", "buffer_updates", "evaluation", "archive", "export",
+    "captured_module", "batch_leaves", "graph_inputs", "buffer_updates", "evaluation", "archive",
+    "traced", "stages", "export",
 )  # fmt: skip
 
 PUBLIC_NAMES = [
@@ -212,6 +216,143 @@ def test_every_room_says_what_comes_in_and_goes_out(folder: str) -> None:
         assert all(word in text for word in ("In: ", "Out: ", "Imports: ")), path.relative_to(ROOT)
 
 
+def module_name(path: Path) -> str:
+    """The dotted name of a file of the package; of an `__init__.py` its folder's."""
+    parts = ("onward", *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def modules_imported(path: Path, known: frozenset[str]) -> Iterator[str]:
+    """The modules of the package that a file imports, also inside functions and for types alone;
+    `from onward.graph import build` is of `onward.graph.build`, not of `onward.graph`."""
+    package = ("onward", *path.relative_to(PACKAGE).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            anchor = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*anchor, *filter(None, [node.module])))
+            for alias in node.names:
+                inner = f"{module}.{alias.name}"
+                yield from [inner] if inner in known else [module] if module in known else []
+
+
+def rings(graph: dict[str, frozenset[str]]) -> list[list[str]]:
+    """The sets of modules that reach one another (Tarjan's strongly connected components)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    open_: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        order[module] = lowest[module] = len(order)
+        open_.append(module)
+        for other in sorted(graph[module]):
+            if other not in order:
+                visit(other)
+                lowest[module] = min(lowest[module], lowest[other])
+            elif other in open_:
+                lowest[module] = min(lowest[module], order[other])
+        if lowest[module] == order[module]:
+            at = open_.index(module)
+            ring = open_[at:]
+            del open_[at:]
+            if len(ring) > 1:
+                found.append(sorted(ring))
+
+    for module in sorted(graph):
+        if module not in order:
+            visit(module)
+    return found
+
+
+def test_a_ring_is_found() -> None:
+    graph = {"a": "b", "b": "cd", "c": "a", "d": "", "e": "fa", "f": "e"}
+    assert rings({m: frozenset(to) for m, to in graph.items()}) == [["a", "b", "c"], ["e", "f"]]
+
+
+def test_no_modules_import_one_another_in_a_ring() -> None:
+    known = frozenset(map(module_name, sources()))
+    graph = {
+        name: frozenset(modules_imported(path, known)) - {name}
+        for path in sources()
+        if (name := module_name(path)) != "onward"  # the public face: its names come at first use
+    }
+    graph = {name: to & graph.keys() for name, to in graph.items()}
+    assert not rings(graph)
+
+
+# What modules above `train` read of other objects though its name begins with an underscore.
+PRIVATE_READ: dict[str, str] = {
+    "_as_graph": "recipes/first_step.py stands in for what an accelerated model does with a call",
+    "_in_eager": "recipes/first_step.py stands in for what an accelerated model does with a call",
+    "_C": "torch's own functions in C, which have no public name",
+    "_cdata": "the identity of a storage, which torch gives by no public name",
+    "_set_grad_enabled": "a node of a graph of torch.compile's calls it",
+    "_modules": "a node of a graph of torch.compile's is looked up without a module's own getattr",
+    "_opt_called": "torch's schedulers look at it",
+    "_wrapped_by_lr_sched": "torch's schedulers look at it",
+    "_is_overflow": "accelerate's optimizers say by it that a step was left out",
+    "_get_name": "what a module calls itself in its own repr",
+}
+
+
+def private_reads(path: Path) -> Iterator[tuple[str, str]]:
+    """The place and the name of each attribute with one underscore of what is not `self`, `cls`,
+    `super()` or of a class in the same file."""
+    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+    reads = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.match(r"_(?!_)", node.attr)
+    ]
+    own = {
+        node.attr
+        for node in reads
+        if isinstance(node.ctx, ast.Store) and ast.unparse(node.value) in ("self", "cls")
+    }
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    own |= {node.name for node in ast.walk(tree) if isinstance(node, functions)}
+    for node in reads:
+        if node.attr not in own and ast.unparse(node.value) not in ("self", "cls", "super()"):
+            yield f"{path.relative_to(ROOT)}:{node.lineno} reads {ast.unparse(node)}", node.attr
+
+
+def private_names(folder: str) -> frozenset[str]:
+    """Attributes with one underscore that classes in this folder of the package have."""
+    found: set[str] = set()
+    for path in sorted((PACKAGE / folder).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "self":
+                found.add(node.attr)
+    return frozenset(name for name in found if re.match(r"_(?!_)", name))
+
+
+def test_nobody_above_train_reads_what_is_private() -> None:
+    found = [
+        read
+        for folder in ("explanation", "recipes", "integrations")
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+        for read in private_reads(path)
+    ]
+    assert not [place for place, name in found if name not in PRIVATE_READ]
+    unused = PRIVATE_READ.keys() - {name for _, name in found}
+    assert not unused, f"nothing reads these any more: {unused}"
+
+
+def test_a_trainer_is_read_by_its_public_names_alone() -> None:
+    private = private_names("train")
+    assert {"_updates", "_steps", "_window", "_last", "_lock"} <= private
+    broken = [
+        place
+        for path in sources()
+        if LEVEL_OF[part_of(path)] >= LEVEL_OF["explanation"] and part_of(path) != "train"
+        for place, name in private_reads(path)
+        if name in private
+    ]
+    assert not broken, "read `Trainer.snapshot()`: " + "\n".join(broken)
+
+
 def test_torch_is_imported_only_where_tensors_are_touched() -> None:
     broken = [
         str(found)
@@ -234,11 +375,11 @@ def test_nothing_unpickles() -> None:
     assert not broken, "\n".join(broken)
 
 
-def test_environment_is_read_only_in_config() -> None:
+def test_environment_is_read_only_in_its_module() -> None:
     names = {"environ", "environb", "getenv", "putenv"}
     broken = []
     for path in sources():
-        if path == PACKAGE / "config.py":
+        if path == PACKAGE / "environment.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
             attribute = isinstance(node, ast.Attribute) and node.attr in names
@@ -250,7 +391,7 @@ def test_environment_is_read_only_in_config() -> None:
             if attribute or imported:
                 line = getattr(node, "lineno", 0)
                 broken.append(f"{path.relative_to(ROOT)}:{line}")
-    assert not broken, f"read the environment in config.py: {broken}"
+    assert not broken, f"read the environment in environment.py: {broken}"
 
 
 def test_public_names_are_frozen() -> None:

@@ -23,8 +23,8 @@ from additions import ADDITIONS
 import onward
 from onward import extend
 from onward.capture.aten import TABLE
-from onward.config import OnwardError
 from onward.differentiate.rule_table import RULES
+from onward.errors import OnwardError
 from onward.graph.ops import OPS, OWN, STANDARD, named
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.kernels import KERNELS
@@ -134,10 +134,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "an op without a body": (lambda: extend.op(extend.Op("Mine", same)), "ONNX has no op Mine"),
     "an op in small letters": (lambda: extend.op(extend.Op("mine", same, body)), "'mine'"),
     "an own view": (lambda: extend.op(extend.Op("Mine", same, body, view=True)), "be a view"),
-    "a gradient of nothing": (lambda: extend.gradient("Mine", rule), "no op is called Mine"),
+    "a gradient of nothing": (lambda: extend.gradient("Mine", rule), "there is no op Mine"),
     "a gradient of a sign": (lambda: extend.gradient("Sign", rule), "Sign has no gradient"),
     "a kernel of nothing": (
-        lambda: extend.kernel("Mine", extend.Kernel("mine", bind)), "no op is called Mine",
+        lambda: extend.kernel("Mine", extend.Kernel("mine", bind)), "there is no op Mine",
     ),
     "a translation of no overload": (lambda: extend.translation("gelu", rule), "gelu.default"),
     "a pass without a place": (
@@ -158,7 +158,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a pass beside one of the other list": (
         lambda: extend.rewrite_pass(extend.Pass(my_pass), "step", after="bias_activation",
                                     reason="so"),
-        "of the step list",
+        "of the list 'step'",
     ),
     "a pass of no stage": (
         lambda: before_noop(extend.Pass(my_pass), "plan"), "forward or precision or step",

@@ -17,7 +17,7 @@ import torch
 
 import onward
 from onward.cli import VERBS
-from onward.config import VARIABLES
+from onward.environment import VARIABLES
 from onward.integrations.torch_compile import CompiledGraph, onward_backend, register
 from onward.module import accelerated
 from onward.recipes.options import VerifyConfig

@@ -137,6 +137,7 @@ def test_each_promise_stands_once_and_is_held() -> None:
     assert len(list(prose.promises(page))) > 80
     assert prose.alike(page) == []
     assert prose.untested(page, prose.texts()) == []
+    assert prose.without_test(page) == []
 
 
 ROW = "| Masks of dropout depend on the seed and the token | `tests/a/test_b.py` |"
@@ -172,6 +173,13 @@ def test_a_row_without_a_test_is_found(path: str, text: str, holds: bool) -> Non
     assert prose.untested(ROW, {path: text}) == wrong
 
 
+@pytest.mark.parametrize(
+    ("cell", "found"), [("`tests/a/test_b.py`", []), ("none yet", ["row 3 names no test"])]
+)
+def test_a_row_that_names_no_test_is_found(cell: str, found: list[str]) -> None:
+    assert prose.without_test(f"| promised | test |\n|---|---|\n| All | {cell} |\n") == found
+
+
 def test_a_row_may_name_a_folder() -> None:
     row = "| All | `tests/a` |"
     assert prose.untested(row, {"tests/a/b/test_c.py": "def test_c(): ...\n"}) == []
@@ -195,8 +203,7 @@ def test_docstrings_and_comments_stand_alone() -> None:
     found = [
         f"{path}:{number}: begins without its subject: {first}"
         for path, text in prose.texts().items()
-        if path.endswith(".py")
-        and path.removeprefix("src/onward/").split("/")[0] in prose.STANDS_ALONE
+        if path.startswith("src/onward/") and path.endswith(".py")
         for number, first in prose.without_subject(text)
     ]
     assert found == []

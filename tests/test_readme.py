@@ -21,11 +21,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import onward
 from onward.cli import VERBS
-from onward.config import VARIABLES
+from onward.environment import VARIABLES
 from onward.module import accelerated
+from onward.options import switch_lines
 from onward.prepare.batch import bind_batch
 from onward.recipes.explain_options import ExplainConfig
-from onward.recipes.options import VerifyConfig
+from onward.recipes.options import FinetuneConfig, VerifyConfig
 from onward.recipes.switches import RENAMED, SWITCHES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -144,8 +145,26 @@ def test_options_are_those_of_the_trainer() -> None:
     shown = [eval(f"dict({row})") for row in rows]
     fields = [field.name for field in dataclasses.fields(onward.TrainerOptions)]
     assert [name for options in shown for name in options] == fields
+    for kind in (onward.TrainerOptions, onward.ModuleOptions):
+        assert "|\n".join(table_of(kind)) + "|\n" in TRAINER
     for options in shown:
         onward.Trainer(mlp(), onward.optim.AdamW(), nn.functional.cross_entropy, options=options)
+
+
+def table_of(kind: type[Any]) -> list[str]:
+    """The rows of the table of these options, as docs/trainer.md has it."""
+    return [
+        f"| `{field.name}={field.metadata['example']}` | {field.metadata['doc']} "
+        for field in dataclasses.fields(kind)
+    ]
+
+
+def test_switches_of_options_are_those_of_finetune() -> None:
+    fields = FinetuneConfig.__dataclass_fields__
+    lines = switch_lines()
+    assert {name: fields[name].metadata["help"] for name in lines} == lines
+    shared = {f.name for f in dataclasses.fields(onward.TrainerOptions)} & set(fields)
+    assert shared <= set(lines)
 
 
 def test_variables_are_those_that_are_read() -> None:
@@ -192,7 +211,7 @@ def test_the_tree_is_the_tree() -> None:
 def test_the_law_in_the_document_is_the_law_in_the_test() -> None:
     from test_architecture import LEVELS
 
-    [law] = re.findall(r"^config < .*?cli$", ARCHITECTURE, re.DOTALL | re.MULTILINE)
+    [law] = re.findall(r"^errors < .*?cli$", ARCHITECTURE, re.DOTALL | re.MULTILINE)
     written = [frozenset(re.findall(r"\w+", part)) for part in law.split("<")]
     kept = {"onward", "distribute"}  # the public face; places kept
     assert written == [level - kept for level in LEVELS if level - kept]

@@ -18,7 +18,7 @@ from torch import nn
 
 import onward
 from onward import LossScale, OnwardError, TrainerOptions
-from onward.config import VARIABLES, Environment, environment
+from onward.environment import VARIABLES, Environment, environment
 from onward.kernels.blas.choice import forced
 from onward.kernels.native import library as native
 from onward.rewrite import FORWARD, PRECISION, STEP, halves, row_demand, switched_off, switches

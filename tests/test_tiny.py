@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import onward
-from onward.config import environment
+from onward.environment import environment
 from onward.kernels.native import library
 
 B, T, D, V = 3, 7, 16, 11  # batch, tokens, width, vocabulary

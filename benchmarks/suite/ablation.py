@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from onward.config import VARIABLES
+from onward.environment import VARIABLES
 from suite import passes
 from suite.ablation_report import BASE, table
 from suite.cases import STEPS, Case

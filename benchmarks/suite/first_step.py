@@ -23,7 +23,7 @@ SMALL = {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50257}
 TINY = {"layers": 2, "width": 32, "heads": 2, "vocabulary": 100}
 HALF_A_BILLION = {"layers": 36, "width": 1024, "heads": 16, "vocabulary": 50257}
 DEPTHS = (12, 24, 48, 96)
-GRAPHS = ("rewrite forward", "rewrite rows", "differentiate", "updates", "rewrite step")
+GRAPHS = ("forward", "pack", "differentiate", "updates", "step")
 PLANS = ("specialize", "plan")
 
 
@@ -151,7 +151,7 @@ def first(request: Mapping[str, Any]) -> dict[str, Any]:
     parts = {"capture": stages["capture"], "graph cache": stages.get("graph cache", 0.0)}
     parts["rewrite and differentiate"] = sum(stages.get(n, 0.0) for n in GRAPHS)
     parts["specialize and plan"] = sum(stages.get(n, 0.0) for n in PLANS)
-    parts["bind launches"] = stages["execute: memory and binding"]
+    parts["bind launches"] = stages["bind"]
     parts["the step itself"] = step
     parts["state, pages and guards"] = seconds - sum(parts.values())
     return {
@@ -162,14 +162,14 @@ def first(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def memory(request: Mapping[str, Any]) -> dict[str, Any]:
     """Bytes that a capture takes at most beside the model."""
-    from onward.capture import capture
+    from onward.capture import CaptureRequest, capture
 
     model, data = _prepared(request)
     tensors = {id(p): p for p in model.parameters()}.values()
     held = Memory("cpu")
     before = held.now()
     held.reset_peak()
-    captured = capture(model, (), data)
+    captured = capture(CaptureRequest(model, (), data))
     peak = held.peak()
     assert captured.parameters
     return {

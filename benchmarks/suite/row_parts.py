@@ -31,7 +31,8 @@ def picture(run: Run) -> None:
     for case in run.cases:
         model = make_model(case)
         trainer = onward.Trainer(model, onward.optim.AdamW(lr=5e-5))
-        found = trainer.explain(make_batches(case, 1)[0])
+        found = trainer.explain(make_batches(case, 1)[0]).rows
+        assert found is not None, "the benchmark's models are captured"
         run.writer.folder.mkdir(parents=True, exist_ok=True)
         found.save(run.writer.folder / f"row_demand-{case.model}.svg")
         run.report["pictures"].append({"case": case.name, "text": str(found)})

@@ -5,14 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from onward.config import (
-    CaptureError,
-    EagerWarning,
-    LossScale,
-    ModuleOptions,
-    OnwardError,
-    TrainerOptions,
-)
+from onward.errors import CaptureError, EagerWarning, OnwardError
+from onward.options import LossScale, ModuleOptions, TrainerOptions
 
 if TYPE_CHECKING:
     from onward.module import Module, accelerate, eager, explain

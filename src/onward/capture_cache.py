@@ -12,31 +12,33 @@ read where all of that is the same:
                 as a walk tells of them, of plain objects those attributes
     its file  = the capture (capture/archive/captured.py), and what the forward has set on the model
 
-Everything else is captured as if there were no cache. The files are those of graph_cache.py.
+Everything else is captured as if there were no cache. The files are those of cache_files.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from onward import graph_cache
-from onward.capture import CapturedModule
+from onward import cache_files, graph_cache
+from onward.capture import CapturedModule, CaptureRequest
+from onward.capture import capture as own_capture
 from onward.capture.archive.captured import read, written
 from onward.capture.archive.surroundings import NotKept, surroundings
 from onward.capture.aten import TABLE
 from onward.capture.trace.as_eager import is_of_inference_mode
 from onward.capture.trace.export import ONE_AT_A_TIME
 from onward.capture.trace.flat_call import FlatCall, model_path, named_tensors
-from onward.config import CaptureError, environment
+from onward.environment import environment
+from onward.errors import CaptureError
 from onward.graph.archive import ArchiveError
 from onward.graph.registry import place_of
 from onward.journal import Journal
@@ -56,21 +58,24 @@ Names = dict[str, list[str] | None]  # read of plain objects, by path; None for 
 
 
 def kept(
-    journal: Journal, capture: Callable[..., CapturedModule], *args: Any, **kwargs: Any
+    journal: Journal,
+    capture: Callable[[CaptureRequest], CapturedModule],
+    request: CaptureRequest,
 ) -> CapturedModule:
-    """What `capture` makes of a call; read where a run before has kept the same."""
+    """What `capture` makes of a request; read where a run before has kept the same. Only captures
+    of `onward.capture.capture` are kept: another function in its place may do anything."""
     if not environment().graph_cache or journal.looks_at_passes:
         with journal.timed("capture"):
-            return capture(*args, **kwargs)
+            return capture(request)
     with journal.timed(_CACHE), ONE_AT_A_TIME:  # another capture patches what is looked at
-        call = _Call.of(capture, args, kwargs)
+        call = _Call.of(request) if capture is own_capture else None
         found = None if call is None else call.read()
     if found is not None:
         journal.seconds[READ] = journal.seconds.pop(_CACHE)
         log.info("the capture is kept from an earlier run")
         return found
     with journal.timed("capture"):
-        captured = capture(*args, **kwargs)
+        captured = capture(request)
     if call is not None:
         with journal.timed(_CACHE), ONE_AT_A_TIME:
             call.write(captured)
@@ -80,16 +85,13 @@ def kept(
 class _Call:
     """A call that is to be captured, with what surrounds it before."""
 
-    def __init__(self, given: dict[str, Any]) -> None:
-        self.model, self.loss_fn = given["model"], given["loss_fn"]
-        self.want_loss = given["want_loss"]
-        gradients = given["gradients"]
-        self.gradients = self.model.training if gradients is None else gradients
-        self.whole = given["whole"]
+    def __init__(self, request: CaptureRequest) -> None:
+        self.request = replace(request, gradients=request.differentiated)  # the mode may change
+        self.model, self.loss_fn = request.model, request.loss_fn
         self.tensors: list[torch.Tensor] = []
-        tree = [_argument(given[name], self.tensors) for name in ("args", "kwargs", "target")]
-        said = [self.gradients, self.want_loss, self.whole, given["regions"]]
-        said += [str(given["autocast"]), torch.is_grad_enabled(), is_of_inference_mode()]
+        told = [f.name for f in fields(CaptureRequest) if f.name not in _BY_THE_WALK]
+        tree = [[n, _argument(getattr(self.request, n), self.tensors)] for n in told]
+        said = [torch.is_grad_enabled(), is_of_inference_mode()]
         met = Lasting(self.model, self.loss_fn, lambda x, path: None)
         ours = [graph_cache.registered(), graph_cache.sources(), graph_cache.versions()]
         foreign = [n for n, made in TABLE.items() if not place_of(made).startswith("onward.")]
@@ -101,14 +103,10 @@ class _Call:
         self._before = {id(x): (x, dict(held)) for x, held in met.attributes()}
 
     @classmethod
-    def of(cls, capture: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call | None:
+    def of(cls, request: CaptureRequest) -> _Call | None:
         """None where a capture of it is not kept."""
-        given = inspect.signature(capture).bind(*args, **kwargs)
-        given.apply_defaults()
-        if _OPTIONS - given.arguments.keys():
-            return None
         try:
-            return cls(given.arguments)
+            return cls(request)
         except Exception as error:  # of objects of any kind, none of which is to end a step here
             log.debug("the capture is not kept: %s", error)
             return None
@@ -124,12 +122,12 @@ class _Call:
             return None
 
     def _read(self) -> CapturedModule | None:
-        for names in graph_cache.read_as(self.key, self._names_read) or ():
+        for names in cache_files.read(self.key, self._names_read) or ():
             walk = self._walk(names)
             if walk.doubts:
                 continue
             key = self._key(names, walk)
-            found = graph_cache.read_as(key, lambda _, body, w=walk: self._unpacked(body, w))
+            found = cache_files.read(key, lambda _, body, w=walk: self._unpacked(body, w))
             if found is not None and self._fits(found[0]):
                 for held, name, value in found[1]:
                     held[name] = value
@@ -137,9 +135,8 @@ class _Call:
         return None
 
     def _fits(self, captured: CapturedModule) -> bool:
-        trains = self.gradients and (self.want_loss or self.whole)
         try:
-            refuse_model(self.model, self.loss_fn, trains, self.want_loss)
+            refuse_model(self.model, self.loss_fn, self.request.trains, self.request.want_loss)
         except CaptureError:
             return False
         return captured.dims(self.tensors) is not None
@@ -202,12 +199,12 @@ class _Call:
             raise NotKept("; ".join(walk.doubts[:3]))
         head = json.dumps({"sets": sets}).encode()
         packed = b"".join((len(head).to_bytes(8, "little"), head, body))
-        known = graph_cache.read_as(self.key, self._names_read) or []
+        known = cache_files.read(self.key, self._names_read) or []
         if names not in known:
             said = [list(one.items()) for one in [names, *known][:_MOST]]
             text = json.dumps({"key": self.key, "names": said}).encode()
-            graph_cache.write_as(self.key, lambda: len(text).to_bytes(8, "little") + text)
-        graph_cache.write_as(self._key(names, walk), lambda: packed)
+            cache_files.write(self.key, lambda: len(text).to_bytes(8, "little") + text)
+        cache_files.write(self._key(names, walk), lambda: packed)
 
     def _sets(self, captured: CapturedModule, walk: Lasting) -> list[tuple[str, str, Any]]:
         """What the forward has set on plain objects: the path of one, a name, the value. The walk
@@ -250,14 +247,11 @@ class _Call:
     def _live(self) -> dict[str, torch.Tensor]:
         """The tensors by the paths that a capture gives them; tied ones by the first."""
         spec: Any = None
-        flat = FlatCall(self.model, spec, [], self.loss_fn, self.want_loss)
+        flat = FlatCall(self.request, spec, [])
         return {model_path(name): t for name, t in named_tensors(flat)}
 
 
-_OPTIONS = {
-    "model", "args", "kwargs", "target", "loss_fn", "want_loss", "gradients", "whole", "regions",
-    "autocast",
-}  # fmt: skip
+_BY_THE_WALK = ("model", "loss_fn")  # `Lasting` tells of them; a key tells every other field
 _ABSENT = object()
 
 

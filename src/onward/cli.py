@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import onward
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import FinetuneConfig, InputError, VerifyConfig
 from onward.recipes.switches import Foreign
@@ -110,9 +110,9 @@ def run_explain(argv: list[str]) -> int:
     asks = any(word in ("-h", "--help") for word in words)
     if not asks and (not words or words[0].startswith("-")):
         raise InputError(
-            "no model or script",
+            "no model or script is given",
             "as the first word after explain",
-            "name one: onward explain gpt2-tiny",
+            "give one, such as onward explain gpt2-tiny",
         )
     options = ["--help"] if asks else words[1:]
     config = parse(options, "explain", ExplainConfig, Foreign({}, {}), "MODEL_OR_SCRIPT")
@@ -125,7 +125,7 @@ def run_explain(argv: list[str]) -> int:
 
 def run_doctor(argv: list[str]) -> int:
     """Runs `onward doctor`: versions, what is missing, and which kernels and libraries are used."""
-    about = "time the matrix products of every engine anew (about a second)"
+    about = "time the matrix products of every BLAS library again (about a second)"
     measure = _switched(argv, "doctor", "measure", about)
     if measure is None:
         return 0
@@ -139,14 +139,14 @@ def run_doctor(argv: list[str]) -> int:
 def run_cache(argv: list[str]) -> int:
     """Runs `onward cache`: where graphs of steps are kept, how many and how large; takes them
     away."""
-    clear = _switched(argv, "cache", "clear", "take all of them away")
+    clear = _switched(argv, "cache", "clear", "delete all of them")
     if clear is None:
         return 0
-    from onward import graph_cache
+    from onward import cache_files
 
-    files, nbytes = graph_cache.clear() if clear else graph_cache.size()
+    files, nbytes = cache_files.clear() if clear else cache_files.size()
     verb = "taken away" if clear else "kept"
-    print(f"{graph_cache.folder()}: {files} graphs, {nbytes / 2**20:.1f} MiB, {verb}")
+    print(f"{cache_files.folder()}: {files} graphs, {nbytes / 2**20:.1f} MiB, {verb}")
     return 0
 
 
@@ -173,7 +173,7 @@ VERBS: dict[str, tuple[str, Callable[[list[str]], int]]] = {
     "verify": ("compare one training step with eager PyTorch", run_verify),
     "explain": ("show what a training step does, and where its memory is", run_explain),
     "doctor": ("show versions, what is installed, and which kernels are used", run_doctor),
-    "cache": ("show or clear the graphs of steps that are kept on disk", run_cache),
+    "cache": ("show or delete the compiled graphs in the cache on disk", run_cache),
 }
 
 
@@ -233,7 +233,9 @@ def _given(
         if word in ("-h", "--help"):
             return None
         if not word.startswith("--"):
-            raise InputError(f"stray word {word!r}", "on the command line", "options begin with --")
+            raise InputError(
+                f"unexpected argument {word!r}", "on the command line", "options begin with --"
+            )
         spelled, equals, value = word[2:].partition("=")
         name = spelled.replace("-", "_")
         name = foreign.renamed.get(name, name)

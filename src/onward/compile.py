@@ -1,15 +1,17 @@
 """The flow, on one page. The only module that puts every stage in order.
 
-    capture -> rewrite(forward) -> row demand -> differentiate -> update -> rewrite(step)
-            -> specialize(dims) -> plan -> execute
+    capture -> rewrite(forward) -> row demand -> differentiate -> update -> distribute(mesh)
+            -> rewrite(step) -> specialize(dims) -> plan -> execute
 A stage receives a value and returns one, by one verb of `Compiler`:
-    captured   = compiler.capture(model, args, kwargs)     Captured
-    forward    = compiler.forward(captured)                Graph; packed: compiler.pack(forward, ..)
+    captured   = compiler.capture(request)                 Captured
+    forward    = compiler.forward(captured)                Graph
+    packed     = compiler.pack(forward, outputs)           PackedForward; None: every row is read
     step       = compiler.step(forward, recipe)            Graph; or compiler.halves(forward, ..)
     plan       = compiler.plan(step, outputs, dims)        Plan
     executable = compiler.bind(plan, memory, owned)        Executable
-Seconds, reports and dumps stand in the compiler's journal; captures and graphs are on disk
-(capture_cache.py, graph_cache.py).
+and for other engines `compiler.portable(captured)`, a Graph. Seconds, reports and dumps stand in
+the compiler's journal, by the verbs' names. What `capture` makes is kept on disk
+(capture_cache.py), and what the verbs with `self.cache` make (graph_cache.py).
 """
 
 from __future__ import annotations
@@ -19,22 +21,23 @@ from functools import partial
 from typing import Any
 
 from onward import capture_cache, rewrite
-from onward.capture import Captured, CapturedModule, capture, evaluation
-from onward.config import environment
+from onward.capture import Captured, CapturedModule, CaptureRequest, capture, evaluation
 from onward.differentiate import Recipe, add_updates, vjp
+from onward.distribute import Mesh, distribute
+from onward.environment import environment
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.extend import load_plugins
 from onward.graph.graph import Graph
-from onward.graph_cache import kept
+from onward.graph.spec import Stage
+from onward.graph_cache import GraphCache
 from onward.journal import Journal
 from onward.kernels import EagerPart, Target
 from onward.plan import Budget, Fusible, Plan, make_plan, specialize
 
 
-@kept("forward", "pack", "step", "halves")  # read where a run before has made the same
 class Compiler:
     """The stages, for one target and without some passes. policy: of casts, where precision is
-    mixed."""
+    mixed. mesh: the ranks that run the step together; one where left out."""
 
     def __init__(
         self,
@@ -42,17 +45,19 @@ class Compiler:
         disable: Iterable[str] = (),
         journal: Journal | None = None,
         policy: rewrite.Policy | None = None,
+        mesh: Mesh | None = None,
     ) -> None:
         load_plugins()
         self.target, self.disable = target, rewrite.switched_off(disable)
-        self.policy = policy
+        self.policy, self.mesh = policy, Mesh() if mesh is None else mesh
         self._fusible = Fusible(target)
         self.journal = Journal() if journal is None else journal
+        self.cache = GraphCache(target, self.disable, policy, self.mesh, self.journal)
 
-    def capture(self, *args: Any, **kwargs: Any) -> CapturedModule:
-        """The call of a module as a graph (`onward.capture.capture`)."""
-        captured = capture_cache.kept(self.journal, capture, *args, **kwargs)
-        self.journal.note("capture", captured.graph)
+    def capture(self, request: CaptureRequest) -> CapturedModule:
+        """The call of a module as a graph. Raises CaptureError for what no graph can hold."""
+        captured = capture_cache.kept(self.journal, capture, request)
+        self.journal.note("capture", captured.graph, Stage.CAPTURED)
         return captured
 
     def evaluation(self, trained: CapturedModule) -> CapturedModule | None:
@@ -61,36 +66,51 @@ class Compiler:
         with self.journal.timed("capture"):
             captured = evaluation(trained)
         if captured is not None:
-            self.journal.note("capture", captured.graph)
+            self.journal.note("capture", captured.graph, Stage.CAPTURED)
         return captured
 
     def quiet(self) -> Compiler:
         """A compiler alike, for graphs that only look at a batch and are no stage of a step."""
-        return Compiler(self.target, self.disable, Journal(quiet=True), self.policy)
+        return Compiler(self.target, self.disable, Journal(quiet=True), self.policy, self.mesh)
 
     def forward(self, captured: Captured) -> Graph:
         """The captured graph, rewritten, and in the precision that the policy says."""
         policy = rewrite.policy_for(captured.graph, self.policy)
-        graph = self._rewrite(captured.graph, rewrite.FORWARD, "forward")
-        if policy is None:
-            return graph
-        return self._rewrite(graph, rewrite.in_precision(policy), "precision")
+
+        def make() -> Graph:
+            graph = self._rewrite(captured.graph, rewrite.FORWARD, "forward")
+            if policy is None:
+                return graph
+            return self._rewrite(graph, rewrite.in_precision(policy), "precision")
+
+        return self.cache.get_or_make("forward", captured.graph, (), make)
+
+    def portable(self, captured: Captured) -> Graph:
+        """The captured graph for any engine: rewritten without fusions, which are for kernels of
+        ours, and with the policy's casts."""
+        passes = [*rewrite.FORWARD]
+        if self.policy is not None:
+            passes += rewrite.in_precision(self.policy)
+        return self._rewrite(captured.graph, rewrite.without_fusions(passes), "portable")
 
     def pack(
-        self, forward: Graph, outputs: Sequence[str], reads: dict[str, str] | None = None
-    ) -> Graph | None:
-        """The forward for the rows that these outputs read; None where that is every row. `reads`:
-        see `rewrite.row_demand`."""
+        self, forward: Graph, outputs: Sequence[str], watch: bool = False
+    ) -> rewrite.PackedForward | None:
+        """The forward for the rows that these outputs read; None where that is every row. watch:
+        asks for a graph that finds out whether the others are read (`rewrite.row_demand`)."""
         if "row_demand" in self.disable:
             return None
-        with self.journal.timed("rewrite rows"):
-            graph = forward.clone()
-            edit = partial(rewrite.row_demand, graph, outputs, reads=reads)
-            report = rewrite.measured("row_demand", graph, edit, self._fusible)
-        self.journal.reports.append(report)
-        if report.edits:
-            self.journal.note("forward-row_demand", graph)
-        return graph if report.edits else None
+
+        def make() -> rewrite.PackedForward | None:
+            with self.journal.timed("pack"):
+                packed, report = rewrite.row_demand(forward, outputs, self._fusible, watch)
+            self.journal.reports.append(report)
+            if report.edits == 0:
+                return None
+            self.journal.note("pack-row_demand", packed.graph, Stage.PACKED)
+            return packed
+
+        return self.cache.get_or_make("pack", forward, (outputs, watch), make)
 
     def gradients(self, forward: Graph, wrt: Sequence[str], zeros: Collection[str]) -> Graph:
         """Forward and gradients, rewritten; the graph that other engines are compared on."""
@@ -99,17 +119,27 @@ class Compiler:
     def halves(self, forward: Graph, ends: Sequence[str], wrt: Sequence[str]) -> Graph:
         """Forward and gradients by these inputs, for cotangents of the outputs `ends` that come
         after the forward has run. An input that they do not reach has a gradient of zeros."""
-        graph = self._differentiate(forward, wrt, wrt, ends)
-        graph.signature = graph.signature.but(apart=True)
-        return self._rewrite(graph, rewrite.halves(), "halves")
+
+        def make() -> Graph:
+            graph = self._differentiate(forward, wrt, wrt, ends)
+            graph.signature = graph.signature.but(split_halves=True)
+            return self._rewrite(graph, rewrite.halves(), "halves")
+
+        return self.cache.get_or_make("halves", forward, (ends, wrt), make)
 
     def step(self, forward: Graph, recipe: Recipe) -> Graph:
-        """The whole training step as one graph."""
-        graph = self._differentiate(forward, recipe.parameters, recipe.parameters)
-        with self.journal.timed("updates"):
-            graph = add_updates(graph, recipe)
-        self.journal.note("updates", graph)
-        return self._rewrite(graph, rewrite.STEP, "step")
+        """The whole training step as one graph: that of this rank, where a mesh runs it. Raises
+        OnwardError for a mesh that steps cannot be distributed over."""
+
+        def make() -> Graph:
+            graph = self._differentiate(forward, recipe.parameters, recipe.parameters)
+            with self.journal.timed("updates"):
+                graph = add_updates(graph, recipe)
+            self.journal.note("updates", graph)
+            graph = distribute(graph, self.mesh)
+            return self._rewrite(graph, rewrite.STEP, "step")
+
+        return self.cache.get_or_make("step", forward, (recipe,), make)
 
     def plan(
         self,
@@ -123,13 +153,13 @@ class Compiler:
         """The plan that computes these outputs of `graph` at these sizes, within a budget of bytes.
         open: sizes that may be smaller when it runs. label: before the names of dumps."""
         with self.journal.timed("specialize"):
-            bound = specialize(graph, dims, open, outputs)
-        self.journal.note(f"{label}specialize", bound)
+            specialized = specialize(graph, dims, open, outputs)
+        self.journal.note(f"{label}specialize", specialized, Stage.SPECIALIZED)
         with self.journal.timed("plan"):
-            plan = make_plan(bound, dict(dims), target=self.target)
+            plan = make_plan(specialized, dict(dims), target=self.target)
         if budget is not None:
             with self.journal.timed("recompute"):
-                plan = self._fit(bound, plan, budget)
+                plan = self._fit(specialized, plan, budget)
         self.journal.note_plan(f"{label}plan", plan)
         return plan
 
@@ -138,8 +168,8 @@ class Compiler:
     ) -> Executable:
         """The plan in memory. owned: the tensors that belong to others, by graph input. parts: what
         its regions run."""
-        with self.journal.timed("execute: memory and binding"):
-            executable = Executable(plan, memory, owned, parts)
+        with self.journal.timed("bind"):
+            executable = Executable(plan, memory, owned, parts, self.mesh)
             executable.bind()
         return executable
 
@@ -153,20 +183,21 @@ class Compiler:
         self, graph: Graph, wrt: Sequence[str], zeros: Collection[str], ends: Sequence[str] = ()
     ) -> Graph:
         with self.journal.timed("differentiate"):
-            graph = vjp(graph, ends or graph.signature.ends, wrt, zeros)
+            graph = vjp(graph, ends or graph.signature.differentiated_outputs, wrt, zeros)
         self.journal.note("differentiate", graph)
         return graph
 
     def _rewrite(self, graph: Graph, passes: Sequence[rewrite.AnyPass], stage: str) -> Graph:
         after, check = partial(self.journal.note_pass, stage), environment().check
-        with self.journal.timed(f"rewrite {stage}"):
+        with self.journal.timed(stage):
             graph, reports = rewrite.run(graph, passes, self.disable, after, check, self._fusible)
         self.journal.reports += reports
+        self.journal.ends(Stage(stage), graph)
         return graph
 
-    def _fit(self, bound: Graph, plan: Plan, amount: int | float | str) -> Plan:
+    def _fit(self, specialized: Graph, plan: Plan, amount: int | float | str) -> Plan:
         """Plans again with ever more values recomputed until it fits: the one feedback."""
-        budget = Budget(bound, plan, amount, self.target)
+        budget = Budget(specialized, plan, amount, self.target)
         for graph, values in budget.proposals():
             again = partial(rewrite.recompute, graph, values)
             report = rewrite.measured("recompute", graph, lambda _, again=again: again())
@@ -174,5 +205,5 @@ class Compiler:
         if budget.chosen is None:
             return plan
         self.journal.reports.append(budget.chosen.what)
-        self.journal.note("recompute", budget.chosen.graph)
+        self.journal.note("recompute", budget.chosen.graph, Stage.SPECIALIZED)
         return budget.chosen.plan

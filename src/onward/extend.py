@@ -28,10 +28,10 @@ from onward import rewrite
 from onward.capture import aten
 from onward.capture.aten import AtenCall as AtenCall
 from onward.capture.aten import Translation
-from onward.config import OnwardError
 from onward.differentiate import rule_table
 from onward.differentiate.rule_table import Gradients
 from onward.differentiate.rule_table import Rule as GradientRule
+from onward.errors import OnwardError
 from onward.graph import ops
 from onward.graph.build import Builder
 from onward.graph.graph import (
@@ -100,7 +100,7 @@ def kernel(op_name: str, kernel: Kernel) -> None:
     """A kernel of an op, asked before those that the op has; they run where it does not apply."""
     _expect("kernel", kernel, Kernel)
     if op_name not in OPS:
-        raise OnwardError(f"no op is called {op_name}; fix: register the op before its kernel")
+        raise OnwardError(f"there is no op {op_name}; fix: register the op before its kernel")
     with _refused():
         register_kernel(op_name, kernel)
 
@@ -134,8 +134,8 @@ def rewrite_pass(
     _expect("pass", item, (Pass, FusionPass))
     if not reason or bool(before) == bool(after):
         raise OnwardError(
-            f"the pass {item.name} has no place, or no reason for it; fix: before= or after= with "
-            "a pass of the list, and reason="
+            f"the pass {item.name} lacks a position or a reason; fix: give before= or after= "
+            "(the name of another pass), and reason="
         )
     with _refused():
         rewrite.register(item, stage, before, after)
@@ -147,8 +147,8 @@ def _expect(what: str, given: Any, kind: type | tuple[type, ...]) -> None:
     if not isinstance(given, kind):
         kinds = kind if isinstance(kind, tuple) else (kind,)
         raise OnwardError(
-            f"{given!r} is no {what}; fix: an onward.extend."
-            f"{' or onward.extend.'.join(k.__name__ for k in kinds)}"
+            f"{given!r} is not a {what}; fix: pass an "
+            f"onward.extend.{' or onward.extend.'.join(k.__name__ for k in kinds)}"
         )
 
 

@@ -1,121 +1,114 @@
 """The graph cache: graphs of steps on disk, by all that decides them.
 
-Captures are kept by other keys (capture_cache.py). What rewriting, row demand
-and differentiation make of the captured graph is read instead of made again where a file has it:
+Captures are kept by other keys (capture_cache.py). What a verb of `Compiler` makes of a graph is
+read instead of made again where a file has it (cache_files.py):
 
-    key = SHA-256 of: the graph given, bit by bit; the stage with its arguments (the recipe, the
-          outputs); passes switched off; the cast policy; every op, rule, pass and kernel by name;
-          versions of Onward (and its sources), torch, onnx, onnx_ir, numpy and Python; the target,
-          the kernel library's bytes, BLAS engines, threads, processor
+    key = SHA-256 of: the graph given, bit by bit; the verb with its arguments (the recipe, the
+          outputs); passes switched off; the cast policy; the mesh; every op, rule, pass and kernel
+          by name; versions of Onward (and its sources), torch, onnx, onnx_ir, numpy and Python; the
+          target, the kernel library's bytes, BLAS engines, threads, processor
 
 Where something else could have a say nothing is kept: code of other packages in the tables, checks
 and dumps of each pass, sources that changed since they were loaded.
-
-A file appears whole or not at all, and is read whole: what its own digest does not vouch for is a
-file that is not there. No error of a disk reaches a step. Any number of processes may read, write
-and clear at once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
 import logging
-import os
 import platform
-import stat
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
-from onward.config import environment
+from onward import cache_files
+from onward.differentiate import Recipe
+from onward.distribute import Mesh
+from onward.environment import environment
 from onward.extend import OPTIMIZERS, Optimizer, records
 from onward.graph.archive import ArchiveError, digest, from_bytes, to_bytes
 from onward.graph.graph import Graph
 from onward.journal import Journal
 from onward.kernels import Target
 from onward.kernels.fingerprint import fingerprint
-from onward.rewrite import NearMiss, PassReport, Policy
+from onward.rewrite import NearMiss, PackedForward, PassReport, Policy
 
 log = logging.getLogger("onward")
 
-MOST_BYTES = 512 << 20  # of all files; those that were read longest ago go first
-LARGEST = 64 << 20  # of one
-ABANDONED = 3600.0  # seconds, after which a half written file has no writer any more
-_MAGIC = b"onward graph 1\n"
-_DIGEST = 32
-_SUFFIX = ".graph"
 _PACKAGE = Path(__file__).parent
 _LOADED = time.time()
 
-
-class Owner(Protocol):
-    """Who makes graphs: for a target, without some passes, in the precision of a policy, by
-    verbs of its own."""
-
-    target: Target
-    disable: set[str]
-    policy: Policy | None
-    journal: Journal
+Argument: TypeAlias = "Recipe | Sequence[str] | bool"  # what decides a verb's result, by its values
+Result: TypeAlias = "Graph | PackedForward | None"  # None: the verb left the graph as it was
+R = TypeVar("R", bound=Result)
 
 
-C = TypeVar("C", bound=type[Owner])
-T = TypeVar("T")
+@dataclass(frozen=True)
+class CacheEntry:
+    """What a verb made, and its passes' reports."""
+
+    made: Result
+    reports: list[PassReport]
 
 
-def kept(*verbs: str) -> Callable[[C], C]:
-    """A class whose methods of these names read what they would make where it is kept, else keep
-    it. Each takes a graph, or what has one, and one argument at most that decides what it makes;
-    with more it is called as it stands."""
+class GraphCache:
+    """The graphs that a compiler's verbs make, kept for runs to come.
 
-    def decorate(owner: C) -> C:
-        for verb in verbs:
-            setattr(owner, verb, _kept(verb, getattr(owner, verb)))
-        return owner
+    target, disable, policy, mesh: the compiler's settings, which are in every key. journal: of the
+    compilation, which has the reports of what is read as it has those of what is made.
+    """
 
-    return decorate
+    def __init__(
+        self,
+        target: Target,
+        disable: set[str],
+        policy: Policy | None,
+        mesh: Mesh,
+        journal: Journal,
+    ) -> None:
+        self._target, self._disable = target, disable
+        self._policy, self._mesh = policy, mesh
+        self._journal = journal
 
+    def get_or_make(
+        self, verb: str, graph: Graph, arguments: Sequence[Argument], make: Callable[[], R]
+    ) -> R:
+        """What `make` returns for this verb of a graph, read where a run before has kept it, else
+        made and kept.
 
-def _kept(verb: str, make: Callable[..., Graph | None]) -> Callable[..., Graph | None]:
-    @functools.wraps(make)
-    def made(self: Owner, given: Any, *arguments: Any, **more: Any) -> Graph | None:
-        journal = self.journal
-        key = None
-        if environment().graph_cache and not journal.looks_at_passes:
-            with journal.timed("graph cache"):
-                graph = given if isinstance(given, Graph) else given.graph
-                said = more or any(isinstance(x, dict) for x in arguments)  # to be filled in
-                key = None if said else _key(verb, graph, arguments, self)
-                found = None if key is None else read(key)
-            if found is not None:
-                journal.reports += found.reports
-                log.debug("%s: read from the cache", verb)
-                return found.graph
-        before = len(journal.reports)
-        result = make(self, given, *arguments, **more)
+        arguments: everything but the graph and the compiler's settings that decides the result.
+        `make` depends on nothing else, and leaves its reports in the journal.
+        """
+        if not environment().graph_cache or self._journal.looks_at_passes:
+            return make()
+        with self._journal.timed("graph cache"):
+            key = self._key(verb, graph, arguments)
+            found = None if key is None else read(key)
+        if found is not None:
+            self._journal.reports += found.reports
+            log.debug("%s: read from the cache", verb)
+            return cast("R", found.made)  # the verb is in the key
+        before = len(self._journal.reports)
+        made = make()
         if key is not None:
-            with journal.timed("graph cache"):
-                write(key, CacheEntry(result, journal.reports[before:]))
-        return result
+            with self._journal.timed("graph cache"):
+                write(key, CacheEntry(made, self._journal.reports[before:]))
+        return made
 
-    return made
-
-
-def _key(verb: str, graph: Graph, arguments: tuple[Any, ...], owner: Owner) -> str | None:
-    """None where not all that decides the result can be named."""
-    try:
-        settings = [sorted(owner.disable), owner.policy]
-        what = [verb, digest(graph), arguments, settings, _world(owner.target)]
-        return hashlib.sha256(json.dumps(what, default=_plain).encode()).hexdigest()
-    except (ArchiveError, TypeError, OSError) as error:
-        log.debug("%s is not kept: %s", verb, error)
-        return None
+    def _key(self, verb: str, graph: Graph, arguments: Sequence[Argument]) -> str | None:
+        """None where not all that decides the result can be named."""
+        try:
+            settings = [sorted(self._disable), self._policy, self._mesh]
+            what = [verb, digest(graph), arguments, settings, _world(self._target)]
+            return hashlib.sha256(json.dumps(what, default=_plain).encode()).hexdigest()
+        except (ArchiveError, TypeError, OSError) as error:
+            log.debug("%s is not kept: %s", verb, error)
+            return None
 
 
 def _world(target: Target) -> list[Any]:
@@ -129,7 +122,10 @@ def registered() -> list[tuple[str, str]]:
     held = sorted(records())
     foreign = [name for name, place in held if not place.startswith(("onward.", "builtins."))]
     if foreign:
-        raise TypeError(f"another package has registered {', '.join(foreign[:3])}")
+        raise TypeError(
+            f"another package has registered {', '.join(foreign[:3])}, whose code "
+            "the cache does not know"
+        )
     return held
 
 
@@ -178,142 +174,28 @@ def sources() -> str:
     return made
 
 
-# ---- files
-
-
-@dataclass(frozen=True)
-class CacheEntry:
-    """What a stage made, None where it left the graph as it was; and its passes' reports."""
-
-    graph: Graph | None
-    reports: list[PassReport]
-
-
-def folder() -> Path:
-    """Where the files are."""
-    return environment().cache / "graphs"
+# ---- entries as bytes
 
 
 def read(key: str) -> CacheEntry | None:
     """What is kept under a key; None where nothing is, or nothing whole."""
-    return read_as(key, _unpacked)
-
-
-def read_as(key: str, unpacked: Callable[[str, bytes], T]) -> T | None:
-    """What `unpacked` makes of the bytes that are kept under a key; None where nothing is, nothing
-    whole, or where it raises ArchiveError."""
-    path = _path(key)
-    try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST:
-            return None
-        data = path.read_bytes()
-    except OSError:
-        return None
-    try:
-        entry = unpacked(key, _vouched(data))
-    except ArchiveError as error:
-        log.info("%s is no graph of ours (%s), and is made again", path.name, error)
-        return None
-    with contextlib.suppress(OSError):
-        os.utime(path)  # read last now
-    return entry
+    return cache_files.read(key, _unpacked)
 
 
 def write(key: str, entry: CacheEntry) -> None:
     """Keeps it, where that can be had: not a line of a step depends on it."""
-    write_as(key, lambda: _packed(key, entry))
-
-
-def write_as(key: str, packed: Callable[[], bytes]) -> None:
-    """Keeps the bytes that `packed` makes, where that can be had."""
-    try:
-        body = packed()
-        data = b"".join((_MAGIC, hashlib.sha256(body).digest(), body))
-        if len(data) > LARGEST:
-            return
-        folder().mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=folder(), prefix=".", suffix=".part")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(data)
-            Path(name).replace(_path(key))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(name).unlink()
-            raise
-        prune(MOST_BYTES, keep=key)
-    except (OSError, ArchiveError, TypeError) as error:
-        _say_once(f"graphs of steps are not kept in {folder()}: {error}")
-
-
-def size() -> tuple[int, int]:
-    """Files, and their bytes."""
-    sizes = [found.st_size for _, found in _files()]
-    return len(sizes), sum(sizes)
-
-
-def clear() -> tuple[int, int]:
-    """Takes all of them away; how many files and bytes that were."""
-    return prune(0)
-
-
-def prune(most: int, keep: str = "") -> tuple[int, int]:
-    """Takes files away, those first that were read longest ago, until at most so many bytes are
-    left, and what other processes left half written; how many files and bytes that were."""
-    held = sorted(_files(), key=lambda item: item[1].st_mtime)
-    total, files, freed = sum(found.st_size for _, found in held), 0, 0
-    abandoned = time.time() - ABANDONED
-    for path, found in held:
-        whole = path.suffix == _SUFFIX
-        if path.stem == keep or (not whole and found.st_mtime > abandoned):
-            continue
-        if whole and total - freed <= most:
-            continue
-        with contextlib.suppress(OSError):
-            path.unlink()
-            files, freed = files + 1, freed + found.st_size
-    return files, freed
-
-
-def _files() -> Iterator[tuple[Path, os.stat_result]]:
-    try:
-        paths = list(folder().iterdir())
-    except OSError:
-        return
-    for path in paths:
-        if path.suffix in (_SUFFIX, ".part"):
-            with contextlib.suppress(OSError):  # another process took it away
-                found = path.stat()
-                if stat.S_ISREG(found.st_mode):
-                    yield path, found
-
-
-def _path(key: str) -> Path:
-    return folder() / f"{key}{_SUFFIX}"
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    log.info(text)
+    cache_files.write(key, lambda: _packed(key, entry))
 
 
 def _packed(key: str, entry: CacheEntry) -> bytes:
     reports = [{**asdict(r), "seconds": 0.0} for r in entry.reports]
-    head = json.dumps({"key": key, "reports": reports, "graph": entry.graph is not None}).encode()
-    graph = b"" if entry.graph is None else to_bytes(entry.graph)
-    return b"".join((len(head).to_bytes(8, "little"), head, graph))
-
-
-def _vouched(data: bytes) -> bytes:
-    """A file's content. Raises ArchiveError where its digest does not vouch for it."""
-    start = len(_MAGIC) + _DIGEST
-    body = data[start:]
-    if data[: len(_MAGIC)] != _MAGIC or len(body) < 8:
-        raise ArchiveError("another format")
-    if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:
-        raise ArchiveError("its digest is another")
-    return body
+    made = entry.made
+    reads = made.reads if isinstance(made, PackedForward) else None
+    graph = made.graph if isinstance(made, PackedForward) else made
+    said = {"key": key, "reports": reports, "graph": graph is not None, "reads": reads}
+    head = json.dumps(said).encode()
+    body = b"" if graph is None else to_bytes(graph)
+    return b"".join((len(head).to_bytes(8, "little"), head, body))
 
 
 def _unpacked(key: str, body: bytes) -> CacheEntry:
@@ -324,10 +206,12 @@ def _unpacked(key: str, body: bytes) -> CacheEntry:
         if head["key"] != key:
             raise ArchiveError("another key")
         reports = [_report(item) for item in head["reports"]]
-        graph = from_bytes(body[length:]) if head["graph"] else None
-    except (LookupError, TypeError, ValueError) as error:
+        made: Result = from_bytes(body[length:]) if head["graph"] else None
+        if made is not None and head["reads"] is not None:
+            made = PackedForward(made, {str(k): str(v) for k, v in head["reads"].items()})
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise ArchiveError(str(error)) from error
-    return CacheEntry(graph, reports)
+    return CacheEntry(made, reports)
 
 
 def _report(item: dict[str, Any]) -> PassReport:

@@ -9,16 +9,20 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
-from onward.config import CaptureError, OnwardError, environment
+from onward.environment import environment
+from onward.errors import CaptureError, OnwardError
 from onward.graph.check import check
 from onward.graph.file import save
 from onward.graph.graph import Graph
 from onward.graph.ops import OPS
-from onward.graph.printer import graph_text
+from onward.graph.printer import count_ops, graph_text
+from onward.graph.spec import Stage, conform
+from onward.plan import Plan, conform_plan
 from onward.rewrite import PassReport
 
 log = logging.getLogger("onward")
@@ -38,20 +42,30 @@ class Journal:
         self.stages: list[tuple[str, Graph]] | None = [] if keep_stages else None
         self.quiet = quiet
         self._dumped = 0
+        self._ops: Counter[str] | None = None  # of the graph that was noted last
 
-    def note(self, stage: str, graph: Graph) -> None:
-        """Notes a graph as a stage, or a pass of it, has left it."""
+    def note(self, name: str, graph: Graph, stage: Stage | None = None) -> None:
+        """Notes a graph by a name as a pass, or the end of a stage, has left it."""
         if environment().check:
             check(graph)
+        if stage is not None:
+            self.ends(stage, graph)
+        told = not self.quiet and log.isEnabledFor(logging.DEBUG)
+        self._ops = count_ops(graph) if told else None
         if self.stages is not None:
-            self.stages.append((stage, graph.clone()))
+            self.stages.append((name, graph.clone()))
         folder = self._folder()
         if folder is not None:
-            stem = folder / f"{self._dumped:02d}-{stage.replace(' ', '-')}"
+            stem = folder / f"{self._dumped:02d}-{name.replace(' ', '-')}"
             stem.with_suffix(".txt").write_text(graph_text(graph))
             if not any(OPS[n.op_type].opaque for n in graph if n.op_type in OPS):
                 save(graph, stem.with_suffix(".onnx"))  # others are none of ONNX
             self._dumped += 1
+
+    def ends(self, stage: Stage, graph: Graph) -> None:
+        """Checks what a graph may hold where a stage ends (`graph/spec.py`)."""
+        if environment().check:
+            conform(graph, stage)
 
     @property
     def looks_at_passes(self) -> bool:
@@ -60,12 +74,20 @@ class Journal:
         asked = environment()
         return self.quiet or self.stages is not None or asked.check or asked.dump is not None
 
-    def note_pass(self, stage: str, graph: Graph, name: str) -> None:
-        """Notes a graph as a pass of a stage has left it."""
-        self.note(f"{stage}-{name}", graph)
+    def note_pass(self, stage: str, graph: Graph, report: PassReport) -> None:
+        """Notes a graph as a pass of a stage has left it. At level DEBUG the log has a line of each
+        pass that made edits: `rewrite forward: noop: 5 edits, Reshape -3, Identity -2`."""
+        before = self._ops
+        self.note(f"{stage}-{report.name}", graph)
+        if report.edits and before is not None and self._ops is not None:
+            parts = [f"{report.edits} edits", *op_changes(before, self._ops)]
+            text, told = ", ".join(parts), {"stage": f"rewrite {stage}"}
+            log.debug("rewrite %s: %s: %s", stage, report.name, text, extra=told)
 
-    def note_plan(self, stage: str, plan: object) -> None:
-        """Notes a plan, in its printed form."""
+    def note_plan(self, stage: str, plan: Plan) -> None:
+        """Notes a plan, in its printed form, and checks it (`plan/spec.py`)."""
+        if environment().check:
+            conform_plan(plan)
         folder = self._folder()
         if folder is not None:
             (folder / f"{self._dumped:02d}-{stage}.txt").write_text(f"{plan}\n")
@@ -78,7 +100,7 @@ class Journal:
         return folder
 
     @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str) -> Generator[None]:
         """A context in which a stage is at work: it is timed, and its errors name it."""
         if not self.quiet:
             log.debug("%s ...", stage, extra={"stage": stage})
@@ -89,15 +111,24 @@ class Journal:
         except OnwardError:
             raise
         except (ValueError, TypeError, LookupError, AssertionError, NotImplementedError) as error:
-            raise CaptureError(f"the model cannot be compiled, at '{stage}': {error}") from error
+            raise CaptureError(
+                f"compiling the model failed at the stage '{stage}': {error}"
+            ) from error
         seconds = time.perf_counter() - start
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
         if not self.quiet:
             log.info("%s: %.3f s", stage, seconds, extra={"stage": stage, "seconds": seconds})
 
 
+def op_changes(before: Counter[str], after: Counter[str]) -> list[str]:
+    """Returns the ops whose number of nodes changed, such as `Reshape -3`: the most gone first."""
+    by = {op: after[op] - before[op] for op in {*before, *after}}
+    moved = sorted((n, op) for op, n in by.items() if n)
+    return [f"{op} {n:+d}" for n, op in moved]
+
+
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _uncollected() -> Generator[None]:
     """A context without Python's cyclic garbage collector. A stage makes many objects that
     stay, and a full collection looks at all of torch's as well: two were 0.6 s of the 4 s of
     BERT-base."""

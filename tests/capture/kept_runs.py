@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from exports import Exports
 
 import onward
 from onward.capture.archive import surroundings
@@ -138,22 +139,6 @@ class Program:
         return self.modules[name]
 
 
-class Exports:
-    """Counts calls of torch.export.export."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count, self._real = 0, torch.export.export
-        monkeypatch.setattr(torch.export, "export", self._counted)
-
-    def _counted(self, *args: Any, **kwargs: Any) -> Any:
-        self.count += 1
-        return self._real(*args, **kwargs)
-
-    def taken(self) -> int:
-        found, self.count = self.count, 0
-        return found
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of the program, which is the same in all tests, and of what is kept of it."""
@@ -172,11 +157,6 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     # a worker of pytest's is no program of a file
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     return tmp_path / "cache" / "graphs"
-
-
-@pytest.fixture
-def exports(monkeypatch: pytest.MonkeyPatch) -> Exports:
-    return Exports(monkeypatch)
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from torch import nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.names import user_name
 
 TABLE = Path(__file__).with_name("op_db.json")

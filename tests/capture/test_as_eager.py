@@ -256,7 +256,7 @@ def test_a_parameter_that_is_frozen_through_the_class_is_refused() -> None:
         m.b(x)
         torch.Tensor.requires_grad_(m.b.weight)
 
-    with pytest.raises(onward.CaptureError, match="the forward sets requires_grad of a parameter"):
+    with pytest.raises(onward.CaptureError, match="switches requires_grad of a parameter"):
         follow(Net(freeze))
 
 

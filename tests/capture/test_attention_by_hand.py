@@ -13,7 +13,7 @@ from row_programs import wrong_numbers
 from tiny_families import assert_same
 from torch import Tensor, nn
 
-from onward.capture import capture
+from onward.capture import CaptureRequest, capture
 from onward.rewrite.fuse_attention import fuse_attention
 
 HEADS, WIDTH = 3, 4
@@ -248,11 +248,11 @@ LEFT: dict[str, tuple[Body, str]] = {
     "detached": (_detached, ""),
     "a mask of the scores": (
         lambda m, q, k, v, mask: (lambda s: attended(torch.where(s > 0, s, -1e9), v))(plain(q, k)),
-        "its scores are read twice",
+        "its scores are also read elsewhere",
     ),
     "without their highest": (
         lambda m, q, k, v, mask: (lambda s: attended(s - s.amax(-1, True), v))(plain(q, k)),
-        "its scores are read twice",
+        "its scores are also read elsewhere",
     ),
     "over queries": (lambda m, q, k, v, mask: plain(q, k).softmax(-2) @ v, ""),
     "different fills": (
@@ -263,7 +263,7 @@ LEFT: dict[str, tuple[Body, str]] = {
     "added to a fill": (
         lambda m, q, k, v, mask: attended(
             plain(q, k).masked_fill(causal(m, q), -1e9) + (~keys(mask)).float() * -1e9, v),
-        "something is added where its mask has filled scores",
+        "something is added to the scores after the mask has filled them",
     ),
     "subtracted from": (
         lambda m, q, k, v, mask: attended((~keys(mask)).float() - plain(q, k), v), ""),
@@ -282,7 +282,7 @@ def _batch(size: int, length: int, seed: int = 0) -> dict[str, Tensor]:
 
 
 def _ops(model: nn.Module, batch: dict[str, Tensor]) -> tuple[list[str], list[str]]:
-    graph = capture(model, (), batch).graph
+    graph = capture(CaptureRequest(model, (), batch)).graph
     fuse_attention(graph)
     graph.sweep()
     reasons = [str(n.meta["unfused"]) for n in graph if "unfused" in n.meta]

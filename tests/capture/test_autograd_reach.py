@@ -13,8 +13,8 @@ from reaches import COMPLEX, DRAWN, NO_TRANSLATION, REAL, Net
 from torch import nn
 
 import onward
-from onward.capture import CapturedModule, capture
-from onward.config import CaptureError, EagerWarning
+from onward.capture import CapturedModule, CaptureRequest, capture
+from onward.errors import CaptureError, EagerWarning
 from onward.graph.names import user_name
 
 WAYS = {f"{kind}: {name}": way
@@ -47,8 +47,10 @@ def named(found: Any) -> set[str]:
 def test_a_capture_reaches_what_autograd_does(name: str) -> None:
     model = Net(WAYS[name])
     want = by_eager(model, batch())
-    assert named(capture(model, (batch(),), {}).reached) == want
-    whole: CapturedModule = capture(model, (batch(),), {}, want_loss=False, whole=True)
+    assert named(capture(CaptureRequest(model, (batch(),), {})).reached) == want
+    whole: CapturedModule = capture(
+        CaptureRequest(model, (batch(),), {}, want_loss=False, whole=True)
+    )
     assert [named(found) & dict(model.named_parameters()).keys()
             for found in whole.reaches.values()] == [want]  # fmt: skip
 
@@ -123,7 +125,7 @@ PAST_AUTOGRAD: dict[str, reaches.Way] = {
 def test_what_goes_past_autograd_is_refused_with_a_way_on(name: str) -> None:
     model = Net(PAST_AUTOGRAD[name])
     twin = copy.deepcopy(model)
-    said = r"past autograd \(\.data.*fix: \.detach\(\) to read it; copy_ within"
+    said = r"through \.data, .*fix: \.detach\(\) to read it; copy_ under"
     with pytest.raises(CaptureError, match=said) as refused:
         onward.Trainer(model, adamw(model)).train_step(batch())
     assert len(str(refused.value)) <= 300
@@ -167,7 +169,7 @@ REFUSED = {
     "parameter": r"z is of torch.complex64.*; fix: .*view_as_real.*view_as_complex",
     "buffer": r"is of torch.complex64.*; fix: .*view_as_real.*view_as_complex",
     "batch": r"z is of torch.complex64.*; fix: .*view_as_real.*view_as_complex",
-    "function": r"of complex numbers.*; fix: write it with the real and imaginary parts",
+    "function": r"for complex tensors; fix: compute with x.real and x.imag",
 }
 
 

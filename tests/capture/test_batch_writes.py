@@ -12,8 +12,8 @@ from tiny_families import assert_same
 from torch import nn
 
 from onward import OnwardError, Trainer
-from onward.capture import capture
-from onward.config import CaptureError
+from onward.capture import CaptureRequest, capture
+from onward.errors import CaptureError
 
 Write = Callable[[torch.Tensor, torch.Tensor], object]  # of i64[B,4], f32[B,6]
 
@@ -39,11 +39,17 @@ ASKED: dict[str, Write] = {
 HARMLESS |= {f"asked {name}": write for name, write in ASKED.items()}
 # What no batch alone decides, or changes every batch.
 REFUSED: dict[str, tuple[Write, str]] = {
-    "add_": (lambda at, x: at.add_(1), "changes the batch's at"),
-    "zero_": (lambda at, x: at.zero_(), "changes the batch's at"),
-    "a row": (lambda at, x: at[0].fill_(3), "changes the batch's at"),
-    "of a parameter": (lambda at, x: at.clamp_(max=x.sum().detach().long()), "changes the batch's"),
-    "drawn": (lambda at, x: at.mul_(torch.rand(4).ge(0.0).long()), "changes the batch's"),
+    "add_": (lambda at, x: at.add_(1), "writes in place into the batch's at"),
+    "zero_": (lambda at, x: at.zero_(), "writes in place into the batch's at"),
+    "a row": (lambda at, x: at[0].fill_(3), "writes in place into the batch's at"),
+    "of a parameter": (
+        lambda at, x: at.clamp_(max=x.sum().detach().long()),
+        "in place into the batch's",
+    ),
+    "drawn": (
+        lambda at, x: at.mul_(torch.rand(4).ge(0.0).long()),
+        "in place into the batch's",
+    ),
     "within no_grad": (lambda at, x: _without_gradients(at), "another tensor shares"),
 }
 
@@ -114,7 +120,7 @@ def test_a_later_batch_that_it_changes_is_refused(name: str) -> None:
     trainer.train_step(batch(3))
     given, weights = batch(3, most=9), model.table.weight.detach().clone()
     kept = copied(given)
-    with pytest.raises(OnwardError, match=r"changes the batch's at, .* fix: use the op"):
+    with pytest.raises(OnwardError, match=r"into the batch's at, .* fix: use the op"):
         trainer.train_step(given)
     assert torch.equal(given["at"], kept["at"])
     assert torch.equal(weights, model.table.weight)
@@ -125,4 +131,4 @@ def test_a_later_batch_that_it_changes_is_refused(name: str) -> None:
 def test_other_writes_are_refused(name: str) -> None:
     write, message = REFUSED[name]
     with pytest.raises(CaptureError, match=message):
-        capture(Written(write), (), batch(3))
+        capture(CaptureRequest(Written(write), (), batch(3)))

@@ -12,7 +12,7 @@ from transformers import masking_utils
 
 from onward.capture.huggingface.cache_position import Counted, broadcast
 from onward.capture.huggingface.masks import Masks
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 B, Q = 3, 7
 PADDING = torch.arange(Q) < torch.tensor([[7], [5], [2]])

@@ -10,8 +10,8 @@ import torch
 from tiny_families import assert_same
 from torch import nn
 
-from onward.capture import capture
-from onward.config import CaptureError
+from onward.capture import CaptureRequest, capture
+from onward.errors import CaptureError
 
 Body = Callable[[torch.Tensor], torch.Tensor]  # of f32[B,T,8]
 
@@ -87,9 +87,9 @@ def test_loss_and_gradient_at_every_length(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[Body, str]] = {
-    "divided": (lambda h: (1 / complexes(h)).real, "complex numbers.*; fix: "),
-    "exponential": (lambda h: complexes(h).exp().real, "exp.*of complex numbers.*; fix: write it"),
-    "Fourier, another size": (lambda h: torch.fft.fft(h, 16).real, "another size; fix: pad"),
+    "divided": (lambda h: (1 / complexes(h)).real, "complex tensor.*; fix: "),
+    "exponential": (lambda h: complexes(h).exp().real, "exp.*for complex tensors; fix: compute"),
+    "Fourier, another size": (lambda h: torch.fft.fft(h, 16).real, "with n= or s= .*; fix: pad"),
 }
 
 
@@ -97,4 +97,4 @@ REFUSED: dict[str, tuple[Body, str]] = {
 def test_other_ops_are_refused(name: str) -> None:
     body, said = REFUSED[name]
     with pytest.raises(CaptureError, match=said):
-        capture(Net(body), (), {"x": torch.randn(3, 5, 8)})
+        capture(CaptureRequest(Net(body), (), {"x": torch.randn(3, 5, 8)}))

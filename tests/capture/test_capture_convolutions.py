@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
-from onward.capture import capture
-from onward.config import CaptureError
+from onward.capture import CaptureRequest, capture
+from onward.errors import CaptureError
 
 Shape = tuple[int, ...]
 
@@ -322,4 +322,4 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
 def test_refusals_say_why(name: str) -> None:
     make, said = REFUSED[name]
     with pytest.raises(CaptureError, match=said):
-        capture(Loss(make()), (), {"x": torch.randn(2, 3, 8, 8)})
+        capture(CaptureRequest(Loss(make()), (), {"x": torch.randn(2, 3, 8, 8)}))

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import onward
-from onward.config import OnwardError
+from onward.errors import OnwardError
 
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 CLASSES = 5

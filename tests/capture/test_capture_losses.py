@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import onward
-from onward.capture import capture
+from onward.capture import CaptureRequest, capture
 from onward.graph.graph import attributes
 from onward.train.verify import allowed_difference
 
@@ -103,7 +103,11 @@ def test_smoothed_labels_all_ignored_give_nan_loss_and_no_gradient() -> None:
 
 def test_only_smoothed_losses_leave_the_standard() -> None:
     options = ({"label_smoothing": 0.0}, {"label_smoothing": 0.1})
-    nodes = [n for n in capture(Scores(*options), (), batch(4)).graph if "CrossE" in n.op_type]
+    nodes = [
+        n
+        for n in capture(CaptureRequest(Scores(*options), (), batch(4))).graph
+        if "CrossE" in n.op_type
+    ]
     assert [n.op_type for n in nodes] == ["SoftmaxCrossEntropyLoss", "CrossEntropyLoss"]
     assert attributes(nodes[1])["label_smoothing"] == pytest.approx(0.1)
 

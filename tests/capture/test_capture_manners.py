@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import onward
-from onward.capture import capture
-from onward.config import CaptureError
+from onward.capture import CaptureRequest, capture
+from onward.errors import CaptureError
 
 X, Y = torch.randn(6, 8), torch.arange(6) % 5
 loss_fn = nn.functional.cross_entropy
@@ -43,7 +43,7 @@ class Odd(Mlp):
 
 def test_unsupported_ops_are_listed_whole_with_their_modules() -> None:
     with pytest.raises(CaptureError) as caught:
-        capture(Odd().train(), (X,), {}, (Y,), loss_fn)
+        capture(CaptureRequest(Odd().train(), (X,), {}, (Y,), loss_fn))
     text = str(caught.value)
     assert "2 op(s)" in text
     lines = [line for line in text.splitlines() if " at " in line]
@@ -106,7 +106,7 @@ def test_region_without_gradients_is_never_given_some() -> None:
 
 def test_autocast_is_refused() -> None:
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(CaptureError, match="autocast"):
-        capture(mlp(), (X,), {}, (Y,), loss_fn)
+        capture(CaptureRequest(mlp(), (X,), {}, (Y,), loss_fn))
 
 
 def test_parameters_that_share_storage_are_refused_by_name() -> None:
@@ -115,7 +115,7 @@ def test_parameters_that_share_storage_are_refused_by_name() -> None:
     model.inner.weight = nn.Parameter(whole[: 16 * 8].view(16, 8))
     model.outer.weight = nn.Parameter(whole[16 * 8 - 1 :].view(5, 16))
     with pytest.raises(CaptureError, match=r"outer\.weight and inner\.weight"):
-        capture(model, (X,), {}, (Y,), loss_fn)
+        capture(CaptureRequest(model, (X,), {}, (Y,), loss_fn))
 
 
 def test_refusals_come_together() -> None:
@@ -124,7 +124,7 @@ def test_refusals_come_together() -> None:
     model.inner.weight = nn.Parameter(whole[: 16 * 8].view(16, 8))
     model.outer.weight = nn.Parameter(whole[16 * 8 - 1 :].view(5, 16))
     with torch.autocast("cpu", torch.bfloat16), pytest.raises(CaptureError) as caught:
-        capture(model, (X,), {}, (Y,), loss_fn)
+        capture(CaptureRequest(model, (X,), {}, (Y,), loss_fn))
     assert "autocast" in str(caught.value)
     assert "one storage" in str(caught.value)
 
@@ -175,7 +175,7 @@ def test_capture_leaves_no_trace(make: Any, attention: str) -> None:
     model.get_submodule("transformer.h.0" if make is gpt2 else "bert.encoder.layer.0").eval()
     assert model.config._attn_implementation == attention
     before = trace(model)
-    capture(model, (), batch(padding="right"))
+    capture(CaptureRequest(model, (), batch(padding="right")))
     assert_same(before, trace(model))
 
 
@@ -220,7 +220,7 @@ def test_failed_capture_leaves_no_trace_either(fault: str) -> None:
     model = Broken(gpt2(), FAULTS[fault]).train()
     before = trace(model)
     with pytest.raises(CaptureError):
-        capture(model, (), batch(padding="right"))
+        capture(CaptureRequest(model, (), batch(padding="right")))
     assert_same(before, trace(model))
     # and the model still runs in plain PyTorch
     assert model.inner(**batch(padding="right")).loss.isfinite()
@@ -229,7 +229,7 @@ def test_failed_capture_leaves_no_trace_either(fault: str) -> None:
 def test_batch_is_not_touched() -> None:
     data = batch(padding="middle", ignored=True)
     kept = copy.deepcopy(data)
-    capture(bert(), (), data)
+    capture(CaptureRequest(bert(), (), data))
     assert all(torch.equal(data[k], kept[k]) for k in kept)
 
 
@@ -256,4 +256,4 @@ def test_submodules_keep_their_own_mode() -> None:
     """A frozen block in evaluation mode has no dropout, in the graph as in PyTorch."""
     model = gpt2()
     model.transformer.h[0].eval()
-    assert len(dropout_nodes(capture(model, (), batch()).graph)) == 1 + 3
+    assert len(dropout_nodes(capture(CaptureRequest(model, (), batch())).graph)) == 1 + 3

@@ -19,11 +19,12 @@ from transformers.integrations.sdpa_attention import repeat_kv
 from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 import onward
-from onward.capture import capture
+from onward.capture import CaptureRequest, capture
 from onward.capture.huggingface import attention_kept_whole
 from onward.capture.huggingface.plain_attention import _forms
-from onward.config import CaptureError, TrainerOptions
+from onward.errors import CaptureError
 from onward.graph.graph import type_of
+from onward.options import TrainerOptions
 
 IMPLEMENTATIONS = ("sdpa", "eager")
 GPT2 = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 64, "vocab_size": 97,
@@ -256,7 +257,7 @@ def test_the_usual_batch_keeps_its_compact_mask() -> None:
     usual = {**hidden(), "attention_mask": torch.ones(4, 7, dtype=torch.long)}
     for family, compact_type in (("GPT-2", "b[B,1,1,T]"), ("BERT", "b[B,1,1,T]")):
         for data, compact in ((usual, True), (hidden(), False)):
-            got = capture(made(family, "eager"), (), data)
+            got = capture(CaptureRequest(made(family, "eager"), (), data))
             given = [[*n.inputs, None][3] for n in got.graph if n.op_type == "Attention"]
             types = [str(type_of(mask)) for mask in given if mask is not None]
             assert (compact_type in types) == compact
@@ -268,7 +269,7 @@ def test_attention_that_is_causal_only_where_nothing_is_hidden_is_refused() -> N
     model = made("GPT-2", "sdpa")
     model.get_submodule("transformer.h.0.attn").is_causal = False
     with pytest.raises(CaptureError, match=r"causal on a batch that hides no token.*; fix: "):
-        capture(model, (), hidden())
+        capture(CaptureRequest(model, (), hidden()))
 
 
 class OfFour(GPT2Attention):
@@ -296,7 +297,7 @@ def test_attention_that_is_causal_without_a_mask(kind: type[GPT2Attention]) -> N
         1, torch.tensor([5, 6]), 0)}  # fmt: skip
     if kind is Otherwise:
         with pytest.raises(CaptureError, match=r"causal on a batch that hides no token.*; fix: "):
-            capture(model, (), whole)
+            capture(CaptureRequest(model, (), whole))
         return
     for batch in (whole, padded):
         compiled = tiny.compiled(model, batch)

@@ -20,8 +20,8 @@ from tiny import (
 )
 from torch import nn
 
-from onward.capture import CapturedModule, capture
-from onward.config import CaptureError
+from onward.capture import CapturedModule, CaptureRequest, capture
+from onward.errors import CaptureError
 from onward.graph.file import save
 from onward.graph.graph import Graph, Role, attributes, type_of
 from onward.graph.names import parameter_name
@@ -46,7 +46,7 @@ MODELS: dict[str, tuple[Any, Any, int]] = {
 def captured(name: str, padding: str | None = None) -> tuple[nn.Module, Any, CapturedModule]:
     make, data_of, _ = MODELS[name]
     model, data = make(), data_of(padding)
-    return model, data, capture(model, (), data)
+    return model, data, capture(CaptureRequest(model, (), data))
 
 
 def symbols_in(graph: Graph) -> set[str]:
@@ -87,19 +87,19 @@ def test_training_graph_has_shared_symbols_and_every_dropout(name: str, padding:
 @pytest.mark.parametrize("name", MODELS)
 def test_evaluation_graph_has_no_dropout(name: str) -> None:
     make, data_of, _ = MODELS[name]
-    got = capture(make().eval(), (), data_of(None))
+    got = capture(CaptureRequest(make().eval(), (), data_of(None)))
     assert dropout_nodes(got.graph) == []
     assert got.graph.inputs_with(Role.RANDOM) == []
 
 
 def test_dropout_of_zero_is_no_site() -> None:
-    assert dropout_nodes(capture(gpt2(dropout=0.0), (), batch()).graph) == []
+    assert dropout_nodes(capture(CaptureRequest(gpt2(dropout=0.0), (), batch())).graph) == []
 
 
 def test_plain_module_with_loss_function() -> None:
     model = mlp(dropout=0.5)
     x, y = torch.randn(6, 8), torch.arange(6) % 5
-    got = capture(model, (x,), {}, (y,), nn.functional.cross_entropy)
+    got = capture(CaptureRequest(model, (x,), {}, (y,), nn.functional.cross_entropy))
     types = {v.name: str(type_of(v)) for v in got.graph.inputs_with(Role.BATCH)}
     assert types == {"batch.x": "f32[B,8]", "batch.target": "i64[B]"}
     assert str(type_of(got.graph.outputs["loss"])) == "f32[]"
@@ -108,12 +108,12 @@ def test_plain_module_with_loss_function() -> None:
 
 def test_model_without_loss_is_told_so() -> None:
     with pytest.raises(CaptureError, match="reduce it to a scalar"):
-        capture(mlp(), (torch.randn(6, 8),), {})
+        capture(CaptureRequest(mlp(), (torch.randn(6, 8),), {}))
     unlabelled = {"input_ids": tokens(4, 12)}
     with pytest.raises(CaptureError, match="no loss; fix: pass labels"):
-        capture(Two().train(), (torch.randn(6, 8),), {})
+        capture(CaptureRequest(Two().train(), (torch.randn(6, 8),), {}))
     with pytest.raises(CaptureError, match="fix:"):
-        capture(gpt2(), (), unlabelled)
+        capture(CaptureRequest(gpt2(), (), unlabelled))
 
 
 class Two(Mlp):
@@ -139,7 +139,7 @@ def test_tied_weights_are_one_input_and_equal_weights_are_two() -> None:
 
     twins = Twins().train()
     x, y = torch.randn(6, 16), torch.arange(6)
-    made = capture(twins, (x,), {}, (y,), nn.functional.cross_entropy)
+    made = capture(CaptureRequest(twins, (x,), {}, (y,), nn.functional.cross_entropy))
     assert len(made.parameters) == len(made.graph.inputs_with(Role.PARAM)) == 4
 
 
@@ -205,7 +205,7 @@ def test_new_sizes_fit_and_others_are_refused() -> None:
 
 @pytest.mark.parametrize(("size", "length"), [(1, 12), (4, 1), (1, 1)])
 def test_size_one_is_captured_for_itself(size: int, length: int) -> None:
-    got = capture(gpt2(), (), batch(size, length))
+    got = capture(CaptureRequest(gpt2(), (), batch(size, length)))
     assert shapes_without_mask(got, size, length) is not None
     assert shapes_without_mask(got, size + 2, length) is None or size > 1
     assert shapes_without_mask(got, size, length + 2) is None or length > 1

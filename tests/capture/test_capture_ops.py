@@ -11,8 +11,8 @@ from tiny_families import assert_same
 from torch import nn
 from torch.nn import functional as F
 
-from onward.capture import capture
-from onward.config import CaptureError
+from onward.capture import CaptureRequest, capture
+from onward.errors import CaptureError
 
 Body = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # of x f[5,6] and x w f[5,6]
 
@@ -114,7 +114,7 @@ def test_over_each_dim(name: str) -> None:
 
 
 REFUSED: dict[str, tuple[Body, str]] = {
-    "features by a mask": (lambda x, y: y[:, x[0] > 0], "boolean tensor.*; fix: keep all rows"),
+    "features by a mask": (lambda x, y: y[:, x[0] > 0], "boolean mask.*; fix: keep all rows"),
     "a rank": (
         lambda x, y: torch.linalg.matrix_rank(y) * y,
         "factorises.*; fix: compute it",
@@ -126,4 +126,4 @@ REFUSED: dict[str, tuple[Body, str]] = {
 def test_refusals_say_how_to_go_on(name: str) -> None:
     body, said = REFUSED[name]
     with pytest.raises(CaptureError, match=said):
-        capture(Small(body), (), {"x": torch.randn(5, 6)})
+        capture(CaptureRequest(Small(body), (), {"x": torch.randn(5, 6)}))

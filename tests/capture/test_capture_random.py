@@ -145,9 +145,7 @@ def test_two_draws_of_a_step_are_unlike() -> None:
 def test_a_generator_of_its_own_is_refused() -> None:
     generator = torch.Generator()
     trainer = trainer_of(lambda x: x * torch.rand(4, generator=generator))
-    with pytest.raises(
-        onward.CaptureError, match=r"torch\.Generator|no tensor that a graph can hold"
-    ):
+    with pytest.raises(onward.CaptureError, match=r"torch\.Generator|which is not a tensor"):
         trainer.train_step(torch.randn(4, 4))
 
 

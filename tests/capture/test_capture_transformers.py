@@ -10,8 +10,8 @@ import tiny
 import torch
 from torch import nn
 
-from onward.capture import capture
-from onward.config import CaptureError
+from onward.capture import CaptureRequest, capture
+from onward.errors import CaptureError
 from onward.train.verify import allowed_difference
 
 WIDTH = 16
@@ -252,5 +252,5 @@ def test_ops_that_write_in_place_mean_what_they_mean(view: str) -> None:
 
 
 def test_writing_into_the_batch_is_refused() -> None:
-    with pytest.raises(CaptureError, match="changes the batch's x, and a step leaves"):
-        capture(InPlace("input"), (), {"x": torch.randn(5, 4)})
+    with pytest.raises(CaptureError, match="writes in place into the batch's x"):
+        capture(CaptureRequest(InPlace("input"), (), {"x": torch.randn(5, 4)}))

@@ -9,7 +9,7 @@ import pytest
 import tiny
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from onward.capture import capture
+from onward.capture import CaptureRequest, capture
 from onward.capture.trace import export as trace
 from onward.graph.printer import graph_text
 
@@ -27,9 +27,9 @@ def nothing() -> Iterator[Any]:
 @pytest.mark.parametrize("name", MODELS)
 def test_the_graph_is_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = MODELS[name](), tiny.batch()
-    cheap = graph_text(capture(model, (), batch).graph)
+    cheap = graph_text(capture(CaptureRequest(model, (), batch)).graph)
     monkeypatch.setattr(trace, "cheaper", nothing)
-    assert graph_text(capture(model, (), batch).graph) == cheap
+    assert graph_text(capture(CaptureRequest(model, (), batch)).graph) == cheap
 
 
 def test_the_third_layer_finds_what_the_second_has_left() -> None:
@@ -37,7 +37,7 @@ def test_the_third_layer_finds_what_the_second_has_left() -> None:
     served, made = [], []
     for layers in (6, 7):
         hits, misses = FakeTensorMode.cache_hits, FakeTensorMode.cache_misses
-        capture(tiny.gpt2(layers=layers), (), tiny.batch())
+        capture(CaptureRequest(tiny.gpt2(layers=layers), (), tiny.batch()))
         served.append(FakeTensorMode.cache_hits - hits)
         made.append(FakeTensorMode.cache_misses - misses)
     more, new = served[1] - served[0], made[1] - made[0]

@@ -10,7 +10,7 @@ from chosen_rows import PROGRAMS, REFUSED, Choosing, batch
 from row_programs import CLASSES, WORDS, wrong_numbers
 from torch import Tensor, nn
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 
 KINDS = ("ragged", "holes", "all", "one")
 

@@ -18,7 +18,7 @@ from torch import nn
 from onward.capture.aten import TABLE
 from onward.capture.aten.reasons import REASONS, reason
 from onward.capture.translate.decompose import functional
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 ATEN: Any = torch.ops.aten
 X = torch.linspace(-2.0, 2.0, 120).reshape(2, 3, 4, 5).sin()

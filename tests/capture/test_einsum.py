@@ -8,7 +8,7 @@ import torch
 from tiny_families import assert_same
 from torch import Tensor, nn
 
-from onward.capture import capture
+from onward.capture import CaptureRequest, capture
 
 SIZES = dict(zip("abcdeAC", (3, 4, 5, 2, 3, 2, 3), strict=True))
 EQUATIONS = [
@@ -80,7 +80,7 @@ def test_of_sizes_that_vary(equation: str) -> None:
 
 def test_a_product_is_one() -> None:
     """And no copies for it: heads stay dims."""
-    graph = capture(OfRows("btd,bsd->bts"), (), {"x": torch.randn(2, 3, 6)}).graph
+    graph = capture(CaptureRequest(OfRows("btd,bsd->bts"), (), {"x": torch.randn(2, 3, 6)})).graph
     ops = [node.op_type for node in graph]
     assert ops.count("MatMul") == 1
     assert "Expand" not in ops

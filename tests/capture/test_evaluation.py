@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from exports import Exports, exports
 from tiny_families import CASES
 from torch import nn
 from torch.nn import functional as F
@@ -16,9 +17,10 @@ from torch.nn.functional import dropout as taken
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 import onward
-from onward.capture import capture, evaluation
-from onward.capture.trace import export as trace
+from onward.capture import CaptureRequest, capture, evaluation
 from onward.compile import Compiler
+
+__all__ = ["exports"]  # a fixture
 
 P = 0.5
 
@@ -288,20 +290,6 @@ MORE = [Branch, BranchOnSize, Variable, OtherWay, NotQuiteOff, Asked, FromItsDic
         OwnMode]  # fmt: skip
 
 
-@pytest.fixture
-def exports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A number for each trace."""
-    made: list[int] = []
-    plain = trace.torch.export.export
-
-    def export(*args: Any, **kwargs: Any) -> Any:
-        made.append(len(made))
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(trace.torch.export, "export", export)
-    return made
-
-
 def batches() -> list[torch.Tensor]:
     torch.manual_seed(1)
     return [torch.randn(n, 6) for n in (3, 4, 7)]
@@ -312,9 +300,7 @@ def loss_of(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", [*DROPOUT, *MORE])
-def test_an_evaluation_of_an_accelerated_model_is_eagers(
-    kind: type[Net], exports: list[int]
-) -> None:
+def test_an_evaluation_of_an_accelerated_model_is_eagers(kind: type[Net], exports: Exports) -> None:
     model = kind()
     onward.accelerate(model)
     model.train()
@@ -323,17 +309,17 @@ def test_an_evaluation_of_an_accelerated_model_is_eagers(
     model.zero_grad()
     plain = copy.deepcopy(model).eval()
     model.eval()
-    made = len(exports)
+    made = exports.count
     with torch.inference_mode():
         for x in rest:
             with onward.eager():
                 want = plain(x)
             torch.testing.assert_close(model(x), want)
-    assert (len(exports) == made) == (kind in DROPOUT), "whether it was traced again"
+    assert (exports.count == made) == (kind in DROPOUT), "whether it was traced again"
 
 
 @pytest.mark.parametrize("kind", [*DROPOUT, *MORE])
-def test_an_evaluation_of_a_trainer_is_eagers(kind: type[Net], exports: list[int]) -> None:
+def test_an_evaluation_of_a_trainer_is_eagers(kind: type[Net], exports: Exports) -> None:
     if kind is Inference:
         pytest.skip("an evaluation of a Trainer's is no inference mode")
     model = kind()
@@ -341,12 +327,12 @@ def test_an_evaluation_of_a_trainer_is_eagers(kind: type[Net], exports: list[int
     first, *rest = batches()
     trainer.train_step(first, first)
     plain = copy.deepcopy(model).eval()
-    made = len(exports)
+    made = exports.count
     for x in rest:
         with torch.no_grad():
             want = loss_of(plain(x), x)
         torch.testing.assert_close(torch.tensor(float(trainer.eval_step(x, x).loss)), want)
-    assert (len(exports) == made) == (kind in DROPOUT), "whether it was traced again"
+    assert (exports.count == made) == (kind in DROPOUT), "whether it was traced again"
 
 
 def test_what_always_drops_drops_in_evaluation_too() -> None:
@@ -388,7 +374,7 @@ def test_another_part_in_evaluation_keeps_its_own_dropout_off() -> None:
 
 
 def test_a_dropout_of_the_users_in_torchs_place_may_do_more(
-    monkeypatch: pytest.MonkeyPatch, exports: list[int]
+    monkeypatch: pytest.MonkeyPatch, exports: Exports
 ) -> None:
     plain = F.dropout
 
@@ -402,10 +388,10 @@ def test_a_dropout_of_the_users_in_torchs_place_may_do_more(
     model(x).sum().backward()
     with torch.no_grad():
         torch.testing.assert_close(model.eval()(x), twin.eval()(x))
-    assert len(exports) == 2
+    assert exports.count == 2
 
 
-def test_attention_drops_in_evaluation_whatever_flag_it_is_given(exports: list[int]) -> None:
+def test_attention_drops_in_evaluation_whatever_flag_it_is_given(exports: Exports) -> None:
     """transformers' sdpa function takes the ratio alone, and any keyword."""
 
     class Attending(transformers.LlamaForCausalLM):
@@ -457,12 +443,12 @@ def test_a_mode_of_the_models_own_is_put_back_after_an_evaluation() -> None:
     assert model.training and model.scale == 1.0
 
 
-def test_with_gradients_an_evaluation_is_captured_by_itself(exports: list[int]) -> None:
+def test_with_gradients_an_evaluation_is_captured_by_itself(exports: Exports) -> None:
     model = Module()
     onward.accelerate(model)
     x = batches()[0]
     model(x).sum().backward()
-    made = len(exports)
+    made = exports.count
     model.eval().zero_grad()
     model(x).sum().backward()
     grad = model.first.weight.grad
@@ -470,14 +456,17 @@ def test_with_gradients_an_evaluation_is_captured_by_itself(exports: list[int]) 
         model.zero_grad()
         model(x).sum().backward()
     torch.testing.assert_close(grad, model.first.weight.grad)
-    assert len(exports) == made + 1
+    assert exports.count == made + 1
 
 
 def test_the_compiler_says_why_an_evaluation_is_more() -> None:
     x = batches()[0]
-    found = {k.__name__: capture(k().train(), (x,), {}, want_loss=False).asks for k in MORE[:4]}
+    found = {
+        k.__name__: capture(CaptureRequest(k().train(), (x,), {}, want_loss=False)).asks
+        for k in MORE[:4]
+    }
     assert all("mode" in why for why in found.values()), found
-    captured = capture(Module(), (x,), {}, want_loss=False)
+    captured = capture(CaptureRequest(Module(), (x,), {}, want_loss=False))
     made = evaluation(captured)
     assert captured.asks == "" and made is not None
     assert made.graph.signature.seed is None and captured.graph.signature.seed is not None
@@ -503,17 +492,17 @@ def let_drop(model: nn.Module) -> None:
 
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CASES)
-def test_an_evaluation_of_each_family_is_eagers(name: str, exports: list[int]) -> None:
+def test_an_evaluation_of_each_family_is_eagers(name: str, exports: Exports) -> None:
     make, data_of = CASES[name]
     model, data = make(), data_of()
     let_drop(model)
     onward.accelerate(model.train(), strict=True)
     model(**data).loss.backward()
     model.eval()
-    made = len(exports)
+    made = exports.count
     with torch.no_grad():
         have = model(**data).loss
         with onward.eager():
             want = model(**data).loss
     torch.testing.assert_close(have, want, rtol=1e-6, atol=1e-6)
-    assert (len(exports) > made) == (name in AGAIN)
+    assert (exports.count > made) == (name in AGAIN)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import tiny
 import torch
-from expert_loops import LOOPS, Experts, batch
+import torch.nn.functional as F
+from expert_loops import LOOPS, Experts, batch, hits, mask_of
 from expert_loops_refused import REFUSED
 from row_programs import wrong_numbers
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 
 
 @pytest.mark.sample(5)
@@ -31,6 +34,18 @@ def test_what_a_turn_without_rows_may_change_is_refused(name: str) -> None:
         tiny.compiled(Experts(REFUSED[name]), batch(5, 0))
     assert "\n" not in str(found.value)
     assert "fix: " in str(found.value)
+
+
+def test_experts_may_have_dropout() -> None:
+    def dropped(p: Experts, x: torch.Tensor, chosen: torch.Tensor, scale: torch.Tensor) -> Any:
+        y, mask = torch.zeros_like(x), mask_of(chosen)
+        for e in hits(mask):
+            _, token = torch.where(mask[e[0]])
+            y.index_add_(0, token, F.dropout(x[token], 0.5, p.training))
+        return y
+
+    made = tiny.compiled(Experts(dropped), batch(5, 0))
+    assert len(tiny.dropout_nodes(made.captured.graph)) == 1
 
 
 def test_an_expert_that_is_none_is_not_a_number() -> None:

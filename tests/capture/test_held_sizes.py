@@ -92,7 +92,9 @@ def test_multiples_share_a_capture(name: str, captures: list[int]) -> None:
 def test_what_is_held_is_noted() -> None:
     model = Net(FORMS["patches"][0])
     made = tiny.compiled(model, {"x": torch.randn(3, 12, 5)})
-    assert made.captured.notes == ["captured anew for other sizes of: x dim 1 (multiples of 4)"]
+    assert made.captured.notes == [
+        "the model is captured again for other sizes of: x dim 1 (multiples of 4)"
+    ]
 
 
 class Segments(torch.nn.Module):

@@ -12,8 +12,8 @@ from tiny_families import assert_same
 from torch import nn
 from torch.nn import functional as F
 
-from onward.capture import capture
-from onward.config import CaptureError
+from onward.capture import CaptureRequest, capture
+from onward.errors import CaptureError
 
 View = Callable[[torch.Tensor], torch.Tensor]  # of f32[B,4,6]
 
@@ -117,7 +117,7 @@ REFUSED: dict[str, View] = {
 def test_other_views_are_refused(view: str) -> None:
     model = InPlace(REFUSED[view], lambda v: v.mul_(1.5))
     with pytest.raises(CaptureError, match=r"another tensor shares; fix: use"):
-        capture(model, (), {"x": torch.randn(3, 4, 6)})
+        capture(CaptureRequest(model, (), {"x": torch.randn(3, 4, 6)}))
 
 
 # Ops that change sizes and strides of a tensor where it stands, and leave what it holds.
@@ -186,8 +186,8 @@ class OfGiven(nn.Module):
 
 @pytest.mark.parametrize("which", ["input", "buffer"])
 def test_a_given_tensor_keeps_its_sizes(which: str) -> None:
-    with pytest.raises(CaptureError, match="changes the shape of a tensor that the forward was"):
-        capture(OfGiven(which), (), {"x": torch.randn(4, 6)})
+    with pytest.raises(CaptureError, match="changes the shape of an input of the forward"):
+        capture(CaptureRequest(OfGiven(which), (), {"x": torch.randn(4, 6)}))
 
 
 def test_a_view_of_a_given_tensor_may_change_them() -> None:
@@ -298,4 +298,4 @@ def test_a_part_without_gradients_writes_into_what_it_alone_reads(name: str) -> 
 def test_what_is_read_after_it_is_refused(name: str) -> None:
     model, x = OfRegion(READ_LATER[name]), torch.randn(4, 6)
     with pytest.raises(CaptureError, match="fix: "):
-        capture(model, (), {"x": x})
+        capture(CaptureRequest(model, (), {"x": x}))

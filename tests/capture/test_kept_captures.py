@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kept_runs import Change, Exports, Program, cache, exports, folder, kept, program, runs
+from exports import Exports, exports
+from kept_runs import Change, Program, cache, folder, kept, program, runs
 from torch import nn
 
 import onward

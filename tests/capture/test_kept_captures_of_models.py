@@ -14,7 +14,8 @@ import kept_program
 import pytest
 import tiny
 import torch
-from kept_runs import Exports, cache, exports, folder
+from exports import Exports, exports
+from kept_runs import cache, folder
 from torch import nn
 
 import onward

@@ -13,8 +13,8 @@ from tiny_families import assert_same
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from onward.capture import capture
-from onward.config import CaptureError
+from onward.capture import CaptureRequest, capture
+from onward.errors import CaptureError
 
 # mypy and pyright know no signatures of these
 Function: Any = torch.autograd.Function
@@ -246,7 +246,7 @@ class Narrow(Cubed):
 
 
 REFUSED: dict[str, tuple[Body, str]] = {
-    "writes": (lambda net, h: Dirty.apply(h), "Dirty writes into its inputs; fix"),
+    "writes": (lambda net, h: Dirty.apply(h), "Dirty writes in place into its inputs; fix"),
     "autograd inside": (lambda net, h: Asking.apply(h), r"calls torch\.autograd\.grad; .*fix"),
     "too few": (lambda net, h: Short.apply(h, 2.0), "Short returns 1 gradients for 2 inputs; fix"),
     "another shape": (lambda net, h: Narrow.apply(h), r"Narrow returns a gradient \[6\].*; fix"),
@@ -257,4 +257,4 @@ REFUSED: dict[str, tuple[Body, str]] = {
 def test_other_backwards_are_refused(name: str) -> None:
     body, said = REFUSED[name]
     with pytest.raises(CaptureError, match=said):
-        capture(Net(body), (), {"x": torch.randn(5, 6)})
+        capture(CaptureRequest(Net(body), (), {"x": torch.randn(5, 6)}))

@@ -122,7 +122,7 @@ def test_a_value_is_captured_once(captures: list[int]) -> None:
     for batch in (first, again, other, first, other):
         trainer.train_step(*batch)
     assert len(captures) == 2
-    assert "captured anew for other numbers" in str(trainer.report()["notes"])
+    assert "captured again for other values" in str(trainer.report()["notes"])
 
 
 def of_parameters(net: Any, x: torch.Tensor, n: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

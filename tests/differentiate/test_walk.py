@@ -35,7 +35,7 @@ def feeds_of(types: dict[str, str], sizes: dict[str, int]) -> dict[str, np.ndarr
     rng = np.random.default_rng(1)
     out: dict[str, np.ndarray] = {}
     for name, text in types.items():
-        shape = tuple(int(n) for n in parse_type(text).bind(sizes).shape)  # type: ignore[arg-type]
+        shape = tuple(int(n) for n in parse_type(text).specialized(sizes).shape)  # type: ignore[arg-type]
         out[name] = np.asarray(rng.uniform(0.5, 2.0, shape))
     return out
 

@@ -173,7 +173,7 @@ def test_bad_input_is_told_where_a_later_launch_fails_on_it() -> None:
         raise RuntimeError("of what the bad row left")
 
     executable.launches[executable.plan.commit - 1] = fail
-    with pytest.raises(IndexError, match="row 5 of a table"):
+    with pytest.raises(IndexError, match="index 5 is out of range"):
         executable.run({"ids0": torch.tensor([1, 5]), "ids1": GOOD})
     with pytest.raises(RuntimeError, match="of what the bad row left"):
         executable.run({"ids0": GOOD, "ids1": GOOD})
@@ -186,7 +186,7 @@ def test_bad_input_of_the_commit_is_told() -> None:
     tensors = owned()
     plan = lookups(finite=False)
     executable = Executable(replace(plan, commit=1), Memory(torch.device("cpu")), tensors)
-    with pytest.raises(IndexError, match="row 7 of a table"):
+    with pytest.raises(IndexError, match="index 7 is out of range"):
         executable.run({"ids0": GOOD, "ids1": torch.tensor([0, 7])})
     assert executable.memory.torn
 

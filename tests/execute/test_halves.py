@@ -21,7 +21,7 @@ import torch
 from tiny import FEEDS, Compiled, Tensors, batch, compiled, execute_packed, plain, trained
 from tiny_families import CASES, allowed
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute import ExecutableHalves, Memory, Residuals
 from onward.graph.graph import Graph, type_of
 from onward.graph.names import OUTPUT, user_name
@@ -68,7 +68,7 @@ def halves(
     results = made.forward.signature.results.values()
     floating = [n for n in results if type_of(made.forward.outputs[n]).is_floating]
     if ends is None:
-        ends = list(dict.fromkeys([*made.forward.signature.ends, *floating]))
+        ends = list(dict.fromkeys([*made.forward.signature.differentiated_outputs, *floating]))
     graph = made.compiler.halves(made.forward, tuple(ends), tuple(trained(made)))
     dims = made.captured.dims(list(data.values()))
     assert dims is not None
@@ -359,7 +359,7 @@ def test_a_cotangent_of_another_shape_is_refused(shape: tuple[int, ...]) -> None
     both = halves(model, data)
     left = both.forward(data)
     given = {"loss": torch.ones(()), "logits": torch.ones(shape)}
-    with pytest.raises(OnwardError, match="cotangent of 'logits' is"):
+    with pytest.raises(OnwardError, match="gradient of the output 'logits' has shape"):
         both.backward(left, given)
     both.backward(left, cotangents(both.outputs()))
 

@@ -112,7 +112,7 @@ def test_a_step_on_counted_rows_allocates_no_more_either(
 def test_bytes_held_are_the_bytes_predicted(kind: str) -> None:
     trainer = trainer_of(kind)
     trainer.train_step(batch(4, 24, "right"))
-    executable = trainer._last_run().prepared.executable
+    executable = trainer.snapshot().last_run.prepared.executable
     assert executable is not None
     assert executable.nbytes() == executable.plan.sizes
     assert executable.nbytes()[MemoryRegion.SCRATCH] > 0

@@ -132,7 +132,7 @@ class Fixed(nn.Module):
 def test_a_graph_for_one_batch_size_says_so() -> None:
     found = onward.explain(Fixed(), {"x": torch.randn(3, 4)}, memory="1MB", batch_sizes=(3, 6))
     assert found.largest is not None and found.largest.nbytes is None
-    assert found.largest.reason == "the model's graph is for batches of 3 alone"
+    assert found.largest.reason == "the model's graph is fixed to the batch size 3"
     assert found.sizes[0].nbytes and found.sizes[1].nbytes is None and found.sizes[1].reason
 
 

@@ -6,7 +6,8 @@ import dataclasses
 import re
 from pathlib import Path
 
-from onward.explanation.facts import KINDS, NOT_COUNTED, LargestBatch, StepExplanation, StepMemory
+from onward.explanation import StepExplanation
+from onward.explanation.facts import KINDS, NOT_COUNTED, LargestBatch, StepMemory
 from onward.recipes.explain_options import ExplainConfig
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "explain.md").read_text(encoding="utf-8")

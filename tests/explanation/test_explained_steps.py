@@ -18,11 +18,11 @@ from tiny import batch, mlp
 from torch import nn
 
 import onward
-from onward.config import CaptureError, OnwardError
+from onward.errors import CaptureError, OnwardError
 from onward.explanation import StepExplanation
 from onward.explanation.build import reasons
-from onward.explanation.changes import count_ops
 from onward.explanation.facts import ARENA, KINDS, OF_REGIONS
+from onward.graph.printer import count_ops
 from onward.journal import Journal
 from onward.module import accelerated
 from onward.module.accelerate import _MEMORIES
@@ -92,7 +92,7 @@ class Running:
         a call, and beside a block what its rows were counted in."""
         held = accelerated(self.model)
         if held is None:
-            executable = self.who._last.prepared.executable
+            executable = self.who.snapshot().last_run.prepared.executable
         else:
             [call] = [c for s in held._states for cs in s.calls.values() for c in cs]
             assert not isinstance(call, str) and call.last is not None
@@ -151,7 +151,7 @@ def agrees(found: StepExplanation, running: Running) -> None:
     assert plan.sizes[MemoryRegion.PERSISTENT] == held["persistent"]
     assert kinds["row counting"] >= held["beside"]
     if running.loop == "trainer":  # whose arena is the step's: what is left are constants
-        looks = running.who._last.step.looks
+        looks = running.who.snapshot().last_run.step.looks
         assert kinds["row counting"] == sum(look.sizes[MemoryRegion.PERSISTENT] for look in looks)
     assert max(sum(memory.alive[k][i] for k in ARENA) for i in range(len(plan.launches))) == (
         plan.lower_bound
@@ -269,7 +269,7 @@ def test_rows_are_those_of_the_step(loop: str) -> None:
     real = int(given["attention_mask"].sum())
     assert real in counts and set(running.report["rows"]["counts"].values()) <= counts
     if loop == "trainer":
-        assert str(found.rows) == str(running.who.explain(given))
+        assert str(found.rows) == str(running.who.explain(given).rows)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -322,6 +322,19 @@ def test_timed_launches_add_up_and_an_untimed_explanation_has_no_seconds() -> No
     plain = onward.explain(trainer, batch(4, 12))
     assert all(item.seconds is None for item in plain.launches)
     assert {x.op for x in found.launches} == {x.op for x in plain.launches}
+
+
+def test_a_trainers_method_and_the_function_give_the_same() -> None:
+    trainer, given = onward.Trainer(gpt2(layers=1), onward.optim.AdamW()), padded()
+    with pytest.raises(OnwardError, match="nothing has run yet"):
+        trainer.explain()
+    by_method, by_function = trainer.explain(given), onward.explain(trainer, given)
+    assert type(by_method) is type(by_function) is StepExplanation
+    assert by_method.as_dict() == by_function.as_dict()
+    trainer.train_step(given)
+    assert trainer.explain().as_dict() == onward.explain(trainer).as_dict()
+    assert "logits" in trainer.explain(fetch=["logits"]).results
+    assert trainer.explain(given, fetch=["logits"]).kept[0].why == "output 'logits'"
 
 
 # ---- what runs in eager
@@ -424,8 +437,8 @@ def test_what_cannot_be_explained_is_refused_in_one_line() -> None:
     trainer = onward.Trainer(model, onward.optim.AdamW())
     for act, text in (
         (lambda: onward.explain(3), "not a int"),
-        (lambda: onward.explain(trainer), "nothing has run yet"),
-        (lambda: onward.explain(onward.accelerate(gpt2())), "nothing has run"),
+        (lambda: onward.explain(trainer), "no step has run yet"),
+        (lambda: onward.explain(onward.accelerate(gpt2())), "no call has run"),
         (lambda: onward.explain(trainer, batch(2, 4), memory="much"), "memory='much'"),
         (lambda: onward.explain(trainer, batch(2, 4), memory=cast(Any, 0.5)), "memory=0.5"),
         (lambda: onward.explain(trainer, batch(2, 4), batch_sizes=(2, 0)), "batch_sizes holds 0"),

@@ -6,13 +6,14 @@ import dataclasses
 import json
 import re
 import xml.etree.ElementTree as xml
+from pathlib import Path
 
 import pytest
 import torch
 from tiny import batch, bert, gpt2
 
 import onward
-from onward.explanation import StepExplanation
+from onward.explanation import RowReport, StepExplanation
 from onward.explanation.facts import ARENA, KINDS, RegionFacts
 from onward.explanation.memory_drawing import COLORS, HEIGHT, TOP, svg
 from onward.explanation.page import page
@@ -133,8 +134,24 @@ def test_units(nbytes: int, text: str) -> None:
     assert Unit.of(nbytes).named(nbytes) == text
 
 
-def test_trainers_explanation_of_rows_is_what_it_was() -> None:
-    rows = onward.Trainer(gpt2(layers=1), onward.optim.AdamW()).explain(batch(4, 12, "right"))
-    told = json.loads(json.dumps(rows.as_dict()))
-    assert told["arithmetic_done"] == rows.share and told["packed"] == rows.packed
-    assert [s["rows"] for s in told["sets"]] == [s.count for s in rows.sets]
+def test_what_is_said_of_rows_can_be_read_of_the_whole(tmp_path: Path) -> None:
+    """`trainer.explain` gave the rows alone once: what was read of those is there still."""
+    found = onward.Trainer(gpt2(layers=1), onward.optim.AdamW()).explain(batch(4, 12, "right"))
+    rows, told = found.rows, json.loads(json.dumps(found.as_dict()))["rows"]
+    assert isinstance(found, StepExplanation) and isinstance(rows, RowReport)
+    assert told["arithmetic_done"] == found.share and told["packed"] == found.packed
+    assert [s["rows"] for s in told["sets"]] == [s.count for s in found.sets]
+    for name in ("sets", "whole", "kept", "done", "everything", "packed", "together", "share"):
+        assert getattr(found, name) is getattr(rows, name) or getattr(found, name) == getattr(
+            rows, name
+        )
+    assert found.save(tmp_path / "rows.svg").read_text() == found.svg() == rows.svg()
+
+
+def test_a_page_is_saved_by_the_ending_of_its_file(found: StepExplanation, tmp_path: Path) -> None:
+    assert found.save(tmp_path / "step.html").read_text() == page(found)
+
+
+def test_nothing_is_said_of_the_rows_of_what_is_not_captured(refused: StepExplanation) -> None:
+    with pytest.raises(onward.CaptureError, match=r"no rows are known: an op <odd> at a\.b"):
+        _ = refused.share

@@ -27,7 +27,7 @@ from torch import nn
 from torch.utils import _pytree
 
 import onward
-from onward.capture import Captured, CapturedModule
+from onward.capture import Captured, CapturedModule, CaptureRequest
 from onward.compile import Compiler
 from onward.graph.graph import Graph
 from onward.prepare.graphs import Graphs
@@ -145,11 +145,11 @@ def alarm(made: onward.Trainer, name: str, seed: int) -> str:
 class _Once(Compiler):
     """Captures and graphs are derived once for each question."""
 
-    def capture(self, *args: Any, **kwargs: Any) -> CapturedModule:
-        model, *call = args[:4]
+    def capture(self, request: CaptureRequest) -> CapturedModule:
+        call = [request.args, request.kwargs, request.target]
         tensors, shape = _pytree.tree_flatten(call)
         sizes = tuple(tuple(t.shape) for t in tensors)
-        return _remember((model, shape, sizes), super().capture, *args, **kwargs)
+        return _remember((request.model, shape, sizes), super().capture, request)
 
     def gradients(self, forward: Graph, wrt: Sequence[str], zeros: Collection[str]) -> Graph:
         key = (forward, "gradients", tuple(wrt))

@@ -17,6 +17,7 @@ from torch import nn
 import onward
 import onward.compile
 import onward.rewrite
+from onward.capture import CaptureRequest
 from onward.capture.aten import TABLE
 from onward.differentiate import reverse
 from onward.differentiate.rule_table import RULES
@@ -238,7 +239,7 @@ def _scale_of_two(was: Any) -> float:
     return 0.5 * 1.001
 
 
-GRAPH = "every node agrees with onnxruntime: the graph itself says something else"
+GRAPH = "every node agrees with onnxruntime: the graph itself computes something other"
 FAULTS: dict[str, Fault] = {
     # capture
     "attention's scale": Fault(
@@ -365,7 +366,7 @@ FAULTS: dict[str, Fault] = {
 def shared() -> tuple[Small, Any]:
     """The model, captured once for all faults behind the capture."""
     made = model()
-    return made, onward.compile.capture(made, (), batch())
+    return made, onward.compile.capture(CaptureRequest(made, (), batch()))
 
 
 def trainer(made: Small) -> onward.Trainer:
@@ -396,4 +397,4 @@ def test_nothing_planted_nothing_found(shared: tuple[Small, Any]) -> None:
     made, _ = shared
     report = trainer(made).verify(batch(), bisect=True)
     assert report.ok, str(report)
-    assert "bisect: no stage departs from eager" in report.notes
+    assert "bisect: no stage differs from eager" in report.notes

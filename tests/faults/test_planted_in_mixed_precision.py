@@ -101,13 +101,13 @@ def test_fault_is_found_by_autocast_alone(name: str, monkeypatch: Patch) -> None
     bad = {row.engine for row in report.rows if not row.ok}
     assert bad == {f"{AUTOCAST}dropout off)"}, str(report)
     [note] = [n for n in report.notes if n.startswith("bisect: ")]
-    assert f"departs in mixed precision after pass '{stage}'" in note
+    assert f"differs from eager PyTorch in mixed precision after pass '{stage}'" in note
 
 
 def test_nothing_planted_nothing_found() -> None:
     report = verified(bisect=True)
     assert report.ok, str(report)
-    assert "bisect: no stage departs from eager" in report.notes
+    assert "bisect: no stage differs from eager" in report.notes
     compared = {row.engine for row in report.rows}
     assert f"{AUTOCAST}dropout off)" in compared
     assert len(compared) == 3

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 import onward
 import onward.compile
 import onward.prepare.packed_step
-from onward.capture import CapturedModule
+from onward.capture import CapturedModule, CaptureRequest
 from onward.integrations.torch_compile import register
 from onward.model_state import Walk
 
@@ -364,16 +364,17 @@ class Captures:
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        def record(model: nn.Module, *args: Any, **more: Any) -> CapturedModule:
+        def record(request: CaptureRequest) -> CapturedModule:
+            model = request.model
             before = Walk(model, None).facts
-            found = self.real(model, *args, **more)
+            found = self.real(request)
             # a forward that leaves something, or a part that runs in this model itself
             if Walk(model, None).facts != before or found.regions:
                 self.kept.append((None, found, {}))
                 return found
             paths = {id(x): n for n, x in _named(model).items()}
             names = {n: paths.get(id(x), "") for n, x in found.owned.items()}
-            self.kept.append((_key(model, args), _copy(found), names))
+            self.kept.append((_key(request), _copy(found), names))
             return found
 
         with self._patched(record):
@@ -383,16 +384,18 @@ class Captures:
     def replaying(self) -> Iterator[None]:
         rest = iter(self.kept)
 
-        def replay(model: nn.Module, *args: Any, **more: Any) -> CapturedModule:
+        def replay(request: CaptureRequest) -> CapturedModule:
             key, found, names = next(rest, (None, None, {}))
-            live = _named(model)
+            live = _named(request.model)
             if (
                 found is None
-                or Walk(model, None).plain  # of which the capture says what it has read of these
-                or key != _key(model, args)
+                or Walk(
+                    request.model, None
+                ).plain  # of which the capture says what it has read of these
+                or key != _key(request)
                 or any(n not in live for n in names.values())
             ):
-                return self.real(model, *args, **more)
+                return self.real(request)
             own: dict[str, Any] = {n: live[path] for n, path in names.items()}
             return _copy(
                 found,
@@ -404,10 +407,10 @@ class Captures:
             yield
 
     @contextlib.contextmanager
-    def _patched(self, function: Callable[..., CapturedModule]) -> Iterator[None]:
-        def counting(*args: Any, **more: Any) -> CapturedModule:
+    def _patched(self, function: Callable[[CaptureRequest], CapturedModule]) -> Iterator[None]:
+        def counting(request: CaptureRequest) -> CapturedModule:
             self.count += 1
-            found = function(*args, **more)
+            found = function(request)
             self.made += 1
             return found
 
@@ -433,12 +436,13 @@ def _named(model: nn.Module) -> Tensors:
     )
 
 
-def _key(model: nn.Module, args: tuple[Any, ...]) -> Any:
+def _key(request: CaptureRequest) -> Any:
     """What a capture depends on, as far as one history differs from another run of itself."""
-    leaves = pytree.tree_leaves(args[:3])
-    given = [(x.dtype, tuple(x.shape)) for x in leaves if isinstance(x, torch.Tensor)]
+    model, given = request.model, (request.args, request.kwargs, request.target)
+    leaves = pytree.tree_leaves(given)
+    tensors = [(x.dtype, tuple(x.shape)) for x in leaves if isinstance(x, torch.Tensor)]
     own = [
         (n, tuple(x.shape), x.stride(), x.requires_grad, str(vars(x)))
         for n, x in _named(model).items()
     ]
-    return model.training, given, own
+    return model.training, tensors, own

@@ -20,7 +20,7 @@ from fuzz.engines import Captures, Eager, Moment, Tensors, namespace, ours_of, v
 from fuzz.maker import Case
 from fuzz.regions import classes
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from onward.graph.signature import Signature
 from onward.prepare.packed_step import PackedStep
 from onward.prepare.row_numbers import RowNumbers
 from onward.rewrite import FORWARD, STEP
-from onward.train.updates import Updates
+from onward.train.torch_optimizer import TorchOptimizer
 
 CASES = [case_of(seed) for seed in range(400)]
 
@@ -161,13 +161,13 @@ def test_a_row_that_is_not_counted_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_wrong_rate_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Updates.inputs
+    right = TorchOptimizer.inputs
 
-    def wrong(self: Updates, signature: Signature) -> dict[str, Any]:
+    def wrong(self: TorchOptimizer, signature: Signature) -> dict[str, Any]:
         rates = {name for h, name in signature.hyperparameters.items() if h.name == "lr"}
         return {k: v * 1.01 if k in rates else v for k, v in right(self, signature).items()}
 
-    monkeypatch.setattr(Updates, "inputs", wrong)
+    monkeypatch.setattr(TorchOptimizer, "inputs", wrong)
     assert found("F.linear")[1].kind == "difference"
 
 

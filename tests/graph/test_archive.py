@@ -44,7 +44,7 @@ def small() -> Graph:
     graph.signature = graph.signature.but(
         loss="loss", seed="sizes", hyperparameters={Hyperparameter(0, "lr"): "lr"},
         clocks={3: "lr"}, slots={Slot("param.w", "exp_avg"): "param.w"},
-        updated={"param.w": "w.next"}, apart=True, rows={"R": "sizes"},
+        updated={"param.w": "w.next"}, split_halves=True, rows={"R": "sizes"},
     )  # fmt: skip
     return graph
 
@@ -115,7 +115,7 @@ CHANGES: dict[str, Callable[[Graph], Any]] = {
     "a hyperparameter": signature(hyperparameters={Hyperparameter(1, "lr"): "lr"}),
     "a slot": signature(slots={Slot("param.w", "exp_avg_sq"): "param.w"}),
     "a clock": signature(clocks={4: "lr"}),
-    "apart": signature(apart=False),
+    "split_halves": signature(split_halves=False),
     "rows": signature(rows={"S": "sizes"}),
 }
 

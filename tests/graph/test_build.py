@@ -24,7 +24,7 @@ def f(text: str) -> tuple[Graph, Builder, Value]:
 
 
 def feed(x: Value, sizes: dict[str, int]) -> np.ndarray:
-    shape = [int(n) for n in type_of(x).bind(sizes).shape]  # type: ignore[arg-type]
+    shape = [int(n) for n in type_of(x).specialized(sizes).shape]  # type: ignore[arg-type]
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
 
 

@@ -146,7 +146,7 @@ def test_bytes_and_elements() -> None:
     assert parse_type("i64[]").numel == 1
     with pytest.raises(ValueError, match=r"f32\[B\]"):
         _ = parse_type("f32[B]").numel
-    assert parse_type("f32[B,2]").bind({"B": 3}) == Type(DType.FLOAT, (3, 2))
+    assert parse_type("f32[B,2]").specialized({"B": 3}) == Type(DType.FLOAT, (3, 2))
 
 
 @given(st.lists(st.lists(st.sampled_from([1, 2, 3]), max_size=3), min_size=1, max_size=3))

@@ -12,7 +12,7 @@ from tokenizing import LINES, tokenizer
 from transformers import BertConfig, BertModel
 
 import onward
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 from onward.module import accelerated
 
 datasets = pytest.importorskip("datasets", exc_type=ImportError)

@@ -439,7 +439,7 @@ class ViewOfOutput(Broken):
 
 
 EAGER = {
-    Writes: r"add_.* changes the batch",
+    Writes: r"add_.* writes in place into the batch",
     ViewOfOutput: r"row is a view of its output h",
 }
 
@@ -454,7 +454,7 @@ def test_what_runs_in_eager_says_why_once(kind: type[Broken]) -> None:
     lines = [str(w.message) for w in told if w.category is onward.EagerWarning]
     assert len(lines) == len(set(lines))
     [line] = [line for line in lines if re.search(EAGER[kind], line)]
-    assert line.startswith("what torch.compile made of forward, ") and f"{__file__}:" in line
+    assert line.startswith("the torch.compile graph of forward, ") and f"{__file__}:" in line
     torch._dynamo.reset()
     strict = torch.compile(kind(), backend="onward", options={"strict": True})
     for _ in range(2):

@@ -13,7 +13,7 @@ import transformers
 from hf_runs import arguments, assert_same_run, causal_lm, language
 from torch import nn
 
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 from onward.integrations.transformers import Trainer
 
 KINDS: tuple[Any, ...] = (Trainer, transformers.Trainer)
@@ -37,7 +37,7 @@ def test_parameters_that_the_optimizer_does_not_hold(
         trainers.append(language(kind, model, args, optimizers=(optimizer, None)))
         trainers[-1].train()
     assert_same_run(*trainers)
-    assert "is in no group of the optimizer" in caplog.text
+    assert "is in no parameter group of the optimizer" in caplog.text
 
 
 class Sometimes(nn.Module):

@@ -23,12 +23,12 @@ from hf_runs import (
 from texts import language_rows
 from transformers import TrainerCallback
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.integrations.transformers import Trainer
 from onward.module import accelerated
 
 KINDS: tuple[Any, ...] = (Trainer, transformers.Trainer)
-SAID = "forward and backward run as graphs, the update is transformers'"
+SAID = "forward and backward run as graphs, and transformers makes the optimizer step itself"
 
 
 # ---- what a subclass overrides

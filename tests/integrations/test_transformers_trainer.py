@@ -27,10 +27,11 @@ from texts import language_rows
 from transformers import TrainerCallback
 
 import onward
-from onward.config import MissingExtraError, OnwardError, TrainerOptions
+from onward.errors import MissingExtraError, OnwardError
 from onward.integrations import refused_arguments
 from onward.integrations.transformers import Seq2SeqTrainer, Trainer
 from onward.module import accelerated
+from onward.options import TrainerOptions
 
 RUNS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -274,8 +275,8 @@ def test_two_precisions_are_refused(options: Any, tmp_path: Path) -> None:
         language(Trainer, causal_lm(), arguments(tmp_path / "run", bf16=True), options=options)
     said = TrainerOptions.of(options).mixed_precision
     assert str(error.value) == (
-        f'TrainingArguments(bf16=True) and options={{"mixed_precision": "{said}"}}: a step has one '
-        "precision; fix: leave one of them out"
+        f'TrainingArguments(bf16=True) and options={{"mixed_precision": "{said}"}} contradict each '
+        "other; fix: leave one of them out"
     )
     assert not (tmp_path / "run").exists(), "nothing is written"
 
@@ -294,7 +295,7 @@ def test_one_precision_is_taken(options: Any, tmp_path: Path) -> None:
 
 def test_accelerate_s_own_fp8_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("accelerate.Accelerator.mixed_precision", "fp8")
-    with pytest.raises(OnwardError, match=r"mixed_precision=fp8; fix: bf16=True"):
+    with pytest.raises(OnwardError, match=r"mixed_precision=fp8 is not supported; fix: bf16=True"):
         language(Trainer, causal_lm(), arguments(tmp_path / "run"))
 
 
@@ -325,7 +326,7 @@ def test_options_that_are_arguments(options: Mapping[str, Any], said: str, tmp_p
 
 def test_nothing_has_run_yet(tmp_path: Path) -> None:
     trainer = language(Trainer, causal_lm(), arguments(tmp_path, max_steps=1))
-    with pytest.raises(OnwardError, match="nothing has run as one graph yet"):
+    with pytest.raises(OnwardError, match="no whole step has run as one graph"):
         _ = trainer.onward_trainer
 
 

@@ -1,15 +1,17 @@
 """Builds the native kernels with AddressSanitizer and UBSan, and runs their tests on that build.
 
-    python tests/kernels/sanitize.py [options of pytest]
+    python tests/kernels/sanitize.py [--fastest] [options of pytest]
 
-The build lies in build/sanitize, beside the product's. Both sanitizers are tested first: each must
-report the fault that is planted for it, in every build that this processor runs, and nothing in the
-same call made right. Files of tests among the options are run instead of all the kernels'.
+With `--fastest` only the instruction level is built that this processor runs fastest. The build
+lies in build/sanitize, beside the product's. Both sanitizers are tested first: each must report the
+fault that is planted for it, in every build that this processor runs, and nothing in the same call
+made right. Files of tests among the options are run instead of all the kernels'.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +32,7 @@ n = ctypes.c_int64
 c.onward_activation(x, y, n(int(count)), n(2), n(0))
 c.onward_norm(x, y, partial, n(8), n(int(block)), n(0))
 """
+USABLE = "from onward.kernels.native.library import usable"
 # What is planted -> the arguments `count` and `block`, and the words of the report
 FAULTS = {
     "a write behind an array": ("9", "8", "AddressSanitizer: heap-buffer-overflow"),
@@ -43,6 +46,12 @@ def main() -> None:
     openmp = _runtime("libgomp.so")
     build = [sys.executable, "setup.py", "-q", "build_ext", "--sanitize",
              "--build-lib", str(BUILD / "lib"), "--build-temp", str(BUILD / "objects")]  # fmt: skip
+    given = sys.argv[1:]
+    if "--fastest" in given:
+        given.remove("--fastest")
+        shutil.rmtree(FOLDER, ignore_errors=True)  # no level of an earlier build
+        found = _output(f"{USABLE}; print(usable()[0])", dict(os.environ))
+        build.append(f"--levels={found.stdout.strip() or 'plain'}")
     if subprocess.run(build, cwd=ROOT).returncode:
         sys.exit("sanitize: the native kernels did not compile (above); fix: a C++ compiler, g++")
     watched = os.environ | {
@@ -54,8 +63,8 @@ def main() -> None:
         "PYTHONPATH": str(ROOT / "src"),
         "ONWARD_NATIVE_FOLDER": str(FOLDER),
     }
-    levels = _output("from onward.kernels.native.library import usable; print(*usable())", watched)
-    if levels.returncode or "plain" not in levels.stdout:
+    levels = _output(f"{USABLE}; print(*usable())", watched)
+    if levels.returncode or not levels.stdout.strip():
         sys.exit(f"sanitize: Python does not run under the sanitizers:\n{levels.stderr}")
     for level in levels.stdout.split():
         for planted, (count, block, words) in FAULTS.items():
@@ -65,7 +74,6 @@ def main() -> None:
             if failed != bool(words) or words not in made.stderr:
                 sys.exit(f"sanitize: {planted} in {level}, and the report is:\n{made.stderr}")
     print(f"sanitize: planted faults are reported ({levels.stdout.strip()})", flush=True)
-    given = sys.argv[1:]
     tests = [] if any(Path(x.partition("::")[0]).exists() for x in given) else ["tests/kernels"]
     run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, *given]
     sys.exit(subprocess.run(run, cwd=ROOT, env=watched).returncode)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.kernels.blas import choice
 from onward.kernels.blas.choice import SAMPLES, Rates, Shape, choose, fastest, rates
 from onward.kernels.blas.engines import engines

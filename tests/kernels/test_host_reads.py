@@ -112,13 +112,13 @@ def test_what_a_loss_weighs_is_not_asked_by_the_host_of_a_device(more: dict[str,
 
 TABLE = np.arange(12, dtype=np.float32).reshape(4, 3)
 BAD: dict[str, tuple[str, list[Any], tuple[int, ...], dict[str, Any], str]] = {
-    "a row": ("Gather", [TABLE, [1, 4]], (2, 3), {}, "row 4 of a table of 4 rows"),
-    "a row before": ("Embedding", [TABLE, [1, -1]], (2, 3), {}, "row -1 of a table of 4 rows"),
+    "a row": ("Gather", [TABLE, [1, 4]], (2, 3), {}, "index 4 is out of range"),
+    "a row before": ("Embedding", [TABLE, [1, -1]], (2, 3), {}, "index -1 is out of range"),
     "a place": ("GatherND", [TABLE, [[0, 0], [2**40, 0]]], (2,), {}, r"for dims of \[4, 3\]"),
     "a place before": ("GatherND", [TABLE, [[0, -4], [0, 2]]], (2,), {}, r"for dims of \[4, 3\]"),
     "rows added": (
         "ScatterND", [TABLE, [[1], [-5]], TABLE[:2]], (4, 3), {"reduction": "add"},
-        "row -5 of a table of 4 rows",
+        "index -5 is out of range",
     ),
     "places set": ("ScatterND", [TABLE, [[4, 0]], TABLE[0, :1]], (4, 3), {}, r"dims of \[4, 3\]"),
 }  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.kernels.native import library as native
 
 built = pytest.mark.skipif(not native.library(), reason="no native library on this machine")
@@ -31,7 +31,7 @@ def test_a_library_of_other_sources_is_left_alone(
     build("")
     with caplog.at_level(logging.WARNING, "onward"):
         assert native.library() is None
-    assert "built of other sources; fix: install" in caplog.text
+    assert "built from other sources; fix: reinstall" in caplog.text
 
 
 @built

@@ -11,6 +11,11 @@ from test_kernels import rubbish, spec_of
 from onward.graph.ops.recurrent import GATES
 from onward.graph.types import DType
 from onward.kernels import KERNELS, KernelArguments
+from onward.kernels.aten.recurrent import (
+    RecurrentLayer,
+    recurrence_backward_ref,
+    recurrence_ref,
+)
 
 KINDS = ("lstm", "lstm projected", "gru", "tanh", "relu")
 
@@ -100,3 +105,37 @@ def test_gradients_of_many_steps_are_autograds(kind: str, reverse: int) -> None:
     torch.testing.assert_close(made[0], y.detach(), rtol=1e-12, atol=1e-12)
     for have, expected in zip(outputs, want, strict=True):
         torch.testing.assert_close(have, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("reverse", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernels_compute_the_plain_loops(kind: str, reverse: int) -> None:
+    """In fp64, also with a gradient of the cells; autograd is the oracle of the backward loop."""
+    case = case_of("Recurrence", kind, reverse, 7, 3, 8)
+    feeds = case.feeds(DType.DOUBLE)
+    given = [torch.tensor(feeds[f"x{i}"], requires_grad=True) for i in range(len(feeds))]
+    given += [torch.empty(0)] * (6 - len(given))
+    layer = RecurrentLayer(
+        str(case.attrs["kind"]), bool(reverse), *(x if x.numel() else None for x in given)  # type: ignore[arg-type]
+    )  # fmt: skip
+    y, cells = recurrence_ref(layer)
+    made, _, _ = launched(case, DType.DOUBLE)
+    torch.testing.assert_close(
+        made, [y.detach()] if cells is None else [y.detach(), cells.detach()]
+    )
+    dy, dcells = torch.randn_like(y), None if cells is None else torch.randn_like(cells)
+    loss = (y * dy).sum() if cells is None else (y * dy).sum() + (cells * dcells).sum()
+    held = [x for x in given if x.numel()]
+    want = torch.autograd.grad(loss, held)
+    with torch.no_grad():
+        found = recurrence_backward_ref(layer, dy, dcells, y, cells)
+    gradients = [x for x in vars(found).values() if x is not None]
+    torch.testing.assert_close(gradients, list(want), rtol=1e-10, atol=1e-12)
+    back = case_of("RecurrenceGrad", kind, reverse, 7, 3, 8)
+    (kernel,), spec = KERNELS["RecurrenceGrad"], spec_of(back, DType.DOUBLE)
+    outputs, scratch = ([rubbish(t) for t in ts] for ts in (spec.outputs, kernel.scratch(spec)))
+    inputs = [dy, dcells, y.detach(), None if cells is None else cells.detach()]
+    inputs += [x.detach() for x in held]
+    with torch.no_grad():
+        kernel.bind(KernelArguments(back.attrs, inputs, outputs, scratch))()
+    torch.testing.assert_close(outputs, gradients, rtol=1e-10, atol=1e-12)

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import tiny
+import torch
 from op_cases import ONWARD_CASES, OpCase
 
 from onward.differentiate import vjp
@@ -20,10 +21,12 @@ from onward.graph.evaluate import evaluate
 from onward.graph.graph import ONWARD, Graph, Node, Role, Value, array_of, type_of
 from onward.graph.types import DType, Type, parse_type, symbol
 from onward.kernels import KERNELS, Kernel, KernelSpec, Rates, Refusal, Target, host, kernel_for
+from onward.kernels.fingerprint import fingerprint
+from onward.kernels.rates import rates_of_gpu
 from onward.plan import Fusible, make_plan
 from onward.plan.cost import seconds
 from onward.plan.select import open_spec, select, spec_of
-from onward.rewrite import FORWARD, STEP, Context, Fusion, FusionPass, NearMiss, run, summary
+from onward.rewrite import FORWARD, STEP, Fusion, FusionPass, NearMiss, run, summary
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -108,11 +111,17 @@ def test_an_op_that_no_kernel_has() -> None:
 @pytest.mark.parametrize("level", ["0", "plain"])
 def test_the_host_is_what_the_environment_says(level: str, build: Any) -> None:
     build(level)
-    able = host().multiplies_bf16  # the processor's own
-    assert host() == Target("cpu", "none" if level == "0" else level, multiplies_bf16=able)
+    able, found = host().multiplies_bf16, host().capability  # the processor's own
+    assert found == torch.backends.cpu.get_cpu_capability()
+    level_of = "none" if level == "0" else level
+    assert host() == Target("cpu", level_of, multiplies_bf16=able, capability=found)
     there = find_spec("triton") is not None
-    able = host("cuda").multiplies_bf16
-    assert host("cuda") == Target("cuda", "none", triton=there, multiplies_bf16=able)
+    found = host("cuda")
+    held = {"rates": found.rates, "capability": found.capability}
+    assert found == Target(
+        "cuda", "none", triton=there, multiplies_bf16=found.multiplies_bf16, **held
+    )
+    assert (found.capability == "") == (not torch.cuda.is_available())
     assert host().has_library == (level != "0")
 
 
@@ -132,6 +141,38 @@ def test_a_launch_takes_its_arithmetic_its_bytes_and_its_start() -> None:
     gemm = Builder(graph).Gemm(x, w).producer()
     rates = Rates(flops_per_second=1024.0, bytes_per_second=768.0, launch_seconds=0.25)
     assert seconds(gemm, Target(rates=rates)) == 0.25 + 2 * 8**3 / 1024 + 3 * 4 * 64 / 768
+
+
+def test_products_of_16_bits_have_a_rate_of_their_own() -> None:
+    graph = Graph()
+    x, w = (graph.input(n, parse_type("bf16[8,8]"), Role.BATCH) for n in "xw")
+    gemm = Builder(graph).Gemm(x, w).producer()
+    rates = Rates(bytes_per_second=768.0, launch_seconds=0.25, low_flops_per_second=4096.0)
+    assert seconds(gemm, Target(rates=rates)) == 0.25 + 2 * 8**3 / 4096 + 3 * 2 * 64 / 768
+
+
+def test_a_gpu_has_the_rates_of_its_name() -> None:
+    names = {
+        "NVIDIA H200": (67e12, 989e12, 4.8e12),
+        "NVIDIA H100 80GB HBM3": (67e12, 989e12, 3.35e12),
+        "NVIDIA H100 PCIe": (51e12, 756e12, 2.0e12),
+        "NVIDIA A100-SXM4-80GB": (19.5e12, 312e12, 2.0e12),
+        "a GPU of next year": (8.1e12, 65e12, 0.32e12),
+    }
+    for name, (fp32, low, moved) in names.items():
+        found = rates_of_gpu(name)
+        assert (found.flops_per_second, found.low_flops_per_second) == (fp32, low), name
+        assert found.bytes_per_second == moved, name
+
+
+def test_all_that_a_target_holds_is_in_the_fingerprint() -> None:
+    """So that no graph made for another device, rate or capability is read from the cache."""
+    found = host()
+    others = {
+        "capability": "another", "rates": Rates(1.0), "multiplies_bf16": not found.multiplies_bf16
+    }  # fmt: skip
+    for field, other in others.items():
+        assert fingerprint(replace(found, **{field: other})) != fingerprint(found), field
 
 
 # ---- what passes make of it
@@ -269,15 +310,14 @@ def test_packed_rows_that_no_kernel_takes_are_put_back() -> None:
 
     from onward.rewrite import row_demand
 
-    context = Context("row_demand", refuse)
-    graph = made.forward.clone()
-    assert row_demand(graph, ["loss"], context) > 0
-    assert {f.op for f in asked} == {"FlashAttention"} == {m.op for m in context.misses}
+    packed, report = row_demand(made.forward, ["loss"], refuse)
+    graph = packed.graph
+    assert report.edits > 0 and not packed.reads
+    assert {f.op for f in asked} == {"FlashAttention"} == {m.op for m in report.misses}
     assert all(len(f.inputs) == 8 and f.inputs[3] is None for f in asked)
     assert all(n.inputs[6:] == () for n in graph if n.op_type == "FlashAttention")
-    packed = made.forward.clone()
-    row_demand(packed, ["loss"], Context("row_demand", Fusible(NATIVE)))
-    [first, *_] = [n for n in packed if n.op_type == "FlashAttention"]
+    packed, _ = row_demand(made.forward, ["loss"], Fusible(NATIVE))
+    [first, *_] = [n for n in packed.graph if n.op_type == "FlashAttention"]
     assert [type_of(v).dtype for v in first.inputs[6:]] == [DType.INT64, DType.INT64]
 
 
@@ -360,7 +400,7 @@ def test_the_reference_engine_runs_what_passes_write_where_nobody_is_asked() -> 
         sizes = {"B": 3, "T": 5}
         feeds: dict[str, Any] = {"labels": np.array([1, 0, 3])}
         for name in TYPES:
-            shape = type_of(graph.find_input(name)).bind(sizes).concrete.shape
+            shape = type_of(graph.find_input(name)).specialized(sizes).concrete.shape
             feeds[name] = rng.standard_normal([int(str(n)) for n in shape]).astype(np.float32)
         fused, _ = run(graph, list(FUSIONS.values()))
         assert op in [n.op_type for n in fused]

@@ -28,7 +28,7 @@ import transformers as hf
 from tiny import Tensors
 from torch import nn
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 
 HEADS = ("ForCausalLM", "LMHeadModel", "WithLMHeadModel", "ForMaskedLM", "ForConditionalGeneration")
 OTHERS = ("ForSequenceClassification", "ForPreTraining", "Model")

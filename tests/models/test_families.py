@@ -14,8 +14,8 @@ from tiny import gradients, gradients_of
 from tiny_families import CASES, Towers, assert_same, masked, of, packed, pairs
 
 import onward
-from onward.capture import capture
-from onward.config import CaptureError
+from onward.capture import CaptureRequest, capture
+from onward.errors import CaptureError
 from onward.graph.graph import Graph, Node, Role, Value, type_of
 from onward.graph.types import DType
 
@@ -100,7 +100,7 @@ def sources(value: Value | None) -> set[Role]:
 
 @pytest.mark.parametrize("name", ["T5", "T5 with both masks"])
 def test_a_trained_bias_is_apart_from_the_batchs_mask(name: str) -> None:
-    graph = capture(CASES[name][0](), (), CASES[name][1]()).graph
+    graph = capture(CaptureRequest(CASES[name][0](), (), CASES[name][1]())).graph
     encoder, _, decoder, cross = attentions(graph)
     for node in (encoder, decoder):
         assert str(type_of(node.inputs[8])) in ("f32[1,2,T,T]", "f32[1,2,T1,T1]")
@@ -123,9 +123,9 @@ REFUSED = {
 def test_masks_that_eager_reads_otherwise_or_not_at_all_are_refused(name: str) -> None:
     data, more = REFUSED[name]
     with pytest.raises(CaptureError, match=r"an attention mask of .*; fix: "):
-        capture(of("Bert", "MaskedLM", **more)(), (), data)
+        capture(CaptureRequest(of("Bert", "MaskedLM", **more)(), (), data))
 
 
 def test_positions_that_separate_nothing_are_noted() -> None:
     assert any("use_cache" in n and "position_ids" in n
-               for n in capture(tiny.gpt2(), (), packed()).notes)  # fmt: skip
+               for n in capture(CaptureRequest(tiny.gpt2(), (), packed())).notes)  # fmt: skip

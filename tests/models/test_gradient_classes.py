@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import onward
-from onward.config import TrainerOptions
+from onward.options import TrainerOptions
 
 ROWS, WIDTH, CLASSES = 6, 8, 5
 Loss = Callable[[Any, Any, Any], Any]

@@ -78,7 +78,7 @@ BIASES: dict[str, Bias] = {
         m.relative(x.shape[1]) + m.near[: x.shape[1], : x.shape[1]] + hides(mask)
     ),
     "one for each key": lambda m, x, mask: m.project(x).permute(0, 2, 1).unsqueeze(2) + hides(mask),
-    "another for each sample": lambda m, x, mask: (
+    "differs from sample to sample": lambda m, x, mask: (
         m.project(x).permute(0, 2, 1).unsqueeze(2) * m.slopes + m.relative(x.shape[1]) + hides(mask)
     ),
     "some hidden by it": lambda m, x, mask: (
@@ -117,7 +117,7 @@ def test_layers_under_a_trained_bias_equal_eager(name: str) -> None:
         "relative places",
         "slopes",
         "some hidden by it",
-        "another for each sample",
+        "differs from sample to sample",
         "one for each key",
     ],
 )
@@ -177,7 +177,7 @@ UNDER_A_FILL: dict[str, tuple[Bias, bool]] = {
     "all heads alike": (lambda m, x, mask: m.near[: x.shape[1], : x.shape[1]], True),
     "detached": (lambda m, x, mask: m.relative(x.shape[1]).detach(), True),
     "one for each key": (lambda m, x, mask: m.project(x).permute(0, 2, 1).unsqueeze(2), False),
-    "another for each sample": (
+    "differs from sample to sample": (
         lambda m, x, mask: (
             m.project(x).permute(0, 2, 1).unsqueeze(2) * m.slopes + m.relative(x.shape[1])
         ),
@@ -196,5 +196,5 @@ def test_rows_are_packed_under_a_bias_of_positions(name: str) -> None:
     assert_same([found], model, data[:1])
     kept = onward.Trainer(model, onward.optim.SGD(lr=0.1)).explain(data[0]).kept
     assert (not kept) == packs, kept
-    assert packs or any("its bias is another for each sample" in k.why for k in kept)
+    assert packs or any("its bias differs from sample to sample" in k.why for k in kept)
     assert not packs or int(data[0]["mask"].sum()) in counts.values()

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from twins import Twins
 
 import onward
-from onward.config import CaptureError, EagerWarning
+from onward.errors import CaptureError, EagerWarning
 from onward.graph.graph import array_of
 from onward.module import accelerated
 
@@ -222,7 +222,7 @@ class Asks(nn.Module):
 FORMS = [n for n, f in vars(Asks).items() if callable(f) and n != "forward" and n[0] != "_"]
 # why a form is refused under autocast, and without it
 REFUSED = {"data_of_a_low_one": "past autograd"}
-REFUSED_WITHOUT = {"set_by_hand": "a graph takes weights and"}
+REFUSED_WITHOUT = {"set_by_hand": "weights and batches have"}
 
 
 def gaussian(seed: int = 0) -> torch.Tensor:

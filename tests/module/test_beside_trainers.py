@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import onward
+from onward.capture import CapturedModule, CaptureRequest
 from onward.capture.trace import export as trace
 from onward.compile import Compiler
 
@@ -64,9 +65,9 @@ def test_a_trace_in_another_thread_changes_no_model(
     made: list[Any] = []
     plain, x = Compiler.capture, torch.randn(3, 4)
 
-    def capture(self: Compiler, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        made.append(model)
-        return plain(self, model, *args, **kwargs)
+    def capture(self: Compiler, request: CaptureRequest) -> CapturedModule:
+        made.append(request.model)
+        return plain(self, request)
 
     monkeypatch.setattr(Compiler, "capture", capture)
     begun = threading.Event()

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache
 from twins import CLOSE, assert_same
 
 import onward
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 from onward.module import accelerated
 
 # peft asks transformers' models by names of yesterday

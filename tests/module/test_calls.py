@@ -11,7 +11,7 @@ from models import RETURNS, Keywords, Nested, Positional, Record, Returns, W
 from torch.utils import _pytree as pytree
 from twins import Twins, total
 
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 
 
 def x(seed: int = 0, rows: int = 3) -> torch.Tensor:
@@ -130,7 +130,7 @@ def test_an_unknown_argument_runs_in_eager_and_says_why() -> None:
 
 def test_a_dtype_without_a_graph_runs_in_eager_and_says_why() -> None:
     twins = Twins(Nested())
-    with pytest.warns(EagerWarning, match="weights and batches of fp32"):
+    with pytest.warns(EagerWarning, match="weights and batches have to be torch.float32"):
         twins.same(lambda m: m([x().half(), x(1)]))
 
 

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from twins import CLOSE, Twins, assert_same, total
 
 import onward
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 from onward.module import accelerated
 
 
@@ -130,7 +130,7 @@ BERT_CHANGES: dict[str, Callable[[Any], Any]] = {
     "double": lambda m: m.double(),
     "evaluation": lambda m: m.eval(),
 }
-IN_EAGER = {"double": "float64, in which Onward does not train"}
+IN_EAGER = {"double": "float64, which Onward cannot train"}
 
 
 @pytest.mark.sample(2)

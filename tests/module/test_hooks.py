@@ -12,7 +12,7 @@ from torch import nn
 from twins import Twins
 
 import onward
-from onward.config import CaptureError, EagerWarning
+from onward.errors import CaptureError, EagerWarning
 
 
 def x(seed: int = 0) -> torch.Tensor:

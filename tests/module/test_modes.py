@@ -17,7 +17,7 @@ from torch import nn
 from twins import Twins, total
 
 import onward
-from onward.config import CaptureError, EagerWarning, OnwardError
+from onward.errors import CaptureError, EagerWarning, OnwardError
 from onward.module import accelerated
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from twins import Twins, total
 
 import onward
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 from onward.module import accelerated
 
 
@@ -99,18 +99,18 @@ GRAPH: dict[str, Case] = {
     "shared memory": (Positional, lambda m: m(x().share_memory_())),
 }
 EAGER: dict[str, tuple[type, Callable[[Any], Any], str]] = {
-    "a subclass": (Positional, lambda m: m(x().as_subclass(Sub)), "of Sub, a class"),
-    "torch functions": (Linear, lambda m: m(Lazy(x())), "a Lazy, neither tensor nor plain value"),
+    "a subclass": (Positional, lambda m: m(x().as_subclass(Sub)), "of Sub, a subclass"),
+    "torch functions": (Linear, lambda m: m(Lazy(x())), "a Lazy, neither a tensor nor"),
     "complex": (Complex, lambda m: m(complex_x()), "complex64, which is not supported"),
     "sparse": (Sparse, lambda m: m(x(rows=W).to_sparse()), "layout torch.sparse_coo"),
-    "half": (Nested, lambda m: m([x().half()]), "weights and batches of fp32"),
+    "half": (Nested, lambda m: m([x().half()]), "weights and batches have to be"),
     "8 bits": (Nested, lambda m: m([x().to(torch.int8)]), "int8, which is not supported"),
     "16 bits": (
         Nested, lambda m: m([(x().abs() * 9).to(torch.uint16)]), "uint16, which is not supported",
     ),
     "numpy's number": (Positional, lambda m: m(x(), scale=np.float32(2)), "a float32, neither"),
     "with an attribute": (Positional, lambda m: m(tagged()), "a tensor with the attribute tag"),
-    "an iterator": (Nested, lambda m: m([x(), iter([1])]), "a list_iterator, neither tensor"),
+    "an iterator": (Nested, lambda m: m([x(), iter([1])]), "a list_iterator, neither a tensor"),
 }  # fmt: skip
 
 

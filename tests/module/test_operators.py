@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional as F
 from twins import Twins
 
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 
 
 def x(*shape: int, seed: int = 0) -> torch.Tensor:

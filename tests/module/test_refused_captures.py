@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import onward
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 
 
 class Counts(nn.Module):

@@ -14,7 +14,7 @@ from torch import nn
 from twins import CLOSE, Twins, assert_same, total
 
 import onward
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.module import accelerated
 
 

@@ -431,7 +431,7 @@ ACTS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize("called", [False, True], ids=["at first", "after a call"])
-@pytest.mark.filterwarnings("ignore:a part of ParametrizedLinear:onward.config.EagerWarning")
+@pytest.mark.filterwarnings("ignore:a part of ParametrizedLinear:onward.errors.EagerWarning")
 def test_what_is_done_to_the_wrapper_is_done_to_the_model(
     act: str, wrap: str, called: bool
 ) -> None:

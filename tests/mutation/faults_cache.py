@@ -5,6 +5,7 @@ from __future__ import annotations
 from fault import Fault
 
 CACHE = ("train/test_graph_cache.py",)
+FILES = ("train/test_cache_files.py",)
 CAPTURES = ("capture/test_kept_captures.py",)
 MODELS = ("capture/test_kept_captures_of_models.py",)
 
@@ -19,7 +20,11 @@ CACHE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "cache: passes switched off are not in the key", "graph_cache.py",
-        "sorted(owner.disable), ", "", CACHE,
+        "sorted(self._disable), ", "", CACHE,
+    ),
+    Fault(
+        "cache: the mesh is not in the key", "graph_cache.py",
+        "self._policy, self._mesh]", "self._policy]", CACHE,
     ),
     Fault(
         "cache: stages share their keys", "graph_cache.py",
@@ -46,29 +51,29 @@ CACHE_FAULTS: tuple[Fault, ...] = (
         "if OPTIMIZERS.get(value.name) is not value:", "if False:", CACHE,
     ),
     Fault(
-        "cache: a file's digest is not read", "graph_cache.py",
-        "if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:", "if False:", CACHE,
+        "cache: a file's digest is not read", "cache_files.py",
+        "if hashlib.sha256(body).digest() != data[len(_MAGIC) : start]:", "if False:", FILES,
     ),
     Fault(
         "cache: a file's own key is not read", "graph_cache.py",
-        'if head["key"] != key:', "if False:", CACHE,
+        'if head["key"] != key:', "if False:", FILES,
     ),
     Fault(
-        "cache: a file is written where it is read", "graph_cache.py",
-        'with os.fdopen(handle, "wb") as file:', "with _path(key).open(\"wb\") as file:", CACHE,
+        "cache: a file is written where it is read", "cache_files.py",
+        'with os.fdopen(handle, "wb") as file:', "with _path(key).open(\"wb\") as file:", FILES,
     ),
     Fault(
-        "cache: what was read last goes first", "graph_cache.py",
-        "key=lambda item: item[1].st_mtime)", "key=lambda item: -item[1].st_mtime)", CACHE,
+        "cache: what was read last goes first", "cache_files.py",
+        "key=lambda item: item[1].st_mtime)", "key=lambda item: -item[1].st_mtime)", FILES,
     ),
     Fault(
-        "cache: an error of the disk reaches the step", "graph_cache.py",
+        "cache: an error of the disk reaches the step", "cache_files.py",
         "    except (OSError, ArchiveError, TypeError) as error:\n        _say_once",
-        "    except (ArchiveError, TypeError) as error:\n        _say_once", CACHE,
+        "    except (ArchiveError, TypeError) as error:\n        _say_once", FILES,
     ),
     Fault(
         "cache: it is used where passes are looked at", "graph_cache.py",
-        " and not journal.looks_at_passes:", ":", CACHE,
+        " or self._journal.looks_at_passes:", ":", CACHE,
     ),
     Fault(
         "captures: what a walk tells is not in the key", "capture_cache.py",

@@ -97,12 +97,12 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "recurrent: what a gru keeps of its state has no gradient", "kernels/aten/recurrent.py",
-        "dh.mul_(keep[step]).addmm_(dhidden[step], layer.r)",
-        "dh.zero_().addmm_(dhidden[step], layer.r)", RECURRENT_STEPS,
+        "dh.mul_(keep[step]).addmm_(dby_state[step], layer.r)",
+        "dh.zero_().addmm_(dby_state[step], layer.r)", RECURRENT_STEPS,
     ),
     Fault(
         "recurrent: nobody reads the cells", "kernels/aten/recurrent.py",
-        "            if dcells is not None:\n                dc.add_(dcells[step])\n", "",
+        "        if dcells is not None:\n            dc.add_(dcells[step])\n", "",
         RECURRENT_STEPS,
     ),
     Fault(
@@ -389,7 +389,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "effects.left = steady or all(", "effects.left = all(", EFFECTS,
     ),
     Fault(
-        "effects: tables that stay are not watched", "capture/export.py",
+        "effects: tables that stay are not watched", "capture/stages.py",
         "        result.constants += flat.effects.tensors", "        pass", EFFECTS,
     ),
     Fault(
@@ -487,8 +487,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "*spec) if asked() else", "*spec) if False else", AS_EAGER,
     ),
     Fault(
-        "capture: layouts that were asked for are not watched", "capture/export.py",
-        "if flat.noted.lies:", "if False:", AS_EAGER,
+        "capture: layouts that were asked for are not watched", "capture/stages.py",
+        "if traced.flat.noted.lies:", "if False:", AS_EAGER,
     ),
     Fault(
         "capture: a question through the class is not seen", "capture/trace/as_eager.py",
@@ -540,8 +540,8 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "if packing and not", "if False and not", HOOKS,
     ),
     Fault(
-        "capture: parameters that no one lists are constants", "capture/export.py",
-        "            refuse_unlisted(read, model, loss_fn)", "            pass",
+        "capture: parameters that no one lists are constants", "capture/stages.py",
+        "        refuse_unlisted(read, model, traced.request.loss_fn)", "        pass",
         ("train/test_unlisted.py",),
     ),
     Fault(
@@ -568,13 +568,14 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "if held is None or held[1] != x._version:", "if held is None:", CHOSEN,
     ),
     Fault(
-        "updates: counts of what is gone", "train/updates.py",
-        "        if gone:\n", "        if False:\n", STATE,
+        "updates: counts of what is gone", "train/torch_optimizer.py",
+        "        if self.updates.restart(kept | paths_of(self.model)):\n",
+        "        if self.updates.restart(kept | paths_of(self.model)) and False:\n", STATE,
     ),
     Fault(
-        "bind: sizes asked for late", "plan/specialize.py",
-        "    noop(bound)  # which may ask for sizes itself\n"
-        "    if open:\n        name_sizes(bound)\n",
-        "    if open:\n        name_sizes(bound)\n    noop(bound)\n", PLAN,
+        "specialize: sizes asked for late", "plan/specialize.py",
+        "    noop(made)  # which may ask for sizes itself\n"
+        "    if open:\n        name_sizes(made)\n",
+        "    if open:\n        name_sizes(made)\n    noop(made)\n", PLAN,
     ),
 )  # fmt: skip

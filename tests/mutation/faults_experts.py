@@ -99,7 +99,7 @@ EXPERTS_FAULTS: tuple[Fault, ...] = (
         " if end.last == start.last + 1 else None", "", LOOPS,
     ),
     Fault(
-        "pieces: a tensor written in part may be read", "capture/trace/row_choices.py",
+        "pieces: a tensor written in part may be read", "capture/expert_loops/loops.py",
         "if any(is_tensor(a) and _memory(a) in own for a in given):", "if False:", LOOPS,
     ),
     Fault(

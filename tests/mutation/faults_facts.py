@@ -65,12 +65,12 @@ FACTS_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "facts: what a part set stays where its step fails", "kernels/region.py",
-        "        except BaseException:\n            for back in backs:\n                back()\n",
+        "        except BaseException:\n            held.put_back()\n",
         "        except BaseException:\n", EFFECTS,
     ),
     Fault(
         "facts: what a part sets while it is timed stays", "kernels/region.py",
-        "            self.tapes = {}\n            for back in backs:\n                back()\n",
+        "            self.tapes = {}\n            held.put_back()\n",
         "            self.tapes = {}\n", EFFECTS,
     ),
     Fault(
@@ -82,7 +82,7 @@ FACTS_FAULTS: tuple[Fault, ...] = (
         ' or n.op_type == "RegionGrad")', ")", EFFECTS,
     ),
     Fault(
-        "facts: a window is open before its first micro-batch is done", "train/updates.py",
+        "facts: a window is open before its first micro-batch is done", "train/update_state.py",
         "            self.window = frozenset()\n            for p in taking:\n",
         "            self.window = window\n            for p in taking:\n", EFFECTS,
     ),

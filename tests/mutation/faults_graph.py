@@ -105,21 +105,21 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "return same and covers(b.members, a.members)", ROWS,
     ),
     Fault(
-        "rows: keys before the query are not reached", "rewrite/rows/sets.py",
+        "rows: keys before the query are not reached", "rewrite/rows/set_masks.py",
         "behind = b.CumSum(number, b.const(np.array(1, np.int64)), reverse=1)",
         "behind = b.CumSum(number, b.const(np.array(1, np.int64)), reverse=0)", ROWS,
     ),
     Fault(
-        "rows: a query whose keys are all hidden", "rewrite/rows/sets.py",
+        "rows: a query whose keys are all hidden", "rewrite/rows/set_masks.py",
         "shown = b.Max(clear, none)", "shown = clear", ROWS,
     ),
     Fault(
-        "rows: negative indices", "rewrite/rows/sets.py",
+        "rows: negative indices", "rewrite/rows/set_masks.py",
         "place = b.Where(b.Less(place, np.zeros((), np.int64)), wrapped, place)",
         "place = place", ROWS,
     ),
     Fault(
-        "rows: one side of both is enough", "rewrite/rows/sets.py",
+        "rows: one side of both is enough", "rewrite/rows/set_masks.py",
         "return b.And(condition_value(b, left, count), condition_value(b, right, count))",
         "return condition_value(b, left, count)", ROWS,
     ),
@@ -176,7 +176,7 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
         "fits = first[1] == 0 and second[1] == apart and type_of(x)", "fits = type_of(x)", DECODERS,
     ),
     Fault(
-        "rows: a softmax over hidden scores alone gives no weight", "rewrite/rows/sets.py",
+        "rows: a softmax over hidden scores alone gives no weight", "rewrite/rows/set_masks.py",
         "return b.reshape(b.cast(b.Max(found, none), DType.BOOL), flat)",
         "return b.reshape(b.cast(found, DType.BOOL), flat)", ROWS,
     ),

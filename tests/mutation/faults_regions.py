@@ -94,7 +94,7 @@ REGION_FAULTS: tuple[Fault, ...] = (
         "            without_hooks(self.model),\n", "", ("module/test_modes.py",),
     ),
     Fault(
-        "reach: what a graph casts is not followed", "capture/export.py",
+        "reach: what a graph casts is not followed", "capture/stages.py",
         " | {of_batch[n] for n in nodes if n in of_batch}", "",
         ("module/test_autocast.py",),
     ),

@@ -14,17 +14,17 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
         "return min(self.counts.values(), default=default)", STATE,
     ),
     Fault(
-        "state: counts start with the session", "train/updates.py",
-        "values[name] = self.state.counts.get(self._clocks.members(clock)[0], 0) + 1",
-        "values[name] = self.done + 1", STATE,
+        "state: counts start with the session", "train/update_state.py",
+        "name: self.state.counts.get(self._clocks.members(clock)[0], 0) + 1",
+        "name: self.done + 1", STATE,
     ),
     Fault(
-        "state: frozen parameters' steps move", "train/updates.py",
+        "state: frozen parameters' steps move", "train/update_state.py",
         "p for clock in signature.clocks for p in self._clocks.members(clock)",
-        "p for members in self._clocks._members.values() for p in members", STATE,
+        "p for members in self._clocks.by_clock.values() for p in members", STATE,
     ),
     Fault(
-        "state: sums of micro-batches are kept", "train/updates.py",
+        "state: sums of micro-batches are kept", "train/update_state.py",
         "self.state.tensor(p, ACCUMULATOR).zero_()",
         "self.state.tensor(p, ACCUMULATOR)", STATE,
     ),
@@ -96,16 +96,16 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
         "            if last and wrote:\n                self._scaling", SCALE,
     ),
     Fault(
-        "loss scale: a state does not hold it", "train/trainer.py",
-        ", **self._scaling.state()}", "}", SCALE,
+        "loss scale: a state does not hold it", "train/loss_scale.py",
+        "StatePart(self._save,", "StatePart(dict,", SCALE,
     ),
     Fault(
-        "loss scale: a state's is not taken", "train/trainer.py",
-        "        self._scaling.restore(state)\n", "", SCALE,
+        "loss scale: a state's is not taken", "train/loss_scale.py",
+        "self._check, self._restore)", "self._check, lambda state: lambda: None)", SCALE,
     ),
     Fault(
-        "loss scale: gradients of another scale are gone on with", "train/trainer.py",
-        "        self._scaling.check(state)\n", "", SCALE,
+        "loss scale: gradients of another scale are gone on with", "train/loss_scale.py",
+        "self._save, self._check,", "self._save, lambda state: None,", SCALE,
     ),
     Fault(
         "loss scale: a profile sees the next one", "train/loss_scale.py",
@@ -160,11 +160,11 @@ TRAIN_FAULTS: tuple[Fault, ...] = (
         ("train/test_names.py",),
     ),
     Fault(
-        "names: a result that is called loss is taken for the loss", "capture/export.py",
-        "zip(flat.noted.names[first:], outputs[first:], strict=True))\n"
+        "names: a result that is called loss is taken for the loss", "capture/stages.py",
+        "zip(names[first:], outputs[first:], strict=True))\n"
         "    loss = outputs[0] if want_loss else None\n",
-        "zip(flat.noted.names, outputs, strict=True))\n"
-        "    loss = results.pop(flat.noted.names[0]) if want_loss else None\n",
+        "zip(names, outputs, strict=True))\n"
+        "    loss = results.pop(names[0]) if want_loss else None\n",
         ("train/test_names.py",),
     ),
 )  # fmt: skip

@@ -11,7 +11,7 @@ import onnx
 import torch
 from nodes.cases import is_floating
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute import Executable, Memory
 from onward.graph.graph import Graph
 from onward.graph.importer import from_onnx

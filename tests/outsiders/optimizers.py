@@ -16,7 +16,7 @@ from torch import nn
 from torch.testing._internal.common_optimizers import optim_db
 
 import onward
-from onward.config import OnwardError
+from onward.errors import OnwardError
 
 STEPS = 4
 PART = 2e-4  # of the change so far

@@ -20,7 +20,7 @@ from typing import Any
 
 import assets
 
-from onward.config import environment
+from onward.environment import environment
 
 HERE = Path(__file__).resolve().parent
 NEAR = 2e-7  # of a loss, relative, for each update before it: each rounds once

@@ -94,7 +94,7 @@ class Replay:
             self.copy(launch)
         gradients = {*graph.signature.gradients.values()}
         for name, value in graph.outputs.items():
-            if graph.signature.apart and name not in gradients:
+            if graph.signature.split_halves and name not in gradients:
                 continue  # read when the forward was done
             source = graph.state.get(name)
             layout = (

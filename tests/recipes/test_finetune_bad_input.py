@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from onward.cli import main
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_text_shorter_than_a_block(refused, tmp_path: Path, model_folder: Path) 
     options = ["--train_file", "short.txt", "--model", str(model_folder), "--block_size"]
     line = refused(*options, "64")
     assert "tokens is shorter than one block of 64, in short.txt" in line
-    assert "too short to hold out" in refused(*options, "9")
+    assert "leaves none for evaluation" in refused(*options, "9")
     (tmp_path / "longer.txt").write_text("def f(x): return x\n" * 8)
     options[1] = "longer.txt"
     line = refused(*options, "16")
@@ -100,7 +100,7 @@ def test_output_folder(refused, tmp_path: Path) -> None:
          "you mean --learning_rate?"),
         (["--modle", "gpt2-tiny"], "did you mean --model?"),
         (["--zzzzzz", "1"], "see --help"),
-        (["corpus.txt"], "stray word 'corpus.txt'"),
+        (["corpus.txt"], "unexpected argument 'corpus.txt'"),
         (["--seed"], "option --seed has no value"),
         (["--seed", "1", "--seed", "2"], "option --seed twice"),
         (["--bf16", "--fp16"], "bf16 and fp16 together, on the command line; fix: give one"),
@@ -121,7 +121,7 @@ def test_output_folder(refused, tmp_path: Path) -> None:
         (["--warmup_steps", "-1"], "warmup_steps is -1"),
         (["--weight_decay", "-0.1"], "weight_decay is -0.1"),
         (["--max_grad_norm", "-1"], "max_grad_norm is -1.0"),
-        (["--memory_budget", "1"], "in --memory_budget; fix: give a value from 2 (bytes)"),
+        (["--memory_budget", "1"], "in --memory_budget; fix: give a value in bytes (2 or more)"),
         (["--memory_budget", "1.5"], "memory_budget is 1.5"),
         (["--memory_budget", "half"], "memory_budget is 'half', in --memory_budget; fix: give"),
         (["--dropout", "1"], "from 0 to below 1"),

@@ -107,8 +107,8 @@ def gate_read_twice(b: Builder, v: dict[str, Value]) -> Value:
     return b.Add(b.Mul(u, gate), gate)
 
 
-OTHERS = "the product with its bias is read by others too"
-NO_BIAS = "the product's addend is no bias: one number a column, added as it is"
+OTHERS = "the product with its bias is read by other ops too"
+NO_BIAS = "what is added to the matrix product is not a bias (one number per feature)"
 
 # what is left, and why where it is a near miss
 LEFT: dict[str, tuple[Write, str | None]] = {

@@ -189,9 +189,9 @@ def turned_back(b: Builder, v: dict[str, Value]) -> Value:
     return b.Add(b.Mul(v["x"], v["cos"]), b.Mul(back, v["sin"]))
 
 
-NO_SUM = "no product of what is turned with a cosine is added"
+NO_SUM = "the rotated half times the sine is not added to a product with the cosine"
 LEFT: dict[str, tuple[Any, Write, list[str]]] = {
-    "read by two": (gated_activation, two_readers, ["the activation is read by others too"]),
+    "read by two": (gated_activation, two_readers, ["the activation is read by other ops too"]),
     "a broadcast factor": (
         gated_activation, lambda b, v: b.Mul(silu(b, v["x"]), v["row"]), [],
     ),
@@ -199,7 +199,7 @@ LEFT: dict[str, tuple[Any, Write, list[str]]] = {
     "norm over another dim": (rms_norm, lambda b, v: norm(b, v["x"], v["scale"], dim=2), []),
     "norm without a scale": (
         rms_norm, lambda b, v: norm(b, v["x"], v["row"]),
-        ["no product with one number a feature follows"],
+        ["no product with a weight of one number per feature follows"],
     ),
     "other features": (rotary, other_features, [NO_SUM]),
     "turned back": (rotary, turned_back, []),

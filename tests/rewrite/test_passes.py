@@ -518,7 +518,7 @@ def test_every_pass_is_reported_and_shown() -> None:
     m = Made()
     graph = m.out(m.b.Add(m.x, 0.0))
     seen: list[tuple[str, int]] = []
-    after, reports = run(graph, FORWARD, after=lambda g, name: seen.append((name, len(g))))
+    after, reports = run(graph, FORWARD, after=lambda g, report: seen.append((report.name, len(g))))
     assert [(r.name, r.nodes) for r in reports] == seen
     assert {r.name: r.edits for r in reports if r.edits} == {"noop": 1}
     assert all(r.seconds >= 0 for r in reports)

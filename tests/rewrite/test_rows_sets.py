@@ -20,7 +20,7 @@ from onward.graph.build import Builder
 from onward.graph.evaluate import evaluate
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import DType, parse_type
-from onward.rewrite.rows import sets
+from onward.rewrite.rows import set_masks, sets
 from onward.rewrite.rows.sets import Condition, Conditions
 
 B, T = 2, 3
@@ -233,7 +233,7 @@ def test_a_test_of_an_expression_is_traced_to_a_test_that_says_the_same(seed: in
         number, equal = world.draw.choice((0, 0, 0, 1, 2)), world.draw.random() < 0.5
         if type_of(value).dtype == DType.BOOL:
             number = min(number, 1)
-        found = sets.condition_value(world.b, sets.test(value, number, equal), ROWS)
+        found = set_masks.condition_value(world.b, sets.test(value, number, equal), ROWS)
         asked.append((number, equal))
         made |= {f"value {i}": world.b.Identity(value), f"test {i}": world.b.Identity(found)}
     for batch in BATCHES[:2]:
@@ -285,7 +285,9 @@ def test_what_loses_numbers_is_not_traced() -> None:
 def test_sets_are_what_numpy_says(seed: int) -> None:
     world = World(seed)
     asked = [world.rows() for _ in range(6)]
-    made = {str(i): world.b.Identity(sets.set_value(world.b, c, ROWS)) for i, c in enumerate(asked)}
+    made = {
+        str(i): world.b.Identity(set_masks.set_value(world.b, c, ROWS)) for i, c in enumerate(asked)
+    }
     data = world.data(seed % 97)
     have = evaluated(world, made, data)
     for i, conditions in enumerate(asked):

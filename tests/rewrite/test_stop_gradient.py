@@ -17,13 +17,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import onward
-from onward.config import LossScale, TrainerOptions
 from onward.differentiate import vjp
 from onward.graph.archive import ArchiveError, from_bytes, to_bytes
 from onward.graph.build import Builder
 from onward.graph.check import check
 from onward.graph.graph import MARKS, NOTES, Graph, Role, type_of
 from onward.graph.types import DType, parse_type
+from onward.options import LossScale, TrainerOptions
 from onward.rewrite import FORWARD, Policy, in_precision, run
 from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
 from onward.rewrite.noop import noop

@@ -37,7 +37,7 @@ class Made:
         self.graph.outputs = {f"o{i}": v for i, v in enumerate(values)}
 
     def results(self) -> dict[str, np.ndarray]:
-        shape = parse_type(str(type_of(self.x).bind({"B": 2, "T": 5}))).shape
+        shape = parse_type(str(type_of(self.x).specialized({"B": 2, "T": 5}))).shape
         x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)  # type: ignore[arg-type]
         return evaluate(self.graph, {"x": x})
 

@@ -242,10 +242,10 @@ PROGRAMS: dict[str, Program] = {
 REFUSED: dict[str, tuple[Program, str]] = {
     "two masks": (
         lambda p, h, d: F.cross_entropy(p.head(h[_real(d)]), d["labels"][_labelled(d)]),
-        "cross_entropy: rows chosen by two masks meet",
+        "cross_entropy combines rows chosen by two boolean masks",
     ),
     "a mask changed between": (
-        lambda p, h, d: _changed(p, h, d), "rows chosen by two masks meet"
+        lambda p, h, d: _changed(p, h, d), "rows chosen by two boolean masks"
     ),
     "among themselves": (
         lambda p, h, d: (h[_real(d)] @ h[_real(d)].T).mean(), "T of rows that a boolean mask",

@@ -51,7 +51,7 @@ class Experts(nn.Module):
         return F.cross_entropy(self.head(y), labels.flatten())
 
 
-def _at(modules: nn.ModuleList, number: Any) -> Any:
+def at(modules: nn.ModuleList, number: Any) -> Any:
     """By a tensor, as people do, though its type says int."""
     return modules[number]
 
@@ -138,7 +138,7 @@ def some_leave_rows_alone(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) 
 def some_by_comparison(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask)[:, 0]:
-        place, token = mask[e].nonzero(as_tuple=True)
+        place, token = torch.where(mask[e])
         if e >= 3:
             h = x[token] * 2
         elif e == 1:
@@ -152,7 +152,7 @@ def some_by_comparison(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> 
 def from_a_list(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
-        expert = _at(p.list, e)
+        expert = at(p.list, e)
         place, token = torch.where(mask[e].squeeze(0))
         rows = x[None, token].reshape(-1, WIDTH)
         rows = expert(rows) * scale[token, place, None]
@@ -164,7 +164,7 @@ def tied_ones(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
         place, token = torch.where(mask[e].squeeze(0))
-        y.index_add_(0, token, _at(p.tied, e)(x[token]) * scale[token, place, None])
+        y.index_add_(0, token, at(p.tied, e)(x[token]) * scale[token, place, None])
     return y
 
 
@@ -172,7 +172,7 @@ def unlike_ones(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
         place, token = torch.where(mask[e].squeeze(0))
-        y.index_add_(0, token, _at(p.unlike, e)(x[token]) * scale[token, place, None])
+        y.index_add_(0, token, at(p.unlike, e)(x[token]) * scale[token, place, None])
     return y
 
 
@@ -180,18 +180,7 @@ def ones_of_other_settings(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor)
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
         place, token = torch.where(mask[e].squeeze(0))
-        y.index_add_(0, token, _at(p.scaled, e)(x[token]) * scale[token, place, None])
-    return y
-
-
-def in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Layers of the experts, one after the other."""
-    y, mask = torch.zeros_like(x), mask_of(chosen)
-    for e in hits(mask):
-        expert = _at(p.list, e)
-        place, token = torch.where(mask[e].squeeze(0))
-        h = F.relu(expert.up(x[token])) @ expert.down.weight.t()
-        y.index_add_(0, token, h * scale[token, place, None])
+        y.index_add_(0, token, at(p.scaled, e)(x[token]) * scale[token, place, None])
     return y
 
 
@@ -205,23 +194,6 @@ def with_room(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
         rows = x[None, token].reshape(-1, WIDTH)
         rows = p.named[f"expert_{e[0]}"](rows) * scale[token, place, None]
         y.index_add_(0, token, rows.to(x.dtype))
-    return y
-
-
-def one_of_each(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """One expert for a token: the mask has one dim of tokens."""
-    y, mask = torch.zeros_like(x), F.one_hot(chosen[:, 0], EXPERTS).t()
-    for e in (mask.sum(-1) > 0).nonzero():
-        (token,) = torch.where(mask[e[0]])
-        y.index_add_(0, token, F.linear(x[token], p.up[e[0]]).matmul(p.down[e[0]].mT))
-    return y
-
-
-def turned(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    y, mask = torch.zeros_like(x), F.one_hot(chosen[:, 1], EXPERTS).T
-    for e in (mask.sum(-1) > 0).nonzero():
-        (token,) = torch.where(mask[e[0]])
-        y.index_add_(0, token, F.linear(x[token], p.up[e[0]]).matmul(p.down[e[0]].mT))
     return y
 
 
@@ -320,6 +292,17 @@ def counts_of(chosen: Tensor) -> Tensor:
     return counts.sum(dim=0)
 
 
+def in_order(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The order of the experts, the rows in it, and how many each expert has."""
+    order = chosen.view(-1).argsort()
+    return order, x[order // TOP], counts_of(chosen)
+
+
+def ends_of(counts: Tensor) -> Tensor:
+    """As Aria: where each expert's rows begin, and where the last one's end, `i64[E+1]`."""
+    return torch.cat((torch.zeros(1, dtype=torch.long), torch.cumsum(counts, dim=0)))
+
+
 def back(chosen: Tensor, scale: Tensor, order: Tensor, h: Tensor) -> Tensor:
     """Rows by their expert -> sums of the tokens."""
     new = torch.empty_like(h)
@@ -328,10 +311,9 @@ def back(chosen: Tensor, scale: Tensor, order: Tensor, h: Tensor) -> Tensor:
 
 
 def cut_by_sums(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    order = chosen.view(-1).argsort()
-    rows, start_idx = x[order // chosen.shape[1]], 0
-    outputs = []
-    for i, num_tokens in enumerate(counts_of(chosen)):
+    order, rows, counts = in_order(x, chosen)
+    start_idx, outputs = 0, []
+    for i, num_tokens in enumerate(counts):
         if num_tokens == 0:
             continue
         end_idx = start_idx + num_tokens
@@ -342,32 +324,16 @@ def cut_by_sums(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     return back(chosen, scale, order, outs)
 
 
-def cut_by_a_list(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    order = chosen.view(-1).argsort()
-    rows, start = x[order // TOP], 0
-    parts = []
-    for n, up, down in zip(counts_of(chosen).tolist(), p.up, p.down, strict=True):
-        part = rows[start : start + n]
-        start += n
-        if n > 0:
-            h = F.silu(F.linear(part, up))
-            parts.append(F.linear(h, down))
-    return back(chosen, scale, order, torch.cat(parts))
-
-
 def cut_by_running_sums(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
     """As Aria: each piece is written into a tensor of zeros."""
-    order = chosen.view(-1).argsort()
-    rows = x[order // TOP]
-    ends = torch.cumsum(counts_of(chosen), dim=0)
-    ends = torch.cat((torch.zeros(1, dtype=torch.long), ends))
+    order, rows, counts = in_order(x, chosen)
+    ends = ends_of(counts)
     h = torch.zeros(rows.shape[0], INNER, dtype=rows.dtype)
     for i in range(EXPERTS):
         start = ends[i]
         end = ends[i + 1]
         h[start:end] = torch.matmul(rows[start:end], p.down[i])
     y = torch.zeros(rows.shape[0], WIDTH)
-    ends = F.pad(counts_of(chosen).cumsum(0), (1, 0))
     for i in range(EXPERTS):
         y[ends[i] : ends[i + 1]] = F.linear(F.silu(h[ends[i] : ends[i + 1]]), p.down[i])
     return back(chosen, scale, order, y)
@@ -407,10 +373,10 @@ LOOPS: dict[str, Loop] = {
     f.__name__: f
     for f in (
         tables, one_more, some_nowhere, with_biases, by_the_number, some_leave_rows_alone,
-        some_by_comparison, from_a_list, tied_ones, unlike_ones, ones_of_other_settings, in_part,
-        with_room, one_of_each, turned, one_way_of_two, unhit, numbers_that_leave_some_out,
+        some_by_comparison, from_a_list, tied_ones, unlike_ones, ones_of_other_settings,
+        with_room, one_way_of_two, unhit, numbers_that_leave_some_out,
         every_expert, every_expert_in_place, if_any_rows, cut_by_counts, cut_for_modules,
-        cut_by_sums, cut_by_a_list, cut_by_running_sums, cut_in_part, masks_by_name,
+        cut_by_sums, cut_by_running_sums, cut_in_part, masks_by_name,
         masks_of_others,
     )
 }  # fmt: skip

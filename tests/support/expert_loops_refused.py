@@ -1,10 +1,24 @@
-"""Loops over experts whose turns without rows do something, or are not known to do nothing."""
+"""Loops over experts whose turns without rows do something, or are not known to do nothing; and
+forms that no model has of those which have been measured (docs/notes/0035-loops-or-regions.md)."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from expert_loops import EXPERTS, TOP, WIDTH, Experts, Loop, by_expert, counts_of, hits, mask_of
+from expert_loops import (
+    EXPERTS,
+    WIDTH,
+    Experts,
+    Loop,
+    at,
+    back,
+    by_expert,
+    counts_of,
+    ends_of,
+    hits,
+    in_order,
+    mask_of,
+)
 from torch import Tensor
 
 
@@ -269,13 +283,8 @@ def unlike_functions(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Te
     return x + torch.cat(h, dim=0).mean()
 
 
-def _by_expert(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in the order of their experts, and how many each has."""
-    return x[chosen.view(-1).argsort() // TOP], counts_of(chosen)
-
-
 def asks_for_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
+    _, rows, counts = in_order(x, chosen)
     start, of = 0, counts.tolist()
     parts = []
     for i, n in enumerate(reversed(of)):
@@ -288,7 +297,7 @@ def asks_for_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Ten
 
 
 def asks_for_the_first(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
+    _, rows, counts = in_order(x, chosen)
     start = 0
     parts = []
     for n in counts:
@@ -301,7 +310,7 @@ def asks_for_the_first(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> 
 
 
 def rows_of_none(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
+    _, rows, counts = in_order(x, chosen)
     start = 0
     parts = []
     for n in counts:
@@ -315,7 +324,7 @@ def rows_of_none(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor
 
 
 def turns_counted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
+    _, rows, counts = in_order(x, chosen)
     start, turns = 0, 0
     parts = []
     for n in counts:
@@ -328,7 +337,7 @@ def turns_counted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tenso
 
 
 def list_counted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
+    _, rows, counts = in_order(x, chosen)
     start = 0
     parts = []
     for n in counts:
@@ -341,7 +350,7 @@ def list_counted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor
 
 
 def sums_listed(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
+    _, rows, counts = in_order(x, chosen)
     start = 0
     parts = []
     for n in counts:
@@ -364,7 +373,7 @@ def others_listed(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tenso
 
 
 def few_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
+    _, rows, counts = in_order(x, chosen)
     start = 0
     parts = []
     for n in counts:
@@ -377,28 +386,28 @@ def few_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def overlapping(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
+    _, rows, counts = in_order(x, chosen)
     ends = counts.cumsum(0)
     return x + torch.cat([rows[: ends[i]] for i in range(EXPERTS)]).mean()
 
 
 def the_last_left_out(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
-    ends = F.pad(counts.cumsum(0), (1, 0))
+    _, rows, counts = in_order(x, chosen)
+    ends = ends_of(counts)
     return x + torch.cat([rows[ends[i] : ends[i + 1]] for i in range(EXPERTS - 1)]).mean()
 
 
 def written_in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
-    ends, y = F.pad(counts.cumsum(0), (1, 0)), torch.zeros_like(rows)
+    _, rows, counts = in_order(x, chosen)
+    ends, y = ends_of(counts), torch.zeros_like(rows)
     for i in range(EXPERTS - 1):
         y[ends[i] : ends[i + 1]] = rows[ends[i] : ends[i + 1]] * 2
     return x + y.mean()
 
 
 def written_elsewhere(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
-    ends, y = F.pad(counts.cumsum(0), (1, 0)), torch.zeros_like(rows)
+    _, rows, counts = in_order(x, chosen)
+    ends, y = ends_of(counts), torch.zeros_like(rows)
     for i in range(EXPERTS):
         k = EXPERTS - 1 - i
         y[ends[i] : ends[i + 1]] = rows[ends[k] : ends[k + 1]] * 2
@@ -406,8 +415,8 @@ def written_elsewhere(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> T
 
 
 def a_view_read_between(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    rows, counts = _by_expert(x, chosen)
-    ends, y = F.pad(counts.cumsum(0), (1, 0)), torch.zeros_like(rows)
+    _, rows, counts = in_order(x, chosen)
+    ends, y = ends_of(counts), torch.zeros_like(rows)
     z, seen = y[:, :2], x.new_zeros(())
     for i in range(EXPERTS):
         y[ends[i] : ends[i + 1]] = rows[ends[i] : ends[i + 1]] * 2
@@ -430,6 +439,56 @@ def places_by_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Te
     return y
 
 
+def in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Layers of the experts, one after the other."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for e in hits(mask):
+        expert = at(p.list, e)
+        place, token = torch.where(mask[e].squeeze(0))
+        h = F.relu(expert.up(x[token])) @ expert.down.weight.t()
+        y.index_add_(0, token, h * scale[token, place, None])
+    return y
+
+
+def turned(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    y, mask = torch.zeros_like(x), F.one_hot(chosen[:, 1], EXPERTS).T
+    for e in (mask.sum(-1) > 0).nonzero():
+        (token,) = torch.where(mask[e[0]])
+        y.index_add_(0, token, F.linear(x[token], p.up[e[0]]).matmul(p.down[e[0]].mT))
+    return y
+
+
+def cut_by_a_list(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Numbers in Python, not in tensors."""
+    order, rows, counts = in_order(x, chosen)
+    start, parts = 0, []
+    for n, up, down in zip(counts.tolist(), p.up, p.down, strict=True):
+        parts.append(F.linear(F.silu(F.linear(rows[start : start + n], up)), down))
+        start = start + n
+    return back(chosen, scale, order, torch.cat(parts))
+
+
+def written_where_asked(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """A write in a loop that leaves turns without rows out."""
+    order, rows, counts = in_order(x, chosen)
+    ends, y = ends_of(counts), torch.zeros_like(rows)
+    for i in range(EXPERTS):
+        if counts[i] == 0:
+            continue
+        y[ends[i] : ends[i + 1]] = rows[ends[i] : ends[i + 1]] * 2
+    return back(chosen, scale, order, y)
+
+
+def added_in_turns(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    """Rows added by an index, in a loop that asks whether there are any."""
+    y, mask = torch.zeros_like(x), mask_of(chosen)
+    for i in range(EXPERTS):
+        _, token = torch.where(mask[i])
+        if token.numel() > 0:
+            y[token] += x[token]
+    return y
+
+
 REFUSED: dict[str, Loop] = {
     f.__name__: f
     for f in (
@@ -439,6 +498,7 @@ REFUSED: dict[str, Loop] = {
         noted, in_another_order, some_pieces, sums_of_pieces, by_count, unlike_functions,
         asks_for_others, asks_for_the_first, rows_of_none, turns_counted, list_counted, sums_listed,
         others_listed, few_rows, overlapping, the_last_left_out, written_in_part, written_elsewhere,
-        a_view_read_between, unhit_masks, places_by_number,
+        a_view_read_between, unhit_masks, places_by_number, in_part, turned, cut_by_a_list,
+        written_where_asked, added_in_turns,
     )
 }  # fmt: skip

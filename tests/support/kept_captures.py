@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -18,31 +17,24 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from onward.capture import CapturedModule
+from onward.capture import CapturedModule, CaptureRequest
 
 ATOMS = (bool, int, float, str, type(None), tuple, torch.dtype)
 
 
-def keeping(real: Callable[..., CapturedModule]) -> Callable[..., CapturedModule]:
+def keeping(
+    real: Callable[[CaptureRequest], CapturedModule],
+) -> Callable[[CaptureRequest], CapturedModule]:
     kept: dict[Any, tuple[CapturedModule, dict[str, str]]] = {}
 
-    def capture(
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        target: tuple[Any, ...] = (),
-        loss_fn: Any = None,
-        want_loss: bool = True,
-        regions: bool = False,
-    ) -> CapturedModule:
-        real_one = partial(real, regions=regions)
-        given = (model, args, kwargs, target, loss_fn, want_loss)
+    def capture(request: CaptureRequest) -> CapturedModule:
+        model, given = request.model, (request.args, request.kwargs, request.target)
         own = _said_of_model(model)
-        if own is None:
-            return real_one(*given)
-        key = (own, _said_of_batch((args, kwargs, target)), loss_fn, want_loss)
+        if own is None or request.whole or request.gradients is not None or request.autocast:
+            return real(request)
+        key = (own, _said_of_batch(given), request.loss_fn, request.want_loss)
         if key not in kept:
-            found = real_one(*given)
+            found = real(request)
             paths = {id(x): name for name, x in _tensors(model).items()}
             strange = any(id(x) not in paths for x in found.owned.values())
             if found.constants or found.regions or strange:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 UNWRITTEN = "no translation, rule or pass writes it: it is there for graphs read from files"
 NO_RULE = "no rule is written yet: refused by name"
-NOTHING_FLOWS = "its result is whole, a choice or made of steps: no gradient flows"
+NOTHING_FLOWS = "its result is an integer, a bool or a step function: no gradient flows"
 OPAQUE = "it stands for the gradient that will arrive"
-STOPS = "it is there to let no gradient pass"
-SIZES = "it is made of sizes alone"
+STOPS = "it stops gradients on purpose"
+SIZES = "it depends on shapes alone"
 
 _BACKWARD = frozenset(
     {

@@ -20,7 +20,7 @@ from prose_allowed import ALLOWED
 
 import onward
 from onward.cli import VERBS
-from onward.config import VARIABLES
+from onward.environment import VARIABLES
 from onward.graph.ops import OWN
 from onward.recipes.explain_options import ExplainConfig
 from onward.recipes.options import FinetuneConfig, VerifyConfig
@@ -405,7 +405,7 @@ _INSTANCES = {
     "trainer": ("Trainer", "src/onward/train/trainer.py"),
     "result": ("StepResult", "src/onward/train/result.py"),
     "plan": ("Plan", "src/onward/plan/plan.py"),
-    "options": ("TrainerOptions", "src/onward/config.py"),
+    "options": ("TrainerOptions", "src/onward/options.py"),
 }
 
 
@@ -413,7 +413,7 @@ def instances(line: Line) -> Iterator[str]:
     """`trainer.name`, `result.name` and the like, which are attributes of the class."""
     for variable, attribute in re.findall(r"`+(\w+)\.([a-z_]\w*)[^`]*`", line.text):
         owner, path = _INSTANCES.get(variable, ("", ""))
-        if owner and not has_attribute(owner, attribute, path):
+        if attribute != "py" and owner and not has_attribute(owner, attribute, path):
             yield f"{variable}.{attribute}"
 
 
@@ -495,6 +495,18 @@ def promises(page: str) -> Iterator[Promise]:
             yield Promise(number, cells[0].strip(), tuple(re.findall(r"`([^`]+)`", cells[1])))
 
 
+def without_test(page: str) -> list[str]:
+    """Rows of the page's tables that name no test."""
+    lines = page.splitlines()
+    named = {each.number for each in promises(page)}
+    rules = {i for i, line in enumerate(lines, 1) if re.fullmatch(r"[|: -]*-[|: -]*", line)}
+    return [
+        f"row {number} names no test"
+        for number, line in enumerate(lines, 1)
+        if line.startswith("|") and not {number, number + 1} & rules and number not in named
+    ]
+
+
 _EMPTY = frozenset(
     ("a", "an", "and", "are", "as", "at", "be", "by", "for", "in", "is", "it", "of", "on", "or")
 )
@@ -546,11 +558,6 @@ NO_SUBJECT = re.compile(
     r"\s*(?:(?:Of|The same|Those|Their|Its|It|They|That|These|Which|Such|Another|Likewise|And"
     r"|As above|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
 )
-STANDS_ALONE = (
-    "__init__.py", "capture_cache.py", "cli.py", "compile.py", "config.py", "differentiate",
-    "execute", "explanation", "extend.py", "graph", "graph_cache.py", "journal.py", "kernels",
-    "plan", "recipes", "rewrite",
-)  # fmt: skip
 
 
 def without_subject(text: str) -> Iterator[tuple[int, str]]:

@@ -23,7 +23,6 @@ ALLOWED = (
     Allowed("paths", r"(result\.json|script\.py)", r"tests/outsiders/.*", "a call's arguments"),
     Allowed("command_line", r"--lr", r"docs/explain\.md", "an option of the user's script"),
     Allowed("rewrite_passes", r"pass squared_relu", r"examples/plugin/.*", "the plugin's pass"),
-    Allowed("dotted", r"Owner\.name", r"src/.*", "any class and its attribute"),
     Allowed("dotted", r"onward\.plugins", r".*", "the group of entry points"),
     Allowed(
         "instances", r"trainer\.onward_trainer", r"docs/integrations\.md", "the drop-in Trainer's"

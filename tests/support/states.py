@@ -31,7 +31,7 @@ def assert_refused(
     for name, spoil in spoilt.items():
         state = copy.deepcopy(good)
         spoil(state)
-        with pytest.raises(OnwardError, match="state does not fit") as raised:
+        with pytest.raises(OnwardError, match="the state_dict does not fit") as raised:
             trainer.load_state_dict(state)
         assert "\n" not in str(raised.value), name
         assert alike(trainer.state_dict(), before), name

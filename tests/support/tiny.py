@@ -22,6 +22,7 @@ from transformers import (
     GPT2LMHeadModel,
 )
 
+from onward.capture import CaptureRequest
 from onward.compile import Compiler
 from onward.execute import Memory
 from onward.graph.evaluate import GatherElements
@@ -179,7 +180,8 @@ class Compiled:
     ) -> None:
         self.journal = Journal(keep_stages)
         self.compiler = Compiler(host("cpu"), disable, self.journal, policy)
-        self.captured = self.compiler.capture(model, args, kwargs, target, loss_fn, want_loss)
+        request = CaptureRequest(model, args, kwargs, target, loss_fn, want_loss)
+        self.captured = self.compiler.capture(request)
         self.graphs = Graphs(self.compiler, self.captured)
         self.forward, self.packed = self.graphs.forward, self.graphs.packed
         self.plan, self.executable = self.compiler.plan, self.compiler.bind

@@ -22,7 +22,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.graph import type_of
 from onward.graph.names import user_name
 

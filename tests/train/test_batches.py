@@ -124,27 +124,33 @@ def noted(x: torch.Tensor) -> torch.Tensor:
 
 
 WRONG: dict[str, tuple[Any, str]] = {
-    "ragged": ([[1, 2], [3]], "'x' is a list that makes no tensor.*pad"),
-    "ragged arrays": ([np.ones(2), np.ones(3)], "'x' is a list that makes no tensor"),
-    "too large": ([2**70], "'x' is a list that makes no tensor"),
+    "ragged": ([[1, 2], [3]], "'x' is a list that cannot become a tensor.*pad"),
+    "ragged arrays": ([np.ones(2), np.ones(3)], "'x' is a list that cannot become a tensor"),
+    "too large": ([2**70], "'x' is a list that cannot become a tensor"),
     "strings": (np.array(["a"]), "'x' is a numpy array of <U1"),
     "objects": (np.array([None, 1]), "'x' is a numpy array of object"),
     "other bytes": (np.arange(3, dtype=">i8"), "'x' is a numpy array of >i8"),
-    "object": (object(), "'x' is a object, neither tensor nor plain value"),
+    "object": (object(), "'x' is a object, neither a tensor nor a plain value"),
     "nested object": ({"a": [object()]}, "'x' is a object"),
     "set": ({1, 2}, "'x' is a set"),
     "dataclass inside": (Record(X, Y), "'x' is a Record"),
     "function": (len, "'x' is a builtin_function"),
-    "sparse": (X.to_sparse(), r"'x' is a tensor of layout torch.sparse_coo; fix: to_dense"),
-    "mkldnn": (X.to_mkldnn(), r"'x' is a tensor of layout torch._mkldnn; fix: to_dense"),
+    "sparse": (X.to_sparse(), r"'x' is a tensor of layout torch.sparse_coo, .*fix: to_dense"),
+    "mkldnn": (X.to_mkldnn(), r"'x' is a tensor of layout torch._mkldnn, .*fix: to_dense"),
     "jagged": (
         torch.nested.nested_tensor([X, X[1:]], layout=torch.jagged),
         "'x' is a tensor of layout torch.jagged",
     ),
-    "meta": (X.to("meta"), "'x' is on the meta device, where tensors have no numbers"),
-    "functions of its own": (X.as_subclass(Doubling), "'x' is of Doubling, a class that"),
-    "dispatch of its own": (X.as_subclass(Dispatching), "'x' is of Dispatching, a class that"),
-    "class of its own": (X.as_subclass(Plain), "'x' is of Plain, a class that"),
+    "meta": (X.to("meta"), "'x' is on the meta device, where tensors have no data"),
+    "functions of its own": (
+        X.as_subclass(Doubling),
+        "'x' is of Doubling, a subclass of torch.Tensor",
+    ),
+    "dispatch of its own": (
+        X.as_subclass(Dispatching),
+        "'x' is of Dispatching, a subclass of torch.Tensor",
+    ),
+    "class of its own": (X.as_subclass(Plain), "'x' is of Plain, a subclass of torch.Tensor"),
     "attribute of its own": (noted(X), "'x' is a tensor with the attribute note, which"),
 }
 
@@ -159,7 +165,7 @@ def test_what_is_no_tensor_is_refused_in_one_line(name: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_tensor_is_refused_in_one_line() -> None:
-    with pytest.raises(OnwardError, match=r"'x' is a nested tensor; fix: to_padded_tensor"):
+    with pytest.raises(OnwardError, match=r"'x' is a nested tensor, .*fix: to_padded_tensor"):
         leaves(torch.nested.nested_tensor([X, X[1:]]))
 
 
@@ -184,7 +190,7 @@ def test_parameters_and_buffers_of_their_own_class_are_refused(put: str, late: b
         trainer.train_step(X, Y)
         held: Any = model.own
         held.__class__ = Marked if put == "parameter" else Plain
-    with pytest.raises(OnwardError, match=r"own is of (Plain|Marked), a class that a graph"):
+    with pytest.raises(OnwardError, match=r"own is of (Plain|Marked), a subclass of torch"):
         trainer.train_step(X, Y)
 
 
@@ -202,7 +208,7 @@ def test_parameters_may_have_attributes() -> None:
 
 
 def test_keys_are_names() -> None:
-    with pytest.raises(OnwardError, match="key 3, which names no argument"):
+    with pytest.raises(OnwardError, match="key 3, which cannot name an argument"):
         bind_batch(({3: X},), {}, False)
 
 
@@ -327,6 +333,6 @@ def test_gradients_of_the_batch_are_refused(name: str) -> None:
     """In eager code they would arrive where the input came from. An evaluation has none."""
     trainer = onward.Trainer(net(), onward.optim.SGD(lr=0.1), loss_fn=loss_fn)
     batch = WITH_GRADIENTS[name]()
-    with pytest.raises(OnwardError, match=r"the batch's input(_0)? requires a gradient"):
+    with pytest.raises(OnwardError, match=r"the batch's input(_0)? requires grad"):
         trainer.train_step(batch)
     assert trainer.eval_step(batch).loss.isfinite()

@@ -118,7 +118,7 @@ class Sharing(torch.nn.Module):
 
 
 REFUSED = {
-    "shown": "shows a part",
+    "shown": "whose memory .* shares",
     "gradient": r"fix: write its \.detach",
     "plain": "fix: ",
 }

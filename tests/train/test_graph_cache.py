@@ -4,13 +4,10 @@ decides a graph makes it another one."""
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
-import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,15 +19,16 @@ from tiny import batch, bert, gpt2, mlp
 from torch import nn
 
 import onward
-from onward import extend, graph_cache
-from onward.capture import CapturedModule
+from onward import cache_files, extend, graph_cache
+from onward.capture import CapturedModule, CaptureRequest
 from onward.compile import Compiler
 from onward.differentiate import Recipe, UpdateGroup
+from onward.distribute import Mesh
 from onward.graph.graph import Graph
-from onward.graph_cache import CacheEntry
+from onward.graph.printer import graph_text
 from onward.journal import Journal
 from onward.kernels import host
-from onward.rewrite import PassReport, Policy
+from onward.rewrite import PackedForward
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -63,7 +61,7 @@ def same_bits(one: Any, other: Any) -> None:
 
 def read(stages: list[str]) -> bool:
     """Whether nothing was made anew. Raises AssertionError where some of it was."""
-    made = {"rewrite forward", "differentiate", "updates", "rewrite step"} & set(stages)
+    made = {"forward", "differentiate", "updates", "step"} & set(stages)
     assert len(made) in (0, 4), made
     assert "graph cache" in stages
     return not made
@@ -175,7 +173,7 @@ def test_processes_read_what_others_keep_and_may_all_write_at_once(folder: Path)
 
 
 def captured() -> CapturedModule:
-    return Compiler(host(), (), Journal()).capture(gpt2(), (), batch(2, 10))
+    return Compiler(host(), (), Journal()).capture(CaptureRequest(gpt2(), (), batch(2, 10)))
 
 
 def keys(folder: Path) -> set[str]:
@@ -335,7 +333,7 @@ def test_where_others_have_a_say_nothing_is_kept_or_read(
     journal = Journal()
     with_others = Compiler(host(), (), journal).forward(call)
     assert keys(folder) == before
-    assert "rewrite forward" in journal.seconds, "made, not read"
+    assert "forward" in journal.seconds, "made, not read"
     assert len(with_others) == len(kept)
 
 
@@ -343,7 +341,7 @@ def test_stages_that_are_looked_at_are_made() -> None:
     call = captured()
     for journal in (Journal(), Journal(keep_stages=True), Journal(quiet=True)):
         Compiler(host(), (), journal).forward(call)
-        assert "graph cache" in journal.seconds or "rewrite forward" in journal.seconds
+        assert "graph cache" in journal.seconds or "forward" in journal.seconds
         assert ("graph cache" in journal.seconds) == (not journal.quiet and not journal.stages)
 
 
@@ -361,206 +359,75 @@ def test_an_optimizer_of_a_registered_name_that_is_another_is_not_kept(folder: P
 def test_two_stages_of_one_graph_are_two_files(folder: Path) -> None:
     made: list[str] = []
 
-    @graph_cache.kept("same", "nothing")
-    class Stages:
-        target, disable, journal = host(), set[str](), Journal()
-        policy: Policy | None = None
+    def same() -> Graph:
+        made.append("same")
+        return graph
 
-        def same(self, graph: Graph) -> Graph:
-            made.append("same")
-            return graph
+    def nothing() -> None:
+        made.append("nothing")
 
-        def nothing(self, graph: Graph) -> None:
-            made.append("nothing")
-
-    graph, stages = captured().graph, Stages()
+    graph, cache = captured().graph, Compiler(host(), (), Journal()).cache
     for _ in range(2):  # made, then read
-        assert len(stages.same(graph)) == len(graph)
-        assert stages.nothing(graph) is None
+        assert len(cache.get_or_make("same", graph, (), same)) == len(graph)
+        assert cache.get_or_make("nothing", graph, (), nothing) is None
     assert made == ["same", "nothing"] and len(keys(folder)) == 2
 
 
-# ---- files
+def test_every_argument_of_every_verb_is_in_the_key(folder: Path) -> None:
+    """By keyword or by place, a list or a tuple."""
+    data = few_labels()
+    compiler = Compiler(host(), (), Journal())
+    call = compiler.capture(bert(), (), data)
+    forward = compiler.forward(call)
+    [loss], names = forward.signature.differentiated_outputs, sorted(call.reached)
+    [scores] = forward.signature.results.values()
+    others: list[tuple[str, list[Callable[[], Any]]]] = [
+        ("rows of the loss", [
+            lambda: compiler.pack(forward, [loss]), lambda: compiler.pack(forward, (loss,)),
+            lambda: compiler.pack(outputs=[loss], forward=forward),
+        ]),
+        ("rows that are watched", [
+            lambda: compiler.pack(forward, [loss], watch=True),
+            lambda: compiler.pack(forward, [loss], True),
+        ]),
+        ("rows of all outputs", [lambda: compiler.pack(forward, [loss, scores])]),
+        ("halves", [
+            lambda: compiler.halves(forward, [loss], names),
+            lambda: compiler.halves(forward, ends=(loss,), wrt=tuple(names)),
+        ]),
+        ("other ends", [lambda: compiler.halves(forward, [scores], names)]),
+        ("other inputs", [lambda: compiler.halves(forward, [loss], names[1:])]),
+    ]  # fmt: skip
+    for name, spellings in others:
+        before = keys(folder)
+        first, *more = [spell() for spell in spellings]
+        assert len(keys(folder) - before) == 1, name
+        for again in more:
+            assert type(again) is type(first), name
+            if isinstance(first, PackedForward):
+                assert again.reads == first.reads and bool(first.reads) == ("watched" in name)
+                assert graph_text(again.graph) == graph_text(first.graph), name
+            else:
+                assert graph_text(again) == graph_text(first), name
 
 
-def entry() -> CacheEntry:
-    return CacheEntry(None, [PassReport("noop", 3, 0.0, 12)])
-
-
-KEY = "0" * 64
-
-
-@pytest.fixture
-def whole(folder: Path) -> Path:
-    graph_cache.write(KEY, entry())
-    assert graph_cache.read(KEY) == entry()
-    return folder / f"{KEY}.graph"
-
-
-def replaced(data: bytes, at: int, by: int) -> bytes:
-    return data[:at] + bytes([data[at] ^ by]) + data[at + 1 :]
-
-
-def test_a_file_with_any_bit_or_byte_other_than_written_is_not_there(whole: Path) -> None:
-    data = whole.read_bytes()
-    broken = [data[:n] for n in range(len(data))] + [data + b"\0", b"\0" * len(data), data * 2]
-    broken += [replaced(data, i, 1 << (i % 8)) for i in range(len(data))]
-    draw = random.Random(1)
-    broken += [draw.randbytes(len(data)) for _ in range(20)]
-    for other in broken:
-        whole.write_bytes(other)
-        assert graph_cache.read(KEY) is None
-    whole.write_bytes(data)
-    assert graph_cache.read(KEY) == entry()
-
-
-def test_a_file_under_anothers_name_is_not_there(whole: Path) -> None:
-    other = "1" * 64
-    whole.rename(whole.with_name(f"{other}.graph"))
-    assert graph_cache.read(other) is None and graph_cache.read(KEY) is None
-
-
-def as_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def as_pipe(path: Path) -> None:
-    path.unlink()
-    os.mkfifo(path)
-
-
-def unreadable(path: Path) -> None:
-    path.unlink()
-    path.symlink_to(path.parent / "nowhere")
-
-
-def too_large(path: Path) -> None:
-    with path.open("ab") as file:
-        file.truncate(graph_cache.LARGEST + 1)
-
-
-@pytest.mark.parametrize("spoil", [as_folder, as_pipe, unreadable, too_large])
-def test_what_is_no_file_of_ours_neither_stops_nor_serves_a_step(
-    spoil: Callable[[Path], None], whole: Path
-) -> None:
-    spoil(whole)
-    assert graph_cache.read(KEY) is None
-    graph_cache.write(KEY, entry())
-    assert graph_cache.read(KEY) in (None, entry())
-
-
-@pytest.mark.parametrize(
-    "error", [errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EIO, errno.EDQUOT, errno.EMFILE]
-)
-@pytest.mark.parametrize("at", ["mkdir", "mkstemp", "fdopen", "replace"])
-def test_no_error_of_a_disk_reaches_a_step(
-    at: str, error: int, monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
-    def fails(*args: Any, **kwargs: Any) -> Any:
-        raise OSError(error, os.strerror(error))
-
-    place = {"mkdir": Path, "mkstemp": graph_cache.tempfile, "fdopen": os, "replace": Path}[at]
-    with monkeypatch.context() as patch:
-        patch.setattr(place, at, fails)
-        graph_cache.write(KEY, entry())
-    assert graph_cache.read(KEY) is None
-    assert not [path for path in files(folder) if path.suffix != ".part"]
-
-
-def test_a_disk_that_fills_while_writing_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
-    real = os.fdopen
-
-    def full(handle: int, mode: str) -> Any:
-        file = real(handle, mode)
-
-        class Full:
-            def __enter__(self) -> Any:
-                return self
-
-            def __exit__(self, *error: Any) -> None:
-                file.close()
-
-            def write(self, data: bytes) -> None:
-                file.write(data[:100])
-                raise OSError(errno.ENOSPC, "No space left on device")
-
-        return Full()
-
-    monkeypatch.setattr(os, "fdopen", full)
-    graph_cache.write(KEY, entry())
-    assert files(folder) == [] and graph_cache.read(KEY) is None
+def test_the_mesh_is_in_the_key(folder: Path) -> None:
+    call = captured()
+    meshes = (
+        Mesh(), Mesh(("dp_shard",), (1,), (0,)), Mesh(("dp_shard",), (2,), (0,)),
+        Mesh(("dp_shard",), (2,), (1,)), Mesh(("tp",), (2,), (1,)),
+    )  # fmt: skip
+    for number, mesh in enumerate(meshes, start=1):
+        for _ in range(2):
+            Compiler(host(), (), Journal(), mesh=mesh).forward(call)
+            assert len(keys(folder)) == number, mesh
 
 
 def test_a_step_runs_where_the_folder_cannot_be_written(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setattr(graph_cache, "folder", lambda: tmp_path / "file" / "graphs")
+    monkeypatch.setattr(cache_files, "folder", lambda: tmp_path / "file" / "graphs")
     _, stages = steps(gpt2(), batch(2, 10), count=1)
     assert not read(stages)
-    assert graph_cache.size() == graph_cache.clear() == (0, 0)
-
-
-def test_files_read_longest_ago_go_first_and_half_written_ones_in_the_end(folder: Path) -> None:
-    names = [f"{i:064d}" for i in range(6)]
-    for i, key in enumerate(names):
-        graph_cache.write(key, entry())
-        os.utime(folder / f"{key}.graph", (1000 + i, 1000 + i))
-    assert graph_cache.read(names[0])  # now the last that was read
-    (folder / ".old.part").write_bytes(b"x")
-    os.utime(folder / ".old.part", (1000, 1000))
-    (folder / ".new.part").write_bytes(b"x")
-    (folder / "notes.txt").write_bytes(b"the user's own")
-    count, total = graph_cache.size()
-    each = (total - 2) // 6
-    assert count == 8
-    graph_cache.prune(3 * each + each // 2)
-    assert keys(folder) == {f"{n}.graph" for n in (names[0], *names[4:])} | {
-        ".new.part", "notes.txt",
-    }  # fmt: skip
-    graph_cache.clear()
-    assert keys(folder) == {".new.part", "notes.txt"}
-
-
-def test_the_size_is_bounded_as_files_are_written(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
-    graph_cache.write(KEY, entry())
-    each = graph_cache.size()[1]
-    monkeypatch.setattr(graph_cache, "MOST_BYTES", 3 * each)
-    for i in range(8):
-        graph_cache.write(f"{i:064d}", entry())
-        assert graph_cache.read(f"{i:064d}")
-        assert graph_cache.size()[1] <= 3 * each
-
-
-WRITER = """
-import sys
-from onward import graph_cache
-from onward.graph_cache import Entry
-from onward.rewrite import Report
-keys = [f"{i:064d}" for i in range(5)]
-for turn in range(150):
-    key = keys[turn % 5]
-    want = Entry(None, [Report("noop", i, 0.0, 12) for i in range(turn % 5 + 1)])
-    graph_cache.write(key, want)
-    found = graph_cache.read(key)
-    assert found in (None, want), found
-    if turn % 40 == int(sys.argv[1]):
-        graph_cache.clear()
-"""
-
-
-def test_writers_readers_and_clearers_at_once(folder: Path) -> None:
-    """Each finds a file whole or not at all."""
-    at_work = [subprocess.Popen([sys.executable, "-c", WRITER, str(i)]) for i in range(3)]
-    until = time.monotonic() + 200
-    while any(p.poll() is None for p in at_work) and time.monotonic() < until:
-        for i in range(5):
-            found = graph_cache.read(f"{i:064d}")
-            assert found is None or len(found.reports) == i + 1
-    assert [p.wait(timeout=1) for p in at_work] == [0] * 3
-    assert all(path.suffix == ".graph" for path in files(folder))
+    assert cache_files.size() == cache_files.clear() == (0, 0)

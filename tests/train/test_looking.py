@@ -4,6 +4,7 @@ nothing, what the log tells."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 import logging
 from collections.abc import Callable
@@ -96,7 +97,7 @@ def test_before_a_training_step_there_is_nothing_to_look_at(name: str, evaluated
     trainer = onward.Trainer(mlp(), onward.optim.SGD(), loss_fn)
     if evaluated:
         trainer.eval_step(X, Y)
-    with pytest.raises(OnwardError, match="nothing has run yet; fix: call train_step first"):
+    with pytest.raises(OnwardError, match="no step has run yet; fix: call train_step first"):
         LOOKS[name](trainer)
     trainer.train_step(X, Y)
     assert LOOKS[name](trainer)
@@ -124,7 +125,7 @@ SHORT: dict[str, Callable[[onward.Trainer], Any]] = {
     "Plan": lambda t: t.plan,
     "Report": lambda t: t.report(),
     "StepResult": lambda t: t.eval_step(batch(4, 12, "right"), fetch="logits"),
-    "Explanation": lambda t: t.explain(batch(4, 12, "right")),
+    "StepExplanation": lambda t: t.explain(batch(4, 12, "right")),
 }
 
 
@@ -144,7 +145,7 @@ def test_notebooks_show_the_whole(name: str, trained: onward.Trainer) -> None:
     text = "".join(root.itertext())
     whole = {
         "Plan": "max-live lower bound",
-        "Explanation": "of the arithmetic spared",
+        "StepExplanation": "of the arithmetic spared",
         "StepResult": "logits: float32[4, 12, 97]",
     }
     assert whole.get(name, "predicted peak") in text
@@ -154,7 +155,7 @@ def test_print_stays_the_whole_table(trained: onward.Trainer) -> None:
     plan = trained.plan
     text = str(plan)
     assert text == f"{plan}" and all(b.name[:43] in text for b in plan.buffers)
-    assert str(trained.explain(batch(4, 12, "right"))).startswith("row demand: ")
+    assert "\nrow demand: " in str(trained.explain(batch(4, 12, "right")))
 
 
 def test_a_trainer_that_has_not_run_can_be_shown() -> None:
@@ -174,6 +175,24 @@ def test_a_result_shows_numbers_and_the_shapes_of_outputs() -> None:
         f"StepResult(loss={float(result.loss):.6g}, grad_norm={float(result.grad_norm):.6g}, "
         "lr=0.25, skipped=False, updated=True, outputs={output: float32[6, 5]})"
     )
+
+
+def test_a_snapshot_is_what_a_trainer_is_at_that_moment() -> None:
+    options = TrainerOptions(gradient_accumulation_steps=2)
+    trainer = onward.Trainer(mlp(), onward.optim.SGD(), loss_fn, options=options)
+    before = trainer.snapshot()
+    assert before.last is None and before.model is trainer.model and before.loss_fn is loss_fn
+    assert (before.optimizer, before.options) == ("SGD", options)
+    with pytest.raises(onward.OnwardError, match="nothing has run yet"):
+        _ = before.last_run
+    for _ in range(3):
+        trainer.train_step(X, Y)
+    after = trainer.snapshot()
+    assert (before.updates, before.micro_steps) == (0, 0), "it does not follow"
+    assert (after.updates, after.micro_steps, after.loss_scale) == (1, 1, None)
+    assert after.last_run.plan is trainer.plan and after.last_run.batch.target == (Y,)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        after.updates = 5  # type: ignore[misc]
 
 
 # ---- profile

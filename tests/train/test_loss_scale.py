@@ -410,7 +410,7 @@ def test_gradients_that_wait_are_never_taken_for_others(saved: str, here: str) -
     state, before = source.state_dict(), whole(target)
     moves_on = here == "dynamic" and saved not in ("fp32", "bf16")
     if not moves_on and (scales[saved] != scales[here] or here == "dynamic"):
-        with pytest.raises(OnwardError, match="middle of a window whose gradients are scaled by"):
+        with pytest.raises(OnwardError, match="with gradients scaled by"):
             target.load_state_dict(state)
         assert alike(whole(target), before) and target.micro_steps == 0
         return
@@ -433,7 +433,10 @@ def test_a_scale_that_cannot_be_is_refused(name: str) -> None:
     trainer = trainer_of(Held(), loss_scale=QUICK)
     trainer.train_step(torch.ones(2))
     state, before = trainer.state_dict(), trace_of(trainer)
-    with pytest.raises(OnwardError, match=r"state does not fit: .*loss_scale.*nothing was loaded"):
+    with pytest.raises(
+        OnwardError,
+        match=r"the state_dict does not fit .*loss_scale.*nothing was loaded",
+    ):
         trainer.load_state_dict({**state, "loss_scale": BROKEN[name]})
     assert trace_of(trainer) == before
 

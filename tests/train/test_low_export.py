@@ -151,7 +151,7 @@ def test_default_is_what_there_was(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", ["fp16", "float64", "", None, torch.float16, 16])
 def test_another_type_is_refused(dtype: Any, tmp_path: Path) -> None:
-    with pytest.raises(OnwardError, match=r"no element type of an export; fix: one of float32, "):
+    with pytest.raises(OnwardError, match=r"not a dtype of export_onnx; fix: one of float32, "):
         trainer(gpt2(layers=1)).export_onnx(tmp_path / "m.onnx", batch=batch(), dtype=dtype)
     assert not list(tmp_path.iterdir())
 

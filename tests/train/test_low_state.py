@@ -452,7 +452,7 @@ def test_another_trainer_goes_on_from_there(form: str, after: str) -> None:
     elif after == "fp32":
         assert alike(have["optimizer"], in_f32(saved["optimizer"]))
     assert have["counts"] == saved["counts"] and second.updates == 3
-    with pytest.raises(OnwardError, match=r"has gone to a later onward\.Trainer"):
+    with pytest.raises(OnwardError, match=r"now belongs to an onward\.Trainer made later"):
         first.train_step(X, Y)
     run(second, 2)
     shown = second.optimizer.state_dict()["state"]

@@ -10,9 +10,9 @@ import torch
 from tiny import batch, bert, gpt2
 
 import onward
-from onward.config import memory_amount
 from onward.execute import Executable
 from onward.graph.graph import where
+from onward.options import memory_amount
 from onward.plan import MemoryRegion, Plan
 from onward.plan.recompute import layer
 

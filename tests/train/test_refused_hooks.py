@@ -249,7 +249,7 @@ REFUSED: dict[str, tuple[Refused, str]] = {
         "optimizer.step has been replaced by hook",
     ),
     "autocast": (
-        lambda _: torch.autocast("cpu", dtype=torch.bfloat16), "autocast is on; fix: leave",
+        lambda _: torch.autocast("cpu", dtype=torch.bfloat16), "autocast is on; fix: call outside",
     ),
     "function mode": (lambda _: Watching(), "Watching is active"),
     "dispatch mode": (lambda _: Counting(), "Counting is active"),
@@ -263,15 +263,15 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     ),
     "tensor computed from a parameter": (
         lambda t: attribute(t.model, "held", [t.model.get_parameter("inner.bias") * 2]),
-        "requires a gradient and is not the model's",
+        "requires grad but is not in model.parameters",
     ),
     "parameter that is not registered": (
         lambda t: attribute(t.model, "held", [nn.Parameter(torch.ones(8))]),
-        r"reads the parameter model.held\[0\], which requires a gradient and is not among",
+        r"reads the parameter model.held\[0\], which requires grad but is not in model.parameters",
     ),
     "parameter of a module that is not registered": (
         lambda t: attribute(t.model, "beside", functools.partial(nn.Linear(8, 8))),
-        "reads the parameter .*beside.func.weight, which requires a gradient and is not among",
+        "reads the parameter .*beside.func.weight, which requires grad but is not in",
     ),
     "hook within the forward": (
         lambda t: attribute(t.model, "inspect", lambda h: h.register_hook(hook)),
@@ -279,13 +279,13 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     ),
     "hook on a node within the forward": (
         lambda t: attribute(t.model, "inspect", lambda h: h.grad_fn.register_hook(hook)),
-        "the forward calls register_hook on a node",
+        "the forward calls register_hook on a grad_fn",
     ),
     "hook on a further node within the forward": (
         lambda t: attribute(
             t.model, "inspect", lambda h: h.grad_fn.next_functions[0][0].register_prehook(hook)
         ),
-        "the forward calls register_prehook on a node",
+        "the forward calls register_prehook on a grad_fn",
     ),
     "hook on an edge within the forward": (
         lambda t: attribute(
@@ -309,7 +309,7 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     ),
     "saved tensors hooks within the forward": (
         lambda t: attribute(t.model, "beside", _packed),
-        "the forward uses saved_tensors_hooks",
+        "the forward uses torch.autograd.graph.saved_tensors_hooks",
     ),
     "saved tensors hooks": (
         lambda _: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
@@ -324,17 +324,17 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     ),
     "saved tensors hooks that are functions of torch's, within the forward": (
         lambda t: attribute(t.model, "beside", _relued),
-        "the forward uses saved_tensors_hooks",
+        "the forward uses torch.autograd.graph.saved_tensors_hooks",
     ),
     "parameters frozen for a while": (
         lambda t: attribute(t.model, "inspect", functools.partial(_frozen, t.model)),
-        "the forward sets requires_grad of a parameter",
+        "the forward switches requires_grad of a parameter",
     ),
     "a module frozen for a while": (
         lambda t: attribute(
             t.model, "inspect", lambda h: t.model.inner.requires_grad_(False).requires_grad_()
         ),
-        "the forward sets requires_grad of a parameter",
+        "the forward switches requires_grad of a parameter",
     ),
     "backward within the forward": (
         lambda t: attribute(t.model, "inspect", lambda h: h.sum().backward(retain_graph=True)),
@@ -348,7 +348,7 @@ REFUSED: dict[str, tuple[Refused, str]] = {
     ),
     "buffer on a parameter's memory": (
         lambda t: attribute(t.model, "shift", t.model.inner.weight.detach()[0]),  # type: ignore
-        "shift and inner.weight are different views of one storage",
+        "shift and inner.weight overlap in memory",
     ),
 }  # fmt: skip
 
@@ -379,7 +379,7 @@ def test_a_model_of_many_ranks_is_refused(tmp_path: Path) -> None:
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/ranks", rank=0, world_size=1)
     try:
         trainer = trainer_of(nn.parallel.DistributedDataParallel(model))
-        with pytest.raises(CaptureError, match="it is DistributedDataParallel, and a step is one"):
+        with pytest.raises(CaptureError, match="it is DistributedDataParallel, but a whole"):
             trainer.train_step(X, Y)
     finally:
         torch.distributed.destroy_process_group()

@@ -13,6 +13,8 @@ from torch import nn
 
 import onward
 from onward import OnwardError, TrainerOptions
+from onward.train.state_part import StatePart, restore, saved
+from onward.train.torch_optimizer import TorchOptimizer
 
 pytestmark = pytest.mark.usefixtures("captures_kept")
 
@@ -89,7 +91,9 @@ def test_state_between_windows_fits_a_window_of_any_length() -> None:
     assert two.updates == 1
     assert [two.train_step(X, Y).updated for _ in range(4)] == [False, True] * 2
     run(three, 2)
-    with pytest.raises(OnwardError, match=r"middle of a window of 3 micro-batches, here .* has 2"):
+    with pytest.raises(
+        OnwardError, match=r"middle of an accumulation over 3 micro-batches, but .* is 2 here"
+    ):
         two.load_state_dict(three.state_dict())
 
 
@@ -162,7 +166,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing() -> None:
     good = source.state_dict()
     assert_refused(trainer, good, SPOILT)
     for strange in (None, [], 3):
-        with pytest.raises(OnwardError, match="is no state_dict"):
+        with pytest.raises(OnwardError, match=", not a dict"):
             trainer.load_state_dict(strange)  # type: ignore[arg-type]
     trainer.load_state_dict(good)
     assert run(trainer, 2) == run(source, 2)
@@ -181,6 +185,47 @@ def test_model_that_will_not_be_loaded_stays_as_it_was() -> None:
     with pytest.raises(RuntimeError, match="not today"):
         trainer.load_state_dict(source.state_dict())
     assert alike(trainer.state_dict(), before)
+
+
+def test_where_the_last_part_fails_those_before_it_go_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    source, trainer, twin = trainer_of(seed=4), trainer_of(seed=5), trainer_of(seed=5)
+    run(source, 2)
+    run(trainer, 1)
+    run(twin, 1)
+    before = trainer.state_dict()
+    with monkeypatch.context() as patch:
+        patch.setattr(TorchOptimizer, "restore", lambda *_: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            trainer.load_state_dict(source.state_dict())
+    assert alike(trainer.state_dict(), before)
+    assert run(trainer, 2) == run(twin, 2), "the same masks, rates and moments"
+
+
+def test_parts_are_checked_before_one_writes_and_go_back_in_reverse() -> None:
+    done: list[str] = []
+
+    def part(name: str, checks: bool = True, writes: bool = True) -> StatePart:
+        def check(state: Any) -> None:
+            done.append(f"check {name}")
+            assert checks
+
+        def write(state: Any) -> Callable[[], None]:
+            assert writes
+            done.append(f"write {name}")
+            return lambda: done.append(f"back {name}")
+
+        return StatePart(lambda: {name: 1}, check, write)
+
+    assert saved([part("a"), part("b")]) == {"a": 1, "b": 1}
+    with pytest.raises(AssertionError):
+        restore([part("a"), part("b", checks=False)], {})
+    assert done == ["check a", "check b"]
+    done.clear()
+    with pytest.raises(AssertionError):
+        restore([part("a"), part("b"), part("c", writes=False)], {})
+    assert done[3:] == ["write a", "write b", "back b", "back a"]
 
 
 def test_state_loaded_into_the_optimizer_is_what_is_saved() -> None:

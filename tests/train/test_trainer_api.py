@@ -99,7 +99,7 @@ def test_amsgrad_of_one_group_is_refused_with_its_number() -> None:
 
 
 def test_nothing_to_train_is_refused() -> None:
-    with pytest.raises(OnwardError, match="unfreeze"):
+    with pytest.raises(OnwardError, match="requires_grad_"):
         onward.Trainer(mlp().requires_grad_(False), onward.optim.AdamW(), loss_fn=loss_fn)
 
 

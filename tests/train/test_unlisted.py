@@ -15,7 +15,7 @@ import onward
 
 X = torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
 Y = torch.arange(6) % 5
-HIDDEN = "requires a gradient and is not among the model's; fix: register it"
+HIDDEN = r"requires grad but is not in model\.parameters\(\); fix: register it"
 
 
 class Net(nn.Module):

@@ -66,7 +66,7 @@ def assert_alike(ours: Any, eager: Any, field: str) -> None:
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.filterwarnings("ignore::onward.config.EagerWarning", "ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::onward.errors.EagerWarning", "ignore::UserWarning")
 def test_each_field_of_a_configuration(name: str, captures: list[int]) -> None:
     torch.manual_seed(0)
     model, batch = MODELS[name]().eval(), batch_of(name)

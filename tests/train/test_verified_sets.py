@@ -77,7 +77,7 @@ def test_experts_that_a_batch_leaves_out_are_noted() -> None:
     model, data = Experts(LOOPS["from_a_list"]), batch(5, 1, 30.0)
     report = onward.Trainer(model, onward.optim.AdamW()).verify(data)
     assert report.ok
-    [note] = [n for n in report.notes if n.startswith("on this batch gradients of zeros")]
+    [note] = [n for n in report.notes if n.startswith("gradients are zero in this batch")]
     model(**data).backward()
     left = [n for n, p in model.named_parameters() if p.grad is None and n.startswith("list.")]
     assert note.endswith(f": {', '.join(left[:5])}, ... ({len(left)} parameters)")

@@ -82,7 +82,7 @@ def test_wrong_gradient_rule_is_found(
     assert "loss" not in {r.name for r in bad}
     [note] = [n for n in report.notes if n.startswith("bisect:")]
     assert "departs after pass 'differentiate'" in note
-    assert "the graph itself says something else" in note
+    assert "the graph itself computes something other" in note
 
 
 def test_wrong_kernel_is_found_and_the_node_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_dump_writes_every_stage_as_text_and_valid_onnx(
     trainer.train_step(batch(padding="right"))
     stems = sorted(p.stem for p in folder.glob("*.onnx"))
     stages = [
-        "capture", *(f"forward-{p.name}" for p in FORWARD), "forward-row_demand", "rows-specialize",
+        "capture", *(f"forward-{p.name}" for p in FORWARD), "pack-row_demand", "rows-specialize",
         "rows-plan", "differentiate", "updates", *(f"step-{p.name}" for p in STEP), "specialize",
     ]  # fmt: skip
     stages = [f"{i:02d}-{stage}" for i, stage in enumerate(stages)]

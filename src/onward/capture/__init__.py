@@ -4,6 +4,7 @@ from onward.capture.captured_module import CapturedModule
 from onward.capture.evaluation import evaluation
 from onward.capture.export import capture
 from onward.capture.huggingface import CACHE, CacheSetting, without_flash_lengths
+from onward.capture.request import CaptureRequest, LossFunction
 from onward.capture.trace.as_eager import called_in_inference_mode
 from onward.capture.trace.export import ONE_AT_A_TIME, traced_elsewhere, untraced
 from onward.captured import Captured
@@ -22,8 +23,10 @@ __all__ = [
     "ONE_AT_A_TIME",
     "SLOT",
     "CacheSetting",
+    "CaptureRequest",
     "Captured",
     "CapturedModule",
+    "LossFunction",
     "apart_from_hooks",
     "called_in_inference_mode",
     "capture",

@@ -7,20 +7,19 @@ gradient that is not finite, leaves them as they were.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 
 from onward.capture.captured_module import CapturedModule
 from onward.capture.translate.translator import Translator
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 
 
 def store_buffers(
     result: CapturedModule,
     translator: Translator,
-    before: Mapping[Any, Value],
+    before: Mapping[torch.fx.Node, Value],
     named: Iterable[tuple[str, torch.Tensor]],
     trained: bool,
 ) -> None:
@@ -40,9 +39,9 @@ def store_buffers(
         name = source.name or ""
         problem = _problem(result.buffers[name], end, source, tensors)
         if trained and _has_gradient(end, set(result.parameters)):
-            problem = "with a value that gradients pass; fix: write its .detach()"
+            problem = " a value that requires grad; fix: write its .detach()"
         if problem:
-            raise CaptureError(f"the forward writes the buffer {name}, {problem}")
+            raise CaptureError(f"the forward writes into the buffer {name}{problem}")
         written[name] = graph.output(f"next.{name}", end, source)
     graph.signature = graph.signature.but(written=written)
 
@@ -54,11 +53,14 @@ def _problem(
     tensors: Iterable[tuple[str, torch.Tensor]],
 ) -> str:
     if type_of(end) != type_of(source):
-        return f"a {type_of(source)}, with a {type_of(end)}; fix: a value of its own type"
+        return (
+            f", a {type_of(source)}, a value of {type_of(end)}; fix: convert the value to "
+            "the buffer's dtype and shape"
+        )
     at = buffer.untyped_storage().data_ptr()
     for other, t in tensors:
         if t is not buffer and t.untyped_storage().data_ptr() == at:
-            return f"of which {other} shows a part; fix: clone one"
+            return f", whose memory {other} shares; fix: clone() one of them"
     return ""
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import CodeType
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -21,10 +21,13 @@ from onward.graph.types import Size
 from onward.model_state import Reads
 from onward.model_state.effects import Effects
 
+# strides, or True where elements lie one after the other, and the first element's place
+Layout: TypeAlias = tuple[bool | tuple[int, ...], int]
+
 
 @dataclass
 class CapturedModule:
-    """A forward graph and what ties it to the user's module (`protocol.Captured`).
+    """A forward graph and what ties it to the user's module (`onward.captured.Captured`).
 
     parameters, buffers: graph input name -> the user's tensor (tied ones appear once).
     leaves: batch leaf index -> graph input name; leaves that are not tensors are baked in.
@@ -32,11 +35,13 @@ class CapturedModule:
     regions: the parts of the model that run in PyTorch, by their site.
     reached: parameters that autograd would give a gradient, if only of zeros. frozen: parameters
     whose `requires_grad` was off.
-    reaches: the same of each result of a call, with its leaves. parts_reached: likewise what parts
-    that run in PyTorch return, by site and number. tree: how results are put together. autocast:
-    what `torch.autocast` casts to around the call. reads: what was read of plain objects. literals:
-    how many of the constants the forward makes of Python's numbers. effects: what else it did.
-    asks: of a call with gradients, why its evaluation may be more than the same without dropout; ""
+    reaches: result of a whole call -> graph inputs of the parameters and leaves that autograd
+    reaches from it. parts_reached: result -> (site, number) of each result of a part in PyTorch
+    that autograd reaches from it. tree: how results are put together; None where the call is not
+    captured whole. autocast: what `torch.autocast` casts to around the call. reads: what was read
+    of plain objects, such as a configuration. literals: how many of the constants the forward makes
+    of Python's numbers. effects: what the forward sets and draws besides; None where unknown.
+    asks: why the evaluation of a call with gradients may be more than the same without dropout; ""
     where it is not (evaluation.py).
     """
 
@@ -62,7 +67,7 @@ class CapturedModule:
     _sizes: list[tuple[int, int, Size]] = field(default_factory=list)
     _presumed: list[Shown | Unchanged] = field(default_factory=list)
     _pinned: list[Pinned] = field(default_factory=list)  # in the forward's order
-    _layouts: list[Any] | None = None  # of a batch, where the forward asks
+    _layouts: list[Layout] | None = None  # of a batch, where the forward asks
 
     @property
     def owned(self) -> dict[str, torch.Tensor]:
@@ -70,7 +75,7 @@ class CapturedModule:
         return {**self.parameters, **self.buffers}
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """The same as numpy arrays; on the CPU they share the tensors' memory."""
+        """Parameters and buffers as numpy arrays; on the CPU they share the tensors' memory."""
         return {name: t.detach().cpu().numpy() for name, t in self.owned.items()}
 
     def suits(self, tensors: list[torch.Tensor]) -> bool:
@@ -136,9 +141,9 @@ class CapturedModule:
         self._guards += [compile(text, "<shape guard>", "eval") for text in given]
 
 
-def layout(x: torch.Tensor) -> Any:
+def layout(x: torch.Tensor) -> Layout:
     """How a tensor lies in memory, as far as a forward may ask."""
-    return x.is_contiguous() or x.stride(), x.storage_offset()
+    return x.is_contiguous() or x.stride(), int(x.storage_offset())
 
 
 __all__ = ["CapturedModule", "layout"]

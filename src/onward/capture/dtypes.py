@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.types import DType, Type
 
 _DTYPES: dict[torch.dtype, DType] = {
@@ -25,8 +25,9 @@ def dtype_of(dtype: torch.dtype, what: str, autocast: bool = False) -> DType:
         if autocast:
             return DType.FLOAT
         raise CaptureError(
-            f"{what} is of {dtype}: a graph takes weights and batches of fp32, and casts within; "
-            "fix: model.float(), batches of torch.float32, and mixed precision"
+            f"{what} is of {dtype}, but weights and batches have to be torch.float32; fix: "
+            'model.float() and float32 batches, with mixed_precision="bf16" or "fp16" for '
+            "the arithmetic"
         )
     if dtype not in _DTYPES:
         raise CaptureError(f"{what} is of {dtype}, which is not supported; fix: {_other(dtype)}")
@@ -35,10 +36,7 @@ def dtype_of(dtype: torch.dtype, what: str, autocast: bool = False) -> DType:
 
 def _other(dtype: torch.dtype) -> str:
     if dtype.is_complex:
-        return (
-            "hold it as torch.view_as_real gives it, and take torch.view_as_complex of that in the "
-            "forward"
-        )
+        return "store torch.view_as_real of it, and call torch.view_as_complex in the forward"
     whole = not dtype.is_floating_point
     return "convert it to torch.int64" if whole else "convert it to torch.float32"
 

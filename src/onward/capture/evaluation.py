@@ -1,19 +1,19 @@
-"""The evaluation of a call, made of its capture in training: the same without dropout.
+"""The evaluation of a call, made of its capture in training by leaving dropout out.
 
-That is what it is where the forward asks for dropout alone whether it trains (mode_reads.py). Its
-capture is then spared, which takes as long as that of training.
+A forward that asks only for dropout whether it trains (mode_reads.py) computes the same otherwise.
+A capture of the evaluation is then spared, which takes as long as the one in training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 
 from onward.capture.captured_module import CapturedModule
 from onward.capture.huggingface import cache_is_pointless
+from onward.capture.request import CaptureRequest
 from onward.capture.trace.aliasing import mutates, source
 from onward.capture.trace.flat_call import FlatCall
 from onward.graph.build import Builder
@@ -25,10 +25,9 @@ _OF_DROPOUT = ("ratio", "site", "sample_dim")
 def asks_more(
     captured: CapturedModule,
     flat: FlatCall,
-    program: Any,
+    program: ExportedProgram,
     sites: int,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    request: CaptureRequest,
 ) -> str:
     """Why the call's evaluation may be more than the same without dropout; "" where it is not.
     sites: how many places of the forward draw random numbers."""
@@ -47,7 +46,7 @@ def asks_more(
     written = _into_dropped(program)
     if written:
         return f"{written} writes into what dropout has handed on"  # which is its own input then
-    pointless = cache_is_pointless(args, kwargs, False)
+    pointless = cache_is_pointless(request.args, request.kwargs, False)
     if flat.noted.tree is not None and flat.noted.tree.caches and not pointless:
         return "it returns a key/value cache where no gradients are asked for"
     ends = captured.graph.output_values()
@@ -96,7 +95,7 @@ def _without(graph: Graph, node: Node) -> Value:
 
 
 def _is_random(x: Value) -> bool:
-    """Whether it is the seed, or the number of the first sample, or of the first row."""
+    """Whether a value is the seed, the number of the first sample or row, or is made of one."""
     made = x.producer()
     if made is None:
         return role_of(x) is Role.RANDOM
@@ -104,7 +103,7 @@ def _is_random(x: Value) -> bool:
 
 
 def _undrawn(graph: Graph) -> None:
-    """Without the inputs that random numbers came of."""
+    """Takes the inputs that random numbers came of out of the graph."""
     graph.sweep()
     for x in graph.inputs_with(Role.RANDOM):
         assert not x.uses(), f"{x.name} is read where nothing is dropped"
@@ -112,12 +111,12 @@ def _undrawn(graph: Graph) -> None:
     graph.signature = graph.signature.but(seed=None, sample_offset=None)
 
 
-def _into_dropped(program: Any) -> str:
+def _into_dropped(program: ExportedProgram) -> str:
     """The first operator that writes into what a dropout gives or is given, which is one and the
     same tensor where nothing is dropped; "" where none does."""
     graph = program.graph_module.graph
     dropped = [n for n in graph.nodes if "dropout" in str(n.target)]
-    bases: set[Any] = set()
+    bases: set[object] = set()
     for module in program.graph_module.modules():
         if not isinstance(module, torch.fx.GraphModule):
             continue
@@ -130,8 +129,8 @@ def _into_dropped(program: Any) -> str:
     return ""
 
 
-def _base(node: Any) -> Any:
-    """The node whose own memory a node's tensor shows."""
+def _base(node: object) -> object:
+    """The node whose own memory a node's tensor shows; what is no node is its own."""
     while isinstance(node, torch.fx.Node) and (shown := source(node)) is not None:
         node = shown
     return node

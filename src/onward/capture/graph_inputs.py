@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from torch.export.graph_signature import InputKind
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec
 
-from onward.capture.aten.complex_numbers import constant
+from onward.capture.aten.complex_numbers import Complex, constant
+from onward.capture.batch_leaves import BatchLeaves
 from onward.capture.captured_module import CapturedModule
 from onward.capture.dtypes import to_type
 from onward.capture.trace.autocast_blocks import LOW_TYPES
 from onward.capture.trace.flat_call import FlatCall, model_path, named_tensors
 from onward.capture.translate.translator import Translator
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Role, Value, type_of
 from onward.graph.names import BATCH, BUFFER, PARAM
@@ -23,7 +23,7 @@ from onward.model_state.refusals import refuse_constant
 _LITERAL = torch.ops.aten.lift_fresh_copy.default  # of what `torch.tensor(3)` has just made
 
 
-def batch_nodes(program: Any) -> list[Any]:
+def batch_nodes(program: ExportedProgram) -> list[torch.fx.Node]:
     """The nodes that stand for the batch's leaves, in their order."""
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     return [
@@ -36,74 +36,26 @@ def batch_nodes(program: Any) -> list[Any]:
 def bind_inputs(
     result: CapturedModule,
     translator: Translator,
-    program: Any,
+    program: ExportedProgram,
     flat: FlatCall,
-    tensors: list[torch.Tensor],
-    names: list[str],
-) -> dict[Any, Value]:
+    leaves: BatchLeaves,
+) -> dict[torch.fx.Node, Value]:
     """Makes the graph's inputs, and notes in `result` what each stands for. Returns those of the
     buffers, by node.
 
-    tensors, names: of the batch's leaves. 16-bit ones, which only autocast takes, are cast to f32.
     Raises CaptureError for what no graph can hold.
     """
-    graph = translator.graph
-    by_id: dict[int, Value] = {}
-    live = dict(named_tensors(flat))
-    first = {id(t): n for n, t in reversed(live.items())}  # of tied ones, the name torch lists
+    inputs = _Inputs(result, translator, program, flat, leaves)
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     batch = batch_nodes(program)
-    for node, tensor in zip(batch, tensors, strict=True):
+    for node, tensor in zip(batch, leaves.tensors, strict=True):
         translator.name_sizes(node, tensor)
     translator.settle_sizes(batch)
     translator.batch = {node: [] for node in batch}
-    buffers: dict[Value, list[Any]] = {}
-    users = 0
+    buffers: dict[Value, list[torch.fx.Node]] = {}
     for spec in program.graph_signature.input_specs:
         node = placeholders[spec.arg.name]
-        if spec.kind is InputKind.USER_INPUT:
-            kind = translator.type_of_fx(node)
-            low = LOW_TYPES.get(tensors[users].dtype)
-            if low is not None:
-                kind = kind.with_dtype(low)
-            value = graph.input(BATCH + names[users], kind, Role.BATCH)
-            for dim, size in enumerate(type_of(value).shape):
-                result._sizes.append((users, dim, size))
-            result.leaves[users] = value.name or ""
-            users += 1
-            if low is not None:
-                value = Builder(graph).Cast(value, to=DType.FLOAT)
-        elif spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
-            tensor = live.get(spec.target)
-            if tensor is None:
-                tensor = program.state_dict.get(spec.target, program.constants.get(spec.target))
-            assert tensor is not None, f"{spec.target} is not in the model"
-            if id(tensor) in by_id:
-                value = by_id[id(tensor)]
-            else:
-                trained = isinstance(tensor, torch.nn.Parameter)
-                name = (PARAM if trained else BUFFER) + model_path(
-                    first.get(id(tensor), spec.target)
-                )
-                value = graph.input(name, to_type(tensor), Role.PARAM if trained else Role.BUFFER)
-                by_id[id(tensor)] = value
-                if isinstance(tensor, torch.nn.Parameter):
-                    result.parameters[name] = tensor
-                    if not tensor.requires_grad:
-                        result.frozen.add(name)
-                else:
-                    result.buffers[name] = tensor
-        elif spec.kind is InputKind.CONSTANT_TENSOR:
-            tensor = program.constants[spec.target]
-            refuse_constant(tensor, {model_path(n): t for n, t in live.items()})
-            result.constants.append(tensor)
-            result.literals += {n.target for n in node.users} == {_LITERAL}
-            value = constant(graph, tensor)
-        else:
-            raise CaptureError(
-                f"the forward reads {spec.target}, which is no tensor that a graph can hold (a "
-                "torch.Generator, for one); fix: draw outside, and make it an input of the batch"
-            )
+        value = inputs.made(spec, node)
         translator.env[node] = value
         if isinstance(value, Value) and (value.name or "") in result.buffers:
             buffers.setdefault(value, []).append(node)
@@ -113,6 +65,80 @@ def bind_inputs(
         if len(read) == 1:
             translator.buffers[read[0]] = ()
     return {node: translator.env[node] for node in translator.buffers}
+
+
+class _Inputs:
+    """The inputs of one graph, each made when its node comes."""
+
+    def __init__(
+        self,
+        result: CapturedModule,
+        translator: Translator,
+        program: ExportedProgram,
+        flat: FlatCall,
+        leaves: BatchLeaves,
+    ) -> None:
+        self._result, self._translator, self._program = result, translator, program
+        self._graph, self._leaves = translator.graph, leaves
+        self._live = dict(named_tensors(flat))
+        # the name that torch lists, for tied ones
+        self._first = {id(t): n for n, t in reversed(self._live.items())}
+        self._by_id: dict[int, Value] = {}
+        self._users = 0  # leaves of the batch so far
+
+    def made(self, spec: InputSpec, node: torch.fx.Node) -> Value | Complex:
+        """What stands in the graph for an input of the program."""
+        if spec.kind is InputKind.USER_INPUT:
+            return self._leaf(node)
+        target = spec.target or ""
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            return self._owned(target)
+        constant_of = self._program.constants.get(target)
+        if spec.kind is InputKind.CONSTANT_TENSOR and isinstance(constant_of, torch.Tensor):
+            refuse_constant(constant_of, {model_path(n): t for n, t in self._live.items()})
+            self._result.constants.append(constant_of)
+            self._result.literals += {n.target for n in node.users} == {_LITERAL}
+            return constant(self._graph, constant_of)
+        raise CaptureError(
+            f"the forward reads {spec.target}, which is not a tensor (a torch.Generator, "
+            "for example); fix: draw before the step and pass the numbers as an input of "
+            "the batch"
+        )
+
+    def _leaf(self, node: torch.fx.Node) -> Value:
+        """An input for the next leaf of the batch in the caller's dtype; f32 where that is a 16-bit
+        one, which only autocast takes."""
+        kind = self._translator.type_of_fx(node)
+        low = LOW_TYPES.get(self._leaves.tensors[self._users].dtype)
+        if low is not None:
+            kind = kind.with_dtype(low)
+        value = self._graph.input(BATCH + self._leaves.names[self._users], kind, Role.BATCH)
+        for dim, size in enumerate(type_of(value).shape):
+            self._result._sizes.append((self._users, dim, size))
+        self._result.leaves[self._users] = value.name or ""
+        self._users += 1
+        return value if low is None else Builder(self._graph).Cast(value, to=DType.FLOAT)
+
+    def _owned(self, target: str) -> Value:
+        """An input for a parameter or a buffer; tied ones are one input."""
+        program, result = self._program, self._result
+        tensor = self._live.get(target)
+        if tensor is None:
+            tensor = program.state_dict.get(target, program.constants.get(target))
+        assert isinstance(tensor, torch.Tensor), f"{target} is not in the model"
+        if id(tensor) in self._by_id:
+            return self._by_id[id(tensor)]
+        path = model_path(self._first.get(id(tensor), target))
+        if isinstance(tensor, torch.nn.Parameter):
+            value = self._graph.input(PARAM + path, to_type(tensor), Role.PARAM)
+            result.parameters[PARAM + path] = tensor
+            if not tensor.requires_grad:
+                result.frozen.add(PARAM + path)
+        else:
+            value = self._graph.input(BUFFER + path, to_type(tensor), Role.BUFFER)
+            result.buffers[BUFFER + path] = tensor
+        self._by_id[id(tensor)] = value
+        return value
 
 
 __all__ = ["batch_nodes", "bind_inputs"]

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.one_line import READ, shortened
 
 # (leaf, dim) of a batch -> (factor, group): the size is a number where the factor is 0, else the
@@ -81,12 +81,12 @@ def hold(
 
 
 def _symbols(node: Any) -> set[Any]:
-    """Those that a later trace has settled too."""
+    """The symbols of a size, those that a later trace has settled too."""
     return node.expr.free_symbols | getattr(node, "_expr", node.expr).free_symbols
 
 
 def all_numbers(held: Held) -> Held | None:
-    """The same with numbers in place of multiples; None where there are none."""
+    """The held sizes with numbers in place of multiples; None where none is held as a multiple."""
     if not any(factor for factor, _ in held.values()):
         return None
     return {place: (0, group) for place, (_, group) in held.items()}
@@ -105,7 +105,7 @@ def divisor(expr: Any, unknown: Any) -> int:
 
 
 def of_images(t: torch.Tensor) -> bool:
-    """Whether it holds images of three channels, or videos, `f[*,3,H,W]`: their sizes are numbers
+    """Whether a tensor holds images or videos of three channels, `f[*,3,H,W]`: sizes are numbers
     from the start, since windows, strides and poolings divide them over and over, and an export
     that carries all these quotients takes minutes."""
     return t.is_floating_point() and t.dim() in (4, 5) and t.shape[-3] == 3

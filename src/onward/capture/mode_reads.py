@@ -62,7 +62,7 @@ class ModeReads:
         self._flagged: set[Place] = set()  # calls that a flag switches, not the ratio alone
 
     def read(self, frame: FrameType) -> None:
-        """`training` of a module, by the code in this frame."""
+        """Takes note that code in this frame reads `training` of a module."""
         file = frame.f_code.co_filename
         if file.startswith(_TORCH):
             if file != _DROPOUT and file.startswith(_RUNS):
@@ -71,13 +71,13 @@ class ModeReads:
             self._reads[frame.f_code, frame.f_lasti] += 1
 
     def asked(self, frame: FrameType) -> None:
-        """The mode, for anything."""
+        """Takes note that code in this frame asks for the mode, for anything."""
         if not self.other:
             self.other = f"{frame.f_code.co_qualname}, line {frame.f_lineno}"
 
     def called(self, frame: FrameType, drops: bool, flag: bool, asks: bool) -> None:
-        """A function that drops where it is told to, from this frame. flag, asks: see
-        `noted_call`."""
+        """Takes note of a call, from this frame, of a function that drops where it is told to.
+        flag, asks: see `noted_call`."""
         file = frame.f_code.co_filename
         if file.startswith(_TORCH) and not file.startswith(_RUNS):
             return  # handed on by a mode
@@ -203,6 +203,7 @@ def _places(reads: ModeReads) -> Iterator[Patch]:
 def _noting(plain: Callable[..., Any]) -> Callable[..., Any]:
     default = inspect.signature(plain).parameters["training"].default
 
+    @functools.wraps(plain)  # rows that a mask chooses know functions by their names
     def called(*args: Any, **kwargs: Any) -> Any:
         on = args[2] if len(args) > 2 else kwargs.get("training", default)
         ratio = args[1] if len(args) > 1 else kwargs.get("p", 0.5)
@@ -299,7 +300,7 @@ def _switch(call: ast.AST, by_flag: bool) -> DropoutSwitch | None:
 
 @functools.lru_cache(maxsize=64)
 def _parents(code: CodeType) -> dict[ast.AST, ast.AST] | None:
-    """Of each node of the function's source, at the file's lines and columns, the one around it;
+    """For each node of the function's source, at the file's lines and columns, the one around it;
     None where there is no source, or one that another code was made of."""
     linecache.checkcache(code.co_filename)
     try:

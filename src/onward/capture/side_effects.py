@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import Same, Snapshot
 from onward.model_state.effects import Effects, changes, drawn_since, keeping_buffers, random_states
 
@@ -77,8 +77,9 @@ class _Rehearsal:
                 return
         if effects.drawn:
             raise CaptureError(
-                f"the forward draws from {effects.drawn}, of which a graph would keep one draw for "
-                "all steps; fix: draw outside, and make it an input of the batch"
+                f"the forward draws random numbers from {effects.drawn}, and a graph would "
+                "repeat the same draw in every step; fix: draw before the step and pass the "
+                "numbers as an input of the batch, or use torch's random functions"
             )
 
     def _setting(self, effects: Effects) -> None:
@@ -87,8 +88,9 @@ class _Rehearsal:
         replaced = [n for n, t in _saved(self._model).items() if t is not self._saved.get(n)]
         if replaced:
             raise CaptureError(
-                f"the forward replaces the buffer {replaced[0]}, and a step does not; fix: make it "
-                "an output, and set it after the step"
+                f"the forward assigns a new tensor to the buffer {replaced[0]}, which a "
+                "compiled step does not; fix: write in place (buffer.copy_(value)), or "
+                "return the value and assign it after the step"
             )
         steady = True
         for others in (self._with_a_smaller_batch, self._with_another, self._with_other_parameters):
@@ -150,8 +152,9 @@ class _Rehearsal:
 
     def _refuse(self, effects: Effects) -> NoReturn:
         raise CaptureError(
-            f"the forward sets {', '.join(effects.written[:3])}, and does something else the next "
-            "time; a graph does the same in each step; fix: make it an input of the batch"
+            f"the forward sets {', '.join(effects.written[:3])} and behaves differently in "
+            "its next call, whereas a graph does the same in every step; fix: pass the value "
+            "as an input of the batch"
         )
 
     def _give(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -92,7 +92,7 @@ def _derive(b: Builder, node: Node, dys: list[Value | None]) -> Gradients:
         return rule(b, dys, list(node.outputs), list(node.inputs), attributes(node))
     except ValueError as error:
         raise ValueError(
-            f"no gradient of {node.op_type} at {where(node) or '(top)'}: {error}"
+            f"{node.op_type} at {where(node) or '(top)'} cannot be differentiated: {error}"
         ) from error
 
 
@@ -154,7 +154,7 @@ def _require_rules(graph: Graph, needed: set[Value], end: Value) -> None:
             missing.setdefault(node.op_type, set()).add(where(node) or "(top)")
     if missing:
         lines = [f"{op} at {', '.join(sorted(at))}" for op, at in sorted(missing.items())]
-        raise ValueError(f"no gradient rule for: {'; '.join(lines)}")
+        raise ValueError(f"these ops have no gradient rule: {'; '.join(lines)}")
 
 
 def _ancestors(value: Value) -> list[Node]:

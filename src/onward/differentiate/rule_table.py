@@ -25,7 +25,7 @@ RULES: dict[str, Rule] = {}
 
 # Ops that no gradient passes, by the reason.
 WITHOUT_GRADIENT: dict[str, frozenset[str]] = {
-    "its result is whole, a choice or made of steps": frozenset(
+    "its result is an integer, a bool or a step function": frozenset(
         {
             "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "And", "Or", "Xor", "Not",
             "ArgMax", "Floor", "Ceil", "Round", "Sign", "IsNaN", "IsInf", "BitwiseXor",
@@ -33,10 +33,10 @@ WITHOUT_GRADIENT: dict[str, frozenset[str]] = {
             "AllFinite",
         }
     ),
-    "it is drawn": frozenset({"RandomUniform"}),
-    "it stands for a gradient": frozenset({"GradientOf"}),
-    "it is there to let none pass": frozenset({"StopGradient"}),
-    "it is made of sizes alone": frozenset({"Shape", "Range", "ConstantOfShape"}),
+    "its result is drawn at random": frozenset({"RandomUniform"}),
+    "it is a placeholder of a gradient": frozenset({"GradientOf"}),
+    "it stops gradients on purpose": frozenset({"StopGradient"}),
+    "it depends on shapes alone": frozenset({"Shape", "Range", "ConstantOfShape"}),
 }  # fmt: skip
 NO_GRADIENT = frozenset(op for ops in WITHOUT_GRADIENT.values() for op in ops)
 
@@ -45,9 +45,11 @@ def register(op_type: str, rule: Rule) -> None:
     """Enters the rule of an op. Raises ValueError where the op has one, or none on purpose, and
     where no op has this name."""
     if op_type not in OPS:
-        raise ValueError(f"no op is called {op_type}; fix: register the op first")
+        raise ValueError(f"there is no op {op_type}; fix: register the op before its gradient rule")
     if op_type in NO_GRADIENT:
-        raise ValueError(f"the op {op_type} has no gradient, on purpose; fix: an op of your own")
+        raise ValueError(
+            f"the op {op_type} has no gradient on purpose; fix: register an op of your own"
+        )
     enter(RULES, "gradient rule of", op_type, rule)
 
 
@@ -91,7 +93,7 @@ def binary(
         attrs: dict[str, Any],
     ) -> Gradients:
         if len(xs) != 2:
-            raise ValueError(f"{op_type} of {len(xs)} inputs has no gradient rule")
+            raise ValueError(f"{op_type} with {len(xs)} inputs has no gradient rule")
         assert dys[0] is not None and xs[0] is not None and xs[1] is not None
         return function(b, dys[0], ys[0], xs[0], xs[1])
 

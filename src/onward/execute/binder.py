@@ -1,4 +1,4 @@
-"""Binder: a plan's launches bound to memory, and bound anew where memory or sizes have changed."""
+"""Binder: binds a plan's launches to memory, and again where memory or sizes have changed."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class Binder:
                 self.owned[name].detach().copy_(place)
 
     def release(self) -> None:
-        """Lets go of the arenas; the next run binds all launches anew."""
+        """Releases the arenas; the next run binds all launches again."""
         self._tensors.release()
         self.inputs, self.outputs, self.launches = {}, {}, []
         self.flags, self._flagged = None, {}
@@ -212,7 +212,7 @@ class Binder:
             return False
         least = {n: 1 if n in self.plan.open else size for n, size in self.plan.dims.items()}
         small, large = (
-            launch.kernel.scratch(launch.spec.mapped(lambda t, d=d: t.bind(d)))
+            launch.kernel.scratch(launch.spec.mapped(lambda t, d=d: t.specialized(d)))
             for d in (least, self.plan.dims)
         )
         return small != large

@@ -1,4 +1,4 @@
-"""Blocks: memory that one forward is lent, until its backward is done and its gradients are let go.
+"""Blocks: the memory of one forward, in use until its backward is done and its gradients are freed.
 
 What is handed out of a block is a tensor over a storage of the block's own, which counts who holds
 it; the launches' windows lie over another storage of the same bytes, and do not count. So a block
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-_CORE: Any = torch._C
+_CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 LATE, ROOM = 6, 1.2  # blocks asked for, and how much larger than any of them a free one may be
 
 
@@ -40,13 +40,13 @@ class Block:
 
     @property
     def is_held(self) -> bool:
-        """Whether anybody holds a tensor that was handed out."""
+        """Whether the caller still holds a tensor that lies in the block."""
         return _CORE._storage_Use_Count(self._storage._cdata) > 1 + len(self._patterns)
 
     @property
     def is_in_place(self) -> bool:
-        """Whether the tensors that were handed out still lie in the block: `share_memory_` of any
-        moves all."""
+        """Whether the tensors given to the caller still lie in the block: `share_memory_` on any of
+        them moves all."""
         return self._storage.data_ptr() == self.base.data_ptr()
 
     def whole(self) -> torch.Tensor:
@@ -94,9 +94,9 @@ class Blocks:
         self._late: list[int] = []  # bytes asked for
 
     def lend(self, nbytes: int) -> Block:
-        """Lends a block of at least `nbytes`, that nobody holds: of those that are free the
-        smallest, so that a loop always meets the same; where none is large enough all free ones go,
-        and those that are much larger than whatever was asked for of late."""
+        """Returns a block of at least `nbytes` that no caller holds: the smallest free one, so that
+        a loop gets the same one each time. Where none is large enough all free ones are released,
+        and so are those much larger than recent requests."""
         self._sweep()
         self._late = [*self._late[1 - LATE :], nbytes]
         most = max(self._late) * ROOM

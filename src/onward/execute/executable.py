@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
-from onward.config import OnwardError
+from onward.distribute import Mesh
+from onward.errors import OnwardError
 from onward.execute.binder import Binder
 from onward.execute.memory import Memory
 from onward.execute.recording import Recording
@@ -43,7 +44,8 @@ class Executable:
 
     The host reads nothing that launches have written until all of the step but its commit is
     queued: then the flags of kernels that found bad input, at once, and `finite`, which decides
-    whether the commit runs.
+    whether the commit runs. mesh: the ranks that run the step, which decide that together; one rank
+    where left out.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class Executable:
         memory: Memory,
         owned: Mapping[str, torch.Tensor],
         parts: Sequence[EagerPart] = (),
+        mesh: Mesh | None = None,
     ) -> None:
         self.plan = plan
+        self._mesh = Mesh() if mesh is None else mesh
         self.memory = memory
         self.owned = owned
         self._binder = Binder(plan, memory, owned, parts)
@@ -102,7 +106,7 @@ class Executable:
                 if self.plan.commit < len(launches):
                     self._require_reached()
             finite = self.plan.signature.finite
-            wrote = finite is None or bool(self._binder.outputs[finite])
+            wrote = finite is None or self._mesh.agreed(bool(self._binder.outputs[finite]))
             if self.plan.commit == len(launches) and done is None:
                 return wrote  # nothing outlives the step
             with signals_wait():
@@ -132,9 +136,10 @@ class Executable:
                 names.pop()
             more = f" and {len(left) - len(names)} more" if left[len(names) :] else ""
             raise OnwardError(
-                f"unused parameter {', '.join(names)}{more}: a part of the model that runs in "
-                "PyTorch does not use it in this batch, and eager leaves it as it is, but a whole "
-                "step moves every parameter; fix: keep your own loop, with onward.accelerate(model)"
+                f"the parameter {', '.join(names)}{more} is not used in this batch by a part "
+                "of the model that runs in eager PyTorch: eager would skip its update, a "
+                "Trainer's step cannot; fix: write your own loop with "
+                "onward.accelerate(model)"
             )
 
     def _commit(self) -> None:
@@ -145,7 +150,7 @@ class Executable:
             torch.autograd.graph.increment_version(written)
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _writing(self) -> Generator[None]:
         """A context that tells the session what an exception leaves half written."""
         self.memory.torn = True
         yield
@@ -154,7 +159,7 @@ class Executable:
     # ---- what a run left behind
 
     def output(self, name: str) -> torch.Tensor:
-        """A copy of an output by name: nothing handed out aliases the session's memory."""
+        """A copy of an output by name: no returned tensor aliases the session's memory."""
         return self._binder.outputs[name].clone()
 
     def view(self, name: str) -> torch.Tensor:

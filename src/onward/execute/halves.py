@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute.binder import Binder
 from onward.execute.blocks import Block
 from onward.execute.memory import Memory
@@ -65,15 +65,15 @@ class ExecutableHalves:
         owned: Mapping[str, torch.Tensor],
         parts: Sequence[EagerPart] = (),
     ) -> None:
-        assert plan.half is not None, "a plan that runs as one"
+        assert len(plan.cuts) == 1, "a plan of two halves"
         self.plan, self.memory, self.owned = plan, memory, owned
         self._parts = parts
         self._in_regions = read_in_regions(plan, owned) if parts else {}
         self.unreached: set[str] = set()  # by the last backward, of what regions alone read
-        self._half = plan.half
+        self._forward, self._backward = plan.stages
         self._bound: dict[int, Binder] = {}  # by the block's address, the last one last
         self._last: Binder | None = None
-        late = {x.buffer for launch in plan.launches[self._half :] for x in launch.operands}
+        late = {x.buffer for i in self._backward for x in plan.launches[i].operands}
         self._again = {
             n
             for n, x in plan.inputs.items()
@@ -105,7 +105,7 @@ class ExecutableHalves:
         binder.regions.tapes, binder.regions.copies = {}, copies
         with torch.no_grad():
             binder.stage(inputs)
-            binder.run(range(self._half))
+            binder.run(self._forward)
             tapes, binder.regions.tapes = binder.regions.tapes, {}
             written = binder.written
             binder.write_back()
@@ -157,7 +157,7 @@ class ExecutableHalves:
             binder.stage({**residuals.given, **named})
             binder.regions.tapes, binder.regions.keep = residuals.tapes, keep
             binder.regions.idle = idle
-            binder.run(range(self._half, len(self.plan.launches)))
+            binder.run(self._backward)
             if self._in_regions:
                 self.unreached = unreached(self._in_regions, binder.regions)
             binder.regions.tapes = {}
@@ -197,13 +197,17 @@ class ExecutableHalves:
     def _check(self, residuals: Residuals, cotangents: Inputs) -> None:
         missing = [name for name in self.plan.signature.cotangents if name not in cotangents]
         if missing:
-            raise OnwardError(f"no cotangent of {', '.join(map(user_name, missing))}")
+            raise OnwardError(
+                "backward lacks the gradient of "
+                f"{', '.join(map(user_name, missing))}; fix: pass one for each "
+                "output"
+            )
         for name, shape in residuals.shapes.items():
             given = cotangents[name]
             if isinstance(given, torch.Tensor) and given.shape != shape:
                 raise OnwardError(
-                    f"the cotangent of '{user_name(name)}' is {list(given.shape)}; "
-                    f"fix: give one of the output's shape, {list(shape)}"
+                    f"the gradient of the output '{user_name(name)}' has shape "
+                    f"{list(given.shape)}; fix: pass one of the output's shape, {list(shape)}"
                 )
         seen = marks(list(self._read.values()))
         if seen == residuals.seen:
@@ -212,8 +216,8 @@ class ExecutableHalves:
         for name, x, y in zip(self._read, before, now, strict=True):
             if x != y:
                 raise OnwardError(
-                    f"'{user_name(name)}' was modified between this forward and its backward; fix: "
-                    "update parameters after the backward"
+                    f"'{user_name(name)}' was modified in place between the forward and its "
+                    "backward; fix: call backward before optimizer.step()"
                 )
 
 

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute.blocks import Blocks
 from onward.graph.types import Type
 from onward.kernels import torch_dtype
@@ -31,7 +31,7 @@ class Tenant(Protocol):
     def lent(self) -> int | None: ...
 
     def release(self) -> None:
-        """Drops the windows; they are asked for anew when needed."""
+        """Drops the windows; they are made again when needed."""
         ...
 
 
@@ -50,7 +50,7 @@ class Memory:
         self._tenants: weakref.WeakSet[Tenant] = weakref.WeakSet()
 
     def join(self, tenant: Tenant) -> None:
-        """Registers `tenant`, which is then told when an arena moves."""
+        """Registers `tenant`, which is notified when an arena moves."""
         self._tenants.add(tenant)
 
     def named(self, name: str, type: Type, on_host: bool = False) -> torch.Tensor:
@@ -94,8 +94,8 @@ class Memory:
             return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
         except (MemoryError, RuntimeError) as error:  # torch has no type of its own on the CPU
             raise OnwardError(
-                f"out of memory: a step needs {nbytes / 2**20:.0f} MiB of {region.value} memory, "
-                "which cannot be allocated; fix: a smaller batch, or a memory_budget"
+                f"out of memory: a step needs {nbytes / 2**20:.0f} MiB of {region.value} "
+                "memory, which cannot be allocated; fix: a smaller batch, or memory_budget="
             ) from error
 
     def window(self, region: MemoryRegion, offset: int, nbytes: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute.memory import overlapping
 from onward.graph.names import user_name
 from onward.graph.types import Size
@@ -43,21 +43,23 @@ def check_owned(
         want = (layout.shape, torch_dtype(layout.dtype))
         if have != want:
             raise OnwardError(
-                f"'{user_name(name)}' is {_kind(*have)} now, and was {_kind(*want)} when its "
-                "training began; fix: make a new optimizer and Trainer after such a change"
+                f"'{user_name(name)}' is {_kind(*have)} now, but was {_kind(*want)} when "
+                "training began; fix: make a new optimizer and Trainer after changing a "
+                "parameter's shape or dtype"
             )
         if tensor.is_inference() and id(tensor) in ids:
             raise OnwardError(
-                f"'{user_name(name)}' was made under torch.inference_mode and cannot be "
-                "trained; fix: make the model outside of it"
+                f"'{user_name(name)}' was created under torch.inference_mode and cannot be "
+                "trained; fix: create the model outside of it"
             )
     pair = overlapping(owned, ids)
     if pair is not None:
         first, second = map(user_name, pair)
         other = "itself (an expanded tensor)" if first == second else f"'{second}'"
         raise OnwardError(
-            f"'{first}' shares memory with {other}, and a step writes it in place; fix: give "
-            "each its own memory (p.data = p.data.clone()), or tie them as one Parameter"
+            f"'{first}' shares memory with {other}, and a step updates it in place; fix: give "
+            "each its own memory (p.data = p.data.clone()), or tie the weights as one "
+            "Parameter"
         )
 
 

@@ -62,6 +62,12 @@ class Recording:
                     self._binder.launches[i]()
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
-            log.warning("no CUDA graph of this step, launches run one by one: %s", reason)
+            log.warning(
+                (
+                    "this step is not recorded as a CUDA graph and launches its kernels "
+                    "one by one: %s"
+                ),
+                reason,
+            )
             return None
         return graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ _WAITING = [
 
 
 @contextmanager
-def signals_wait() -> Iterator[None]:
+def signals_wait() -> Generator[None]:
     """A context in which signal handlers written in Python do not run; those called for run at its
     end.
 

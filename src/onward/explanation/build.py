@@ -7,16 +7,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from onward.config import CaptureError, OnwardError, memory_amount
+from onward.errors import CaptureError, OnwardError
 from onward.execute.executable import KernelTime
-from onward.explanation.facts import OF_REGIONS, OpLaunches, RegionFacts, StepExplanation
+from onward.explanation.facts import OF_REGIONS, OpLaunches, RegionFacts
 from onward.explanation.sizes import Sizes
+from onward.explanation.step_explanation import StepExplanation
 from onward.explanation.subject import Remade, Subject
 from onward.explanation.timing import launch_times
+from onward.options import memory_amount
 from onward.plan import Plan
 from onward.rewrite import summary
 
-_REGIONS = ("RegionFacts", "RegionGrad")  # ops of parts that run in eager PyTorch
+_REGIONS = ("Region", "RegionGrad")  # ops of parts that run in eager PyTorch
 _HEADLINE = "the model cannot be captured"
 
 
@@ -78,7 +80,10 @@ def bytes_of(memory: int | str | None) -> int | None:
         return None
     amount = memory_amount(memory)
     if not isinstance(amount, int):
-        raise OnwardError(f"memory={memory!r}; fix: bytes, or with a unit ('2GB', '512MiB')")
+        raise OnwardError(
+            f"memory={memory!r} is invalid; fix: a number of bytes, or a size "
+            "with a unit ('2GB', '512MiB')"
+        )
     return amount
 
 

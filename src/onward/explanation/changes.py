@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from onward.explanation.facts import Change
 from onward.graph.graph import Graph
+from onward.graph.printer import count_ops
+from onward.graph.spec import Stage
 from onward.journal import Journal
 from onward.rewrite import FORWARD, PRECISION, STEP, FusionPass, PassReport, halves
 from onward.rewrite.lists import ROW_DEMAND
@@ -24,10 +26,10 @@ class CountingJournal(Journal):
         super().__init__(quiet=True)
         self.counts: list[tuple[str, Counter[str]]] = []
 
-    def note(self, stage: str, graph: Graph) -> None:
-        super().note(stage, graph)
-        if not stage.startswith(_LOOKS):
-            self.counts.append((stage, count_ops(graph)))
+    def note(self, name: str, graph: Graph, stage: Stage | None = None) -> None:
+        super().note(name, graph, stage)
+        if not name.startswith(_LOOKS):
+            self.counts.append((name, count_ops(graph)))
 
     def changes(self, captured: Graph, packed: bool) -> tuple[Change, ...]:
         """The changes in the order of the flow, from the graph that was captured on. packed:
@@ -39,7 +41,7 @@ class CountingJournal(Journal):
             part, _, name = stage.partition("-")
             if part in _STAGES:
                 if left and left[0].name == ROW_DEMAND:  # that found every row to be read
-                    made.append(_change("forward", ROW_DEMAND, left.popleft(), before, before))
+                    made.append(_change("pack", ROW_DEMAND, left.popleft(), before, before))
                 made.append(_change("", part, None, before, after))
                 before = after
                 continue
@@ -52,15 +54,6 @@ class CountingJournal(Journal):
                 before = after
         made += [_change("", report.name, report, before, before) for report in left]
         return tuple(made)
-
-
-def count_ops(graph: Graph) -> Counter[str]:
-    """Counts nodes by op; an own op is `onward::Name`."""
-    return Counter(op_name(node.domain, node.op_type) for node in graph)
-
-
-def op_name(domain: str, op: str) -> str:
-    return f"{domain}::{op}" if domain else op
 
 
 def _until(reports: deque[PassReport], name: str) -> Iterator[PassReport]:
@@ -86,4 +79,4 @@ def _change(
     return Change(stage, name, edits, before.total(), after.total(), ordered, fused)
 
 
-__all__ = ["CountingJournal", "count_ops", "op_name"]
+__all__ = ["CountingJournal"]

@@ -1,5 +1,5 @@
 """Facts of one training step: what was captured, rewritten and planned. Data alone: `text.py` and
-`page.py` show them, `as_dict` gives them to JSON."""
+`page.py` show them, `as_dict` gives them to JSON; a `StepExplanation` has all three."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from onward.prepare.row_explanation import Explanation
+from onward.explanation.row_report import RowReport
 
 # Kinds of memory, in the order of the tables. Those of the arena share its bytes.
 KINDS: dict[str, str] = {
@@ -18,21 +18,23 @@ KINDS: dict[str, str] = {
     "activations": "what the forward keeps for the backward",
     "scratch": "values that live within the forward, or within the backward",
     "batch": "copies of the batch's tensors",
-    "results": "the loss and what else is handed out",
+    "results": "the loss and the other outputs",
     "constants": "constants, sizes and scalars of the graph",
     "gaps": "bytes between buffers at the fullest launch",
-    "workspace": "what a kernel allocates by itself, at most",
-    "row counting": "what counts a batch's rows before the step",
+    "workspace": "temporary memory allocated inside kernels, at most",
+    "row counting": "the kernels that count a batch's rows before the step",
 }
 ARENA = ("gradients", "activations", "scratch", "batch", "results")  # that change within a step
 NOT_COUNTED = (
     "Python, PyTorch and other libraries, with their own buffers",
-    "the batch as it is given, and what else the program holds",
-    "what compiling takes for a while",
+    "the batch you pass, and everything else the program holds",
+    "memory that compiling needs temporarily",
 )
-OF_REGIONS = "what parts that run in eager PyTorch hold from forward to backward"
-OWN_OPTIMIZER = "the state of the loop's own optimizer; explain(..., optimizer=...) counts it"
-OWN_GRADIENTS = "a second block, where a forward runs before the gradients of the last are let go"
+OF_REGIONS = "activations that parts in eager PyTorch keep from forward to backward"
+OWN_OPTIMIZER = "the state of your optimizer; explain(..., optimizer=...) counts it"
+OWN_GRADIENTS = (
+    "a second set of activations, where a forward runs before the last one's gradients are freed"
+)
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,8 @@ class LargestBatch:
 
 
 @dataclass(frozen=True, repr=False)
-class StepExplanation:
-    """One training step, explained; `print` it, or take `as_dict()`, or `save` it as a page.
+class StepFacts:
+    """The facts of one training step.
 
     loop: `trainer` (`onward.Trainer`, the whole step) or `module` (the user's own loop). captured:
     whether a graph runs; if not, `reasons` says why, and what follows is empty. results: outputs
@@ -147,7 +149,7 @@ class StepExplanation:
     changes: tuple[Change, ...] = ()
     near_misses: tuple[Mapping[str, Any], ...] = ()
     launches: tuple[OpLaunches, ...] = ()
-    rows: Explanation | None = None
+    rows: RowReport | None = None
     memory: StepMemory | None = None
     sizes: tuple[SizedMemory, ...] = ()
     largest: LargestBatch | None = None
@@ -172,25 +174,6 @@ class StepExplanation:
             plain["memory"] = {"total": self.memory.total, "most": most, **_plain(self.memory)}
         return plain
 
-    def __repr__(self) -> str:
-        if not self.captured:
-            return f"StepExplanation({self.model}: runs in eager PyTorch)"
-        total = 0 if self.memory is None else self.memory.total
-        return (
-            f"StepExplanation({self.model}, {self.loop}: {self.launch_count} launches, "
-            f"{total / 2**20:.1f} MiB)"
-        )
-
-    def __str__(self) -> str:
-        from onward.explanation.text import text
-
-        return text(self)
-
-    def _repr_html_(self) -> str:
-        from onward.explanation.page import body
-
-        return body(self)
-
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -204,5 +187,5 @@ def _plain(value: Any) -> Any:
 
 __all__ = [
     "ARENA", "KINDS", "NOT_COUNTED", "OF_REGIONS", "OWN_GRADIENTS", "OWN_OPTIMIZER", "Change",
-    "LargestBatch", "OpLaunches", "RegionFacts", "SizedMemory", "StepExplanation", "StepMemory",
+    "LargestBatch", "OpLaunches", "RegionFacts", "SizedMemory", "StepFacts", "StepMemory",
 ]  # fmt: skip

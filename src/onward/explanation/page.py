@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from onward.explanation import memory_drawing, text
-from onward.explanation.facts import KINDS, StepExplanation, StepMemory
+from onward.explanation.facts import KINDS, StepFacts, StepMemory
 
 _STYLE = """
 body { font: 14px/1.45 sans-serif; color: #222; background: #fff; margin: 2em auto;
@@ -24,7 +24,7 @@ h2 { margin-top: 1.6em; font-size: 1.15em; }
 Row = Sequence[object]  # numbers stand to the right
 
 
-def page(found: StepExplanation) -> str:
+def page(found: StepFacts) -> str:
     """The whole HTML document of an explanation."""
     title = escape(text.headline(found))
     return (
@@ -34,12 +34,12 @@ def page(found: StepExplanation) -> str:
     )
 
 
-def body(found: StepExplanation) -> str:
+def body(found: StepFacts) -> str:
     """The content of the document; notebooks show it too."""
     return "\n".join(_sections(found))
 
 
-def _sections(found: StepExplanation) -> Iterator[str]:
+def _sections(found: StepFacts) -> Iterator[str]:
     yield f"<h1>{escape(text.headline(found))}</h1>"
     first, *more = text.capture_lines(found)
     yield f"<p>{escape(first)}</p>" + _list(line.strip() for line in more)
@@ -78,7 +78,7 @@ def _memory(memory: StepMemory) -> str:
     return _table(("kind", f"{unit.name} at the peak", "at most", ""), rows)
 
 
-def _graph(found: StepExplanation) -> Iterator[str]:
+def _graph(found: StepFacts) -> Iterator[str]:
     yield "<h2>Passes</h2>"
     rows: list[Row] = [
         (
@@ -99,7 +99,7 @@ def _graph(found: StepExplanation) -> Iterator[str]:
         yield _table(("op", "pass", "reason", "modules"), misses)
 
 
-def _launches(found: StepExplanation) -> Iterator[str]:
+def _launches(found: StepFacts) -> Iterator[str]:
     yield f"<h2>{found.launch_count} launches</h2>"
     whole = sum(item.seconds or 0.0 for item in found.launches)
     rows: list[Row] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.explanation.facts import LargestBatch, SizedMemory
 from onward.explanation.subject import Given, Remade, Subject
 
@@ -43,7 +43,7 @@ class Sizes:
         try:
             many = self._for(max(2, self._remade.batch_size))
             if not many.is_sized:
-                reason = f"the model's graph is for batches of {many.batch_size} alone"
+                reason = f"the model's graph is fixed to the batch size {many.batch_size}"
                 return LargestBatch(memory, 0, None, None, reason)
             unit = many.multiple
             found = largest(lambda n: self._fits_as(n * unit), memory, many.batch_size // unit)
@@ -51,7 +51,7 @@ class Sizes:
             return LargestBatch(memory, 0, None, None, _line(error), self.planned)
         size = found * unit
         nbytes, beyond = self._known.get(size), self._known.get(size + unit)
-        reason = f"more than {size} were not looked at" if found >= MOST else ""
+        reason = f"sizes above {size} were not tried" if found >= MOST else ""
         return LargestBatch(memory, size, nbytes, beyond, reason, self.planned)
 
     def _fits_as(self, batch_size: int) -> int | None:

@@ -16,18 +16,19 @@ import torch
 
 from onward.capture import CapturedModule
 from onward.compile import Compiler
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.execute import Executable, ExecutableHalves, Memory
 from onward.explanation.changes import CountingJournal
 from onward.explanation.facts import StepMemory
 from onward.explanation.memory import model_bytes, step_memory
+from onward.explanation.row_attribution import row_report
+from onward.explanation.row_report import RowReport
 from onward.kernels import Target
 from onward.plan import Plan
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
 from onward.prepare.prepared_batch import OutputRequest, PreparedBatch
 from onward.prepare.prepared_step import PreparedStep
-from onward.prepare.row_explanation import Explanation
 from onward.prepare.session import PlanCache, Session
 from onward.prepare.without_gradient import WithoutGradient
 from onward.rewrite import Policy
@@ -96,9 +97,9 @@ class Remade:
         return found.executable
 
     @cached_property
-    def rows(self) -> Explanation:
+    def rows(self) -> RowReport:
         """The report of what row demand does with the batch."""
-        return self._step.explain(self.subject.batch, self.subject.request.results)
+        return row_report(self._step, self.subject.batch, self.subject.request.results)
 
     def step_memory(self) -> StepMemory:
         """The memory of the batch's step."""
@@ -131,7 +132,9 @@ class Remade:
         if batch_size == self.batch_size:
             return self.step_memory()
         if batch_size % self.multiple:
-            raise CaptureError(f"the batch size is a multiple of {self.multiple} in this model")
+            raise CaptureError(
+                f"this model needs a batch size that is a multiple of {self.multiple}"
+            )
         return self._memory_of(
             self.unbound(self._plan_at(batch_size)), batch_size / self.batch_size
         )

@@ -10,28 +10,28 @@ from onward.explanation.facts import (
     Change,
     LargestBatch,
     SizedMemory,
-    StepExplanation,
+    StepFacts,
     StepMemory,
 )
 from onward.prepare.without_gradient import WithoutGradient
 
 LOOPS = {"trainer": "onward.Trainer", "module": "your own loop (onward.accelerate)"}
-ALIKE = "as many tokens, and as large a share of rows that are read"
+ALIKE = "equally long, with an equal share of padding"
 _SHOWN = 6  # ops of a pass, reasons and modules of a line
 
 
-def text(found: StepExplanation) -> str:
+def text(found: StepFacts) -> str:
     """The whole explanation as text, part by part."""
     parts = [headline(found), *map("\n".join, filter(None, map(list, _parts(found))))]
     return "\n\n".join(parts)
 
 
-def headline(found: StepExplanation) -> str:
+def headline(found: StepFacts) -> str:
     sizes = ", ".join(f"{name}={size}" for name, size in found.dims.items())
     return f"{found.model} in {LOOPS[found.loop]}" + (f": {sizes}" if sizes else "")
 
 
-def _parts(found: StepExplanation) -> Iterator[Iterable[str]]:
+def _parts(found: StepFacts) -> Iterator[Iterable[str]]:
     yield capture_lines(found)
     if not found.captured:
         return
@@ -43,7 +43,7 @@ def _parts(found: StepExplanation) -> Iterator[Iterable[str]]:
     yield launch_lines(found)
 
 
-def capture_lines(found: StepExplanation) -> Iterator[str]:
+def capture_lines(found: StepFacts) -> Iterator[str]:
     """The lines about the capture: whether a graph runs, and what does not."""
     if not found.captured:
         yield "captured: no, it runs in eager PyTorch"
@@ -103,7 +103,7 @@ def largest_line(largest: LargestBatch) -> str:
     return f"{within}: {largest.batch_size}, with {unit.named(largest.nbytes)}{beyond}{more}"
 
 
-def row_lines(found: StepExplanation) -> Iterator[str]:
+def row_lines(found: StepFacts) -> Iterator[str]:
     if found.rows is not None:
         yield from str(found.rows).splitlines()
 
@@ -124,7 +124,7 @@ def change_lines(changes: Sequence[Change]) -> Iterator[str]:
         yield "  fused: " + ", ".join(f"{n} {op.partition('::')[2]}" for op, n, _ in fused)
     idle = [c.name for c in changes if c not in shown]
     if idle:
-        yield f"  found nothing to do: {', '.join(dict.fromkeys(idle))}"
+        yield f"  changed nothing: {', '.join(dict.fromkeys(idle))}"
 
 
 def ops_text(change: Change) -> str:
@@ -134,14 +134,14 @@ def ops_text(change: Change) -> str:
     return ", ".join([*items[:_SHOWN], *more])
 
 
-def miss_lines(found: StepExplanation) -> Iterator[str]:
+def miss_lines(found: StepFacts) -> Iterator[str]:
     for miss in found.near_misses:
         first, *more = miss["modules"]
         places = f"{first} and {len(more)} more" if more else first
         yield f"not fused by {miss['pass']}: {miss['op']} at {places}: {miss['reason']}"
 
 
-def launch_lines(found: StepExplanation) -> Iterator[str]:
+def launch_lines(found: StepFacts) -> Iterator[str]:
     """The table of launches by op."""
     whole = sum(item.seconds or 0.0 for item in found.launches)
     yield f"{f'launches: {found.launch_count}':<34}{'forward':>9}{'backward':>10}" + (

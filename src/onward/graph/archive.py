@@ -1,4 +1,5 @@
-"""Graph <-> bytes, exactly: for keeping a graph, and for knowing one by its digest.
+"""Serialises a graph to bytes and back without loss: for the cache on disk, and for a digest that
+identifies a graph.
 
 A file of ONNX is for other engines: there own ops are calls of functions, attributes have 32 bits,
 and roles and signature are names. What is written here is the graph as the stages see it, as JSON
@@ -53,7 +54,7 @@ def from_bytes(data: bytes) -> Graph:
         text = json.loads(data[_HEAD : _HEAD + length].decode())
         return _Reader(text, data[_HEAD + length :]).graph
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ArchiveError(f"these bytes are no graph: {error}") from error
+        raise ArchiveError(f"these bytes are not a saved graph: {error}") from error
 
 
 def digest(graph: Graph) -> str:
@@ -95,7 +96,7 @@ class _Writer:
     def _value(self, value: Value) -> list[Any]:
         """Writes a value: its name, its type, and the integers it is known to hold."""
         if value.meta.keys() - NOTES.keys():
-            _cannot(f"what is noted at {value.name}")
+            _cannot(f"the metadata of {value.name}")
         self.numbers[value] = len(self.numbers) - 1
         type = self.types.setdefault(value.meta["type"], len(self.types))
         content = None if value.const_value is not None else value.meta.get("content")

@@ -114,7 +114,7 @@ class Builder:
     def one(self, op_type: str, inputs: Sequence[ToValue | None], attrs: dict[str, Any]) -> Value:
         """Appends a node of an op with one output, which is returned."""
         y = self.node(op_type, inputs, attrs)
-        assert isinstance(y, Value), f"{op_type} has several outputs"
+        assert isinstance(y, Value), f"{op_type} has several outputs where one was expected"
         return y
 
     def _values(self, inputs: Sequence[ToValue | None]) -> list[Value | None]:

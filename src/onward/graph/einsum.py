@@ -19,7 +19,10 @@ def einsum(b: Builder, equation: str, values: Sequence[Value]) -> Value:
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")
     if len(terms) != len(values):
-        raise ValueError(f"'{equation}' says {len(terms)} operands, of {len(values)}")
+        raise ValueError(
+            f"the einsum equation '{equation}' has {len(terms)} operands, but "
+            f"{len(values)} are given"
+        )
     if not arrow:
         letters = "".join(terms).replace(".", "")
         right = ("..." if "..." in left else "") + "".join(
@@ -73,7 +76,9 @@ def _diagonal(b: Builder, x: Value, i: int, j: int) -> Value:
     """The diagonal of x, where the indices of dims i and j are equal; dim j goes."""
     shape = type_of(x).shape
     if shape[i] != shape[j]:
-        raise ValueError(f"a diagonal of {type_of(x)}")
+        raise ValueError(
+            f"a diagonal (a repeated index) of {type_of(x)} in einsum is not supported"
+        )
     index = b.reshape(b.arange(shape[i]), tuple(n if d == i else 1 for d, n in enumerate(shape)))
     wide = tuple(1 if d == j else n for d, n in enumerate(shape))
     return b.squeeze(b.GatherElements(x, b.expand(index, wide), axis=j), [j])

@@ -335,7 +335,7 @@ class Graph:
 
     def clone(self, dims: Mapping[str, Size] | None = None) -> Graph:
         """A copy that shares no node or value. With `dims`, sizes are substituted on the way."""
-        bind = dims or {}
+        sizes = dims or {}
         out = Graph(self.name)
         out.counts = set(self.counts)
         out.signature = self.signature
@@ -343,11 +343,11 @@ class Graph:
 
         def copied(value: Value, into: Value) -> Value:
             into.meta.update(value.meta)
-            if bind:
-                into.meta["type"] = type_of(value).bind(bind)
+            if sizes:
+                into.meta["type"] = type_of(value).specialized(sizes)
                 content = value.meta.get("content")
                 if content is not None:
-                    into.meta["content"] = tuple(substitute(n, bind) for n in content)
+                    into.meta["content"] = tuple(substitute(n, sizes) for n in content)
             copies[value] = into
             return into
 

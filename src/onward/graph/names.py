@@ -29,12 +29,12 @@ def output_name(name: str) -> str:
 
 
 def user_name(name: str) -> str:
-    """What the user calls an input or output: `w` for `param.w`; names of ours stay."""
+    """What the user calls an input or output: `w` for `param.w`; other names stay."""
     return next((name[len(p) :] for p in _USER if name.startswith(p)), name)
 
 
 def distinct(name: str, taken: Collection[str]) -> str:
-    """The name, with a number behind it where it is taken."""
+    """The name, with a number appended where it is taken."""
     found, count = name, 1
     while found in taken:
         count += 1

@@ -7,6 +7,8 @@ graph step(%input_ids: i64[B,T] batch, %w: f32[100,8] param)
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from onward.graph.graph import Graph, Node, Value, array_of, attributes, role_of, type_of, where
@@ -48,3 +50,13 @@ def graph_text(graph: Graph) -> str:
         state = f" -> %{graph.state[name].name}" if name in graph.state else ""
         lines.append(f"-> {name}={name_of(value)}: {type_of(value)}{state}")
     return "\n".join(lines) + "\n"
+
+
+def count_ops(graph: Graph) -> Counter[str]:
+    """Counts nodes by op; an own op is `onward::Name`."""
+    return Counter(op_name(node.domain, node.op_type) for node in graph)
+
+
+def op_name(domain: str, op: str) -> str:
+    """Returns an op's name with its domain, where that is not the standard's."""
+    return f"{domain}::{op}" if domain else op

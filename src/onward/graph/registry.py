@@ -1,4 +1,4 @@
-"""How records enter a table: by the files of a package, under names that nothing else in it has."""
+"""Fills a table with the records that the files of a package define; each name occurs once."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def place_of(function: Any) -> str:
 def meeting(what: str, held: Any, new: Any) -> ValueError:
     """The error of two functions or classes registered for the same thing."""
     return ValueError(
-        f"{what} is registered by {place_of(held)} and by {place_of(new)}; fix: leave one, or give "
-        "one another name"
+        f"{what} is registered twice, by {place_of(held)} and by {place_of(new)}; fix: remove "
+        "one, or rename it"
     )
 
 

@@ -51,8 +51,8 @@ class Signature:
     running statistics. rescaled: the same of the loss scale and its tracker, which move whether
     gradients are finite or not: whoever runs the graph hands them on to the next run.
 
-    apart: whether what the model's own outputs need runs first, by itself, and the gradients later,
-    for cotangents that nobody knows before.
+    split_halves: whether what the model's own outputs need runs first, by itself, and the gradients
+    later, for cotangents that nobody knows before.
     """
 
     seed: str | None = None
@@ -75,10 +75,10 @@ class Signature:
     accumulated: dict[str, str] = field(default_factory=dict)
     written: dict[str, str] = field(default_factory=dict)
     rescaled: dict[str, str] = field(default_factory=dict)
-    apart: bool = False
+    split_halves: bool = False
 
     @property
-    def ends(self) -> list[str]:
+    def differentiated_outputs(self) -> list[str]:
         """The outputs that a step differentiates: the loss. Raises ValueError without one."""
         if self.loss is None:
             raise ValueError("a forward without a loss has no gradients")

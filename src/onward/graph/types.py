@@ -229,7 +229,8 @@ class Type:
         itself."""
         return self.with_dtype(DType.FLOAT) if self.is_low else self
 
-    def bind(self, dims: Mapping[str, Size]) -> Type:
+    def specialized(self, dims: Mapping[str, Size]) -> Type:
+        """The type with these sizes in the place of its symbols."""
         return self.with_shape(substitute(d, dims) for d in self.shape)
 
     @property

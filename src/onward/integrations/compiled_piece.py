@@ -120,8 +120,8 @@ def _is_held(node: fx.Node, example: Any) -> bool:
 
 
 def _path(node: fx.Node) -> str:
-    """Its path in the model, of the expression by which torch.compile finds it:
-    `L['self']._modules['head']._parameters['weight']` is `head.weight`."""
+    """The path in the model of a parameter or buffer, from the expression by which torch.compile
+    finds it: `L['self']._modules['head']._parameters['weight']` is `head.weight`."""
     name = getattr(getattr(node, "_dynamo_source", None), "name", "")
     name = name() if callable(name) else name
     found = ["".join(pair) for pair in re.findall(r"\['(\w+)'\]|\.(\w+)", str(name))]
@@ -135,7 +135,7 @@ def _where(graph: fx.GraphModule) -> str:
         if node.op != "placeholder" and lines:
             file, line, function = lines[0]
             return f"{function}, {file}:{line}"
-    return "a graph of torch.compile's"
+    return "a graph of torch.compile"
 
 
 class Outside:
@@ -197,8 +197,8 @@ class Outside:
 
 
 def _in_another_grad_mode(graph: fx.Graph) -> set[fx.Node]:
-    """Those that run where gradients are on or off, and are not so around the graph. A view that is
-    made without gradients hands none on."""
+    """The nodes whose grad mode differs from the mode around the graph. A view that is made without
+    gradients passes none on."""
     before: bool | None = None  # which the first switch tells: it goes to the other
     now: bool | None = None
     inference = False
@@ -241,8 +241,9 @@ def _shared_memory(graph: fx.GraphModule, outputs: Sequence[Any]) -> str | None:
         if storage is not None and other is not node:
             kind = "input" if other.op == "placeholder" else "output"
             return (
-                f"its output {node.name} is a view of its {kind} {other.name}, and here the code "
-                "after it may write to both; fix: remove the graph break that follows, or clone one"
+                f"its output {node.name} is a view of its {kind} {other.name}, and the code "
+                "after it may write into both; fix: remove the graph break that follows, or "
+                "clone() one of them"
             )
     return None
 

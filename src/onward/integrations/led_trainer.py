@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onward.config import CaptureError, OnwardError
+from onward.errors import CaptureError, OnwardError
 from onward.prepare.batch import Batch, bind_batch
 from onward.train.exclusive import exclusive
 from onward.train.result import StepResult
@@ -24,8 +24,8 @@ from onward.train.window import AccumulationWindow
 
 
 class LedWindow(AccumulationWindow):
-    """Its micro-batches are weighed and the last is named by whoever leads, who counts windows too:
-    led_step, None where nobody does."""
+    """A gradient accumulation window led by another loop, which weighs the micro-batches, names the
+    last one and counts the windows in led_step (None: no loop leads)."""
 
     def __init__(self, size: int, seed: int | None) -> None:
         super().__init__(size, seed)
@@ -91,10 +91,10 @@ class LedTrainer(Trainer):
         assert isinstance(window, LedWindow)
         if not last and window.size == 1:
             raise OnwardError(
-                "the loop accumulates gradients, and this Trainer was made for a micro-batch per "
-                "update; fix: gradient_accumulation_steps=2 or more"
+                "the loop accumulates gradients, but this Trainer was made for one "
+                "micro-batch per update; fix: gradient_accumulation_steps=2 or more"
             )
-        if self._updates.take_again():
+        if self._optimizer.take_again():
             self._lead()
         window.led_weight, window.led_last, window.led_step = weight, last, step
         done = window.steps
@@ -112,7 +112,7 @@ class LedTrainer(Trainer):
     @exclusive
     def give_back(self) -> None:
         """The optimizer steps as torch's own. Gradients of an open window are added to `p.grad`."""
-        self._updates.give_back()
+        self._optimizer.give_back()
         self._window.micro_steps = 0
         self._due = False
 
@@ -136,8 +136,8 @@ class VerificationError(OnwardError):
 
 
 def _taken(trainer: LedTrainer) -> Callable[..., Any]:
-    """What takes the place of `optimizer.step`: the graph has made the update already. A step
-    without one is torch's own."""
+    """A replacement of `optimizer.step` that does nothing after a graph's update, which has made
+    the step already, and else calls torch's own."""
     held = weakref.ref(trainer)  # which holds the optimizer
 
     def step(optimizer: torch.optim.Optimizer, closure: Any = None) -> Any:

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onward.config import OnwardError, TrainerOptions
+from onward.errors import OnwardError
+from onward.options import TrainerOptions
 
 LOOP = "transformers.Trainer with onward.accelerate(model)"
 _SEVERAL = f"fix: {LOOP}, started in the same way"
@@ -18,10 +19,12 @@ _SEVERAL = f"fix: {LOOP}, started in the same way"
 # argument -> what to do; refused where it is set to anything that counts as true
 REFUSED: dict[str, str] = {
     "deepspeed": _SEVERAL,
-    "fsdp": "a model in shards has no graph; fix: transformers.Trainer without Onward, or DDP or "
-    f"ZeRO-2 of {LOOP}",
+    "fsdp": (
+        "a sharded model cannot be captured; fix: transformers.Trainer without Onward, "
+        f"or DDP or ZeRO-2 with {LOOP}"
+    ),
     "parallelism_config": _SEVERAL,
-    "use_liger_kernel": "fix: leave it out, the graph has fused kernels of its own",
+    "use_liger_kernel": "Onward fuses these kernels itself; fix: leave it out",
 }
 
 # options of onward.Trainer for its update, or for a whole step
@@ -40,7 +43,9 @@ def refuse_arguments(args: Any) -> None:
         if (value := getattr(args, name, None))
     ]
     if reasons:
-        raise OnwardError("TrainingArguments that one graph cannot honour: " + "; ".join(reasons))
+        raise OnwardError(
+            "these TrainingArguments are not supported by onward's Trainer: " + "; ".join(reasons)
+        )
 
 
 def refuse_accelerator(accelerator: Any, gpus: int) -> None:
@@ -49,24 +54,31 @@ def refuse_accelerator(accelerator: Any, gpus: int) -> None:
     precision = str(getattr(accelerator, "mixed_precision", "no"))
     if precision not in ("no", "bf16", "fp16"):
         raise OnwardError(
-            f"accelerate's mixed_precision={precision}; fix: bf16=True or fp16=True, or {LOOP}"
+            f"accelerate's mixed_precision={precision} is not supported; fix: bf16=True or "
+            f"fp16=True, or {LOOP}"
         )
     if accelerator.num_processes > 1:
-        raise OnwardError(f"{accelerator.num_processes} processes: one graph is one's; {_SEVERAL}")
+        raise OnwardError(
+            f"{accelerator.num_processes} processes are started, but a "
+            f"whole-step graph trains in one; {_SEVERAL}"
+        )
     kind = accelerator.distributed_type.value
     if kind not in ("NO", "MULTI_CPU", "MULTI_GPU"):
-        raise OnwardError(f"accelerate's distributed_type={kind}: one graph is one's; {_SEVERAL}")
+        raise OnwardError(
+            f"accelerate's distributed_type={kind} is not supported: a "
+            f"whole-step graph trains in one process; {_SEVERAL}"
+        )
     if gpus > 1:
         raise OnwardError(
-            f"{gpus} GPUs in one process (DataParallel); fix: CUDA_VISIBLE_DEVICES=0, or "
-            f"{LOOP} under torchrun"
+            f"{gpus} GPUs in one process (DataParallel) are not supported; fix: "
+            f"CUDA_VISIBLE_DEVICES=0, or {LOOP} under torchrun"
         )
 
 
 def leave_uncompiled(accelerator: Any, say: Callable[[str], None]) -> None:
     """Has the Accelerator prepare models without `torch.compile`, whoever asks for that
     (`torch_compile` and what goes with it, accelerate's own settings and environment variables).
-    say: is told where somebody does."""
+    say: receives a message where that is so."""
     from accelerate.utils import DynamoBackend, TorchDynamoPlugin
 
     def prepare_model(*args: Any, **kwargs: Any) -> Any:
@@ -75,8 +87,8 @@ def leave_uncompiled(accelerator: Any, say: Callable[[str], None]) -> None:
         if asked.backend == DynamoBackend.NO:
             return type(accelerator).prepare_model(accelerator, *args, **kwargs)
         say(
-            f"torch_compile (backend {asked.backend.value.lower()}) is ignored: the step is one "
-            "compiled graph already, and torch.compile would add nothing"
+            f"torch_compile (backend {asked.backend.value.lower()}) is ignored, since the "
+            "step is one compiled graph already"
         )
         state.dynamo_plugin = TorchDynamoPlugin(backend=DynamoBackend.NO)
         try:
@@ -89,12 +101,12 @@ def leave_uncompiled(accelerator: Any, say: Callable[[str], None]) -> None:
 
 def refuse_two_precisions(accelerator: Any, args: Any, said: str | None) -> None:
     """Raises OnwardError where accelerate computes in bf16 and the options say another precision.
-    said: what they name, None where they name none."""
+    said: the precision that the options name, or None."""
     if accelerator.mixed_precision == "bf16" and said not in (None, "bf16"):
         where = "TrainingArguments(bf16=True)" if args.bf16 else "accelerate's mixed_precision=bf16"
         raise OnwardError(
-            f'{where} and options={{"mixed_precision": "{said}"}}: a step has one precision; '
-            "fix: leave one of them out"
+            f'{where} and options={{"mixed_precision": "{said}"}} contradict each other; fix: '
+            "leave one of them out"
         )
 
 
@@ -107,8 +119,9 @@ def refuse_lost_options(options: TrainerOptions, precision: str, why: str) -> No
         lost.remove("mixed_precision")
     if options.strict or lost:
         raise OnwardError(
-            f"{why}: forward and backward would run as graphs and the update as transformers' own, "
-            f"and options has {', '.join(lost) or 'strict'}; fix: leave one of them out"
+            f"{why}, so that transformers makes the update itself and "
+            f"options={', '.join(lost) or 'strict'} would have no effect; fix: remove the "
+            "option, or what reads gradients"
         )
 
 

@@ -29,9 +29,10 @@ from torch import fx, nn
 from torch._dynamo import trace_rules
 from torch._dynamo.backends import registry
 
-from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, check_names
+from onward.errors import CaptureError, EagerWarning, OnwardError, check_names
 from onward.integrations.compiled_piece import CompiledPiece
 from onward.module import accelerate, eager
+from onward.options import ModuleOptions
 
 NAME = "onward"
 KEPT = 128  # modules that one graph serves, as the layers of a model
@@ -81,8 +82,8 @@ def _options(
     strange += [f"{name}={value!r}" for name, value in others.items()]
     if strange:
         raise OnwardError(
-            f"torch.compile({', '.join(strange)}) is for its own backend; fix: leave it out, and "
-            'give options={"strict": True} and the like'
+            f'torch.compile({", ".join(strange)}) is not supported by the backend "onward"; '
+            'fix: leave it out, and use options={"strict": True} and the like'
         )
     given = dict(options or {})
     known = [field.name for field in dataclasses.fields(ModuleOptions)]
@@ -90,8 +91,8 @@ def _options(
     found = ModuleOptions(**given)
     if found.outputs == "loss":
         raise OnwardError(
-            "outputs='loss' has no meaning in torch.compile, whose graphs have no names for their "
-            "outputs; fix: onward.accelerate(model, outputs='loss')"
+            "outputs='loss' is not supported under torch.compile, whose graphs do not name "
+            "their outputs; fix: onward.accelerate(model, outputs='loss')"
         )
     return found
 
@@ -226,7 +227,7 @@ class CompiledGraph:
             return
         self._told.add(reason)
         warnings.warn(
-            f"what torch.compile made of {self._piece.where} runs in eager PyTorch: {reason}",
+            f"the torch.compile graph of {self._piece.where} runs in eager PyTorch: {reason}",
             EagerWarning,
             stacklevel=3,
         )

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 
 def model_loss(outputs: Any) -> torch.Tensor:
@@ -19,7 +19,8 @@ def model_loss(outputs: Any) -> torch.Tensor:
 
 
 def own_loss(own: Any, outputs: Any, given: tuple[Any, Any]) -> torch.Tensor:
-    """By `compute_loss_func`. given: labels, and the items of the window."""
+    """The loss by the user's `compute_loss_func`. given: labels, and the number of items in the
+    accumulation window."""
     labels, items = given
     return own(outputs, labels, num_items_in_batch=items)
 
@@ -27,7 +28,8 @@ def own_loss(own: Any, outputs: Any, given: tuple[Any, Any]) -> torch.Tensor:
 def smoothed_loss(
     smoother: Any, shifts: bool, outputs: Any, given: tuple[Any, Any]
 ) -> torch.Tensor:
-    """By `label_smoothing_factor`. given: labels, and the items of the window."""
+    """The loss with `label_smoothing_factor`. given: labels, and the number of items in the
+    accumulation window."""
     labels, items = given
     shifted = {"shift_labels": True} if shifts else {}
     counted = {} if items is None else {"num_items_in_batch": items}

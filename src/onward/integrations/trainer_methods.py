@@ -1,5 +1,5 @@
-"""What becomes of each method of transformers' Trainer that a subclass overrides, and of each event
-that a callback hears, where a step is one graph.
+"""How each overridden method of transformers' Trainer and each callback event is treated where a
+step is one graph.
 
 Honoured: transformers' own loop calls it around the step, as ever. Served: it is called between
 forward, backward and update, where one graph has nothing to show. A run that has one goes another

@@ -1,4 +1,5 @@
-"""Turns: who calls a Trainer of transformers now, its loop or the user, and what was said."""
+"""Turns: whether a transformers Trainer is called by its own loop or by the user, and which
+messages were logged."""
 
 from __future__ import annotations
 
@@ -36,13 +37,13 @@ class Turns:
             self.shown, self._told = None, False
 
     def say(self, why: str) -> bool:
-        """Whether it has not been said before."""
+        """Whether the message is new, so that it is to be logged."""
         new = why not in self._said
         self._said.add(why)
         return new
 
     def follow(self, handler: Any) -> None:
-        """From now on the handler's events are seen."""
+        """Starts watching the events of the callback handler."""
         self._handler = handler
         handler.call_event = _Seen(self, handler)
 
@@ -55,7 +56,8 @@ class Turns:
 
 
 class _Seen:
-    """What is called in the place of a handler's `call_event`."""
+    """A replacement of a handler's `call_event` that counts running events, and skips an
+    `on_pre_optimizer_step` that callbacks have received already."""
 
     def __init__(self, turns: Turns, handler: Any) -> None:
         self._turns, self._handler = turns, handler

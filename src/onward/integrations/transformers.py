@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from onward.capture import without_flash_lengths
-from onward.config import MissingExtraError, OnwardError, TrainerOptions
+from onward.errors import MissingExtraError, OnwardError
 from onward.integrations.led_trainer import LedTrainer, NotRunError
 from onward.integrations.refused_arguments import (
     leave_uncompiled,
@@ -35,6 +35,7 @@ from onward.integrations.trainer_losses import model_loss, own_loss, smoothed_lo
 from onward.integrations.trainer_methods import heard, overridden, replaced
 from onward.integrations.trainer_turns import Turns
 from onward.module.accelerate import accelerate, accelerated
+from onward.options import TrainerOptions
 from onward.train.arguments import checked_options
 from onward.train.result import StepResult
 
@@ -91,8 +92,9 @@ class Trainer(transformers.Trainer):
         OnwardError before the first, and where no step was one graph."""
         if self._step_trainer is None:
             raise OnwardError(
-                "nothing has run as one graph yet; fix: call train() first, or see the log for why "
-                "gradients are shown (onward.module.accelerated(model) has their graphs)"
+                "no whole step has run as one graph; fix: call train() first, or see the log "
+                "for what made transformers do the update itself "
+                "(onward.module.accelerated(model) has the graphs then)"
             )
         return self._step_trainer
 
@@ -156,7 +158,7 @@ class Trainer(transformers.Trainer):
         if why is not None:
             return why
         if model is not self.model:
-            return f"the model is within a {type(model).__name__}"
+            return f"the model is wrapped in a {type(model).__name__}"
         if self._unfit is not None and self._unfit[0] == self._parts():
             return self._unfit[1]
         if self._turns.shown:  # the window's gradients are there
@@ -164,11 +166,14 @@ class Trainer(transformers.Trainer):
         groups = self.optimizer.param_groups  # type: ignore[union-attr]  # there is one
         held = [p for group in groups for p in group["params"]]
         if any(p.grad is not None for p in held):
-            return "there are gradients that transformers' loop has not computed"
+            return "parameters already have a .grad that transformers' loop did not compute"
         ids = set(map(id, held))
         for name, p in model.named_parameters():
             if p.requires_grad and id(p) not in ids:
-                return f"{name} is in no group of the optimizer, and the gradients' norm counts it"
+                return (
+                    f"the parameter {name} is in no parameter group of the optimizer, but "
+                    "its gradient counts in the clipping norm"
+                )
         return None
 
     def _gradients_seen(self) -> str | None:
@@ -183,7 +188,7 @@ class Trainer(transformers.Trainer):
                 return f"{event} may read gradients"
         changed = replaced(self.accelerator)
         if changed is not None:
-            return f"{changed} is replaced"
+            return f"accelerator.{changed} has been replaced"
         if self.accelerator.mixed_precision == "fp16":
             return "accelerate's scaler reads gradients (fp16)"
         return None
@@ -191,7 +196,10 @@ class Trainer(transformers.Trainer):
     def _show_gradients(self, why: str) -> None:
         """Goes over to transformers' own way for this micro-batch."""
         self._refuse_lost(why)
-        self._say(f"{why}: forward and backward run as graphs, the update is transformers'")
+        self._say(
+            f"{why}: forward and backward run as graphs, and transformers makes the "
+            "optimizer step itself"
+        )
         if self._step_trainer is not None:
             self._step_trainer.give_back()
             if self._result is not None:
@@ -249,7 +257,7 @@ class Trainer(transformers.Trainer):
         self.optimizer._is_overflow = skipped  # type: ignore[union-attr]
 
     def _parts(self) -> tuple[Any, ...]:
-        """What a step's trainer is made of."""
+        """The parts from which a step's Trainer is made."""
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)  # accelerate's is around
         steps, norm = self.args.gradient_accumulation_steps, self.args.max_grad_norm
         return self.model, optimizer, steps, norm
@@ -274,7 +282,8 @@ class Trainer(transformers.Trainer):
         return self._step_trainer
 
     def _norm(self, *args: Any, **kwargs: Any) -> torch.Tensor | None:
-        """In the place of clipping: the norm before it, f32[], where the graph has clipped."""
+        """The gradient norm before clipping, f32[], in place of clipping where the graph has
+        clipped already."""
         if self._result is not None:
             return self._result.grad_norm
         return type(self.accelerator).clip_grad_norm_(self.accelerator, *args, **kwargs)
@@ -290,8 +299,9 @@ class Trainer(transformers.Trainer):
     def _batch(
         self, inputs: Mapping[str, Any], items: torch.Tensor | int | None, takes_target: bool
     ) -> dict[str, Any]:
-        """What the model is given, as `compute_loss` does; what the loss function is given is under
-        `labels`: the labels and the number of items that the window's loss is divided by."""
+        """The inputs of the model, chosen as in `compute_loss`; `labels` holds the arguments of
+        the loss function: the labels and the number of items by which the window's loss is divided.
+        """
         assert self.model is not None
         batch = without_flash_lengths(self.model, inputs)
         if items is not None and not isinstance(items, torch.Tensor):
@@ -303,7 +313,7 @@ class Trainer(transformers.Trainer):
         return batch
 
     def _loss(self, labelled: bool) -> Any:
-        """What `compute_loss` makes the loss with; one object as long as it is the same."""
+        """The loss function that `compute_loss` uses, the same object while it does not change."""
         made = self._losses
         if self.compute_loss_func is not None:
             own = self.compute_loss_func
@@ -336,7 +346,8 @@ def _own_options(options: TrainerOptions | Mapping[str, Any] | None) -> TrainerO
             raise OnwardError(f"options has {name}; fix: TrainingArguments({name}=...)")
     if found.fetch:
         raise OnwardError(
-            "options has fetch, and nobody would read what is fetched; fix: leave it out"
+            "options has fetch, whose outputs transformers.Trainer would not read; fix: "
+            "leave it out"
         )
     return found
 

@@ -54,7 +54,7 @@ class Refusal:
 def kernel_for(spec: KernelSpec, target: Target) -> Kernel | Refusal:
     """The first kernel that applies to a call on a target.
 
-    Before sizes are bound the types of `spec` may hold named ones. What was measured per size is
+    Before sizes are numbers the types of `spec` may hold named ones. What was measured per size is
     then not asked: it decides between kernels, never whether there is one.
     """
     reasons: list[str] = []

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.config import environment
+from onward.environment import environment
 from onward.kernels.blas.choice import processor_name
 from onward.kernels.blas.engines import engines
 from onward.kernels.native.library import library
@@ -42,8 +42,8 @@ def _processor() -> str:
 
 @functools.lru_cache(maxsize=8)
 def _digest(path: Path, changed: int) -> str:
-    """The digest of a file. changed: its time of change, by which a new file of the same name is
-    told apart."""
+    """The digest of a file. changed: its modification time, which distinguishes a new file of the
+    same name."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 

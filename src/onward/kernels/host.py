@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import torch
 
 from onward.kernels.native.library import library
+from onward.kernels.rates import UNKNOWN_GPU, rates_of_gpu
 from onward.kernels.target import NO_LIBRARY, Rates, Target
 
 _BF16 = {"AVX512-BF16": "_is_avx512_bf16_supported", "AMX": "_is_amx_tile_supported"}
@@ -19,7 +20,8 @@ def host(device: str = "cpu") -> Target:
     triton = device == "cuda" and find_spec("triton") is not None
     level = NO_LIBRARY if found is None else found.level
     low = _multiplies_bf16(device)
-    return Target(device, level, triton, multiplies_bf16=low, rates=_rates(device))
+    rates, capability = _rates(device), _capability(device)
+    return Target(device, level, triton, multiplies_bf16=low, rates=rates, capability=capability)
 
 
 @functools.cache
@@ -35,7 +37,16 @@ def bf16_instructions() -> tuple[str, ...]:
     return tuple(name for name, ask in _BF16.items() if getattr(torch.cpu, ask, bool)())
 
 
+@functools.cache
+def _capability(device: str) -> str | tuple[int, int]:
+    if device == "cpu":
+        return torch.backends.cpu.get_cpu_capability()
+    return torch.cuda.get_device_capability() if torch.cuda.is_available() else ""
+
+
+@functools.cache
 def _rates(device: str) -> Rates:
-    """The rates of a device: one machine's for all. What a machine measures of itself is to be read
-    here."""
-    return Rates()
+    """The rates of a device: one machine's for all CPUs, a GPU's by its name."""
+    if device == "cpu":
+        return Rates()
+    return rates_of_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else UNKNOWN_GPU

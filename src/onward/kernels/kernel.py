@@ -35,7 +35,7 @@ def torch_dtype(dtype: DType) -> torch.dtype:
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """A call that a kernel is asked about, before any memory exists."""
+    """A call for which a kernel is chosen, before any memory exists."""
 
     op: str
     attrs: dict[str, Any]

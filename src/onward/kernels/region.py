@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from onward.config import RegionError
+from onward.errors import RegionError
 from onward.graph.ops.region import wanted
 from onward.kernels.kernel import Kernel, KernelArguments, KernelSpec, Launch
 
@@ -57,6 +57,24 @@ class Tape:
     ys: list[torch.Tensor]
 
 
+class HeldParts:
+    """What parts have set in their modules, and the numbers of buffers, held to be put back.
+
+    buffers: each with a copy of its numbers.
+    """
+
+    def __init__(self, parts: Iterable[EagerPart], buffers: Iterable[torch.Tensor]) -> None:
+        self._backs = [part.way_back() for part in parts]
+        self.buffers = [(b, b.detach().clone()) for b in buffers]
+
+    def put_back(self) -> None:
+        """Makes both what they were."""
+        for back in self._backs:
+            back()
+        for buffer, before in self.buffers:
+            buffer.data.copy_(before)
+
+
 @dataclass
 class RegionRuns:
     """The regions of a plan at run time. parts: by `site`. recorded: the sites whose backward the
@@ -81,36 +99,27 @@ class RegionRuns:
         """A context in which a run that fails leaves what parts set, and buffers that they write,
         as they were. Buffers that the first run leaves as they were are tables, and no later run
         copies them."""
-        backs = [part.way_back() for part in self.parts]
         tables = self._tables or set()
         buffers = [b for part in self.parts for b in part.buffers() if id(b) not in tables]
-        held = [(b, b.detach().clone()) for b in buffers]
+        held = HeldParts(self.parts, buffers)
         try:
             yield
         except BaseException:
-            for back in backs:
-                back()
-            for buffer, before in held:
-                buffer.copy_(before)
+            held.put_back()
             raise
         if self._tables is None:  # versions do not tell: a batch norm leaves them alone
-            self._tables = {id(b) for b, before in held if torch.equal(b, before)}
+            self._tables = {id(b) for b, before in held.buffers if torch.equal(b, before)}
 
     @contextlib.contextmanager
     def repeating(self) -> Iterator[None]:
         """A context in which a run repeats another: what parts set, and buffers that they write,
         are then what they were."""
-        backs = [part.way_back() for part in self.parts]
-        held = [(b, b.detach().clone()) for part in self.parts for b in part.buffers()]
+        held = HeldParts(self.parts, [b for part in self.parts for b in part.buffers()])
         try:
             yield
         finally:
             self.tapes = {}
-            for back in backs:
-                back()
-            with torch.no_grad():
-                for buffer, before in held:
-                    buffer.copy_(before)
+            held.put_back()
 
 
 def running() -> bool:
@@ -136,8 +145,8 @@ def _forward(
         _here.running = before
     if [x._version for x in xs] != versions:
         raise RegionError(
-            f"{part.path} runs in PyTorch within the graph and writes into a tensor that it is "
-            "given; fix: write into a copy"
+            f"{part.path} runs in eager PyTorch within the graph and writes in place into one "
+            "of its inputs; fix: write into a clone()"
         )
     return Tape(xs, parameters, ys)
 
@@ -163,9 +172,9 @@ def _check(part: EagerPart, made: Sequence[torch.Tensor], want: Sequence[torch.T
     have = [(y.dtype, tuple(y.shape)) for y in made]
     if have != [(y.dtype, tuple(y.shape)) for y in want]:
         raise RegionError(
-            f"{part.path} runs in PyTorch within the graph and returns "
-            f"{_listed(made)}, where the graph was made for {_listed(want)}; fix: shapes that "
-            "follow from those of its inputs, or strict=True to see why it is no part of the graph"
+            f"{part.path} runs in eager PyTorch within the graph and returns {_listed(made)}, "
+            f"but the graph expects {_listed(want)}; fix: let output shapes depend on input "
+            "shapes alone (strict=True says why it is not captured)"
         )
 
 
@@ -277,4 +286,4 @@ TABLE: dict[str, tuple[Kernel, ...]] = {
     for op, bind in _bind.items()
 }
 
-__all__ = ["TABLE", "EagerPart", "RegionRuns", "running"]
+__all__ = ["TABLE", "EagerPart", "HeldParts", "RegionRuns", "running"]

@@ -11,7 +11,8 @@ NO_LIBRARY = "none"
 class Rates:
     """How fast a machine is, roughly: enough to rank what is cheap to compute again.
 
-    Only ratios matter. The defaults were read off benchmark steps on two AVX2 cores of an AMD EPYC
+    Only ratios matter. flops_per_second: of products in fp32; low_flops_per_second: of those in
+    fp16 and bf16. The defaults were read off benchmark steps on two AVX2 cores of an AMD EPYC
     (2026-11-21, `docs/log.md`): matrix products reach 140-170 GFLOP/s, elementwise loops and copies
     about 20 GB/s once their operands do not fit a cache.
     """
@@ -19,6 +20,7 @@ class Rates:
     flops_per_second: float = 150e9
     bytes_per_second: float = 20e9
     launch_seconds: float = 2e-6
+    low_flops_per_second: float = 150e9
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,9 @@ class Target:
     device: its kind, "cpu" or "cuda". instructions: of the native library, "avx512", "avx2" or
     "plain"; "none" without one, as on devices it is not for. triton: whether Triton is there for
     the device. dtype: what products are computed in. multiplies_bf16: whether the processor itself
-    multiplies bfloat16 (AVX512-BF16, AMX, a GPU's tensor cores), so that it pays.
+    multiplies bfloat16 (AVX512-BF16, AMX, a GPU's tensor cores), so that it pays. capability: what
+    the processor can do, of a GPU its compute capability, (9, 0), of a CPU the widest instruction
+    set that PyTorch uses, "AVX2"; "" where it is not known.
     """
 
     device: str = "cpu"
@@ -37,6 +41,7 @@ class Target:
     dtype: str = "float32"
     multiplies_bf16: bool = False
     rates: Rates = Rates()
+    capability: str | tuple[int, int] = ""
 
     @property
     def has_library(self) -> bool:

@@ -1,7 +1,7 @@
 """The state of a user's model: what it leads to, what of it was read, and what is set on it.
 
 In: a module and its loss function. Out: facts by path, sweeps that compare identities, snapshots
-that put values back, refusals, patches for a while. Imports: `graph`, `config`.
+that put values back, refusals, patches for a while. Imports: `graph`, `errors`.
 
 A walk (`Walk`) is slow and takes note of values; a `Sweep` is fast and compares object identities.
 """

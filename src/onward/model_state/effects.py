@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import Snapshot, Walk
 from onward.model_state.patches import ABSENT, patched
 
@@ -45,8 +45,9 @@ class _Unseeded:
     def __getattr__(self, name: str) -> Any:
         if name in self._SETS and threading.get_ident() == self._thread:
             raise CaptureError(
-                "the forward seeds torch's random numbers, and a step draws its own; fix: draw "
-                "outside, and make it an input of the batch"
+                "the forward calls torch.manual_seed (or sets the random state), which a "
+                "graph cannot do; fix: seed before the step, or pass the random numbers as "
+                "an input of the batch"
             )
         return getattr(self._generator, name)
 

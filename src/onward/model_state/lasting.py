@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.config import environment_variables
+from onward.environment import environment_variables
 from onward.model_state.code import is_own, module_of, origin
 from onward.model_state.facts import ATOMS, Same, atom
 from onward.model_state.own_code import (

@@ -19,7 +19,7 @@ from torch.nn.modules import module as modules
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _device, _python_dispatch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import Walk, module_of
 
 # packages whose forward hooks are pure: they may be traced
@@ -37,7 +37,7 @@ _GLOBAL |= {"_global_" + attribute.lstrip("_"): kind for attribute, kind in BACK
 AUTOCAST_DEVICES = ("cpu", "cuda")
 _CORE: Any = torch._C
 _packing = _CORE._autograd._top_saved_tensors_default_hooks  # the innermost ones, or None
-NO_HOOKS = "hooks do not run inside a graph; fix: remove it"
+NO_HOOKS = "hooks do not run inside a graph; fix: remove the hook"
 _FETCH = f"{NO_HOOKS}, or use fetch= for an output of the model"
 
 
@@ -82,7 +82,10 @@ def refuse_surroundings(autocast: bool = True) -> None:
 
 def _autocast() -> Iterator[str]:
     if any(map(torch.is_autocast_enabled, AUTOCAST_DEVICES)):
-        yield "autocast is on; fix: leave the autocast block (mixed_precision is an option)"
+        yield (
+            "torch.autocast is on; fix: call outside of the autocast block, and use "
+            "mixed_precision= instead"
+        )
 
 
 def _surroundings() -> Iterator[str]:
@@ -93,10 +96,16 @@ def _surroundings() -> Iterator[str]:
     for mode in itertools.chain.from_iterable(stack() for stack in stacks):
         if type(mode) is _device.DeviceContext:
             continue  # of torch.set_default_device
-        yield f"{type(mode).__name__} is active, which a graph does not pass through; fix: leave it"
+        yield (
+            f"the mode {type(mode).__name__} is active, whose code a graph would not run; "
+            "fix: call outside of its block"
+        )
     packing = _packing(True)
     if packing and not keeps_numbers(packing[0]):
-        yield "saved_tensors_hooks are active, which a graph does not call; fix: leave the block"
+        yield (
+            "torch.autograd.graph.saved_tensors_hooks are active, which a graph does not "
+            "call; fix: call outside of the block"
+        )
     for attribute, kind in _GLOBAL.items():
         yield from _hooks(getattr(modules, attribute, {}), f"global {kind}", "every module", _FETCH)
 
@@ -130,12 +139,15 @@ def _wrapped(root: torch.nn.Module, prefix: str, aside: set[int]) -> Iterator[tu
         if id(module) in aside:
             continue
         if isinstance(module, ScriptModule):
-            yield path, f"{where} is TorchScript; fix: give the module that it was made of"
+            yield path, f"{where} is TorchScript; fix: pass the original torch.nn.Module"
             return  # what it holds is too
         if isinstance(module, DistributedDataParallel):
             yield (
                 path,
-                f"{where} is DistributedDataParallel, and a step is one rank's; fix: its .module",
+                (
+                    f"{where} is DistributedDataParallel, but a whole step runs in one process; "
+                    "fix: pass its .module"
+                ),
             )
 
 
@@ -216,7 +228,8 @@ def own_class(tensor: torch.Tensor) -> str | None:
     cls = type(tensor)
     mro = cls.__mro__[: cls.__mro__.index(torch.Tensor)]
     plain = all(module_of(c).startswith("torch.nn.") for c in mro)
-    return None if plain else f"of {cls.__qualname__}, a class that a graph does not keep"
+    said = f"of {cls.__qualname__}, a subclass of torch.Tensor, which a graph cannot hold"
+    return None if plain else said
 
 
 def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
@@ -225,11 +238,11 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
     for name, tensor in itertools.chain(parameters, buffers):
         name, trained = prefix + name, isinstance(tensor, torch.nn.Parameter)
         if torch.nn.parameter.is_lazy(tensor):
-            yield f"{name} has no shape yet; fix: call the model once"
+            yield f"{name} is a lazy parameter without a shape; fix: call the model once first"
             continue
         strange = own_class(tensor)
         if strange:
-            yield f"{name} is {strange}; fix: a plain tensor"
+            yield f"{name} is {strange}; fix: use a plain torch.Tensor"
             continue
         if tensor.layout is torch.strided and tensor.untyped_storage().data_ptr():
             held = storages.setdefault(tensor.untyped_storage().data_ptr(), [])
@@ -239,8 +252,8 @@ def _tensors(root: torch.nn.Module, prefix: str, trains: bool) -> Iterator[str]:
     for held in storages.values():
         for first, second in _overlapping(held):
             yield (
-                f"{second} and {first} are different views of one storage, and overlap; fix: clone "
-                "one"
+                f"{second} and {first} overlap in memory (different views of one storage); "
+                "fix: clone() one of them"
             )
 
 
@@ -284,9 +297,9 @@ def refuse_unlisted(
     for path, tensor in Walk(model, loss_fn).named_tensors() if read else ():
         if tensor.requires_grad and tensor.untyped_storage().data_ptr() in read:
             raise CaptureError(
-                f"the forward reads the parameter {path}, which requires a gradient and is not "
-                "among the model's; fix: register it (an attribute of a module, a ModuleList), or "
-                "requires_grad_(False)"
+                f"the forward reads the parameter {path}, which requires grad but is not in "
+                "model.parameters(); fix: register it (a module attribute, ModuleList or "
+                "ParameterList), or requires_grad_(False)"
             )
 
 
@@ -299,8 +312,8 @@ def refuse_constant(tensor: torch.Tensor, owned: Mapping[str, torch.Tensor]) -> 
     fix = "fix: read it through its module, so that the graph holds it as a parameter"
     if tensor.requires_grad:
         raise CaptureError(
-            f"the forward reads a tensor of shape {tuple(tensor.shape)} that requires a gradient "
-            f"and is not the model's; {fix}"
+            f"the forward reads a tensor of shape {tuple(tensor.shape)} that requires grad "
+            f"but is not in model.parameters(); {fix}"
         )
     pointer = tensor.untyped_storage().data_ptr()
     for name, other in owned.items() if pointer else ():

@@ -167,8 +167,11 @@ class Walk:
         if not _told:  # one line: there may be as many places as values
             _told.append(path)
             log.warning(
-                "%s: so many values, or so deep within each other, that changes there and behind "
-                "it are not noticed; fix: keep data out of reach of the model and its loss",
+                (
+                    "%s holds too many or too deeply nested values to watch, so that later "
+                    "changes there are not noticed; fix: do not store data sets or long lists on "
+                    "the model or its loss"
+                ),
                 path.partition("[")[0][:80],
             )
 

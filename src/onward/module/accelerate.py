@@ -10,7 +10,7 @@ import inspect
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +22,7 @@ from onward.capture import CACHE as _CACHE
 from onward.capture import (
     CacheSetting,
     CapturedModule,
+    CaptureRequest,
     apart_from_hooks,
     called_in_inference_mode,
     eager,
@@ -30,12 +31,12 @@ from onward.capture import (
     without_flash_lengths,
 )
 from onward.compile import Compiler
-from onward.config import CaptureError, EagerWarning, ModuleOptions, OnwardError, RegionError
+from onward.errors import CaptureError, EagerWarning, OnwardError, RegionError
 from onward.execute import Memory
-from onward.explanation import StepExplanation
 from onward.extend import load_plugins
 from onward.kernels import host
 from onward.kernels.kernel import Launch
+from onward.kernels.region import HeldParts
 from onward.module.arguments import bind_call
 from onward.module.around import (
     Mode,
@@ -51,6 +52,7 @@ from onward.module.hooks import aside, call_with_hooks, run_around
 from onward.module.prepared_call import PreparedCall
 from onward.module.run import CallRun
 from onward.module.states import OFTEN, State, States, TooMany
+from onward.options import ModuleOptions
 from onward.plan import Plan
 from onward.prepare.batch import Batch
 from onward.prepare.region_warnings import WarnOnce
@@ -63,7 +65,7 @@ CACHE = f"{_CACHE}; fix: config.use_cache = False where nobody generates"
 
 
 class SharedMemory(Memory):
-    """Of all accelerated modules on a device: their plans run one at a time."""
+    """The memory of all accelerated modules on a device; their plans run one at a time."""
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
@@ -84,13 +86,13 @@ def accelerate(model: AnyModule, **options: Any) -> AnyModule:
     """
     if not isinstance(model, torch.nn.Module):
         raise OnwardError(
-            f"accelerate takes a torch.nn.Module, not a {type(model).__name__}; fix: give the model"
+            f"accelerate takes a torch.nn.Module, not a {type(model).__name__}; fix: pass the model"
         )
     load_plugins()
     held = vars(model).get(_SLOT)
     if held is not None and not isinstance(held, Accelerated):
         raise OnwardError(
-            "the model is compiled already (Module.compile); fix: accelerate a model that is not"
+            "the model is compiled already (model.compile()); fix: accelerate a model that is not"
         )
     vars(model)[_SLOT] = Accelerated(unwrapped(model), ModuleOptions(**options))
     return model
@@ -134,7 +136,7 @@ class Accelerated:
         model = self._model()
         assert model is not None, "a module that is called is there"
         if goes_around():
-            return model._call_impl(*args, **kwargs)
+            return model._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         if run_around(model):
             return call_with_hooks(model, partial(self._call, model), args, kwargs)
         return self._call(model, *args, **kwargs)
@@ -230,7 +232,7 @@ class Accelerated:
         # accelerated modules within it are parts of the graph
         asked = called_in_inference_mode(mode.inference)
         with eager(), apart_from_hooks(), aside(model), asked:
-            return compiler.capture(
+            request = CaptureRequest(
                 model,
                 batch.args,
                 batch.kwargs,
@@ -240,6 +242,7 @@ class Accelerated:
                 regions=not self.options.strict,
                 autocast=mode.autocast,
             )
+            return compiler.capture(request)
 
     # ---- memory
 
@@ -259,7 +262,7 @@ class Accelerated:
     ) -> Any:
         untraced()
         with eager(), aside(model):
-            outputs = model._call_impl(*args, **kwargs)
+            outputs = model._call_impl(*args, **kwargs)  # pyright: ignore[reportPrivateUsage]
         if reason not in self._told:  # and not where eager refuses the call as well
             self._told.add(reason)
             warnings.warn(
@@ -272,7 +275,7 @@ class Accelerated:
     # ---- looking
 
     def report(self) -> Report:
-        """Of the last call, as `Trainer.report`."""
+        """Reports the last call, as `Trainer.report` does a step."""
         return self.last_call().report()
 
     @property
@@ -285,14 +288,6 @@ class Accelerated:
         """The last call's launches, as they are bound, in its plan's order; for those who time
         them."""
         return self.last_call().launches
-
-    def explain(
-        self, batch: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
-    ) -> StepExplanation:
-        """A training step of the model, or the last call's; see `onward.explain`."""
-        from onward.module.explain import explain
-
-        return explain(self.model, batch, kwargs, **options)
 
     @property
     def model(self) -> torch.nn.Module:
@@ -325,24 +320,21 @@ class Accelerated:
     def last_call(self) -> PreparedCall:
         """Raises OnwardError before the first."""
         if self._last is None:
-            raise OnwardError("nothing has run as a graph yet; fix: call the model first")
+            raise OnwardError("no call has run as a graph yet; fix: call the model first")
         return self._last
 
 
 @contextmanager
-def _undone_where_refused(call: PreparedCall) -> Iterator[None]:
-    """Within it a part of the model that runs in PyTorch may give what the graph is not made for:
-    eager runs the call then, and buffers and what parts set are as they were."""
+def _undone_where_refused(call: PreparedCall) -> Generator[None]:
+    """A context in which a part of the model that runs in PyTorch may give what the graph is not
+    made for: eager runs the call then, and buffers and what parts set are as they were."""
     parts = call.captured.regions
-    held = [*call.written, *(b for part in parts for b in part.buffers())] if parts else []
-    before, backs = [b.detach().clone() for b in held], [part.way_back() for part in parts]
+    buffers = [*call.written, *(b for part in parts for b in part.buffers())] if parts else []
+    held = HeldParts(parts, buffers)
     try:
         yield
     except RegionError:
-        for back in backs:
-            back()
-        for buffer, then in zip(held, before, strict=True):
-            buffer.data.copy_(then)
+        held.put_back()
         raise
 
 

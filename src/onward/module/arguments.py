@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.prepare.batch import Batch, leaf_kind, refuse_leaf
 
 _PLAIN = frozenset({bool, int, float, str, type(None)})  # no containers, and hashed fast

@@ -22,10 +22,10 @@ from onward.capture import (
     refuse_surroundings,
     traced_elsewhere,
 )
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.kernels import running
 
-_CORE: Any = torch._C
+_CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 CACHES = ("past_key_values", "past_key_value", "cache_params", "use_cache")
 
 
@@ -40,7 +40,7 @@ def goes_around() -> bool:
             and not traced_elsewhere()
         )
         or _CORE._functorch.peek_interpreter_stack() is not None
-        or torch.autograd.forward_ad._current_level >= 0
+        or torch.autograd.forward_ad._current_level >= 0  # pyright: ignore[reportPrivateUsage]
         or any(_watching())
     )
 
@@ -50,8 +50,8 @@ def _watching() -> Iterator[bool]:
     if not (_CORE._len_torch_function_stack() or _CORE._len_torch_dispatch_stack()):
         return
     stacks: Any = (
-        torch.overrides._get_current_function_mode_stack(),
-        _python_dispatch._get_current_dispatch_mode_stack(),
+        torch.overrides._get_current_function_mode_stack(),  # pyright: ignore[reportPrivateUsage]
+        _python_dispatch._get_current_dispatch_mode_stack(),  # pyright: ignore[reportPrivateUsage]
     )
     for mode in itertools.chain.from_iterable(stacks):
         yield type(mode) is not _device.DeviceContext

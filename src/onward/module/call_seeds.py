@@ -23,8 +23,8 @@ import torch
 
 from onward.prepare.seed_stream import seed_words
 
-# of `torch.get_rng_state()`, as words of 32 bits: seed (2), left, seeded, next (2), and then MT's
-# words, each in the lower half of 64 bits
+# the layout of `torch.get_rng_state()`, in words of 32 bits: seed (2), left, seeded, next (2), and
+# then MT's words, each in the lower half of 64 bits
 _FIRST = 6  # MT's first
 _READ = 2 * 16 + _FIRST  # enough to tell any two states that a run comes by: 512 bits of MT's
 _HIGHEST, _OTHERS = 0x80000000, 0x7FFFFFFF

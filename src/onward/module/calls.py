@@ -13,7 +13,7 @@ KEPT = 64  # sizes whose reason is kept
 
 
 class RefusedBatches:
-    """Of batches of one kind.
+    """The calls of one kind of batch: prepared ones, and the reasons of those that run in eager.
 
     A batch of which no graph can be made says little of others of its kind: it may be empty, or a
     mistake that eager PyTorch refuses too. So a reason holds for its sizes alone, until there are

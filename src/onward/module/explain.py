@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +10,12 @@ import torch
 
 from onward.capture import unwrapped
 from onward.compile import Compiler
-from onward.config import CaptureError, ModuleOptions, OnwardError
+from onward.errors import CaptureError, OnwardError
 from onward.explanation import (
     StepExplanation,
     Subject,
     bytes_of,
     checked_sizes,
-    explain_trainer,
     explained,
     refused,
 )
@@ -25,6 +24,7 @@ from onward.module.arguments import bind_call
 from onward.module.around import Mode, autocast_off, surroundings, uses_cache
 from onward.module.graphs import HalvesRequest
 from onward.module.prepared_call import PreparedCall
+from onward.options import ModuleOptions
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
 from onward.prepare.prepared_batch import OutputRequest
@@ -32,7 +32,7 @@ from onward.prepare.session import Session
 from onward.train import Trainer
 
 # state tensors that torch's optimizers keep for each parameter
-_SLOTS = {
+_SLOTS: dict[type[torch.optim.Optimizer], Callable[[dict[str, Any]], int]] = {
     torch.optim.AdamW: lambda g: 3 if g["amsgrad"] else 2,
     torch.optim.Adam: lambda g: 3 if g["amsgrad"] else 2,
     torch.optim.SGD: lambda g: 1 if g["momentum"] else 0,
@@ -61,7 +61,7 @@ def explain(
     amount, sizes = bytes_of(memory), checked_sizes(batch_sizes)
     given = _given(batch, kwargs)
     if isinstance(model, Trainer):
-        return explain_trainer(model, given, amount, sizes, profile)
+        return model.explain_call(given, memory=amount, batch_sizes=sizes, profile=profile)
     held = _held(model)
     state = None if optimizer is None else state_bytes(optimizer)
     if given is None:
@@ -80,8 +80,8 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     slots = _SLOTS.get(type(optimizer))
     if slots is None:
         raise OnwardError(
-            f"{type(optimizer).__name__} has not stepped yet, so that its state is not known; fix: "
-            "explain after its first step, or without optimizer="
+            f"{type(optimizer).__name__} has no state yet, since it has not stepped; fix: "
+            "explain after the first optimizer.step(), or leave out optimizer="
         )
     return sum(
         slots(g) * p.numel() * p.itemsize
@@ -109,8 +109,8 @@ def _held(model: Any) -> Accelerated:
     """What runs the calls of the model, or would."""
     if not isinstance(model, torch.nn.Module):
         raise OnwardError(
-            f"explain takes a torch.nn.Module or an onward.Trainer, not a {type(model).__name__}; "
-            "fix: give the model"
+            "explain takes a torch.nn.Module or an onward.Trainer, not a "
+            f"{type(model).__name__}; fix: pass the model"
         )
     held = accelerated(model)
     return Accelerated(unwrapped(model), ModuleOptions()) if held is None else held
@@ -179,7 +179,8 @@ def _subject(
         return call.halves(base, ends) if ends else base
 
     def again(args: tuple[Any, ...], kwargs: dict[str, Any], target: tuple[Any, ...]) -> Subject:
-        """Of a batch that another capture serves; the model's own calls stay as they are."""
+        """Describes the call of a batch that another capture serves; the model's own calls stay as
+        they are."""
         quiet, other = compiler.quiet(), bind_call(args, kwargs)
         session = Session(held.memory, memory_budget=held.options.memory_budget)
         made = held.capture(quiet, model, other, Mode(bool(ends), captured.autocast))

@@ -7,7 +7,7 @@ Hooks that only compute what a forward is made of (of torch.nn, Transformers, pe
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,7 +27,7 @@ def run_around(model: torch.nn.Module) -> bool:
 
 
 @contextmanager
-def aside(model: torch.nn.Module) -> Iterator[None]:
+def aside(model: torch.nn.Module) -> Generator[None]:
     """Within it the module has none of the hooks that run around its graph."""
     if not run_around(model):
         yield

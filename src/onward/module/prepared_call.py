@@ -15,7 +15,7 @@ import torch
 
 from onward.capture import CapturedModule
 from onward.compile import Compiler
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.execute import Executable, ExecutableHalves, Residuals
 from onward.graph.graph import type_of
 from onward.kernels.kernel import Launch, torch_dtype
@@ -51,7 +51,7 @@ class LastCall:
 
 
 class PreparedCall:
-    """Of batches of one kind, in one state of the module.
+    """A captured forward for batches of one kind, in one state of the module.
 
     captured: the forward. names: what it computes, by the user's names, in the graph. leaves: graph
     inputs by which gradients are asked for, in order: parameters, then leaves of the batch.
@@ -100,7 +100,7 @@ class PreparedCall:
         return [captured.owned[name] for name in captured.graph.signature.written]
 
     def dtype(self, result: str) -> torch.dtype:
-        """Of a result."""
+        """The dtype of a result."""
         return torch_dtype(type_of(self.captured.graph.outputs[self.names[result]]).dtype)
 
     def fits(self, batch: Batch) -> bool:
@@ -216,7 +216,7 @@ class PreparedCall:
         return executable, residuals, {n: executable.output(names[n]) for n in results}
 
     def report(self) -> Report:
-        """Of the last run."""
+        """Reports the last run."""
         assert self.last is not None, "a call that is reported has run"
         still = self.without_gradient(self.last.ends)
         return report_of(self.compiler.journal, self.captured.notes, self.last.prepared, still)
@@ -230,13 +230,13 @@ class PreparedCall:
 
     @property
     def plan(self) -> Plan:
-        """Of the last run."""
+        """The plan of the last run."""
         assert self.last is not None, "a call that is looked at has run"
         return self.last.prepared.executable.plan
 
     @property
     def launches(self) -> list[Launch]:
-        """Of the last run, as they are bound."""
+        """The launches of the last run, as they are bound."""
         assert self.last is not None, "a call that is looked at has run"
         return self.last.prepared.executable.launches
 

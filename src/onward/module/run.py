@@ -8,25 +8,25 @@ any tensor that a function has saved.
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute import ExecutableHalves, Marks, Residuals, leave_in, left_in, marks
 from onward.module.around import autocast_off
 from onward.module.call_seeds import call_seed
 from onward.module.prepared_call import PreparedCall, Ready
 from onward.prepare.batch import Batch
 
-_CORE: Any = torch._C
+_CORE: Any = torch._C  # pyright: ignore[reportPrivateUsage]
 _AUTOGRAD = _CORE._autograd
 _NOTHING = torch.empty(0)
 TWICE = (
-    "gradients of gradients (create_graph=True) do not pass through a graph of Onward's; fix: "
+    "second derivatives (create_graph=True) are not supported through a compiled graph; fix: "
     "call the model within `with onward.eager():`"
 )
 
@@ -144,8 +144,8 @@ class CallRun:
         return left.executable.backward(left.residuals, cotangents, keep, content, idle)
 
     def _takes_zeros(self, made: Mapping[str, torch.Tensor]) -> bool:
-        """Whether these gradients, made with cotangents of zeros for ends that have none, are those
-        without: not where a derivative is infinite, nor where a backward of the user's own gives
+        """Whether gradients that were made with zeros for cotangents that did not come are right:
+        not where a derivative is infinite, nor where a backward of the user's own gives
         something for zeros."""
         own = any(node.op_type == "WithGradient" for node in self.call.captured.graph)
         return not own and all(bool(g.sum().isfinite()) for g in made.values())
@@ -185,7 +185,7 @@ class CallRun:
         return marks([*self.call.captured.owned.values(), *self.batch.tensors])
 
     @contextmanager
-    def _repeating(self) -> Iterator[None]:
+    def _repeating(self) -> Generator[None]:
         """Within it buffers that the forward writes hold what they held before it; then what they
         held. Neither counts as a version."""
         written, before = self.call.written, self._before or []
@@ -203,9 +203,9 @@ class CallRun:
         if self._marks is None or self._read() != self._marks:
             names = ", ".join(results)
             raise OnwardError(
-                f"{names} was not computed with the forward, since callers before did not read or "
-                "differentiate it, and what the forward read has changed since; fix: read it "
-                'before the update, or onward.accelerate(model, outputs="all")'
+                f"{names} was left out of the forward, as unread in earlier calls, and cannot "
+                "be computed now since parameters or inputs have changed; fix: read it "
+                'before optimizer.step(), or onward.accelerate(model, outputs="all")'
             )
 
 
@@ -261,7 +261,7 @@ def _checkpointing() -> bool:
 
 
 def _thrown_away() -> bool:
-    """Whether this is the run of a checkpoint whose saved tensors nobody will see."""
+    """Whether a checkpoint is running whose saved tensors nobody will see."""
     return _checkpointing() and _packing().__qualname__.startswith("_checkpoint_hook")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from onward.capture import CapturedModule
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.module.around import Mode, device_of
 from onward.module.calls import RefusedBatches
 from onward.module.prepared_call import PreparedCall
@@ -79,8 +79,8 @@ class State:
         path = self.guards.restless(OFTEN)
         if path is not None and self.met < OFTEN:
             raise TooMany(
-                f"{path} has changed {OFTEN} times, each time for a graph of its own; fix: make it "
-                "an input that is a tensor, or a buffer"
+                f"{path} has changed {OFTEN} times, and each value needs a new graph; fix: "
+                "pass it as a tensor argument, or register it as a buffer"
             )
         flags, _, kind = self._key(batch, mode)
         others = [
@@ -92,23 +92,23 @@ class State:
             at = [i for i, seen in enumerate(zip(*others, strict=True)) if len({*seen}) > 1][-1]
             had = ", ".join(str(v[at][-1]) for v in others[:VALUES])
             raise TooMany(
-                f"an argument that is no tensor has had {VALUES} values ({had}), each with a graph "
-                "of its own; fix: give a tensor"
+                f"an argument that is not a tensor has had {VALUES} values ({had}), and each "
+                "needs a new graph; fix: pass it as a tensor"
             )
         calls = self.calls.get((flags, mode, kind))
         if calls is not None and len(calls) >= GRAPHS:
             raise TooMany(
-                f"there are {GRAPHS} graphs of such calls, and none fits these sizes; fix: pad the "
-                "inputs to a few sizes"
+                f"{GRAPHS} graphs of other input shapes have been made, and none fits this "
+                "one; fix: pad the inputs to a few shapes"
             )
 
     def flags(self) -> tuple[bool, ...]:
-        """Of every submodule, whether it is in training mode."""
+        """Whether each submodule is in training mode, in order."""
         return tuple(map(_training, self.modules))
 
 
 class States:
-    """Of one module."""
+    """The states that one module has been in, the one that was met last first."""
 
     def __init__(self) -> None:
         self._states: list[State] = []

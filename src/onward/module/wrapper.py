@@ -11,15 +11,16 @@ from __future__ import annotations
 import copy
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Mapping, MutableMapping
 from typing import Any
 
 import torch
 
 from onward.capture import SLOT, unwrapped
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.explanation import StepExplanation
 from onward.module.accelerate import Accelerated, accelerate, accelerated
+from onward.module.explain import explain
 from onward.prepare.report import Report
 
 _OLD = "module."  # before the names in checkpoints of a wrapper that held its model as a submodule
@@ -57,25 +58,26 @@ class Module(torch.nn.Module):
         self._take(model)
 
     @property
-    def forward(self) -> Callable[..., Any]:
+    def forward(self) -> Callable[..., Any]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The model's; a call of the wrapper, not of this, runs as a graph."""
         return self.module.forward
 
     def report(self) -> Report:
-        """Of the last call; see `Trainer.report`."""
+        """Reports the last call; see `Trainer.report`."""
         return self._accelerated().report()
 
     def explain(
         self, batch: Any = None, kwargs: Mapping[str, Any] | None = None, **options: Any
     ) -> StepExplanation:
         """A training step of the model, or the last call's; see `onward.explain`."""
-        return self._accelerated().explain(batch, kwargs, **options)
+        return explain(self._accelerated().model, batch, kwargs, **options)
 
     def _accelerated(self) -> Accelerated:
         held = accelerated(self.module)
         if held is None:  # Module.compile was called since
             raise OnwardError(
-                "the model within is not accelerated any more; fix: onward.accelerate(it)"
+                "the wrapped model is no longer accelerated (model.compile() was called "
+                "since); fix: onward.accelerate(model)"
             )
         return held
 
@@ -119,14 +121,14 @@ class Module(torch.nn.Module):
     def __hash__(self) -> int:
         return hash(self.module)
 
-    def named_modules(self, memo: Any = None, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def named_modules(self, memo: Any = None, *args: Any, **kwargs: Any) -> Generator[Any]:
         """The model's. Who asks the wrapper itself finds it first; in what holds it, the model has
         its place."""
         for name, found in self.module.named_modules(memo, *args, **kwargs):
             yield name, self if memo is None and found is self.module else found
 
-    def modules(self) -> Iterator[torch.nn.Module]:
-        for found in self.module.modules():
+    def modules(self, *args: Any, **kwargs: Any) -> Generator[torch.nn.Module]:
+        for found in self.module.modules(*args, **kwargs):
             yield self if found is self.module else found
 
     # ---- checkpoints with the names that parameters had when the model was a submodule

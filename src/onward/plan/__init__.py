@@ -1,10 +1,11 @@
-"""Bound graph -> Plan: kernels, order, lifetimes, in-place rights, offsets, predicted peak."""
+"""Specialized graph -> Plan: kernels, order, lifetimes, in-place rights, offsets, the peak."""
 
 from onward.plan.budget import Budget
 from onward.plan.fusible import Fusible
 from onward.plan.plan import Buffer, MemoryRegion, Plan, PlannedLaunch
 from onward.plan.planner import make_plan
 from onward.plan.recompute import Search
+from onward.plan.spec import conform_plan
 from onward.plan.specialize import specialize
 from onward.plan.views import Layout
 
@@ -17,6 +18,7 @@ __all__ = [
     "Plan",
     "PlannedLaunch",
     "Search",
+    "conform_plan",
     "make_plan",
     "specialize",
 ]

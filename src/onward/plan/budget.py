@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from onward.config import memory_amount
 from onward.graph.graph import Graph
 from onward.kernels import Target
+from onward.options import memory_amount
 from onward.plan.plan import Plan
 from onward.plan.recompute import Search, between
 
@@ -23,8 +23,8 @@ class Judged:
 
 
 class Budget:
-    """The search for a plan of a bound graph within a memory budget; the plan without recomputing
-    is known.
+    """The search for a plan of a specialized graph within a memory budget; the plan without
+    recomputing is known.
 
     amount: bytes that the peak may have, or a fraction of what recomputing can spare (0.0: the
     least peak, 1.0: none is spared). chosen: what fits, None where the plan does as it is.

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from onward.graph.graph import Node
+from onward.graph.graph import Node, type_of
 from onward.graph.ops import flops, moved
 from onward.graph.types import value
 from onward.kernels import Target
 
 
 def seconds(node: Node, target: Target) -> float:
-    """Estimated time of one launch of `node`, whose types are bound."""
+    """Estimated time of one launch of `node`, whose sizes are numbers."""
     rates = target.rates
-    arithmetic = value(flops(node)) / rates.flops_per_second
+    rate = rates.low_flops_per_second if _is_low(node) else rates.flops_per_second
+    arithmetic = value(flops(node)) / rate
     return rates.launch_seconds + arithmetic + value(moved(node)) / rates.bytes_per_second
+
+
+def _is_low(node: Node) -> bool:
+    """Whether a node multiplies numbers of 16 bits."""
+    found = [type_of(x) for x in node.inputs if x is not None]
+    return any(t.is_low for t in found)

@@ -42,7 +42,7 @@ class MemoryEstimate:
     """
 
     def __init__(self, graph: Graph, kernels: dict[Node, Kernel]) -> None:
-        half = len(forward_half(graph)) if graph.signature.apart else 0
+        half = len(forward_half(graph)) if graph.signature.split_halves else 0
         self._storages = found = Storages(graph, kernels, order(graph), half)
         self._simulator = Simulator(found)
         self._throughout = arena_bytes_throughout(found)

@@ -11,7 +11,7 @@ from onward.rewrite import Fusion
 
 
 class Fusible:
-    """`rewrite.Refuse` for a target. Layers that are alike are asked about once."""
+    """`rewrite.Refuse` for a target. Equal layers are decided once."""
 
     def __init__(self, target: Target) -> None:
         self._target = target

@@ -116,7 +116,7 @@ class Simulator:
     def _before(self, again: Collection[int]) -> dict[int, int]:
         """For each launch done again, the launch before which it must be; needless ones left out.
 
-        Those that read a launch of the forward half stand behind it, so that the last comes first.
+        A launch comes after those of the forward half that it reads, hence the loop from the last.
         """
         chosen = set(again)
         found: dict[int, int] = {}

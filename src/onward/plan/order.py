@@ -19,7 +19,7 @@ from onward.plan.views import VIEWS
 def order(graph: Graph) -> list[Node]:
     """A topological order of all nodes."""
     out = _Order(graph).nodes
-    if graph.signature.apart:
+    if graph.signature.split_halves:
         first = forward_half(graph)
         out = [n for n in out if n in first] + [n for n in out if n not in first]
     assert len(out) == len(graph), "an update waits for a reader that waits for the update"
@@ -38,11 +38,13 @@ def forward_half(graph: Graph) -> set[Node]:
     for value in graph.inputs_with(Role.COTANGENT):
         early = next((node for node in value.consumers() if node in found), None)
         if early is not None:
-            raise ValueError(f"{early.op_type} needs a cotangent before the forward half is done")
+            raise ValueError(
+                f"{early.op_type} needs an output's gradient before the forward is done"
+            )
     for source in graph.state.values():
         late = next((node for node in source.consumers() if node not in found), None)
         if late is not None:
-            raise ValueError(f"a gradient ({late.op_type}) reads {source.name}, which is then new")
+            raise ValueError(f"a gradient ({late.op_type}) reads {source.name} after its update")
     return found
 
 

@@ -1,4 +1,5 @@
-"""Output layout assignment: a value is written straight into the memory of what moving makes of it.
+"""Output layout assignment: a kernel writes a value in the layout that a later transpose or
+concatenation would copy it to.
 
 `Reshape(Transpose(y))` is a copy when y is contiguous, and none when the kernel writes y with the
 strides that make the result contiguous. `Concat(a, b, c)` is none when a, b and c are written into

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise, starmap
 from typing import Any
 
 from onward.graph.signature import Signature
@@ -49,7 +50,8 @@ class Buffer:
 @dataclass(frozen=True)
 class PlannedLaunch:
     """One kernel call with its operands' places. scratch: buffers for its temporaries. flag: i64[2]
-    where the kernel says that its input is bad; None where it finds none bad."""
+    where the kernel says that its input is bad; None where it finds none bad. stream: the number of
+    the device's stream that the launch is queued on, in the order of the plan; all are on 0."""
 
     kernel: Kernel
     op: str
@@ -63,6 +65,7 @@ class PlannedLaunch:
     text: str
     spec: KernelSpec
     flag: Layout | None = None
+    stream: int = 0
 
     @property
     def operands(self) -> list[Layout]:
@@ -85,11 +88,12 @@ class Plan:
     workspace, that is, what a step holds beyond the user's own parameters. lower_bound: the most
     bytes of residual and scratch buffers alive at one launch. open: sizes that may be smaller than
     those of `dims` when the plan runs. commit: the first launch that writes what outlives the step
-    (parameters, optimizer state). half: of a plan that runs in two halves, the launches of the
-    forward half, None of others; its arena is a block that one forward is lent. flags:
-    i64[n,2], those of the launches that have one, in order; None where none has. constants: arrays
-    by buffer, or sizes to be filled in. signature: what the inputs and outputs mean; where it has
-    an output `finite`, launches from the commit on run only where that is true.
+    (parameters, optimizer state). cuts: the numbers of the launches before which a run stops and
+    goes on later, in order; none where the plan runs as one. The arena of a plan with a cut is a
+    block that one forward is lent. flags: i64[n,2], those of the launches that have one, in order;
+    None where none has. constants: arrays by buffer, or sizes to be filled in. signature: what the
+    inputs and outputs mean; where it has an output `finite`, launches from the commit on run only
+    where that is true.
     """
 
     dims: dict[str, int]
@@ -104,7 +108,7 @@ class Plan:
     workspace: int
     joint: bool
     commit: int
-    half: int | None = None
+    cuts: tuple[int, ...] = ()
     flags: Layout | None = None
     signature: Signature = field(default_factory=Signature)
 
@@ -119,6 +123,11 @@ class Plan:
         """Every layout that the plan holds."""
         inner = [x for launch in self.launches for x in launch.operands]
         return [*inner, *self.inputs.values(), *self.outputs.values()]
+
+    @property
+    def stages(self) -> tuple[range, ...]:
+        """The numbers of the launches between the cuts: all of them where there is no cut."""
+        return tuple(starmap(range, pairwise((0, *self.cuts, len(self.launches)))))
 
     @property
     def arena_bytes(self) -> int:

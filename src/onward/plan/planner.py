@@ -1,4 +1,4 @@
-"""Bound graph -> Plan: select, order, storages, liveness, buffers and launches, places."""
+"""Specialized graph -> Plan: select, order, storages, liveness, buffers and launches, places."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def make_plan(
     joint: bool = True,
     target: Target | None = None,
 ) -> Plan:
-    """Plans a bound graph. `joint`: residual and scratch share one arena. `target`: this machine's
-    CPU where left out. Raises OnwardError where an op has no kernel.
+    """Plans a specialized graph. `joint`: residual and scratch share one arena. `target`: this
+    machine's CPU where left out. Raises OnwardError where an op has no kernel.
     """
     graph = graph.clone()
     kernels = select(graph, target)
@@ -43,7 +43,7 @@ class Planner:
     ) -> None:
         self.graph, self.dims, self.nodes, self.joint = graph, dims, nodes, joint
         self.half: int | None = None  # the nodes of the forward half, where there are two
-        if graph.signature.apart:
+        if graph.signature.split_halves:
             self.half = len(forward_half(graph))
         self.storages = Storages(graph, kernels, nodes, self.half or 0)
         lives = Simulator(self.storages).run()
@@ -57,7 +57,7 @@ class Planner:
         at = len(self.nodes) if self.half is None else self.half
         placed = [(position, x) for position, found in made for x in found if position < at]
         placed += [(at, x) for x in self._written_back()]
-        half = None if self.half is None else len(before) + len(placed)
+        cuts = () if self.half is None else (len(before) + len(placed),)
         placed += [(position, x) for position, found in made for x in found if position >= at]
         launches = [*before, *(launch for _, launch in placed)]
         outputs = {
@@ -86,7 +86,7 @@ class Planner:
             max((launch.workspace for launch in launches), default=0),
             self.joint,
             self._commit(launches),
-            half,
+            cuts,
             self.buffers.flags,
             self.graph.signature.within(given, self.graph.outputs),
         )

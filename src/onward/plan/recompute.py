@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.graph import Graph, Node, where
 from onward.kernels import Target
 from onward.plan.cost import seconds
@@ -37,9 +37,9 @@ def between(least: int, most: int, fraction: float) -> int:
 
 
 class Search:
-    """The search of proposals for one bound graph and one limit in bytes.
+    """The search of proposals for one specialized graph and one limit in bytes.
 
-    graph: the bound graph as the planner lowers it; the names in a proposal are its values'.
+    graph: the specialized graph as the planner lowers it; the names in a proposal are its values'.
     """
 
     def __init__(self, graph: Graph, limit: int, unconstrained: Plan, target: Target) -> None:
@@ -90,9 +90,9 @@ class Search:
         return OnwardError(
             f"memory_budget of {self.limit} bytes is {self._smallest - self.limit} bytes too "
             f"small for this batch: with recomputing the step's peak is {self._smallest} "
-            f"({lasting} of them optimizer state and constants; {self.unconstrained.peak} without "
-            f"recomputing); fix: memory_budget={self._smallest} or more, a fraction (of what can "
-            "be spared), or a smaller batch"
+            f"({lasting} of them optimizer state and constants; {self.unconstrained.peak} "
+            f"without recomputing); fix: memory_budget={self._smallest} or more, a fraction "
+            "(0.0 to 1.0), or a smaller batch"
         )
 
     # ---- the search

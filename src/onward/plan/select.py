@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.build import inline
 from onward.graph.graph import ONWARD, Graph, Node, attributes, content_of, type_of, where
 from onward.kernels import Kernel, KernelSpec, Target, host, kernel_for

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.build import settle_stops
 from onward.graph.graph import Graph, Role, Value, content_of, type_of
 from onward.graph.types import DType, Size, symbol
@@ -33,20 +33,20 @@ def specialize(
     if missing:
         raise OnwardError(f"no size given for {', '.join(missing)}; fix: pass every named size")
     sizes: dict[str, Size] = {n: symbol(n, at=s) if n in open else s for n, s in dims.items()}
-    bound = graph.clone(sizes)
+    made = graph.clone(sizes)
     if outputs is not None:
-        keep_outputs(bound, outputs)
-    settle_stops(bound)
-    constant_folding(bound)
-    noop(bound)  # which may ask for sizes itself
+        keep_outputs(made, outputs)
+    settle_stops(made)
+    constant_folding(made)
+    noop(made)  # which may ask for sizes itself
     if open:
-        name_sizes(bound)
-    dead_code_elimination(bound)
-    for node in bound:
+        name_sizes(made)
+    dead_code_elimination(made)
+    for node in made:
         for value in node.outputs:
             left = [d for d in type_of(value).shape if not isinstance(d, int) and d.at is None]
             assert not left, f"{value.name}: {type_of(value)} stayed symbolic"
-    return bound
+    return made
 
 
 def name_sizes(graph: Graph) -> None:

@@ -92,7 +92,7 @@ class Storages:
                 else:
                     self._launch(node, position)
         kept = set(graph.outputs)
-        if graph.signature.apart:
+        if graph.signature.split_halves:
             kept = set(graph.signature.gradients.values())
             self.half = sum(access.position < half for access in self.accesses)
         self.kept = {self.layouts[graph.outputs[name]].buffer for name in kept}

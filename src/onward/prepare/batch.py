@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.model_state.refusals import own_class
 
 _TARGETS = ("labels", "target", "targets")
@@ -81,7 +81,8 @@ def bind_batch(args: tuple[Any, ...], kwargs: dict[str, Any], has_loss: bool) ->
             args, target = args[:-1], (args[-1],)
         else:
             raise OnwardError(
-                "a loss_fn needs a target; fix: train_step(input, target), or labels= in the batch"
+                "loss_fn is given but the batch has no target; fix: train_step(input, "
+                "target), or labels= in the batch"
             )
     return batch_of(args, kwargs, target)
 
@@ -92,7 +93,7 @@ def batch_of(args: tuple[Any, ...], kwargs: dict[str, Any], target: tuple[Any, .
     leaves, spec = pytree.tree_flatten((args, kwargs, target))
     tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
     if not tensors:
-        raise OnwardError("the batch has no tensor; fix: pass the model's inputs")
+        raise OnwardError("the batch has no tensors; fix: pass the model's inputs")
     kind = (spec, tuple(map(leaf_kind, leaves)))
     return Batch(args, kwargs, target, tensors, kind, (kind, tuple(t.shape for t in tensors)))
 
@@ -107,7 +108,8 @@ def leaf_kind(leaf: Any) -> tuple[Any, ...]:
 def _key(key: Any) -> str:
     if not isinstance(key, str):
         raise OnwardError(
-            f"the batch has the key {key!r}, which names no argument; fix: strings as keys"
+            f"the batch has the key {key!r}, which cannot name an argument; fix: use strings "
+            "as keys"
         )
     return key
 
@@ -144,27 +146,32 @@ def refuse_leaf(value: Any) -> str | None:
     if isinstance(value, _VALUES):
         return None
     return (
-        f"a {type(value).__name__}, neither tensor nor plain value; fix: convert it to tensors "
-        "before the step"
+        f"a {type(value).__name__}, neither a tensor nor a plain value; fix: convert it to "
+        "tensors before the step"
     )
 
 
 def _strange(tensor: torch.Tensor) -> str | None:
     """Why no step reads it, and the way out."""
     if tensor.layout != torch.strided:
-        return f"a tensor of layout {tensor.layout}; fix: to_dense()"
+        return f"a tensor of layout {tensor.layout}, which is not supported; fix: to_dense()"
     if tensor.is_nested:
-        return "a nested tensor; fix: to_padded_tensor(0), and a mask"
+        return (
+            "a nested tensor, which is not supported; fix: to_padded_tensor(0), with an "
+            "attention mask"
+        )
     if tensor.is_meta:
-        return "on the meta device, where tensors have no numbers; fix: make it on the model's"
+        return (
+            "on the meta device, where tensors have no data; fix: create it on the model's device"
+        )
     strange = own_class(tensor)
     if strange:
-        return f"{strange}; fix: as_subclass(torch.Tensor)"
+        return f"{strange}; fix: x.as_subclass(torch.Tensor)"
     for name in vars(tensor):
         if not name.startswith("_dynamo_"):  # `mark_dynamic` leaves some
             return (
-                f"a tensor with the attribute {name}, which a graph does not keep; fix: make it an "
-                "input of the batch of its own"
+                f"a tensor with the attribute {name}, which a graph does not keep; fix: pass "
+                "it as a separate input of the batch"
             )
     return None
 
@@ -186,8 +193,8 @@ def _list(value: list[Any], where: str) -> torch.Tensor:
         if isinstance(error, OnwardError):
             raise
         raise OnwardError(
-            f"the batch's {where} is a list that makes no tensor ({error}); fix: pad it to equal "
-            "lengths"
+            f"the batch's {where} is a list that cannot become a tensor ({error}); fix: pad "
+            "its rows to equal lengths"
         ) from None
 
 
@@ -204,6 +211,6 @@ def _array(array: np.ndarray, where: str) -> torch.Tensor:
         return torch.as_tensor(array)
     except (TypeError, ValueError, RuntimeError) as error:
         raise OnwardError(
-            f"the batch's {where} is a numpy array of {array.dtype}, which torch has not ({error})"
-            "; fix: convert it"
+            f"the batch's {where} is a numpy array of {array.dtype}, which PyTorch does not "
+            f"have ({error}); fix: convert it with .astype"
         ) from None

@@ -12,7 +12,7 @@ from onward.graph.graph import Graph
 
 
 class Graphs:
-    """Of a training step, where there is a recipe; without one, of an evaluation."""
+    """The graphs of a training step, where there is a recipe; without one, of an evaluation."""
 
     def __init__(
         self, compiler: Compiler, captured: Captured, recipe: Recipe | None = None
@@ -22,14 +22,15 @@ class Graphs:
 
     @cached_property
     def forward(self) -> Graph:
-        """On every row."""
+        """The forward on every row."""
         return self.compiler.forward(self.captured)
 
     def packed(self, outputs: Sequence[str]) -> Graph | None:
         """The forward on the rows that these outputs read; None where that is every row."""
         key = tuple(outputs)
         if key not in self._packed:
-            self._packed[key] = self.compiler.pack(self.forward, key)
+            packed = self.compiler.pack(self.forward, key)
+            self._packed[key] = None if packed is None else packed.graph
         return self._packed[key]
 
     @cached_property
@@ -38,5 +39,5 @@ class Graphs:
         return self.completed(self.forward)
 
     def completed(self, forward: Graph) -> Graph:
-        """The same of another form of the forward."""
+        """A form of the forward with its gradients and updates, as the recipe says."""
         return forward if self.recipe is None else self.compiler.step(forward, self.recipe)

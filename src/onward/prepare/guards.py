@@ -40,7 +40,7 @@ from typing import Any
 import torch
 
 from onward.capture import ONE_AT_A_TIME, Captured, refuse_surroundings
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import Sweep, Walk, facts
 from onward.model_state.walk import Read
 
@@ -68,8 +68,9 @@ def refuse_optimizer_hooks(optimizer: torch.optim.Optimizer) -> None:
     for step in (optimizer.step, type(optimizer).step):
         if not _is_its_own(step, type(optimizer)):
             raise CaptureError(
-                f"optimizer.step has been replaced by {_name_of(step)}, which train_step does not "
-                "call; fix: leave it as it was, and do the rest around train_step"
+                f"optimizer.step has been replaced by {_name_of(step)}, which train_step does "
+                "not call; fix: restore the original, and run your code before or after "
+                "train_step"
             )
     held = [(getattr(optimizer, name, {}), kind) for name, kind in _OPTIMIZER_HOOKS.items()]
     everywhere = sys.modules[torch.optim.Optimizer.__module__]
@@ -77,9 +78,9 @@ def refuse_optimizer_hooks(optimizer: torch.optim.Optimizer) -> None:
     for hooks, kind in held:
         for hook in hooks.values():
             raise CaptureError(
-                f"the optimizer has the {kind} {_name_of(hook)}; the step is one graph, with no "
-                "gradients to show between backward and update; fix: remove it, and call it around "
-                "train_step"
+                f"the optimizer has the {kind} {_name_of(hook)}, which does not run, since "
+                "backward and update are one graph; fix: remove it, and call its code before "
+                "or after train_step"
             )
 
 
@@ -88,8 +89,8 @@ def _name_of(function: Any) -> str:
 
 
 def _is_its_own(step: Any, kind: type) -> bool:
-    """Whether it is torch's step, or Onward's, or the one that a plugin's class is written with;
-    with none but a scheduler's count around it."""
+    """Whether an optimizer's `step` is torch's, Onward's, or the one that a plugin's class is
+    written with, and nothing but a scheduler's count is around it."""
     files = {c: getattr(sys.modules.get(c.__module__), "__file__", None) for c in kind.__mro__}
     written = {(file, f"{c.__qualname__}.step") for c, file in files.items()}
     while step is not None:
@@ -111,7 +112,7 @@ class Guards:
         self._flags: dict[str, bool] = {}
         self._roots: tuple[Any, ...] = ()
         self._sweep: Sweep | None = None
-        # of plain objects what graphs have read, None for all: by path, and by the object's id
+        # what graphs have read of plain objects, None for all: by path, and by the object's id
         self._names: dict[str, frozenset[str] | None] | None = None  # None: all of each
         self._plain: dict[int, tuple[Any, frozenset[str] | None]] = {}
         self._unread = True  # whether the flags may be others than at the last training step
@@ -236,7 +237,7 @@ class Guards:
         return bool(paths)
 
     def _narrow(self, captured: Captured) -> None:
-        """Of plain objects only what captures have read matters: this one, and those before it."""
+        """Narrows the facts of plain objects to what this capture and those before it have read."""
         first, before = self._names is None, self._plain
 
         def read(x: Any, path: str) -> frozenset[str] | None:
@@ -297,13 +298,16 @@ class Guards:
     def _count(self, paths: Sequence[str]) -> None:
         if not paths:
             return
-        log.debug("captured anew; changed: %s", ", ".join(paths[:8]))
+        log.debug("the model is captured again, since these changed: %s", ", ".join(paths[:8]))
         self._times.update(paths)
         for path in paths:
             if self._times[path] == OFTEN:
                 log.warning(
-                    "%s has changed %d times, and each time the model was captured anew; fix: make "
-                    "it an input of the batch, or a buffer",
+                    (
+                        "%s has changed %d times, and each time the model was captured again, "
+                        "which is slow; fix: pass it as a tensor of the batch, or register it as "
+                        "a buffer"
+                    ),
                     path,
                     OFTEN,
                 )

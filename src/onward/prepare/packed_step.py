@@ -8,7 +8,7 @@ from typing import Generic
 
 import torch
 
-from onward.config import checking
+from onward.environment import checking
 from onward.graph.graph import Graph
 from onward.plan import Plan
 from onward.prepare.graphs import Graphs
@@ -61,7 +61,7 @@ class PackedStep(Generic[Bound]):
         rows, sizes = self.rows.of(staged, dims), dims
         counts = {size: len(numbers) for size, numbers in rows.items()}
         dims = dims | counts
-        if not self.pays(dims) or not self._ids.within(staged, sizes):
+        if not self.pays(dims) or not self._agreed(self._ids.within(staged, sizes)):
             return None
         cache = self._plans.get(request)
         if cache is None:
@@ -87,6 +87,10 @@ class PackedStep(Generic[Bound]):
 
     def pays(self, dims: Mapping[str, int]) -> bool:
         """Whether to run the packed form. What ran last stays unless the other is clearly better,
-        so that batches near the bound do not change places in memory."""
-        self.running = self.share(dims) < (0.99 if self.running else 0.95)
+        so that batches near the bound do not change places in memory. All ranks of a mesh run the
+        same form, since each form has collectives of its own."""
+        self.running = self._agreed(self.share(dims) < (0.99 if self.running else 0.95))
         return self.running
+
+    def _agreed(self, value: bool) -> bool:
+        return self._graphs.compiler.mesh.agreed(value)

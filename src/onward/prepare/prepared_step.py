@@ -7,22 +7,17 @@ rows seen, and each batch runs on its own counts. Which one runs is decided for 
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, Generic
 
 import torch
 
-from onward.config import CaptureError, OnwardError
-from onward.graph.graph import Graph
+from onward.errors import CaptureError, OnwardError
 from onward.plan import Plan
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
 from onward.prepare.packed_step import PackedStep
 from onward.prepare.prepared_batch import Bound, OutputRequest, PreparedBatch
-from onward.prepare.row_attribution import explain
-from onward.prepare.row_explanation import Explanation
 from onward.prepare.session import Bind, Session
-from onward.rewrite import attribute
 
 KEPT = 64  # plans of one graph that stay bound, one per shape and request
 
@@ -54,7 +49,7 @@ class PreparedStep(Generic[Bound]):
 
     def prepare(self, batch: Batch, request: OutputRequest) -> PreparedBatch[Bound]:
         """What runs this batch. Raises OnwardError for a result that the model lacks."""
-        dims, staged = self._sizes(batch), self._staged(batch)
+        dims, staged = self.sizes(batch), self.staged(batch)
         packed = self.packed(request.results)
         if packed is not None:
             found = packed.prepare(staged, dims, request)
@@ -91,31 +86,16 @@ class PreparedStep(Generic[Bound]):
         packed = (step for step in self._packed.values() if step is not None)
         return [plan for step in packed for plan in step.looks]
 
-    def explain(self, batch: Batch, results: tuple[str, ...]) -> Explanation:
-        """What row demand does with this batch."""
-        dims, staged = self._sizes(batch), self._staged(batch)
-        packed, quiet = self.packed(results), self.graphs.compiler.quiet()
-
-        def conditions(graph: Graph) -> dict[str, torch.Tensor]:
-            plan = quiet.plan(graph, graph.outputs, dims)
-            executable = self.session.bind(quiet, self.graphs, plan)
-            executable.run(staged)
-            return {name: executable.output(name) for name in graph.outputs}
-
-        pays = False
-        if packed is not None:
-            rows = packed.rows.of(staged, dims)
-            pays = packed.pays(dims | {size: len(numbers) for size, numbers in rows.items()})
-        forward = self.graphs.forward
-        outputs = forward.signature.requested(results, None)
-        return explain(partial(attribute, forward, outputs), conditions, dims, pays)
-
-    def _sizes(self, batch: Batch) -> dict[str, int]:
+    def sizes(self, batch: Batch) -> dict[str, int]:
+        """The batch's sizes by symbol. Raises CaptureError for a batch of another kind."""
         if not self.fits(batch):
-            raise CaptureError("the captured graph does not fit the batch it was captured from")
+            raise CaptureError(
+                "the captured graph does not fit its own batch; fix: report "
+                "this as a bug, with the model"
+            )
         return self._dims[batch.signature]
 
-    def _staged(self, batch: Batch) -> dict[str, torch.Tensor]:
+    def staged(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The batch's tensors by graph input."""
         leaves = self.captured.leaves
         return {leaves[i]: t for i, t in enumerate(batch.tensors)}
@@ -124,5 +104,8 @@ class PreparedStep(Generic[Bound]):
         have = list(self.graphs.forward.signature.results)
         unknown = next((n for n in results if n not in (*have, "loss")), None)
         if unknown is not None:
-            named = ", ".join(have) or "none but its loss"
-            raise OnwardError(f"no output '{unknown}' to fetch; the model has: {named}")
+            named = ", ".join(have) or "only its loss"
+            raise OnwardError(
+                f"fetch names the output '{unknown}', which the model does not "
+                f"have; fix: one of {named}"
+            )

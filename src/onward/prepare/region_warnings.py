@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onward.config import EagerWarning
+from onward.errors import EagerWarning
 
 
 class WarnOnce:
@@ -26,8 +26,11 @@ class WarnOnce:
             count = "a part" if len(lines) == 1 else f"{len(lines)} kinds of parts"
             verb = "runs" if len(lines) == 1 else "run"
             warnings.warn(
-                f"{count} of {type(model).__name__} {verb} in PyTorch within the graph "
-                "(strict=True raises instead):\n  " + "\n  ".join(lines),
+                (
+                    f"{count} of {type(model).__name__} {verb} in eager PyTorch within the graph "
+                    "(strict=True raises instead):\n  "
+                )
+                + "\n  ".join(lines),
                 EagerWarning,
                 stacklevel=2,
             )

@@ -18,7 +18,7 @@ Rows = Mapping[str, torch.Tensor]  # i64[R], by the name of R
 
 
 class RowNumbers:
-    """Those of one packed forward, whose sizes R are its own."""
+    """The numbers of the rows of one packed forward, whose sizes R are its own."""
 
     def __init__(
         self, forward: Graph, compiler: Compiler, graphs: Graphs, session: Session
@@ -29,7 +29,7 @@ class RowNumbers:
 
     @property
     def plans(self) -> list[Plan]:
-        """Those that have looked at a batch."""
+        """The plans that have looked at a batch."""
         return self._counting.plans
 
     def of(self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]) -> Rows:

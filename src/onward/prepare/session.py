@@ -45,8 +45,8 @@ class Session:
         return compiler.bind(plan, self.memory, owned, graphs.captured.regions)
 
     def bind_halves(self, compiler: Compiler, graphs: Graphs, plan: Plan) -> ExecutableHalves:
-        """The same of a plan that runs in two halves; blocks that are free go, for they may be much
-        larger than what it needs."""
+        """A plan that runs in two halves, bound in the same way. Blocks that are free go, for they
+        may be much larger than what it needs."""
         self.memory.blocks.clear()
         captured = graphs.captured
         return compiler.bind_halves(plan, self.memory, captured.owned, captured.regions)
@@ -75,7 +75,7 @@ class PlanCache(Generic[Bound]):
 
     @property
     def plans(self) -> list[Plan]:
-        """Those that are bound."""
+        """The plans that are bound."""
         return [executable.plan for executable in self._executables.values()]
 
     def serving(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from onward.compile import Compiler
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute import Executable
 from onward.graph.graph import Graph
 from onward.journal import Journal
@@ -16,7 +16,7 @@ from onward.prepare.graphs import Graphs
 from onward.prepare.prepared_batch import scalars
 from onward.prepare.row_numbers import RowNumbers, Rows, given
 from onward.prepare.session import Session
-from onward.rewrite import STEP, FusionPass, lookups, with_rows_given
+from onward.rewrite import STEP, FusionPass, PackedForward, lookups, with_rows_given
 
 
 class Ids:
@@ -29,7 +29,7 @@ class Ids:
 
     @property
     def plans(self) -> list[Plan]:
-        """That of the last look, if any."""
+        """The plan of the last look, if any."""
         return [] if self._executable is None else [self._executable.plan]
 
     def within(self, staged: Mapping[str, torch.Tensor], dims: Mapping[str, int]) -> bool:
@@ -60,9 +60,13 @@ class Unread:
         fused = [p.name for p in STEP if isinstance(p, FusionPass)]
         before = graphs.compiler
         self._compiler = Compiler(
-            before.target, [*before.disable, *fused], Journal(quiet=True), before.policy
+            before.target,
+            [*before.disable, *fused],
+            Journal(quiet=True),
+            before.policy,
+            before.mesh,
         )
-        self._filled: tuple[Graph, dict[str, str], RowNumbers] | None = None  # NaN in those rows
+        self._filled: tuple[PackedForward, RowNumbers] | None = None  # NaN in those rows
 
     def check(
         self,
@@ -77,13 +81,14 @@ class Unread:
         if self._graphs.captured.regions:
             return
         if self._filled is None:
-            reads: dict[str, str] = {}
-            forward = self._compiler.pack(self._graphs.forward, list(self._forward.outputs), reads)
-            assert forward is not None, "the rows that are read are all rows after all"
+            outputs = list(self._forward.outputs)
+            packed = self._compiler.pack(self._graphs.forward, outputs, watch=True)
+            assert packed is not None, "the rows that are read are all rows after all"
             # sets of rows may be others than the step's
-            numbers = RowNumbers(forward, self._compiler, self._graphs, self._session)
-            self._filled = forward, reads, numbers
-        forward, reads, numbers = self._filled
+            numbers = RowNumbers(packed.graph, self._compiler, self._graphs, self._session)
+            self._filled = packed, numbers
+        packed, numbers = self._filled
+        forward, reads = packed.graph, packed.reads
         found = self._nan(forward, [*reads], staged, sizes, numbers.of(staged, sizes), gradients)
         reached = [name for name in found if name not in reads]
         if reached:  # NaN of the batch's own arrives without them too
@@ -92,8 +97,9 @@ class Unread:
         if reached:
             path = next((reads[name] for name in found if name in reads), "an unknown op")
             raise OnwardError(
-                f"row demand: {path} that were left out as unread, and {reached[0]} shows it; "
-                "fix: TrainerOptions(disable=('row_demand',)), and report the model"
+                f"row demand: {path} that were left out as unread, which changes "
+                f"{reached[0]}; fix: TrainerOptions(disable=('row_demand',)), and report this "
+                "as a bug, with the model"
             )
 
     def _nan(
@@ -105,7 +111,7 @@ class Unread:
         rows: Rows,
         gradients: bool,
     ) -> list[str]:
-        """Which of the loss, the gradients and `more` hold NaN."""
+        """The names of the loss, the gradients and `more` that hold NaN."""
         wanted, graph = [*more, *self._forward.outputs], forward
         if gradients:
             graph = self._compiler.gradients(graph, sorted(self._graphs.captured.reached), ())

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from onward.config import MissingExtraError
+from onward.errors import MissingExtraError
 from onward.recipes.gpt2 import PRESETS, gpt2_config
 from onward.recipes.options import FinetuneConfig, InputError
 
@@ -92,7 +92,7 @@ def load_model_config(config: FinetuneConfig) -> PreTrainedConfig:
         raise InputError(
             f"model {name!r} ({model_config.model_type}) is not a causal language model",
             "in --model_name_or_path",
-            "name a model that AutoModelForCausalLM trains, such as GPT-2 or Llama",
+            "name a model that AutoModelForCausalLM can load, such as GPT-2 or Llama",
         )
     return model_config
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import onward.config
+import onward
 from onward.recipes.loop import EngineResult, Job, TrainingError, train
 from onward.recipes.rundir import write_json
 
@@ -23,7 +23,8 @@ LAUNCH = (
 
 
 class EngineFailed(Exception):
-    """An engine's process ended with `status`; it has said why itself."""
+    """The process of an engine ended with the exit status `status`, after it printed the reason
+    itself."""
 
     def __init__(self, engine: str, status: int) -> None:
         super().__init__(f"engine {engine} ended with status {status}")
@@ -34,7 +35,7 @@ class EngineFailed(Exception):
 def run_engine(job_folder: Path, engine: str, folder: Path) -> EngineResult:
     """Trains with `engine` in a new process, which writes into `folder`."""
     # The new process runs this process's code, wherever that was imported from.
-    package_root = str(Path(onward.config.__file__).resolve().parents[1])
+    package_root = str(Path(onward.__file__).resolve().parents[1])
     command = [sys.executable, "-c", LAUNCH, package_root, "finetune"]
     command += [f"{JOB_OPTION}{job_folder}", engine, str(folder)]
     status = subprocess.run(command, check=False).returncode

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onward
-from onward.config import environment, variables
+from onward.environment import environment, variables
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ COMPILERS = ("c++", "g++", "clang++")
 
 
 def facts(measure: bool = False) -> Iterator[str]:
-    """All facts, line by line. measure: times the matrix products of each engine anew."""
+    """All facts, line by line. measure: times the matrix products of each engine again."""
     yield f"onward {onward.__version__}, Python {platform.python_version()}, {platform.platform()}"
     for extra, packages in EXTRAS.items():
         for package in packages:
@@ -169,9 +169,9 @@ def _environment() -> Iterator[tuple[str, str]]:
 def _graphs() -> str:
     if not environment().graph_cache:
         return "off (ONWARD_GRAPH_CACHE=0)"
-    from onward import graph_cache
+    from onward import cache_files
 
-    files, nbytes = graph_cache.size()
+    files, nbytes = cache_files.size()
     return f"{files} graphs of steps, {nbytes / 2**20:.1f} MiB; `onward cache --clear` removes them"
 
 

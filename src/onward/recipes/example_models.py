@@ -17,7 +17,7 @@ from onward.recipes.options import InputError
 
 BATCH_SIZE, SEQUENCE_LENGTH = 4, 128
 _WHERE = "as MODEL_OR_SCRIPT"
-_OWN = "name a function that gives a model and a batch: module.py:function"
+_OWN = "name a function that returns a model and a batch: module.py:function"
 _LABELLED = 0.15  # of a masked language model's tokens
 Batch = dict[str, torch.Tensor]
 
@@ -112,7 +112,8 @@ def _usual_class(config: Any, name: str) -> Any:
 
 
 def _length(config: Any, task: str, asked: int | None) -> int:
-    """Tokens of a sample: as many as are asked for, or usual and within the model's positions."""
+    """The sequence length in tokens: the requested one, or a usual one within the model's
+    positions."""
     if task == "image classification":
         if asked is not None:
             raise InputError("an image has no tokens", "in --sequence_length", "leave it out")

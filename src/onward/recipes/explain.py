@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import onward
-from onward.config import EagerWarning, OnwardError
+from onward.errors import EagerWarning, OnwardError
 from onward.explanation import StepExplanation, refused
 from onward.explanation.page import page
 from onward.module import accelerated
@@ -55,7 +55,11 @@ def explanation(
     }  # fmt: skip
     is_script = target.endswith(".py") and ":" not in Path(target).name
     if arguments and not is_script:
-        raise InputError("arguments after --", "on the command line", "they are for a script")
+        raise InputError(
+            "arguments after --",
+            "on the command line",
+            "give them only where the first word is a script",
+        )
     if is_script:
         from onward.recipes.first_step import first_step
 
@@ -122,7 +126,7 @@ def _made(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
             raise failed(error, file) from error
     if not isinstance(given, tuple) or len(given) not in (2, 3):
         raise InputError(
-            f"{name} gives a {type(given).__name__}",
+            f"{name} returns a {type(given).__name__}",
             _WHERE,
             "return model, batch or model, args, kwargs",
         )
@@ -130,8 +134,8 @@ def _made(target: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     kwargs = more[0] if more else {}
     if not isinstance(model, (torch.nn.Module, onward.Trainer)):
         raise InputError(
-            f"{name} gives a {type(model).__name__} as the model", _WHERE,
-            "a torch.nn.Module, or an onward.Trainer",
+            f"{name} returns a {type(model).__name__} as the model", _WHERE,
+            "return a torch.nn.Module, or an onward.Trainer",
         )  # fmt: skip
     if isinstance(args, Mapping) and not more:
         args, kwargs = (), args
@@ -145,7 +149,7 @@ def _function(place: str, name: str) -> Callable[[], Any]:
         if not Path(place).is_file():
             raise InputError(f"no such file {place!r}", _WHERE, "name one")
         spec = importlib.util.spec_from_file_location(Path(place).stem, place)
-        assert spec is not None and spec.loader is not None, "a file of Python's has a loader"
+        assert spec is not None and spec.loader is not None, "a Python file has a loader"
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)

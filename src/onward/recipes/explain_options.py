@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from onward.config import MEMORY_BUDGET, memory_amount
+from onward.options import MEMORY_BUDGET, memory_amount
 from onward.recipes.options import InputError, option
 
 
@@ -16,27 +16,36 @@ from onward.recipes.options import InputError, option
 class ExplainConfig:
     """What to explain and how; every field but `target` is an option of `onward explain`."""
 
-    batch_size: int | None = option(None, "samples of the example batch; null: 4")
-    sequence_length: int | None = option(None, "tokens of a sample; null: 128")
+    batch_size: int | None = option(None, "batch size of the example batch; null: 4")
+    sequence_length: int | None = option(
+        None, ("sequence length of the example batch, in tokens; null: 128")
+    )
     loop: Literal["trainer", "module"] | None = option(
         None, "trainer: onward.Trainer, the whole step; module: your own loop; null: trainer"
     )
     outputs: Literal["auto", "all", "loss"] | None = option(
-        None, "with --loop module: what the loop reads, as of onward.accelerate; null: auto"
+        None, "with --loop module: outputs= of onward.accelerate; null: auto"
     )
     memory: int | str | None = option(
-        None, "tell the largest batch within so many bytes (2GB, 512MiB), without running it"
+        None,
+        "report the largest batch that fits in this memory (2GB, 512MiB), without running it",
     )
     batch_sizes: str | None = option(
-        None, "tell the predicted memory of these sizes too, with commas: 1,2,4"
+        None, ("report the predicted memory of these batch sizes too, separated by commas: 1,2,4")
     )
     memory_budget: int | float | str | None = option(
-        None, "recompute until the step fits, as of onward.Trainer; null: no limit"
+        None,
+        (
+            "recompute activations until the step fits (memory_budget= of onward.Trainer); "
+            "null: no limit"
+        ),
     )
-    disable: str | None = option(None, "names of passes to leave out, with commas")
+    disable: str | None = option(None, "names of passes to leave out, separated by commas")
     profile: bool = option(False, "run the step once and time its launches")
     json: bool = option(False, "print JSON in place of text")
-    html: str | None = option(None, "write a page to this file too; one that exists is refused")
+    html: str | None = option(
+        None, ("write an HTML page to this file too; an existing file is not overwritten")
+    )
 
     @property
     def sizes(self) -> tuple[int, ...]:

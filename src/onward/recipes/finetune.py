@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import onward
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.recipes.causal_lm import (
     build_model,
     check_block_size,
@@ -175,8 +175,10 @@ def _blocks(ids: Ids, block_size: int, source: str) -> Ids:
 def _hold_out(train_blocks: Ids, tokens: int, source: str) -> tuple[Ids, Ids]:
     if len(train_blocks) < 2:
         raise InputError(
-            f"text of {tokens} tokens is one block of {train_blocks.shape[1]}, too short to hold "
-            "out a part for evaluation",
+            (
+                f"the text of {tokens} tokens fills only one block of {train_blocks.shape[1]} "
+                "tokens, which leaves none for evaluation"
+            ),
             f"in {source}",
             "give more text, a smaller --block_size, or a --validation_file",
         )

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.module.accelerate import Accelerated
 from onward.module.run import CallRun
 from onward.recipes.options import InputError
@@ -33,7 +33,7 @@ class FirstStep(BaseException):
 
 def first_step(path: Path, arguments: Sequence[str]) -> FirstStep:
     """Runs the script as `python path arguments` does. What it prints goes to stderr. Raises
-    OnwardError where it ends, or fails, before a training step."""
+    OnwardError where the script exits or fails before a training step."""
     if not path.is_file():
         raise InputError(f"no such script {str(path)!r}", "as MODEL_OR_SCRIPT", "name one")
     try:
@@ -54,7 +54,7 @@ def first_step(path: Path, arguments: Sequence[str]) -> FirstStep:
     raise InputError(
         f"{path.name} made no training step with onward.Trainer or an accelerated model",
         "as MODEL_OR_SCRIPT",
-        "name a script that does, or module.py:function that gives a model and a batch",
+        "name a script that trains, or module.py:function that returns a model and a batch",
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, get_scheduler
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.recipes.causal_lm import build_model
 from onward.recipes.corpus import Ids
 from onward.recipes.engines import ENGINES, OnwardEngine, StepEngine, adamw

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from onward.config import MEMORY_BUDGET, OnwardError, memory_amount
+from onward.errors import OnwardError
+from onward.options import MEMORY_BUDGET, memory_amount, switch_lines
 
 
 class InputError(OnwardError):
@@ -23,6 +24,11 @@ class InputError(OnwardError):
 def option(default: Any, help: str) -> Any:
     """A dataclass field with the line that `--help` shows for it."""
     return dataclasses.field(default=default, metadata={"help": help})
+
+
+def of_trainer(name: str, default: Any) -> Any:
+    """A switch that sets an option of onward.Trainer; its line stands with that option."""
+    return option(default, switch_lines()[name])
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class FinetuneConfig:
     )
     per_device_train_batch_size: int = option(8, "sequences per micro-batch")
     per_device_eval_batch_size: int = option(8, "sequences per evaluation batch")
-    gradient_accumulation_steps: int = option(1, "micro-batches per optimizer update")
+    gradient_accumulation_steps: int = of_trainer("gradient_accumulation_steps", 1)
     num_train_epochs: float | None = option(
         None, "passes over the training blocks; null: 3 for your files, see max_steps"
     )
@@ -76,27 +82,17 @@ class FinetuneConfig:
     ] = option("linear", "shape of the learning rate over the updates")
     warmup_steps: int = option(0, "updates over which the learning rate rises from 0")
     weight_decay: float = option(0.01, "AdamW decay of matrices; biases and norms have none")
-    max_grad_norm: float | None = option(
-        1.0, "clip the gradient to this global 2-norm; 0 or null: no clipping"
-    )
-    memory_budget: int | float | str | None = option(
-        None,
-        "most memory of a training step beyond the parameters: bytes (2GB, 512MiB), or a fraction "
-        "(0.6) of what recomputing can spare, 1.0 spares nothing; null: no limit",
-    )
-    bf16: bool = option(
-        False, "mixed precision: products in bfloat16, weights and optimizer state in fp32"
-    )
-    fp16: bool = option(
-        False, "mixed precision: products in float16, with a loss scale that finds itself"
-    )
+    max_grad_norm: float | None = of_trainer("max_grad_norm", 1.0)
+    memory_budget: int | float | str | None = of_trainer("memory_budget", None)
+    bf16: bool = of_trainer("bf16", False)
+    fp16: bool = of_trainer("fp16", False)
     export_dtype: Literal["float32", "float16", "bfloat16"] = option(
         "float32", "element type of products and their weights in the model.onnx that is written"
     )
     dropout: float | None = option(
         None, "every dropout probability of the model, 0 to below 1; null: the model's own"
     )
-    seed: int = option(42, "seed of start weights, batch order and dropout masks")
+    seed: int = of_trainer("seed", 42)
     logging_steps: int = option(10, "updates per progress line and per line of metrics.jsonl")
     output_dir: str | None = option(
         None, "folder for model, tokenizer and results; null: runs/finetune-<date>-<time>"
@@ -108,7 +104,9 @@ class FinetuneConfig:
 class VerifyConfig(FinetuneConfig):
     """Options of `onward verify`: those of finetune, of which model and data are used."""
 
-    bisect: bool = option(False, "on a difference, find the first graph value that is wrong")
+    bisect: bool = option(
+        False, ("on a difference, find the first value in the graph that is wrong")
+    )
 
 
 # An option, the condition on its value, and the condition in words.

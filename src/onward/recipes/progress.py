@@ -23,7 +23,7 @@ def rss_mib() -> float:
 
 
 def reset_peak_rss() -> None:
-    """Starts the peak anew where the system allows it (Linux)."""
+    """Resets the peak resident memory where the system allows it (Linux)."""
     try:
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
@@ -114,7 +114,7 @@ class Progress:
             self._bar.close()
 
     def _compiling(self, stage: str) -> None:
-        """Shows the stage of a compilation, which takes seconds in which no step ends."""
+        """Shows the stage of a compilation, which takes seconds without a finished step."""
         if self._bar is not None:
             self._bar.set_postfix_str(f"compiling: {stage}")
 

@@ -1,7 +1,7 @@
-"""Switches of the command lines that people bring along: Hugging Face's language-modelling examples
-and the ONNX Runtime training example for GPT-2. What is ours by another name stands in `RENAMED`;
-of the rest each is either told to change nothing, or refused with what to do instead.
-"""
+"""Command-line switches of other trainers: Hugging Face's language-modelling examples and the ONNX
+Runtime training example for GPT-2. `RENAMED` maps those that Onward has by another name; each of
+the others is either accepted with a note that it changes nothing, or refused with what to do
+instead."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ RENAMED = {
 class Switch:
     """A switch that Onward has no option for.
 
-    told: what is said of it. fix: what to do instead; empty where it changes nothing and is
-    accepted. asks_nothing: values that are granted all the same. flag: it may stand without a
-    value. off: what to do where a flag is given as false; empty where that is granted.
+    told: the reason in the message. fix: what to do instead; empty where the switch changes nothing
+    and is accepted. asks_nothing: values that are granted all the same. flag: it may stand without
+    a value. off: what to do where a flag is given as false; empty where that is granted.
     """
 
     told: str
@@ -90,25 +90,26 @@ SWITCHES: dict[str, Switch] = {
     "mlm": _flag("finetune trains causal language models, not masked ones", "leave it out"),
     "line_by_line": _flag("text is cut into blocks, not at line ends", "give --block_size"),
     "do_predict": _flag("finetune trains and evaluates only", "leave it out"),
-    "gradient_checkpointing": _flag("recomputing is by --memory_budget", "--memory_budget 0.5"),
+    "gradient_checkpointing": _flag("recomputing follows --memory_budget", "--memory_budget 0.5"),
     "should_continue": _flag(
-        "a run does not go on from a checkpoint", "name its folder with --model_name_or_path"
+        "finetune cannot resume from a checkpoint", "name its folder with --model_name_or_path"
     ),
     "resume_from_checkpoint": Switch(
-        "a run does not go on from a checkpoint", "name its folder with --model_name_or_path"
+        "finetune cannot resume from a checkpoint", "name its folder with --model_name_or_path"
     ),
     "deepspeed": _ONE_PROCESS,
     "tpu_num_cores": _ONE_PROCESS,
     "dataset_name": _TEXT_FILES,
     "dataset_config_name": _TEXT_FILES,
-    "cache_dir": Switch("downloads go where the Hugging Face libraries say", "set HF_HOME"),
+    "cache_dir": Switch(("downloads go to the cache folder of the Hugging Face libraries "
+"(HF_HOME)"), "set HF_HOME"),
     "warmup_ratio": Switch(
         "warmup is counted in updates", "give --warmup_steps", ("0", "0.0")
     ),
     "label_smoothing_factor": Switch(
         "the loss is plain cross-entropy", "leave it out", ("0", "0.0")
     ),
-    "max_train_samples": Switch("all of the text is trained on", "give --max_steps"),
+    "max_train_samples": Switch("the whole text is used for training", "give --max_steps"),
 }  # fmt: skip
 
 

@@ -18,12 +18,14 @@ from onward.rewrite.lists import (
     register,
     switched_off,
     switches,
+    without_fusions,
 )
 from onward.rewrite.precision import Policy, policy_for
 from onward.rewrite.recompute import recompute
 from onward.rewrite.rows import (
     Attribution,
     FlopCount,
+    PackedForward,
     attribute,
     lookups,
     row_conditions,
@@ -44,6 +46,7 @@ __all__ = [
     "Fusion",
     "FusionPass",
     "NearMiss",
+    "PackedForward",
     "Pass",
     "PassReport",
     "Policy",
@@ -66,4 +69,5 @@ __all__ = [
     "switched_off",
     "switches",
     "with_rows_given",
+    "without_fusions",
 ]

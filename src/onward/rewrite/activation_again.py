@@ -50,7 +50,7 @@ def _at_once(graph: Graph) -> None:
 
 def _kept(node: Node) -> bool:
     """Whether the backward half reads every input of the node, and the step has computed the one it
-    is applied to: a parameter may change before a backward that runs apart."""
+    is applied to: a parameter may change before a backward that runs as a separate call."""
     xs = [x for x in node.inputs if x is not None]
     computed = xs[:1] if node.op_type == "BiasActivation" else xs
     return all(source(x).producer() is not None for x in computed) and all(

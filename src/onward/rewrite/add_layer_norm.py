@@ -66,7 +66,7 @@ def _obstacle(norm: Node, add: Node) -> str | None:
         return "its statistics are not those of the fused op"
     weights = [v for v in norm.inputs[1:] if v is not None]
     if any(type_of(v) != type.with_shape(type.shape[-1:]) for v in weights):
-        return "its weights are not one number a feature, of its input's dtype"
+        return "its weights are not one number per feature in its input's dtype"
     # the fused op stands where the sum stood: what it reads must be made before
     return "its weights are computed" if any(v.producer() for v in weights) else None
 

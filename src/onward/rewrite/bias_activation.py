@@ -42,8 +42,8 @@ def bias_activation(graph: Graph, context: Context) -> int:
 
 
 def activation_of(node: Node, outputs: set[Value]) -> tuple[str, Value, list[Node]] | None:
-    """The activation that ends in this node: its name, the value it is applied to, and the nodes it
-    is written in, the last one first."""
+    """The activation whose last node is this one: its name, the value it is applied to, and its
+    nodes, last one first."""
     x = node.inputs[0] if node.inputs else None
     if x is None:
         return None
@@ -80,12 +80,12 @@ def _obstacle(u: Value, readers: list[Node], gemm: Node, outputs: set[Value]) ->
     """Why the product and the activation of u cannot become one, if so. readers: of u."""
     bias, y = gemm.inputs[2], type_of(gemm.outputs[0])
     if type_of(bias).shape != y.shape[-1:] or attributes(gemm).get("beta", 1.0) != 1.0:
-        return "the product's addend is no bias: one number a column, added as it is"
+        return "what is added to the matrix product is not a bias (one number per feature)"
     while True:
         node = u.producer()
         assert node is not None
         if u in outputs or any(user not in readers for user in u.consumers()):
-            return "the product with its bias is read by others too"
+            return "the product with its bias is read by other ops too"
         if node is gemm:
             return None
         assert node.inputs[0] is not None

@@ -148,7 +148,8 @@ def _joins(whole: Shape, flat: Shape) -> bool:
 
 
 def _led(b: Builder, value: Value, leading: Shape) -> Value | None:
-    """With these dims before its last two; None where it is broadcast over samples."""
+    """The value reshaped to have these dims before its last two; None where it is broadcast over
+    samples."""
     shape = type_of(value).shape
     own = shape[:-2]
     if own == leading:
@@ -210,7 +211,7 @@ def _scores(x: Value) -> _Scores | str | None:
     walk, value = _Scores(), x
     while (node := value.producer()) is not None:
         if len({n for n in value.consumers() if n.op_type != "Shape"}) > 1:
-            return "its scores are read twice, and would be computed twice"
+            return "its scores are also read elsewhere, and would be computed twice"
         if node.op_type == "MatMul":
             walk.matmul = node
             return walk
@@ -261,9 +262,12 @@ def _filled(node: Node, walk: _Scores) -> Value | str | None:
         if number is None or other is None or type_of(other).shape != y:
             continue
         if walk.softcap or walk.shape is not None:
-            return "its mask lies under its soft cap, or under a reshape"
+            return "its mask is added before its soft cap, or before a reshape"
         if walk.added and number != -math.inf:
-            return "something is added where its mask has filled scores; -inf would do"
+            return (
+                "something is added to the scores after the mask has filled them; fix: "
+                "fill with -inf"
+            )
         if math.isnan(number) or number == math.inf:
             return None
         number *= walk.factor
@@ -276,7 +280,7 @@ def _filled(node: Node, walk: _Scores) -> Value | str | None:
 def _added(node: Node, walk: _Scores) -> Value | str | None:
     """The side that a product is behind; the other is a mask or a bias."""
     if walk.softcap:
-        return "a bias lies under its soft cap"
+        return "a bias is added before its soft cap"
     y, is_sum = type_of(node.outputs[0]).shape, node.op_type == "Add"
     reason: str | None = None
     for scores, other in (node.inputs, node.inputs[::-1]) if is_sum else (node.inputs,):
@@ -289,7 +293,7 @@ def _added(node: Node, walk: _Scores) -> Value | str | None:
         leading = None
         if walk.shape is not None and type_of(other).rank == len(y):
             if type_of(other).shape[:-2] != y[:-2]:
-                return "a bias lies under a reshape"
+                return "a bias is added before a reshape"
             leading = walk.shape[:-2]
         walk.added.append(_Addend(other, walk.factor if is_sum else -walk.factor, leading))
         return scores

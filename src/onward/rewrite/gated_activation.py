@@ -53,5 +53,5 @@ def _obstacle(parts: list[Node], outputs: set[Value]) -> str | None:
     """Why the activation cannot go into the product, if so."""
     y = parts[0].outputs[0]
     if y in outputs or len(y.uses()) > 1:
-        return "the activation is read by others too"
+        return "the activation is read by other ops too"
     return None

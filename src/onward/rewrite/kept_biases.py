@@ -1,5 +1,5 @@
-"""`y = BiasActivation(x, bias)  =>  y = BiasActivation(x, Copy(bias))`, where the halves of a
-step run apart: the backward half reads the bias as the forward has read it.
+"""`y = BiasActivation(x, bias) => y = BiasActivation(x, Copy(bias))`, where forward and backward
+run as separate calls: the backward half reads the bias as the forward has read it.
 
 Eager mode adds the bias before it saves the sum, so a bias may change before the backward runs. A
 product's weight eager's own backward reads as it is then; this pass leaves it alone.

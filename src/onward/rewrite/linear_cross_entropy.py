@@ -77,7 +77,7 @@ def _head(value: Value | None) -> Node | None:
 def _obstacle(loss: Node, head: Node, attrs: Mapping[str, Any], outputs: set[Value]) -> str | None:
     """Why a head and its loss cannot become one, if so. attrs: the loss's."""
     if any(v.uses() or v in outputs for v in loss.outputs[1:]):
-        return "the log-probabilities are read"
+        return "the log-probabilities are read by other ops too"
     if attrs["reduction"] not in ("mean", "sum"):
         return f"reduction {attrs['reduction']}"
     product = attributes(head)
@@ -86,7 +86,7 @@ def _obstacle(loss: Node, head: Node, attrs: Mapping[str, Any], outputs: set[Val
         return "the logits are not x w^T"
     bias = head.inputs[2] if len(head.inputs) > 2 else None
     if bias is not None and type_of(bias).shape != type_of(head.outputs[0]).shape[1:]:
-        return "the logits' addend is no bias: one number a class"
+        return "what is added to the logits is not a bias (one number per class)"
     return None
 
 
@@ -125,9 +125,7 @@ def linear_cross_entropy_ahead(graph: Graph, context: Context) -> int:
             continue
         if type_of(loss.inputs[0]).dtype == DType.FLOAT16:
             # what a scaler is for: rounded before the loss's scale is known, gradients are lost
-            context.missed(
-                loss, "LinearCrossEntropyStep", "gradients of fp16 need the loss's scale"
-            )
+            context.missed(loss, "LinearCrossEntropyStep", "fp16 gradients need the loss scale")
             continue
         b, later = Builder.at(graph, loss), Builder.at(graph, grad)
         weight = b.scalar(1.0, type_of(loss.outputs[0]).dtype)

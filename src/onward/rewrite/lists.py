@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from onward.config import check_names, environment
+from onward.environment import environment
+from onward.errors import check_names
 from onward.graph.graph import Graph
 from onward.graph.registry import meeting
 from onward.rewrite.activation_again import activation_again
@@ -115,7 +116,7 @@ def register(item: AnyPass, stage: str, before: str = "", after: str = "") -> No
     """
     passes = _LISTS.get(stage)
     if passes is None:
-        raise ValueError(f"no list of passes is called {stage!r}; fix: {' or '.join(_LISTS)}")
+        raise ValueError(f"there is no list of passes {stage!r}; fix: {' or '.join(_LISTS)}")
     if any(held is item for held in passes):
         return
     others = [held for held in (*FORWARD, *PRECISION, *STEP) if held.name == item.name]
@@ -123,15 +124,15 @@ def register(item: AnyPass, stage: str, before: str = "", after: str = "") -> No
         if held.apply is not item.apply:
             raise meeting(f"the pass {item.name}", held.apply, item.apply)
     if item.name == ROW_DEMAND:
-        raise ValueError(f"{ROW_DEMAND} is row demand's own name; fix: another name for the pass")
+        raise ValueError(f"the name {ROW_DEMAND} is reserved; fix: another name for the pass")
     names = [held.name for held in passes]
     if not before and not after:
         passes.append(item)
         return
     if (before and after) or (before or after) not in names:
         raise ValueError(
-            f"the pass {item.name} stands before or after one of the {stage} list; fix: one of "
-            f"{', '.join(names)}"
+            f"the pass {item.name} needs either before= or after= with a pass of the list "
+            f"{stage!r}; fix: one of {', '.join(names)}"
         )
     passes.insert(names.index(before) if before else names.index(after) + 1, item)
 
@@ -149,6 +150,11 @@ def in_precision(policy: Policy) -> list[AnyPass]:
 
     written.__name__ = write_casts.__name__
     return [Pass(written, exact=False), *PRECISION]
+
+
+def without_fusions(passes: Iterable[AnyPass]) -> list[AnyPass]:
+    """The passes among these that write no own ops on account of kernels."""
+    return [item for item in passes if isinstance(item, Pass)]
 
 
 def halves() -> list[AnyPass]:

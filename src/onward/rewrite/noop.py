@@ -27,8 +27,8 @@ def noop(graph: Graph) -> int:
 
 
 def _trained(graph: Graph) -> set[Value]:
-    """Floating values that depend on a floating input, through which it may have a gradient; asked
-    for where something stops gradients alone."""
+    """Floating values that depend on a floating input, to which they may pass a gradient; needed
+    only where a node stops gradients."""
     if all(node.op_type != "StopGradient" for node in graph):
         return set()
     found = {x for x in graph.inputs if type_of(x).is_floating}
@@ -39,7 +39,7 @@ def _trained(graph: Graph) -> set[Value]:
 
 
 def _unchanged(node: Node, trained: set[Value]) -> Value | None:
-    """The input that the node hands on as it is, if so."""
+    """The input that the node returns unchanged; None where it changes it."""
     if len(node.outputs) != 1 or not node.inputs or node.inputs[0] is None:
         return None
     x, y = node.inputs[0], node.outputs[0]

@@ -24,7 +24,9 @@ def rms_norm(graph: Graph, context: Context) -> int:
         for last in list(node.outputs[0].consumers()):
             scale = _scale(last, node.outputs[0])
             if scale is None:
-                context.missed(node, "RMSNorm", "no product with one number a feature follows")
+                context.missed(
+                    node, "RMSNorm", ("no product with a weight of one number per feature follows")
+                )
                 continue
             if not context.takes(last, "RMSNorm", [x, scale], {"epsilon": epsilon}):
                 continue

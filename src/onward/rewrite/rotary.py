@@ -27,7 +27,11 @@ def rotary(graph: Graph, context: Context) -> int:
         x, interleaved = found
         sums = list(_sums(node.outputs[0], x))
         if not sums:
-            context.missed(node, "Rotary", "no product of what is turned with a cosine is added")
+            context.missed(
+                node,
+                "Rotary",
+                "the rotated half times the sine is not added to a product with the cosine",
+            )
         for last, cos, sin in sums:
             whole, place = _beyond(x, last)
             shape, rank = type_of(cos).shape, type_of(whole).rank

@@ -77,11 +77,11 @@ def run(
     graph: Graph,
     passes: Sequence[AnyPass],
     disable: Iterable[str] = (),
-    after: Callable[[Graph, str], None] | None = None,
+    after: Callable[[Graph, PassReport], None] | None = None,
     verify: bool = False,
     refuse: Refuse = everything_taken,
 ) -> tuple[Graph, list[PassReport]]:
-    """Applies passes to a copy of the graph, which it returns. `after(graph, name)` sees it after
+    """Applies passes to a copy of the graph, which it returns. `after(graph, report)` sees it after
     each pass; `refuse` says what no kernel takes, which fusions then leave."""
     off = set(disable)
     graph = graph.clone()
@@ -93,7 +93,7 @@ def run(
         if verify:
             check(graph)
         if after is not None:
-            after(graph, item.name)
+            after(graph, reports[-1])
     return graph, reports
 
 

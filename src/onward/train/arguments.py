@@ -8,13 +8,10 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.config import (
-    OnwardError,
-    TrainerOptions,
-    check_variables,
-    read_names,
-)
+from onward.environment import check_variables
+from onward.errors import OnwardError
 from onward.kernels import forced_engine
+from onward.options import TrainerOptions, read_names
 from onward.prepare.batch import Batch
 from onward.rewrite import switched_off
 
@@ -33,14 +30,14 @@ def check_arguments(model: Any, loss_fn: Any, verify: Any) -> None:
     """Raises OnwardError for the first argument of the wrong kind."""
     if not isinstance(model, torch.nn.Module):
         given = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise OnwardError(f"model is {given}; fix: a torch.nn.Module instance")
+        raise OnwardError(f"model is {given}; fix: pass a torch.nn.Module instance")
     if loss_fn is not None and (isinstance(loss_fn, type) or not callable(loss_fn)):
         raise OnwardError(
-            f"loss_fn is {loss_fn!r}; fix: a function of (outputs, target), such as "
-            "torch.nn.functional.cross_entropy, or None where the model returns its loss"
+            f"loss_fn is {loss_fn!r}; fix: pass a function of (outputs, target), such as "
+            "torch.nn.functional.cross_entropy, or None if the model returns its loss"
         )
     if not isinstance(verify, bool):
-        raise OnwardError(f"verify={verify!r}; fix: True or False")
+        raise OnwardError(f"verify={verify!r} is invalid; fix: True or False")
 
 
 def check_loss(loss_fn: Any) -> None:
@@ -48,8 +45,8 @@ def check_loss(loss_fn: Any) -> None:
     own = loss_fn.parameters() if isinstance(loss_fn, torch.nn.Module) else ()
     if any(p.requires_grad for p in own):
         raise OnwardError(
-            "loss_fn has parameters of its own, which would not be trained; fix: make it a part of "
-            "the model, or requires_grad_(False)"
+            "loss_fn has parameters that require grad, which would not be trained; fix: make "
+            "it a submodule of the model, or requires_grad_(False)"
         )
 
 
@@ -60,8 +57,9 @@ def check_inputs(batch: Batch) -> None:
     for name, value in batch.named().items():
         if any(isinstance(x, torch.Tensor) and x.requires_grad for x in pytree.tree_leaves(value)):
             raise OnwardError(
-                f"the batch's {name} requires a gradient, which a step does not pass on; fix: "
-                "detach() it, or make what computed it a part of the model"
+                f"the batch's {name} requires grad, and a step does not pass gradients to its "
+                "batch; fix: detach() it, or make the module that computed it a part of the "
+                "model"
             )
 
 

@@ -7,64 +7,65 @@ parameters is enough, as long as every graph moves all of the group or none.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 
 
+@dataclass(frozen=True)
 class Clocks:
-    """Parameters by clock; `counts`, where it is asked for, are updates by parameter."""
+    """Parameters by clock, as a value: a graph that joins makes another one.
 
-    def __init__(self) -> None:
-        self._of: dict[torch.Tensor, int] = {}
-        self._members: dict[int, tuple[torch.Tensor, ...]] = {}
-        self._used: set[int] = set()  # clocks that are in some graph
-        self._next = 0
+    used: clocks that are in some graph. following: the number of the next clock.
+    """
 
-    def of(self, parameter: torch.Tensor) -> int:
-        """Its clock."""
-        return self._of[parameter]
+    of: Mapping[torch.Tensor, int] = field(default_factory=dict)
+    by_clock: Mapping[int, tuple[torch.Tensor, ...]] = field(default_factory=dict)
+    used: frozenset[int] = frozenset()
+    following: int = 0
 
     def members(self, clock: int) -> tuple[torch.Tensor, ...]:
-        """The parameters that it counts."""
-        return self._members[clock]
+        """The parameters that a clock counts."""
+        return self.by_clock[clock]
 
-    def assign(
-        self, parameters: Iterable[torch.Tensor], counts: Mapping[torch.Tensor, int]
-    ) -> None:
-        """Gives clocks to parameters that have none: one for each count."""
+    def joined(
+        self,
+        parameters: Iterable[torch.Tensor],
+        held: Collection[torch.Tensor],
+        moving: Collection[torch.Tensor],
+        counts: Mapping[torch.Tensor, int],
+    ) -> tuple[Clocks, bool]:
+        """The clocks where a new graph has these parameters, and whether it parts a clock of an
+        earlier graph, which is then wrong.
+
+        held: those whose clocks are the graph's. moving: those of them that it moves. counts:
+        updates so far, 0 where there are none; parameters without a clock get one for each count.
+        """
+        of, by_clock, following = dict(self.of), dict(self.by_clock), self.following
         by_count: dict[int, list[torch.Tensor]] = {}
-        for p in parameters:
-            if p not in self._of:
+        for p in dict.fromkeys(parameters):
+            if p not in of:
                 by_count.setdefault(counts.get(p, 0), []).append(p)
         for together in by_count.values():
-            self._members[self._next] = tuple(together)
-            self._of |= dict.fromkeys(together, self._next)
-            self._next += 1
-
-    def part(self, clocks: Iterable[int], moving: Collection[torch.Tensor]) -> bool:
-        """Takes from these clocks the parameters that a new graph does not move. Returns whether a
-        clock of an earlier graph was parted, which is then wrong."""
-        parted = False
+            by_clock[following] = tuple(together)
+            of |= dict.fromkeys(together, following)
+            following += 1
+        clocks, moved, parted = {of[p] for p in held}, set(moving), False
         for clock in clocks:
-            members = self._members.get(clock, ())
-            stay = tuple(p for p in members if p in moving)
-            for p in set(members) - set(stay):
-                del self._of[p]
-            parted |= len(stay) < len(members) and clock in self._used
-            self._members[clock] = stay
-            self._used.add(clock)
-            if not stay:
-                del self._members[clock]
-        return parted
+            members = by_clock.pop(clock)
+            stay = tuple(p for p in members if p in moved)
+            for p in members:
+                if p not in moved:
+                    del of[p]
+            parted |= len(stay) < len(members) and clock in self.used
+            if stay:
+                by_clock[clock] = stay
+        return Clocks(of, by_clock, self.used | clocks, following), parted
 
     def disagree(self, counts: Mapping[torch.Tensor, int]) -> bool:
         """Whether parameters of one clock have come to different counts."""
-        found = ({counts.get(p, 0) for p in members} for members in self._members.values())
+        found = ({counts.get(p, 0) for p in members} for members in self.by_clock.values())
         return any(len(counts) > 1 for counts in found)
 
-    def clear(self) -> None:
-        """No parameter has a clock, and no graph."""
-        self._of.clear()
-        self._members.clear()
-        self._used.clear()
-        self._next = 0
+
+__all__ = ["Clocks"]

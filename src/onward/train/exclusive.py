@@ -29,7 +29,7 @@ def exclusive(
 
     @functools.wraps(method)
     def locked(self: Owner, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
-        with self._lock, torch.inference_mode(False):
+        with self._lock, torch.inference_mode(False):  # pyright: ignore[reportPrivateUsage]
             return method(self, *args, **kwargs)
 
     return locked

@@ -12,15 +12,18 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture import capture
-from onward.config import OnwardError
+from onward.capture import CaptureRequest
+from onward.compile import Compiler
+from onward.errors import OnwardError
 from onward.graph.file import save
 from onward.graph.graph import Graph, Role
 from onward.graph.names import distinct, user_name
 from onward.graph.types import DType
+from onward.journal import Journal
+from onward.kernels import host
 from onward.prepare.batch import Batch
 from onward.prepare.region_warnings import table
-from onward.rewrite import FORWARD, Pass, run
+from onward.rewrite import Policy
 from onward.train.low_export import lowered
 
 TRIED = 64  # sets of inputs in which a size of 1 is taken to be one of many
@@ -39,14 +42,16 @@ def export_onnx(
         raise OnwardError(f"{path.parent} is not a folder; fix: create it first")
     kwargs = {k: v for k, v in batch.kwargs.items() if k not in _LABELS}
     args, kwargs = without_ones(model, batch.args, kwargs)
-    captured = capture(model, args, kwargs, want_loss=False, regions=True)
+    policy = None if dtype == DType.FLOAT else Policy(dtype)
+    device = next((p.device.type for p in model.parameters()), "cpu")
+    compiler = Compiler(host(device), journal=Journal(quiet=True), policy=policy)
+    captured = compiler.capture(CaptureRequest(model, args, kwargs, want_loss=False, regions=True))
     if captured.regions:
         raise OnwardError(
-            "the model has parts that run in PyTorch, and no other engine can run them: "
+            "the model cannot be exported, since parts of it run in eager PyTorch: "
             + "; ".join(table(captured.regions))
         )
-    graph, _ = run(captured.graph, [p for p in FORWARD if isinstance(p, Pass)])
-    arrays = captured.arrays()
+    graph, arrays = compiler.portable(captured), captured.arrays()
     if dtype != DType.FLOAT:
         graph, arrays = lowered(graph, arrays, dtype)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:

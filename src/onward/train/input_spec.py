@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from onward.config import OnwardError, check_names
+from onward.errors import OnwardError, check_names
 from onward.graph.types import parse_dtype
 from onward.kernels import torch_dtype
 
@@ -36,7 +36,9 @@ def check_input_spec(spec: Any) -> None:
         sizes = shape if isinstance(shape, list | tuple) else [None]
         strange = [n for n in sizes if isinstance(n, bool) or not isinstance(n, int | str)]
         if not isinstance(name, str) or strange:
-            raise OnwardError(f"model_desc lists {entry!r}; {fix}; a shape holds ints and names")
+            raise OnwardError(
+                f"model_desc lists the invalid entry {entry!r}; {fix}; a shape holds ints and names"
+            )
 
 
 def _is_entry(entry: Any) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from onward.config import LEAST_SCALE, LossScale, OnwardError
 from onward.execute import Executable
 from onward.graph.signature import Signature
+from onward.options import LEAST_SCALE, LossScale
+from onward.train.state_part import State, StatePart, unfit
 
 KEY = "loss_scale"  # in a Trainer's state_dict, where there is a scale
 
@@ -53,14 +54,16 @@ class Scaling:
 
     # ---- saved and restored
 
-    def state(self) -> dict[str, Any]:
-        """For `Trainer.state_dict`: nothing where gradients are not scaled."""
+    def part(self) -> StatePart:
+        """The scale's entry of `Trainer.state_dict`: none where gradients are not scaled."""
+        return StatePart(self._save, self._check, self._restore)
+
+    def _save(self) -> dict[str, Any]:
         if self.settings is None:
             return {}
         return {KEY: {"scale": float(self._scale), "growth_tracker": int(self._tracker)}}
 
-    def check(self, state: Mapping[str, Any]) -> None:
-        """Raises OnwardError for a state that cannot be gone on from."""
+    def _check(self, state: State) -> None:
         held = state.get(KEY)
         if held is not None:
             _check(held)
@@ -69,16 +72,19 @@ class Scaling:
         before = 1.0 if held is None else float(held["scale"])
         own = self.value or 1.0
         if held is None if self.moves else before != own:
-            raise _error(
-                f"it is from the middle of a window whose gradients are scaled by {before:g}, here "
-                f"they are scaled by {own:g}; fix: save it between updates"
+            raise unfit(
+                "it was saved in the middle of gradient accumulation with gradients scaled "
+                f"by {before:g}, but the loss scale here is {own:g}; fix: save between "
+                "optimizer updates"
             )
 
-    def restore(self, state: Mapping[str, Any]) -> None:
+    def _restore(self, state: State) -> Callable[[], None]:
         """Goes on from a state that was checked; one without a scale begins anew."""
+        before = dict(vars(self))
         if isinstance(self.settings, LossScale):
             held = state.get(KEY) or {"scale": self.settings.init_scale, "growth_tracker": 0}
-            self._set(held["scale"], held["growth_tracker"])
+            self._set(float(held["scale"]), int(held["growth_tracker"]))
+        return lambda: vars(self).update(before)
 
     def _set(self, scale: float, tracker: int) -> None:
         self._scale = torch.tensor(scale, dtype=torch.float32, device=self._device)
@@ -87,16 +93,12 @@ class Scaling:
 
 def _check(held: Any) -> None:
     if not isinstance(held, Mapping):
-        raise _error(f"'{KEY}' is a {type(held).__name__}")
+        raise unfit(f"'{KEY}' is a {type(held).__name__}")
     scale, tracker = held.get("scale"), held.get("growth_tracker")
     if not isinstance(scale, float) or not LEAST_SCALE <= scale <= torch.finfo(torch.float32).max:
-        raise _error(f"{KEY}: scale is {scale!r}")
+        raise unfit(f"{KEY}: scale is {scale!r}")
     if isinstance(tracker, bool) or not isinstance(tracker, int) or tracker < 0:
-        raise _error(f"{KEY}: growth_tracker is {tracker!r}, no count")
-
-
-def _error(what: str) -> OnwardError:
-    return OnwardError(f"state does not fit: {what}; nothing was loaded")
+        raise unfit(f"{KEY}: growth_tracker is {tracker!r}, no count")
 
 
 __all__ = ["KEY", "Scaling"]

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, attributes, type_of
 from onward.graph.names import user_name
 from onward.graph.types import DType, rounded
-from onward.rewrite import Pass, Policy, in_precision, run
 
 DTYPES = {"float32": DType.FLOAT, "float16": DType.FLOAT16, "bfloat16": DType.BFLOAT16}
 
@@ -27,17 +26,17 @@ def read_dtype(dtype: object) -> DType:
     found = DTYPES.get(dtype) if isinstance(dtype, str) else None
     if found is None:
         raise OnwardError(
-            f"dtype={dtype!r} is no element type of an export; fix: one of {', '.join(DTYPES)}"
+            f"dtype={dtype!r} is not a dtype of export_onnx; fix: one of {', '.join(DTYPES)}"
         )
     return found
 
 
 def lowered(graph: Graph, arrays: Mapping[str, np.ndarray], low: DType) -> tuple[Graph, Arrays]:
-    """The graph with casts, and its weights by graph input.
+    """A graph with a policy's casts, changed to read weights of type `low` where it casts them to
+    that alone, and its weights by graph input.
 
     Raises OnwardError where a weight has a number that `low` has not.
     """
-    graph, _ = run(graph, [p for p in in_precision(Policy(low)) if isinstance(p, Pass)])
     stored = dict(arrays)
     for value in graph.inputs_with(Role.PARAM, Role.BUFFER):
         name = value.name or ""
@@ -72,7 +71,7 @@ def _narrow(name: str, array: np.ndarray, low: DType) -> np.ndarray:
     if lost.any():
         raise OnwardError(
             f"the weight {user_name(name)} has {float(array[lost][0]):.3g}, which "
-            f"{low.name.lower()} has not; fix: dtype='bfloat16', or 'float32'"
+            f"{low.name.lower()} cannot represent; fix: dtype='bfloat16', or 'float32'"
         )
     return made
 

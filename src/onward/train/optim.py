@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from onward.config import OnwardError
 from onward.differentiate import UpdateGroup
+from onward.errors import OnwardError
 from onward.extend import load_plugins
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.ops.optimizers import Optimizer as Record
@@ -67,7 +67,7 @@ def to_torch(optimizer: Optimizer, model: torch.nn.Module) -> torch.optim.Optimi
         return optimizer
     trained = [p for p in model.parameters() if p.requires_grad]
     if not trained:
-        raise OnwardError("no parameter requires a gradient; fix: unfreeze some")
+        raise OnwardError("no parameter requires grad; fix: requires_grad_(True) on those to train")
     record = next((r for r in OPTIMIZERS.values() if type(optimizer) is r.description), None)
     kind = None if record is None else _class(record.torch)
     if kind is None:
@@ -84,7 +84,7 @@ def check_settings(optimizer: torch.optim.Optimizer) -> None:
         for name in ("amsgrad", "maximize", "differentiable"):
             if group.get(name):
                 raise OnwardError(
-                    f"{name}=True in parameter group {i} is not supported; fix: leave it off"
+                    f"{name}=True in parameter group {i} is not supported; fix: {name}=False"
                 )
 
 
@@ -99,9 +99,9 @@ def check_parameters(
     strange = [p for p in held if p not in known and p.requires_grad]
     if strange:
         raise OnwardError(
-            f"{len(strange)} of the {len(held)} tensors that the optimizer holds are no parameters "
-            f"of this {model} (the first has shape {list(strange[0].shape)}); fix: give it the "
-            "parameters of the model that is trained"
+            f"{len(strange)} of the {len(held)} tensors in the optimizer are not parameters "
+            f"of this {model} (the first has shape {list(strange[0].shape)}); fix: make the "
+            "optimizer from the model's own parameters()"
         )
     twice = next((p for p, n in Counter(held).items() if n > 1), None)
     if twice is not None:

@@ -13,14 +13,17 @@ from typing import Any, Protocol
 
 import torch
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.train.torch_state import release
 
 
 class OwnerMark(Protocol):
-    """What a Trainer leaves as its mark; `window`: parameters of its open window."""
+    """What a Trainer leaves as its mark."""
 
-    window: frozenset[str]
+    @property
+    def window(self) -> frozenset[str]:
+        """Names of the parameters whose gradients its open window has summed."""
+        ...
 
 
 _OWNERS: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[OwnerMark]] = (
@@ -33,8 +36,8 @@ def check_free(optimizer: torch.optim.Optimizer) -> None:
     before = _owner(optimizer)
     if before is not None and before.window and _reachable_owner(optimizer) is not None:
         raise OnwardError(
-            "the optimizer belongs to another onward.Trainer, which is in the middle of an "
-            "accumulation window; fix: let it finish the window first"
+            "the optimizer belongs to another onward.Trainer that is in the middle of "
+            "gradient accumulation; fix: finish its accumulation first"
         )
 
 
@@ -61,8 +64,8 @@ def require_owner(optimizer: torch.optim.Optimizer, owner: OwnerMark) -> None:
     """Raises OnwardError where a later Trainer has taken the optimizer."""
     if _owner(optimizer) is not owner:
         raise OnwardError(
-            "this Trainer's optimizer has gone to a later onward.Trainer; fix: step with that "
-            "one, or give each Trainer an optimizer of its own"
+            "this Trainer's optimizer now belongs to an onward.Trainer made later; fix: "
+            "train with that one, or make an optimizer for each Trainer"
         )
 
 

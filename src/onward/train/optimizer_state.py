@@ -24,7 +24,7 @@ class StateKey(NamedTuple):
 class ParameterState(NamedTuple):
     """State of one parameter: its count of updates, its tensors by slot, and their form."""
 
-    count: int
+    count: int  # pyright: ignore[reportIncompatibleMethodOverride]
     tensors: dict[str, torch.Tensor]
     form: str = ""
 
@@ -53,7 +53,7 @@ class OptimizerState:
         return self._form[parameter]
 
     def names(self, parameter: torch.Tensor) -> list[str]:
-        """Of the tensors that hold its slots."""
+        """The names of the tensors that hold a parameter's slots."""
         form = self.form(parameter)
         return list(self.record.forms[form].tensors) if form else list(self.slots)
 
@@ -68,7 +68,7 @@ class OptimizerState:
         return held[slot]
 
     def shown(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Its slots in its own precision: copies where they are kept in another form."""
+        """A parameter's slots in its own precision: copies where they are kept in another form."""
         held, form = self.tensors[parameter], self.form(parameter)
         return {slot: shown(held, form, slot) for slot in self.slots}
 
@@ -77,7 +77,7 @@ class OptimizerState:
         return [p for p in self.counts if any(s in self.tensors.get(p, {}) for s in self.slots)]
 
     def most_updates(self, default: int) -> int:
-        """Of the parameter that had most; `default` where none has state."""
+        """The most updates that any parameter had; `default` where none has state."""
         return max(self.counts.values(), default=default)
 
     def count(self, moved: Iterable[torch.Tensor]) -> bool:

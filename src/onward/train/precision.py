@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from onward.config import TrainerOptions
 from onward.graph.types import DType
 from onward.kernels import Target
+from onward.options import TrainerOptions
 from onward.rewrite import Policy
 
 log = logging.getLogger("onward")
@@ -17,7 +17,7 @@ def policy_of(options: TrainerOptions, target: Target) -> Policy | None:
     asked = options.mixed_precision
     if asked == "auto" and not target.multiplies_bf16:
         log.warning(
-            "mixed_precision='auto' is fp32 here: the processor multiplies no bf16 by itself"
+            "mixed_precision='auto' means fp32 here, since the processor has no bf16 instructions"
         )
         return None
     if asked == "no":

@@ -6,18 +6,17 @@ switched) finds its steps again, as an accelerated one does (`module/states.py`)
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 
-from onward.capture import CapturedModule
+from onward.capture import CapturedModule, CaptureRequest, LossFunction
 from onward.compile import Compiler
-from onward.config import TrainerOptions
 from onward.differentiate import Recipe
 from onward.execute import Executable
 from onward.kernels import host
+from onward.options import TrainerOptions
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
 from onward.prepare.guards import Guards, refuse_optimizer_hooks
@@ -25,10 +24,9 @@ from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.region_warnings import WarnOnce
 from onward.prepare.session import Session
 from onward.train.precision import policy_of
+from onward.train.torch_optimizer import TorchOptimizer
 from onward.train.training_mode import sets_more, training_mode
-from onward.train.updates import Updates
 
-LossFunction = Callable[..., torch.Tensor]
 Step = PreparedStep[Executable]
 
 KEPT = 8  # states, the one that was met last first
@@ -36,8 +34,8 @@ KEPT = 8  # states, the one that was met last first
 
 @dataclass
 class _Made:
-    """A step with what it was made with. version: of the updates (`Updates.version`), where it is a
-    training step, whose graph holds them."""
+    """A step with what it was made with. version: of the updates (`UpdateState.version`), where
+    it is a training step, whose graph holds them."""
 
     step: Step
     compiler: Compiler
@@ -62,8 +60,10 @@ class PreparedSteps:
     those that a training step was made with, it is made anew of its capture.
     """
 
-    def __init__(self, session: Session, updates: Updates, options: TrainerOptions) -> None:
-        self._updates = updates
+    def __init__(
+        self, session: Session, optimizer: TorchOptimizer, options: TrainerOptions
+    ) -> None:
+        self._optimizer, self._updates = optimizer, optimizer.updates
         self._session, self._options = session, options
         self._states: list[_State] = []
         self._told = WarnOnce()
@@ -75,12 +75,12 @@ class PreparedSteps:
 
     @property
     def eval(self) -> list[Step]:
-        """Its evaluations."""
+        """Evaluations of the state that was met last."""
         return [made.step for made in self._states[0].eval] if self._states else []
 
     def training(self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch) -> Step:
         """The training step for batches like this one; made where there is none."""
-        refuse_optimizer_hooks(self._updates.optimizer)
+        refuse_optimizer_hooks(self._optimizer.torch)
         state = self._now(model, loss_fn, training=True)
         made = _find(state.train, batch)
         if made is None:
@@ -93,7 +93,7 @@ class PreparedSteps:
     def evaluation(
         self, model: torch.nn.Module, loss_fn: LossFunction | None, batch: Batch
     ) -> Step:
-        """The same of an evaluation."""
+        """The evaluation for batches like this one; made where there is none."""
         state = self._now(model, loss_fn, training=False)
         made = _find(state.eval, batch)
         return made.step if made else self._make(state, model, loss_fn, batch, training=False)
@@ -107,7 +107,7 @@ class PreparedSteps:
         if not guards.changed(model, loss_fn, training, count=False) and self._states:
             self._states[0].guards = guards  # other objects, and all that they say is the same
             return self._states[0]
-        if self._updates.follow():  # steps of before lead to tensors that are no parameters now
+        if self._optimizer.follow():  # steps of before lead to tensors that are no parameters now
             self._states.clear()
         for i, state in enumerate(self._states):
             if i and state.guards.saw(guards, training):
@@ -149,6 +149,8 @@ class PreparedSteps:
     def _step(
         self, batch: Batch, compiler: Compiler, captured: CapturedModule, training: bool
     ) -> Step:
+        if training:
+            self._optimizer.join(captured.parameters, captured.reached)
         graphs = Graphs(compiler, captured, self.recipe(captured) if training else None)
         bind = partial(self._session.bind, compiler, graphs)
         return PreparedStep(batch.kind, graphs, self._session, bind)
@@ -163,11 +165,13 @@ class PreparedSteps:
     ) -> CapturedModule:
         """The call of the model, in training or evaluation mode."""
         with training_mode(model, training):
-            return compiler.capture(model, *batch.given, loss_fn, regions=not self._options.strict)
+            regions = not self._options.strict
+            request = CaptureRequest(model, *batch.given, loss_fn, regions=regions)
+            return compiler.capture(request)
 
     def recipe(self, captured: CapturedModule) -> Recipe:
-        """What a training step of this capture does with its gradients."""
-        groups = self._updates.groups(captured.parameters, captured.reached)
+        """What a training step of this capture does with its gradients. Nothing changes."""
+        groups = self._optimizer.groups(captured.parameters, captured.reached)
         return Recipe(
             tuple(groups),
             self._options.max_grad_norm,

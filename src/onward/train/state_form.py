@@ -7,12 +7,11 @@ that were read from bf16 or from codes are the very same bits there again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
-from torch import nn
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.ops.optimizers import OPTIMIZERS
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.graph.types import DType, Type
@@ -28,16 +27,18 @@ class StateForms:
 
     bf16: of every fp32 parameter. 8bit: not of parameters with fewer than 4096 elements, nor of
     embeddings, whose rows have gradients of very different sizes; these stay fp32. A parameter of
-    another dtype keeps its own.
+    another dtype keeps its own. is_table: whether a parameter is an embedding's.
     """
 
-    def __init__(self, option: str, record: Record, model: nn.Module) -> None:
-        self._record, self._model = record, model
+    def __init__(
+        self, option: str, record: Record, is_table: Callable[[torch.Tensor], bool]
+    ) -> None:
+        self._record, self._is_table = record, is_table
         self._asked = "" if option == _OWN else option
         if self._asked and self._asked not in record.forms:
             able = [r.torch for r in OPTIMIZERS.values() if self._asked in r.forms]
             raise OnwardError(
-                f"optimizer_state={option!r} is not there for {record.torch}; fix: "
+                f"optimizer_state={option!r} is not supported for {record.torch}; fix: use "
                 f"{' or '.join(able)}, or optimizer_state={_OWN!r}"
             )
 
@@ -54,15 +55,9 @@ class StateForms:
             return ""
         return self._asked
 
-    def _is_table(self, parameter: torch.Tensor) -> bool:
-        tables = (
-            m for m in self._model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))
-        )
-        return any(m.weight is parameter for m in tables)
-
 
 def tensors_of(record: Record, form: str, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The tensors that hold its state, by name; without memory."""
+    """The tensors that hold a parameter's state, by name; without memory."""
     if not form:
         return {slot: torch.empty_like(parameter, device="meta") for slot in record.slots}
     types = record.tensors(form, Type(DType.FLOAT, tuple(parameter.shape)))

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.ops.optimizers import Optimizer as Record
 from onward.train.optimizer_state import OptimizerState, ParameterState
 
@@ -178,13 +178,14 @@ def _checked(path: str, p: torch.Tensor, slot: str, tensor: Any) -> torch.Tensor
     """The state tensor. Raises OnwardError where it is none that fits the parameter."""
     if not isinstance(tensor, torch.Tensor):
         raise OnwardError(
-            f"optimizer.state of '{path}' has no tensor {slot}; fix: give it one, or delete the "
-            "whole entry"
+            f"optimizer.state of the parameter '{path}' has no tensor {slot!r}; fix: add it, "
+            "or delete the whole entry"
         )
     if tensor.shape != p.shape or tensor.dtype != p.dtype or tensor.layout != torch.strided:
         raise OnwardError(
-            f"optimizer.state of '{path}': {slot} is {tensor.dtype} {list(tensor.shape)}, the "
-            f"parameter {p.dtype} {list(p.shape)}; fix: make them alike, or delete the entry"
+            f"optimizer.state of '{path}': {slot} is {tensor.dtype} {list(tensor.shape)}, but "
+            f"the parameter is {p.dtype} {list(p.shape)}; fix: give it the parameter's shape "
+            "and dtype, or delete the entry"
         )
     return tensor
 
@@ -199,6 +200,7 @@ def _count(path: str, step: Any) -> int:
     value = float(step)
     if not math.isfinite(value) or value < 0 or value != int(value):
         raise OnwardError(
-            f"optimizer.state of '{path}': step is {value}; fix: a count of updates, 0 or more"
+            f"optimizer.state of '{path}': step is {value}; fix: set it to the number of "
+            "updates, 0 or more"
         )
     return int(value)

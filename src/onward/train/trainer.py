@@ -1,8 +1,8 @@
 """Trainer: one call per micro-batch, the whole step as one planned graph.
 
 The user's parameters stay where they are and are updated in place. A torch optimizer keeps its
-`param_groups` (the learning rate is read at each step, so any scheduler works); `updates.py` says
-what becomes of its state.
+`param_groups` (the learning rate is read at each step, so any scheduler works);
+`torch_optimizer.py` says what becomes of its state.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 
-from onward.capture import unwrapped
-from onward.config import OnwardError, TrainerOptions, read_names
+from onward.capture import LossFunction, unwrapped
+from onward.errors import OnwardError
 from onward.execute import Executable, Memory
+from onward.explanation import StepExplanation, explained
 from onward.extend import load_plugins
 from onward.kernels import host
+from onward.options import TrainerOptions, read_names
 from onward.plan import Plan
 from onward.prepare.batch import Batch, bind_batch
 from onward.prepare.guards import refuse_optimizer_hooks
 from onward.prepare.prepared_batch import OutputRequest, PreparedBatch, scalars
 from onward.prepare.report import Report, as_html
-from onward.prepare.row_explanation import Explanation
 from onward.prepare.session import Session
 from onward.train.arguments import (
     check_arguments,
@@ -35,6 +36,7 @@ from onward.train.arguments import (
     names_to_fetch,
 )
 from onward.train.exclusive import exclusive
+from onward.train.explain import last_subject, subject_of
 from onward.train.export import export_onnx
 from onward.train.input_spec import check_batch, check_input_spec
 from onward.train.last_run import LastRun
@@ -42,11 +44,13 @@ from onward.train.loss_scale import Scaling
 from onward.train.low_export import read_dtype
 from onward.train.optim import Optimizer, to_torch
 from onward.train.precision import policy_of
-from onward.train.prepared_steps import LossFunction, PreparedSteps
+from onward.train.prepared_steps import PreparedSteps
 from onward.train.result import StepResult
-from onward.train.state import check_state, restore, saved
+from onward.train.snapshot import TrainerSnapshot
+from onward.train.state import model_part, optimizer_part
+from onward.train.state_part import StatePart, restore, saved
+from onward.train.torch_optimizer import TorchOptimizer
 from onward.train.training_mode import training_mode
-from onward.train.updates import Updates
 from onward.train.verify import Verification, verify_step
 from onward.train.window import AccumulationWindow
 
@@ -96,20 +100,20 @@ class Trainer:
         self._example: Batch | None = None  # for exports
         self._last: LastRun | None = None
         self._verified = not (verify or self.options.verify)
-        self._updates = Updates(
+        self._optimizer = TorchOptimizer(
             model,
             self.optimizer,
             form=self.options.optimizer_state,
             sums=self.options.gradient_accumulation_dtype,
         )
+        self._updates = self._optimizer.updates
         session = Session(self.memory, self._updates, self.options.memory_budget)
-        self._steps = PreparedSteps(session, self._updates, self.options)
+        self._steps = PreparedSteps(session, self._optimizer, self.options)
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in FIXED and name in vars(self):
             raise AttributeError(
-                f"{name} is what this Trainer was made with, and another would have no effect; "
-                "fix: make another Trainer"
+                f"{name} cannot be changed after the Trainer is made; fix: make another Trainer"
             )
         super().__setattr__(name, value)
 
@@ -142,7 +146,7 @@ class Trainer:
         batch = self._bind(args, kwargs)
         check_batch(self.model_desc, batch.named())
         check_inputs(batch)
-        self._updates.sync()
+        self._optimizer.sync()
         self._verify_first(batch)
         names, last = names_to_fetch(self.options, fetch), self._window.is_last
         step = self._steps.training(self.model, self.loss_fn, batch)
@@ -192,28 +196,33 @@ class Trainer:
         """Copies: `model` (its own keys), `optimizer` (`exp_avg.<parameter>`, ...), `param_groups`
         (learning rates and all), counters, random state, in fp16 the loss scale;
         `load_state_dict` reads them."""
-        self._updates.sync()
-        held = saved(self.model, self.optimizer, self._updates, self.micro_steps > 0)
-        return {**held, **self._window.state(), **self._scaling.state()}
+        self._optimizer.sync()
+        return saved(self._state_parts())
 
     @exclusive
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a `state_dict` in place. Raises OnwardError where it does not fit this model,
-        optimizer and accumulation window; nothing is changed then."""
-        self._updates.require_owner()
-        steps = self.options.gradient_accumulation_steps
-        check_state(state, self.model, self.optimizer, self._updates, steps)
-        self._scaling.check(state)
-        restore(state, self.model, self.optimizer, self._updates)
-        self._window.restore(state)
-        self._scaling.restore(state)
+        optimizer and accumulation window; nothing is changed then, nor where a hook of the model's
+        own fails."""
+        self._optimizer.require_owner()
+        restore(self._state_parts(), state)
         self.memory.torn = False
+
+    def _state_parts(self) -> tuple[StatePart, ...]:
+        """The parts of a state, in the order in which they are restored: a part that cannot go
+        back comes last."""
+        return (
+            self._window.part(),
+            self._scaling.part(),
+            model_part(self.model),
+            optimizer_part(self._optimizer),
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and pickles are refused: two would write to one memory."""
         raise OnwardError(
-            "an onward.Trainer cannot be copied or pickled; fix: make another one for a copy of "
-            "the model, and load_state_dict(trainer.state_dict())"
+            "an onward.Trainer cannot be copied or pickled; fix: make a new one for a copy "
+            "of the model, then new.load_state_dict(trainer.state_dict())"
         )
 
     # ---- looking
@@ -236,22 +245,62 @@ class Trainer:
 
     @exclusive
     def report(self) -> Report:
-        """Of the last training step: seconds of each compile stage, edits of each pass, predicted
-        peak, launches, notes, the share of the arithmetic that was done and the rows counted.
-        Print it as a table; it is a dict as well. A change of the model shows after the next
-        training step. Raises OnwardError before the first."""
+        """Reports the last training step: seconds of each compile stage, edits of each pass, the
+        predicted peak, launches, notes, the share of the arithmetic that was done and the rows
+        counted. Print it as a table; it is a dict as well. A change of the model shows after the
+        next training step. Raises OnwardError before the first."""
         return self._last_run().report()
 
     @exclusive
-    def explain(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> Explanation:
-        """Which rows of which layer this batch needs in a training step, what that spares, and
-        what keeps the others; changes nothing.
+    def snapshot(self) -> TrainerSnapshot:
+        """What the Trainer is and has done, at this moment: its model, options and counters, and
+        the training step that ran last."""
+        return TrainerSnapshot(
+            model=self.model,
+            loss_fn=self.loss_fn,
+            optimizer=type(self.optimizer).__name__,
+            options=self.options,
+            updates=self.updates,
+            micro_steps=self.micro_steps,
+            loss_scale=self.loss_scale,
+            last=self._last,
+        )
 
-        fetch: outputs that the step returns besides those of `options.fetch`.
+    @exclusive
+    def explain(self, *args: Any, fetch: Sequence[str] = (), **kwargs: Any) -> StepExplanation:
+        """The training step of this batch, or without one the step that ran last, explained: what
+        was captured, the rows that each layer needs and what keeps the others, the memory and the
+        launches; changes nothing. `onward.explain` can be asked for more.
+
+        fetch: outputs that the step returns besides those of `options.fetch`. Raises OnwardError
+        where neither a batch is given nor a step has run.
         """
-        batch = self._bind(args, kwargs)
+        return self.explain_call((args, kwargs) if args or kwargs else None, fetch)
+
+    @exclusive
+    def explain_call(
+        self,
+        given: tuple[tuple[Any, ...], dict[str, Any]] | None,
+        fetch: Sequence[str] = (),
+        *,
+        memory: int | None = None,
+        batch_sizes: Sequence[int] = (),
+        profile: bool = False,
+    ) -> StepExplanation:
+        """As `explain`, of the arguments of a step, with what `onward.explain` can be asked for:
+        memory: bytes, how large a batch fits is told. batch_sizes: the predicted memory of these.
+        profile: times the launches of one more run, on copies."""
+        trainer = self.snapshot()
         names = names_to_fetch(self.options, fetch)
-        return self._steps.training(self.model, self.loss_fn, batch).explain(batch, names)
+        if given is not None:
+            found = subject_of(trainer, self._steps, self._bind(*given), names)
+        elif fetch:
+            found = subject_of(trainer, self._steps, trainer.last_run.batch, names)
+        else:
+            found = last_subject(trainer, self._steps)
+        if isinstance(found, StepExplanation):
+            return found
+        return explained(found, memory, batch_sizes, profile)
 
     @property
     def plan(self) -> Plan:
@@ -287,8 +336,8 @@ class Trainer:
         """Raises OnwardError where an update was broken off."""
         if self.memory.torn:
             raise OnwardError(
-                "an update was broken off by an exception, so that some weights have moved and "
-                "others have not; fix: load_state_dict of a state saved before"
+                "an exception interrupted an update, so that only some weights were updated; "
+                "fix: load_state_dict with a state saved before"
             )
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Batch:
@@ -325,7 +374,7 @@ class Trainer:
             if last:
                 self._scaling.advance(prepared.executable)
             if last and wrote:
-                self._updates.advance(signature)
+                self._optimizer.advance(signature)
             elif last:
                 self._updates.window = frozenset()
             else:
@@ -335,7 +384,7 @@ class Trainer:
             inputs = {
                 **prepared.inputs,
                 **scalars(signature, seed, window.offset, weight=window.weight),
-                **self._updates.inputs(signature),
+                **self._optimizer.inputs(signature),
                 **self._scaling.inputs(signature),
             }
             return inputs, prepared.executable.run(inputs, prepared.dims, done)
@@ -345,7 +394,7 @@ class Trainer:
         log.warning("a gradient is not finite: update %d is skipped%s", self.updates + 1, scale)
 
     def _lr(self) -> float:
-        """Of the first group."""
+        """The learning rate of the first group."""
         return float(self.optimizer.param_groups[0]["lr"])
 
     def _remember(self, batch: Batch) -> None:
@@ -357,6 +406,4 @@ class Trainer:
             self._example = batch
 
     def _last_run(self) -> LastRun:
-        if self._last is None:
-            raise OnwardError("nothing has run yet; fix: call train_step first")
-        return self._last
+        return self.snapshot().last_run

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import torch
@@ -12,7 +12,7 @@ _PLAIN = ("torch.nn.modules.module", "transformers.modeling_utils")
 
 
 @contextmanager
-def training_mode(model: torch.nn.Module, training: bool) -> Iterator[None]:
+def training_mode(model: torch.nn.Module, training: bool) -> Generator[None]:
     """Within it the model trains, or evaluates; each submodule's own flag is put back, by way of
     the model's own `train` where it has one."""
     if model.training and training:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import copy
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from onward.prepare.seed_stream import SeedStream
+from onward.prepare.seed_stream import WORD, SeedStream
+from onward.train.state_part import State, StatePart, check_count, check_like, require, unfit
 
 
 class AccumulationWindow:
@@ -41,7 +43,7 @@ class AccumulationWindow:
 
     @property
     def weight(self) -> float:
-        """Of a micro-batch's loss in the window's: that is their mean."""
+        """The weight of a micro-batch's loss in the window's, which is their mean."""
         return 1.0 / self.size
 
     @property
@@ -63,7 +65,7 @@ class AccumulationWindow:
         self.steps += 1
 
     @contextmanager
-    def seed_drawn(self, updates: int) -> Iterator[torch.Tensor]:
+    def seed_drawn(self, updates: int) -> Generator[torch.Tensor]:
         """The seed; a window's first step draws one, which a step that fails gives back.
 
         updates: done before the window.
@@ -82,12 +84,15 @@ class AccumulationWindow:
             raise
 
     def evaluation_seed(self, updates: int) -> torch.Tensor:
-        """Of the next evaluation, for a forward that draws then too."""
+        """The seed of the next evaluation, for a forward that draws then too."""
         place = 1 + self.micro_steps + (self.evaluations << 32)
         return self._stream.aside(self.number(updates), place)
 
-    def state(self) -> dict[str, Any]:
-        """For `Trainer.state_dict`."""
+    def part(self) -> StatePart:
+        """The window's entries of `Trainer.state_dict`."""
+        return StatePart(self._save, self._check, self._restore)
+
+    def _save(self) -> dict[str, Any]:
         return {
             "gradient_accumulation_steps": self.size,
             "micro_steps": self.micro_steps,
@@ -98,10 +103,49 @@ class AccumulationWindow:
             **self._stream.state(),
         }
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state that was checked."""
-        self.micro_steps, self.samples = state["micro_steps"], state["samples"]
-        self.left_out = state.get("left_out", 0)
-        self.evaluations = state.get("evaluations", 0)
-        self.seed = state["seed"].clone()
-        self._stream.restore(state)
+    def _check(self, state: State) -> None:
+        counters = ("gradient_accumulation_steps", "micro_steps", "samples")
+        require(state, *counters, "seed", "generator")
+        for name in counters:
+            check_count(name, state[name])
+        if state["micro_steps"] and state["gradient_accumulation_steps"] != self.size:
+            raise unfit(
+                f"it is from the middle of a window of {state['gradient_accumulation_steps']} "
+                f"micro-batches, here a window has {self.size}; fix: save it between updates"
+            )
+        if state["micro_steps"] >= self.size:
+            raise unfit(f"micro_steps is {state['micro_steps']} in a window of {self.size}")
+        _check_random(state)
+
+    def _restore(self, state: State) -> Callable[[], None]:
+        before, stream = dict(vars(self)), copy.copy(self._stream)
+        stream.restore(state)
+        after = {
+            "micro_steps": state["micro_steps"],
+            "samples": state["samples"],
+            "left_out": state.get("left_out", 0),
+            "evaluations": state.get("evaluations", 0),
+            "seed": state["seed"].clone(),
+            "_stream": stream,
+        }
+        vars(self).update(after)
+        return lambda: vars(self).update(before)
+
+
+def _check_random(state: State) -> None:
+    check_like("seed", state["seed"], torch.zeros(2, dtype=torch.int64))
+    for name in ("left_out", "evaluations"):  # states of older versions have none
+        check_count(name, state.get(name, 0))
+    stream = state.get("stream", [0, 0])
+    if not isinstance(stream, Sequence) or len(stream) != 2:
+        raise unfit(f"stream is {stream!r}, no two seeds")
+    for seed in stream:
+        check_count("stream", seed)
+        if seed > WORD:
+            raise unfit(f"stream is {stream!r}, no two seeds of 64 bits")
+    if state["generator"] is None:
+        return
+    try:
+        torch.Generator().set_state(state["generator"])
+    except (RuntimeError, TypeError) as error:
+        raise unfit(f"generator: {str(error).splitlines()[0]}") from None

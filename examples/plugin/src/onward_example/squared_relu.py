@@ -78,7 +78,7 @@ def squared_relu(graph: Graph, context: Context) -> int:
             continue
         y, x = relu.outputs[0], relu.inputs[0]
         if y in outputs or any(user is not node for user in y.consumers()):
-            context.missed(node, "SquaredRelu", "the Relu is read by others too")
+            context.missed(node, "SquaredRelu", "the Relu is read by other ops too")
         elif context.takes(node, "SquaredRelu", [x], {}):
             graph.replace(node.outputs[0], Builder.at(graph, node).SquaredRelu(x))
             graph.remove([node, relu])

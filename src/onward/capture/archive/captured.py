@@ -29,7 +29,8 @@ _DTYPES = {str(d): d for d in (torch.bfloat16, torch.float16)}
 
 
 def written(captured: CapturedModule, live: Mapping[str, torch.Tensor]) -> bytes:
-    """A capture as bytes. live: the model's tensors by path. Raises ArchiveError."""
+    """A capture as bytes. live: the model's tensors by path. Raises ArchiveError for a capture that
+    another process could not read as the same."""
     _require_plain(captured)
     paths = {id(t): path for path, t in reversed(list(live.items()))}
     said = {
@@ -57,7 +58,8 @@ def written(captured: CapturedModule, live: Mapping[str, torch.Tensor]) -> bytes
 
 
 def read(data: bytes, live: Mapping[str, torch.Tensor], reads: Reads) -> CapturedModule:
-    """The capture that `written` has written, of these tensors. Raises ArchiveError."""
+    """The capture that `written` has written, bound to these tensors. live: the model's tensors by
+    path. reads: what the capture has read of plain objects. Raises ArchiveError for other bytes."""
     length = int.from_bytes(data[:_HEAD], "little")
     try:
         said = json.loads(data[_HEAD : _HEAD + length].decode())

@@ -27,12 +27,14 @@ _DTYPES = {
 }  # fmt: skip
 
 
-def written_shown(fact: Any) -> list[Any]:
-    """Raises ArchiveError for what is presumed otherwise."""
+def written_shown(fact: object) -> list[object]:
+    """A presumption about attention's mask as JSON: `[steps, place of the mask, first, added]`.
+
+    Raises ArchiveError for a presumption of another kind, or made by other operators."""
     if type(fact) is not Shown:
         raise ArchiveError("the forward writes into the batch")
-    numbers: dict[Any, int] = {}
-    steps: list[Any] = []
+    numbers: dict[torch.fx.Node, int] = {}
+    steps: list[object] = []
     for node in fact.steps:
         if fact.given.size(node) is not None:
             raise ArchiveError("a mask that sizes decide")
@@ -49,9 +51,9 @@ def written_shown(fact: Any) -> list[Any]:
 
 
 def read_shown(said: list[Any]) -> Shown:
-    """What `written_shown` has written. Raises ArchiveError."""
+    """The presumption that `written_shown` has written. Raises ArchiveError."""
     steps, mask, first, added = said
-    graph, nodes, leaves = torch.fx.Graph(), list[Any](), dict[str, int]()
+    graph, nodes, leaves = torch.fx.Graph(), list[torch.fx.Node](), dict[str, int]()
     for step in steps:
         if isinstance(step, int):
             nodes.append(graph.placeholder(f"leaves_{step}"))
@@ -64,14 +66,14 @@ def read_shown(said: list[Any]) -> Shown:
     return Shown(nodes[mask], tuple(nodes), KnownInputs.of_leaves(leaves), bool(first), bool(added))
 
 
-def _operator(name: str) -> Any:
+def _operator(name: str) -> torch._ops.OpOverload:
     if name not in _OPERATORS:
         raise ArchiveError(f"a mask that {name} makes")
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.aten, packet), overload)
 
 
-def _plain(x: Any, numbers: dict[Any, int]) -> Any:
+def _plain(x: object, numbers: dict[torch.fx.Node, int]) -> object:
     if isinstance(x, torch.fx.Node):
         return {"node": numbers[x]}
     if isinstance(x, (list, tuple)):
@@ -85,7 +87,7 @@ def _plain(x: Any, numbers: dict[Any, int]) -> Any:
     raise ArchiveError(f"a mask that {x!r} makes")
 
 
-def _value(x: Any, nodes: list[Any]) -> Any:
+def _value(x: Any, nodes: list[torch.fx.Node]) -> Any:
     if isinstance(x, list):
         return [_value(y, nodes) for y in x]
     if not isinstance(x, dict):

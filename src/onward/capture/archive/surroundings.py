@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from onward.config import environment_variables
+from onward.environment import environment_variables
 from onward.model_state.code import origin
 from onward.model_state.facts import ATOMS
 from onward.model_state.own_code import of_library_file
@@ -74,11 +74,11 @@ _LONGEST = 2000
 
 
 class NotKept(Exception):
-    """A capture is not kept, nor read; says why."""
+    """Says why a capture is neither kept nor read."""
 
 
-def surroundings(modules: Iterable[str]) -> list[Any]:
-    """What surrounds a capture now. modules: in which the classes stand that it goes through.
+def surroundings(modules: Iterable[str]) -> list[object]:
+    """What surrounds a capture now. modules: names of those that hold the classes it goes through.
     Raises NotKept."""
     return [
         *_installation(),
@@ -90,7 +90,7 @@ def surroundings(modules: Iterable[str]) -> list[Any]:
 
 
 @functools.cache
-def _installation() -> list[Any]:
+def _installation() -> list[object]:
     """What the machine has: versions, and all that is installed."""
     packages = set[str]()
     for place in sys.path:
@@ -104,7 +104,7 @@ def _installation() -> list[Any]:
     return [versions, platform.platform(), sorted(packages), stamps]
 
 
-def _process() -> list[Any]:
+def _process() -> list[object]:
     """The process's variables, arguments and flags."""
     variables = {k: v for k, v in environment_variables().items() if k not in (*NOISE, *_OURS)}
     main = sys.modules.get("__main__")
@@ -113,7 +113,7 @@ def _process() -> list[Any]:
     return [sorted(variables.items()), sys.argv, str(sys.flags), str(getattr(main, "__file__", ""))]
 
 
-def _flags() -> list[Any]:
+def _flags() -> list[object]:
     """torch's flags, as far as a trace may ask them."""
     backends, cuda = torch.backends, torch.cuda.is_available()
     core: Any = torch._C
@@ -150,7 +150,7 @@ def _flags() -> list[Any]:
         backends.opt_einsum.strategy,
     ]
     for name in _CONFIGS:
-        module: Any = sys.modules.get(name)
+        module = sys.modules.get(name)
         held = getattr(module, "_config", None)
         changed = []
         for key, entry in sorted((held or {}).items()):
@@ -187,7 +187,7 @@ def _digest(file: str, changed: float, size: int) -> str:
     return hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def _stamp(module: Any) -> list[str]:
+def _stamp(module: types.ModuleType) -> list[str]:
     """The path, size and time of the file of a library's module."""
     file = getattr(module, "__file__", None)
     if file is None:
@@ -202,7 +202,7 @@ def _stamp(module: Any) -> list[str]:
 # ---- what stands in modules
 
 
-def _names(modules: Iterable[str]) -> list[Any]:
+def _names(modules: Iterable[str]) -> list[tuple[str, str]]:
     """What these modules of transformers' and torch's hold, and those of transformers' that their
     functions and classes come from."""
     waiting = sorted({m for m in modules if m.partition(".")[0] in ("torch", "transformers")})
@@ -250,7 +250,7 @@ class _Scope:
         return found
 
     def _code(self, code: types.CodeType) -> tuple[types.CodeType, str]:
-        """Where it is written, in a file that is told; of the user's that is not enough."""
+        """Where code is written, if in a library's file; the user's own raises NotKept."""
         file = code.co_filename
         known = of_library_file(file) or file.startswith("<")
         if not known and "site-packages" not in file and "dist-packages" not in file:
@@ -260,7 +260,7 @@ class _Scope:
         return held
 
     def told(self, x: Any, depth: int) -> str:
-        """A value, and down to so many levels what it holds."""
+        """A value as text, with what it holds down to `depth` levels. Raises NotKept."""
         kind = type(x)
         if kind in _ATOMS:
             return repr(x)

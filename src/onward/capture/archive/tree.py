@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,20 +31,21 @@ _PLAIN = (bool, int, float, str, type(None))
 _BUILT_IN = {"tuple": tuple, "list": list, "dict": dict, "OrderedDict": OrderedDict}
 
 
-def written_tree(tree: OutputTree) -> list[Any]:
-    """Raises ArchiveError for one that cannot be made again by the names of its classes."""
-    found = [_written(tree.root), tree.names]
+def written_tree(tree: OutputTree) -> list[object]:
+    """A tree of outputs as JSON. Raises ArchiveError for one that cannot be made again by the names
+    of its classes."""
+    found: list[object] = [_written(tree.root), tree.names]
     _require_same(read_tree(found).root, tree.root)
     return found
 
 
 def read_tree(said: list[Any]) -> OutputTree:
-    """The tree that `written_tree` has written."""
+    """The tree that `written_tree` has written. Raises ArchiveError."""
     root, names = said
     return OutputTree.of(_read(root), names)
 
 
-def _written(part: Part) -> list[Any]:
+def _written(part: Part) -> list[object]:
     if not isinstance(part, Container):
         (value,) = vars(part).values()
         if not isinstance(value, _PLAIN):
@@ -71,7 +73,7 @@ def _read(said: list[Any]) -> Part:
     kind = _BUILT_IN[form] if form in _BUILT_IN else _loaded(module, qualname)
     if form == "dataclass":
         return Container(kind, _dataclass_maker(kind, len(made)), made, tuple(keys))
-    leaves: list[Any] = [torch.empty(0) for _ in made]
+    leaves = [torch.empty(0) for _ in made]
     if form in ("dict", "OrderedDict", "fields"):
         if len(keys) != len(made) or (form == "fields" and not _is_model_output(kind)):
             raise ArchiveError(f"{qualname} has other fields")
@@ -86,16 +88,15 @@ def _read(said: list[Any]) -> Part:
     return Container(kind, lambda new: pytree.tree_unflatten(new, spec), made, tuple(keys))
 
 
-def _dataclass_maker(kind: Any, count: int) -> Any:
+def _dataclass_maker(kind: type, count: int) -> Callable[[list[object]], object]:
     if not dataclasses.is_dataclass(kind):
         raise ArchiveError(f"{kind!r} is no dataclass")
     fields = [f.name for f in dataclasses.fields(kind)]
-    cls: Any = kind
     if len(fields) != count:
         raise ArchiveError(f"{kind!r} has other fields")
 
-    def make(made: list[Any]) -> Any:
-        fresh: Any = object.__new__(cls)
+    def make(made: list[object]) -> object:
+        fresh: object = object.__new__(kind)
         for name, value in zip(fields, made, strict=True):
             object.__setattr__(fresh, name, value)
         return fresh
@@ -103,9 +104,9 @@ def _dataclass_maker(kind: Any, count: int) -> Any:
     return make
 
 
-def _loaded(module: str, qualname: str) -> Any:
+def _loaded(module: str, qualname: str) -> type:
     """A class by its name, where it is loaded and is where it says."""
-    found: Any = sys.modules.get(module)
+    found: object = sys.modules.get(module)
     for name in qualname.split("."):
         found = vars(found).get(name) if found is not None else None
     if not isinstance(found, type):

@@ -8,7 +8,7 @@ import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.indexing import index64
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Size, Type
 
@@ -57,7 +57,7 @@ def _own_embedding_bag(
     c: AtenCall, weight: Value, ids: Value, offsets: Value, by_freq: bool = False, mode: int = 0,
     sparse: bool = False, per_sample: Value | None = None, last: bool = False, padding: int = -1,
 ) -> list[Value]:  # fmt: skip
-    """The same, where -1 stands for no padding."""
+    """Translates `aten._embedding_bag`, where a padding of -1 means that there is none."""
     row = padding if padding >= 0 else None
     return _embedding_bag(c, weight, ids, offsets, by_freq, mode, sparse, per_sample, last, row)
 
@@ -72,8 +72,8 @@ def _bag_of_each(c: AtenCall, offsets: Value, count: Size) -> Value:
 
 
 def _largest(c: AtenCall, found: Value, bag: Value, live: Value | None, bags: Size) -> Value:
-    """Of each bag and feature, and the first of equal ones, to which the gradient goes; 0 of
-    none."""
+    """The largest row of each bag, feature by feature, `f[B,D]`; 0 for an empty bag. Of equal rows
+    the first has the gradient."""
     dtype, (count, width) = type_of(found).dtype, type_of(found).shape
     ranked, index = found, c.b.expand(c.b.unsqueeze(bag, [1]), (count, width))
     if live is not None:

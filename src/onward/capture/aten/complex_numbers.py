@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from onward.capture.aten.call import AtenCall, Translation, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.einsum import einsum
 from onward.graph.graph import Graph, Value, type_of
 from onward.graph.types import DType, Type
@@ -73,8 +73,8 @@ def translated(name: str, plain: Translation | None, c: AtenCall, args: Any, kwa
             return [Complex(re, im) for re, im in zip(*parts, strict=True)]
         return Complex(*parts)
     raise CaptureError(
-        f"{name} of complex numbers, which a graph holds in pairs; fix: write it with the real and "
-        "imaginary parts"
+        f"{name} has no translation for complex tensors; fix: compute with x.real and x.imag "
+        "(torch.view_as_real)"
     )
 
 
@@ -121,7 +121,9 @@ def _mul(c: AtenCall, a: Any, b: Any) -> Complex:
 
 def _div(c: AtenCall, a: Any, b: Any) -> Complex:
     if isinstance(b, (Complex, complex)):
-        raise CaptureError("a division by complex numbers; fix: multiply by the conjugate")
+        raise CaptureError(
+            "division by a complex tensor has no translation; fix: a * b.conj() / b.abs()**2"
+        )
     a, b = _pair(c, a, c.type.dtype), c.value(b, c.type.dtype)
     return Complex(c.b.Div(a.re, b), c.b.Div(a.im, b))
 
@@ -156,7 +158,10 @@ def _fourier(
     """The discrete Fourier transform as products with its matrix, a dim at a time."""
     name = c.node.target._schema.name.split("::")[1]
     if size is not None:
-        raise CaptureError("a Fourier transform of another size; fix: pad or slice before")
+        raise CaptureError(
+            "a Fourier transform with n= or s= has no translation; fix: pad "
+            "or slice the input to that size first"
+        )
     found = _pair(c, x, c.type.dtype)
     rank = type_of(found.re).rank
     if name.endswith("fft"):
@@ -202,7 +207,10 @@ def _einsum(c: AtenCall, equation: str, tensors: list[Any], **_: Any) -> Complex
     if len(xs) == 1:
         return Complex(einsum(c.b, equation, [xs[0].re]), einsum(c.b, equation, [xs[0].im]))
     if len(xs) > 2:
-        raise CaptureError("an einsum of three complex operands; fix: two at a time")
+        raise CaptureError(
+            "einsum of more than two complex tensors has no translation; fix: "
+            "multiply two at a time"
+        )
     ac, bd, ad, bc = (
         einsum(c.b, equation, pair)
         for pair in ((xs[0].re, xs[1].re), (xs[0].im, xs[1].im), (xs[0].re, xs[1].im),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onward.capture.aten.call import AtenCall, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, dtype_name
 
@@ -15,7 +15,10 @@ def each(numbers: Any, rank: int) -> list[int]:
     given = [numbers] if isinstance(numbers, int) else list(numbers)
     given = given * rank if len(given) == 1 else given
     if len(given) != rank or not all(isinstance(n, int) for n in given):
-        raise CaptureError(f"{numbers} for {rank} dims; fix: plain numbers")
+        raise CaptureError(
+            f"the value {numbers} does not fit {rank} dims; fix: give one int, "
+            "or one int for each dim"
+        )
     return given
 
 

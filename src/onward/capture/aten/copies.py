@@ -18,7 +18,7 @@ def _detach(c: AtenCall, x: Value) -> Value:
 
 
 def stop_gradient(b: Builder, x: Value) -> Value:
-    """The same numbers, through which no gradient passes."""
+    """`x` itself, through which no gradient passes."""
     y: Value = b.StopGradient(x)
     return y
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType
 
@@ -38,12 +38,16 @@ def _full(c: AtenCall, *args: Any, **_: Any) -> Value:
     filled = "zeros" in name or "empty" in name  # what is empty may hold anything
     number: Any = 1 if "ones" in name else 0 if filled else args[-1]
     if isinstance(number, Value):
-        raise CaptureError(f"{name} with a computed number")
+        raise CaptureError(
+            f"{name} with a fill value that is a tensor has no translation; "
+            "fix: torch.ones(...) * value"
+        )
     return c.b.full(number, c.type)
 
 
 def _fill_diagonal(c: AtenCall, x: Value, number: Any, wrap: bool = False) -> Value:
-    """Of dims of one size, or of a matrix; with `wrap` a tall one's begins anew behind its end."""
+    """Fills the diagonal of a matrix, or of a tensor whose dims are equal. wrap: a tall matrix has
+    another diagonal below the end of the first."""
     shape = type_of(x).shape
     each = [
         c.b.unsqueeze(c.b.arange(n), [i for i in range(len(shape)) if i != d])

@@ -10,7 +10,7 @@ import numpy as np
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
 from onward.capture.aten.reduce import dims_of, reduce_to, root
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 
 
@@ -21,7 +21,8 @@ def _vector_norm(
     if order != 2:
         return _norm(c, x, order, dims_of(x, dims), keepdim)
     total = _summed(c, c.b.Mul(x, x), dims_of(x, dims), keepdim)
-    # of zeros: 0 times what the norm weighs, which may be infinite; a distance's is 0 then
+    # the gradient of a norm of zeros is 0 times the cotangent, which may be infinite; that of
+    # a distance of 0 is 0 whatever the cotangent
     return c.b.Where(c.b.Equal(total, 0.0), c.b.Mul(total, 0.0), root(c, total))
 
 
@@ -62,15 +63,17 @@ def _pdist(c: AtenCall, x: Value, p: float = 2.0) -> Value:
     """`f[N,D]` -> the distances of each row to those behind it, one after the other."""
     count = type_of(x).shape[0]
     if not isinstance(count, int):
-        raise CaptureError("distances among rows whose number the batch says; fix: torch.cdist")
+        raise CaptureError(
+            "torch.pdist over a batch dim of open size has no translation; fix: torch.cdist(x, x)"
+        )
     first, second = np.triu_indices(count, 1)
     rows = [c.b.Gather(x, c.b.const(i.astype(np.int64)), axis=0) for i in (first, second)]
     return _distance(c, c.b.Sub(*rows), float(p))
 
 
 def _distance(c: AtenCall, off: Value, p: float) -> Value:
-    """Of the largest of the differences each that equals it has the whole gradient, as in
-    torch's kernels, where a norm's share it."""
+    """The p-norm of differences `off f[...,D]`, `f[...]`. With p = inf each difference that equals
+    the largest has the whole gradient, as in torch's kernels; in a norm they share it."""
     last = type_of(off).rank - 1
     if type_of(off).shape[last] == 0:
         return c.b.full(0.0, c.type)

@@ -10,7 +10,7 @@ import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, dtype_name
 
@@ -59,7 +59,7 @@ def _binary(op_type: str) -> Callable[..., Any]:
 
 
 def _angle(c: AtenCall, x: Value) -> Value:
-    """Of real numbers: 0, or pi below 0."""
+    """The angle of real numbers: pi below 0, else 0."""
     x = stop_gradient(c.b, c.value(x, c.type.dtype))
     y = c.b.Where(c.b.Less(x, 0.0), c.b.scalar(math.pi, c.type.dtype), 0.0)
     return c.b.Where(c.b.IsNaN(x), x, y)
@@ -214,8 +214,8 @@ def _copysign(c: AtenCall, x: Value, y: Any) -> Value:
 
 
 def _shift(left: bool) -> Callable[..., Any]:
-    """Of whole numbers with a sign, by as many bits as another says: all of them where that is
-    below 0 or more than there are."""
+    """Shifts signed integers by a number of bits; one that is negative or too large shifts all bits
+    out."""
 
     def translate(c: AtenCall, x: Any, count: Any) -> Value:
         dtype = c.type.dtype
@@ -316,14 +316,17 @@ def _comparison(op_type: str) -> Callable[..., Any]:
 def _logical(op_type: str) -> Callable[..., Any]:
     def translate(c: AtenCall, a: Value, b: Any) -> Value:
         if c.type.dtype != DType.BOOL:
-            raise CaptureError(f"{op_type} of integers has no translation")
+            raise CaptureError(
+                f"bitwise {op_type} of integers has no translation; fix: "
+                "compute with torch.bool tensors"
+            )
         return c.b.one(op_type, [c.value(a, DType.BOOL), c.value(b, DType.BOOL)], {})
 
     return translate
 
 
 def _bits(op_type: str, logical: str) -> Callable[..., Any]:
-    """Of bools the logical op, of whole numbers that of their bits."""
+    """A logical op for bools, and the op on their bits for integers."""
 
     def translate(c: AtenCall, a: Any, b: Any) -> Value:
         dtype = c.type.dtype

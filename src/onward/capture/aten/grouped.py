@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from onward.capture.aten.call import AtenCall, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType
 
@@ -14,7 +14,10 @@ def _grouped(
 ) -> Value:  # fmt: skip
     """`f[S,K]` in groups times `f[E,K,N]`."""
     if ends is None or bias is not None or (type_of(x).rank, type_of(w).rank) != (2, 3):
-        raise CaptureError("a grouped product of another form than rows in groups; fix: use matmul")
+        raise CaptureError(
+            "grouped_mm is translated for x[S,K], weights[E,K,N] and offs, "
+            "without bias; fix: use that form, or matmul"
+        )
     return c.b.GroupedMatMul(x, w, c.b.cast(ends, DType.INT64))
 
 
@@ -22,7 +25,7 @@ def _histogram(c: AtenCall, x: Value, bins: int = 100, low: float = 0, high: flo
     """How many numbers fall into each of so many equal parts of a range; the last includes its
     end."""
     if low >= high:
-        raise CaptureError("histc without a range; fix: give min and max")
+        raise CaptureError("histc without min and max has no translation; fix: give both")
     dtype = type_of(x).dtype
     rank = type_of(x).rank
     place = c.b.Mul(c.b.Sub(x, c.b.scalar(float(low), dtype)), float(bins) / float(high - low))

@@ -8,7 +8,7 @@ import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.held_sizes import SizeError
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, array_of, type_of
 from onward.graph.types import DType, Size, Type, broadcast, product
 
@@ -22,7 +22,7 @@ def _slice(
     size = type_of(x).shape[dim]
     if step != 1:
         if isinstance(start, int) and start < 0 and not isinstance(size, int):
-            # whether it lies before the first element, only the number says
+            # only the number says whether the start lies before the first element
             raise SizeError(c.node.args[0].meta["val"].shape[dim].node.expr, as_number=True)
         first, _ = c.bounds(size, start, None)
         return steps(c, x, dim, first, step, c.type.shape[dim])
@@ -84,7 +84,10 @@ def places_of_diagonal(c: AtenCall, columns: Size, offset: int, count: Size) -> 
 def _scatter(c: AtenCall, x: Value, dim: int, index: Value, source: Any, **more: Any) -> Value:
     reduction = "add" if "scatter_add" in str(c.node.target) else more.get("reduce")
     if reduction not in (None, "add") or not type_of(x).rank:
-        raise CaptureError(f"scatter with the reduction {reduction}, or of a number")
+        raise CaptureError(
+            f"scatter with reduce={reduction!r} or into a 0-dim tensor has no "
+            "translation; fix: reduce='add', or scatter_reduce"
+        )
     dim = dim % type_of(x).rank
     if isinstance(source, Value) and type_of(source).rank:
         source = c.value(source, c.type.dtype)
@@ -120,7 +123,10 @@ def _index_put(
             if rest:
                 mask = c.b.unsqueeze(mask, [type_of(mask).rank + d for d in range(rest)])
             return c.b.Where(c.b.cast(mask, DType.BOOL), c.value(source, c.type.dtype), x)
-        raise CaptureError("several numbers written at the places of a boolean tensor")
+        raise CaptureError(
+            "assigning a tensor through a boolean mask (x[mask] = values) has "
+            "no translation; fix: torch.where(mask, values, x)"
+        )
     shape = broadcast(*[type_of(i).shape for i in used])
     dims = [d for d, i in enumerate(indices) if i is not None]
     order = _first(dims, type_of(x).rank)
@@ -158,7 +164,10 @@ def _as_strided(
     held = c.node.args[0].meta["val"]
     order = sorted(range(held.dim()), key=lambda d: _stride_of(held, d), reverse=True)
     if held.storage_offset() != 0 or not held.permute(order).is_contiguous():
-        raise CaptureError("as_strided of a tensor with gaps; fix: its .contiguous() first")
+        raise CaptureError(
+            "as_strided of a non-contiguous tensor has no translation; fix: "
+            "call .contiguous() first"
+        )
     x = x if order == sorted(order) else c.b.transpose(x, order)
     flat = c.b.reshape(x, (product(type_of(x).shape),))
     if not all(isinstance(n, int) for n in (*size, *stride, offset or 0)):
@@ -271,8 +280,7 @@ def index64(c: AtenCall, index: Value) -> Value:
     dtype = type_of(index).dtype
     if dtype not in (DType.INT64, DType.INT32):
         raise CaptureError(
-            f"rows numbered by a tensor of {dtype}, which PyTorch refuses; fix: convert it to "
-            "torch.int64"
+            f"the index tensor is of {dtype}, which PyTorch refuses; fix: convert it to torch.int64"
         )
     return c.b.cast(index, DType.INT64)
 
@@ -310,8 +318,8 @@ def _index(c: AtenCall, x: Value, indices: list[Value | None]) -> Value:
     # bytes are a mask too, and not numbers of rows
     if any(type_of(i).dtype in (DType.BOOL, DType.UINT8) for i in used):
         raise CaptureError(
-            "indexing with a boolean tensor: how many rows that gives, only data say; fix: keep "
-            "all rows, and weigh them with 0 or ignore their labels"
+            "indexing with a boolean mask gives a number of rows that depends on the data; "
+            "fix: keep all rows, and multiply those to skip by 0 or give them the label -100"
         )
     used = [index64(c, i) for i in used]
     dims = [d for d, i in enumerate(indices) if i is not None]

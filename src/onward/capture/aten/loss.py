@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from onward.capture.aten.call import AtenCall, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Type, product
 
@@ -20,7 +20,7 @@ def _cross_entropy(
         return _soft_cross_entropy(c, x, labels, weight, reduction, label_smoothing)
     if type_of(labels).dtype not in (DType.INT64, DType.UINT8):
         raise CaptureError(
-            f"labels of {type_of(labels).dtype}, which PyTorch refuses; fix: labels.long()"
+            f"the labels are of {type_of(labels).dtype}, which PyTorch refuses; fix: labels.long()"
         )
     labels = c.b.cast(labels, DType.INT64)
     shape, rows = type_of(x).shape, type_of(labels).shape
@@ -78,10 +78,10 @@ def _nll(
     c: AtenCall, x: Value, labels: Value, weight: Value | None = None, reduction: int = 1,
     ignore_index: int = _IGNORED,
 ) -> Value:  # fmt: skip
-    """Of log probabilities `f[N,C,*S]` and classes `i64[N,*S]`."""
+    """The negative log likelihood of classes `i64[N,*S]` under log probabilities `f[N,C,*S]`."""
     dtype, dim = type_of(x).dtype, 0 if type_of(x).rank == 1 else 1
     if type_of(labels).dtype != DType.INT64:
-        raise CaptureError("classes that are not of torch.int64; fix: labels.long()")
+        raise CaptureError("the labels are not of torch.int64; fix: labels.long()")
     zero = c.b.scalar(0, DType.INT64)
     ignored = c.b.Equal(labels, c.value(ignore_index, DType.INT64))
     safe = c.b.Where(ignored, zero, labels)

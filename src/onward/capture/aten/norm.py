@@ -9,7 +9,7 @@ import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.ops.group_norm import size_of_group
 from onward.graph.types import DType, Shape, Size, Type, product
@@ -83,7 +83,11 @@ def _group_norm(
     eps: float = 1e-5, *_: Any,
 ) -> Value:  # fmt: skip
     if not isinstance(groups, int):
-        raise CaptureError(f"instance norm of {type_of(x)}; fix: channels of a fixed number")
+        raise CaptureError(
+            f"instance norm of {type_of(x)} needs a fixed number of channels; "
+            "fix: keep the channel dim (dim 1) of a size that is the same for "
+            "every batch"
+        )
     return c.b.GroupNorm(x, weight, bias, groups=groups, epsilon=eps)[0]
 
 
@@ -131,7 +135,7 @@ def _batch_norm(
 def _by_batch(
     c: AtenCall, x: Value, weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, list[Value]]:
-    """And the batch's mean and variance `f[C]`."""
+    """Normalizes by the batch: the result, and `[mean, variance]` of the batch, each `f[C]`."""
     kind = Type(type_of(x).dtype, type_of(x).shape[1:2])
     ones, zeros = c.b.full(1.0, kind), c.b.full(0.0, kind)
     scale, shift = ones if weight is None else weight, zeros if bias is None else bias

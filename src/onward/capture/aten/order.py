@@ -12,7 +12,7 @@ from typing import Any
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.copies import stop_gradient
 from onward.capture.aten.indexing import inverse
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Type, product
 
@@ -92,8 +92,8 @@ def _kth_value(c: AtenCall, x: Value, k: Any, dim: int = -1, keepdim: bool = Fal
         return [x, c.b.full(0, Type(DType.INT64, ()))]
     if not type_of(x).is_floating:
         raise CaptureError(
-            "which of equal whole numbers is the k-th one, torch does not say; fix: x.sort(), "
-            "which keeps their order"
+            "kthvalue of integers has no translation, since PyTorch leaves open which of "
+            "equal values it indexes; fix: x.sort(stable=True), and take the k-th"
         )
     x = _last(c, x, dim)
     last = type_of(x).rank - 1
@@ -106,7 +106,7 @@ def _quantile(
     c: AtenCall, x: Value, q: Any, dim: int | None = None, keepdim: bool = False, *,
     interpolation: str = "linear",
 ) -> Value:  # fmt: skip
-    """Of q f[] or f[Q], whose dim comes first."""
+    """Quantiles of x by q `f[]` or `f[Q]`; the dim Q comes first in the result."""
     shape, dtype = type_of(x).shape, type_of(x).dtype
     rank = len(shape)
     several = isinstance(q, Value) and type_of(q).rank == 1

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.conv import batched, each
 from onward.capture.aten.shape import padded_dims
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.ops.conv import ConvWindow
 from onward.graph.types import DType, Size, divide, product
@@ -36,7 +36,7 @@ def _merged(c: AtenCall, x: Value, dims: int) -> Value:
 
 
 def _means(c: AtenCall, x: Value, kernel: Sequence[int]) -> Value | None:
-    """Of windows that tile each of the last dims; None where they do not."""
+    """Means over windows that tile each of the last dims; None where the windows do not."""
     shape, apart, inner = type_of(x).shape, [], []
     outer = len(shape) - len(kernel)
     for i, size in enumerate(kernel):
@@ -56,7 +56,9 @@ def _avg_pool(
 ) -> Value:  # fmt: skip
     """A convolution of each channel with a kernel of one number."""
     if not type_of(x).is_floating:
-        raise CaptureError("no translation of a mean of whole numbers; fix: convert them to floats")
+        raise CaptureError(
+            "avg_pool of integers has no translation; fix: convert the input to torch.float32"
+        )
     dims = _dims(c)
     kernel, pads = each(kernel, dims), each(padding, dims)
     strides = each(stride, dims) if stride else kernel
@@ -135,7 +137,10 @@ def _largest(
         for i, size in enumerate(type_of(x).shape[-dims:]):
             missing = window.covered(shape[i - dims], i) - size
             if not isinstance(missing, int):
-                raise CaptureError("max_pool with ceil_mode over sizes that are not known")
+                raise CaptureError(
+                    "max_pool with ceil_mode=True over a dim of open size has "
+                    "no translation; fix: ceil_mode=False, or pad the input"
+                )
             ends[i] = max(0, missing)
         if any(ends):
             dtype = type_of(x).dtype
@@ -238,7 +243,10 @@ def _upsample(c: AtenCall, x: Value, size: Any, *rest: Any) -> Value:
     name, shape = _stem(c), type_of(x).shape
     align, scales = (None, rest[0]) if len(rest) == 1 else (rest[0], rest[1])
     if "_aa" in name and 1 in shape[2:]:
-        raise CaptureError("images of one row or column, antialiased; fix: antialias=False")
+        raise CaptureError(
+            "interpolate with antialias=True over images of one row or column "
+            "has no translation; fix: antialias=False"
+        )
     for dim in range(2, len(shape)):
         want, scale = c.type.shape[dim], None if scales is None else scales[dim - 2]
         factor = divide(want, shape[dim])

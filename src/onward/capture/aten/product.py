@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.einsum import einsum
 from onward.graph.graph import Value, type_of
 from onward.graph.types import Size, product
@@ -70,12 +70,17 @@ def _multi_dot(c: AtenCall, xs: list[Value]) -> Value:
 
 def _matrix_power(c: AtenCall, x: Value, n: int) -> Value:
     if n < 0:
-        raise CaptureError("a negative power of a matrix; fix: invert it before the step")
+        raise CaptureError(
+            "matrix_power with a negative exponent has no translation; fix: "
+            "invert the matrix before the step"
+        )
     y: Value | None = None
     if n == 0:
         size = type_of(x).shape[-1]
         if not isinstance(size, int):
-            raise CaptureError("the power 0 of a matrix whose size the batch says")
+            raise CaptureError(
+                "matrix_power 0 of a matrix of open size has no translation; fix: torch.eye"
+            )
         eye = c.b.const(np.eye(size, dtype=type_of(x).dtype.numpy()))
         return c.b.expand(eye, c.type.shape)
     while n:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.ops.random import offset_type, seed_type
 from onward.graph.types import DType, Size, Type, divide
@@ -81,8 +81,9 @@ def uniform(c: AtenCall, type: Type) -> Value:
 def _of_a_generator(generator: Any) -> None:
     if generator is not None:
         raise CaptureError(
-            "it draws from a torch.Generator of its own; fix: draw outside, and make it an input "
-            "of the batch"
+            "it draws random numbers from an explicit torch.Generator; fix: leave out "
+            "generator=, or draw before the step and pass the numbers as an input of the "
+            "batch"
         )
 
 
@@ -172,7 +173,11 @@ def _exponential(c: AtenCall, x: Value, rate: float = 1.0, generator: Any = None
 def _whole_numbers(c: AtenCall, low: int, high: int, generator: Any) -> Value:
     _of_a_generator(generator)
     if not all(isinstance(n, int) for n in (low, high)) or high - low > 1 << 24:
-        raise CaptureError("random whole numbers of more than 2^24 values, or below a size")
+        raise CaptureError(
+            "randint over more than 2^24 values, or with a bound that varies, "
+            "has no translation; fix: draw before the step and pass the "
+            "numbers as an input of the batch"
+        )
     drawn = uniform(c, Type(DType.FLOAT, c.type.shape))
     below = c.b.Min(c.b.Floor(c.b.Mul(drawn, float(high - low))), float(high - low - 1))
     return c.b.Add(c.b.cast(below, c.type.dtype), low)

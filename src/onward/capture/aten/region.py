@@ -11,7 +11,7 @@ from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.random import seed_inputs
 from onward.capture.regions.op import RESULTS
 from onward.capture.regions.region import TENSOR, CapturedRegion, Form, operator_region
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.ops.region import spelled
 from onward.graph.types import Type, dtype_name
@@ -87,7 +87,10 @@ def operator_apart(c: AtenCall, why: str) -> Any:
             given.append(made)
             fixed.append(TENSOR)
         elif isinstance(leaf, torch.fx.Node) and not isinstance(made, (int, float, bool)):
-            raise CaptureError(f"{why}; and it is given a size that varies")
+            raise CaptureError(
+                f"{why}; it cannot run in PyTorch within the graph either, "
+                "since one of its arguments is a size that varies"
+            )
         else:
             fixed.append(made)
     val = node.meta["val"]
@@ -98,7 +101,10 @@ def operator_apart(c: AtenCall, why: str) -> Any:
     ]
     shapes = [spelled(t.shape, [type_of(x) for x in given]) for t in types]
     if None in shapes:
-        raise CaptureError(f"{why}; and the sizes of its results do not follow from its inputs'")
+        raise CaptureError(
+            f"{why}; it cannot run in PyTorch within the graph either, since "
+            "its output shapes do not follow from its input shapes"
+        )
     draws = torch.Tag.nondeterministic_seeded in target.tags
     path, name = c.b.module, f"{target.namespace}.{target._schema.name.partition('::')[2]}"
     form = Form(spec, tuple(fixed))

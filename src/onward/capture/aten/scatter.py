@@ -15,7 +15,7 @@ from onward.capture.aten.indexing import (
     inverse,
     places_of_diagonal,
 )
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, broadcast, product
 
@@ -55,10 +55,15 @@ def _joined(
     c: AtenCall, x: Value, dim: int, index: Value, source: Value, reduce: str, with_own: bool
 ) -> Value:
     if reduce not in _JOINED:
-        raise CaptureError(f"the reduction {reduce}; fix: one of {', '.join(_JOINED)}")
+        raise CaptureError(
+            f"reduce={reduce!r} has no translation; fix: one of {', '.join(_JOINED)}"
+        )
     type, kind = type_of(x), _JOINED[reduce]
     if type.dtype == DType.BOOL:
-        raise CaptureError("bools that are joined; fix: convert them to torch.int64")
+        raise CaptureError(
+            "a scatter or index reduction of torch.bool has no translation; "
+            "fix: convert to torch.int64"
+        )
 
     def write(data: Value, rows: Value, kind: str) -> Value:
         return c.b.ScatterElements(data, index, rows, axis=dim, reduction=kind)
@@ -96,7 +101,7 @@ def _without_own(
 
 
 def _take(c: AtenCall, x: Value, index: Value) -> Value:
-    """Of the elements in a row."""
+    """Elements of x by their places in row-major order, in the shape of `index`."""
     count = product(type_of(x).shape)
     places = from_the_start(c, index64(c, index), count)
     return c.b.Gather(c.b.reshape(x, (count,)), places, axis=0)

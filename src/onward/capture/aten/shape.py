@@ -1,4 +1,4 @@
-"""The same elements in another shape or order, joined, taken apart or padded."""
+"""Operators that reshape, reorder, join, split or pad, and compute nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from onward.capture.aten.call import AtenCall, table
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Value, type_of
 from onward.graph.types import DType, Size, Type, broadcast, product
 
@@ -117,7 +117,11 @@ def _pad_by_itself(c: AtenCall, x: Value, pads: list[int], mode: str) -> Value:
         dim, ends = type_of(x).rank - 1 - i, (pads[2 * i], pads[2 * i + 1])
         size = type_of(x).shape[dim]
         if not isinstance(size, int) or min(ends) < 0:
-            raise CaptureError(f"padding mode {mode} that cuts off, or of a size that is not known")
+            raise CaptureError(
+                f"padding mode {mode!r} with negative padding, or over a dim "
+                "of open size, has no translation; fix: slice instead of "
+                "negative padding, or pad with a constant"
+            )
         if any(ends):
             numbers = np.pad(np.arange(size), ends, mode=_MODES[mode])
             x = c.b.Gather(x, c.b.const(numbers), axis=dim)

@@ -75,7 +75,7 @@ def _erfcx(c: AtenCall, x: Value) -> Value:
 
 
 def _log_ndtr(c: AtenCall, x: Value) -> Value:
-    """Of the standard normal distribution: log(erfc(-x / sqrt 2) / 2)."""
+    """The log of the standard normal distribution function: log(erfc(-x / sqrt 2) / 2)."""
     u = c.b.Mul(_precise(c, x), -math.sqrt(0.5))
     above = c.b.Greater(u, 0.0)
     low = c.b.Where(above, u, 0.0)
@@ -94,7 +94,7 @@ def _reflected(c: AtenCall, x: Value) -> tuple[Value, Value, Value]:
 
 
 def _series(c: AtenCall, z: Value, factors: tuple[float, ...]) -> Value:
-    """Of z: the sum of factors[n] / z^2n."""
+    """The sum of factors[n] / z^2n over n."""
     once = c.b.Reciprocal(z)
     return _polynomial(c, c.b.Mul(once, once), factors)
 

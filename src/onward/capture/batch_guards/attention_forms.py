@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from onward.capture.translate.batch_program import KnownInputs
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 _MASK, _PADDING, _BIAS, _CAUSAL, _COMPACT = 3, 4, 5, 6, 9  # arguments of onward::attention
 _HIDDEN = -1e30  # what is added to a score that is not to count
@@ -82,9 +82,9 @@ def choose(program: Any, tensors: Sequence[torch.Tensor]) -> list[Shown]:
 
 
 _NO_KEY = (
-    "a row of the attention mask may hide every key, where the gradient of torch's sdpa is not "
-    "that of its loss; fix: leave such samples out, or write the softmax out "
-    '(attn_implementation="eager")'
+    "a row of the attention mask may hide every key, and there the gradient of "
+    "scaled_dot_product_attention is wrong in PyTorch; fix: leave out samples without "
+    'tokens, or attn_implementation="eager"'
 )
 
 
@@ -94,7 +94,8 @@ def _presume_of_added(
     tensors: Sequence[torch.Tensor],
     presumed: dict[tuple[Any, bool], Shown | None],
 ) -> None:
-    """Of sdpa under an added mask of the user's own."""
+    """Notes what is presumed of torch's sdpa under an added mask of the user's own. Raises
+    CaptureError where this batch has a row of queries that sees no key."""
     mask = [*node.args, None][3] if len(node.args) > 3 else node.kwargs.get("attn_mask")
     if mask is None or not mask.meta["val"].is_floating_point() or (mask, False) in presumed:
         return
@@ -106,7 +107,7 @@ def _presume_of_added(
 
 
 def _shown(mask: Any, first: bool, given: KnownInputs) -> Shown | None:
-    """None where the mask is not made of the batch alone."""
+    """The presumption about a mask; None where it is not made of the batch alone."""
     steps = given.steps(mask)
     return None if steps is None else Shown(mask, steps, given, first)
 

@@ -15,12 +15,12 @@ import torch
 
 from onward.capture.translate.batch_program import KnownInputs
 from onward.capture.translate.translator import module_path
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 
 @dataclass(frozen=True)
 class Unchanged:
-    """All that `steps`, the forward's last write among them, write into a leaf is there before."""
+    """A leaf of the batch holds, before the forward, what `steps` write into it."""
 
     leaf: Any
     steps: tuple[Any, ...]
@@ -54,8 +54,8 @@ def require_unchanged(
             op, path = str(writers[-1].target).removeprefix("aten."), module_path(writers[-1])
             name = names[given.leaves[leaf.name]]
             raise CaptureError(
-                f"{op} at {path} changes the batch's {name}, and a step leaves a batch as it is; "
-                "fix: use the op that returns a new tensor"
+                f"{op} at {path} writes in place into the batch's {name}, which a compiled "
+                "step leaves unchanged; fix: use the op that returns a new tensor"
             )
     return found
 

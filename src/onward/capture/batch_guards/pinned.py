@@ -17,7 +17,7 @@ from onward.capture.trace.aliasing import mutates
 from onward.capture.trace.data_branches import said
 from onward.capture.trace.refusals import layer_drop
 from onward.capture.translate.batch_program import KnownInputs
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 _RANDOM = ("rand", "rand_like", "bernoulli")
 _LESS = ("lt.Scalar", "less.Scalar")
@@ -41,7 +41,7 @@ def take(
     program: Any, answers: Sequence[Any], tensors: Sequence[torch.Tensor], model: torch.nn.Module
 ) -> list[Pinned]:
     """Takes the questions, which are the program's last outputs, out of it. answers: what they were
-    answered. tensors: the first batch's leaves. model: that asks.
+    answered. tensors: the first batch's leaves. model: the one that asks.
 
     Raises CaptureError for one that does not follow from the batch, or that the trace has mistaken
     for another.
@@ -114,8 +114,8 @@ def _question(
 
 
 def _never(node: Any, answer: Any) -> bool:
-    """Whether it asks if a random number from 0 to 1 lies below 0 or less: layers are dropped with
-    such a probability."""
+    """Whether a question asks if a random number from 0 to 1 lies below 0 or less: layers are
+    dropped with such a probability."""
     node = _bare(node)
     if answer or node.op != "call_function" or _name(node) not in _LESS or node.args[1] > 0:
         return False

@@ -11,7 +11,7 @@ import torch
 from torch import _VF
 
 from onward.capture.custom_ops.autocast import as_product
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.patches import Patch, patched
 
 _KINDS = {"lstm": "lstm", "gru": "gru", "rnn_tanh": "tanh", "rnn_relu": "relu"}

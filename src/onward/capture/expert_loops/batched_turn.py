@@ -5,11 +5,11 @@
         place, token = torch.where(expert_mask[e])
         y.index_add_(0, token, expert(weights[e], x[token]) * scale[token, place, None])
 
-Which experts are hit, and by how many rows, data alone say. Within a trace `e` is an `Each`, the
-numbers of all experts; what is looked up by it has one tensor per expert; and the rows that
-`where` gives are those of all experts, sorted by expert (`Grouped`), whose products are by group.
-Where the code asks `e` for its number, the turn is for the experts with one answer, and another
-turn comes for the others.
+Only the data say which experts are hit, and by how many rows. Within a trace the loop has one turn,
+in which `e` is an `Each`, the numbers of all experts. What is looked up by `e` has one tensor per
+expert. The rows that `where` gives are those of all experts, sorted by expert (`Grouped`), and
+their products are products by group. Where the code asks `e` for its number, the turn is for the
+experts with the same answer, and another turn follows for the others.
 
 Mixtures of experts by sorted rows: Gale et al. 2022, arXiv 2211.15841.
 """
@@ -42,13 +42,15 @@ from onward.capture.masked_rows.rows import (
     refusal,
     rule,
 )
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Tensor = torch.Tensor
 
 
 def of_loop(what: str) -> CaptureError:
-    return CaptureError(f"{what}, in a loop over the experts that a mask hits; {FIX}")
+    return CaptureError(
+        f"{what} in a loop over mixture-of-experts experts has no translation; {FIX}"
+    )
 
 
 def may_change(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -95,7 +97,7 @@ class Loop:
         return answer
 
     def member(self, group: Tensor) -> Tensor:
-        """Of rows by their group `i64[N]`: which are of this turn, `b[N]`."""
+        """`b[N]`: the rows that count in this turn, by the group of each, `i64[N]`."""
         self.settled = True
         found = self.hit.reshape(-1)[group]
         if len(self.now) == self.groups:
@@ -104,7 +106,7 @@ class Loop:
         return found & own[group]
 
     def limited(self, member: Tensor) -> Tensor:
-        """Of rows that a turn chooses by the number of its expert."""
+        """`b[N]`: the rows of `member`, in a turn for one expert; none where it is not hit."""
         self.settled = True
         return member & self.hit.reshape(-1)[self.now[0]]
 
@@ -112,8 +114,9 @@ class Loop:
         """`where(mask)`: the rows of all groups, sorted by group."""
         if mask.hot is None:
             raise CaptureError(
-                "a loop over experts whose rows a mask chooses that is not known to be a one-hot "
-                f"of their numbers: a row might be of several; {FIX}"
+                "a loop over mixture-of-experts experts picks tokens by a mask that is not "
+                "torch.nn.functional.one_hot of the expert indices, so that a token may "
+                f"belong to several; {FIX}"
             )
         index, _, kept = mask.hot
         if mask.full.shape[0] != self.groups:
@@ -140,9 +143,9 @@ def _turns(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         raise refusal("a loop")
     if not begins(frame):
         raise CaptureError(
-            "a loop over the experts that a mask hits, whose turns may do more than add rows, or "
-            "whose source is not at hand; fix: let each turn call index_add_ alone, and no other "
-            "read what it makes"
+            "a loop over mixture-of-experts experts may do more than add tokens to its "
+            "result, or its source cannot be read; fix: end each iteration with index_add_, "
+            "and read no variable of another iteration"
         )
     return Loop(hit.member).turns(hit.dim() - 1)
 
@@ -390,11 +393,8 @@ def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if rows:
         return _with_rows(func, name, args, kwargs, rows)
     first = each_in((args, kwargs))[0]
-    if name in ("where", "nonzero") and len(args) == 1:
-        if name == "nonzero" and not kwargs.get("as_tuple") and first.dim() > 1:
-            raise of_loop("nonzero of several dims")
-        found = first.loop.rows(first)
-        return found if name == "where" or kwargs.get("as_tuple") else found[0].unsqueeze(1)
+    if name == "where" and len(args) == 1:
+        return first.loop.rows(first)
     if not isinstance(args[0], Each) or len(each_in((args, kwargs))) > 1:
         raise of_loop(f"{name} of experts")
     made = first.like(_alone(func, name, first, args[1:], kwargs))
@@ -410,7 +410,7 @@ def of_each(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _squeezed(x: Each, made: Each) -> OneHot | None:
-    """Of a mask whose first dim, of 1, is dropped."""
+    """What a mask is the one-hot of once its first dim, of size 1, is dropped."""
     if x.hot is None or x.dim() < 2 or tuple(x.shape) != (1, *made.shape):
         return None
     index, dim, kept = x.hot
@@ -450,7 +450,7 @@ def _alone(
 
 
 def _flat(given: Sequence[Any]) -> Sequence[Any]:
-    """Of sizes or dims, given as numbers or as one list."""
+    """Sizes or dims that are given as numbers or as one list, as one sequence."""
     one = len(given) == 1 and isinstance(given[0], (tuple, list))
     return given[0] if one else given
 

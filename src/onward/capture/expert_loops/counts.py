@@ -2,7 +2,7 @@
 
     counts = ids.flatten().bincount(minlength=experts)                # i64[E]
     start = 0
-    for i, n in enumerate(counts):                                    # or counts.tolist()
+    for i, n in enumerate(counts):
         if n == 0:
             continue
         end = start + n
@@ -10,9 +10,10 @@
         start = end
     y = torch.cat(parts)
 
-Within a trace nobody knows these numbers. A tensor of one number, or what `tolist` gives, is known
-as the `Sum` of counts that it is; rows between two of them are a `ExpertRows` (split_rows.py). A turn
-without rows may be taken: what eager leaves out there has no rows (loop_source.py).
+Within a trace nobody knows these numbers. A tensor of one number is known as the `Sum` of counts
+that it is; the rows between two of them are `ExpertRows` (split_rows.py). What `tolist` gives is
+known as `Counts`, for `split` alone. A turn without rows may be taken: what eager leaves out there
+has no rows (loop_source.py).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from onward.capture.expert_loops.batched_turn import OF_COUNTS, asking_frame
 from onward.capture.expert_loops.loop_source import lists_of_pieces
 from onward.capture.masked_rows.rows import is_tensor
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Tensor = torch.Tensor
 _MOST = 1024  # pieces
@@ -34,13 +35,13 @@ _MOST = 1024  # pieces
 
 def of_pieces(what: str) -> CaptureError:
     return CaptureError(
-        f"{what} of rows that are cut by numbers of a tensor; fix: compute with the tensor, or put "
-        "all pieces together again in their order"
+        f"{what} of rows that are split by sizes held in a tensor has no translation; fix: "
+        "compute with the tensor, or torch.cat all pieces in their order"
     )
 
 
 class Sum(NamedTuple):
-    """`counts[first:last].sum()`. counts: `i64[E]`."""
+    """The number `counts[first:last].sum()`. counts: `i64[E]`."""
 
     counts: Tensor
     first: int
@@ -48,67 +49,33 @@ class Sum(NamedTuple):
 
 
 class DataNumber:
-    """A number that only data say."""
-
-    def __init__(self, sums: Sums, own: Sum) -> None:
-        self.sums, self.own = sums, own
+    """A number that only data say: nothing may be asked of it."""
 
     def _refuse(self, *args: Any) -> Any:
         raise of_pieces("a number read into Python")
 
     __int__ = __index__ = __float__ = __bool__ = __format__ = __str__ = __repr__ = _refuse
     __sub__ = __rsub__ = __mul__ = __rmul__ = __floordiv__ = __truediv__ = _refuse
-    __mod__ = __neg__ = _refuse
+    __mod__ = __neg__ = __add__ = __radd__ = _refuse
+    __eq__ = __ne__ = __gt__ = __ge__ = __lt__ = __le__ = _refuse  # type: ignore[assignment]
     __hash__ = object.__hash__
-
-    def __add__(self, other: Any) -> DataNumber:
-        own = joined(self.own, other.own if type(other) is DataNumber else other)
-        return self._refuse() if own is None else DataNumber(self.sums, own)
-
-    __radd__ = __add__
-
-    def _compared(self, name: str, other: Any) -> bool:
-        said = OF_COUNTS[name].get(other) if type(other) is int else None
-        found = None if said is None else self.sums.answer(self.own, said)
-        return self._refuse() if found is None else found
-
-    def __eq__(self, other: object) -> bool:
-        return self._compared("eq", other)
-
-    def __ne__(self, other: object) -> bool:
-        return self._compared("ne", other)
-
-    def __gt__(self, other: Any) -> bool:
-        return self._compared("gt", other)
-
-    def __ge__(self, other: Any) -> bool:
-        return self._compared("ge", other)
-
-    def __lt__(self, other: Any) -> bool:
-        return self._compared("lt", other)
-
-    def __le__(self, other: Any) -> bool:
-        return self._compared("le", other)
 
 
 def joined(a: Any, b: Any) -> Sum | None:
-    """What two sums, or one and the number 0, make; None where the counts are no neighbours."""
+    """The sum of a sum, or of the number 0, and of the counts next to it; None for any others."""
     if type(a) is int or type(b) is int:
         number, own = (a, b) if type(a) is int else (b, a)
         return own if number == 0 and isinstance(own, Sum) else None
     if not isinstance(a, Sum) or not isinstance(b, Sum) or a.counts is not b.counts:
         return None
-    if a.last == b.first:
-        return Sum(a.counts, a.first, b.last)
-    return Sum(a.counts, b.first, a.last) if b.last == a.first else None
+    return Sum(a.counts, a.first, b.last) if a.last == b.first else None
 
 
 class Counts(list[Any]):
     """What `tolist` gives of whole numbers that data say. tensor: `i64[E]`."""
 
-    def __init__(self, tensor: Tensor, sums: Sums) -> None:
-        each = (Sum(tensor, i, i + 1) for i in range(tensor.shape[0]))
-        super().__init__(DataNumber(sums, own) for own in each)
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(DataNumber() for _ in range(tensor.shape[0]))
         self.tensor = tensor
 
 
@@ -119,7 +86,8 @@ def are_counts(x: Any) -> bool:
 
 
 class _Asked(NamedTuple):
-    """A loop that asks, in each turn, whether there are rows. turns: of which number."""
+    """A loop that asks, in each turn, whether there are rows. turns: the number asked for in each.
+    lines: its first and last. lists: those to which it appends."""
 
     frame: FrameType
     lines: tuple[int, int]
@@ -143,8 +111,8 @@ class Sums:
             self._known[id(x)] = (x, x._version, what)
 
     def of(self, x: Any) -> Sum | None:
-        """The sum that a tensor or a number is."""
-        found = x.own if type(x) is DataNumber else self._of(x) if is_tensor(x) else None
+        """The sum of counts that a tensor is; None for any other."""
+        found = self._of(x) if is_tensor(x) else None
         return found if isinstance(found, Sum) else None
 
     def _element(self, x: Tensor, i: int) -> Sum | None:
@@ -179,11 +147,6 @@ class Sums:
                 both = [*first] if isinstance(first, (list, tuple)) else []
                 if len(both) == 2 and self._of(both[0]) == "zeros" and both[0].shape[0] == 1:
                     self._know(made, self._moved(both[1]))
-            case "pad":
-                given = {**dict(zip(("x", "pad", "mode", "value"), args, strict=False)), **kwargs}
-                zero = given.get("mode", "constant") == "constant" and not given.get("value")
-                if zero and tuple(given["pad"]) == (1, 0):
-                    self._know(made, self._moved(first))
             case "eq" | "ne" | "gt" | "ge" | "lt" | "le":
                 own, other = self.of(first), args[1]
                 said = OF_COUNTS[name].get(other) if type(other) is int else None
@@ -198,7 +161,7 @@ class Sums:
         return _Table(table.counts, 0) if isinstance(table, _Table) and table.shift else None
 
     def between(self, index: Any) -> Sum | None:
-        """Of `x[start:end]`: the counts between; None where others say them."""
+        """The counts between the bounds of `x[start:end]`; None where something else bounds it."""
         if not isinstance(index, slice) or index.step not in (None, 1):
             return None
         end = self.of(index.stop)
@@ -217,9 +180,9 @@ class Sums:
     def said(self, x: Any) -> bool | None:
         """What `bool(x)` says where there are rows; None where it is no such question."""
         held = self._of(x) if is_tensor(x) else None
-        return self.answer(*held) if type(held) is tuple else None
-
-    def answer(self, own: Sum, said: bool) -> bool | None:
+        if type(held) is not tuple:
+            return None
+        own, said = held
         frame = asking_frame()
         found = None if own.last != own.first + 1 else lists_of_pieces(frame, said)
         if frame is None or found is None:
@@ -245,15 +208,14 @@ class Sums:
                 raise of_pieces("cat of others than a loop asks for,")
         return bool(found)
 
-    def check_turn(self, number: int) -> None:
-        """Refuses a write of rows of another number than the loop around it asked for."""
+    def check_turn(self) -> None:
+        """Refuses a write within a loop that asks for rows: eager leaves some of its turns out."""
         frame = asking_frame()
         while frame is not None:
             for asked in self._asked:
                 first, end = asked.lines
-                within = asked.frame is frame and first <= frame.f_lineno <= end
-                if within and asked.turns[-1] != number:
-                    raise of_pieces("a write of others than a loop asks for,")
+                if asked.frame is frame and first <= frame.f_lineno <= end:
+                    raise of_pieces("a write in a loop that asks for them")
             frame = frame.f_back
 
 

@@ -1,9 +1,9 @@
-"""Loops over chosen rows: does a turn without rows change nothing?
+"""Reads a loop's source: whether a turn without rows changes nothing.
 
-Eager PyTorch skips the turns of a loop whose mask chooses nothing, such as those of experts that no
-token is sent to; a graph has one form for all. So the loop's own code is read: each statement has
-to be one that changes nothing where it meets no rows. What it calls is not read; a forward that
-sets something elsewhere is found by other means.
+Eager PyTorch skips the turns of experts that no token is sent to; a graph has one form for every
+batch, and takes each turn. So each statement of the loop has to be one that changes nothing where
+it meets no rows. Functions that the loop calls are not read; a forward that sets something
+elsewhere is found by other means.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import dis
 import inspect
 import itertools
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from types import CodeType, FrameType
 from typing import Any
@@ -58,9 +58,11 @@ def begins(frame: FrameType) -> bool:
 def lists_of_pieces(
     frame: FrameType | None, said: bool
 ) -> tuple[tuple[str, ...], tuple[int, int]] | None:
-    """Of a frame that asks in an `if`, in a loop over pieces of rows, whether a piece has rows: the
-    lists to which the loop appends pieces, and its lines. None where a turn without rows may do
-    more than leave out its piece. said: what the `if` is told where there are rows."""
+    """The lists to which a loop over pieces of rows appends, and the loop's first and last line.
+
+    frame: asks in an `if` of the loop whether a piece has rows. said: what the `if` is told where
+    there are rows. None where a turn without rows may do more than leave out its piece.
+    """
     if frame is None:
         return None
     tree, first = _read(frame.f_code)
@@ -84,12 +86,12 @@ def _lists(tree: ast.Module, loop: ast.For) -> tuple[str, ...] | None:
     for s in statements:
         match s:
             case ast.Assign():
-                if not all(_names(t) or _is_slice(t) for t in s.targets):
+                if not all(map(_names, s.targets)):
                     return None
             case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name),
                                                             attr="append"))):  # fmt: skip
                 lists.add(name)
-            case ast.AugAssign(target=ast.Name(), op=ast.Add()) | ast.Expr(value=ast.Constant()):
+            case ast.Expr(value=ast.Constant()):
                 pass
             case ast.If() | ast.With() | ast.Continue() | ast.Pass() | ast.Assert():
                 pass
@@ -102,28 +104,19 @@ def _lists(tree: ast.Module, loop: ast.For) -> tuple[str, ...] | None:
     if any(isinstance(n, (ast.Global, ast.Nonlocal)) for n in ast.walk(tree)):
         return None
     own = {*_names(loop.target)}
-    stored = own | {
-        name for s in statements for target in _targets(s) for name in _names(target)
-    }  # fmt: skip
+    stored = own | _stored(statements)
     if stored & lists or not all(_only_cat(tree, name) for name in lists):
         return None
     sums = {n for n in stored - own if _reads_first(loop.body, {n})}
-    sums |= {s.target.id for s in statements
-             if isinstance(s, ast.AugAssign) and isinstance(s.target, ast.Name)}  # fmt: skip
     if not _only_bounds(statements, loop, sums) or _read_later(tree, loop, stored):
         return None
     return tuple(sorted(lists))
 
 
-def _targets(s: ast.stmt) -> list[ast.expr]:
-    if isinstance(s, ast.AugAssign):
-        return [s.target]
-    return s.targets if isinstance(s, ast.Assign) else []
-
-
-def _is_slice(target: ast.expr) -> bool:
-    """`y[start:end]`."""
-    return isinstance(target, ast.Subscript) and isinstance(target.slice, ast.Slice)
+def _stored(statements: Iterable[ast.stmt]) -> set[str]:
+    """The names that statements assign to."""
+    assigned = [s for s in statements if isinstance(s, ast.Assign)]
+    return {name for s in assigned for target in s.targets for name in _names(target)}
 
 
 def _only_bounds(statements: Sequence[ast.stmt], loop: ast.For, sums: set[str]) -> bool:
@@ -132,10 +125,10 @@ def _only_bounds(statements: Sequence[ast.stmt], loop: ast.For, sums: set[str]) 
     while len(sums) != before:
         before = len(sums)
         for s in statements:
-            parts = _parts(s.value) if isinstance(s, (ast.Assign, ast.AugAssign)) else []
+            parts = _parts(s.value) if isinstance(s, ast.Assign) else []
             if any(isinstance(p, ast.Name) and p.id in sums for p in parts):
                 allowed |= {id(p) for p in parts}
-                sums |= {n for t in _targets(s) for n in _names(t)}
+                sums |= _stored([s])
     for n in ast.walk(loop):
         if isinstance(n, ast.Slice):
             allowed |= {id(p) for bound in (n.lower, n.upper) for p in _parts(bound)}
@@ -146,7 +139,7 @@ def _only_bounds(statements: Sequence[ast.stmt], loop: ast.For, sums: set[str]) 
 
 
 def _parts(value: ast.expr | None) -> list[ast.expr | None]:
-    """Of `a + b` both."""
+    """Both sides of `a + b`, or the expression by itself."""
     if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add):
         return [value.left, value.right]
     return [value]
@@ -180,7 +173,7 @@ def _place(node: ast.expr | ast.stmt, first: int) -> Any:
 
 
 def _width(line: Any, end: Any, column: Any, end_column: Any) -> Any:
-    """Of a place in code; what is indented is so in both lines."""
+    """The lines of a place in code, and its width: indentation moves both columns alike."""
     return line, end, None if None in (column, end_column) else end_column - column
 
 
@@ -214,20 +207,14 @@ def _changes_nothing(code: CodeType, line: int) -> bool:
     if any(isinstance(n, (ast.Global, ast.Nonlocal)) for n in ast.walk(tree)):
         return False
     own = {*_names(loop.target)}
-    stored = own | {
-        name for s in _statements(loop.body) if isinstance(s, ast.Assign)
-        for target in s.targets for name in _names(target)
-    }  # fmt: skip
+    stored = own | _stored(_statements(loop.body))
     return not _reads_first(loop.body, stored - own) and not _read_later(tree, loop, stored)
 
 
 def _harmless(s: ast.stmt, chosen: set[str], numbers: set[str]) -> bool:
     match s:
         case ast.Assign():
-            return all(_names(t) or _of_chosen(t, chosen) or _of_mask(t, numbers)
-                       for t in s.targets)  # fmt: skip
-        case ast.AugAssign():
-            return _of_chosen(s.target, chosen)
+            return all(_names(t) or _of_mask(t, numbers) for t in s.targets)
         case ast.Expr(value=ast.Constant()):
             return True
         case ast.Expr(value=call):
@@ -265,15 +252,6 @@ def _added_at(call: ast.expr, chosen: set[str]) -> bool:
     return isinstance(index, ast.Name) and index.id in chosen
 
 
-def _of_chosen(target: ast.expr, chosen: set[str]) -> bool:
-    """`x[rows]`, of rows that the loop chooses."""
-    if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
-        return False
-    index = target.slice
-    parts = index.elts if isinstance(index, ast.Tuple) else [index]
-    return all(isinstance(p, ast.Name) and p.id in chosen for p in parts)
-
-
 def _of_mask(target: ast.expr, numbers: set[str]) -> bool:
     """`x[mask[:, e]]`, of rows that a mask chooses by the loop's number."""
     match target:
@@ -284,7 +262,7 @@ def _of_mask(target: ast.expr, numbers: set[str]) -> bool:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those of a body, and of its `if`s and `with`s."""
+    """The statements of a body, and of its `if`s and `with`s."""
     for s in body:
         yield s
         if isinstance(s, (ast.If, ast.With)):
@@ -294,7 +272,7 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _names(target: ast.expr) -> list[str]:
-    """Of a target that is names alone; none where it is anything else too."""
+    """The names of a target that is made of names alone; none of any other."""
     if isinstance(target, ast.Name):
         return [target.id]
     if isinstance(target, (ast.Tuple, ast.List)):

@@ -18,7 +18,7 @@ _told: list[bool] = []  # one line a process
 
 
 def one_of_modules(modules: ModuleList, number: Any) -> Any:
-    """Stands for `ModuleList.__getitem__`."""
+    """`modules[number]`, which stands for `ModuleList.__getitem__` during a trace."""
     if not is_each(number) or number.values is None:
         return _of_list(modules, number)
     now = number.loop.now
@@ -29,15 +29,16 @@ def one_of_modules(modules: ModuleList, number: Any) -> Any:
     if torch.is_grad_enabled() and not _told:
         _told.append(True)
         log.warning(
-            "experts in a ModuleList: where a batch sends one no token, its parameters have "
-            "gradients of zeros, and none in eager PyTorch, so that momentum and weight decay go "
-            "on moving them (docs/guarantees.md, Not promised)"
+            "the model loops over experts in a torch.nn.ModuleList: an expert that gets no "
+            "token in a batch has gradients of zero here, and grad=None in eager PyTorch, so "
+            "that momentum and weight decay still move its parameters (docs/guarantees.md, "
+            "Not promised)"
         )
     return Experts(number.loop, own)
 
 
 class Experts:
-    """Modules alike, each for the rows of its expert."""
+    """One callable for modules that are alike, each of which is called with its expert's rows."""
 
     def __init__(self, loop: Loop, modules: Sequence[Module]) -> None:
         self._loop, self._modules = loop, modules
@@ -47,16 +48,11 @@ class Experts:
             return self._modules[0](*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        found = [getattr(m, name) for m in self._modules]
-        if all(isinstance(x, Module) for x in found):
-            return Experts(self._loop, found)
-        if all(isinstance(x, torch.Tensor) for x in found):
-            return Each(self._loop, torch.stack(found))
         raise of_loop(f"{name} of modules")
 
     @contextmanager
     def _as_each(self) -> Iterator[None]:
-        """The first module, with the parameters of all of them."""
+        """Runs its body with the parameters of all modules in the place of the first one's."""
         inner = [*zip(*(m.modules() for m in self._modules), strict=True)]
         before = [dict(same[0]._parameters) for same in inner]
         stacked: dict[int, Each] = {}
@@ -76,7 +72,7 @@ class Experts:
 
 
 def _alike(modules: Sequence[Module]) -> bool:
-    """Whether they differ in the numbers of their parameters alone."""
+    """Whether modules differ in the numbers of their parameters alone."""
     inner = [[*m.modules()] for m in modules]
     first = inner[0]
     return all(len(i) == len(first) for i in inner) and all(

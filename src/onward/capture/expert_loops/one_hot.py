@@ -22,7 +22,10 @@ class OneHot(NamedTuple):
 def made_of(
     name: str, args: tuple[Any, ...], made: Tensor, hot: Callable[[Any], OneHot | None]
 ) -> OneHot | None:
-    """What a tensor that a function has made is the one-hot of, of what its arguments are."""
+    """What the result of a function is the one-hot of; None where that is not known.
+
+    hot: the same of an argument.
+    """
     if name == "one_hot":
         return OneHot(args[0], args[0].dim())
     held = next((h for h in map(hot, args) if h is not None), None)
@@ -31,8 +34,8 @@ def made_of(
     index, dim, kept = held
     x = next(a for a in args if hot(a) is held)
     match name:
-        case "permute" | "transpose" | "t" | "T":
-            order = _order(name, x.dim(), args[1:])
+        case "permute":
+            order = _order(x.dim(), args[1:])
             inner = [d - (d > dim) for d in order if d != dim]
             turned = None if kept is None else kept.permute(inner)
             return OneHot(index.permute(inner), order.index(dim), turned)
@@ -51,18 +54,10 @@ def made_of(
             return None
 
 
-def _order(name: str, rank: int, given: Sequence[Any]) -> list[int]:
-    """Where each dim of what is turned comes from."""
-    order = [*range(rank)]
-    if name == "permute":
-        dims = given[0] if len(given) == 1 and not isinstance(given[0], int) else given
-        return [d % rank for d in dims]
-    if name == "T":
-        order.reverse()
-    elif rank > 1:
-        i, j = (int(given[0]) % rank, int(given[1]) % rank) if len(given) > 1 else (0, 1)
-        order[i], order[j] = order[j], order[i]
-    return order
+def _order(rank: int, given: Sequence[Any]) -> list[int]:
+    """The dims that `permute` is given, as numbers or as one list, each from 0 to `rank - 1`."""
+    dims = given[0] if len(given) == 1 and not isinstance(given[0], int) else given
+    return [d % rank for d in dims]
 
 
 __all__ = ["OneHot", "made_of"]

@@ -5,7 +5,8 @@
     y = torch.cat([F.linear(p, weights[i]) for i, p in enumerate(pieces)], dim=0)
 
 How long the pieces are, data alone say. Within a trace each is an `ExpertRows`, which notes what is
-done to it; where all of them are put together in their order, it is done once to rows in groups.
+done to it; where all of them are put together in their order, it is done once, to the rows of all
+experts in their groups.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from onward.capture.huggingface.masks import Masks, require_kind
 from onward.capture.huggingface.plain_attention import plain_functions
 from onward.capture.huggingface.settings import configs_with_sdpa
 from onward.capture.mode_reads import noted_call
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.patches import Patch, patched
 
 Function = Callable[..., Any]
@@ -214,7 +214,7 @@ def attention_kept_whole(model: torch.nn.Module, own_positions: bool) -> Iterato
 
 
 def _is_own(function: Any) -> bool:
-    """Whether it is transformers' own, not one that a user registered under its name."""
+    """Whether a function is transformers' own, not one that a user registered under its name."""
     return getattr(function, "__module__", "").startswith("transformers.")
 
 

@@ -18,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 Function = Callable[..., Any]
 
 offsets_hidden = (
-    "a cache_position that is not torch.arange(tokens): transformers reads it on batches that hide "
-    "a token only; fix: leave it out"
+    "cache_position is not torch.arange(tokens), and transformers reads it only where the "
+    "attention mask hides a token; fix: leave cache_position out"
 )
 
 
@@ -39,7 +39,7 @@ class Counted(TorchFunctionMode):
         return result
 
     def from_zero(self, positions: torch.Tensor) -> bool:
-        """Whether it is one of those, and as it was made."""
+        """Whether positions are an `arange` from 0 that nothing has written into since."""
         _, version = self._ranges.get(id(positions), (None, -1))
         return version == positions._version
 
@@ -90,8 +90,8 @@ def broadcast(original: Function, added: bool, kwargs: dict[str, Any]) -> torch.
 
 
 def _is_elementwise(function: Any) -> bool:
-    """Whether it is transformers' own and made of its own: written for single indices, of
-    comparisons and lookups that take tensors of them as well."""
+    """Whether a mask function, and all that it is composed of, is transformers' own. Those are
+    written for single indices, with comparisons and lookups that take tensors as well."""
     return all(_is_own(f) for f in _functions_in(function))
 
 

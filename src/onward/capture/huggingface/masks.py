@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from onward.capture.huggingface.cache_position import Counted, broadcast, offsets_hidden
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Function = Callable[..., Any]
 

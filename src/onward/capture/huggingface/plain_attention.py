@@ -1,4 +1,4 @@
-"""Which `eager_attention_forward` computes `softmax(scale q k^T + bias + mask) v` and no more."""
+"""Recognizes an `eager_attention_forward` that is `softmax(scale q k^T + bias + mask) v` alone."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _reads_its_keywords(function: Function) -> bool:
 def _agrees(
     function: Function, scaling: float | None, biased: bool = False, groups: int = 1
 ) -> bool:
-    """Whether it gives the formula's numbers, also in rows that see few keys or none."""
+    """Whether a function gives the formula's numbers, also in rows that see few keys or none."""
     generator = torch.Generator().manual_seed(0)
 
     def numbers(*shape: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 CACHE = "a cache of keys and values is in use (generation)"
 _FLASH_LENGTHS = ("max_length_q", "max_length_k")  # transformers' FlashAttentionKwargs
@@ -34,20 +34,22 @@ def require_mask(model: torch.nn.Module, kwargs: dict[str, Any]) -> None:
         return
     if any(c._attn_implementation == "eager" for c in configs_with_sdpa(model)):
         raise CaptureError(
-            f"an attention mask of {mask.dtype} with four dims is added to the scores by "
-            'attn_implementation="eager"; fix: use "sdpa", or give the numbers to add as floats'
+            f"a 4-dim attention mask of {mask.dtype} is added to the scores by "
+            'attn_implementation="eager"; fix: attn_implementation="sdpa", or a float mask '
+            "(0 to attend, -inf to hide)"
         )
 
 
-def forward_defaults(model: torch.nn.Module, kwargs: dict[str, Any]) -> dict[str, Any]:
+def forward_defaults(model: torch.nn.Module, kwargs: Mapping[str, Any]) -> dict[str, bool]:
     """Keyword arguments a capture adds: `use_cache=False`, since a cache is not a tensor."""
-    if "use_cache" not in kwargs and keeps_cache(model):
+    takes = "use_cache" in inspect.signature(model.forward).parameters
+    if takes and "use_cache" not in kwargs and keeps_cache(model):
         return {"use_cache": False}
     return {}
 
 
 def is_cache(x: Any) -> bool:
-    """Whether it is what a transformers model keeps from one call of a generation to the next."""
+    """Whether x is a cache that a transformers model keeps between the calls of a generation."""
     caches = sys.modules.get("transformers.cache_utils")
     return caches is not None and isinstance(x, caches.Cache)
 

@@ -197,7 +197,7 @@ def _indexed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def choose_again(x: MaskedRows, mask: MaskedRows) -> MaskedRows:
-    """Of chosen rows, those that a mask of them chooses."""
+    """Rows of x that a mask of its rows chooses in turn."""
     member = x.member & mask.full
     return choose(x.full, member, (x.key, mask.name))
 
@@ -218,7 +218,7 @@ def _looked_at(x: Tensor, index: tuple[Any, ...]) -> Any:
 
 
 def _whole(index: Any) -> bool:
-    """Whether it takes a dim as it is, or makes a new one."""
+    """Whether an index takes a whole dim, or makes a new one."""
     return index is None or index is Ellipsis or (isinstance(index, slice) and index == slice(None))
 
 

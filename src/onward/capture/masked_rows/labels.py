@@ -11,8 +11,8 @@ from onward.capture.masked_rows.rows import MaskedRows, refusal, rule
 
 @rule("ctc_loss")
 def _ctc_loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Those that count moved to the front, in their order, and each sample's own into a row; what
-    is behind them is not read."""
+    """`ctc_loss` of chosen labels: those that count are moved to the front, in their order, each
+    sample's into a row of its own. What stands behind them is not read."""
     names = ("log_probs", "targets", "input_lengths", "target_lengths")
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     labels, rest = given["targets"], args[len(names) :]

@@ -89,8 +89,8 @@ def _differ(chosen: list[MaskedRows]) -> bool:
 
 @rule(*_LOSSES)
 def _loss(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Of the rows that count: their labels are taken and the others' ignored, or their own losses
-    are added up."""
+    """A loss over the rows that count. The labels of the other rows are ignored where the loss
+    can; else one loss is computed for each row, and those that count are reduced."""
     name, own = func.__name__, one_of(func.__name__, found_in((args, kwargs)))
     call = inspect.signature(func).bind(*args, **kwargs)
     call.apply_defaults()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 Tensor = torch.Tensor
 ROWS_OF = "rows_of"  # an attribute of counts: the key of what they count
@@ -18,7 +18,7 @@ FIX = "fix: keep all rows, and weigh them with 0 or ignore their labels"
 
 
 class MaskedRows:
-    """Of `full` (`[N, ...]`), the rows where `member` (`b[N]`) is true. key: equal where masks are.
+    """Rows of `full` (`[N, ...]`) where `member` (`b[N]`) is true. key: equal where masks are.
 
     count: how many they are, `i64[]`. numbers: whether they are their own numbers among the N, as
     `nonzero` makes them. rows: what these are the features of, one after the other. name: its own.
@@ -33,7 +33,7 @@ class MaskedRows:
     each_once = True  # whether rows are of a mask, and so of places that differ
 
     def with_rows(self, full: Any, numbers: bool = False) -> Any:
-        """The same rows of another tensor; of a tuple of them, each."""
+        """Rows of `full` that the same mask chooses; for a tuple, those of each of its tensors."""
         if isinstance(full, (tuple, list)):
             each = [self.with_rows(x) for x in full]
             return Pair(*each) if hasattr(full, "indices") else tuple(each)
@@ -56,7 +56,7 @@ class MaskedRows:
         return lambda *args, **kwargs: applied(func, (self, *args), kwargs)
 
     def added(self) -> Tensor:
-        """Which rows count where they are added to others, `b[N]`."""
+        """`b[N]`: the rows that count where rows are added to a tensor."""
         return reduce(lambda member, turn: turn.limited(member), RUNNING, self.member)
 
     @property
@@ -97,7 +97,7 @@ class Turn(Protocol):
     """A turn of a loop that a graph has whether eager has it or not."""
 
     def limited(self, member: Tensor) -> Tensor:
-        """Of rows, those that count: none where eager has no such turn."""
+        """`b[N]`: the rows of `member` that count, which are none where eager has no such turn."""
         ...
 
 
@@ -120,12 +120,12 @@ def counted(member: Tensor, key: Any) -> Tensor:
 
 
 def is_tensor(x: Any) -> bool:
-    """Whether it is a tensor of all its rows."""
+    """Whether x is a plain tensor, and not one that stands for chosen rows."""
     return issubclass(type(x), Tensor)  # those of rows and of experts say so, and are none
 
 
 class Pair(NamedTuple):
-    """Of functions that give values and where they stand."""
+    """The result of `max(dim)` and the like: values, and where they stand."""
 
     values: Any
     indices: Any
@@ -158,8 +158,8 @@ def choose(x: Tensor, mask: Tensor, key: Any) -> MaskedRows:
     k = mask.dim()
     if tuple(x.shape[:k]) != tuple(mask.shape):
         raise CaptureError(
-            f"a mask of {tuple(mask.shape)} chooses rows of {tuple(x.shape)}; fix: a mask of the "
-            "leading dims"
+            f"a boolean mask of shape {tuple(mask.shape)} does not match the leading dims of "
+            f"a tensor of shape {tuple(x.shape)}; fix: give a mask of the leading dims"
         )
     rows = x.flatten(0, k - 1) if k > 1 else x
     member = mask.reshape(-1).bool()
@@ -205,6 +205,7 @@ def applied(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     name = getattr(func, "__name__", str(func))
     if name not in RULES:
         raise refusal(name.strip("_"))
+    func = getattr(func, "__wrapped__", func)  # what stands for it has heard of the call already
     return RULES[name](func, args, kwargs)
 
 
@@ -221,8 +222,8 @@ def one_of(name: str, chosen: Sequence[MaskedRows]) -> MaskedRows:
     """One of them, that all have the rows of."""
     if any(c.key != chosen[0].key for c in chosen):
         raise CaptureError(
-            f"{name}: rows chosen by two masks meet, which may have other places; fix: compute "
-            "the mask once, and choose by it everywhere"
+            f"{name} combines rows chosen by two boolean masks, which may choose different "
+            "rows; fix: compute the mask once, and index with it everywhere"
         )
     return chosen[0]
 

@@ -1,4 +1,4 @@
-"""Which submodule a refusal is about: the innermost one that was being called, or that it names."""
+"""Finds the submodule that a refusal is about: the innermost one being called, or one it names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 _CALLS = ("_call_impl", "_wrapped_call_impl")
 

@@ -22,7 +22,7 @@ from onward.capture.regions import op
 from onward.capture.regions.blame import blamed, named_places
 from onward.capture.regions.region import TENSOR, CapturedRegion, Form, module_region
 from onward.capture.regions.shapes import Results, read, resized
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Graph, attributes, needed
 from onward.model_state import Snapshot
 from onward.model_state.code import attribute_names, underlying
@@ -75,7 +75,7 @@ class RegionCandidate:
 
 
 class RegionSearch:
-    """Of one capture of `model`. gradients: whether they are asked for."""
+    """The search for regions in one capture of `model`. gradients: whether they are asked for."""
 
     def __init__(self, model: torch.nn.Module, gradients: bool) -> None:
         self.model, self.gradients = model, gradients
@@ -89,7 +89,7 @@ class RegionSearch:
 
     @property
     def modules(self) -> list[torch.nn.Module]:
-        """Those chosen."""
+        """The submodules chosen to be regions so far."""
         return [c.module for c in self._chosen]
 
     @property
@@ -123,7 +123,11 @@ class RegionSearch:
         try:
             return None, capture(self)
         except CaptureError as error:
-            log.debug("with %s as regions: %s", [c.path for c in self._chosen], error)
+            log.debug(
+                "capturing with %s in eager PyTorch failed: %s",
+                [c.path for c in self._chosen],
+                error,
+            )
             return error, None
 
     def in_graph(self, graph: Graph) -> list[CapturedRegion]:
@@ -205,7 +209,9 @@ class RegionSearch:
         try:
             self._probe(tensors, run)
         except Exception as error:  # the model's own code on a batch that is not its own, too
-            log.debug("%s cannot be a region: %s", paths[id(module)], error)
+            log.debug(
+                "%s cannot run in eager PyTorch within the graph: %s", paths[id(module)], error
+            )
             self._unfit.add(id(module))
             self._chosen = before
             return False
@@ -233,7 +239,7 @@ class RegionSearch:
             with contextlib.suppress(Exception), self._recorded(lambda c: c.others):
                 self._eager(other, run)
                 if any(len(c.others or ()) != len(c.seen) for c in self._chosen):
-                    raise Unfit("another batch calls it more often, or less")
+                    raise Unfit("how often it is called depends on the batch")
                 if way == 2:
                     self._hold(tensors, range(1, 99))
                 break
@@ -264,7 +270,9 @@ class RegionSearch:
             for path in chosen.sets:
                 for name in read.intersection(re.split(r"[.\[]", path)[1:]):
                     if path.endswith(f".{name}") or f".{name}[" in path:
-                        raise Unfit(f"it sets {path}, which code outside of it may read")
+                        raise Unfit(
+                            f"it sets the attribute {path}, which code outside of it may read"
+                        )
 
     def _require_within(
         self, tensors: Sequence[torch.Tensor], run: Callable[[Sequence[torch.Tensor]], Any]
@@ -286,7 +294,7 @@ class RegionSearch:
         for chosen in self._chosen:
             for path in chosen.written:
                 if not path.startswith(f"model.{chosen.path}."):
-                    raise Unfit(f"it sets {path}, which is not its own")
+                    raise Unfit(f"it sets {path}, an attribute of another module")
 
     def _hold(self, tensors: Sequence[torch.Tensor], dims: range) -> None:
         self._held = {
@@ -301,7 +309,7 @@ class RegionSearch:
             or other.dtypes != seen.dtypes
             or len(other.inputs) != len(seen.inputs)
         ):
-            raise Unfit("what goes in or comes out has another form for another batch")
+            raise Unfit("the structure of its arguments or outputs depends on the batch")
         shapes = read(
             seen.inputs,
             seen.outputs,
@@ -309,7 +317,7 @@ class RegionSearch:
             None if other is None else other.outputs,
         )
         if shapes is None:
-            raise Unfit("data decide the shape of what it returns")
+            raise Unfit("the shape of its output depends on the data")
         return Results(shapes, tuple(seen.dtypes))
 
     def _eager(
@@ -353,27 +361,27 @@ class RegionSearch:
     ) -> tuple[Any, ObservedCall]:
         form, xs = Form.of((args, kwargs))
         if not all(isinstance(x, _PLAIN) for x in form.fixed if x is not TENSOR):
-            raise Unfit("it is given an object that is no tensor, number or name")
+            raise Unfit("one of its arguments is neither a tensor, a number nor a string")
         if any(type(x) not in (torch.Tensor, torch.nn.Parameter) for x in xs):
-            raise Unfit("it is given a tensor of a class of its own")
+            raise Unfit("one of its arguments is of a subclass of torch.Tensor")
         before, state = [x._version for x in xs], torch.random.get_rng_state()
         hooks = [len(x._backward_hooks or ()) for x in xs]
         made = module._call_impl(*args, **kwargs)
         draws = not torch.equal(state, torch.random.get_rng_state())
         if [x._version for x in xs] != before:
-            raise Unfit("it writes into what it is given")
+            raise Unfit("it writes in place into an argument")
         if [len(x._backward_hooks or ()) for x in xs] != hooks:  # others' gradients pass by too
-            raise Unfit("it hooks a tensor that it is given")
+            raise Unfit("it registers a hook on an argument")
         returned, ys = Form.of(made)
         if not ys or not all(isinstance(y, _PLAIN) for y in returned.fixed if y is not TENSOR):
-            raise Unfit("it returns something else than tensors")
+            raise Unfit("it returns something other than tensors")
         if not xs and not list(module.parameters()):
-            raise Unfit("it is given no tensor")
+            raise Unfit("none of its arguments is a tensor")
         storages = {x.untyped_storage().data_ptr() for x in xs}
         storages |= {p.untyped_storage().data_ptr() for p in module.parameters()}
         own = [y.untyped_storage().data_ptr() for y in ys if y.numel()]
         if storages & set(own) or len(set(own)) < len(own):
-            raise Unfit("a result shares the memory of another tensor")
+            raise Unfit("one of its outputs shares memory with another tensor")
         if self.gradients:
             self._require_own(module, xs, ys)
         sizes = [tuple(x.shape) for x in xs], [tuple(y.shape) for y in ys]
@@ -396,7 +404,7 @@ class RegionSearch:
             seen.add(node)
             leaf = getattr(node, "variable", None)
             if leaf is not None and id(leaf) not in own and id(leaf) not in given:
-                raise Unfit("it reads a parameter that it does not hold")
+                raise Unfit("it reads a parameter of another module")
             stack += [after for after, _ in node.next_functions if after is not None]
 
     # ---- a trace

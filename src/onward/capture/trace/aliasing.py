@@ -1,4 +1,4 @@
-"""Which nodes of an export share memory, asked of torch on tensors without data.
+"""Nodes of an export that share memory: torch is asked, on tensors without data.
 
 Schemas say less: `reshape` may be a view or a copy, `contiguous` and dropout that is off return the
 tensor they are given.
@@ -27,7 +27,7 @@ def mutates(target: Any) -> bool:
 
 
 def reshapes(target: Any) -> bool:
-    """Whether it changes sizes and strides alone (`t_`, `unsqueeze_`): a view, taken in place."""
+    """Whether an op changes sizes and strides alone (`t_`, `unsqueeze_`): a view in place."""
     return mutates(target) and torch.Tag.inplace_view in target.tags
 
 
@@ -78,7 +78,7 @@ def _of_region(region: Any, i: int) -> Any:
 
 
 def parts_of_region(region: Any) -> tuple[list[Any], Sequence[Any], Sequence[Any]]:
-    """The inputs and results of what it runs, and what it is given for the inputs."""
+    """The inputs and results of what a region runs, and what it is given for the inputs."""
     at = next(i for i, a in enumerate(region.args) if getattr(a, "op", "") == "get_attr")
     body = getattr(region.graph.owning_module, region.args[at].target)
     results = next(n for n in body.graph.nodes if n.op == "output").args[0]

@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from onward.capture.masked_rows import MaskedRows
 from onward.capture.mode_reads import noted_question
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import Walk, library, module_of
 from onward.model_state.patches import Patch, caller, patched
 
@@ -58,9 +58,9 @@ def is_of_inference_mode() -> bool:
 def answering_as_eager(
     seen: Walk, trained: Iterable[torch.Tensor], note: Callable[[], None]
 ) -> Iterator[None]:
-    """For this thread. seen: what the forward leads to; trained: its parameters, as the trace has
-    them, or none where there is no backward. `note` is called where the forward asks how a tensor
-    lies in memory.
+    """Within it, this thread's forward is answered as in eager mode. seen: what the forward leads
+    to. trained: its parameters, as the trace has them, or none where there is no backward. note: is
+    called where the forward asks how a tensor lies in memory.
 
     Within it, a forward that sets what no graph has raises CaptureError: a hook on a node of
     autograd's, `requires_grad` of a parameter.
@@ -113,7 +113,7 @@ def _is_for_traces(module: str) -> bool:
 
 
 def _of_tensors(asked: _Asked, note: Callable[[], None]) -> Iterator[Patch]:
-    """Of the class that all tensors have: `torch.Tensor.stride(x)` asks too."""
+    """Patches of the class that all tensors have: `torch.Tensor.stride(x)` asks too."""
 
     def of_layout(plain: Callable[..., Any]) -> Callable[..., Any]:
         def tell(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -143,8 +143,8 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
             return
         if changed.setdefault(id(x), value) != value:  # what stays is seen in the model
             raise CaptureError(
-                "the forward sets requires_grad of a parameter for a while, which a graph "
-                "does not do; fix: detach()"
+                "the forward switches requires_grad of a parameter temporarily, which a "
+                "graph cannot do; fix: use p.detach() instead"
             )
 
     def require(x: torch.Tensor, value: bool) -> None:
@@ -165,7 +165,7 @@ def _of_gradients(asked: _Asked, trained: set[int]) -> Iterator[Patch]:
 
 
 def _of_sizes(asked: _Asked) -> Iterator[Patch]:
-    """A size that is written out is from then on of this batch alone."""
+    """Patches that make a size which is written out one of this batch alone from then on."""
 
     def as_text(name: str, plain: Callable[..., str]) -> Callable[..., str]:
         def tell(n: torch.SymInt, *spec: str) -> str:
@@ -212,7 +212,7 @@ def _of_grad_mode() -> Iterator[Patch]:
 
 
 def _of_inference_mode() -> Iterator[Patch]:
-    """A trace does not keep it, but where gradients are off."""
+    """Patches of inference mode, of which a trace keeps only that gradients are off."""
     mode = torch.inference_mode
     entered: list[tuple[Any, bool]] = []
 
@@ -232,7 +232,7 @@ def _of_inference_mode() -> Iterator[Patch]:
 
 
 def _class_of(x: Any) -> type:
-    """As in eager."""
+    """The class of an object as eager mode has it."""
     if type(x) is FakeTensor or type(x) is MaskedRows:
         return torch.nn.Parameter if isinstance(x, torch.nn.Parameter) else torch.Tensor
     return x.__class__ if type(x) is _Node else _NUMBERS.get(type(x), type(x))
@@ -275,7 +275,7 @@ class _Type(metaclass=_TypeOfType):
 
 
 def _isinstance(x: Any, cls: Any) -> bool:
-    """Stands for `isinstance`: a size is an int."""
+    """`isinstance` with eager mode's answers: a size is an int."""
     return issubclass(_NUMBERS[type(x)], cls) if type(x) in _NUMBERS else isinstance(x, cls)
 
 
@@ -299,8 +299,8 @@ class _Node:
     def __getattr__(self, name: str) -> Any:
         if name in _NODE_HOOKS:
             raise CaptureError(
-                f"the forward calls {name} on a node of autograd's graph; hooks do not run inside "
-                "a graph; fix: remove it"
+                f"the forward calls {name} on a grad_fn, and hooks do not run inside a graph; "
+                "fix: remove the hook"
             )
         return getattr(self._node, name)
 
@@ -316,7 +316,8 @@ _no = _No()
 
 
 def _is_of_compiler(x: Any) -> bool:
-    """Also under another name: `from torch.compiler import is_compiling`."""
+    """Whether an object asks if a compiler runs, also under another name, as by
+    `from torch.compiler import is_compiling`."""
     return isinstance(x, types.FunctionType) and x.__name__ in _COMPILERS.get(x.__module__, ())
 
 

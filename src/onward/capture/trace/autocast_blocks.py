@@ -61,7 +61,7 @@ def autocast_noted(device: str) -> Iterator[None]:
     plain = PreDispatchTorchFunctionMode.__torch_function__
 
     def called(mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """As graphs of dynamo's enter and leave a block."""
+        """Enters and leaves a block as graphs of dynamo's do."""
         if function in (_MODULE._enter_autocast, _MODULE._exit_autocast):
             if entering:
                 return None

@@ -19,7 +19,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.patches import patched
 
 _MOST = 64  # questions of one forward
@@ -42,7 +42,7 @@ _SIZED = (
 
 
 class Unasked(CaptureError):
-    """A question that the run before did not hear."""
+    """The traced forward asks a question that the run before did not hear."""
 
 
 class Asked(TorchFunctionMode):
@@ -171,7 +171,7 @@ class Asked(TorchFunctionMode):
                 "fix: compute with the tensors instead of choosing by them"
             )
         self.answers.append((place, answer))
-        # of its own, since what is written later is no matter of this question
+        # a copy, since what is written later is no matter of this question
         self.questions.append(question.detach().clone())
 
 
@@ -206,7 +206,7 @@ def said(question: torch.Tensor, kind: Any) -> Any:
 def _repeated(
     counts: list[int], x: torch.Tensor, repeats: Any, dim: int | None = None, **_: Any
 ) -> torch.Tensor:
-    """`repeat_interleave` so many times each."""
+    """`repeat_interleave` of `counts[i]` times each, with counts as numbers."""
     x, dim = (x.flatten(), 0) if dim is None else (x, dim)
     counts = counts * x.shape[dim] if len(counts) == 1 else counts
     places = [i for i, n in enumerate(counts) for _ in range(n)]
@@ -226,7 +226,7 @@ def _has_tensor(index: slice) -> bool:
 
 
 def _place() -> Any:
-    """Where in the forward the question is asked: the lines of the model's code."""
+    """The lines of the model's code where a question is asked."""
     frame, found = sys._getframe(1), []
     while frame is not None and len(found) < _FRAMES:
         name = frame.f_globals.get("__name__", "")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.fx.config as fx
+from torch.export import ExportedProgram
 from torch.fx.experimental.proxy_tensor import _ModuleStackTracer
 
 from onward.capture.custom_ops import ctc as ctc_op
@@ -29,7 +30,7 @@ from onward.capture.trace.refusals import refusal
 from onward.capture.trace.replaced import run_once
 from onward.capture.trace.torch_nn.running_mean import averaged_over_batches
 from onward.capture.trace.torch_nn.transformer_encoder import padded_with_zeros
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.patches import Patch, patched
 
 ONE_AT_A_TIME = threading.RLock()  # a capture patches what all threads share
@@ -51,9 +52,11 @@ def untraced() -> None:
             pass
 
 
-def export(flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: Held) -> Any:
+def export(
+    flat: FlatCall, tensors: list[torch.Tensor], names: list[str], held: Held
+) -> ExportedProgram:
     """The call as an exported program, sizes above 1 symbolic. names: of the batch's leaves.
-    held: of these dims the sizes are numbers, or multiples of one.
+    held: dims whose sizes are numbers, or multiples of a symbol.
 
     Raises CaptureError with the reason where it cannot be traced.
     """
@@ -125,7 +128,7 @@ def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
     transformer = torch.nn.modules.transformer
 
     def causal_as_said(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
-        """The original inspects data, which an export has not."""
+        """What the caller says: the original inspects data, which an export has not."""
         return bool(is_causal)
 
     places: list[Patch] = [
@@ -153,8 +156,8 @@ def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
 
 
 def _tracing_alone() -> list[Patch]:
-    """An export stands in the way of every module's call, and of its attributes. Those of other
-    threads pass, as if there were none."""
+    """Patches that let other threads' modules pass: an export stands in the way of every module's
+    call, and of its attributes."""
     here, plain = threading.get_ident(), _ModuleStackTracer
     call, get = plain.call_module, plain.getattr
 
@@ -176,8 +179,8 @@ _parse_to: Any = getattr(torch._C, "_nn")._parse_to  # noqa: B009
 
 
 def _moved(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-    """`Module.to`, which sets every parameter anew, also where each is as asked: a trace has no
-    place for that."""
+    """`Module.to` for a trace: the original sets every parameter anew, also where each is as asked,
+    and a trace has no place for that."""
     device, dtype, _, lying = _parse_to(*args, **kwargs)
     tensors = [*module.parameters(), *module.buffers()]
     as_asked = lying is None and all(

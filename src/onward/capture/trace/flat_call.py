@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,27 +13,29 @@ from onward.capture.huggingface import cache_is_pointless
 from onward.capture.masked_rows import MaskedRows, is_tensor
 from onward.capture.mode_reads import ModeReads
 from onward.capture.regions import RegionSearch
+from onward.capture.request import CaptureRequest
 from onward.capture.trace.as_eager import answering_as_eager
 from onward.capture.trace.data_branches import Answer, Asked
 from onward.capture.trace.output_tree import OutputTree
 from onward.capture.trace.row_choices import Choosing
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.names import distinct
 from onward.model_state import traces_names
 from onward.model_state.effects import Effects, keeping_buffers, keeping_parameters, undoing
 from onward.model_state.refusals import without_hooks
 
-LossFunction = Callable[..., torch.Tensor]
 TENSOR = object()  # stands in a batch's leaves where a tensor does
 
 
 class _Noted:
     """What the wrapper notes in a run: an export restores a module's own attributes.
 
-    names: of its outputs. lies: whether the forward asks how tensors lie in memory. answers: to
-    what it asks tensors, from a run before, with their places; None before one. masks: the same of
-    masks that choose rows. asked: the answers that the traced run was given. read: how many of the
-    questions are for numbers. mode: what the traced run asks of its mode, where gradients are on.
+    names: of the outputs. chosen: names of results that are rows a boolean mask chooses, which
+    have no output. lies: whether the forward asks how tensors lie in memory. answers: what a run
+    before answered to questions about tensors, with their places; None before such a run. masks:
+    answers and places for masks that choose rows. asked: the answers that the traced run was given.
+    read: how many of the questions are for numbers. tree: how the outputs are put together, of a
+    whole call. mode: what the traced run asks of its mode, where gradients are on.
     """
 
     names: tuple[str, ...] | list[str] = ()
@@ -55,27 +57,22 @@ class FlatCall(torch.nn.Module):
 
     def __init__(
         self,
-        model: torch.nn.Module,
+        request: CaptureRequest,
         spec: pytree.TreeSpec,
         fixed: list[Any],
-        loss_fn: LossFunction | None,
-        want_loss: bool,
         values: bool = False,
-        gradients: bool = True,
-        whole: bool = False,
         regions: RegionSearch | None = None,
-        autocast: torch.dtype | None = None,
     ) -> None:
-        """values: numbers that are read into Python are answered as in the first batch. gradients:
-        whether they are asked for. whole: the outputs are to be put together again as the model
-        returns them (`noted.tree`). regions: submodules that are one op each. autocast: to what
-        `torch.autocast` casts around the call; None where it is off."""
+        """spec, fixed: the tree of the arguments, and its leaves with TENSOR for each tensor.
+        values: numbers that are read into Python are answered as in the first batch. regions:
+        submodules that are one op each. Where the request says `whole`, the outputs are to be put
+        together again as the model returns them (`noted.tree`)."""
         super().__init__()
-        self.model = model
-        self.gradients, self.whole = gradients, whole
+        self.model = request.model
+        self.gradients, self.whole = request.differentiated, request.whole
         self.values, self.regions = values, regions
-        self.spec, self.fixed, self.loss_fn = spec, fixed, loss_fn
-        self.want_loss, self.autocast = want_loss, autocast
+        self.spec, self.fixed, self.loss_fn = spec, fixed, request.loss_fn
+        self.want_loss, self.autocast = request.want_loss, request.autocast
         self.noted = _Noted()
         self.effects = Effects()
         self.extra: dict[str, Any] = {}
@@ -100,7 +97,7 @@ class FlatCall(torch.nn.Module):
         return (*results, *asked.questions)
 
     def ask(self, *leaves: torch.Tensor) -> None:
-        """A run in eager mode, which leaves nothing behind but the answers to what it asks."""
+        """Runs the call in eager mode; nothing stays of it but the answers to what it asks."""
         with (
             self.aside(),
             Asked(values=self.values) as asked,
@@ -129,7 +126,7 @@ class FlatCall(torch.nn.Module):
 
     @property
     def device(self) -> str:
-        """The type of the model's."""
+        """The type of the device that the model's first tensor is on; "cpu" where it has none."""
         return next((t.device.type for _, t in named_tensors(self)), "cpu")
 
     def run(self, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -153,8 +150,8 @@ class FlatCall(torch.nn.Module):
         chosen = [n for n, v in _pairs(outputs) if isinstance(v, MaskedRows)]
         if chosen and (not self.want_loss or chosen[0] == "loss" or not named):
             raise CaptureError(
-                f"the model returns {chosen[0]}, rows that a boolean mask chooses: how many, only "
-                "data say; fix: return all rows, or a loss that is reduced to a scalar"
+                f"the model returns {chosen[0]}, rows chosen by a boolean mask, whose number "
+                "depends on the data; fix: return all rows, or a loss reduced to a scalar"
             )
         self.noted.chosen = chosen
         if not self.want_loss:
@@ -185,11 +182,12 @@ def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def _give(tensor: torch.Tensor, attributes: dict[str, Any], name: str) -> None:
-    """Sets what the user has set on the tensor that this one stands for."""
+    """Sets on a tensor of the trace what the user has set on the one that it stands for. Raises
+    CaptureError for names that torch.export uses itself."""
     for key in attributes.keys() & traces_names():
         raise CaptureError(
-            f"{model_path(name)} has the attribute {key}, a name that tensors within torch.export "
-            "use themselves; fix: another name"
+            f"{model_path(name)} has the attribute {key}, a name that torch.export sets on "
+            "tensors itself; fix: rename the attribute"
         )
     vars(tensor).update(attributes)
 
@@ -224,4 +222,4 @@ def model_path(target: str | None) -> str:
     return target.removeprefix("model.") if target.startswith("model.") else f".{target}"
 
 
-__all__ = ["TENSOR", "FlatCall", "LossFunction", "model_path", "name_outputs", "named_tensors"]
+__all__ = ["TENSOR", "FlatCall", "model_path", "name_outputs", "named_tensors"]

@@ -11,7 +11,7 @@ from torch.nn.modules import module as modules
 from torch.utils.checkpoint import CheckpointFunction
 
 from onward.capture.trace.own_gradients import applied
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state import module_of
 from onward.model_state.patches import Patch, patched
 from onward.model_state.refusals import NO_HOOKS, keeps_numbers
@@ -22,8 +22,10 @@ _IN_BACKWARD: dict[tuple[Any, str], str] = {
     (torch.Tensor, "register_post_accumulate_grad_hook"): NO_HOOKS,
     (torch.autograd.graph, "get_gradient_edge"): NO_HOOKS,
     (modules, "BackwardHook"): NO_HOOKS,  # what a module's backward hooks make
-    # which Tensor.backward calls
-    (torch.autograd, "backward"): "a step's gradients are its loss's alone; fix: call it outside",
+    # Tensor.backward calls this one
+    (torch.autograd, "backward"): (
+        "a step differentiates its loss alone; fix: call backward outside of the forward"
+    ),
 }
 
 
@@ -44,17 +46,17 @@ def refusing_gradient_code(trains: bool) -> Iterator[None]:
 
 
 def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """In place of what `Function.apply` calls; that itself may be bound (`f = F.apply`)."""
+    """Stands for what `Function.apply` calls; `apply` itself may be bound (`f = F.apply`)."""
     if cls is CheckpointFunction:
         raise CaptureError(
-            "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward a "
-            "capture would drop; fix: use_reentrant=False"
+            "the model uses torch.utils.checkpoint with use_reentrant=True, whose backward "
+            "cannot be captured; fix: use_reentrant=False"
         )
     if module_of(cls).partition(".")[0] == "torch":  # which its tracing knows
         return super(_Single, cls).apply(*args, **kwargs)
     defined = torch.autograd.function._is_setup_context_defined(cls.setup_context)
-    refuse = _refuse_call("torch.autograd.grad", "its backward would be traced without it; fix: "
-                          "write the gradient with torch ops")  # fmt: skip
+    refuse = _refuse_call("torch.autograd.grad", ("its own backward would be lost; fix: write "
+"the gradient with torch ops"))  # fmt: skip
     with patched([(torch.autograd, "grad", refuse)]):
         return applied(cls, defined, args)
 
@@ -63,8 +65,8 @@ def _refuse_pack(pack: Callable[[Any], None]) -> Callable[[Any], None]:
     def refuse(context: Any) -> None:
         if not keeps_numbers(context.pack_hook):
             raise CaptureError(
-                "the forward uses saved_tensors_hooks, which do not run inside a graph; fix: leave "
-                "them out"
+                "the forward uses torch.autograd.graph.saved_tensors_hooks, which do not run "
+                "inside a graph; fix: remove them"
             )
         return pack(context)
 

@@ -1,4 +1,4 @@
-"""Which of an op's inputs its gradient goes on to, asked of torch's autograd without data.
+"""Inputs of an op that its gradient goes on to: torch's autograd is asked, without data.
 
 Schemas do not say it: `nll_loss` has a gradient by its input and none by its class weights,
 `zeros_like` none at all, `copy_` one of zeros by what it overwrites.
@@ -31,7 +31,7 @@ class Edges(NamedTuple):
 
 
 class GradientEdges:
-    """Of the ops of one program; the same op on tensors of the same types is asked once."""
+    """The edges of one program's ops; an op is asked once for tensors of the same types."""
 
     def __init__(self) -> None:
         self._known: dict[Hashable, Edges | None] = {}
@@ -52,8 +52,8 @@ class GradientEdges:
         return [inputs[i] for i in sorted(edges.written.get(inputs.index(written), ()))]
 
     def _edges(self, node: Any) -> Edges | None:
-        """None where torch has no form of the op for tensors without data, or one that has other
-        gradients."""
+        """The edges of an op; None where torch has no form of it for tensors without data, or one
+        that has other gradients."""
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace == "onward":
             return None
         if _stem(node) in _CUT:
@@ -114,7 +114,7 @@ def _asked(node: Any) -> Edges | None:
 
 
 def _behind(tensors: Sequence[Any], leaves: dict[Any, int]) -> frozenset[int]:
-    """The numbers of the leaves that autograd comes to from these."""
+    """The numbers of the leaves that autograd reaches from these tensors."""
     return frozenset(leaves[leaf] for t in _tensors(tensors) for leaf in _leaves_of(t.grad_fn))
 
 
@@ -138,7 +138,7 @@ def _leaves_of(end: Any) -> set[Any]:
 
 
 def _by_name(node: Any, inputs: list[Any]) -> list[Any]:
-    """The same without asking: all inputs, but for ops that are known."""
+    """The inputs that have a gradient, by the op's name alone: all, but for ops that are known."""
     if _name(node) == "onward::with_gradient":
         return list(node.args[3])
     stem = _stem(node)
@@ -153,7 +153,7 @@ def _name(node: Any) -> str:
 
 
 def _stem(node: Any) -> str:
-    """The name of the op without its namespace, and as it is out of place."""
+    """The name of an op without its namespace, in the form that does not write in place."""
     return _name(node).partition("::")[2].removesuffix("_")
 
 

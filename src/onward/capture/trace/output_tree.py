@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from onward.capture.huggingface import CACHE, is_cache
 from onward.capture.masked_rows import is_tensor
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.names import distinct
 from onward.model_state.facts import ATOMS
 
@@ -52,15 +52,15 @@ class SizeLeaf:
 
 @dataclass(frozen=True)
 class Value:
-    """What is no tensor."""
+    """A plain value, which is no tensor."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Container:
-    """make: the container of these parts, given what stands for each. keys: of a mapping's parts,
-    those that are strings."""
+    """A container around parts. kind: its class. make: a container of that class, given what stands
+    for each part. keys: of a mapping's parts, those that are strings."""
 
     kind: type
     make: Callable[[list[Any]], Any]
@@ -74,8 +74,9 @@ Part = Computed | SizeLeaf | BatchLeaf | Held | Value | Container
 class OutputTree:
     """How the outputs of a call are put together.
 
-    outputs: of one run. leaves: the batch's tensors in that run. owned: the module's tensors by
-    path. root: the whole; names: of the computed ones, and `tensors`: what they were in that run.
+    outputs: what one run returned. leaves: the batch's tensors in that run. owned: the module's
+    tensors by path. root: the whole tree. names: of the computed tensors. tensors: the computed
+    tensors of that run.
     Raises CaptureError for outputs that no graph can give.
     """
 
@@ -117,7 +118,8 @@ class OutputTree:
         given: Sequence[torch.Tensor],
         held: Callable[[str], torch.Tensor],
     ) -> Any:
-        """The outputs of a call: of what it computed, was given, and what the module has."""
+        """The outputs of a call, built of what it computed, what it was given, and what the module
+        has."""
         return _built(self.root, computed, given, held)
 
     def _part(self, x: Any, path: tuple[str, ...]) -> Part:
@@ -157,9 +159,9 @@ class OutputTree:
         if not fields or isinstance(x, type) or set(vars(x)) - set(fields):
             where = ".".join(path)
             raise CaptureError(
-                f"the forward returns {'at ' + where + ' ' if where else ''}a {type(x).__name__}, "
-                "neither a tensor nor a container that torch.utils._pytree knows; fix: a dict, a "
-                "tuple or a dataclass"
+                f"the forward returns {'at ' + where + ' ' if where else ''}a "
+                f"{type(x).__name__}, which is neither a tensor nor a container registered "
+                "with torch.utils._pytree; fix: return a dict, a tuple or a dataclass"
             )
         kind: Any = type(x)
         parts = tuple(self._part(getattr(x, name), (*path, name)) for name in fields)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from onward.capture.trace.gradient_edges import carries
-from onward.config import CaptureError
+from onward.errors import CaptureError
 
 _UNDER_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}
 
@@ -57,7 +57,7 @@ class FunctionContext:
         self.saved_tensors = tensors
 
     def save_for_forward(self, *_: Any) -> None:
-        """For forward mode."""
+        """Does nothing: a step has no forward mode of differentiation."""
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         self.non_differentiable = tensors
@@ -67,8 +67,8 @@ class FunctionContext:
 
     def mark_dirty(self, *_: Any) -> None:
         raise CaptureError(
-            f"the torch.autograd.Function {self._name} writes into its inputs; fix: return a new "
-            "tensor"
+            f"the torch.autograd.Function {self._name} writes in place into its inputs; fix: "
+            "return a new tensor"
         )
 
 
@@ -115,8 +115,8 @@ def _pairs(name: str, args: tuple[Any, ...], dxs: tuple[Any, ...]) -> list[tuple
     """Gradients and what they are of."""
     if len(dxs) < len(args) or any(dx is not None for dx in dxs[len(args) :]):
         raise CaptureError(
-            f"the backward of the torch.autograd.Function {name} returns {len(dxs)} gradients for "
-            f"{len(args)} inputs; fix: one for each, or None"
+            f"the backward of the torch.autograd.Function {name} returns {len(dxs)} gradients "
+            f"for {len(args)} inputs; fix: return one (or None) for each input"
         )
     pairs = [
         (dx.to(x.dtype) if {dx.dtype, x.dtype} <= _UNDER_AUTOCAST else dx, x)  # as autograd does
@@ -127,8 +127,8 @@ def _pairs(name: str, args: tuple[Any, ...], dxs: tuple[Any, ...]) -> list[tuple
         if dx.shape != x.shape or dx.dtype != x.dtype:
             raise CaptureError(
                 f"the backward of the torch.autograd.Function {name} returns a gradient "
-                f"{list(dx.shape)} of {dx.dtype} for an input {list(x.shape)} of {x.dtype}; fix: "
-                "one of its own shape and type"
+                f"{list(dx.shape)} of {dx.dtype} for an input {list(x.shape)} of {x.dtype}; "
+                "fix: return one of the input's shape and dtype"
             )
     return pairs
 

@@ -1,4 +1,4 @@
-"""What torch.export raises, in words of ours: one line, with a fix where the cause is known."""
+"""Errors of torch.export in one line each, with a fix where the cause is known."""
 
 from __future__ import annotations
 
@@ -10,33 +10,40 @@ import torch
 
 from onward.capture.aten.reasons import reason
 from onward.capture.regions.blame import blamed
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.one_line import READ, shortened
 
 _KNOWN = (
     ("Could not guard on data-dependent|Could not extract specialized|unbacked sym", READ),
     (
         "fake tensor in the exported program",
-        "a tensor is read or written past autograd (.data, .data.copy_, .data = ...), and a graph "
-        "would hold the numbers of one batch; fix: .detach() to read it; copy_ within "
-        "torch.no_grad() into a registered buffer to write it",
+        (
+            "a tensor is read or written through .data, so that the graph would hold the values "
+            "of one batch; fix: .detach() to read it; copy_ under torch.no_grad() into a "
+            "registered buffer to write it"
+        ),
     ),
     (
         r"\.numpy\(\) is not supported|__array__",
-        "a tensor is handed to numpy, which a graph does not run; fix: write it with torch",
+        "a tensor is converted to numpy, which a graph does not run; fix: compute with torch",
     ),
     (
         "maximum recursion depth",
-        "calls, or attributes that hold each other, go round in a circle; fix: keep a module's "
-        "parent out of its attributes (weakref.ref), and nested lists flat",
+        (
+            "calls recurse without end, or modules hold each other in a circle; fix: keep a "
+            "module's parent as a weakref.ref, and flatten deeply nested lists"
+        ),
     ),
     (
         "vmap|functorch",
-        "a transform of torch.func's (vmap, grad) is called; fix: write it without",
+        (
+            "the forward calls a torch.func transform (vmap, grad); fix: write the computation "
+            "without it"
+        ),
     ),
     (
         "Attempted to call function marked as skipped|torch.compile|Dynamo",
-        "a function compiled by torch.compile is called; fix: call it uncompiled",
+        "the forward calls a function compiled by torch.compile; fix: call the original function",
     ),
 )
 _DROPS = ("layerdrop", "layer_drop")
@@ -64,10 +71,10 @@ def layer_drop(model: torch.nn.Module, path: str, chance: float) -> CaptureError
     if not option:
         return None
     error = CaptureError(
-        f"{path or 'the model'} has layer drop: random numbers decide which layers run, which a "
-        f"graph has no place for; fix: {option} = 0"
+        f"{path or 'the model'} uses layer drop: random numbers decide which layers run, "
+        f"which a graph cannot do; fix: {option} = 0"
     )
-    error.said = f"layer drop draws which layers run; fix: {option} = 0"
+    error.said = f"layer drop chooses at random which layers run; fix: {option} = 0"
     return error
 
 
@@ -80,9 +87,9 @@ def refuse_layer_drop(regions: Iterable[Any]) -> None:
             if option and module.training:
                 path = ".".join(p for p in (region.path, name) if p)
                 raise CaptureError(
-                    f"{path} has layer drop: random numbers decide which layers run, and the "
-                    f"update of a step moves every parameter; fix: {option} = 0, or your own loop "
-                    "with onward.accelerate(model)"
+                    f"{path} uses layer drop: random numbers decide which layers run, but the "
+                    f"optimizer step of a Trainer updates every parameter; fix: {option} = 0, "
+                    "or your own loop with onward.accelerate(model)"
                 )
 
 

@@ -6,29 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from onward.capture.expert_loops.batched_turn import (
-    OF_COUNTS,
-    Each,
-    asking_frame,
-    each_in,
-    looked_up,
-    may_change,
-    of_each,
-    of_loop,
-)
-from onward.capture.expert_loops.counts import Counts, DataNumber, Sums, are_counts, of_pieces
-from onward.capture.expert_loops.loop_source import skips_nothing
-from onward.capture.expert_loops.module_list import one_of_modules
-from onward.capture.expert_loops.one_hot import OneHot, made_of
-from onward.capture.expert_loops.split_rows import Cut, ExpertRows, cut, done, pieces_in, together
+from onward.capture.expert_loops import NOT_ASKED, ExpertLoops
 from onward.capture.masked_rows import functions
 from onward.capture.masked_rows import reductions as sums
 from onward.capture.masked_rows.functions import put_back
 from onward.capture.masked_rows.rows import (
-    SAID,
     MaskedRows,
     applied,
     choose,
@@ -40,14 +24,6 @@ from onward.capture.masked_rows.rows import (
 from onward.model_state.patches import patched
 
 Tensor = torch.Tensor
-
-
-_tolist: Any = FakeTensor.tolist
-
-
-def _as_a_tensor(x: Any) -> Any:
-    """`tolist` of a trace's tensor, of which a mode hears."""
-    return Tensor.tolist(x)
 
 
 def _of_rows(function: Any) -> Any:
@@ -70,20 +46,13 @@ class Choosing(TorchFunctionMode):
         super().__init__()
         self._whole = whole
         self._keys: dict[int, tuple[Tensor, int, Any]] = {}
-        self._one_hots: dict[int, tuple[Tensor, int, OneHot]] = {}
-        self._taken: dict[int, tuple[Tensor, int, Tensor, int]] = {}
-        self._sums = Sums()
-        self._cuts: dict[tuple[int, int, int], Cut] = {}
-        self._written: dict[int, tuple[Tensor, list[ExpertRows]]] = {}  # in part, by pieces
+        self._loops = ExpertLoops(whole is None, self._note_derived)
 
     def __enter__(self) -> Any:
         places: list[Any] = [
             (torch, f.__name__, _of_rows(f)) for f in (torch.pow, torch.float_power)
         ]
-        places.append((torch.nn.ModuleList, "__getitem__", one_of_modules))
-        if self._whole is None:
-            places.append((FakeTensor, "tolist", _as_a_tensor))
-        self._patches = patched(places)
+        self._patches = patched([*places, *self._loops.places()])
         self._patches.__enter__()
         return super().__enter__()
 
@@ -95,86 +64,22 @@ class Choosing(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs, name = kwargs or {}, getattr(func, "__name__", "")
-        if not may_change(name, args, kwargs):
-            raise of_loop(f"{name} of what is no expert's")
+        answered = self._loops.answer(func, args, kwargs)
+        if answered is not NOT_ASKED:
+            return answered
         if name == "__setitem__" and isinstance(args[2], MaskedRows) and is_mask(args[1]):
             return put_back(args[0], args[1], self.key(args[1]), args[2])
-        if each_in((args, kwargs)):
-            if name == "__getitem__" and is_tensor(args[0]) and type(args[1]) is Each:
-                return looked_up(args[0], args[1], self._one_hot(args[0]))
-            of_one = of_each(func, args, kwargs)
-            if is_tensor(of_one):
-                self._note_one(of_one, args)
-            return of_one
-        if name == "__bool__" and hasattr(args[0], SAID) and skips_nothing(asking_frame()):
-            return getattr(args[0], SAID)
         if found_in((args, kwargs)):
             return applied(func, args, kwargs)
-        if self._whole is None:
-            found = self._of_sums(func, name, args, kwargs)
-            if found is not None:
-                return found
-        if name == "tolist" and self._whole is None and isinstance(args[0], FakeTensor):
-            return _tolist(args[0])
-        if name in ("split", "split_with_sizes") and any(
-            type(a) is Counts for a in (*args, *kwargs.values())
-        ):
-            return cut(args, kwargs, self._taken_of)
-        asked = name in _CAT and self._sums.check(args, kwargs)
-        if asked or pieces_in((args, kwargs)):
-            return done(func, args, kwargs)
         made = self._settled(self._begun(func, name, args, kwargs))
         if made is None:
             made = func(*args, **kwargs)
-            self._note(func, name, args, kwargs, made)
+            self._loops.note(func, args, kwargs, made)
+            self._note(name, args, kwargs, made)
         return made
 
-    def _of_sums(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:  # fmt: skip
-        """Counts that only data say, and rows that are cut by them; None for others."""
-        if self._written and name != "__setitem__" and name not in _ASKED:
-            given = [*args, *kwargs.values()]
-            given = [b for a in given for b in (a if isinstance(a, (list, tuple)) else [a])]
-            own = {_memory(x) for x, _ in self._written.values()}
-            if any(is_tensor(a) and _memory(a) in own for a in given):
-                raise of_pieces("a read of a part of what is put together")
-        if name == "tolist" and are_counts(args[0]):
-            return Counts(args[0], self._sums)
-        if name == "__bool__":
-            return self._sums.said(args[0])
-        if name in ("__getitem__", "__setitem__") and is_tensor(args[0]):
-            index = args[1]
-            between = self._sums.between(index)
-            ends = [index.start, index.stop] if isinstance(index, slice) else []
-            if between is None and any(type(i) is DataNumber for i in ends):
-                raise of_pieces("a slice")
-            if between is not None and name == "__getitem__":
-                return ExpertRows(self._cut_of(args[0], between.counts), between.first)
-            if between is not None or id(args[0]) in self._written:
-                return self._put(args[0], between, args[2])
-        return None
-
-    def _cut_of(self, x: Tensor, counts: Tensor) -> Cut:
-        key = (id(x), x._version, id(counts))
-        return self._cuts.setdefault(key, Cut(x, counts, self._taken_of, short=True))
-
-    def _put(self, x: Tensor, between: Any, value: Any) -> bool:
-        """`x[start:end] = piece`: written once all pieces are there."""
-        pieces = self._written.setdefault(id(x), (x, []))[1]
-        if between is None or type(value) is not ExpertRows or value.number != between.first:
-            raise of_pieces("a write of others than the same rows")
-        if len(pieces) != between.first or value.counts is not between.counts:
-            raise of_pieces("a write in another order")
-        self._sums.check_turn(between.first)
-        pieces.append(value)
-        if len(pieces) == between.counts.shape[0]:
-            del self._written[id(x)]
-            x.copy_(together(pieces, x))
-        return True
-
     def _settled(self, made: Any) -> Any:
-        """Chosen rows as they are, or all rows."""
+        """The chosen rows, or all rows where the mask is known to leave none out."""
         if self._whole is None or not found_in(made):
             return made
         if isinstance(made, tuple):
@@ -221,40 +126,16 @@ class Choosing(TorchFunctionMode):
         return choose(x, mask, (key, str(tuple(x.shape))))
 
     def key(self, x: Tensor) -> Any:
-        """Equal for tensors that are proved to hold the same numbers, in row-major order."""
+        """A key that is equal for tensors proved to hold the same numbers, in row-major order."""
         held = self._keys.get(id(x))
         if held is None or held[1] != x._version:
             held = self._keys[id(x)] = (x, x._version, object())
         return held[2]
 
-    def _taken_of(self, x: Any) -> tuple[Tensor, int] | None:
-        """The tensor, and the number, by which one was taken of it."""
-        held = self._taken.get(id(x))
-        return None if held is None or held[3] != x._version else (held[2], held[1])
-
-    def _one_hot(self, x: Any) -> OneHot | None:
-        """What a tensor is known to be the one-hot of."""
-        held = self._one_hots.get(id(x))
-        return None if held is None or held[1] != x._version else held[2]
-
-    def _note(
-        self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any
-    ) -> None:
-        """What a tensor was taken of; of numbers or bools, what it was made of."""
-        if self._whole is None:
-            self._sums.note(name, args, kwargs, made)
-        if name == "__getitem__" and type(args[1]) is int and is_tensor(made) and args[1] >= 0:
-            self._taken[id(made)] = (made, args[1], args[0], made._version)
+    def _note(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], made: Any) -> None:
+        """Remembers what a tensor of integers or bools was made of."""
         if not is_tensor(made) or made.is_floating_point() or id(made) in self._keys:
             return
-        if args and hasattr(args[0], SAID) and len(args) == 2 and type(args[1]) is int:
-            said = OF_COUNTS.get(name.strip("_"), {}).get(args[1])
-            if said is not None:
-                setattr(made, SAID, said)
-        own = getattr(getattr(func, "__self__", None), "__name__", "")
-        hot = made_of(own if name == "__get__" else name, args, made, self._one_hot)
-        if hot is not None:
-            self._one_hots[id(made)] = (made, made._version, hot)
         if name in _SAME and args and is_tensor(args[0]) and args[0].dtype == made.dtype:
             self._keys[id(made)] = (made, made._version, self.key(args[0]))
             return
@@ -269,11 +150,9 @@ class Choosing(TorchFunctionMode):
         key = (name, *parts, *(shapes if len(shapes) > 1 or name not in _UNARY else ()))
         self._keys[id(made)] = (made, made._version, key)
 
-    def _note_one(self, made: Tensor, args: tuple[Any, ...]) -> None:
-        """What was looked up by the one number of a turn."""
-        index = args[1] if isinstance(args[1], tuple) else (args[1],)
-        own = (("of one", id(p.loop), *p.loop.now) if type(p) is Each else str(p) for p in index)
-        self._keys[id(made)] = (made, made._version, (self.key(args[0]), *own))
+    def _note_derived(self, made: Tensor, source: Tensor, places: Any) -> None:
+        """Remembers what was looked up in a tensor, and where."""
+        self._keys[id(made)] = (made, made._version, (self.key(source), *places))
 
     def _part(self, x: Any) -> Any:
         if is_tensor(x):
@@ -285,12 +164,6 @@ class Choosing(TorchFunctionMode):
         return str(x) if isinstance(x, (slice, type(Ellipsis))) else object()
 
 
-def _memory(x: Tensor) -> int:
-    return x.untyped_storage()._cdata
-
-
-_CAT = ("cat", "concat", "concatenate")
-_ASKED = ("__get__", "size", "dim", "is_floating_point", "numel")  # which read no number
 _SAME = ("view", "reshape", "flatten", "ravel", "contiguous", "squeeze", "unsqueeze", "bool",
          "long", "detach", "clone", "to", "view_as")  # fmt: skip
 _UNARY = ("__eq__", "__ne__", "__gt__", "__ge__", "__lt__", "__le__", "eq", "ne", "gt", "ge", "lt",

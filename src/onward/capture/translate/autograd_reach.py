@@ -28,7 +28,7 @@ def placeholders(nodes: set[Any]) -> set[Any]:
 
 
 def results_of_regions(nodes: set[Any]) -> set[tuple[int, int]]:
-    """Of the results of regions those among these nodes: by the region's site, and their number."""
+    """The results of parts in PyTorch among these nodes, as (site of the part, number)."""
     return {
         (int(node.args[0].args[2]), int(node.args[1]))
         for node in nodes
@@ -37,7 +37,7 @@ def results_of_regions(nodes: set[Any]) -> set[tuple[int, int]]:
 
 
 def passed(loss: Any, edges: GradientEdges | None = None) -> set[Any]:
-    """The nodes that autograd comes by from `loss`."""
+    """The nodes that autograd passes on its way back from `loss`."""
     edges, writers = edges or GradientEdges(), Writers(loss.graph)
     seen: set[tuple[Any, Any]] = set()
     # what is read of a node: its result, or what stands in one of its inputs after it
@@ -86,8 +86,8 @@ class Writers:
                     self._of.setdefault(path_to_owner(written)[-1], []).append((node, written))
 
     def before(self, reader: Any, read: Any) -> list[tuple[Any, Any]]:
-        """Those that have written what `reader` reads, each with the argument that it wrote into;
-        None: who reads at the end."""
+        """The nodes that have written what `reader` reads, each with the argument that it wrote
+        into. reader: None for one that reads at the end."""
         found = self._of.get(path_to_owner(read)[-1], []) if self._of else []
         return [w for w in found if reader is None or self._place[w[0]] < self._place[reader]]
 

@@ -34,7 +34,8 @@ class KnownInputs:
 
     @classmethod
     def of_leaves(cls, leaves: dict[str, int]) -> KnownInputs:
-        """Of a program of which the leaves are known and what is made of them."""
+        """What is known of a program whose only given values are the leaves. leaves: name of a
+        placeholder -> leaf of the batch."""
         found = cls.__new__(cls)
         found.leaves, found.constants, found.sizes, found._written = leaves, {}, {}, {}
         return found
@@ -92,7 +93,7 @@ class KnownInputs:
         return node.target(*args, **kwargs)
 
     def size(self, node: Any) -> SizeOf | None:
-        """A size that the batch's say, or none; None for what is no size."""
+        """The function that computes a node from the batch's sizes; None where there is none."""
         value = node.meta.get("val")
         if node.op != "call_function" or isinstance(value, bool):
             return None
@@ -123,7 +124,7 @@ class SizeOf:
 
 
 def _is_region(node: Any) -> bool:
-    """What a mode of gradients encloses, where it is made of functions."""
+    """Whether a node runs what a gradient mode encloses, and that is made of functions."""
     held = getattr(node.graph.owning_module, node.target, None) if node.op == "get_attr" else None
     return isinstance(held, torch.fx.GraphModule) and all(
         n.op in ("placeholder", "output") or (n.op == "call_function" and _is_function(n.target))
@@ -136,7 +137,8 @@ def _enters(node: Any) -> bool:
 
 
 def _is_function(target: Any, changes: bool = False) -> bool:
-    """Whether it gives the same for the same, and writes nothing. changes: it may write."""
+    """Whether an op is a function of its arguments, without random numbers, that writes nothing.
+    changes: it may write."""
     if not isinstance(target, torch._ops.OpOverload):
         return not isinstance(target, torch._ops.OperatorBase)
     drawn = torch.Tag.nondeterministic_seeded in target.tags

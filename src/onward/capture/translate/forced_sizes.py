@@ -38,7 +38,7 @@ def forced(equations: Iterable[Any], first: Mapping[sympy.Symbol, int]) -> dict[
 
 
 def _solved(factor: Any) -> bool:
-    """Whether it gives one of several sizes as a polynomial of the others."""
+    """Whether a factor that is 0 gives one of several sizes as a polynomial of the others."""
     sizes = factor.free_symbols
     return len(sizes) > 1 and any(
         sympy.degree(factor, size) == 1 and abs(sympy.LC(factor, size)) == 1 for size in sizes

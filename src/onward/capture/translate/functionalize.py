@@ -107,7 +107,7 @@ def _passable(view: Any, kept: bool) -> bool:
 
 
 def _covers(view: Any) -> bool:
-    """Whether it shows each element once."""
+    """Whether a view shows each element of its base once."""
     shown, whole = (n.meta["val"] for n in (view, view.args[0]))
     return bool(shown.numel() == whole.numel())
 

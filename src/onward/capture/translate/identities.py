@@ -31,7 +31,7 @@ def unchanged(node: Any) -> Any:
 
 
 def made_by(node: Any) -> Any:
-    """The same, also where ops in place have changed the tensor since."""
+    """The node that made the tensor which `node` hands on, past ops in place that changed it."""
     while (first := unchanged(node)).op == "call_function" and mutates(first.target):
         node = first.args[0]
     return first

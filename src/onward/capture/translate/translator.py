@@ -25,7 +25,7 @@ from onward.capture.translate.batch_program import constants
 from onward.capture.translate.decompose import expansion, functional, inputs_of
 from onward.capture.translate.forced_sizes import forced
 from onward.capture.translate.identities import made_by, unchanged
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import Dim, DType, Size, Type, divide, floor_divide, product, symbol
@@ -109,7 +109,7 @@ class Translator:
             self.symbols[expr] = self._places[place]
 
     def settle_sizes(self, nodes: Sequence[Any]) -> None:
-        """Numbers in place of names where the trace leaves no choice (sizes.py)."""
+        """Puts numbers in place of names where the trace leaves no choice (forced_sizes.py)."""
         sizes = [size for node in nodes for size in node.meta["val"].shape]
         env = next((size.node.shape_env for size in sizes if not isinstance(size, int)), None)
         self._env = env
@@ -214,7 +214,7 @@ class Translator:
         return Type(self.dtype_of(val.dtype, node.name), tuple(self.size_of(s) for s in val.shape))
 
     def find_batch_size(self) -> None:
-        """The batch size is dim 0 of the first batch leaf."""
+        """Takes the size of dim 0 of the first batch leaf as the batch size."""
         for value in self.graph.inputs_with(Role.BATCH):
             if type_of(value).rank:
                 self.batch_size = type_of(value).shape[0]
@@ -302,7 +302,7 @@ class Translator:
                 if not node.users:
                     return
                 name, path = _op_name(node.args[0].target), module_path(node)
-                raise CaptureError(f"{name} at {path}: no translation of its result {number}")
+                raise CaptureError(f"{name} at {path}: its output {number} has no translation")
             self.env[node] = made[number]
             return
         if memory_shared.is_region(node):
@@ -322,8 +322,8 @@ class Translator:
             self._require_own(node, node.args[0])
         elif memory_shared.reshapes(node.target) and made_by(node.args[0]).op != "call_function":
             raise CaptureError(
-                f"{_op_name(node.target)} at {module_path(node)} changes the shape of a tensor "
-                "that the forward was given; fix: use the op that returns a new tensor"
+                f"{_op_name(node.target)} at {module_path(node)} changes the shape of an "
+                "input of the forward in place; fix: use the op that returns a new tensor"
             )
         try:
             call = AtenCall(self, node, self.builder)
@@ -374,17 +374,17 @@ class Translator:
             other = any(None not in pair and pair[0] != pair[1] for pair in sizes)
             if have.dtype != want or have.rank != tensor.dim() or other:
                 raise CaptureError(
-                    f"no translation that gives {tensor.dtype} {list(tensor.shape)}; fix: convert "
-                    "its inputs before"
+                    f"no translation gives {tensor.dtype} {list(tensor.shape)} for these "
+                    "input dtypes; fix: convert the inputs first, such as with .float()"
                 )
 
     def store(self, call: AtenCall, written: Any, value: Value) -> None:
-        """What an op writes besides its results: a new value of the node `written`."""
+        """Gives the node `written`, which an op writes besides its results, a new value."""
         self._require_own(call.node, written)
         functionalize.settle(written, stop_gradient(call.b, value), call, self._take)
 
     def _take(self, view: Any) -> None:
-        """A view anew, of memory that has been written."""
+        """Takes a view anew, of memory that has been written."""
         if memory_shared.writes(view.target):
             self.env[view] = self.env[view.args[0]]
         else:
@@ -397,8 +397,8 @@ class Translator:
                 self.batch[owner].append(node)
         else:
             raise CaptureError(
-                f"{_op_name(node.target)} at {module_path(node)} writes into memory that another "
-                "tensor shares; fix: use the op that returns a new tensor"
+                f"{_op_name(node.target)} at {module_path(node)} writes in place into memory "
+                "that another tensor shares; fix: use the op that returns a new tensor"
             )
 
     def _run_parts(self, node: Any) -> Any:
@@ -409,7 +409,7 @@ class Translator:
         return self._resolve(_outputs_of(module.graph))
 
     def _region(self, node: Any) -> None:
-        """What `no_grad` encloses is inlined.
+        """Inlines what `no_grad` encloses.
 
         Gradients end at a region's results: a result may be a view of what the region was given,
         whose own gradient goes on. They pass where it is the given tensor itself.
@@ -417,7 +417,11 @@ class Translator:
         enabled, region, *args = node.args
         stopped = not enabled
         if enabled and self.no_grad:
-            raise CaptureError(f"enable_grad within no_grad at {module_path(node)}")
+            raise CaptureError(
+                "torch.enable_grad within torch.no_grad at "
+                f"{module_path(node)} has no translation; fix: remove one of "
+                "the two"
+            )
         module = self._resolve(region)
         inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
         self.env.update(zip(inputs, self._resolve(args), strict=True))

@@ -12,8 +12,8 @@ from onward.graph.ops.flash import bias_gradient, score_gradient
 
 @rule("FlashAttention")
 def _flash_attention(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> Gradients:
-    """The gradients of FlashAttention. Where nobody asks for the gradient of an added mask, or of a
-    bias that is not said to be trained, dead code elimination removes it."""
+    """The gradients of FlashAttention. Dead code elimination removes the gradient of an added mask,
+    or of a bias that is not trained, where nothing reads it."""
     if dys[0] is None or dys[1] is not None or dys[2] is not None:
         raise ValueError("only its first output has a gradient")
     count, xs = len(xs), [*xs, *[None] * (9 - len(xs))]

@@ -33,7 +33,7 @@ def _with_gradient(
 
 
 def _between(ends: list[Value | None], starts: set[Value]) -> list[Node]:
-    """The nodes on the ways from `starts` to `ends`, in their order."""
+    """The nodes on all paths from `starts` to `ends`, in graph order."""
     found: dict[Node, bool] = {}
     order: list[Node] = []
     stack = [(x.producer(), False) for x in ends if x is not None and x not in starts]

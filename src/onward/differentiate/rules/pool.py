@@ -15,5 +15,5 @@ def _max_pool(b: Builder, dys: Any, ys: Any, xs: Any, attrs: dict[str, Any]) -> 
     assert dy is not None and dindex is None
     sizes = type_of(xs[0]).shape[2:]
     if not all(isinstance(size, int) for size in sizes):
-        raise ValueError(f"MaxPool over {list(sizes)}: its gradient needs these sizes as numbers")
+        raise ValueError(f"the gradient of MaxPool over {list(sizes)} needs fixed sizes")
     return [b.MaxPoolGrad(dy, ys[1], sizes=list(sizes), **attrs)]

@@ -1,4 +1,4 @@
-"""Gradients, which are handed from pass to pass, until the update."""
+"""The gradients of a step, which each pass receives and returns until the update."""
 
 from __future__ import annotations
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from onward.config import LEAST_SCALE, LossScale
 from onward.differentiate.update.gradients import Gradients
 from onward.differentiate.update.recipe import Recipe
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
 from onward.graph.types import DType, Type
+from onward.options import LEAST_SCALE, LossScale
 
 
 def scale_loss(gradients: Gradients, recipe: Recipe) -> None:

@@ -1,13 +1,14 @@
-"""Recipe: how a step gets from gradients to updates; a value, handed down from the trainer."""
+"""Recipe: how a step gets from gradients to updates, an immutable value that the Trainer passes
+down."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from onward.config import LossScale
 from onward.graph.ops.optimizers import Optimizer
 from onward.graph.types import DType
+from onward.options import LossScale
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class NodeCall:
     def x(self, i: int = 0) -> Value:
         value = self.inputs[i] if i < len(self.inputs) else None
         if value is None:
-            raise ValueError(f"{self.op_type} without its input {i}")
+            raise ValueError(f"{self.op_type} lacks its input {i}")
         return value
 
     def optional(self, i: int) -> Value | None:
@@ -78,7 +78,7 @@ class NodeCall:
         """The shape in numbers; raises ValueError where a size is named."""
         shape = self.shape(i)
         if not all(isinstance(n, int) for n in shape):
-            raise ValueError(f"{self.op_type} over {self.type(i)}: its sizes must be numbers")
+            raise ValueError(f"{self.op_type} over {self.type(i)} needs fixed sizes")
         return [int(n) for n in shape]  # type: ignore[arg-type]
 
     def axis(self, default: int = 0, i: int = 0) -> int:
@@ -93,7 +93,7 @@ class NodeCall:
         content = content_of(self.x(i))
         if content is not None and all(isinstance(n, int) for n in content):
             return np.array(content, dtype=np.int64).reshape(self.sizes(i))
-        raise ValueError(f"{self.op_type}: input {i} is not known before it runs")
+        raise ValueError(f"{self.op_type} needs a constant as its input {i}")
 
     def ints(self, i: int) -> list[int]:
         return [int(n) for n in self.array(i).reshape(-1)]

@@ -64,7 +64,7 @@ def from_onnx(
     for info in model.graph.output:
         value = env.get(info.name)
         if value is None:
-            raise ValueError(f"output {info.name} is not made by the model")
+            raise ValueError(f"no node produces the output {info.name}")
         graph.output(info.name, value)
     graph.sweep()
     return graph
@@ -73,7 +73,7 @@ def from_onnx(
 def _type(info: onnx.ValueInfoProto, dims: Mapping[str, int]) -> Type:
     kind = info.type.WhichOneof("value")
     if kind != "tensor_type":
-        raise ValueError(f"input {info.name} is no tensor but a {kind}")
+        raise ValueError(f"the input {info.name} is a {kind}, not a tensor")
     tensor = info.type.tensor_type
     sizes: list[Size] = []
     for i, dim in enumerate(tensor.shape.dim):
@@ -108,11 +108,11 @@ class _Reader:
 
     def _node(self, node: onnx.NodeProto, env: Environment) -> Sequence[Value | None]:
         if node.domain not in ("", "ai.onnx"):
-            raise ValueError(f"its domain is {node.domain}")
+            raise ValueError(f"its domain {node.domain} is not standard ONNX")
         inputs: list[Value | None] = []
         for name in node.input:
             if name and name not in env:
-                raise ValueError(f"nothing makes its input {name}")
+                raise ValueError(f"no node produces its input {name}")
             inputs.append(env[name] if name else None)
         while inputs and inputs[-1] is None:
             inputs.pop()
@@ -141,7 +141,7 @@ class _Reader:
             return call.b.node(node.op_type, call.inputs, call.given)
         body = self._function(node, call)
         if body is None:
-            raise ValueError("no decomposition is written")
+            raise ValueError("this op is not supported")
         return self._expanded(node, call, body)
 
     def _schema(self, op_type: str, given: Mapping[str, Any]) -> onnx.defs.OpSchema:
@@ -157,7 +157,8 @@ class _Reader:
         strange = [n for n in given if n not in onnx.defs.get_schema(op_type, "").attributes]
         if schema.since_version < oldest or strange:
             raise ValueError(
-                f"it is that of opset {self.opset}; fix: convert the model to opset 20 or newer"
+                f"it has the form of opset {self.opset}; fix: convert the model to opset 20 "
+                "or newer"
             )
         return schema
 

@@ -3,11 +3,11 @@ here and nowhere else: messages and `docs/operators.md` read it."""
 
 from __future__ import annotations
 
-_STRINGS = "it works on strings, which no graph holds"
+_STRINGS = "it works on strings, and a graph holds numbers only"
 _SEQUENCES = "it works on sequences or optionals; a graph's values are tensors"
-_COUNTED = "the size of its result depends on data"
-_DRAWN = "it draws numbers by the runtime's own generator; a graph draws by Dropout alone"
-_WHOLE = "it computes with quantised integers, through which nothing is trained"
+_COUNTED = "the shape of its result depends on the data"
+_DRAWN = "it draws random numbers; only Dropout is supported"
+_WHOLE = "it computes with quantised integers, which have no gradients"
 
 _BY_REASON: dict[str, tuple[str, ...]] = {
     _STRINGS: ("RegexFullMatch", "StringConcat", "StringNormalizer", "StringSplit",
@@ -20,11 +20,11 @@ _BY_REASON: dict[str, tuple[str, ...]] = {
              "RandomUniformLike"),
     _WHOLE: ("ConvInteger", "MatMulInteger", "QLinearConv", "QLinearMatMul", "QuantizeLinear",
              "DequantizeLinear", "DynamicQuantizeLinear"),
-    "it reads regions whose sizes depend on data": ("MaxRoiPool", "RoiAlign"),
-    "it works on single bits, for which there is no kernel": ("BitCast", "BitShift"),
-    "it is a convolution at computed places, and is not written": ("DeformConv",),
-    "it decodes files of images": ("ImageDecoder",),
-    "ONNX has withdrawn it": ("Scatter", "Upsample"),
+    "it reads windows whose sizes depend on the data": ("MaxRoiPool", "RoiAlign"),
+    "it works on bits, for which there is no kernel": ("BitCast", "BitShift"),
+    "it is a deformable convolution, which is not supported": ("DeformConv",),
+    "it decodes image files": ("ImageDecoder",),
+    "ONNX has removed it": ("Scatter", "Upsample"),
 }  # fmt: skip
 
 REFUSED: dict[str, str] = {op: why for why, ops in _BY_REASON.items() for op in ops}

@@ -23,8 +23,8 @@ Value = ir.Value
 
 
 def _membership(b: Builder, rows: Size, ends: Value, dtype: DType) -> Value:
-    """The membership f[E,S,1] of rows in groups: 1 where row s is of group e, which ends before row
-    `ends[e]`."""
+    """The membership f[E,S,1] of rows in groups: 1 where row s belongs to group e, whose last row
+    is `ends[e] - 1`."""
     numbers = b.unsqueeze(b.arange(rows), [0])  # i64[1,S]
     last = b.unsqueeze(ends, [1])  # i64[E,1]
     before = b.cast(b.GreaterOrEqual(numbers, last), DType.INT64)

@@ -98,7 +98,8 @@ def _add_layer_norm_grad(
 
 
 def has_dx(attrs: Mapping[str, Any]) -> bool:
-    """Whether a gradient of a norm and its sum has dx apart: it differs from dresidual."""
+    """Whether the gradient of a norm with its residual sum has a separate output dx, which differs
+    from dresidual."""
     return "ratio" in attrs or "x_type" in attrs
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import onnx_ir as ir
 
@@ -12,11 +12,10 @@ from onward.graph.graph import Node, attributes, type_of
 from onward.graph.ops.call import Call
 from onward.graph.types import Size, Type, product
 
-if TYPE_CHECKING:
-    from onward.graph.build import Builder
-
 Value = ir.Value
-Body: TypeAlias = "Callable[[Builder, list[Value | None], dict[str, Any]], list[Value]]"
+# Called with a `Builder`. That class reads the table of records, so that naming it here would make
+# a ring of imports.
+Body: TypeAlias = "Callable[[Any, list[Value | None], dict[str, Any]], list[Value]]"
 Infer: TypeAlias = Callable[[Call], "Type | list[Type]"]
 Types: TypeAlias = "Sequence[Type | None]"
 Count: TypeAlias = Callable[[Types, Types, Mapping[str, Any]], Size]
@@ -43,7 +42,7 @@ def no_axes(node: Node) -> tuple[int, ...]:
 
 
 def unknown_axes(node: Node) -> None:
-    """`Op.axes` where rows are moved about, or nobody has said."""
+    """`Op.axes` of an op that moves rows, or whose axes are not recorded."""
     return None
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import onnx_ir as ir
 
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.graph.ops.call import Call
 from onward.graph.ops.record import Op, Types
 from onward.graph.types import DType, Shape, Size, Type, parse_type, product

@@ -26,13 +26,15 @@ def register(op: Op) -> None:
     """Enters a record. Raises ValueError where the name is another record's or no name of an op,
     and where an op is neither ONNX's nor written in its ops."""
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", op.name):
-        raise ValueError(f"no op can be called {op.name!r}; fix: a name such as SquaredRelu")
+        raise ValueError(
+            f"{op.name!r} is not a valid name of an op; fix: a name such as SquaredRelu"
+        )
     if op.body is None and not onnx.defs.has(op.name):
         raise ValueError(f"ONNX has no op {op.name}; fix: give its record a body in standard ops")
     if op.body is not None and op.view:
         raise ValueError(
-            f"the op {op.name} cannot be a view: strides are known of ONNX's ops alone; fix: leave "
-            "that trait off"
+            f"the op {op.name} cannot be a view, since only standard ONNX ops have known "
+            "strides; fix: leave that trait out"
         )
     enter(OPS, "op", op.name, op, _written_in)
     (STANDARD if op.body is None else OWN)[op.name] = op

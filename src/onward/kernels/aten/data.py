@@ -95,7 +95,10 @@ def _flat_index(
 
 def _no_such_row(args: KernelArguments, flag: Sequence[int]) -> IndexError:
     dim = args.attrs.get("axis", 0)
-    return IndexError(f"a row is out of range for a table of {args.x(0).shape[dim]} rows")
+    return IndexError(
+        "an index is out of range for a table (such as nn.Embedding) of "
+        f"{args.x(0).shape[dim]} rows"
+    )
 
 
 def _no_such_place(args: KernelArguments, flag: Sequence[int]) -> IndexError:

@@ -279,7 +279,11 @@ def no_such_class(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexE
     """The error of a label that is no class. flag: the least and the greatest label that count."""
     classes = args.x(1 if op == "LinearCrossEntropy" else 2).shape[0]
     bad = next((label for label in flag if not 0 <= label < classes), None)
-    return None if bad is None else IndexError(f"label {bad} is not one of {classes} classes")
+    return (
+        None
+        if bad is None
+        else IndexError(f"the label {bad} is out of range for {classes} classes")
+    )
 
 
 KERNELS: dict[str, Kernel] = {

@@ -31,7 +31,7 @@ def further(n: int, *spare: int) -> int:
 
 
 def lengthened(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """x with this many of the rows that lie behind it."""
+    """x extended by this many of the rows that follow it in memory."""
     if not rows:
         return x
     return x.as_strided((x.shape[0] + rows, *x.shape[1:]), x.stride(), x.storage_offset())

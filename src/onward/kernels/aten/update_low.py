@@ -43,8 +43,8 @@ _BF16, _8BIT = _Layout(4, drawn=True), _Layout(6, drawn=False)
 def _update(
     args: KernelArguments, layout: _Layout
 ) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """Makes the call of torch's kernel on `(p, g, m, v)` of one dtype, which moves p, m and v; made
-    anew at each launch, for it reads the hyperparameters."""
+    """Makes the call of torch's kernel on `(p, g, m, v)` of one dtype, which updates p, m and v; it
+    is made again at each launch, since it reads the hyperparameters."""
     lr, beta1, beta2, eps, decay = (float(args.x(i)) for i in layout.host[:5])
     count = torch.full((), float(args.x(layout.host[5])), device=args.y.device)
     update = aten._fused_adamw_ if args.attrs["decoupled"] else aten._fused_adam_

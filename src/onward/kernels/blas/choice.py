@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from onward.config import OnwardError, environment
+from onward.environment import environment
+from onward.errors import OnwardError
 from onward.kernels.blas.engines import engines, plain_product
 
 log = logging.getLogger("onward")
@@ -141,7 +142,7 @@ def known_rates(threads: int) -> Rates | None:
 
 
 def measure_now(threads: int) -> Rates:
-    """Measures anew and keeps what was found."""
+    """Measures all engines again and stores the rates."""
     table = measure()
     _write(_file(threads), table)
     rates.cache_clear()

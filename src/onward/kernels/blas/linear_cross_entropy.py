@@ -96,7 +96,9 @@ def bind(op: str, args: KernelArguments) -> Launch:
 def _no_such_class(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError:
     """The error of a label that is no class. flag: a row, counted from 1, and its label."""
     classes = args.x(1 if op == "LinearCrossEntropy" else 2).shape[0]
-    return IndexError(f"label {flag[1]} in row {flag[0] - 1} is not one of {classes} classes")
+    return IndexError(
+        f"the label {flag[1]} in row {flag[0] - 1} is out of range for {classes} classes"
+    )
 
 
 def _faster(spec: KernelSpec) -> str | None:

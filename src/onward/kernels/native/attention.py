@@ -155,7 +155,7 @@ def _filter(args: KernelArguments, first: int, shape: tuple[int, ...]) -> dict[s
 
 
 def _coordinates(args: KernelArguments, at: int) -> dict[str, torch.Tensor | None]:
-    """The coordinates i64[N,R] of queries and keys of packed rows: inputs `at` and behind it."""
+    """The coordinates i64[N,R] of queries and keys of packed rows: the inputs `at` and `at + 1`."""
     q_at, k_at = [*args.inputs, *[None] * (at + 2)][at : at + 2]
     return {"q_at": q_at, "k_at": k_at}
 

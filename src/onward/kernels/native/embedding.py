@@ -18,7 +18,10 @@ from onward.kernels.native.library import library, only_f32, where
 def _no_such_row(op: str, args: KernelArguments, flag: Sequence[int]) -> IndexError:
     """The error of a row number out of range. flag: the first number that the table does not
     have."""
-    return IndexError(f"{op}: row {flag[1]} of a table of {args.x().shape[0]} rows")
+    return IndexError(
+        f"{op}: the index {flag[1]} is out of range for a table (such as "
+        f"nn.Embedding) of {args.x().shape[0]} rows"
+    )
 
 
 def _not_rows(spec: KernelSpec) -> str | None:

@@ -25,7 +25,7 @@ def _bind(args: KernelArguments) -> Launch:
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported`, asked of each tensor by itself."""
+    """`Kernel.unsupported` of the call, found tensor by tensor."""
     return next((why for t in spec.inputs if (why := not_one_element((t,)))), None)
 
 

@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from onward.config import OnwardError, environment
+from onward.environment import environment
+from onward.errors import OnwardError
 from onward.graph.types import LOW, DType, Type
 from onward.kernels.kernel import KernelSpec, Launch
 from onward.kernels.native.signatures import KernelSignature, signatures
@@ -81,7 +82,7 @@ def declared() -> dict[str, KernelSignature]:
 
 @functools.cache
 def library() -> Library | None:
-    """The kernels for this machine, or None; why not is said once, in the log.
+    """The native kernels for this machine, or None, whose reason is logged once.
 
     Raises OnwardError where the environment asks for a build that is not available.
     """
@@ -96,11 +97,17 @@ def library() -> Library | None:
         )
     if found is None and environment().native_folder:
         raise OnwardError(
-            f"ONWARD_NATIVE_FOLDER={environment().native_folder} cannot be loaded ({reason}); "
-            "fix: a folder of builds of these sources, or unset it"
+            f"the kernels in ONWARD_NATIVE_FOLDER={environment().native_folder} cannot be "
+            f"loaded ({reason}); fix: build them from this version's sources, or unset it"
         )
     if found is None:
-        log.warning("no native CPU kernels (%s): running on PyTorch's operators", reason)
+        log.warning(
+            (
+                "native CPU kernels are not available (%s), so that steps run on "
+                "PyTorch's slower operators"
+            ),
+            reason,
+        )
     return found
 
 
@@ -147,7 +154,7 @@ def _load(wanted: str) -> tuple[Library | None, str]:
     except OSError as error:
         return None, str(error)
     if not loaded.is_current:
-        return None, f"{path.name} was built of other sources; fix: install the package again"
+        return None, f"{path.name} was built from other sources; fix: reinstall the package"
     runtimes = openmp_runtimes()
     if len(runtimes) != 1 and not shares_threads():
         return None, f"{len(runtimes)} OpenMP runtimes loaded: {', '.join(runtimes)}"

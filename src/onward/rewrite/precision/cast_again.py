@@ -12,10 +12,10 @@ from onward.rewrite.view_closure import lives_through, shown
 
 
 def cast_again(graph: Graph) -> int:
-    """Casts weights that both halves read again in the backward half. It does not where the halves
-    run apart: there a weight may change before the backward runs, which eager mode allows where
-    autocast cast it."""
-    if graph.signature.apart:
+    """Casts weights that both halves read again in the backward half. It does not where forward and
+    backward run as separate calls: there a weight may change before the backward runs, which eager
+    mode allows where autocast cast it."""
+    if graph.signature.split_halves:
         return 0
     names: set[str] = set()
     edits = 0

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.graph.graph import Graph, Node, precision_said, precisions_said, type_of, where
 from onward.graph.ops import OPS
 from onward.graph.types import DType
@@ -171,7 +171,10 @@ def policy_for(graph: Graph, given: Policy | None) -> Policy | None:
         said.add(given.low)
     if len(said) > 1:
         names = " and ".join(sorted(kind.numpy().name for kind in said))
-        raise CaptureError(f"the forward is cast to {names}; fix: the same type in each autocast")
+        raise CaptureError(
+            f"the forward is cast to {names}, but a step has one low "
+            "precision; fix: use the same dtype in every autocast block"
+        )
     if given is not None or not said:
         return given
     return Policy(said.pop(), everywhere=False)

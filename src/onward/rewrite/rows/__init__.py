@@ -4,6 +4,7 @@ demand.py          the rows of every value that are read: the walk
 packer.py          the graph written for these rows alone: packed values, and the sets in use
 rules/             a file per family of ops: the rows that it reads, and how it is written packed
 sets.py            sets of rows, as conditions on the batch
+set_masks.py       these sets written into a graph, as masks
 known.py           values that follow from the batch alone
 pack.py            demand and packing together
 split_counting.py  the graph that counts a batch's rows, apart from the step that uses them
@@ -15,11 +16,11 @@ attribution.py     the arithmetic node by node, and why some of it is kept
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from onward.graph.graph import Graph
 from onward.rewrite.common_subexpression_elimination import common_subexpression_elimination
-from onward.rewrite.context import Context
+from onward.rewrite.context import Context, Refuse, everything_taken
 from onward.rewrite.dead_code_elimination import dead_code_elimination
 from onward.rewrite.noop import noop
 from onward.rewrite.rows import demand, packer, rules
@@ -29,6 +30,7 @@ from onward.rewrite.rows.flops import FlopCount
 from onward.rewrite.rows.lookups import lookups
 from onward.rewrite.rows.pack import pack
 from onward.rewrite.rows.split_counting import row_conditions, split_counting, with_rows_given
+from onward.rewrite.run import PassReport, measured
 
 
 @dataclass(frozen=True)
@@ -51,29 +53,49 @@ def register(op: str, rule: RowRule) -> None:
         packer.pack_rule(op)(rule.pack)
 
 
+@dataclass(frozen=True)
+class PackedForward:
+    """A forward graph written for the rows that are read.
+
+    reads: of a graph that finds out whether dropped rows are read: which node reads what, by the
+    name of the output that holds NaN then; empty of others.
+    """
+
+    graph: Graph
+    reads: dict[str, str] = field(default_factory=dict)
+
+
 def row_demand(
     graph: Graph,
     outputs: Sequence[str],
-    context: Context,
-    reads: dict[str, str] | None = None,
-) -> int:
-    """Writes a forward graph for the rows that these outputs need; the others are dropped.
+    refuse: Refuse = everything_taken,
+    watch: bool = False,
+) -> tuple[PackedForward, PassReport]:
+    """A copy of a forward graph for the rows that these outputs need; the others are dropped.
 
-    context: asked about attention of packed rows; what is refused gets its rows back in place.
-    reads: for a graph that finds out whether dropped rows are read: they are NaN, and its
-    outputs by these names show where NaN arrives, as the text says. Returns the number of nodes
-    written anew; with 0 the graph does what it did.
+    refuse: asked about attention of packed rows; what is refused gets its rows back in place.
+    watch: asks for a graph that finds out whether dropped rows are read: they are NaN in it, and it
+    has outputs that show where NaN arrives. The report's edits are the nodes written anew; with 0
+    the copy does what the graph does.
     """
-    edits = pack(graph, outputs, context, reads)
-    for tidy in (noop, common_subexpression_elimination, noop, dead_code_elimination):
-        tidy(graph)
-    return edits
+    made, reads = graph.clone(), dict[str, str]()
+
+    def write(context: Context) -> int:
+        edits, found = pack(made, outputs, context, watch)
+        reads.update(found)
+        for tidy in (noop, common_subexpression_elimination, noop, dead_code_elimination):
+            tidy(made)
+        return edits
+
+    report = measured("row_demand", made, write, refuse)
+    return PackedForward(made, reads), report
 
 
 __all__ = [
     "Attribution",
     "Demand",
     "FlopCount",
+    "PackedForward",
     "RowRule",
     "attribute",
     "demands",

@@ -15,7 +15,8 @@ from onward.rewrite.rows.demand import Demand, demands
 from onward.rewrite.rows.flops import number
 from onward.rewrite.rows.known import batch_first, batch_values
 from onward.rewrite.rows.rules.attention import ATTENTION
-from onward.rewrite.rows.sets import Conditions, set_value
+from onward.rewrite.rows.set_masks import set_value
+from onward.rewrite.rows.sets import Conditions
 
 
 @dataclass(frozen=True)

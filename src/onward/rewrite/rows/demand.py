@@ -72,7 +72,7 @@ class Question:
 
     @property
     def demand(self) -> Demand:
-        """The demand of the only output that is asked for."""
+        """The demand for the node's one needed output."""
         (demand,) = (d for d in self.asked if d is not None)
         return demand
 

@@ -1,4 +1,4 @@
-"""The graph written anew for the rows that its outputs need."""
+"""Rewrites a graph to compute only the rows that its outputs need."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ def pack(
     graph: Graph,
     outputs: Sequence[str],
     context: Context,
-    reads: dict[str, str] | None = None,
-) -> int:
-    """Rewrites `graph` in place for these outputs and returns the number of nodes written anew.
-
-    context, reads: see Packer.
+    watch: bool = False,
+) -> tuple[int, dict[str, str]]:
+    """Rewrites `graph` in place for these outputs; the number of nodes written anew, and what its
+    further outputs show where it is to `watch` (`Packer`).
     """
     graph.outputs = {name: v for name, v in graph.outputs.items() if name in outputs}
     graph.signature = graph.signature.within({v.name or "" for v in graph.inputs}, graph.outputs)
     asked = demands(graph, outputs)
     if not any(demand.rows is not None for demand in asked.values()):
-        return 0
-    return Packer(graph, asked, context, reads).run()
+        return 0, {}
+    packer = Packer(graph, asked, context, watch)
+    edits = packer.run()
+    return edits, packer.reads or {}
 
 
 __all__ = ["pack"]

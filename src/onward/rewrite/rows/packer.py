@@ -1,4 +1,4 @@
-"""Writes the graph anew for the rows that are asked for: they are gathered once and stay together.
+"""Rewrites a graph to compute only the needed rows: they are gathered once and stay packed.
 
 A packed value has the shape of the value it stands for, but its row dims are `1, ..., 1, R`: the
 rows of one set lie one after the other. An op then is written as it was. What has no rule gets its
@@ -21,7 +21,8 @@ from onward.rewrite.rows import sets
 from onward.rewrite.rows.demand import DEMAND, Demand, Question, all_of, over, united
 from onward.rewrite.rows.known import batch_first, batch_values
 from onward.rewrite.rows.rule_table import RuleTable
-from onward.rewrite.rows.sets import Conditions, set_value
+from onward.rewrite.rows.set_masks import set_value
+from onward.rewrite.rows.sets import Conditions
 
 
 @dataclass
@@ -60,9 +61,10 @@ class Packer:
     """The state of one rewriting: what is packed already, and the sets of rows in use.
 
     context: asked whether kernels take an attention of packed rows.
-    reads: asks for a graph that finds out whether what it leaves out is read. Rows that are left
+    watch: asks for a graph that finds out whether what it leaves out is read. Rows that are left
     out become NaN instead of zeros for readers that should not touch them; what such a node makes
-    is an output then, and `reads` says by its name which node reads what.
+    is an output then. reads: which node reads what, by the name of that output; None where nobody
+    has asked.
     """
 
     def __init__(
@@ -70,10 +72,10 @@ class Packer:
         graph: Graph,
         asked: dict[Value, Demand],
         context: Context,
-        reads: dict[str, str] | None = None,
+        watch: bool = False,
     ) -> None:
         self.graph, self.asked, self.context = graph, asked, context
-        self.reads = reads
+        self.reads: dict[str, str] | None = {} if watch else None
         self.reader: Node | None = None  # the node that is written
         self._holed: Value | None = None  # what it read with NaN in it
         self.known = batch_values(graph)
@@ -83,7 +85,7 @@ class Packer:
         self._wholes: dict[tuple[Value, Node | None], Value] = {}
         self._converted: dict[tuple[Value, int], Value] = {}
         # asked before anything is written: what is 0, say, is seen in the graph as it was
-        self._asks = {} if reads is None else {node: self._reads_of(node) for node in graph}
+        self._asks = {node: self._reads_of(node) for node in graph} if watch else {}
 
     def run(self) -> int:
         nodes = batch_first(self.graph, self.known)
@@ -412,7 +414,7 @@ class Packer:
         return united(type_of(x).shape, found) if found else all_of()
 
     def _reads_of(self, node: Node) -> list[tuple[Value, Demand]]:
-        """The demands of a node for its inputs, where something is asked of the node."""
+        """The rows that a node reads of its inputs, where some row of its outputs is needed."""
         asked = tuple(self.asked.get(y) for y in node.outputs)
         if node.op_type not in DEMAND or all(d is None for d in asked):
             return []
@@ -421,7 +423,7 @@ class Packer:
         return [(v, d) for v, d in pairs if v is not None and d is not None]
 
     def _selects(self) -> bool:
-        """Whether the present reader takes rows as they are, and all that it makes is asked for."""
+        """Whether the reading node takes rows unchanged and all rows of its result are needed."""
         if self.reader is None or self.reader.op_type == "Where":
             return True
         chooses = self.reader.op_type in ("Slice", "Gather", "GatherND")

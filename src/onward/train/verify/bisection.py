@@ -19,14 +19,14 @@ def first_departure(kinds: Iterable[Engines]) -> str:
     """The first stage whose loss or gradients depart from eager, and the first such node; of fp32
     before mixed precision."""
     found = (_departure(engines) for engines in kinds)
-    return next((text for text in found if text), "bisect: no stage departs from eager")
+    return next((text for text in found if text), ("bisect: no stage differs from eager PyTorch"))
 
 
 def _departure(engines: Engines) -> str:
     """ "" where no stage departs."""
     first, low = True, engines.low is not None
     for stage, graph in engines.compiler.journal.stages or []:
-        if stage in ("specialize", "plan") or (low and stage.startswith("forward-")):
+        if stage in ("specialize", "plan") or (low and stage.startswith(("forward-", "pack-"))):
             continue  # no stage of its own, or one without casts, which fp32 has been compared on
         expected = {LOSS, *compared_outputs(graph)}
         rows = [r for r in against_eager(engines, graph) if r.name in expected]
@@ -35,8 +35,14 @@ def _departure(engines: Engines) -> str:
         if bad:
             kind = "first stage" if first and not low else "pass"
             where = " in mixed precision" if low else ""
-            node = "no other engine runs its casts" if low else _first_node(engines, graph)
-            return f"bisect: {bad[0]} departs{where} after {kind} '{stage}'; {node}"
+            node = (
+                "there is no reference for single nodes in mixed precision"
+                if low
+                else _first_node(engines, graph)
+            )
+            return (
+                f"bisect: {bad[0]} differs from eager PyTorch{where} after {kind} '{stage}'; {node}"
+            )
         first = False
     return ""
 
@@ -62,8 +68,11 @@ def _first_node(engines: Engines, graph: Graph) -> str:
             if not gap <= share * size + 1e-2 * share:
                 return f"first node: {node_text(nodes[name])} (difference {gap:.3e})"
     if all(row.ok for row in against_onnxruntime(engines, graph)):
-        return "every node agrees with onnxruntime: the graph itself says something else"
-    return "every node agrees with onnxruntime where each value is kept: the plan writes over one"
+        return (
+            "every node agrees with onnxruntime: the graph itself computes something "
+            "other than eager PyTorch"
+        )
+    return "every node agrees with onnxruntime when run alone: the memory plan overwrites a value"
 
 
 def _gap(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float, float]:

@@ -14,7 +14,10 @@ from onward.train.verify.graphs import compared_outputs, gradient, without_dropo
 from onward.train.verify.law import FP32, distance
 from onward.train.verify.report import ComparedTensor
 
-_IDLE = "on this batch gradients of zeros where eager PyTorch has none, which weight decay moves"
+_IDLE = (
+    "gradients are zero in this batch where eager PyTorch has grad=None, so that weight "
+    "decay still moves"
+)
 ORACLE = 1e-5  # of the tensor's own norm: two engines on one graph, sums in other orders
 REPLICAS = (8, 24)  # further draws of rounding noise, where one draw, or nine, say too little
 
@@ -62,7 +65,7 @@ def moved_as_in_eager(engines: Engines, graph: Graph) -> tuple[list[str], list[s
 
 
 def _idle(engines: Engines, graph: Graph, names: Sequence[str]) -> list[str]:
-    """Those of which this batch makes the gradient zero, though the loss leads to them."""
+    """Parameters whose gradient is zero for this batch, though the loss depends on them."""
     forward = Graphs(engines.compiler.quiet(), engines.captured).forward
     led = engines.compiler.quiet().gradients(forward, names, ()).signature.gradients
     found = engines.onward(without_dropout(graph))
@@ -70,7 +73,7 @@ def _idle(engines: Engines, graph: Graph, names: Sequence[str]) -> list[str]:
 
 
 def zero_as_in_eager(engines: Engines, rows: Iterable[ComparedTensor]) -> list[str]:
-    """Likewise of gradients that are exactly zero in eager PyTorch, and not in these rows."""
+    """Says which gradients are exactly zero in eager PyTorch and fail their row here."""
     failed = {row.name for row in rows if not row.ok}
     odd = [n for n in engines.names if gradient(n) in failed and _is_zero(engines, gradient(n))]
     line = "a gradient that is not zero where eager PyTorch's is exactly zero"
@@ -94,7 +97,7 @@ def _draw_more(draws: RepeatedDraws, engines: Engines, graph: Graph, more: int) 
 
 
 def against_onnxruntime(engines: Engines, graph: Graph) -> list[ComparedTensor]:
-    """The same graph on both, masks and all."""
+    """Compares Onward with stock onnxruntime on one graph, with one set of dropout masks."""
     outputs = compared_outputs(graph)
     ours, theirs = engines.values(graph, outputs), engines.onnxruntime(graph)
     scale = max(float(theirs[made].norm()) for made in outputs.values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture import CapturedModule
+from onward.capture import CapturedModule, LossFunction
 from onward.capture.trace.flat_call import name_outputs
 from onward.compile import Compiler
-from onward.config import OnwardError
+from onward.errors import OnwardError
 from onward.execute import Memory
 from onward.graph.file import to_proto
 from onward.graph.graph import Graph, type_of
@@ -29,7 +29,6 @@ from onward.train.verify.eager_modes import InDouble, NoDropout
 from onward.train.verify.graphs import LOSS, compared_outputs, gradient, next_value
 from onward.train.verify.law import FP32, Law, mixed
 
-LossFunction = Callable[..., torch.Tensor]
 Tensors = dict[str, torch.Tensor]
 _SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -88,7 +87,7 @@ class Engines:
         self._staged = {captured.leaves[i]: t for i, t in enumerate(batch.tensors)}
 
     def under_autocast(self, compiler: Compiler, low: torch.dtype) -> Engines:
-        """The same in mixed precision; the fp64 run is shared."""
+        """Engines for mixed precision, which share the fp64 run."""
         twin = copy.copy(self)
         vars(twin).pop("own", None)
         twin.compiler, twin.low = compiler, low
@@ -121,7 +120,8 @@ class Engines:
         outputs: Mapping[str, str],
         weights: Mapping[str, torch.Tensor] | None = None,
     ) -> Tensors:
-        """These outputs by Onward's executor; a graph that counts rows is given this batch's."""
+        """Runs a graph with Onward's executor for these outputs; where it counts rows, it is given
+        the batch's."""
         dims, inputs = dict(self._dims), self._inputs(graph)
         if graph.counts:
             conditions, graph = split_counting(graph)
@@ -158,9 +158,9 @@ class Engines:
 
     @staticmethod
     def has_onnxruntime() -> bool:
-        """Whether it is installed."""
+        """Whether onnxruntime is installed."""
         try:
-            import onnxruntime  # noqa: F401
+            import onnxruntime  # noqa: F401  # pyright: ignore[reportUnusedImport]
         except ImportError:
             return False
         return True
@@ -237,12 +237,14 @@ class Engines:
         grads = torch.autograd.grad(loss, list(wanted.values()), allow_unused=True)
         found = {LOSS: loss.detach(), **self._written(model)}
         found |= {
-            gradient(n): g.detach() for n, g in zip(wanted, grads, strict=True) if g is not None
+            gradient(n): g.detach()
+            for n, g in zip(wanted, grads, strict=True)
+            if isinstance(g, torch.Tensor)  # None where the loss does not reach
         }
         return {n: t.double().cpu() for n, t in found.items()}
 
     @contextmanager
-    def _precision(self, exact: bool) -> Iterator[None]:
+    def _precision(self, exact: bool) -> Generator[None]:
         """Within it, eager PyTorch runs in fp64, or in the precision of the step. Raises
         OnwardError where autocast cannot run the model."""
         if exact:
@@ -257,8 +259,8 @@ class Engines:
             except (RuntimeError, TypeError, ValueError) as error:
                 said = (str(error).strip().splitlines() or [type(error).__name__])[0]
                 raise OnwardError(
-                    f"{self.eager_name} cannot run the model ({said}), so that there is nothing to "
-                    "compare its mixed precision with; fix: verify with mixed_precision='no'"
+                    f"{self.eager_name} cannot run the model ({said}), so that there is no "
+                    "reference for mixed precision; fix: verify with mixed_precision='no'"
                 ) from error
 
     def _written(self, model: torch.nn.Module) -> Tensors:

@@ -30,7 +30,7 @@ class Law:
         return self.number if exact.dim() == 0 else self.tensor
 
     def allowed(self, eager: torch.Tensor, exact: torch.Tensor) -> float:
-        """Of one run; both in fp64."""
+        """The largest distance of a tensor from its fp64 run, where eager PyTorch gave `eager`."""
         return self.times * distance(eager, exact) + self.floor(exact) * float(exact.norm())
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from onward.capture import eager
+from onward.capture import CaptureRequest, LossFunction, eager
 from onward.compile import Compiler
-from onward.config import MissingExtraError, OnwardError
+from onward.errors import MissingExtraError, OnwardError
 from onward.graph.graph import Graph, attributes, precision_said, precisions_said, where
 from onward.journal import Journal
 from onward.kernels import host, torch_dtype
@@ -30,7 +30,7 @@ from onward.train.verify.comparison import (
     moved_as_in_eager,
     zero_as_in_eager,
 )
-from onward.train.verify.engines import Engines, LossFunction
+from onward.train.verify.engines import Engines
 from onward.train.verify.report import ComparedTensor, Verification
 
 
@@ -52,7 +52,7 @@ def verify_step(
         batch = _owned(batch)
         device = next((p.device.type for p in model.parameters()), "cpu")
         compiler = Compiler(host(device), disable, Journal(keep_stages=bisect))
-        captured = compiler.capture(model, *batch.given, loss_fn, regions=regions)
+        captured = compiler.capture(CaptureRequest(model, *batch.given, loss_fn, regions=regions))
         _refuse_drawn(captured.graph)
         _refuse_autocast(captured.graph)
         names = [n for n, p in captured.parameters.items() if id(p) in trained]
@@ -71,7 +71,9 @@ def verify_step(
             result.notes.append("onnxruntime runs the step without casts, in fp32")
         if captured.regions:
             lines = "; ".join(table(captured.regions))
-            result.notes.append(f"not compared with onnxruntime: parts run in PyTorch: {lines}")
+            result.notes.append(
+                f"not compared with onnxruntime, since parts run in eager PyTorch: {lines}"
+            )
         elif engines.has_onnxruntime():
             result.rows += against_onnxruntime(engines, padded)
         else:
@@ -102,9 +104,9 @@ def _refuse_drawn(graph: Graph) -> None:
     ]
     if drawing:
         raise OnwardError(
-            f"the forward draws random numbers at {drawing[0]} (torch.rand and the like), where "
-            "eager PyTorch draws others: there is nothing to compare; fix: verify with that off "
-            "(drop_path_rate=0), or draw outside and pass the numbers as an input"
+            f"the forward draws random numbers at {drawing[0]} (torch.rand and the like) that "
+            "differ from eager PyTorch's, so that nothing can be compared; fix: switch it "
+            "off to verify (drop_path_rate=0), or pass the numbers as an input of the batch"
         )
 
 
@@ -114,13 +116,14 @@ def _refuse_autocast(graph: Graph) -> None:
     low = [where(node) for node in graph if precision_said(node) in said]
     if low:
         raise OnwardError(
-            f"the forward switches autocast on at {low[0] or '(top)'}, and there is no run without "
-            "it to compare with; fix: verify with that off, and with mixed_precision='bf16'"
+            f"the forward enters torch.autocast at {low[0] or '(top)'}, so that there is no "
+            "fp32 run to compare with; fix: remove it to verify, and set "
+            "mixed_precision='bf16'"
         )
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
+def _undisturbed() -> Generator[None]:
     """Gradients are on, whatever surrounds it; every generator is put back."""
     python, numpy = random.getstate(), np.random.get_state()
     try:

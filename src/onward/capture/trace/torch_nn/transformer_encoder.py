@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from onward.config import CaptureError
+from onward.errors import CaptureError
 from onward.model_state.patches import patched
 
 
@@ -39,7 +39,8 @@ def padded_with_zeros(trains: bool) -> Iterator[None]:
             return y
         if not getattr(self, "mask_check", True):
             raise CaptureError(
-                "a torch.nn.TransformerEncoder with mask_check=False; fix: leave mask_check on"
+                "torch.nn.TransformerEncoder with mask_check=False cannot be captured; fix: "
+                "mask_check=True"
             )
         hidden = hidden if hidden.dtype == torch.bool else hidden != 0  # b[B,T]
         behind = hidden.long().cumsum(1) > 0  # from the first hidden token on

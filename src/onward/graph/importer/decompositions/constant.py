@@ -16,7 +16,7 @@ def _constant(c: NodeCall) -> Results:
                         ("value_floats", np.float32), ("value_ints", np.int64)):  # fmt: skip
         if name in c.given:
             return c.b.const(np.array(c.given[name], dtype=dtype))
-    raise ValueError("its value is a string or sparse")
+    raise ValueError("its value is a string or a sparse tensor")
 
 
 @decomposition("ConstantOfShape")

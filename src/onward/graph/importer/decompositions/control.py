@@ -30,7 +30,7 @@ def _loop(c: NodeCall) -> Results:
     step = 0
     while going and (most is None or step < most):
         if step >= STEPS:
-            raise ValueError(f"a loop of more than {STEPS} steps")
+            raise ValueError(f"it is a loop of more than {STEPS} iterations")
         counter, go = c.b.const(np.array(step, np.int64)), c.b.const(np.array(True))
         found = c.subgraph(body, [counter, go, *carried])
         going = _known(c, found[0])
@@ -39,14 +39,14 @@ def _loop(c: NodeCall) -> Results:
             held.append(value)
         step += 1
     if any(not held for held in scanned):
-        raise ValueError("a loop of no steps collects nothing")
+        raise ValueError("it is a loop without iterations that returns scan outputs")
     return [*carried, *[_stacked(c, held, 0) for held in scanned]]
 
 
 def _known(c: NodeCall, condition: Value) -> bool:
     array = condition.const_value
     if array is None:
-        raise ValueError("whether it goes on depends on data")
+        raise ValueError("its loop condition depends on the data")
     return bool(array.numpy().reshape(-1)[0])
 
 
@@ -67,7 +67,7 @@ def _scan(c: NodeCall) -> Results:
     axes = [a % c.rank(first + i) for i, a in enumerate(axes)]
     steps = c.sizes(first)[axes[0]]
     if steps > STEPS:
-        raise ValueError(f"a scan of more than {STEPS} steps")
+        raise ValueError(f"it is a scan of more than {STEPS} iterations")
     parts = [_apart(c, c.x(first + i), axes[i], steps) for i in range(count)]
     made: list[list[Value]] = [[] for _ in range(len(body.output) - first)]
     for step in range(steps):

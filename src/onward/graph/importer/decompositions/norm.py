@@ -14,7 +14,7 @@ def _normal(c: NodeCall, x: Value, groups: int) -> Value:
     b, shape = c.b, type_of(x).shape
     inner = product(shape[1:])
     if not isinstance(inner, int):
-        raise ValueError(f"{c.op_type} over {type_of(x)}: its sizes must be numbers")
+        raise ValueError(f"{c.op_type} over {type_of(x)} needs fixed sizes")
     flat = b.reshape(x, (shape[0] * groups, inner // groups))
     ones = b.full(1, type_of(x).with_shape((inner // groups,)))
     y, _, _ = b.LayerNormalization(flat, ones, axis=-1, epsilon=float(c.attr("epsilon", 1e-5)))
@@ -31,7 +31,10 @@ def _by_channels(c: NodeCall, y: Value) -> Value:
 def _group_norm(c: NodeCall) -> Results:
     channels, groups = c.shape()[1], int(c.attr("num_groups"))
     if c.shape(1) != (channels,):
-        raise ValueError("scale and bias of the form before opset 21, one number for each group")
+        raise ValueError(
+            "scale and bias hold one number per group, the form before opset "
+            "21; fix: convert the model to opset 21"
+        )
     precise = DType(int(c.attr("stash_type", int(DType.FLOAT))))
     dtype = c.type().dtype
     x = c.x() if dtype == DType.DOUBLE else c.b.cast(c.x(), precise)

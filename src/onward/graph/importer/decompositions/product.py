@@ -24,7 +24,7 @@ def _gemm(c: NodeCall) -> Results:
     b, alpha, beta = c.b, float(c.attr("alpha", 1.0)), float(c.attr("beta", 1.0))
     kept = {k: int(c.attr(k, 0)) for k in ("transA", "transB")}
     if not c.type().is_floating:
-        raise ValueError(f"a product of {c.type().dtype.name} elements")
+        raise ValueError(f"it multiplies elements of {c.type().dtype.name}, which is not supported")
     if alpha == 1.0 and beta == 1.0:
         return b.Gemm(*[c.x(i) for i in range(len(c.inputs))], **kept)
     y = b.Gemm(c.x(0), c.x(1), **kept)
@@ -48,8 +48,8 @@ def _det(c: NodeCall) -> Results:
     size = c.sizes()[-1]
     if not 1 <= size <= _LARGEST or c.sizes()[-2] != size:
         raise ValueError(
-            f"the determinant of {c.type()}: beyond {_LARGEST} x {_LARGEST} it needs a "
-            "factorisation, which no graph holds"
+            f"a determinant of {c.type()} needs a matrix factorisation, which ONNX does not "
+            f"have; up to {_LARGEST} x {_LARGEST} it is supported"
         )
     b, rank = c.b, c.rank()
     rows = [b.squeeze(b.slice(c.x(), rank - 2, i, i + 1), [rank - 2]) for i in range(size)]

@@ -29,7 +29,9 @@ def _recurrent(c: NodeCall) -> Results:
     x = b.transpose(c.x(), [1, 0, 2]) if layout else c.x()
     steps, batch, _ = type_of(x).shape
     if not isinstance(steps, int):
-        raise ValueError("a sequence of open length is not unrolled")
+        raise ValueError(
+            "its sequence length is open and cannot be unrolled; fix: give the dim a fixed size"
+        )
     ways = 2 if direction == "bidirectional" else 1
     hidden = c.sizes(2)[2]
     ys: list[Value] = []
@@ -178,4 +180,4 @@ def _activation(c: NodeCall, i: int, name: str) -> Gate:
         case "Softsign":
             return lambda x: b.Div(x, b.Add(b.Abs(x), 1.0))
         case other:
-            raise ValueError(f"the activation {other}")
+            raise ValueError(f"its activation {other} is not supported")

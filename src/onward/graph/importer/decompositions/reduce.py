@@ -78,7 +78,7 @@ def _of_nothing(c: NodeCall, dims: list[int]) -> Value:
     elif kind == DType.BOOL:
         number = np.array(c.op_type == "ReduceMin")
     else:
-        raise ValueError(f"{c.op_type} of no elements")
+        raise ValueError(f"{c.op_type} of an empty tensor is not defined")
     keep = c.attr("keepdims", 1)
     shape = tuple(1 if d in dims else n for d, n in enumerate(c.shape()) if keep or d not in dims)
     return c.b.expand(c.b.const(number), shape)

@@ -184,7 +184,7 @@ def _taps(c: NodeCall, u: Value, size: int, mode: str) -> list[tuple[Value, Valu
     elif mode == "cubic":
         shares = {d: _cubic_value(c, b.Abs(b.Sub(float(d), f)), d in (0, 1)) for d in (-1, 0, 1, 2)}
     else:
-        raise ValueError(f"the mode {mode}")
+        raise ValueError(f"its mode {mode} is not supported")
     return [_inside(c, b.Add(low, float(d)), size, aligned, share) for d, share in shares.items()]
 
 

@@ -78,7 +78,10 @@ def _slice(c: NodeCall) -> Results:
             y = b.Slice(y, b.size(start), b.size(end), b.ints([axis]), b.ints([1]))
             continue
         if not isinstance(size, int):
-            raise ValueError(f"a step of {step} over the open size {size}")
+            raise ValueError(
+                f"its step {step} over the open size {size} is not supported; "
+                "fix: give the dim a fixed size"
+            )
         places = list(range(size))[slice(int(start), int(end), step)]  # type: ignore[arg-type]
         if places == list(range(places[0], places[-1] + 1)) if places else True:
             first = places[0] if places else 0
@@ -130,7 +133,7 @@ def _pad_by_place(c: NodeCall, mode: str, before: list[Size], after: list[Size])
                 period = max(2 * (size - 1), 1)
                 places = (size - 1) - abs((places % period) - (size - 1))
             case other:
-                raise ValueError(f"the mode {other}")
+                raise ValueError(f"its mode {other} is not supported")
         y = c.b.Gather(y, places.astype(np.int64), axis=axis)
     return y
 

@@ -14,7 +14,7 @@ def _transformed(c: NodeCall, x: Value, length: int, inverse: bool, onesided: bo
     b, rank = c.b, type_of(x).rank
     have, parts = type_of(x).shape[-2:]
     if not isinstance(have, int):
-        raise ValueError("a signal of open length")
+        raise ValueError("its signal length is open; fix: give the dim a fixed size")
     if onesided and inverse:
         return _real_inverse(c, x, length)
     if have > length:

@@ -178,7 +178,8 @@ def _column_major(c: NodeCall, index: Value, sizes: list[int]) -> Value:
 
 @decomposition("MaxUnpool")
 def _max_unpool(c: NodeCall) -> Results:
-    """MaxUnpool, by numbers in MaxPool's input; a larger result has zeros behind it."""
+    """MaxUnpool by flat indices into MaxPool's input; a larger result is padded with zeros at the
+    end."""
     b, kernel = c.b, c.attr("kernel_shape")
     rank = len(kernel)
     strides = c.attr("strides") or [1] * rank

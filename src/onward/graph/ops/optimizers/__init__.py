@@ -17,7 +17,7 @@ def register(optimizer: Optimizer) -> None:
     torch class or the op's name is another's."""
     for held in OPTIMIZERS.values():
         if held.torch == optimizer.torch and held is not optimizer:
-            what = f"an optimizer for {optimizer.torch}"
+            what = f"the optimizer of {optimizer.torch}"
             raise meeting(what, held.description, optimizer.description)
     enter(OPTIMIZERS, "optimizer", optimizer.name, optimizer, lambda x: x.description)
     try:

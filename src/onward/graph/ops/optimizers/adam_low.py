@@ -1,7 +1,8 @@
 """Adam and AdamW whose moments are kept in bf16, or in codes of 8 bits.
 
-The update computes with moments of f32, which it reads from what is kept and keeps anew; p moves by
-them as they are before that. So p is off by what the moments have lost in earlier steps alone.
+The update converts the stored moments to f32, computes with these, and stores them rounded again; p
+moves by them as they are before that. So p is off by what the moments have lost in earlier steps
+alone.
 """
 
 from __future__ import annotations

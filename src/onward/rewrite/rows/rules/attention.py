@@ -35,7 +35,7 @@ def _reads(q: Question) -> Answer:
     if any(len(s) != 4 or s[0] != shapes[0][0] for s in shapes):
         return q.refused("heads that are shared")
     if _of_samples(q.node):
-        return q.refused("its bias is another for each sample")
+        return q.refused("its bias differs from sample to sample")
     demand = over(q.y, q.demand, (0, 2))
     seen = visible(q, demand.rows)
     if seen is None:

@@ -103,8 +103,8 @@ def _embedding(q: Question) -> Answer:
 
 @demand_rule("GatherElements")
 def _gather_elements(q: Question) -> Answer:
-    """The rows that a GatherElements reads, where it takes one place of each row's dim for all that
-    lies behind it."""
+    """The rows that a GatherElements reads, where it takes one index along a row's dim for all
+    trailing elements."""
     shape, index = q.shape(), q.x(1)
     dim = q.attrs.get("axis", 0) % len(shape)
     node = index.producer()

@@ -29,7 +29,7 @@ def along_a_dim(q: Question) -> Answer:
     mixes = any(are_rows(q.y, d) for d in axes)
     demand = over(q.y, demand, [d for d in demand.dims if d not in axes])
     if mixes:
-        demand = mixed(q, demand, "it normalises over the rows")
+        demand = mixed(q, demand, "it normalises over the batch")
     added = {1: demand} if q.node.op_type in ("AddLayerNormalization", "AddRMSNorm") else {}
     return others_whole(q, {0: demand, **added})
 
@@ -44,5 +44,5 @@ def _rotary(q: Question) -> Answer:
     axes = op_of(q.node).axes(q.node) or ()
     demand = over(q.y, q.demand, [d for d in q.demand.dims if d not in axes])
     if any(are_rows(q.y, d) for d in axes):
-        demand = mixed(q, demand, "it turns the features of rows")
+        demand = mixed(q, demand, "it transposes features and rows")
     return [aligned(demand, q.y, q.shape(i)) for i in range(3)]

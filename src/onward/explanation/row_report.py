@@ -1,4 +1,4 @@
-"""Explanation: which rows of which layer a batch needs, what that saves, what keeps the rest."""
+"""RowReport: which rows of which layer a batch needs, what that saves, what keeps the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from onward.prepare.row_drawing import svg, text_grid
+from onward.explanation.row_drawing import svg, text_grid
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RowSet:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRows:
     """Rows that are computed because of one thing. more: of the arithmetic that is done now, what
     would be spared without it."""
 
@@ -38,7 +38,7 @@ class Kept:
 
 
 @dataclass(frozen=True, repr=False)
-class Explanation:
+class RowReport:
     """What row demand does with one batch; `print` it, or `save` it as a picture.
 
     done, everything: FLOPs of the forward products on the rows that are read, and on all. packed:
@@ -48,7 +48,7 @@ class Explanation:
 
     sets: list[RowSet]
     whole: tuple[str, ...]
-    kept: list[Kept]
+    kept: list[KeptRows]
     done: float
     everything: float
     packed: bool
@@ -56,11 +56,11 @@ class Explanation:
 
     @property
     def share(self) -> float:
-        """Of the arithmetic, what is done."""
+        """The share of the arithmetic that is done."""
         return self.done / self.everything if self.everything else 1.0
 
     def as_dict(self) -> dict[str, Any]:
-        """Of values that JSON knows; of each set of rows their number."""
+        """The report as a dict of values that JSON knows; a set of rows is their number."""
         return {
             "arithmetic_done": self.share,
             "packed": self.packed,
@@ -75,7 +75,7 @@ class Explanation:
     def __repr__(self) -> str:
         form = "rows that are read" if self.packed else "every row"
         return (
-            f"Explanation({len(self.sets)} sets of rows, {1 - self.share:.1%} of the arithmetic "
+            f"RowReport({len(self.sets)} sets of rows, {1 - self.share:.1%} of the arithmetic "
             f"spared; computed: {form})"
         )
 
@@ -137,3 +137,6 @@ def _listed(modules: tuple[str, ...]) -> str:
 
 def _span(layers: list[str]) -> str:
     return layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1].rpartition('.')[2]}"
+
+
+__all__ = ["KeptRows", "RowReport", "RowSet"]

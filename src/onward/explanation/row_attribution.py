@@ -1,24 +1,48 @@
-"""The analysis behind `Trainer.explain`: the rows of one batch, by what computes and keeps them."""
+"""The analysis behind a RowReport: the rows of one batch, by what computes and keeps them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
 
 import torch
 
+from onward.explanation.row_report import KeptRows, RowReport, RowSet
 from onward.graph.graph import Graph
-from onward.prepare.row_explanation import Explanation, Kept, RowSet
-from onward.rewrite import Attribution
+from onward.prepare.batch import Batch
+from onward.prepare.prepared_step import PreparedStep
+from onward.rewrite import Attribution, attribute
 
 Attribute = Callable[[tuple[str, ...]], Attribution]  # the attribution without some reasons
 Conditions = Callable[[Graph], "dict[str, torch.Tensor]"]  # a graph's b[rows] for the batch
 
 
-def explain(
-    attribute: Attribute, conditions: Conditions, dims: Mapping[str, int], packed: bool
-) -> Explanation:
-    """What row demand does with the batch that `conditions` runs a graph on."""
-    attribution = attribute(())
+def row_report(step: PreparedStep[Any], batch: Batch, results: tuple[str, ...]) -> RowReport:
+    """Reports what row demand does with a batch that a step of these results runs on."""
+    dims, staged = step.sizes(batch), step.staged(batch)
+    packed, quiet = step.packed(results), step.graphs.compiler.quiet()
+
+    def conditions(graph: Graph) -> dict[str, torch.Tensor]:
+        plan = quiet.plan(graph, graph.outputs, dims)
+        executable = step.session.bind(quiet, step.graphs, plan)
+        executable.run(staged)
+        return {name: executable.output(name) for name in graph.outputs}
+
+    pays = False
+    if packed is not None:
+        rows = packed.rows.of(staged, dims)
+        pays = packed.pays(dims | {size: len(numbers) for size, numbers in rows.items()})
+    forward = step.graphs.forward
+    outputs = forward.signature.requested(results, None)
+    return _report(partial(attribute, forward, outputs), conditions, dims, pays)
+
+
+def _report(
+    attributed: Attribute, conditions: Conditions, dims: Mapping[str, int], packed: bool
+) -> RowReport:
+    """Reports on the batch that `conditions` runs a graph on."""
+    attribution = attributed(())
     found = conditions(attribution.conditions)
     present = _shares(found)
     done = attribution.flops(present, dims)
@@ -28,13 +52,13 @@ def explain(
     whys = tuple(dict.fromkeys(why for e in attribution.entries for why in e.whys))
 
     def spared(without: tuple[str, ...]) -> float:
-        other = attribute(without)
+        other = attributed(without)
         shares = _shares(conditions(other.conditions))
         return 1 - other.flops(shares, dims) / done if done else 0.0
 
-    kept = [Kept(why, spared((why,))) for why in whys]
+    kept = [KeptRows(why, spared((why,))) for why in whys]
     together = spared(whys) if len(whys) > 1 else sum(k.more for k in kept)
-    return Explanation(sets, tuple(whole), kept, done, everything, packed, together)
+    return RowReport(sets, tuple(whole), kept, done, everything, packed, together)
 
 
 def _row_sets(
@@ -61,3 +85,6 @@ def _row_sets(
 def _shares(found: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """The share of rows that each `b[rows]` holds."""
     return {name: float(c.float().mean()) if c.numel() else 0.0 for name, c in found.items()}
+
+
+__all__ = ["row_report"]

@@ -1,0 +1,63 @@
+"""CaptureRequest: the call that a capture is of, and what its graph is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+
+LossFunction: TypeAlias = Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class CaptureRequest:
+    """One call of a model, and of the loss after it, that is to become a graph.
+
+    model: the module that is called, as it stands: its training flag, its submodules' and its
+    parameters' `requires_grad` are read when it is captured. `refuse_model` validates it, together
+    with the loss function.
+    args, kwargs: what the call passes: tensors of any shape in any tree that pytree knows, numbers,
+    strings, None. Sizes above 1 become symbols; whatever is no tensor is baked in. The trace
+    validates them, and their dtypes are validated before it (`onward.capture.stages`).
+    target: what the loss function takes after the model's outputs; empty where it takes no more.
+    loss_fn: `loss_fn(outputs, *target) -> f32[]`; None where the model returns its loss itself, as
+    the output `loss` or as the only one. The traced call validates that the loss is a scalar.
+    want_loss: whether the graph has the loss as an output. Where it has not, its outputs are the
+    model's, and `loss_fn` and `target` are not called.
+    gradients: whether they are asked for; None: where the model is in training mode.
+    whole: whether the model's return value is kept as a tree, so that results can be put together
+    as the model returns them (`CapturedModule.tree`).
+    regions: whether parts that cannot be captured run in PyTorch, as ops of the graph
+    (`CapturedModule.regions`); otherwise they are refused.
+    autocast: bfloat16 or float16, to which `torch.autocast` casts around the call; None where it is
+    off. The capture itself is not made within it: the graph is fp32, and each node says in which
+    precision its products are computed (`graph.precision_said`). Whoever asks validates the type.
+
+    Nothing is validated when a request is made: each refusal is a CaptureError of `capture`.
+    """
+
+    model: torch.nn.Module
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    target: tuple[Any, ...] = ()
+    loss_fn: LossFunction | None = None
+    want_loss: bool = True
+    gradients: bool | None = None
+    whole: bool = False
+    regions: bool = False
+    autocast: torch.dtype | None = None
+
+    @property
+    def differentiated(self) -> bool:
+        """Whether gradients are asked for, by the model's present mode where that is left open."""
+        return self.model.training if self.gradients is None else self.gradients
+
+    @property
+    def trains(self) -> bool:
+        """Whether parameters get gradients: by the loss, or by the results of a whole call."""
+        return self.differentiated and (self.want_loss or self.whole)
+
+
+__all__ = ["CaptureRequest", "LossFunction"]

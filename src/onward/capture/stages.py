@@ -1,0 +1,304 @@
+"""The stages of one try at a capture, each a function that fills its part of a `Traced`.
+
+`STAGES` has their order, with the reason for each place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection
+
+import torch
+from torch.export import ExportedProgram
+
+from onward.capture.batch_guards.attention_forms import choose
+from onward.capture.batch_guards.batch_writes import require_unchanged
+from onward.capture.batch_guards.pinned import take
+from onward.capture.buffer_updates import store_buffers
+from onward.capture.captured_module import layout
+from onward.capture.dtypes import dtype_of
+from onward.capture.evaluation import asks_more
+from onward.capture.graph_inputs import batch_nodes, bind_inputs
+from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
+from onward.capture.huggingface import require_mask
+from onward.capture.side_effects import require_harmless
+from onward.capture.trace.autocast_blocks import LOW_TYPES
+from onward.capture.trace.data_branches import Unasked
+from onward.capture.trace.export import ONE_AT_A_TIME, export
+from onward.capture.trace.flat_call import named_tensors
+from onward.capture.trace.gradient_edges import GradientEdges
+from onward.capture.traced import SizesToHold, Traced
+from onward.capture.translate.autograd_reach import (
+    passed,
+    placeholders,
+    reached,
+    results_of_regions,
+)
+from onward.capture.translate.translator import Translator
+from onward.errors import CaptureError
+from onward.graph.build import Builder
+from onward.graph.graph import Value, type_of
+from onward.graph.names import output_name
+from onward.graph.types import DType
+from onward.model_state.refusals import refuse_unlisted
+
+Stage = Callable[[Traced], None]
+
+
+def refuse_dtypes(traced: Traced) -> None:
+    """Raises CaptureError for parameters and tensors of the batch of a dtype that no graph has, for
+    parameters in fp64, and for a mask that eager attention would add as ones and zeros. A call
+    under autocast takes 16-bit tensors of the batch as it takes f32."""
+    model, leaves = traced.request.model, traced.leaves
+    autocast = traced.request.autocast is not None
+    for name, tensor in zip(leaves.names, leaves.tensors, strict=True):
+        dtype_of(tensor.dtype, name, autocast)
+    for name, parameter in model.named_parameters():
+        dtype_of(parameter.dtype, name)
+        if parameter.dtype == torch.float64:
+            raise CaptureError(
+                f"{name} is of {parameter.dtype}, which Onward cannot train; fix: model.float()"
+            )
+    require_mask(model, traced.request.kwargs)
+
+
+def read_numbers(traced: Traced) -> None:
+    """Runs the call once for the numbers that the forward reads into Python, where those are to be
+    answered as in this batch. Raises CaptureError where it reads none."""
+    if traced.flat.values:
+        _ask(traced)
+        if not traced.flat.noted.read:
+            raise CaptureError("the forward reads no number into Python")
+
+
+def export_call(traced: Traced) -> None:
+    """Exports the call as `traced.program`. Raises SizesToHold where sizes that are held as
+    multiples cannot be traced: they are to be numbers then."""
+    try:
+        traced.program = _exported(traced)
+    except CaptureError:
+        numbers = all_numbers(traced.held)
+        if numbers is None:
+            raise
+        raise SizesToHold(numbers) from None
+    traced.batch = batch_nodes(traced.program)
+    traced.tree = traced.flat.noted.tree
+
+
+def take_presumptions(traced: Traced) -> None:
+    """Takes what is presumed of the batch's numbers out of the program: answers that the forward
+    was given, and masks that attention has in a compact form."""
+    program, tensors, flat = traced.program, traced.leaves.tensors, traced.flat
+    traced.result._pinned = take(program, flat.noted.asked, tensors, flat.model)
+    traced.shown = choose(program, tensors)
+
+
+def fill_graph(traced: Traced) -> None:
+    """Makes the graph of the program: inputs, nodes, outputs, buffers' next values.
+    Raises SizesToHold for sizes without which all others are polynomials of the batch's."""
+    result, flat, leaves = traced.result, traced.flat, traced.leaves
+    autocast = traced.request.autocast is not None
+    traced.translator = Translator(result.graph, traced.program, flat.regions, autocast)
+    try:
+        buffers = bind_inputs(result, traced.translator, traced.program, flat, leaves)
+        _translate(traced)
+        named = named_tensors(flat)
+        store_buffers(result, traced.translator, buffers, named, flat.gradients)
+    except SizeError as error:
+        more = hold(error, traced.batch, leaves.tensors, traced.held)
+        if more is None:
+            raise
+        raise SizesToHold(more) from None
+
+
+def cast_results(traced: Traced) -> None:
+    """Casts the results of a whole call to the dtypes that they have in the trace, which under
+    autocast are those of eager mode; before, they are f32."""
+    if not traced.request.whole:
+        return
+    graph, nodes = traced.result.graph, traced.translator.output_nodes()
+    builder = Builder(graph)
+    for name, node in zip(traced.flat.noted.names, nodes, strict=True):
+        low, output = LOW_TYPES.get(node.meta["val"].dtype), graph.signature.results[name]
+        value = graph.outputs[output]
+        if low is not None and type_of(value).dtype == DType.FLOAT:
+            graph.outputs[output] = builder.one("Cast", [value], {"to": low})
+
+
+def note_presumptions(traced: Traced) -> None:
+    """Notes what later batches are asked besides their sizes. Raises CaptureError where the forward
+    writes into the batch what does not follow from it."""
+    tensors, written = traced.leaves.tensors, traced.translator.batch
+    unchanged = require_unchanged(traced.program, written, tensors, traced.leaves.names)
+    traced.result._presumed = [*traced.shown, *unchanged]
+    if traced.flat.noted.lies:
+        traced.result._layouts = list(map(layout, tensors))
+
+
+def reach_of_loss(traced: Traced) -> None:
+    """Notes the parameters that autograd reaches from the loss. Raises CaptureError where it
+    reaches one that neither the model nor the loss function lists."""
+    if not traced.request.want_loss:
+        return
+    translator, result, program = traced.translator, traced.result, traced.program
+    model = traced.request.model
+    nodes = reached(translator.output_nodes()[0])
+    result.reached = _named(nodes, translator) & set(result.parameters)
+    if traced.flat.gradients:
+        lifted = program.graph_signature.inputs_to_lifted_tensor_constants
+        read = [program.constants[lifted[n.name]] for n in nodes if n.name in lifted]
+        read = [x for x in read if isinstance(x, torch.Tensor)]
+        refuse_unlisted(read, model, traced.request.loss_fn)
+
+
+def reach_of_results(traced: Traced) -> None:
+    """Notes, of each result of a whole call, the parameters, leaves of the batch and parts in
+    PyTorch that autograd reaches from it."""
+    if not traced.request.whole:
+        return
+    translator, result = traced.translator, traced.result
+    result.tree = traced.tree
+    ends = dict(zip(traced.flat.noted.names, translator.output_nodes(), strict=True))
+    edges = GradientEdges()
+    trains = traced.flat.gradients
+    passes = {n: passed(node, edges) for n, node in ends.items()} if trains else {}
+    sources = {name: placeholders(nodes) for name, nodes in passes.items()}
+    result.parts_reached = {name: results_of_regions(nodes) for name, nodes in passes.items()}
+    of_batch = {n: result.leaves[i] for i, n in enumerate(traced.batch)}  # may be cast first
+    result.reaches = {
+        name: _named(nodes, translator) | {of_batch[n] for n in nodes if n in of_batch}
+        for name, nodes in sources.items()
+    }
+
+
+def note_regions(traced: Traced) -> None:
+    """Notes the parts that run in PyTorch. Raises CaptureError where the program lost one."""
+    if traced.flat.regions is not None:
+        traced.result.regions = traced.flat.regions.in_graph(traced.result.graph)
+
+
+def judge_evaluation(traced: Traced) -> None:
+    """Notes why the call's evaluation may be more than the same without dropout."""
+    traced.result.asks = asks_more(
+        traced.result, traced.flat, traced.program, traced.translator.sites, traced.request
+    )
+
+
+def guard_sizes(traced: Traced) -> None:
+    """Takes the export's conditions on the batch's sizes."""
+    traced.result.guard(getattr(traced.program, "_guards_code", None) or [])
+
+
+def rehearse(traced: Traced) -> None:
+    """Runs a forward that sets values or draws again in eager mode. Raises CaptureError where a
+    graph, which does the same in each step, would do something else."""
+    request, flat, result, tensors = (
+        traced.request, traced.flat, traced.result, traced.leaves.tensors,
+    )  # fmt: skip
+    with ONE_AT_A_TIME:
+        require_harmless(
+            flat.effects,
+            lambda batch: flat.run(*batch),
+            tensors,
+            lambda: result.smaller(tensors),
+            request.model,
+            request.loss_fn,
+        )
+    result.effects = flat.effects
+    if flat.effects.left:
+        result.constants += flat.effects.tensors  # where they are written, eager code reads that
+
+
+def say_notes(traced: Traced) -> None:
+    """Says in one line each what was presumed or left out, for the user to read."""
+    noted, effects, notes = traced.flat.noted, traced.flat.effects, traced.result.notes
+    caches = traced.tree.caches if traced.tree is not None else ()
+    if traced.flat.extra:
+        notes.append("use_cache=False: a key/value cache cannot be part of a training graph")
+        if "position_ids" in traced.leaves.names:
+            notes.append(
+                "position_ids do not separate packed documents in attention while use_cache "
+                "is on, as in eager PyTorch; fix: model.config.use_cache = False"
+            )
+    for name in caches:
+        notes.append(f"{name} is None: a key/value cache cannot be part of a training graph")
+    for name in noted.chosen:
+        notes.append(
+            f"{name} is left out of the outputs: how many rows its boolean "
+            "mask chooses depends on the data"
+        )
+    if noted.read:
+        notes.append(
+            "the model is captured again for other values where the forward reads "
+            f"{noted.read} numbers of the batch into Python (.item()) or chooses rows by "
+            "a boolean mask"
+        )
+    if traced.held:
+        notes.append(_held_note(traced.held, traced.leaves.names))
+    if effects.written and not effects.left:
+        written = ", ".join(effects.written)
+        notes.append(f"a compiled step does not set {written}, which the model's forward sets")
+
+
+STAGES: tuple[Stage, ...] = (
+    refuse_dtypes,  # in the words of who calls, before a trace fails on them
+    read_numbers,  # in eager mode, which alone has them: the trace is given the answers
+    export_call,
+    take_presumptions,  # questions are outputs of the program until they are taken out
+    fill_graph,
+    cast_results,  # 16-bit tensors of the trace are f32 in the graph until here
+    note_presumptions,  # the translation says which nodes write into the batch
+    reach_of_loss,  # of the program: passes drop what is multiplied by zero, autograd does not
+    reach_of_results,
+    note_regions,  # those that stand in the graph
+    judge_evaluation,  # of the graph as it is in the end
+    guard_sizes,
+    rehearse,  # with a smaller batch too, which the guards tell apart
+    say_notes,
+)
+
+
+def _ask(traced: Traced) -> None:
+    traced.flat.ask(*[t.clone() for t in traced.leaves.tensors])
+
+
+def _exported(traced: Traced) -> ExportedProgram:
+    """The exported program; a forward that asks tensors runs once before, for the answers."""
+    flat, leaves = traced.flat, traced.leaves
+    with contextlib.suppress(Unasked):
+        return export(flat, leaves.tensors, leaves.names, traced.held)
+    _ask(traced)  # outside, so that Unasked is no cause of what the second try raises
+    return export(flat, leaves.tensors, leaves.names, traced.held)
+
+
+def _translate(traced: Traced) -> None:
+    """Fills the graph with nodes, and says what its outputs are."""
+    translator, want_loss = traced.translator, traced.request.want_loss
+    names = traced.flat.noted.names
+    outputs = [output_name(n) for n in names]
+    if want_loss:
+        outputs[0] = "loss"
+    translator.run(dict(zip(outputs, translator.output_nodes(), strict=True)))
+    first = 1 if want_loss else 0  # a result may be called as the loss is
+    results = dict(zip(names[first:], outputs[first:], strict=True))
+    loss = outputs[0] if want_loss else None
+    graph = traced.result.graph
+    graph.signature = graph.signature.but(loss=loss, results=results)
+
+
+def _named(nodes: Collection[torch.fx.Node], translator: Translator) -> set[str]:
+    """The graph's names of what these placeholders stand for."""
+    values = [translator.env[n] for n in nodes]
+    return {v.name or "" for v in values if isinstance(v, Value)}  # a complex one is a pair
+
+
+def _held_note(held: Held, names: list[str]) -> str:
+    """Says which sizes may vary less than others."""
+    dims = [
+        f"{names[leaf]} dim {dim}" + (f" (multiples of {factor})" if factor else "")
+        for (leaf, dim), (factor, _) in sorted(held.items())
+    ]
+    return f"the model is captured again for other sizes of: {', '.join(dims)}"
+
+
+__all__ = ["STAGES", "Stage"]

@@ -1,0 +1,56 @@
+"""Mesh: the ranks that train one model, along named axes. Plain data, no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from onward.errors import OnwardError
+
+# In torch DeviceMesh's spelling: replicas of the data, shards of the data and of what is held for
+# it, shards of weights, of sequences, and of layers.
+AXES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The ranks that train one model, and which of them this process is; one rank by default.
+
+    axes: the names of the axes, each one of AXES and given once. sizes: the ranks along each axis.
+    coordinates: the place of this process along each axis, counted from 0. Raises OnwardError
+    for other values.
+    """
+
+    axes: tuple[str, ...] = ()
+    sizes: tuple[int, ...] = ()
+    coordinates: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(set(self.axes)) < len(self.axes) or not set(self.axes) <= set(AXES):
+            raise OnwardError(f"the axes {self.axes} of a mesh; fix: each once, of {AXES}")
+        if not len(self.axes) == len(self.sizes) == len(self.coordinates):
+            raise OnwardError(f"a mesh of {self}; fix: a size and a coordinate for each axis")
+        places = zip(self.coordinates, self.sizes, strict=True)
+        if any(not 0 <= at < size for at, size in places):
+            raise OnwardError(f"the coordinates {self.coordinates} of a mesh {self}; fix: below it")
+
+    @property
+    def ranks(self) -> int:
+        """The number of processes that train the model together."""
+        return prod(self.sizes)
+
+    def agreed(self, value: bool) -> bool:
+        """The value that all ranks go on with: true where it is on every rank.
+
+        A decision that changes which graph runs, or whether it writes, is taken through this
+        function, so that every rank runs the same sequence of collectives. All ranks call it at the
+        same places in the same order. On one rank it is the value itself.
+        """
+        return value
+
+    def __str__(self) -> str:
+        named = zip(self.axes, self.sizes, strict=False)
+        return " x ".join(f"{axis} {size}" for axis, size in named) or "one rank"
+
+
+__all__ = ["AXES", "Mesh"]

@@ -1,0 +1,483 @@
+"""The options of `onward.Trainer` and `onward.accelerate`. Each stands once, as a field that holds
+its default, its reader, the row of docs/trainer.md and the lines of its command-line switches.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from onward.errors import OnwardError, check_names, refused, shown
+
+Class = TypeVar("Class", bound=type)
+Reader = Callable[[str, Any], Any]
+"""A function of an option's name and the value given for it. It returns the value as it is meant,
+and raises OnwardError where it cannot be meant."""
+
+
+def option(
+    default: Any,
+    read: Reader,
+    doc: str,
+    example: str = "",
+    switches: Mapping[str, str] | None = None,
+) -> Any:
+    """A dataclass field that is an option.
+
+    read: checks and converts what is given. doc: what the option does, in one line. example: the
+    value that the table in docs/trainer.md shows with it, as Python. switches: the switches of the
+    command line that set it, each with the line that `--help` shows for it.
+    """
+    metadata = {"read": read, "doc": doc, "example": example, "switches": switches or {}}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def documented(kind: Class) -> Class:
+    """Adds a line for each field of a dataclass to its docstring, from the field's metadata."""
+    lines = [f"    {f.name}: {f.metadata['doc']}" for f in dataclasses.fields(kind)]
+    kind.__doc__ = f"{kind.__doc__}\n\n" + "\n".join(lines)
+    return kind
+
+
+def read_options(options: Any) -> None:
+    """Replaces the value of each field by what its reader returns; raises OnwardError."""
+    for field in dataclasses.fields(options):
+        value = field.metadata["read"](field.name, getattr(options, field.name))
+        object.__setattr__(options, field.name, value)
+
+
+# ---- readers: what one option may be
+
+
+def _whole(value: object) -> int | None:
+    """Reads a whole number, numpy's too, as int; None for all else, booleans among it."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        return None
+    return int(value)
+
+
+def _steps(name: str, value: object) -> int:
+    number = _whole(value)
+    if number is None or number < 1:
+        raise refused(name, value, "a whole number, 1 or more")
+    return number
+
+
+def _norm(name: str, value: object) -> float | None:
+    if value is None:
+        return None
+    number = _real(value)
+    if number is None or number <= 0:
+        raise refused(name, value, "a positive number, or None (no clipping)")
+    return number
+
+
+def _real(value: object) -> float | None:
+    """Reads a finite number, numpy's too, as float; None for all else, booleans among it."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def _seed(name: str, value: object) -> int | None:
+    if value is None:
+        return None
+    number = _whole(value)
+    if number is None or not 0 <= number < 2**64:
+        raise refused(name, value, "a whole number from 0 to 2**64 - 1, or None")
+    return number
+
+
+def _switch(name: str, value: object) -> bool:
+    if type(value).__name__ not in ("bool", "bool_"):  # Python's and numpy's
+        raise refused(name, value, "True or False")
+    return bool(value)
+
+
+def read_names(name: str, value: object, commas: bool = False) -> tuple[str, ...]:
+    """Reads names as a tuple, each once; a string is one name, or with `commas` several."""
+    if isinstance(value, str):
+        parts = [part.strip() for part in value.split(",")] if commas else [value.strip()]
+        if commas or all(parts):
+            return tuple(dict.fromkeys(part for part in parts if part))
+    if not isinstance(value, Iterable) or isinstance(value, str | Mapping | bytes):
+        raise refused(name, value, "a name, or a list of names")
+    found = list(value)
+    strange = [x for x in found if not isinstance(x, str) or not x]
+    if strange:
+        raise OnwardError(f"{name} holds {shown(strange[0])}; fix: give names as strings")
+    return tuple(dict.fromkeys(found))
+
+
+def _budget(name: str, value: object) -> int | float | str | None:
+    if value is None:
+        return None
+    if memory_amount(value) is None:
+        raise refused(name, value, f"a value {MEMORY_BUDGET}, or None")
+    return value  # type: ignore[return-value]
+
+
+def _precision(name: str, value: object) -> str:
+    if value is None or value is False:
+        return "no"
+    if value not in PRECISIONS:
+        raise refused(name, value, f"one of {', '.join(map(repr, PRECISIONS))}")
+    return str(value)
+
+
+PRECISIONS = ("no", "bf16", "fp16", "auto")
+
+
+def _loss_scale(name: str, value: object) -> float | LossScale:
+    if isinstance(value, LossScale):
+        return value
+    if isinstance(value, str) and value == "dynamic":
+        return LossScale()
+    if isinstance(value, Mapping):
+        known = [f.name for f in dataclasses.fields(LossScale)]
+        check_names(name, "setting", [str(key) for key in value], known)
+        return LossScale(**value)
+    number = _real(value)
+    if number is None or not LEAST_SCALE <= number <= 1 / LEAST_SCALE:
+        fix = '"dynamic", a number from 2**-126 to 2**126, or an onward.LossScale'
+        raise refused(name, value, fix)
+    return number
+
+
+def _one_of(*values: str) -> Reader:
+    """A reader that takes one of these strings."""
+
+    def read(name: str, value: object) -> str:
+        if not isinstance(value, str) or value not in values:
+            raise refused(name, value, f"one of {', '.join(map(repr, values))}")
+        return value
+
+    return read
+
+
+def _pass_names(name: str, value: object) -> tuple[str, ...]:
+    return read_names(name, value, commas=True)
+
+
+MEMORY_BUDGET = (
+    "in bytes (2 or more), or with a unit ('2GB', '512MiB', '1.5 GiB'), or a fraction as a "
+    "float (above 0.0, up to 1.0)"
+)
+_UNITS = {"b": 1} | {
+    f"{letter}{kind}": size ** (power + 1)
+    for power, letter in enumerate("kmgt")
+    for kind, size in (("b", 1000), ("ib", 1024))
+}
+_AMOUNT = re.compile(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-z]+)\s*", re.IGNORECASE)
+
+
+def memory_amount(value: object) -> int | float | None:
+    """Reads a budget as bytes (int) or fraction (float); None where it cannot be meant.
+
+    `1` could be all or one byte, so it is neither.
+    """
+    if isinstance(value, str):
+        match = _AMOUNT.fullmatch(value)
+        unit = _UNITS.get(match[2].lower()) if match else None
+        number = None if match is None or unit is None else int(float(match[1]) * unit)
+        return None if number is None or number < 2 else number
+    number = _whole(value)
+    if number is not None:
+        return number if number >= 2 else None
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return None
+    share = float(value)
+    return share if 0.0 < share <= 1.0 else None
+
+
+# ---- the loss scale
+
+LEAST_SCALE = 2.0**-126  # the least normal f32
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The rule by which the loss scale of fp16 moves; names and defaults are those of
+    `torch.amp.GradScaler`. A value that cannot be meant raises OnwardError here.
+
+    init_scale: what the loss is multiplied by at first. growth_factor: what the scale is multiplied
+    by after `growth_interval` updates in a row whose gradients were finite. backoff_factor: the
+    same after an update that was left out because a gradient was infinite or NaN.
+    """
+
+    init_scale: float = 2.0**16
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+
+    def __post_init__(self) -> None:
+        limits = {
+            "init_scale": (LEAST_SCALE, 1 / LEAST_SCALE, "a number from 2**-126 to 2**126"),
+            "growth_factor": (
+                math.nextafter(1.0, 2.0), 1 / LEAST_SCALE, "a number above 1, to 2**126"
+            ),
+            "backoff_factor": (
+                LEAST_SCALE, math.nextafter(1.0, 0.0), "a number from 2**-126 to below 1"
+            ),
+        }  # fmt: skip
+        for name, (least, most, words) in limits.items():
+            number = _real(getattr(self, name))
+            if number is None or not least <= number <= most:
+                raise refused(f"loss_scale: {name}", getattr(self, name), words)
+            object.__setattr__(self, name, number)
+        interval = _steps("loss_scale: growth_interval", self.growth_interval)
+        object.__setattr__(self, "growth_interval", interval)
+
+
+# ---- options
+
+
+@documented
+@dataclass(frozen=True)
+class TrainerOptions:
+    """Options of `onward.Trainer`. A value that cannot be meant raises OnwardError here."""
+
+    gradient_accumulation_steps: int = option(
+        1,
+        _steps,
+        "updates the weights after every 4th `train_step`",
+        "4",
+        {"gradient_accumulation_steps": "micro-batches per optimizer update"},
+    )
+    """Micro-batches per optimizer update; each `train_step` is one."""
+
+    max_grad_norm: float | None = option(
+        None,
+        _norm,
+        "clips gradients to this global norm",
+        "1.0",
+        {"max_grad_norm": "clip the gradient to this global 2-norm; 0 or null: no clipping"},
+    )
+    """Bound of the gradients' global 2-norm; None does not clip."""
+
+    seed: int | None = option(
+        None,
+        _seed,
+        'seeds dropout masks and the rounding of `optimizer_state="bf16"`; without it they follow '
+        "`torch.manual_seed`",
+        "0",
+        {"seed": "seed of start weights, batch order and dropout masks"},
+    )
+    """Seed of the dropout masks, and of the rounding of moments in bf16; None has them follow from
+    `torch.manual_seed` and the number of the update."""
+
+    verify: bool = option(
+        False,
+        _switch,
+        "compares the first batch with eager PyTorch and stock onnxruntime before training goes "
+        "on; in mixed precision with `torch.autocast` too",
+        "True",
+    )
+    """Compares loss and gradients with eager PyTorch (and stock onnxruntime where installed) on the
+    first batch; raises OnwardError where they differ."""
+
+    memory_budget: int | float | str | None = option(
+        None,
+        _budget,
+        "recomputes values in backward until the step fits; `0.6` keeps 60 % of what can be "
+        "spared. The results are the same to the bit",
+        '"2GB"',
+        {
+            "memory_budget": "most memory of a training step beyond the parameters: bytes (2GB, "
+            "512MiB), or a fraction (0.6) of what recomputing can spare, 1.0 spares nothing; null: "
+            "no limit"
+        },
+    )
+    """The most that a step's plan may hold beyond the user's parameters. Values are then computed
+    again in backward instead of kept. Bytes (`2_000_000_000`, "2GB", "1.5 GiB"): OnwardError, which
+    names the least that can be had, where they are too few. Or a fraction (float, above 0.0 to 1.0)
+    of what recomputing can spare: 1.0 recomputes nothing, 0.5 takes half of the way to the least
+    that can be had, and near 0.0 is that least. A fraction is never refused: what no recomputing
+    spares (optimizer state, gradients that wait for their update) is not counted in it. None: no
+    limit."""
+
+    skip_nonfinite: bool = option(
+        True,
+        _switch,
+        "updates also where a gradient is infinite or NaN, as eager PyTorch does; otherwise such "
+        "an update is left out and the step says `skipped`",
+        "False",
+    )
+    """Leaves an update out where a gradient is infinite or NaN: weights, optimizer state and counts
+    stay as they are, and the step says `skipped`. False updates all the same, as eager PyTorch
+    does."""
+
+    strict: bool = option(
+        False,
+        _switch,
+        "raises `CaptureError`, with every reason, where a part of the model cannot be captured; "
+        "otherwise that part runs in PyTorch within the graph, and a warning says which and why",
+        "True",
+    )
+    """Raises CaptureError, with every reason, where a part of the model cannot be captured;
+    otherwise that part runs in PyTorch within the graph, and an EagerWarning says which and why."""
+
+    mixed_precision: str = option(
+        "no",
+        _precision,
+        "computes products, attention and activations in bfloat16, as `torch.autocast` does; "
+        'weights and optimizer state stay fp32. `"fp16"`: in float16, with a loss scale. `"auto"`: '
+        "bf16 where the processor multiplies it",
+        '"bf16"',
+        {
+            "bf16": "mixed precision: products in bfloat16, weights and optimizer state in fp32",
+            "fp16": "mixed precision: products in float16, with dynamic loss scaling",
+        },
+    )
+    """"bf16" computes matrix products, attention and activations in bfloat16, as `torch.autocast`
+    does: weights, optimizer state, norms' statistics, softmax, losses and sums over a batch stay
+    fp32. "fp16": the same in float16, whose range needs a loss scale. "auto": bf16 where the
+    processor multiplies bf16 itself, else fp32. "no": fp32."""
+
+    loss_scale: float | str | Mapping[str, Any] | LossScale = option(
+        "dynamic",
+        _loss_scale,
+        "multiplies the loss of fp16 for backward by a scale that moves as "
+        "`torch.amp.GradScaler`'s; a number is a fixed scale, and `onward.LossScale` gives the "
+        "rule other numbers",
+        '"dynamic"',
+    )
+    """What the loss is multiplied by for backward, of fp16 alone, and gradients divided by before
+    they are clipped and applied, so that small ones do not become 0. "dynamic" goes by the rule and
+    the numbers of `torch.amp.GradScaler`; a LossScale, or a dict of its fields, by the same rule
+    with other numbers; a number stays as it is. Needs `skip_nonfinite`, unless it is a number."""
+
+    optimizer_state: str = option(
+        "fp32",
+        _one_of("fp32", "bf16", "8bit"),
+        "keeps the moments of Adam and AdamW in codes of 8 bits, 2.03 bytes a weight instead of 8 "
+        '(small parameters and embeddings stay fp32); `"bf16"`: in 4 bytes, rounded up or down by '
+        "chance, by the seed",
+        '"8bit"',
+    )
+    """"bf16" or "8bit" keeps the moments of Adam and AdamW in 4 or 2.03 bytes a weight instead of
+    8. bf16 is rounded up or down by chance, without bias and by the seed. 8 bits are codes in
+    blocks of 256; parameters of fewer than 4096 elements and embeddings stay fp32. "fp32": as the
+    weights."""
+
+    gradient_accumulation_dtype: str = option(
+        "fp32",
+        _one_of("fp32", "bf16"),
+        "keeps the sums of a window's gradients in 2 bytes a weight instead of 4",
+        '"bf16"',
+    )
+    """"bf16" keeps the sums of a window's gradients in 2 bytes a weight instead of 4, each
+    micro-batch's rounded once; the last sum, which the update reads, is not. "fp32": as the
+    weights."""
+
+    keep_in_fp32: Sequence[str] = option(
+        (),
+        read_names,
+        "keeps modules and ops in fp32 in mixed precision, by path or name, as a shell's pattern",
+        '"lm_head"',
+    )
+    """Module paths and op names whose ops stay fp32 in mixed precision, as patterns of a shell
+    ("decoder.*", "lm_head", "Conv"); a string is one pattern."""
+
+    disable: Sequence[str] = option(
+        (),
+        _pass_names,
+        "leaves passes out, by name; `row_demand` computes every row",
+        '"gemm_add"',
+    )
+    """Names of rewrite passes to leave out, and `row_demand`; a string is one name, or several with
+    commas."""
+
+    fetch: Sequence[str] = option(
+        (), read_names, "returns outputs of the model with every step", '"logits"'
+    )
+    """Names of model outputs every step returns besides the loss; a string is one name."""
+
+    def __post_init__(self) -> None:
+        read_options(self)
+        if self.mixed_precision != "fp16" and self.loss_scale != LossScale():
+            raise OnwardError(
+                f"loss_scale is for fp16 only, but mixed_precision={self.mixed_precision!r}; "
+                'fix: leave loss_scale out, or mixed_precision="fp16"'
+            )
+        if isinstance(self.scaling, LossScale) and not self.skip_nonfinite:
+            raise OnwardError(
+                "skip_nonfinite=False contradicts a dynamic loss_scale, which skips updates "
+                "with infinite gradients to find its scale; fix: skip_nonfinite=True, or a "
+                "number as loss_scale"
+            )
+
+    @property
+    def scaling(self) -> float | LossScale | None:
+        """The scale of the loss: a rule, or a fixed number; None where nothing does."""
+        if self.mixed_precision != "fp16":
+            return None
+        assert isinstance(self.loss_scale, float | LossScale), "as it was read"
+        return self.loss_scale
+
+    @classmethod
+    def of(cls, options: TrainerOptions | Mapping[str, Any] | None) -> TrainerOptions:
+        """The options as given, the options of a mapping, or the defaults for None."""
+        if options is None:
+            return cls()
+        if isinstance(options, cls):
+            return options
+        if not isinstance(options, Mapping):
+            raise OnwardError(
+                f"options is {shown(options)}; fix: an onward.TrainerOptions, or a dict of its "
+                "fields"
+            )
+        known = [f.name for f in dataclasses.fields(cls)]
+        check_names("options", "option", [str(name) for name in options], known)
+        return cls(**options)
+
+
+@documented
+@dataclass(frozen=True)
+class ModuleOptions:
+    """Options of `onward.accelerate` and `onward.Module`. A value that cannot be meant raises
+    OnwardError here."""
+
+    outputs: str = option(
+        "auto",
+        _one_of("auto", "all", "loss"),
+        'computes what the calls before have read; `"all"`: every output in each call; `"loss"`: '
+        "the loss alone",
+        '"auto"',
+    )
+    """"auto" computes what the calls before have read, where the outputs' class can wait (a Hugging
+    Face ModelOutput): another one is computed when it is read, by a second run of the forward.
+    "all" computes every output in each call. "loss" computes the loss alone; other outputs are
+    None."""
+
+    strict: bool = option(
+        False,
+        _switch,
+        "raises `CaptureError` where a call cannot run as a graph; otherwise parts of the model, "
+        "or the whole call, run in eager PyTorch, and a warning says which and why",
+        "True",
+    )
+    """Raises CaptureError where a call cannot run as a graph; otherwise parts of the model that
+    cannot be captured, or the whole call, run in eager PyTorch, and an EagerWarning says which and
+    why, once."""
+
+    memory_budget: int | float | str | None = option(
+        None, _budget, "as of TrainerOptions, for a call's forward and backward", '"2GB"'
+    )
+    disable: Sequence[str] = option((), _pass_names, "as of TrainerOptions", '"gemm_add"')
+
+    def __post_init__(self) -> None:
+        read_options(self)
+
+
+def switch_lines() -> dict[str, str]:
+    """Returns the line that `--help` shows for each switch that sets an option of a Trainer."""
+    found: dict[str, str] = {}
+    for field in dataclasses.fields(TrainerOptions):
+        found |= field.metadata["switches"]
+    return found

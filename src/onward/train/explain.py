@@ -1,0 +1,79 @@
+"""A Trainer's training step as a subject of an explanation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from onward.compile import Compiler
+from onward.differentiate import Recipe
+from onward.errors import CaptureError
+from onward.explanation import StepExplanation, Subject, refused
+from onward.prepare.batch import Batch, batch_of
+from onward.prepare.graphs import Graphs
+from onward.prepare.prepared_batch import OutputRequest
+from onward.prepare.without_gradient import WithoutGradient
+from onward.train.prepared_steps import PreparedSteps
+from onward.train.snapshot import TrainerSnapshot
+
+LOOP = "trainer"  # the word of explanations for a step that a Trainer runs
+
+
+def last_subject(trainer: TrainerSnapshot, steps: PreparedSteps) -> Subject:
+    """Describes the training step that ran last. Raises OnwardError before the first."""
+    last = trainer.last_run
+    graphs = last.step.graphs
+    found = _subject(
+        trainer, steps, graphs.compiler, graphs.captured, graphs.recipe, last.batch, last.request
+    )
+    return replace(found, ran=last.prepared)
+
+
+def subject_of(
+    trainer: TrainerSnapshot, steps: PreparedSteps, batch: Batch, fetch: tuple[str, ...]
+) -> Subject | StepExplanation:
+    """Describes the training step of a batch that returns the outputs named by `fetch`; the
+    explanation of why there is none, where the model cannot be captured."""
+    try:
+        step = steps.training(trainer.model, trainer.loss_fn, batch)
+    except CaptureError as error:
+        return refused(trainer.model, LOOP, error)
+    graphs, request = step.graphs, OutputRequest(fetch, update=True)
+    return _subject(trainer, steps, graphs.compiler, graphs.captured, graphs.recipe, batch, request)
+
+
+def _subject(
+    trainer: TrainerSnapshot,
+    steps: PreparedSteps,
+    compiler: Compiler,
+    captured: Any,
+    recipe: Recipe | None,
+    batch: Batch,
+    request: OutputRequest,
+) -> Subject:
+    def again(*given: Any) -> Subject:
+        """Describes the step of a batch that another capture serves; the Trainer's own steps stay
+        as they are."""
+        quiet, batch = compiler.quiet(), batch_of(*given)
+        other = steps.capture(quiet, trainer.model, trainer.loss_fn, batch, training=True)
+        return _subject(trainer, steps, quiet, other, steps.recipe(other), batch, request)
+
+    return Subject(
+        model=trainer.model,
+        loop=LOOP,
+        batch=batch,
+        captured=captured,
+        target=compiler.target,
+        disable=frozenset(compiler.disable),
+        policy=compiler.policy,
+        memory_budget=trainer.options.memory_budget,
+        graphs=lambda other: Graphs(other, captured, recipe),
+        request=request,
+        halves=False,
+        still=WithoutGradient.of(captured, captured.reached),
+        again=again,
+        seconds=dict(compiler.journal.seconds),
+    )
+
+
+__all__ = ["last_subject", "subject_of"]

@@ -1,0 +1,42 @@
+"""TrainerSnapshot: what a Trainer is and has done, for whoever looks at one from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from onward.errors import OnwardError
+from onward.options import TrainerOptions
+from onward.train.last_run import LastRun
+
+
+@dataclass(frozen=True)
+class TrainerSnapshot:
+    """A Trainer at one moment, between two steps; it does not follow the steps after it.
+
+    optimizer: the class name of the torch optimizer. updates: done. micro_steps: micro-batches done
+    in the open accumulation window. loss_scale: of the next micro-batch; None where gradients are
+    not scaled. last: the training step that ran last, with its batch, request and plan; None before
+    the first. The model is the Trainer's own, not a copy.
+    """
+
+    model: torch.nn.Module
+    loss_fn: Callable[..., torch.Tensor] | None
+    optimizer: str
+    options: TrainerOptions
+    updates: int
+    micro_steps: int
+    loss_scale: float | None
+    last: LastRun | None
+
+    @property
+    def last_run(self) -> LastRun:
+        """The training step that ran last. Raises OnwardError before the first."""
+        if self.last is None:
+            raise OnwardError("no step has run yet; fix: call train_step first")
+        return self.last
+
+
+__all__ = ["TrainerSnapshot"]

@@ -1,0 +1,227 @@
+"""TorchOptimizer: a torch optimizer whose updates step graphs make.
+
+It keeps its `param_groups` and its `state`, which are the truth: what was done to them since the
+last step is taken over before the next (`torch_state.py`). The numbers lie in an `UpdateState`,
+which step graphs read and write. Updates are counted per parameter, as torch does; parameters that
+have always moved together share a count (`clocks.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
+
+import torch
+from torch import nn
+
+from onward.differentiate import UpdateGroup
+from onward.graph.signature import Signature
+from onward.graph.types import DType
+from onward.train.optim import check_parameters, check_settings, record_of, rules, update_group
+from onward.train.optimizer_owner import check_free, give_back, is_free, require_owner, take
+from onward.train.optimizer_state import ParameterState, StateKey
+from onward.train.state_form import StateForms
+from onward.train.torch_state import TorchState, release
+from onward.train.update_state import Joining, UpdateState
+
+
+class TorchOptimizer:
+    """The optimizer of a Trainer, and what its updates read and write (`updates`).
+
+    form: of the moments, `TrainerOptions.optimizer_state`. sums: the type of fp32 parameters'
+    accumulators, `TrainerOptions.gradient_accumulation_dtype`. Raises OnwardError for an optimizer
+    that has no update op, or holds other parameters than the model's.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        form: str = "fp32",
+        sums: str = "fp32",
+    ) -> None:
+        self.model, self.torch = model, optimizer
+        self.record = record_of(optimizer)
+        paths = paths_of(model)
+        forms = StateForms(form, self.record, partial(_is_table, model))
+        accumulator = DType.BFLOAT16 if sums == "bf16" else None
+        self.updates = UpdateState(self.record, forms, paths, accumulator)
+        self._tensors = _tensors(model)
+        self._rules = rules(optimizer)
+        check_parameters(optimizer, paths, type(model).__name__)
+        check_free(optimizer)
+        release(optimizer)
+        self._shared = TorchState(optimizer, self.record, self.updates.state)
+        self._adopt(self._shared.read(paths))
+        self.updates.done = self.updates.state.most_updates(default=0)
+        take(optimizer, self)
+
+    # ---- who steps
+
+    @property
+    def window(self) -> frozenset[str]:
+        """Names of the parameters whose gradients the open window has summed."""
+        return self.updates.window
+
+    def require_owner(self) -> None:
+        """Raises OnwardError where a later Trainer has taken the optimizer."""
+        require_owner(self.torch, self)
+
+    def give_back(self) -> None:
+        """Makes the optimizer's `step()` torch's again. Gradients of the window that is open are
+        added to `p.grad`, as if each micro-batch had been an eager backward."""
+        give_back(self.torch, self)
+        with torch.no_grad():
+            for p, total in self.updates.summed().items():
+                summed = total.to(p.dtype, copy=True)
+                p.grad = summed if p.grad is None else p.grad + summed
+        self.updates.window = frozenset()
+
+    def take_again(self) -> bool:
+        """Takes an optimizer that was given back: whether it was. The next `sync` takes over what
+        its own steps did."""
+        free = is_free(self.torch)
+        if free:
+            take(self.torch, self)
+        return free
+
+    # ---- stepping
+
+    def sync(self) -> None:
+        """Takes over what has been done to the optimizer since the last step.
+
+        Raises OnwardError for what cannot be; it changes nothing then.
+        """
+        self.require_owner()
+        check_settings(self.torch)
+        now = rules(self.torch)
+        changed = now != self._rules
+        if not changed and self._shared.is_unchanged:
+            return
+        paths = paths_of(self.model)
+        if changed:
+            known = {**self.updates.names, **paths}
+            check_parameters(self.torch, known, type(self.model).__name__)
+        found, loaded = self._shared.read(paths), self._shared.is_replaced
+        if changed:
+            self._restart()
+            self._rules = now
+        self._adopt(found)
+        if loaded:
+            self.updates.done = self.updates.state.most_updates(default=self.updates.done)
+
+    def inputs(self, signature: Signature) -> dict[str, float | int]:
+        """Hyperparameters and step counts of the next update, by graph input."""
+        groups = [self.record.values(g) for g in self.torch.param_groups]
+        hyper = {name: groups[h.group][h.name] for h, name in signature.hyperparameters.items()}
+        return {**hyper, **self.updates.inputs(signature)}
+
+    def advance(self, signature: Signature) -> None:
+        """Counts one update more, of what the step moves."""
+        if self.updates.advance(signature):
+            self._shared.share()
+        else:
+            self._shared.write_counts()
+        self.torch._opt_called = True  # type: ignore[attr-defined]  # schedulers look at it
+
+    # ---- what a step graph needs
+
+    def groups(
+        self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]
+    ) -> list[UpdateGroup]:
+        """One update group per param_group, clock and form of state, of the parameters that the
+        loss reaches; nothing changes.
+
+        parameters: by graph input. What is not reached gets no update, as in torch, and its clock
+        does not move.
+        """
+        graph = self._joining(parameters, reached)
+        clocks, moving = self.updates.clocks(graph), set(graph.moving)
+        names = {p: n for n, p in parameters.items()}
+        found: dict[tuple[int, int, str], list[str]] = {}
+        for i, group in enumerate(self.torch.param_groups):
+            for p in group["params"]:
+                if p in moving:
+                    key = i, clocks.of[p], self.updates.state.form(p)
+                    found.setdefault(key, []).append(names[p])
+        return [
+            update_group(self.torch, i, tuple(inputs), clock, form)
+            for (i, clock, form), inputs in sorted(found.items())
+        ]
+
+    def join(self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]) -> None:
+        """Takes a new step graph into account; `groups` are its updates before and after."""
+        self.updates.join(self._joining(parameters, reached))
+
+    def _joining(self, parameters: Mapping[str, torch.Tensor], reached: Collection[str]) -> Joining:
+        names = {p: n for n, p in parameters.items()}
+        groups = self.torch.param_groups
+        held = [p for g in groups for p in g["params"] if p in names and p.requires_grad]
+        return Joining(parameters, held, [p for p in held if names[p] in reached])
+
+    def follow(self) -> bool:
+        """Takes the model's parameters as they are now. Returns whether they or its buffers are
+        others than before, or lie elsewhere; else a state that the model was in may come back."""
+        found = _tensors(self.model)
+        changed = found != self._tensors
+        if changed:
+            self._tensors = found
+            self._restart()
+        return changed
+
+    def _restart(self) -> None:
+        """Forgets all step graphs: the model or the rules are no longer what they were made of.
+        Parameters that only the optimizer still has keep their names."""
+        held = {p for g in self.torch.param_groups for p in g["params"]}
+        kept = {p: path for p, path in self.updates.names.items() if p in held}
+        if self.updates.restart(kept | paths_of(self.model)):
+            self._shared.share()  # the counts of those that are left
+
+    # ---- saved and restored
+
+    def named(self) -> dict[StateKey, torch.Tensor]:
+        """State by path and slot, with the accumulators of the window that is open."""
+        return self.updates.state.named(paths_of(self.model), self.updates.window)
+
+    def named_counts(self) -> dict[str, int]:
+        """Updates that each parameter with state has had, by path."""
+        return self.updates.state.named_counts(paths_of(self.model))
+
+    def paths(self, parameters: Iterable[torch.Tensor]) -> list[str]:
+        """The paths of parameters in the model; "" of what is not in it."""
+        paths = paths_of(self.model)
+        return [paths.get(p, "") for p in parameters]
+
+    def restore(
+        self, tensors: Mapping[StateKey, torch.Tensor], counts: Mapping[str, int], done: int
+    ) -> None:
+        """Puts what `named` and `named_counts` gave in the place of all there is."""
+        parameters = {path: p for p, path in paths_of(self.model).items()}
+        self._shared.forget(parameters.values())
+        self.updates.restore(parameters, tensors, counts, done)
+        self._shared.share()
+
+    def _adopt(self, found: Mapping[torch.Tensor, ParameterState]) -> None:
+        """Takes state and counts that were found, and shares them with the optimizer."""
+        self.updates.adopt(found)
+        self._shared.share()
+
+
+def paths_of(model: nn.Module) -> dict[torch.Tensor, str]:
+    """The paths of a model's parameters in it."""
+    return {p: n for n, p in model.named_parameters()}
+
+
+def _is_table(model: nn.Module, parameter: torch.Tensor) -> bool:
+    """Whether a parameter is an embedding's."""
+    tables = (m for m in model.modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag))
+    return any(m.weight is parameter for m in tables)
+
+
+def _tensors(model: nn.Module) -> dict[torch.Tensor, tuple[str, int]]:
+    """Parameters and buffers, with their paths and addresses."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {t: (n, t.data_ptr() if t.layout is torch.strided else 0) for n, t in named}
+
+
+__all__ = ["TorchOptimizer"]

@@ -1,0 +1,194 @@
+"""UpdateState: what an update reads and writes beside the weights, by graph input.
+
+It holds the optimizer's moments, the sums of a window's gradients, counts of updates and clocks. It
+knows tensors and the signatures of step graphs, no optimizer and no module: whoever owns the
+weights says which tensor each graph input is, which of them move, and what a user calls them.
+Nothing here needs `torch.nn` or `torch.optim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import torch
+
+from onward.errors import OnwardError
+from onward.graph.ops.optimizers import Optimizer as Record
+from onward.graph.signature import Signature
+from onward.graph.types import DType
+from onward.kernels import torch_dtype
+from onward.train.clocks import Clocks
+from onward.train.optimizer_state import ACCUMULATOR, OptimizerState, ParameterState, StateKey
+from onward.train.state_form import StateForms, found_form
+
+
+class Joining(NamedTuple):
+    """The parameters of a step graph.
+
+    inputs: its parameters by graph input. held: those that the optimizer holds and that require a
+    gradient. moving: those of them that the loss reaches, so that an update moves them.
+    """
+
+    inputs: Mapping[str, torch.Tensor]
+    held: Collection[torch.Tensor]
+    moving: Collection[torch.Tensor]
+
+
+class UpdateState:
+    """The state of one optimizer's updates.
+
+    names: of the parameters, for messages and files. version: grows where step graphs that were
+    made before are no longer true. done: updates. window: names of the parameters whose gradients
+    the open accumulation window has summed. accumulator: the type of those sums, None where it is
+    the parameter's own.
+    """
+
+    def __init__(
+        self,
+        record: Record,
+        forms: StateForms,
+        names: Mapping[torch.Tensor, str],
+        accumulator: DType | None = None,
+    ) -> None:
+        self.record, self.names, self.accumulator = record, dict(names), accumulator
+        self.state = OptimizerState(record, forms, torch_dtype(accumulator or DType.FLOAT))
+        self.version = self.done = 0
+        self.window: frozenset[str] = frozenset()
+        self._clocks = Clocks()
+        self._parameters: dict[str, torch.Tensor] = {}  # by graph input
+
+    # ---- step graphs
+
+    def clocks(self, graph: Joining) -> Clocks:
+        """The clocks as they will be when this graph has joined. Nothing changes."""
+        return self._clocks.joined(graph.inputs.values(), graph.held, graph.moving, self.counts)[0]
+
+    def join(self, graph: Joining) -> None:
+        """Takes a new step graph into account.
+
+        A clock is of parameters that every graph moves together: where this one parts them, the
+        graphs before it are no longer true (`version`).
+        """
+        self._parameters.update(graph.inputs)
+        parameters = graph.inputs.values()
+        self._clocks, parted = self._clocks.joined(
+            parameters, graph.held, graph.moving, self.counts
+        )
+        if parted:
+            self.version += 1
+
+    def restart(self, names: Mapping[torch.Tensor, str]) -> bool:
+        """Forgets all step graphs: the parameters have these names from now on, and state of others
+        is dropped. Returns whether there was any."""
+        self.names = dict(names)
+        self._parameters.clear()
+        self._forget_clocks()
+        gone = [p for p in self.state.tensors if p not in self.names]
+        self.state.drop(gone)
+        return bool(gone)
+
+    def owned(self, signature: Signature) -> dict[str, torch.Tensor]:
+        """The state tensors that a graph reads, by graph input."""
+        slots = {n: (slot.parameter, slot.name) for slot, n in signature.slots.items()}
+        slots |= {n: (parameter, ACCUMULATOR) for parameter, n in signature.accumulators.items()}
+        return {
+            name: self.state.tensor(self._parameters[parameter], slot)
+            for name, (parameter, slot) in slots.items()
+        }
+
+    # ---- stepping
+
+    @property
+    def counts(self) -> Mapping[torch.Tensor, int]:
+        """Updates done, by parameter that has state."""
+        return self.state.counts
+
+    def inputs(self, signature: Signature) -> dict[str, int]:
+        """The number of the next update, by the graph input of each clock."""
+        return {
+            name: self.state.counts.get(self._clocks.members(clock)[0], 0) + 1
+            for clock, name in signature.clocks.items()
+        }
+
+    def enter(self, signature: Signature, first: bool) -> None:
+        """Begins a run; `first` of a window. Raises OnwardError where nothing would move, and
+        where a window's micro-batches do not train the same parameters."""
+        taking = self._summed(signature)
+        if not taking and not signature.clocks:
+            raise OnwardError(
+                "the loss depends on no parameter that requires grad and is in the "
+                "optimizer; fix: requires_grad_(True) on those to train, and make the "
+                "optimizer from model.parameters()"
+            )
+        window = frozenset(self.names[p] for p in taking)
+        if first:
+            self.window = frozenset()
+            for p in taking:
+                self.state.tensor(p, ACCUMULATOR).zero_()
+        elif window != self.window:
+            odd = sorted(window ^ self.window)
+            raise OnwardError(
+                f"{', '.join(odd[:3])} got gradients in some micro-batches of one gradient "
+                "accumulation and not in others; fix: change requires_grad and parameter "
+                "groups only between optimizer updates"
+            )
+
+    def sum(self, signature: Signature) -> None:
+        """A micro-batch has added its gradients to its window's, which is open from the first."""
+        self.window = frozenset(self.names[p] for p in self._summed(signature))
+
+    def _summed(self, signature: Signature) -> list[torch.Tensor]:
+        return [self._parameters[name] for name in signature.accumulators]
+
+    def advance(self, signature: Signature) -> bool:
+        """Counts one update more, of what the step moves. Returns whether a parameter of those had
+        no count before."""
+        self.done += 1
+        self.window = frozenset()
+        return self.state.count(
+            p for clock in signature.clocks for p in self._clocks.members(clock)
+        )
+
+    def summed(self) -> dict[torch.Tensor, torch.Tensor]:
+        """The sums of gradients of the open window, by parameter."""
+        parameters = (p for p, name in self.names.items() if name in self.window)
+        return {p: self.state.tensor(p, ACCUMULATOR) for p in parameters}
+
+    # ---- taken over and restored
+
+    def adopt(self, found: Mapping[torch.Tensor, ParameterState]) -> None:
+        """Takes moments and counts that were found elsewhere in the place of its own."""
+        self.state.adopt(found)
+        if self._clocks.disagree(self.state.counts):
+            self._forget_clocks()
+
+    def restore(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        tensors: Mapping[StateKey, torch.Tensor],
+        counts: Mapping[str, int],
+        done: int,
+    ) -> None:
+        """Puts saved tensors, by name and slot, and counts, by name, in the place of all there is.
+        parameters: by name."""
+        slots: dict[str, dict[str, torch.Tensor]] = {path: {} for path in counts}
+        sums = {path: t for (path, slot), t in tensors.items() if slot == ACCUMULATOR}
+        for (path, slot), tensor in tensors.items():
+            if slot != ACCUMULATOR:
+                slots[path][slot] = tensor
+        found: dict[torch.Tensor, ParameterState] = {}
+        for path, held in slots.items():
+            p = parameters[path]
+            found[p] = ParameterState(counts[path], held, found_form(self.record, held, p))
+        for path, tensor in sums.items():
+            self.state.tensor(parameters[path], ACCUMULATOR).copy_(tensor)
+        self.adopt(found)
+        self.window, self.done = frozenset(sums), done
+
+    def _forget_clocks(self) -> None:
+        self._clocks = Clocks()
+        self.version += 1
+
+
+__all__ = ["Joining", "UpdateState"]
