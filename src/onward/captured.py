@@ -55,5 +55,5 @@ class Captured(Protocol):
         ...
 
     def suits(self, leaves: list[Any], /) -> bool:
-        """The same of what is presumed beyond sizes: numbers, and how they lie in memory."""
+        """Whether what is presumed beyond sizes holds: numbers, and how they lie in memory."""
         ...

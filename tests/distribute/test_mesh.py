@@ -9,6 +9,7 @@ import tiny
 import torch
 
 import onward
+from onward.capture import CaptureRequest
 from onward.compile import Compiler
 from onward.differentiate import Recipe, UpdateGroup
 from onward.distribute import AXES, Mesh, distribute
@@ -35,7 +36,7 @@ def test_one_rank_is_the_default_and_the_identity() -> None:
 
 def step(mesh: Mesh | None) -> Graph:
     compiler = Compiler(host(), mesh=mesh)
-    call = compiler.capture(tiny.mlp(), (torch.ones(3, 8),), {}, (), torch.sum)
+    call = compiler.capture(CaptureRequest(tiny.mlp(), (torch.ones(3, 8),), loss_fn=torch.sum))
     optimizer, names = OPTIMIZERS["SGD"], tuple(sorted(call.reached))
     attributes = optimizer.attributes(torch.optim.SGD([torch.ones(1)]).param_groups[0])
     recipe = Recipe((UpdateGroup(0, names, optimizer, attributes),))

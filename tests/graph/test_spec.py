@@ -203,7 +203,11 @@ def test_the_stages_of_other_models_conform(monkeypatch: pytest.MonkeyPatch) -> 
     step's arithmetic and in its state."""
     monkeypatch.setenv("ONWARD_CHECK", "1")
     data = batch_of(padding="left", ignored=True)
-    options = {"memory_budget": 0.5, "mixed_precision": "fp16", "optimizer_state": "bf16"}
+    options: dict[str, Any] = {
+        "memory_budget": 0.5,
+        "mixed_precision": "fp16",
+        "optimizer_state": "bf16",
+    }
     trainer = onward.Trainer(bert(layers=1), onward.optim.AdamW(), options=options)
     trainer.train_step(**data)
     trainer.eval_step(**data)

@@ -51,8 +51,8 @@ def with_an_early_write(plan: Plan) -> None:
     plan.launches[0] = replace(launch, outputs=(replace(launch.outputs[0], buffer=owned.index),))
 
 
-def with_half_too_many(plan: Plan) -> None:
-    plan.half = len(plan.launches) + 1
+def with_a_cut_too_late(plan: Plan) -> None:
+    plan.cuts = (len(plan.launches) + 1,)
 
 
 def arena(plan: Plan) -> int:
@@ -65,7 +65,7 @@ PLANTED: dict[str, Callable[[Plan], None]] = {
     "lives": with_a_life_turned_round,
     "overlaps": with_shared_bytes,
     "commit": with_an_early_write,
-    "half": with_half_too_many,
+    "cuts": with_a_cut_too_late,
 }
 
 

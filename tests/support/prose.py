@@ -240,7 +240,9 @@ def options() -> frozenset[str]:
 
 
 # of pip, pytest and setup.py; `onward doctor` and `onward cache` have no class of options
-_OTHERS = ("constraint", "clear", "dist", "durations", "editable", "measure", "sanitize")
+_OTHERS = (
+    "constraint", "clear", "dist", "durations", "editable", "fastest", "levels", "measure", "sanitize",
+)  # fmt: skip
 
 
 @cache

@@ -377,7 +377,7 @@ def test_every_argument_of_every_verb_is_in_the_key(folder: Path) -> None:
     """By keyword or by place, a list or a tuple."""
     data = few_labels()
     compiler = Compiler(host(), (), Journal())
-    call = compiler.capture(bert(), (), data)
+    call = compiler.capture(CaptureRequest(bert(), (), data))
     forward = compiler.forward(call)
     [loss], names = forward.signature.differentiated_outputs, sorted(call.reached)
     [scores] = forward.signature.results.values()

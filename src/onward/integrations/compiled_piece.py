@@ -113,7 +113,7 @@ class CompiledPiece:
 
 
 def _is_held(node: fx.Node, example: Any) -> bool:
-    """Whether it is a tensor that a module holds, and gradients do not pass."""
+    """Whether a value is a tensor that a module holds, and gradients do not pass."""
     if not isinstance(example, torch.Tensor) or example.requires_grad:
         return False
     return "_dynamo_static_input_type" in node.meta.get("tensor_dict", {})
@@ -186,7 +186,7 @@ class Outside:
         return self._copies[node]
 
     def _is_free(self, node: fx.Node) -> bool:
-        """Whether it computes nothing of what its tensors hold."""
+        """Whether a node computes nothing of what its tensors hold."""
         if node.op == "call_function":
             free = getattr(node.target, "__module__", "") == "_operator"
         else:
@@ -256,7 +256,7 @@ def _storage(node: fx.Node) -> int | None:
 
 
 def _float_from_tensor(node: fx.Node) -> bool:
-    """Whether it is a number in a tensor's clothes; its users then take the number."""
+    """Whether a node is a number held in a tensor; its users then take the number."""
     if not getattr(node.meta.get("grapharg"), "pass_arg_as_tensor", False):
         return False
     users = list(node.users)

@@ -72,7 +72,7 @@ _HONOURED_EVENTS = """
 
 METHODS: dict[str, str] = dict.fromkeys(_HONOURED_METHODS.split(), HONOURED) | SERVED_METHODS
 EVENTS: dict[str, str] = dict.fromkeys(_HONOURED_EVENTS.split(), HONOURED) | SERVED_EVENTS
-# of an Accelerator: what a step in one graph does without, so that a replacement would be unseen
+# attributes of an Accelerator that a step in one graph does not use; a replacement would go unseen
 ACCELERATOR: dict[str, str] = {
     "backward": "its gradients are the graph's",
     "clip_grad_norm_": "clipping is in the graph",

@@ -299,7 +299,7 @@ class Trainer(transformers.Trainer):
     def _batch(
         self, inputs: Mapping[str, Any], items: torch.Tensor | int | None, takes_target: bool
     ) -> dict[str, Any]:
-        """The inputs of the model, chosen as in `compute_loss`; `labels` holds the arguments of
+        """The inputs of the model, as `compute_loss` chooses them; `labels` holds the arguments of
         the loss function: the labels and the number of items by which the window's loss is divided.
         """
         assert self.model is not None

@@ -44,9 +44,11 @@ def _commit(plan: Plan) -> Iterator[str]:
                 yield f"launch {number} writes {plan.buffers[y.buffer].name} before the commit"
 
 
-def _half(plan: Plan) -> Iterator[str]:
-    if plan.half is not None and not 0 <= plan.half <= len(plan.launches):
-        yield f"the forward half has {plan.half} of {len(plan.launches)} launches"
+def _cuts(plan: Plan) -> Iterator[str]:
+    if any(not 0 <= cut <= len(plan.launches) for cut in plan.cuts):
+        yield f"the cuts {plan.cuts} are not all among {len(plan.launches)} launches"
+    if list(plan.cuts) != sorted(plan.cuts):
+        yield f"the cuts {plan.cuts} are not in order"
 
 
 RULES: tuple[tuple[str, Callable[[Plan], Iterator[str]], str], ...] = (
@@ -55,7 +57,7 @@ RULES: tuple[tuple[str, Callable[[Plan], Iterator[str]], str], ...] = (
     ("lives", _lives, "a buffer is read at most one launch behind the last"),
     ("overlaps", _overlaps, "what is alive is read again"),
     ("commit", _commit, "a step that fails before its commit has changed nothing"),
-    ("half", _half, "a forward runs the first half and stops"),
+    ("cuts", _cuts, "a run stops before each cut, in their order"),
 )
 
 
