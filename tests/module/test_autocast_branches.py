@@ -4,6 +4,7 @@ a trace takes the branch that eager PyTorch takes."""
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -288,34 +289,71 @@ def test_what_hides_a_score_in_fp16_hides_it_in_the_graph() -> None:
     assert min(least) == torch.finfo(torch.float32).min
 
 
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "RNN": lambda: nn.RNN(16, 16, batch_first=True),
+    "GRU": lambda: nn.GRU(16, 16, batch_first=True),
+    "GRU of two layers": lambda: nn.GRU(16, 16, 2, batch_first=True, bidirectional=True),
+    "LSTM": lambda: nn.LSTM(16, 16, batch_first=True),
+    "LSTM projected": lambda: nn.LSTM(16, 16, batch_first=True, proj_size=4),
+}
+
+
 class Kept(nn.Module):
     """Operators of our own that stand for whole functions in a trace: their results' types."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.kind = kind
-        if kind in ("RNN", "GRU"):
-            self.layer = getattr(nn, kind)(16, 16, batch_first=True)
+        if kind in LAYERS:
+            self.layer = LAYERS[kind]()
 
-    def forward(self, x: torch.Tensor) -> dict[str, Any]:
-        if self.kind in ("RNN", "GRU"):
-            y, state = self.layer(x[None])
-            return {"y": y, "state": state, "low": is_low(y)}
+    def forward(self, x: torch.Tensor, *states: Any) -> dict[str, Any]:
+        if self.kind in LAYERS:
+            y, state = self.layer(x[None], *states)
+            both = dict(enumerate(state if isinstance(state, tuple) else (state,)))
+            return {"y": y, **both, "low": is_low(y)}
         probs = x[:, None, :].to(torch.get_autocast_dtype("cpu")).log_softmax(-1)
         lengths = torch.tensor([6]), torch.tensor([2])
         y = F.ctc_loss(probs, torch.ones(1, 2, dtype=torch.int64), *lengths)
         return {"y": y, "low": is_low(y)}
 
 
-@pytest.mark.parametrize("kind", ["RNN", "GRU", "ctc"])
-def test_results_of_functions_that_a_trace_keeps_whole(kind: str) -> None:
+def assert_kept(kind: str, *given: Any) -> None:
     twins = Twins(Kept(kind).train(), strict=True)
     with torch.autocast("cpu", torch.bfloat16):
-        ours, eager = twins.each(lambda m: m(gaussian()))
+        ours, eager = twins.each(lambda m: m(*given))
     assert ours.keys() == eager.keys() and ours["low"] == eager["low"]
     for name in ours.keys() - {"low"}:
         assert ours[name].dtype == eager[name].dtype
         torch.testing.assert_close(ours[name], eager[name], rtol=0.05, atol=0.05)
+
+
+def test_a_loss_that_a_trace_keeps_whole() -> None:
+    assert_kept("ctc", gaussian())
+
+
+@pytest.fixture
+def without_onednn() -> Iterator[None]:
+    """An LSTM in oneDNN needs a processor with 16-bit products under autocast, or raises."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    yield
+    torch._C._set_mkldnn_enabled(before)
+
+
+@pytest.mark.usefixtures("without_onednn")
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.parametrize("state", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("to", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_results_of_recurrent_layers(kind: str, to: torch.dtype, state: torch.dtype | None) -> None:
+    x = gaussian().to(to)
+    if state is None:
+        return assert_kept(kind, x)
+    count = 4 if kind == "GRU of two layers" else 1
+    widths = (4, 16) if kind == "LSTM projected" else (16, 16)
+    states = tuple(torch.zeros(count, 1, width, dtype=state) for width in widths)
+    return assert_kept(kind, x, states if kind.startswith("LSTM") else states[0])
 
 
 class LowGradient(torch.autograd.Function):

@@ -50,7 +50,7 @@ AUTOCAST_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "autocast: recurrent layers are none of its products", "capture/custom_ops/recurrent.py",
-        "return tuple(map(as_product, made))", "return tuple(made)", BRANCHES,
+        "(*map(as_product, made[:first]), *made[first:])", "tuple(made)", BRANCHES,
     ),
     Fault(
         "autocast: a loss of labels has its input's type", "capture/custom_ops/autocast.py",

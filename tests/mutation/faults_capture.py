@@ -468,7 +468,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: a trace says that it compiles", "capture/trace/as_eager.py",
-        "return not asked() and plain()", "return plain()", AS_EAGER,
+        "and not self._asked() and self._plain()", "and self._plain()", AS_EAGER,
     ),
     Fault(
         "capture: a name for is_compiling is not seen", "capture/trace/as_eager.py",

@@ -241,7 +241,8 @@ def options() -> frozenset[str]:
 
 # of pip, pytest and setup.py; `onward doctor` and `onward cache` have no class of options
 _OTHERS = (
-    "constraint", "clear", "dist", "durations", "editable", "fastest", "levels", "measure", "sanitize",
+    "constraint", "clear", "dist", "durations", "editable", "fastest", "levels", "measure",
+    "sanitize",
 )  # fmt: skip
 
 
