@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import numbers
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -290,6 +291,45 @@ def test_code_in_another_thread_hears_that_nothing_is_compiled() -> None:
     thread.start()
     thread.join()
     assert answer() and found == [False]
+
+
+class Beside(nn.Module):
+    """Asks in another thread, in each run and in the trace, and writes what it hears to a pipe."""
+
+    def __init__(self, ask: Ask, pipe: int) -> None:
+        super().__init__()
+        self.net, self.ask, self.pipe = Net(lambda m, x: True), ask, pipe
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=self._tell)
+        thread.start()
+        thread.join()
+        return self.net(x)
+
+    def _tell(self) -> None:
+        heard = self.ask(PLAIN, ROWS[3])
+        os.write(self.pipe, b"T" if heard else b"F")
+
+
+PLAIN = Net(lambda m, x: True)
+FROM_A_THREAD = (
+    "torch.compiler.is_compiling", "torch.compiler.is_exporting", "torch._dynamo.is_compiling",
+    "torch.jit.is_tracing", "is_compiling by name", "is_exporting by name", "type of the batch",
+    "type among types", "isinstance int", "unbound stride", "requires_grad", "is_grad_enabled",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FROM_A_THREAD)
+def test_a_thread_beside_a_trace_hears_what_it_hears_in_eager_mode(name: str) -> None:
+    read, write = os.pipe()
+    model = Beside(ASKS[name], write)
+    trainer = onward.Trainer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy
+    )
+    trainer.train_step(ROWS[3], LABELS[:3])
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert set(pipe.read()) == set(b"T" if ASKS[name](PLAIN, ROWS[3]) else b"F")
 
 
 def test_what_stands_for_type_is_equal_to_it_and_serves_as_a_base() -> None:
