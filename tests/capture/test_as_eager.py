@@ -336,7 +336,8 @@ def test_what_stands_for_type_is_equal_to_it_and_serves_as_a_base() -> None:
     scope: dict[str, Any] = {"type": _Type}
     exec("class Meta(type): pass\nclass Made(metaclass=Meta): pass", scope)
     assert isinstance(scope["Made"], scope["Meta"]) and scope["Meta"].__mro__[1] is type
-    assert type in (_Type,) and {_Type: 1}[type(nn.Linear)] == 1
-    assert _Type.__name__ == "type" and _Type.mro(bool) == [bool, int, object]
-    assert isinstance(nn.Linear, _Type) and not isinstance(3, _Type)
-    assert _Type(3) is int and _Type("New", (), {}).__name__ == "New"
+    stand: Any = _Type
+    assert type in (stand,) and {stand: 1}[type(nn.Linear)] == 1
+    assert stand.__name__ == "type" and stand.mro(bool) == [bool, int, object]
+    assert isinstance(nn.Linear, stand) and not isinstance(3, stand)
+    assert stand(3) is int and stand("New", (), {}).__name__ == "New"

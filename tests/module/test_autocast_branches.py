@@ -310,8 +310,9 @@ class Kept(nn.Module):
     def forward(self, x: torch.Tensor, *states: Any) -> dict[str, Any]:
         if self.kind in LAYERS:
             y, state = self.layer(x[None], *states)
-            both = dict(enumerate(state if isinstance(state, tuple) else (state,)))
-            return {"y": y, **both, "low": is_low(y)}
+            states = state if isinstance(state, tuple) else (state,)
+            named = {f"state {i}": s for i, s in enumerate(states)}
+            return {"y": y, **named, "low": is_low(y)}
         probs = x[:, None, :].to(torch.get_autocast_dtype("cpu")).log_softmax(-1)
         lengths = torch.tensor([6]), torch.tensor([2])
         y = F.ctc_loss(probs, torch.ones(1, 2, dtype=torch.int64), *lengths)

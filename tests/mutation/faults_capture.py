@@ -471,6 +471,10 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "and not self._asked() and self._plain()", "and self._plain()", AS_EAGER,
     ),
     Fault(
+        "capture: another thread hears of the trace", "capture/trace/as_eager.py",
+        "threading.get_ident() == self._thread and not", "not", AS_EAGER,
+    ),
+    Fault(
         "capture: a name for is_compiling is not seen", "capture/trace/as_eager.py",
         "x.__name__ in _COMPILERS.get(x.__module__, ())", "False", AS_EAGER,
     ),
