@@ -28,6 +28,7 @@ from onward.integrations.torch_compile import register
 from onward.model_state import Walk
 
 Tensors = dict[str, torch.Tensor]
+CLOSE = 2**-6  # of a weight, two units of bf16: enough that all that is computed rounds anew
 SLOTS = ("exp_avg", "exp_avg_sq", "momentum_buffer")
 
 
@@ -57,13 +58,23 @@ class Side:
 
     def __init__(self, case: Case, defined: dict[str, Any], dtype: torch.dtype) -> None:
         self.case, self.defined, self.dtype = case, defined, dtype
-        self.model: nn.Module = defined["Model"]().train().to(dtype)
+        self.model: nn.Module = self.made_model().to(dtype)
         for name, path in case["aliases"]:  # a conversion makes two of a buffer that has two names
             if any(p["path"] == path and p["buffer"] for p in case["parameters"]):
                 defined["put"](self.model, name, self.model.get_buffer(path))
         self.whole: nn.Module = defined["around"](self.model, self.face).to(dtype)
         self.optimizer: torch.optim.Optimizer = defined["optimizer_of"](self.whole)
         self.scheduler: Any = None
+
+    def made_model(self) -> nn.Module:
+        """The case's model, in fp32; under `close`, a seed, each weight differs a little."""
+        model: nn.Module = self.defined["Model"]().train()
+        if "close" in self.case:
+            generator = torch.Generator().manual_seed(self.case["close"])
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(1.0 + CLOSE * torch.randn(p.shape, generator=generator))
+        return model
 
     def face(self, model: nn.Module) -> nn.Module:
         """What Onward puts around the model."""
@@ -262,7 +273,7 @@ class Ours(Side):
         """As a new process would resume: new objects, and the state."""
         state = copy.deepcopy(self.trainer.state_dict())
         with torch.random.fork_rng():  # a model's beginning is no part of the run
-            self.model = self.defined["Model"]().train()
+            self.model = self.made_model()
             self.whole = self.defined["around"](self.model, self.face)
         self.optimizer = self.defined["optimizer_of"](self.whole)
         self.trainer = self.made()

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from fuzz import judge as judging
+from fuzz.engines import Eager, Ours, namespace
 from fuzz.histories import PASSES, SPOILS, case_of
 from fuzz.judge import FP32, TINY, Verdict, _distance, judge
 from fuzz.maker import Case
@@ -101,7 +103,7 @@ def test_mixed_precision_is_drawn_and_compared_with_autocast(
     drawn = [c for c in CASES if mixed in c["variants"]]
     assert 20 < len(drawn) < 150
     assert not any(c["dropout"] for c in drawn)
-    case = next({**c, "variants": [mixed]} for c in drawn if plain(c, "F.linear("))
+    case = mixed_case()
     assert judge(case).kind == "ok"
     right = rule_table.RULES["Cast"]
 
@@ -113,6 +115,43 @@ def test_mixed_precision_is_drawn_and_compared_with_autocast(
     assert found.kind == "difference"
     assert found.variant == mixed
     assert judge({**case, "variants": [{}]}).kind == "ok"
+
+
+def mixed_case() -> Case:
+    """A small program of which only the variant in mixed precision runs."""
+    mixed = {"mixed_precision": "bf16"}
+    drawn = (c for c in CASES if mixed in c["variants"] and plain(c, "F.linear("))
+    return {**next(drawn), "variants": [mixed]}
+
+
+@pytest.mark.parametrize(
+    ("draws", "kind"), [((0,), "chance"), ((0, 3), "chance"), ((0, 2, 5), "difference")]
+)
+def test_a_difference_in_mixed_precision_has_to_persist(
+    monkeypatch: pytest.MonkeyPatch, draws: tuple[int, ...], kind: str
+) -> None:
+    """A relu's sign, which rounding decides, differs with the case's own weights (draw 0) and with
+    few that are close to them."""
+
+    def kinked(case: Case, *_: Any) -> Verdict:
+        return Verdict("difference" if case.get("close", 0) in draws else "ok")
+
+    monkeypatch.setattr(judging, "_against", kinked)
+    assert judge(mixed_case()).kind == kind
+    assert judge({**mixed_case(), "variants": [{}]}).kind == "difference"  # fp32 is not run again
+
+
+def test_sides_with_close_weights_begin_with_the_same() -> None:
+    case = mixed_case()
+    close = {**case, "close": 1}
+    defined = namespace(case)
+    own = Eager(case, defined, torch.float32).state()
+    eager = Eager(close, defined, torch.float32).state()
+    ours = Ours(close, defined, {}).state()
+    assert own.keys() == eager.keys() == ours.keys()
+    assert all(torch.equal(eager[name], ours[name]) for name in own)
+    moved = {n: (eager[n] / x - 1.0).abs() for n, x in own.items() if n.startswith("parameter")}
+    assert all(0.0 < x.max() < 0.1 for x in moved.values())
 
 
 def plain(case: Case, word: str) -> bool:

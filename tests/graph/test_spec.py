@@ -202,7 +202,7 @@ def test_the_stages_of_other_models_conform(monkeypatch: pytest.MonkeyPatch) -> 
     """A Trainer and a loop of one's own, with each pass and stage checked; two types below f32 in a
     step's arithmetic and in its state."""
     monkeypatch.setenv("ONWARD_CHECK", "1")
-    data = batch_of(padding="left", ignored=True)
+    data: dict[str, Any] = batch_of(padding="left", ignored=True)
     options: dict[str, Any] = {
         "memory_budget": 0.5,
         "mixed_precision": "fp16",
