@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import numbers
+import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +20,13 @@ from torch.fx import _symbolic_trace
 from torch.jit import _trace
 
 import onward
-from onward.capture.trace.as_eager import _COMPILERS, _LAYOUT, _of_compilers
+from onward.capture.trace.as_eager import (
+    _COMPILERS,
+    _LAYOUT,
+    _CompilerAnswer,
+    _of_compilers,
+    _Type,
+)
 from onward.model_state.patches import look
 
 ROWS = {n: torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (1, 3, 4)}
@@ -273,3 +281,63 @@ def test_every_way_to_ask_torch_is_there() -> None:
     """A name that torch has no longer would be asked in vain."""
     for place, names in _COMPILERS.items():
         assert all(hasattr(sys.modules[place], name) for name in names if place in sys.modules)
+
+
+def test_code_in_another_thread_hears_that_nothing_is_compiled() -> None:
+    """torch's own flag, which an export sets, is one for all threads."""
+    found: list[bool] = []
+    answer = _CompilerAnswer(asked=lambda: False, plain=lambda: True)
+    thread = threading.Thread(target=lambda: found.append(answer()))
+    thread.start()
+    thread.join()
+    assert answer() and found == [False]
+
+
+class Beside(nn.Module):
+    """Asks in another thread, in each run and in the trace, and writes what it hears to a pipe."""
+
+    def __init__(self, ask: Ask, pipe: int) -> None:
+        super().__init__()
+        self.net, self.ask, self.pipe = Net(lambda m, x: True), ask, pipe
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        thread = threading.Thread(target=self._tell)
+        thread.start()
+        thread.join()
+        return self.net(x)
+
+    def _tell(self) -> None:
+        heard = self.ask(PLAIN, ROWS[3])
+        os.write(self.pipe, b"T" if heard else b"F")
+
+
+PLAIN = Net(lambda m, x: True)
+FROM_A_THREAD = (
+    "torch.compiler.is_compiling", "torch.compiler.is_exporting", "torch._dynamo.is_compiling",
+    "torch.jit.is_tracing", "is_compiling by name", "is_exporting by name", "type of the batch",
+    "type among types", "isinstance int", "unbound stride", "requires_grad", "is_grad_enabled",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FROM_A_THREAD)
+def test_a_thread_beside_a_trace_hears_what_it_hears_in_eager_mode(name: str) -> None:
+    read, write = os.pipe()
+    model = Beside(ASKS[name], write)
+    trainer = onward.Trainer(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), loss_fn=F.cross_entropy
+    )
+    trainer.train_step(ROWS[3], LABELS[:3])
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        assert set(pipe.read()) == set(b"T" if ASKS[name](PLAIN, ROWS[3]) else b"F")
+
+
+def test_what_stands_for_type_is_equal_to_it_and_serves_as_a_base() -> None:
+    scope: dict[str, Any] = {"type": _Type}
+    exec("class Meta(type): pass\nclass Made(metaclass=Meta): pass", scope)
+    assert isinstance(scope["Made"], scope["Meta"]) and scope["Meta"].__mro__[1] is type
+    stand: Any = _Type
+    assert type in (stand,) and {stand: 1}[type(nn.Linear)] == 1
+    assert stand.__name__ == "type" and stand.mro(bool) == [bool, int, object]
+    assert isinstance(nn.Linear, stand) and not isinstance(3, stand)
+    assert stand(3) is int and stand("New", (), {}).__name__ == "New"

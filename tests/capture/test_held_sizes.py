@@ -36,6 +36,11 @@ def patches_of_patches(x: torch.Tensor) -> torch.Tensor:
     return half.unflatten(1, (half.shape[1] // 2, 2)).amax(2)
 
 
+def heads_of_that_width(x: torch.Tensor) -> torch.Tensor:
+    heads = x.transpose(1, 2)[:, None]
+    return F.scaled_dot_product_attention(heads, heads, heads)
+
+
 # form -> the multiple that is held, 1 for a number
 FORMS: dict[str, tuple[Form, int]] = {
     "patches": (lambda x: x.unflatten(1, (x.shape[1] // 4, 4)).mean(2), 4),
@@ -51,6 +56,7 @@ FORMS: dict[str, tuple[Form, int]] = {
     "the most of two": (lambda x: F.pad(x, (0, 0, 0, max(x.shape[1], 10) - x.shape[1])), 1),
     "a bucket": (lambda x: x * (x.shape[1] // 8 + 1), 8),
     "a root": (lambda x: x * x.shape[1] ** -0.5, 1),
+    "a width of heads": (heads_of_that_width, 1),
     "a share": (lambda x: x * (1 / x.shape[1]), 1),
 }
 LENGTHS = (12, 24, 9, 8, 36, 13, 4)

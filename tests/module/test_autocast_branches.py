@@ -1,9 +1,10 @@
 """Forwards that ask for autocast's state or for a tensor's type, and may do something else then:
-captured where that changes no function that is called, else run in eager mode with the reason."""
+a trace takes the branch that eager PyTorch takes."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from twins import Twins
 
 import onward
 from onward.errors import CaptureError, EagerWarning
+from onward.graph.graph import array_of
+from onward.module import accelerated
 
 LOW = (torch.bfloat16, torch.float16)
 
@@ -187,7 +190,7 @@ class Asks(nn.Module):
             h.data = h.data * 2
         return self.b(h)
 
-    # these call the same functions
+    # these call the same functions in both states
 
     def limit(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x)
@@ -218,8 +221,9 @@ class Asks(nn.Module):
 
 
 FORMS = [n for n, f in vars(Asks).items() if callable(f) and n != "forward" and n[0] != "_"]
-SAME = [*FORMS[FORMS.index("limit") :], "state_where_it_is_off"]
-IN_THEIR_OWN_BLOCK = ("state_in_a_block", "type_in_a_block", "set_by_hand")
+# why a form is refused under autocast, and without it
+REFUSED = {"data_of_a_low_one": "past autograd"}
+REFUSED_WITHOUT = {"set_by_hand": "weights and batches have"}
 
 
 def gaussian(seed: int = 0) -> torch.Tensor:
@@ -259,15 +263,124 @@ def test_each_state_as_in_eager_mode(form: str, first: torch.dtype | None) -> No
             called(twins, to, turn)
 
 
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("low", [None, *LOW], ids=str)
 @pytest.mark.parametrize("form", FORMS)
-def test_what_is_captured(form: str) -> None:
+def test_what_is_captured(form: str, low: torch.dtype | None) -> None:
     model = onward.accelerate(Asks(form).train(), strict=True)
-    if form not in IN_THEIR_OWN_BLOCK:
-        model(gaussian())
-    with torch.autocast("cpu", torch.bfloat16):
-        if form in SAME:
+    said = (REFUSED if low is not None else REFUSED_WITHOUT).get(form)
+    with torch.autocast("cpu", low or torch.bfloat16, enabled=low is not None):
+        if said is None:
             model(gaussian())
         else:
-            said = "weights and batches have" if form == "set_by_hand" else "takes another branch"
             with pytest.raises(CaptureError, match=rf"{said} .*; fix: "):
                 model(gaussian())
+
+
+def test_what_hides_a_score_in_fp16_hides_it_in_the_graph() -> None:
+    """Kernels and row demand know it by a number that fp16 has not."""
+    model = onward.accelerate(Asks("limit").train(), strict=True)
+    with torch.autocast("cpu", torch.float16):
+        model(gaussian())
+    held = accelerated(model)
+    assert held is not None
+    values = [v for node in held.last_call().captured.graph for v in node.inputs if v is not None]
+    least = [float(a.min()) for v in values if (a := array_of(v)) is not None and a.size]
+    assert min(least) == torch.finfo(torch.float32).min
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "RNN": lambda: nn.RNN(16, 16, batch_first=True),
+    "GRU": lambda: nn.GRU(16, 16, batch_first=True),
+    "GRU of two layers": lambda: nn.GRU(16, 16, 2, batch_first=True, bidirectional=True),
+    "LSTM": lambda: nn.LSTM(16, 16, batch_first=True),
+    "LSTM projected": lambda: nn.LSTM(16, 16, batch_first=True, proj_size=4),
+}
+
+
+class Kept(nn.Module):
+    """Operators of our own that stand for whole functions in a trace: their results' types."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        if kind in LAYERS:
+            self.layer = LAYERS[kind]()
+
+    def forward(self, x: torch.Tensor, *states: Any) -> dict[str, Any]:
+        if self.kind in LAYERS:
+            y, state = self.layer(x[None], *states)
+            states = state if isinstance(state, tuple) else (state,)
+            named = {f"state {i}": s for i, s in enumerate(states)}
+            return {"y": y, **named, "low": is_low(y)}
+        probs = x[:, None, :].to(torch.get_autocast_dtype("cpu")).log_softmax(-1)
+        lengths = torch.tensor([6]), torch.tensor([2])
+        y = F.ctc_loss(probs, torch.ones(1, 2, dtype=torch.int64), *lengths)
+        return {"y": y, "low": is_low(y)}
+
+
+def assert_kept(kind: str, *given: Any) -> None:
+    twins = Twins(Kept(kind).train(), strict=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, eager = twins.each(lambda m: m(*given))
+    assert ours.keys() == eager.keys() and ours["low"] == eager["low"]
+    for name in ours.keys() - {"low"}:
+        assert ours[name].dtype == eager[name].dtype
+        torch.testing.assert_close(ours[name], eager[name], rtol=0.05, atol=0.05)
+
+
+def test_a_loss_that_a_trace_keeps_whole() -> None:
+    assert_kept("ctc", gaussian())
+
+
+@pytest.fixture
+def without_onednn() -> Iterator[None]:
+    """An LSTM in oneDNN needs a processor with 16-bit products under autocast, or raises."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    yield
+    torch._C._set_mkldnn_enabled(before)
+
+
+@pytest.mark.usefixtures("without_onednn")
+@pytest.mark.filterwarnings("ignore:LSTM with projections:UserWarning")
+@pytest.mark.parametrize("state", [None, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("to", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", LAYERS)
+def test_results_of_recurrent_layers(kind: str, to: torch.dtype, state: torch.dtype | None) -> None:
+    x = gaussian().to(to)
+    if state is None:
+        return assert_kept(kind, x)
+    count = 4 if kind == "GRU of two layers" else 1
+    widths = (4, 16) if kind == "LSTM projected" else (16, 16)
+    states = tuple(torch.zeros(count, 1, width, dtype=state) for width in widths)
+    return assert_kept(kind, x, states if kind.startswith("LSTM") else states[0])
+
+
+class LowGradient(torch.autograd.Function):
+    """Its backward gives a gradient in the type of what arrived."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        (weight,) = ctx.saved_tensors
+        return g @ weight.to(g.dtype).T, None
+
+
+class Own(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.LayerNorm(16), nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        return self.b(LowGradient.apply(h, self.b.weight))
+
+
+def test_a_gradient_of_another_type_is_cast_as_autograd_casts_it() -> None:
+    twins = Twins(Own().train(), strict=True)
+    called(twins, torch.bfloat16, 0)

@@ -22,7 +22,7 @@ D = 8
 @pytest.fixture(autouse=True)
 def _expected() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(?s).*in PyTorch within the graph", EagerWarning)
+        warnings.filterwarnings("ignore", "(?s).*in eager PyTorch within the graph", EagerWarning)
         yield
 
 

@@ -36,7 +36,7 @@ def regions(ours: Any) -> list[str]:
 @pytest.fixture(autouse=True)
 def _expected() -> Any:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "(?s).*in PyTorch within the graph", EagerWarning)
+        warnings.filterwarnings("ignore", "(?s).*in eager PyTorch within the graph", EagerWarning)
         yield
 
 
@@ -292,7 +292,7 @@ def test_a_part_whose_shapes_data_decide_leaves_a_call_to_eager() -> None:
             twins.same_gradients()
             twins.same_buffers()
     told = [str(w.message) for w in said if issubclass(w.category, EagerWarning)]
-    assert len(told) == 2 and "part runs in PyTorch within the graph and returns" in told[1]
+    assert len(told) == 2 and "part runs in eager PyTorch within the graph and returns" in told[1]
 
 
 @SOME
@@ -473,7 +473,7 @@ def test_shapes_that_data_decide_are_refused_before_anything_is_changed() -> Non
     with torch.no_grad():
         ours.embed.weight.fill_(1e6)
     before = {n: p.detach().clone() for n, p in ours.named_parameters()}
-    with pytest.raises(onward.OnwardError, match=r"layers\.0 runs in PyTorch .* returns"):
+    with pytest.raises(onward.OnwardError, match=r"layers\.0 runs in eager PyTorch .* returns"):
         trainer.train_step(**batch(1))
     for name, p in ours.named_parameters():
         assert torch.equal(p, before[name])

@@ -34,35 +34,31 @@ AUTOCAST_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "autocast: results are fp32", "capture/stages.py",
-        "            traced.tree = eager\n", "", AUTOCAST,
+        "    cast_results,  #", "    #", AUTOCAST,
     ),
     Fault(
-        "autocast: a forward may do what it likes under it", "capture/eager_runs/autocast_types.py",
-        "if found := difference(low, full):", "if found := None:", BRANCHES,
+        "autocast: a trace does not see that it is on", "capture/trace/autocast_blocks.py",
+        "plain_enter(block)", "torch.autocast_increment_nesting()", BRANCHES,
     ),
     Fault(
-        "autocast: calls of other tensors are alike", "capture/eager_runs/call_log.py",
-        "label, since = self._labels.get(x) or (weakref.ref(x), -1)", 'return "..."', BRANCHES,
+        "autocast: a trace has no tensors of its types", "capture/dtypes.py",
+        "        if autocast:", "        if False:", BRANCHES,
     ),
     Fault(
-        "autocast: what is written into a copy is in all of them", "capture/eager_runs/call_log.py",
-        "return (label, last) if last > since else label", "return label", BRANCHES,
+        "autocast: a gradient of another type is refused", "capture/trace/own_gradients.py",
+        "if {dx.dtype, x.dtype} <= _UNDER_AUTOCAST else dx", "if False else dx", BRANCHES,
     ),
     Fault(
-        "autocast: calls with other slices are alike", "capture/eager_runs/call_log.py",
-        "if isinstance(x, slice):", "if False:", BRANCHES,
+        "autocast: recurrent layers are none of its products", "capture/custom_ops/recurrent.py",
+        "(*map(as_product, made[:first]), *made[first:])", "tuple(made)", BRANCHES,
     ),
     Fault(
-        "autocast: calls with other constants are alike", "capture/eager_runs/call_log.py",
-        "return x() is y()", "return True", BRANCHES,
+        "autocast: a loss of labels has its input's type", "capture/custom_ops/autocast.py",
+        "return y.float() if _is_cast(y) else y", "return y", BRANCHES,
     ),
     Fault(
-        "autocast: calls that only write are none", "capture/eager_runs/call_log.py",
-        "if made or written:", "if made:", BRANCHES,
-    ),
-    Fault(
-        "autocast: results of another value are alike", "capture/eager_runs/autocast_types.py",
-        "(isinstance(a, Value) and a != b)", "False", BRANCHES,
+        "autocast: what hides a score in fp16 is a number", "capture/translate/translator.py",
+        "                if self.autocast:", "                if False:", BRANCHES,
     ),
     Fault(
         "autocast: results have the type that they come in", "rewrite/precision/write_casts.py",

@@ -370,22 +370,22 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     # what a forward does beside its result
     Fault(
-        "effects: what is left is not compared", "capture/eager_runs/side_effects.py",
+        "effects: what is left is not compared", "capture/side_effects.py",
         "if not (_equal(given, again[0]) and _alike(left, again[1])):",
         "if not _equal(given, again[0]):", EFFECTS,
     ),
     Fault(
-        "effects: what is given is not compared", "capture/eager_runs/side_effects.py",
+        "effects: what is given is not compared", "capture/side_effects.py",
         "if not (_equal(given, again[0]) and _alike(left, again[1])):",
         "if not _alike(left, again[1]):", EFFECTS,
     ),
     Fault(
-        "effects: tensors stay set", "capture/eager_runs/side_effects.py",
+        "effects: tensors stay set", "capture/side_effects.py",
         "effects.left = steady or all(_told(fact) == fact for fact in kept)",
         "effects.left = True", EFFECTS,
     ),
     Fault(
-        "effects: tables do not stay", "capture/eager_runs/side_effects.py",
+        "effects: tables do not stay", "capture/side_effects.py",
         "effects.left = steady or all(", "effects.left = all(", EFFECTS,
     ),
     Fault(
@@ -393,15 +393,15 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         "        result.constants += flat.effects.tensors", "        pass", EFFECTS,
     ),
     Fault(
-        "effects: no other batch in between", "capture/eager_runs/side_effects.py",
+        "effects: no other batch in between", "capture/side_effects.py",
         "self._give([_another(t, all_differ) for t in self._batch])", "pass", EFFECTS,
     ),
     Fault(
-        "effects: no smaller batch in between", "capture/eager_runs/side_effects.py",
+        "effects: no smaller batch in between", "capture/side_effects.py",
         "            self._give(self._smaller())", "            pass", EFFECTS,
     ),
     Fault(
-        "effects: no other parameters in between", "capture/eager_runs/side_effects.py",
+        "effects: no other parameters in between", "capture/side_effects.py",
         "changed = _another(t.detach(), t.is_floating_point())", "changed = t.detach()", EFFECTS,
     ),
     Fault(
@@ -418,7 +418,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
         ("train/test_batches.py",),
     ),
     Fault(
-        "effects: the other mode is not looked at", "capture/eager_runs/side_effects.py",
+        "effects: the other mode is not looked at", "capture/side_effects.py",
         "if not effects.left and not self._other_mode_is_blind():", "if False:", EFFECTS,
     ),
     Fault(
@@ -468,7 +468,11 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: a trace says that it compiles", "capture/trace/as_eager.py",
-        "return not asked() and plain()", "return plain()", AS_EAGER,
+        "and not self._asked() and self._plain()", "and self._plain()", AS_EAGER,
+    ),
+    Fault(
+        "capture: another thread hears of the trace", "capture/trace/as_eager.py",
+        "threading.get_ident() == self._thread and not", "not", AS_EAGER,
     ),
     Fault(
         "capture: a name for is_compiling is not seen", "capture/trace/as_eager.py",

@@ -50,7 +50,8 @@ REGION_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "regions: a profile leaves buffers changed", "kernels/region.py",
-        "                    buffer.copy_(before)\n", "                    pass\n", REGIONS,
+        "            self.tapes = {}\n            held.put_back()\n",
+        "            self.tapes = {}\n", REGIONS,
     ),
     Fault(
         "regions: values that a part sets in itself are guarded", "prepare/guards.py",
@@ -70,8 +71,7 @@ REGION_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "regions: a step that is refused has written buffers", "kernels/region.py",
-        "                buffer.copy_(before)\n            raise",
-        "                pass\n            raise", REGIONS,
+        "            held.put_back()\n            raise", "            raise", REGIONS,
     ),
     Fault(
         "regions: a backward runs for cotangents that did not come", "module/run.py",

@@ -10,7 +10,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from onward.capture.request import CaptureRequest
-from onward.capture.trace.autocast_blocks import LOW_TYPES
 from onward.capture.trace.flat_call import TENSOR
 from onward.graph.names import distinct
 
@@ -20,30 +19,27 @@ class BatchLeaves:
     """The flattened `(args, kwargs, target)` of a call.
 
     spec: the tree. fixed: its leaves, with TENSOR in place of each tensor. names: one for each
-    tensor, no two alike. given: the tensors, detached from autograd, in the caller's dtypes; a
-    tensor that is given twice is two. traced: the same as the trace takes them, which under
-    autocast is in fp32.
+    tensor, no two alike. tensors: those of the call, detached from autograd, in the caller's
+    dtypes; a tensor that is given twice is two.
     """
 
     spec: pytree.TreeSpec
     fixed: list[Any]
     names: list[str]
-    given: list[torch.Tensor]
-    traced: list[torch.Tensor]
+    tensors: list[torch.Tensor]
 
     @classmethod
     def of(cls, request: CaptureRequest, keeps_flags: bool) -> BatchLeaves:
         """keeps_flags: whether tensors that require gradients still do."""
         tree = (request.args, request.kwargs, request.target)
         paths, spec = pytree.tree_flatten_with_path(tree)
-        fixed, names, given = list[Any](), list[str](), list[torch.Tensor]()
+        fixed, names, tensors = list[Any](), list[str](), list[torch.Tensor]()
         for path, leaf in paths:
             if isinstance(leaf, torch.Tensor):
                 names.append(distinct(_leaf_name(path, request.model), names))
-                given.append(_alias(leaf, keeps_flags))
+                tensors.append(_alias(leaf, keeps_flags))
             fixed.append(TENSOR if isinstance(leaf, torch.Tensor) else leaf)
-        traced = given if request.autocast is None else list(map(_widened, given))
-        return cls(spec, fixed, names, given, traced)
+        return cls(spec, fixed, names, tensors)
 
 
 def _leaf_name(path: tuple[Any, ...], model: torch.nn.Module) -> str:
@@ -62,14 +58,6 @@ def _leaf_name(path: tuple[Any, ...], model: torch.nn.Module) -> str:
 def _alias(x: torch.Tensor, keeps_flag: bool) -> torch.Tensor:
     found = x.detach().clone() if x.is_inference() else x.detach()
     return found.requires_grad_(x.requires_grad and keeps_flag)
-
-
-def _widened(x: torch.Tensor) -> torch.Tensor:
-    """The tensor in fp32 where autocast takes its dtype as it takes fp32: a trace in fp32 has no
-    other."""
-    if x.dtype not in LOW_TYPES:
-        return x
-    return x.detach().float().requires_grad_(x.requires_grad)
 
 
 __all__ = ["BatchLeaves"]

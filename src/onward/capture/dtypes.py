@@ -17,9 +17,13 @@ _DTYPES: dict[torch.dtype, DType] = {
 }
 
 
-def dtype_of(dtype: torch.dtype, what: str) -> DType:
-    """Raises CaptureError for a dtype that no graph has, naming `what` is of it."""
+def dtype_of(dtype: torch.dtype, what: str, autocast: bool = False) -> DType:
+    """The element type that a captured graph has for torch's. autocast: whether the trace has
+    tensors that autocast made, which are f32 until the policy writes its casts. Raises
+    CaptureError for a dtype that no graph has, naming `what` is of it."""
     if dtype in (torch.float16, torch.bfloat16):
+        if autocast:
+            return DType.FLOAT
         raise CaptureError(
             f"{what} is of {dtype}, but weights and batches have to be torch.float32; fix: "
             'model.float() and float32 batches, with mixed_precision="bf16" or "fp16" for '

@@ -103,7 +103,7 @@ def _eager_call(request: CaptureRequest) -> tuple[FlatCall, list[torch.Tensor]]:
     leaves = BatchLeaves.of(request, keeps_flags=request.differentiated)
     flat = FlatCall(replace(request, whole=False), leaves.spec, leaves.fixed)
     flat.extra = forward_defaults(request.model, request.kwargs)
-    return flat, leaves.given
+    return flat, leaves.tensors
 
 
 __all__ = ["capture"]

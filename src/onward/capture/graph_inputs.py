@@ -48,7 +48,7 @@ def bind_inputs(
     inputs = _Inputs(result, translator, program, flat, leaves)
     placeholders = {n.name: n for n in program.graph.nodes if n.op == "placeholder"}
     batch = batch_nodes(program)
-    for node, tensor in zip(batch, leaves.traced, strict=True):
+    for node, tensor in zip(batch, leaves.tensors, strict=True):
         translator.name_sizes(node, tensor)
     translator.settle_sizes(batch)
     translator.batch = {node: [] for node in batch}
@@ -106,10 +106,11 @@ class _Inputs:
         )
 
     def _leaf(self, node: torch.fx.Node) -> Value:
-        """An input for the next leaf of the batch, in the caller's dtype."""
+        """An input for the next leaf of the batch in the caller's dtype; f32 where that is a 16-bit
+        one, which only autocast takes."""
         kind = self._translator.type_of_fx(node)
-        low = LOW_TYPES.get(self._leaves.given[self._users].dtype)
-        if low is not None:  # the trace is in fp32
+        low = LOW_TYPES.get(self._leaves.tensors[self._users].dtype)
+        if low is not None:
             kind = kind.with_dtype(low)
         value = self._graph.input(BATCH + self._leaves.names[self._users], kind, Role.BATCH)
         for dim, size in enumerate(type_of(value).shape):

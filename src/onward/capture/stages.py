@@ -18,12 +18,12 @@ from onward.capture.batch_guards.pinned import take
 from onward.capture.buffer_updates import store_buffers
 from onward.capture.captured_module import layout
 from onward.capture.dtypes import dtype_of
-from onward.capture.eager_runs.autocast_types import give_types, run_under_autocast
-from onward.capture.eager_runs.side_effects import require_harmless
 from onward.capture.evaluation import asks_more
 from onward.capture.graph_inputs import batch_nodes, bind_inputs
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import require_mask
+from onward.capture.side_effects import require_harmless
+from onward.capture.trace.autocast_blocks import LOW_TYPES
 from onward.capture.trace.data_branches import Unasked
 from onward.capture.trace.export import ONE_AT_A_TIME, export
 from onward.capture.trace.flat_call import named_tensors
@@ -37,8 +37,10 @@ from onward.capture.translate.autograd_reach import (
 )
 from onward.capture.translate.translator import Translator
 from onward.errors import CaptureError
-from onward.graph.graph import Value, precisions_said
+from onward.graph.build import Builder
+from onward.graph.graph import Value, type_of
 from onward.graph.names import output_name
+from onward.graph.types import DType
 from onward.model_state.refusals import refuse_unlisted
 
 Stage = Callable[[Traced], None]
@@ -46,12 +48,14 @@ Stage = Callable[[Traced], None]
 
 def refuse_dtypes(traced: Traced) -> None:
     """Raises CaptureError for parameters and tensors of the batch of a dtype that no graph has, for
-    parameters in fp64, and for a mask that eager attention would add as ones and zeros."""
+    parameters in fp64, and for a mask that eager attention would add as ones and zeros. A call
+    under autocast takes 16-bit tensors of the batch as it takes f32."""
     model, leaves = traced.request.model, traced.leaves
-    batch = zip(leaves.names, leaves.traced, strict=True)
-    for name, tensor in (*model.named_parameters(), *batch):
-        dtype_of(tensor.dtype, name)
+    autocast = traced.request.autocast is not None
+    for name, tensor in zip(leaves.names, leaves.tensors, strict=True):
+        dtype_of(tensor.dtype, name, autocast)
     for name, parameter in model.named_parameters():
+        dtype_of(parameter.dtype, name)
         if parameter.dtype == torch.float64:
             raise CaptureError(
                 f"{name} is of {parameter.dtype}, which Onward cannot train; fix: model.float()"
@@ -79,6 +83,7 @@ def export_call(traced: Traced) -> None:
             raise
         raise SizesToHold(numbers) from None
     traced.batch = batch_nodes(traced.program)
+    traced.tree = traced.flat.noted.tree
 
 
 def compare_layouts(traced: Traced) -> None:
@@ -102,33 +107,47 @@ def compare_layouts(traced: Traced) -> None:
 def take_presumptions(traced: Traced) -> None:
     """Takes what is presumed of the batch's numbers out of the program: answers that the forward
     was given, and masks that attention has in a compact form."""
-    program, tensors, flat = traced.program, traced.leaves.traced, traced.flat
+    program, tensors, flat = traced.program, traced.leaves.tensors, traced.flat
     traced.result._pinned = take(program, flat.noted.asked, tensors, flat.model)
     traced.shown = choose(program, tensors)
 
 
 def fill_graph(traced: Traced) -> None:
-    """Makes the graph of the program: inputs, nodes, outputs and their types, buffers' next values.
+    """Makes the graph of the program: inputs, nodes, outputs, buffers' next values.
     Raises SizesToHold for sizes without which all others are polynomials of the batch's."""
     result, flat, leaves = traced.result, traced.flat, traced.leaves
-    traced.translator = Translator(result.graph, traced.program, flat.regions)
+    autocast = traced.request.autocast is not None
+    traced.translator = Translator(result.graph, traced.program, flat.regions, autocast)
     try:
         buffers = bind_inputs(result, traced.translator, traced.program, flat, leaves)
         _translate(traced)
-        _give_eager_types(traced)
         named = named_tensors(flat)
         store_buffers(result, traced.translator, buffers, named, flat.gradients)
     except SizeError as error:
-        more = hold(error, traced.batch, leaves.traced, traced.held)
+        more = hold(error, traced.batch, leaves.tensors, traced.held)
         if more is None:
             raise
         raise SizesToHold(more) from None
 
 
+def cast_results(traced: Traced) -> None:
+    """Casts the results of a whole call to the dtypes that they have in the trace, which under
+    autocast are those of eager mode; before, they are f32."""
+    if not traced.request.whole:
+        return
+    graph, nodes = traced.result.graph, traced.translator.output_nodes()
+    builder = Builder(graph)
+    for name, node in zip(traced.flat.noted.names, nodes, strict=True):
+        low, output = LOW_TYPES.get(node.meta["val"].dtype), graph.signature.results[name]
+        value = graph.outputs[output]
+        if low is not None and type_of(value).dtype == DType.FLOAT:
+            graph.outputs[output] = builder.one("Cast", [value], {"to": low})
+
+
 def note_presumptions(traced: Traced) -> None:
     """Notes what later batches are asked besides their sizes. Raises CaptureError where the forward
     writes into the batch what does not follow from it."""
-    tensors, written = traced.leaves.traced, traced.translator.batch
+    tensors, written = traced.leaves.tensors, traced.translator.batch
     unchanged = require_unchanged(traced.program, written, tensors, traced.leaves.names)
     traced.result._presumed = [*traced.shown, *unchanged]
     if traced.flat.noted.layouts:
@@ -158,8 +177,7 @@ def reach_of_results(traced: Traced) -> None:
         return
     translator, result = traced.translator, traced.result
     result.tree = traced.tree
-    nodes = dict(zip(traced.flat.noted.names, translator.output_nodes(), strict=True))
-    ends = {name: nodes[called] for name, called in traced.traced_names.items()}
+    ends = dict(zip(traced.flat.noted.names, translator.output_nodes(), strict=True))
     edges = GradientEdges()
     trains = traced.flat.gradients
     passes = {n: passed(node, edges) for n, node in ends.items()} if trains else {}
@@ -194,7 +212,7 @@ def rehearse(traced: Traced) -> None:
     """Runs a forward that sets values or draws again in eager mode. Raises CaptureError where a
     graph, which does the same in each step, would do something else."""
     request, flat, result, tensors = (
-        traced.request, traced.flat, traced.result, traced.leaves.traced,
+        traced.request, traced.flat, traced.result, traced.leaves.tensors,
     )  # fmt: skip
     with ONE_AT_A_TIME:
         require_harmless(
@@ -248,6 +266,7 @@ STAGES: tuple[Stage, ...] = (
     compare_layouts,  # before anything is built on what the trace has answered
     take_presumptions,  # questions are outputs of the program until they are taken out
     fill_graph,
+    cast_results,  # 16-bit tensors of the trace are f32 in the graph until here
     note_presumptions,  # the translation says which nodes write into the batch
     reach_of_loss,  # of the program: passes drop what is multiplied by zero, autograd does not
     reach_of_results,
@@ -265,16 +284,16 @@ def _hint(answer: object) -> object:
 
 
 def _ask(traced: Traced) -> None:
-    traced.flat.ask(*[t.clone() for t in traced.leaves.traced])
+    traced.flat.ask(*[t.clone() for t in traced.leaves.tensors])
 
 
 def _exported(traced: Traced) -> ExportedProgram:
     """The exported program; a forward that asks tensors runs once before, for the answers."""
     flat, leaves = traced.flat, traced.leaves
     with contextlib.suppress(Unasked):
-        return export(flat, leaves.traced, leaves.names, traced.held)
+        return export(flat, leaves.tensors, leaves.names, traced.held)
     _ask(traced)  # outside, so that Unasked is no cause of what the second try raises
-    return export(flat, leaves.traced, leaves.names, traced.held)
+    return export(flat, leaves.tensors, leaves.names, traced.held)
 
 
 def _translate(traced: Traced) -> None:
@@ -290,18 +309,6 @@ def _translate(traced: Traced) -> None:
     loss = outputs[0] if want_loss else None
     graph = traced.result.graph
     graph.signature = graph.signature.but(loss=loss, results=results)
-
-
-def _give_eager_types(traced: Traced) -> None:
-    """Gives results the dtypes that they have in eager mode under autocast."""
-    flat, graph = traced.flat, traced.result.graph
-    traced.tree = flat.noted.tree
-    traced.traced_names = {name: name for name in flat.noted.names}
-    if precisions_said(graph):
-        eager, types = run_under_autocast(flat, traced.leaves.given, traced.leaves.traced)
-        if traced.tree is not None and eager is not None:
-            traced.traced_names = give_types(graph, traced.tree, eager, types)
-            traced.tree = eager
 
 
 def _named(nodes: Collection[torch.fx.Node], translator: Translator) -> set[str]:

@@ -28,11 +28,9 @@ class Traced:
     exported; held, the sizes that are numbers or multiples of one; result, the capture, with an
     empty graph.
     By `export_call`: program, the exported program. batch, its nodes for the batch's tensors, in
-    the order of `leaves.traced`.
+    the order of `leaves.tensors`. tree, how the results are put together.
     By `take_presumptions`: shown, the masks whose form is presumed.
-    By `fill_graph`: translator, with the graph's value of each node. tree, how the results are put
-    together, and traced_names: result -> what the trace calls it, another name only where a run
-    under autocast has told two results apart that are one in the trace.
+    By `fill_graph`: translator, with the graph's value of each node.
     """
 
     request: CaptureRequest
@@ -43,9 +41,8 @@ class Traced:
     program: ExportedProgram = field(init=False)
     batch: list[torch.fx.Node] = field(init=False)
     shown: list[Shown] = field(init=False)
+    tree: OutputTree | None = field(init=False)
     translator: Translator = field(init=False)
-    tree: OutputTree | None = None
-    traced_names: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(

@@ -35,8 +35,8 @@ _LIBRARIES = {
 
 
 def module_of(cls: type) -> str:
-    """Which module a class is of. One that `exec` makes where no `__name__` is set is of none,
-    whatever it says."""
+    """Returns the name of the module that a class is of. A class that `exec` makes where no
+    `__name__` is set has none: "<exec>", though it says "builtins"."""
     module = getattr(cls, "__module__", "builtins")
     made = getattr(cls, "__flags__", 0) & HEAP_TYPE
     return "<exec>" if module == "builtins" and made else module

@@ -26,7 +26,7 @@ def eager() -> Iterator[None]:
 
 
 def is_eager() -> bool:
-    """Whether this thread is within `eager`."""
+    """Returns whether the calling thread is within `eager`."""
     return getattr(_here, "on", False)
 
 

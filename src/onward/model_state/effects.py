@@ -2,7 +2,7 @@
 
 A graph holds what one run of the forward computed, and runs no Python. What an export has set is
 put back; whether that changes anything for a later run is tried out
-(capture/eager_runs/side_effects.py). Torch's random numbers may not be seeded: a step of Onward's
+(capture/side_effects.py). Torch's random numbers may not be seeded: a step of Onward's
 has random numbers of its own.
 """
 

@@ -50,7 +50,8 @@ class Same:
 
 
 def atom(x: Any) -> Any:
-    """Of 1, 1.0 and True, of 0.0 and -0.0 no two are the same; a NaN is the same as a NaN."""
+    """Returns what stands for a plain value in a comparison, which tells 1, 1.0 and True apart, and
+    0.0 and -0.0; a NaN is equal to a NaN."""
     return (type(x), x.hex() if isinstance(x, float) else repr(x) if type(x) is complex else x)
 
 

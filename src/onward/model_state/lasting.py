@@ -171,8 +171,8 @@ class Lasting(Walk):
             self.facts[f"{path} (order)"] = "" if self._is_librarys(path) else Same(x)
 
     def _is_librarys(self, path: str) -> bool:
-        """Whether it is an attribute of a class of transformers' or torch's, which go through no
-        set of theirs."""
+        """Returns whether the path is an attribute of a class of transformers' or torch's: they do
+        not iterate over their own sets."""
         name = path.rpartition(".")[2]
         return path.startswith(_LIBRARIES) or name in _SETS or name.startswith("_keys_to_ignore")
 
@@ -282,7 +282,7 @@ class Lasting(Walk):
         return self._doubt(fact, path)
 
     def _meaning(self, x: Any, path: str) -> Any:
-        """Of an object, by what it means wherever it is."""
+        """Returns what an object means in any process, as lists and plain values."""
         if type(x) in ATOMS:
             return [type(x).__name__, repr(x)]
         if isinstance(x, type):

@@ -69,7 +69,7 @@ def asks(name: str) -> bool:
 
 
 def is_pure(module: str) -> bool:
-    """Whether it is one of those modules, or within one."""
+    """Returns whether a module is one of PURE or `os`, or lies within one."""
     first, _, rest = module.partition(".")
     return (first in PURE or module == _SYSTEM) and not _ASKS & set(rest.split("."))
 
@@ -140,7 +140,7 @@ def _doubts(code: types.CodeType, system: bool) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def names_by_string(code: types.CodeType) -> bool:
-    """Whether it may ask for an attribute whose name it makes."""
+    """Returns whether code may ask for an attribute by a name that it computes."""
     return any(_BY_NAME & set(part.co_names) for part in _codes(code))
 
 

@@ -1,4 +1,4 @@
-"""Which attributes of plain objects (a configuration, a smoother of labels) a capture has read.
+"""Notes which attributes of plain objects (a configuration, say) a capture has read.
 
 A trace is decided by what it reads: an attribute that was never read, as those that saving a model
 writes into its configuration, may change without a word. Reads are noted at `__getattribute__`, in

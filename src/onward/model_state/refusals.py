@@ -111,7 +111,8 @@ def _surroundings() -> Iterator[str]:
 
 
 def keeps_numbers(pack: Any) -> bool:
-    """Whether it is of save_on_cpu or of checkpoint, which give back what they were given."""
+    """Returns whether a pack hook is of save_on_cpu or of checkpoint: the tensor that is unpacked
+    later has the same numbers."""
     held = ("torch.autograd.graph", "torch.utils.checkpoint")
     return pack is _same_numbers or getattr(pack, "__module__", "") in held
 

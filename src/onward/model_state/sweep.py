@@ -16,7 +16,7 @@ _values = methodcaller("values")
 _get = dict.get
 _contents = attrgetter("cell_contents")
 _parts = attrgetter("__code__", "__defaults__", "__kwdefaults__")
-# another device is at another address
+# the form has no device: a tensor that is moved to another one has another address
 _form = attrgetter("__class__", "requires_grad", "dtype", "shape")
 _tensor_hooks = attrgetter("_backward_hooks")
 _late_hooks = attrgetter("_post_accumulate_grad_hooks")
@@ -39,7 +39,7 @@ class Sweep:
         self._sizes = list(map(len, self._sized))
         self._identities = [list(found) for found in self._held()]
         self._equals = [list(found) for found in self._told()]
-        # of tensors without hooks, that there are none is asked faster
+        # tensors without hooks are the usual case, for which there is a faster comparison
         self._hooks = [list(map(get, walk.tensors)) for get in (_tensor_hooks, _late_hooks)]
         self._hooked = any(map(any, self._hooks))
         self._dtype, self._device = torch.get_default_dtype(), torch.get_default_device()
@@ -88,7 +88,8 @@ class Sweep:
             return False
 
     def _same_hooks(self) -> bool:
-        """Of tensors; what their mappings of hooks hold is watched as any mapping."""
+        """Returns whether the tensors hold the same mappings of hooks as before. What is in a
+        mapping is compared elsewhere, as for any other mapping."""
         tensors, (hooks, late) = self._walk.tensors, self._hooks
         if not self._hooked:
             return not any(map(_tensor_hooks, tensors)) and not any(map(_late_hooks, tensors))

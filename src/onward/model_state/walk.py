@@ -58,13 +58,13 @@ _BASES = (object, torch.nn.Module)
 log = logging.getLogger("onward")
 _told: list[str] = []
 _NOT_CALLED = {"__init__", "__post_init__", "__repr__", "__str__", "__del__", "__reduce__"}
-# of nn.Module's own attributes: looked at in a way of their own, or without meaning for a forward
+# a walk looks at these attributes of nn.Module in ways of their own, or not at all
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _MODULE = frozenset(torch.nn.Module().__dict__)
 _SLOT = "_compiled_call_impl"  # what is called in the place of a module's forward and hooks
 
 
-# of a plain object at a path: the attributes that matter; None for all
+# given a plain object and its path, says which of its attributes matter; None for all
 Read = Callable[[Any, str], frozenset[str] | None]
 
 
@@ -235,7 +235,7 @@ class Walk:
         for key, x in held.get("_modules", {}).items():
             self.visit(x, f"{path}.{key}")
         for key, x in held.items():
-            # of the model's flags a Trainer makes its own sense, see `changed`
+            # what a Trainer makes of the model's own training flags is in `changed`
             known = key in _MODULE or key == _SLOT
             if not known or (key == "training" and id(m) not in self._own):
                 self.visit(x, f"{path}.{key}")

@@ -7,6 +7,7 @@ from typing import Any
 
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.random import random_site
+from onward.capture.held_sizes import SizeError
 from onward.graph.build import is_zero
 from onward.graph.graph import Value, type_of
 from onward.graph.ops.attention import as_bias
@@ -18,7 +19,8 @@ def _attention(
     scale: float | None, bias: Value | None = None,
 ) -> Value:  # fmt: skip
     size = type_of(q).shape[-1]
-    assert isinstance(size, int)
+    if not isinstance(size, int):  # heads as wide as the batch says
+        raise SizeError(c.node.args[0].meta["val"].shape[-1].node.expr, as_number=True)
     attrs: dict[str, Any] = {
         "scale": float(scale) if scale is not None else 1.0 / math.sqrt(size),
         "is_causal": int(causal),

@@ -31,8 +31,10 @@ class Complex:
 
 
 def constant(graph: Graph, tensor: torch.Tensor) -> Value | Complex:
-    """A constant with the tensor's numbers."""
+    """A constant with the tensor's numbers, in f32 where it is of fewer bits."""
     x = tensor.detach().cpu()
+    if x.dtype in (torch.float16, torch.bfloat16):
+        x = x.float()
     if not x.is_complex():
         return graph.constant(x.numpy().copy())
     return Complex(*(graph.constant(part.numpy().copy()) for part in (x.real, x.imag)))

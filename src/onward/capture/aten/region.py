@@ -9,7 +9,6 @@ from torch.utils import _pytree as pytree
 
 from onward.capture.aten.call import AtenCall, table
 from onward.capture.aten.random import seed_inputs
-from onward.capture.dtypes import dtype_of
 from onward.capture.regions.op import RESULTS
 from onward.capture.regions.region import TENSOR, CapturedRegion, Form, operator_region
 from onward.errors import CaptureError
@@ -97,7 +96,7 @@ def operator_apart(c: AtenCall, why: str) -> Any:
     val = node.meta["val"]
     many = isinstance(val, (tuple, list))
     types = [
-        Type(dtype_of(y.dtype, node.name), tuple(c.t.size_of(s) for s in y.shape))
+        Type(c.t.dtype_of(y.dtype, node.name), tuple(c.t.size_of(s) for s in y.shape))
         for y in (val if many else [val])
     ]
     shapes = [spelled(t.shape, [type_of(x) for x in given]) for t in types]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from onward.capture.custom_ops.autocast import as_loss
+
 
 @torch.library.custom_op("onward::ctc_loss", mutates_args=())
 def ctc_loss(
@@ -49,7 +51,7 @@ def recorded(
         n.reshape(-1) if isinstance(n, torch.Tensor) else torch.tensor([n] if one else list(n))
         for n in (input_lengths, target_lengths)
     ]
-    loss = ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity)
+    loss = as_loss(ctc_loss(log_probs, targets, *lengths, blank, reduction, zero_infinity))
     return loss.squeeze(0) if one and reduction == 0 else loss
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import _VF
 
+from onward.capture.custom_ops.autocast import as_product
 from onward.errors import CaptureError
 from onward.model_state.patches import Patch, patched
 
@@ -48,7 +49,8 @@ def _(
     for state in states:
         torch._check(state.shape[1] == samples)
     width = states[0].shape[2] * (2 if bidirectional else 1)
-    return [x.new_empty((*x.shape[:2], width)), *(torch.empty_like(s) for s in states)]
+    y = states[0].new_empty((*x.shape[:2], width))  # under autocast x may be of another dtype
+    return [y, *(torch.empty_like(s) for s in states)]
 
 
 def _recorded(kind: str) -> Callable[..., Any]:
@@ -66,9 +68,37 @@ def _recorded(kind: str) -> Callable[..., Any]:
             x, held, list(weights), kind, biases, layers, dropout if train else 0.0, bidirectional,
             batch_first,
         )  # fmt: skip
-        return tuple(made)
+        first = _states_dtype_from(kind, x, held)
+        return (*map(as_product, made[:first]), *made[first:])
 
     return record
+
+
+def _states_dtype_from(kind: str, x: torch.Tensor, states: list[torch.Tensor]) -> int:
+    """Returns the index of the first result to which autocast leaves the dtype of the states. Those
+    before it have the dtype of autocast's products.
+
+    On a CPU a GRU, and an LSTM outside of oneDNN, add the products to the states in their dtype. A
+    projection of an LSTM is a product, but not its cells.
+    """
+    if x.device.type != "cpu" or kind not in ("gru", "lstm"):
+        return 1 + len(states)
+    if kind == "gru":
+        return 0
+    if states[0].shape[2] != states[1].shape[2]:
+        return 2
+    return 1 + len(states) if _is_for_onednn(x) else 0
+
+
+def _is_for_onednn(x: torch.Tensor) -> bool:
+    """Returns whether eager PyTorch runs an LSTM without projection in oneDNN."""
+    if not (torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()):
+        return False
+    supported = {
+        torch.bfloat16: torch.ops.mkldnn._is_mkldnn_bf16_supported,
+        torch.float16: torch.ops.mkldnn._is_mkldnn_fp16_supported,
+    }
+    return x.dtype == torch.float32 or (x.dtype in supported and supported[x.dtype]())
 
 
 def _refuse_packed(*_: Any, **__: Any) -> Any:

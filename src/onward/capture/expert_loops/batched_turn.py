@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from onward.capture.custom_ops.autocast import as_product
 from onward.capture.custom_ops.grouped import rows_by_group
 from onward.capture.expert_loops.loop_source import begins, skips_nothing
 from onward.capture.expert_loops.one_hot import OneHot
@@ -519,7 +520,7 @@ def _with_rows(
         if own.dim() != 2 or not is_each(matrix) or matrix.dim() != 2:
             raise of_loop(f"{name} by experts of another form")
         full = matrix.full.transpose(1, 2) if name == "linear" else matrix.full
-        made = rows_by_group(own.full, full, own.owner.ends[: full.shape[0]])
+        made = as_product(rows_by_group(own.full, full, own.owner.ends[: full.shape[0]]))
         made = own.with_rows(_none_beyond(made, full.shape[0], own))
         return made if bias is None else applied(torch.add, (made, _per_row(bias, own, 2)), {})
     if func.__name__ not in RULES:

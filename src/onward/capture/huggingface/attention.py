@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from onward.capture.custom_ops.attention import attention
+from onward.capture.custom_ops.autocast import as_product
 from onward.capture.huggingface.cache_position import Counted, given_to_masks
 from onward.capture.huggingface.masks import Masks, require_kind
 from onward.capture.huggingface.plain_attention import plain_functions
@@ -170,6 +171,7 @@ def _call(
     out = attention(
         query, key, value, mask, padding, bias, causal, float(scale), float(ratio), compact_only
     )
+    out = as_product(out)
     return out.transpose(1, 2).contiguous()  # as eager's, which some models `view`
 
 

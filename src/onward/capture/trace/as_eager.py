@@ -177,12 +177,24 @@ def _of_sizes(asked: _Asked) -> Iterator[Patch]:
         yield torch.SymInt, name, as_text(name, getattr(torch.SymInt, name))
 
 
-def _of_compilers(asked: _Asked) -> Iterator[Patch]:
-    def answer(plain: Callable[[], bool]) -> Callable[[], bool]:
-        def tell() -> bool:
-            return not asked() and plain()
+class _CompilerAnswer:
+    """Stands for one of torch's functions that say whether code is being compiled.
 
-        return tell
+    torch sets one flag for all threads. So this stands there for all of them too: code in another
+    thread runs in eager PyTorch, and hears so."""
+
+    def __init__(self, asked: _Asked, plain: Callable[[], bool]) -> None:
+        self._asked, self._plain, self._thread = asked, plain, threading.get_ident()
+
+    def __call__(self) -> bool:
+        return threading.get_ident() == self._thread and not self._asked() and self._plain()
+
+
+def _of_compilers(asked: _Asked) -> Iterator[Patch]:
+    """Answers to whether code is being compiled, at the places where torch is asked."""
+
+    def answer(plain: Callable[[], bool]) -> _CompilerAnswer:
+        return _CompilerAnswer(asked, plain)
 
     for place, names in _COMPILERS.items():
         for name in names if place in sys.modules else ():
@@ -227,10 +239,28 @@ def _class_of(x: Any) -> type:
 
 
 class _TypeOfType(type):
-    """The class of what stands for `type` in the model's code."""
+    """The class of `_Type`, which is equal to `type`, has its attributes, and as a base of a new
+    metaclass is `type` itself."""
+
+    def __new__(cls, name: str, bases: tuple[Any, ...], names: dict[str, Any], **more: Any) -> Any:
+        if not bases:
+            return super().__new__(cls, name, bases, names)
+        return type(name, tuple(type if b is _Type else b for b in bases), names, **more)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return _class_of(args[0]) if len(args) == 1 and not kwargs else type(*args, **kwargs)
+
+    def __getattribute__(cls, name: str) -> Any:
+        return getattr(type, name)
+
+    def __getitem__(cls, item: Any) -> Any:
+        return type[item]
+
+    def __eq__(cls, other: object) -> bool:
+        return other is type or other is _Type
+
+    def __hash__(cls) -> int:
+        return hash(type)
 
     def __instancecheck__(cls, x: Any) -> bool:
         return isinstance(x, type)
@@ -240,7 +270,8 @@ class _TypeOfType(type):
 
 
 class _Type(metaclass=_TypeOfType):
-    pass
+    """Stands for `type` in the code of the model's: a tensor of the trace is a `torch.Tensor`, a
+    size an `int`."""
 
 
 def _isinstance(x: Any, cls: Any) -> bool:
@@ -274,8 +305,14 @@ class _Node:
         return getattr(self._node, name)
 
 
-def _no() -> bool:
-    return False
+class _No:
+    """Stands for such a function in the globals of the model's code, for all threads."""
+
+    def __call__(self) -> bool:
+        return False
+
+
+_no = _No()
 
 
 def _is_of_compiler(x: Any) -> bool:

@@ -1,9 +1,9 @@
-"""Blocks of `torch.autocast` within a forward: the trace is fp32, and each node says its block's
-type.
+"""Blocks of `torch.autocast` within a trace: tensors have eager's types, nodes their block's type.
 
-A graph is cast by a policy (rewrite/precision), after it is captured; so a block changes nothing
-while the model is traced. What it says is written on the nodes: the type of its products where it
-is on, f32 where it is off.
+A block is entered as in eager PyTorch, so that code which asks for a tensor's dtype, or whether
+autocast is on, takes eager's branch. The casts that autocast makes are no nodes: each node says
+what its block casts to instead (f32 where the block is off), and a policy (rewrite/precision)
+writes the casts after the capture.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ _KIND = _MODULE.autocast
 
 @contextmanager
 def autocast_noted(device: str) -> Iterator[None]:
-    """Within it the blocks that this thread enters do nothing but mark what is traced. device: the
-    model's, of whose type a block has to be for it."""
+    """Within it the blocks that this thread enters mark the nodes that are traced in them, and
+    leave no nodes of their own. device: the model's, for whose type a block has to be."""
     open_blocks: list[tuple[Any, ExitStack]] = []
+    entering: list[Any] = []  # the blocks whose own method runs, which tells the trace of itself
+    plain_enter, plain_leave = _KIND.__enter__, _KIND.__exit__
 
     def enter(block: Any) -> Any:
         stack = ExitStack()
@@ -39,21 +41,31 @@ def autocast_noted(device: str) -> Iterator[None]:
             if kind is not None:
                 stack.enter_context(traceback.annotate({_KEY: kind.name}))
         open_blocks.append((block, stack))
+        entering.append(block)
+        try:
+            plain_enter(block)
+        finally:
+            entering.pop()
         return block
 
     def leave(block: Any, *_: Any) -> bool:
         last = max(i for i, (held, _) in enumerate(open_blocks) if held is block)
         open_blocks.pop(last)[1].close()
+        entering.append(block)
+        try:
+            plain_leave(block, None, None, None)
+        finally:
+            entering.pop()
         return False
 
     plain = PreDispatchTorchFunctionMode.__torch_function__
 
     def called(mode: Any, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Enters and leaves a block as graphs of dynamo's do."""
-        if function is _MODULE._enter_autocast:
-            return enter(_KIND(*args))
-        if function is _MODULE._exit_autocast:
-            return leave(*args)
+        if function in (_MODULE._enter_autocast, _MODULE._exit_autocast):
+            if entering:
+                return None
+            return enter(_KIND(*args)) if function is _MODULE._enter_autocast else leave(*args)
         return plain(mode, function, types, args, kwargs)
 
     places: list[Patch] = [

@@ -13,6 +13,8 @@ import torch
 from onward.capture.trace.gradient_edges import carries
 from onward.errors import CaptureError
 
+_UNDER_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}
+
 
 @torch.library.custom_op("onward::gradient_of", mutates_args=())
 def gradient_of(y: torch.Tensor, result: int) -> torch.Tensor:
@@ -116,7 +118,11 @@ def _pairs(name: str, args: tuple[Any, ...], dxs: tuple[Any, ...]) -> list[tuple
             f"the backward of the torch.autograd.Function {name} returns {len(dxs)} gradients "
             f"for {len(args)} inputs; fix: return one (or None) for each input"
         )
-    pairs = [(dx, x) for dx, x in zip(dxs, args, strict=False) if dx is not None and carries(x)]
+    pairs = [
+        (dx.to(x.dtype) if {dx.dtype, x.dtype} <= _UNDER_AUTOCAST else dx, x)  # as autograd does
+        for dx, x in zip(dxs, args, strict=False)
+        if dx is not None and carries(x)
+    ]
     for dx, x in pairs:
         if dx.shape != x.shape or dx.dtype != x.dtype:
             raise CaptureError(

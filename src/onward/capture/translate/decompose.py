@@ -7,6 +7,7 @@ they stand in the export, symbols included.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,14 +27,16 @@ _ALIKE = {
 def expansion(node: Any, target: Any) -> torch.fx.GraphModule | None:
     """The ops that `target` is made of, as called at `node`; None where nobody says.
 
-    Inputs of the result are the nodes among the call's arguments, each once, in their order.
+    Tensors of fewer bits, as autocast makes them, are f32 in the parts, since the parts do not run
+    under autocast. Inputs of the result are the nodes among the call's arguments, each once, in
+    their order.
     """
     function = _parts(target)
     if function is None:
         return None
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     given = inputs_of(node)
-    values = [n.meta.get("val") for n in given]
+    values = [pytree.tree_map(_widened, n.meta.get("val")) for n in given]
     if any(v is None for v in values):
         return None
 
@@ -49,6 +52,13 @@ def expansion(node: Any, target: Any) -> torch.fx.GraphModule | None:
             return _traced(call, values)
     except Exception:  # a decomposition that does not take this call
         return None
+
+
+def _widened(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dtype not in (torch.float16, torch.bfloat16):
+        return value
+    with getattr(value, "fake_mode", contextlib.nullcontext()):
+        return value.float()
 
 
 def inputs_of(node: Any) -> list[Any]:

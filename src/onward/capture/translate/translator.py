@@ -19,7 +19,7 @@ from onward.capture.dtypes import dtype_of
 from onward.capture.held_sizes import SizeError, alike
 from onward.capture.regions import RegionSearch
 from onward.capture.trace import aliasing as memory_shared
-from onward.capture.trace.autocast_blocks import block_of
+from onward.capture.trace.autocast_blocks import LOW_TYPES, block_of
 from onward.capture.translate import functionalize
 from onward.capture.translate.batch_program import constants
 from onward.capture.translate.decompose import expansion, functional, inputs_of
@@ -28,7 +28,7 @@ from onward.capture.translate.identities import made_by, unchanged
 from onward.errors import CaptureError
 from onward.graph.build import Builder
 from onward.graph.graph import Graph, Role, Value, type_of
-from onward.graph.types import Dim, Size, Type, divide, floor_divide, product, symbol
+from onward.graph.types import Dim, DType, Size, Type, divide, floor_divide, product, symbol
 
 _SILENT = (  # assertions that export writes; the guards hold the same facts
     "_assert_tensor_metadata",
@@ -38,6 +38,9 @@ _SILENT = (  # assertions that export writes; the guards hold the same facts
     "_assert_async",
 )
 
+
+# what hides a score in fp16 is no more than a number in f32, which a graph has until it is cast
+_HIDES = {torch.finfo(torch.float16).min: torch.finfo(torch.float32).min}
 
 _SYMBOLIC = {
     operator.add: lambda a, b: a + b,
@@ -49,9 +52,20 @@ _SYMBOLIC = {
 class Translator:
     """Holds the walk's state: what each FX node became, and the names of sizes."""
 
-    def __init__(self, graph: Graph, program: Any, regions: RegionSearch | None = None) -> None:
-        """regions: where parts that have no translation are to run in PyTorch."""
+    def __init__(
+        self,
+        graph: Graph,
+        program: Any,
+        regions: RegionSearch | None = None,
+        autocast: bool = False,
+    ) -> None:
+        """regions: where parts that have no translation are to run in PyTorch. autocast: whether
+        the call is made under it; blocks within the forward are found in the program."""
         self.graph = graph
+        low = {kind.name for kind in LOW_TYPES.values()}
+        self.autocast = autocast or any(
+            block_of(node) in low for node, _ in _walk(program.graph_module)
+        )
         self.program = program
         self.regions = regions
         self.apart: dict[Any, str] = {}  # operators that are regions, and why
@@ -191,9 +205,13 @@ class Translator:
         """What an op was given as a size: an int, or the FX node of a SymInt."""
         return self.env[arg] if isinstance(arg, torch.fx.Node) else arg
 
+    def dtype_of(self, dtype: torch.dtype, what: str) -> DType:
+        """torch's type in this graph. Raises CaptureError where no graph has it."""
+        return dtype_of(dtype, what, self.autocast)
+
     def type_of_fx(self, node: Any) -> Type:
         val = node.meta["val"]
-        return Type(dtype_of(val.dtype, node.name), tuple(self.size_of(s) for s in val.shape))
+        return Type(self.dtype_of(val.dtype, node.name), tuple(self.size_of(s) for s in val.shape))
 
     def find_batch_size(self) -> None:
         """Takes the size of dim 0 of the first batch leaf as the batch size."""
@@ -318,6 +336,8 @@ class Translator:
                 self.env[node] = self._run_parts(node)
             else:
                 args = [self._resolve(a) for a in node.args]
+                if self.autocast:
+                    args = [_HIDES.get(a, a) if isinstance(a, float) else a for a in args]
                 kwargs = {k: self._resolve(v) for k, v in node.kwargs.items()}
                 if is_complex(node):
                     self.env[node] = over_pairs(name, TABLE.get(name), call, args, kwargs)
@@ -347,7 +367,7 @@ class Translator:
         for value, tensor in pairs:
             if not isinstance(value, Value) or not isinstance(tensor, torch.Tensor):
                 continue
-            have, want = type_of(value), dtype_of(tensor.dtype, "its result")
+            have, want = type_of(value), self.dtype_of(tensor.dtype, "its result")
             sizes = [
                 (self.traced(a), _hint(b)) for a, b in zip(have.shape, tensor.shape, strict=False)
             ]

@@ -111,12 +111,14 @@ class _Rehearsal:
             self._refuse(effects)
 
     def _with_a_smaller_batch(self) -> None:
-        """Its sizes are others, and so may be what a run leaves then."""
+        """Runs a batch of other sizes; what that run leaves is not compared, since it may depend on
+        the sizes."""
         with suppress(Exception):
             self._give(self._smaller())
 
     def _with_another(self) -> dict[str, Any]:
-        """What a run leaves then; nothing where no other batch is one to the model."""
+        """Runs a batch of other numbers. Returns what it leaves; nothing where the model takes no
+        other batch."""
         for all_differ in (True, False):
             with suppress(Exception):
                 self._give([_another(t, all_differ) for t in self._batch])
@@ -125,7 +127,7 @@ class _Rehearsal:
         return {}
 
     def _with_other_parameters(self) -> dict[str, Any]:
-        """What a run leaves then; buffers have other numbers too."""
+        """Runs the batch with other numbers in parameters and buffers. Returns what it leaves."""
         roots = [r for r in (self._model, self._loss_fn) if isinstance(r, torch.nn.Module)]
         held: list[dict[str, Any]] = []
         for module in torch.nn.ModuleList(roots).modules():  # what both have, once
