@@ -55,7 +55,7 @@ def test_chosen_rows_are_no_output_and_this_is_said() -> None:
     data = {k: batch("ragged")[k] for k in ("ids", "labels")}
     made = tiny.compiled(Selected(), data)
     assert [*made.forward.outputs] == ["loss"]
-    assert "logits is no output" in " ".join(made.captured.notes)
+    assert "logits is left out of the outputs" in " ".join(made.captured.notes)
     with pytest.raises(OnwardError, match=r"the model returns logits, rows .*; fix: return all"):
         tiny.compiled(Selected(), {"ids": data["ids"]}, want_loss=False)
 
