@@ -94,7 +94,7 @@ def compare_layouts(traced: Traced) -> None:
     if not flat.noted.layouts:
         return
     told = [(method, tree_map(_hint, answer)) for method, answer in flat.noted.layouts]
-    eager = flat.layouts(*[t.detach() for t in traced.leaves.traced])
+    eager = flat.layouts(*[t.detach() for t in traced.leaves.tensors])
     if told != eager:
         methods = ", ".join(sorted({f"{method}()" for method, _ in (*told, *eager)}))
         raise CaptureError(
