@@ -175,7 +175,7 @@ def test_a_walk_ends_whatever_it_meets(
         seen, again = Walk(model, None), Walk(model, None)
     assert seen.facts == again.facts
     assert len(caplog.messages) == told
-    assert all(m.startswith("model.held: ") and len(m) <= 300 for m in caplog.messages)
+    assert all(m.startswith("model.held holds ") and len(m) <= 300 for m in caplog.messages)
     assert len(seen.tensors) == 2
 
 

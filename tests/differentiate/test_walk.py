@@ -199,14 +199,14 @@ def test_every_op_without_a_rule_is_named_with_its_modules() -> None:
 
     with pytest.raises(ValueError) as refused:
         vjp(graph_of({"x": "f64[3]"}, write), ["loss"], ["x"])
-    assert str(refused.value) == ("no gradient rule for: Clip at model.h.0.mlp, model.h.1.mlp")
+    assert str(refused.value) == ("these ops have no gradient rule: Clip at model.h.0.mlp, model.h.1.mlp")
 
 
 @pytest.mark.parametrize(
     ("label", "reason"),
     [
-        ("Max-10", "Max of 1 inputs"), ("Max-11", "Max of 3 inputs"),
-        ("Min-10", "Min of 3 inputs"), ("GatherND-4", "batch_dims"),
+        ("Max-10", "Max with 1 inputs"), ("Max-11", "Max with 3 inputs"),
+        ("Min-10", "Min with 3 inputs"), ("GatherND-4", "batch_dims"),
     ],
 )  # fmt: skip
 def test_calls_that_a_rule_does_not_cover_are_refused_with_their_module(
@@ -215,7 +215,7 @@ def test_calls_that_a_rule_does_not_cover_are_refused_with_their_module(
     case = next(case for case in CASES if case.label == label)
     graph = case.graph(DType.DOUBLE)
     graph.outputs = {"loss": total(Builder(graph), graph.outputs["y0"])}
-    with pytest.raises(ValueError, match=f"{case.op} at model.layer: .*{reason}"):
+    with pytest.raises(ValueError, match=f"{case.op} at model.layer cannot .*{reason}"):
         vjp(graph, ["loss"], ["x0"])
 
 

@@ -35,11 +35,11 @@ def test_making_one_binds_and_allocates_nothing(monkeypatch: pytest.MonkeyPatch)
     bound: list[str] = []
 
     def counted(plain: Any) -> Any:
-        def specialize(use: Any) -> Any:
+        def bind(use: Any) -> Any:
             bound.append(plain.name)
             return plain.bind(use)
 
-        return replace(plain, specialize=specialize)
+        return replace(plain, bind=bind)
 
     for op in ("Mul", "Tanh", "Sub", "AllFinite"):
         monkeypatch.setitem(KERNELS, op, tuple(counted(k) for k in KERNELS[op]))

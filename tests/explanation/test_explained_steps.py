@@ -219,10 +219,10 @@ def test_changes_are_counted_on_the_graphs_themselves(
     seen: list[tuple[str, Counter[str]]] = []
     plain = Journal.note
 
-    def note(self: Journal, stage: str, graph: Any) -> None:
+    def note(self: Journal, stage: str, graph: Any, ends: Any = None) -> None:
         if type(self) is Journal and not self.quiet:
             seen.append((stage, Counter(n.op_type for n in graph)))
-        plain(self, stage, graph)
+        plain(self, stage, graph, ends)
 
     monkeypatch.setattr(Journal, "note", note)
     running = Running.of(loop, bert())
@@ -326,7 +326,7 @@ def test_timed_launches_add_up_and_an_untimed_explanation_has_no_seconds() -> No
 
 def test_a_trainers_method_and_the_function_give_the_same() -> None:
     trainer, given = onward.Trainer(gpt2(layers=1), onward.optim.AdamW()), padded()
-    with pytest.raises(OnwardError, match="nothing has run yet"):
+    with pytest.raises(OnwardError, match="no step has run yet"):
         trainer.explain()
     by_method, by_function = trainer.explain(given), onward.explain(trainer, given)
     assert type(by_method) is type(by_function) is StepExplanation
@@ -452,7 +452,7 @@ def test_what_cannot_be_explained_is_refused_in_one_line() -> None:
             lambda: onward.explain(
                 gpt2(), batch(2, 4), optimizer=torch.optim.Rprop(model.parameters())
             ),
-            "Rprop has not stepped yet",
+            "Rprop has no state yet",
         ),
     ):  # fmt: skip
         if not text:

@@ -397,4 +397,4 @@ def test_nothing_planted_nothing_found(shared: tuple[Small, Any]) -> None:
     made, _ = shared
     report = trainer(made).verify(batch(), bisect=True)
     assert report.ok, str(report)
-    assert "bisect: no stage differs from eager" in report.notes
+    assert "bisect: no stage differs from eager PyTorch" in report.notes

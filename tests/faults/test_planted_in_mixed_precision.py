@@ -107,7 +107,7 @@ def test_fault_is_found_by_autocast_alone(name: str, monkeypatch: Patch) -> None
 def test_nothing_planted_nothing_found() -> None:
     report = verified(bisect=True)
     assert report.ok, str(report)
-    assert "bisect: no stage differs from eager" in report.notes
+    assert "bisect: no stage differs from eager PyTorch" in report.notes
     compared = {row.engine for row in report.rows}
     assert f"{AUTOCAST}dropout off)" in compared
     assert len(compared) == 3

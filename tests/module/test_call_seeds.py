@@ -229,7 +229,7 @@ def test_what_runs_in_eager_draws_what_eager_draws(kind: str) -> None:
     eager = Drawing(kind).train()
     ours = onward.accelerate(copy.deepcopy(eager))
     found = []
-    with pytest.warns(onward.EagerWarning, match="draws from"):
+    with pytest.warns(onward.EagerWarning, match="draws random numbers from"):
         for model in (ours, eager):
             random.seed(3)
             np.random.seed(3)
@@ -241,5 +241,5 @@ def test_what_runs_in_eager_draws_what_eager_draws(kind: str) -> None:
 def test_an_explanation_draws_nothing(kind: str) -> None:
     model = Drawing(kind).train()
     before = random.getstate(), repr(np.random.get_state(legacy=False))
-    assert "draws from" in str(onward.explain(model, (X,)))
+    assert "draws random numbers from" in str(onward.explain(model, (X,)))
     assert (random.getstate(), repr(np.random.get_state(legacy=False))) == before

@@ -127,7 +127,7 @@ def test_a_field_read_after_the_update_raises() -> None:
     ours, _ = unread(twins)
     with torch.no_grad():
         twins.ours.transformer.wte.weight.add_(0.1)
-    with pytest.raises(OnwardError, match=r'logits was not computed .* outputs="all"'):
+    with pytest.raises(OnwardError, match=r'logits was left out of the forward.*outputs="all"'):
         _ = ours.logits
 
 

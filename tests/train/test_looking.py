@@ -183,7 +183,7 @@ def test_a_snapshot_is_what_a_trainer_is_at_that_moment() -> None:
     before = trainer.snapshot()
     assert before.last is None and before.model is trainer.model and before.loss_fn is loss_fn
     assert (before.optimizer, before.options) == ("SGD", options)
-    with pytest.raises(onward.OnwardError, match="nothing has run yet"):
+    with pytest.raises(onward.OnwardError, match="no step has run yet"):
         _ = before.last_run
     for _ in range(3):
         trainer.train_step(X, Y)

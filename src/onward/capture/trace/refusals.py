@@ -74,7 +74,7 @@ def layer_drop(model: torch.nn.Module, path: str, chance: float) -> CaptureError
         f"{path or 'the model'} uses layer drop: random numbers decide which layers run, "
         f"which a graph cannot do; fix: {option} = 0"
     )
-    error.said = f"layer drop chooses at random which layers run; fix: {option} = 0"
+    error.said = f"layer drop skips layers at random; fix: {option} = 0"
     return error
 
 
