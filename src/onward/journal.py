@@ -81,8 +81,7 @@ class Journal:
         self.note(f"{stage}-{report.name}", graph)
         if report.edits and before is not None and self._ops is not None:
             parts = [f"{report.edits} edits", *op_changes(before, self._ops)]
-            text, told = ", ".join(parts), {"stage": f"rewrite {stage}"}
-            log.debug("rewrite %s: %s: %s", stage, report.name, text, extra=told)
+            log.debug("rewrite %s: %s: %s", stage, report.name, ", ".join(parts))
 
     def note_plan(self, stage: str, plan: Plan) -> None:
         """Notes a plan, in its printed form, and checks it (`plan/spec.py`)."""

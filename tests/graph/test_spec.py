@@ -40,6 +40,7 @@ def graphs() -> dict[Stage, Graph]:
         Stage.CAPTURED: plain.captured.graph,
         Stage.FORWARD: forward,
         Stage.PRECISION: low.forward,
+        Stage.PORTABLE: plain.compiler.portable(plain.captured),
         Stage.PACKED: packed,
         Stage.GRADIENTS: plain.differentiated(wrt),
         Stage.HALVES: plain.compiler.halves(forward, ["loss"], wrt),

@@ -279,7 +279,7 @@ def test_a_scripts_call_that_runs_in_eager_is_what_there_is_to_say(
 
 Refused = tuple[list[str], str]
 REFUSED: dict[str, Refused] = {
-    "no target": ([], "no model or script, as the first word after explain"),
+    "no target": ([], "no model or script is given, as the first word after explain"),
     "an option first": (["--json"], "no model or script"),
     "a strange name": (["gpt3-tiny"], "no model 'gpt3-tiny', as MODEL_OR_SCRIPT"),
     "a strange word": (["qqqqqq"], "no model 'qqqqqq'"),
@@ -307,8 +307,8 @@ REFUSED: dict[str, Refused] = {
     "no function": (["made.py:missing"], "no function 'missing' in made.py"),
     "not a function": (["made:NUMBER"], "no function 'NUMBER' in made"),
     "a function that fails": (["made.py:fails"], "ValueError: no data, in made.py, line 19"),
-    "a function of nothing": (["made.py:nothing"], "nothing gives a NoneType"),
-    "a function of no model": (["made.py:no_model"], "no_model gives a int as the model"),
+    "a function of nothing": (["made.py:nothing"], "nothing returns a NoneType"),
+    "a function of no model": (["made.py:no_model"], "no_model returns a int as the model"),
     "a batch of a function's": (["made.py:both", "--batch_size", "2"], "the function decides it"),
     "a loop of a function's": (
         ["made.py:trainer", "--loop", "module"], "what the function gives decides it, in --loop",
