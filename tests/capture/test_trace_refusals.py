@@ -218,10 +218,7 @@ def test_layer_drop_is_called_so(name: str, way: str) -> None:
             model(**batch)
         [found] = [str(w.message) for w in said]
         if path != "the model":  # which no region can be
-            assert (
-                f"  {path}: layer drop skips layers at random; fix: {option} = 0"
-                in found
-            )
+            assert f"  {path}: layer drop skips layers at random; fix: {option} = 0" in found
         assert "layer drop" in found and f"fix: {option} = 0" in found
     else:
         with pytest.raises(onward.CaptureError) as refused:
