@@ -127,7 +127,7 @@ def test_names_that_meet_are_refused_with_both_places(name: str) -> None:
 
 
 WRONG: dict[str, tuple[Callable[[], Any], str]] = {
-    "no record": (lambda: extend.op("Gelu"), "fix: an onward.extend.Op"),  # type: ignore[arg-type]
+    "no record": (lambda: extend.op("Gelu"), "fix: pass an onward.extend.Op"),  # type: ignore[arg-type]
     "no kernel": (lambda: extend.kernel("Gelu", bind), "onward.extend.Kernel"),  # type: ignore[arg-type]
     "no optimizer": (lambda: extend.optimizer(Other), "Optimizer"),  # type: ignore[arg-type]
     "no pass": (lambda: before_noop(my_pass), "Pass or .*FusionPass"),
@@ -141,15 +141,15 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a translation of no overload": (lambda: extend.translation("gelu", rule), "gelu.default"),
     "a pass without a place": (
-        lambda: extend.rewrite_pass(extend.Pass(my_pass), reason="so"), "no place",
+        lambda: extend.rewrite_pass(extend.Pass(my_pass), reason="so"), "lacks a position",
     ),
     "a pass in two places": (
         lambda: extend.rewrite_pass(
             extend.Pass(my_pass), before="noop", after="noop", reason="so"
-        ), "no place",
+        ), "lacks a position",
     ),
     "a pass without a reason": (
-        lambda: extend.rewrite_pass(extend.Pass(my_pass), before="noop", reason=""), "no reason",
+        lambda: extend.rewrite_pass(extend.Pass(my_pass), before="noop", reason=""), "or a reason",
     ),
     "a pass beside none": (
         lambda: extend.rewrite_pass(extend.Pass(my_pass), before="nope", reason="so"),
