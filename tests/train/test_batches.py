@@ -203,7 +203,9 @@ def test_parameters_may_have_attributes() -> None:
     expected = loss_fn(net()(X), Y)
     torch.testing.assert_close(trainer.train_step(X, Y).loss, expected.detach())
     next(model.parameters()).constant = 1.0  # type: ignore[attr-defined]
-    with pytest.raises(OnwardError, match=r"weight has the attribute constant.*another name"):
+    with pytest.raises(
+        OnwardError, match=r"weight has the attribute constant.*rename the attribute"
+    ):
         trainer.train_step(X, Y)
 
 

@@ -182,7 +182,7 @@ def _check_tensors(state: State, optimizer: TorchOptimizer) -> None:
         if lacking:
             raise unfit(f"{lacking[0]} is missing")
     if state["micro_steps"] and not any(_key(name).slot == ACCUMULATOR for name in given):
-        raise unfit("it is from the middle of a window, and the accumulated gradients are missing")
+        raise unfit("it was saved in the middle of gradient accumulation, without its gradients")
 
 
 __all__ = ["model_part", "optimizer_part"]

@@ -110,8 +110,9 @@ class AccumulationWindow:
             check_count(name, state[name])
         if state["micro_steps"] and state["gradient_accumulation_steps"] != self.size:
             raise unfit(
-                f"it is from the middle of a window of {state['gradient_accumulation_steps']} "
-                f"micro-batches, here a window has {self.size}; fix: save it between updates"
+                "it was saved in the middle of an accumulation over "
+                f"{state['gradient_accumulation_steps']} micro-batches, but "
+                f"gradient_accumulation_steps is {self.size} here; fix: save between updates"
             )
         if state["micro_steps"] >= self.size:
             raise unfit(f"micro_steps is {state['micro_steps']} in a window of {self.size}")
