@@ -161,7 +161,9 @@ def test_a_weight_that_fp16_has_not_is_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         model.transformer.h[0].mlp.c_fc.weight[0, 0] = 1e5
     made = trainer(model)
-    with pytest.raises(OnwardError, match=r"h\.0\.mlp\.c_fc\.weight has 1e\+05, which float16 has"):
+    with pytest.raises(
+        OnwardError, match=r"h\.0\.mlp\.c_fc\.weight has 1e\+05, which float16 cannot"
+    ):
         made.export_onnx(tmp_path / "m.onnx", batch=batch(), dtype="float16")
     assert not list(tmp_path.iterdir())
     path = made.export_onnx(tmp_path / "m.onnx", batch=batch(), dtype="bfloat16")
