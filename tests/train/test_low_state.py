@@ -417,9 +417,7 @@ def test_entries_that_torch_could_not_go_on_from_are_refused(form: str) -> None:
         p = trainer.model.get_parameter("0.weight")
         entry, kept = trainer.optimizer.state[p], dict(trainer.optimizer.state[p])
         spoil(trainer.optimizer, p)
-        with pytest.raises(
-            OnwardError, match=r"optimizer\.state of the parameter '0\.weight'"
-        ) as error:
+        with pytest.raises(OnwardError, match=r"optimizer\.state of .*'0\.weight'") as error:
             trainer.train_step(X, Y)
         assert "\n" not in str(error.value), name
         assert alike(dict(trainer.model.state_dict()), before)

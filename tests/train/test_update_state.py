@@ -68,7 +68,7 @@ def test_a_graph_that_parts_a_clock_makes_a_version_and_asking_makes_none() -> N
 
 
 def test_a_step_without_anything_to_move_is_refused() -> None:
-    with pytest.raises(OnwardError, match="the loss reaches no parameter"):
+    with pytest.raises(OnwardError, match="the loss depends on no parameter"):
         state_of(torch.ones(2)).enter(Signature(), first=True)
 
 

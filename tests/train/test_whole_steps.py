@@ -145,7 +145,7 @@ def test_a_launch_that_fails_leaves_the_state_or_says_so(mode: str) -> None:
             assert_unchanged(before, frozen_copy(trainer))
             continue
         told += 1
-        with pytest.raises(OnwardError, match=r"broken off.*load_state_dict"):
+        with pytest.raises(OnwardError, match=r"interrupted an update.*load_state_dict"):
             trainer.train_step(**data())
     assert told
     trainer.load_state_dict(saved)
