@@ -134,7 +134,7 @@ def test_state_shows_no_parameter_before_its_first_update() -> None:
 
 NO_STATE: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "no second moment": ("no tensor 'exp_avg_sq'", lambda e, p: e.pop("exp_avg_sq")),
-    "no moments": ("no tensor exp_avg", lambda e, p: (e.clear(), e.update(step=torch.tensor(3.0)))),
+    "no moments": ("no tensor 'exp_av", lambda e, p: (e.clear(), e.update(step=torch.tensor(3.0)))),
     "no step": ("'step'", lambda e, p: e.pop("step")),
     "number as step": ("'step'", lambda e, p: e.update(step=3.0)),
     "half a step": ("step is 2.5", lambda e, p: e["step"].fill_(2.5)),
@@ -142,7 +142,7 @@ NO_STATE: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "nan step": ("step is nan", lambda e, p: e["step"].fill_(torch.nan)),
     "shape": (r"exp_avg is .* \[2, 2\]", lambda e, p: e.update(exp_avg=torch.zeros(2, 2))),
     "dtype": ("exp_avg is torch.float64", lambda e, p: e.update(exp_avg=p.detach().double())),
-    "list": ("no tensor exp_avg", lambda e, p: e.update(exp_avg=[1.0])),
+    "list": ("no tensor 'exp_avg", lambda e, p: e.update(exp_avg=[1.0])),
 }
 
 
