@@ -109,6 +109,7 @@ def recurrence_backward_ref(
             level = cells[step].tanh()  # f[N,H]
             dwide = dh  # f[N,H]
             if layer.projection is not None:
+                assert dprojection is not None
                 dprojection = dprojection + dh.T @ (o * level)  # f[I,H]
                 dwide = dh @ layer.projection  # f[N,H]
             dc = dc + dwide * o * (1 - level**2)  # f[N,H]
