@@ -65,14 +65,14 @@ def appended(graph: Graph, op: str, domain: str = "", type: str = "f32[2]") -> N
     return node
 
 
-def with_input(role: Role, type: str = "f32[2]") -> Callable[[Graph], None]:
+def with_input(role: Role, type: str = "f32[2]") -> Callable[[Graph], object]:
     def plant(graph: Graph) -> None:
         graph.input("planted", parse_type(type), role)
 
     return plant
 
 
-def of_signature(**entries: Any) -> Callable[[Graph], None]:
+def of_signature(**entries: Any) -> Callable[[Graph], object]:
     def plant(graph: Graph) -> None:
         graph.signature = graph.signature.but(**entries)
 
@@ -130,19 +130,19 @@ def with_a_symbol(graph: Graph) -> None:
     appended(graph, "Relu", type="f32[B]")
 
 
-PLANTED: dict[str, Callable[[Graph], None]] = {
+PLANTED: dict[str, Callable[[Graph], object]] = {
     "names": of_signature(results={"planted": "nowhere"}),
     "entry roles": with_another_role,
     "scalars": with_a_wide_loss,
     "pairs": with_an_unpaired_next_value,
     "bodies": with_an_op_without_body,
-    "no gradients": lambda graph: appended(graph, "SoftmaxGrad", ONWARD) and None,
-    "no updates": lambda graph: appended(graph, "AdamUpdate", ONWARD) and None,
-    "no stops": lambda graph: appended(graph, "StopGradient", ONWARD) and None,
+    "no gradients": lambda graph: appended(graph, "SoftmaxGrad", ONWARD),
+    "no updates": lambda graph: appended(graph, "AdamUpdate", ONWARD),
+    "no stops": lambda graph: appended(graph, "StopGradient", ONWARD),
     "no gradients of the model's own": lambda graph: (
         appended(graph, "WithGradient", ONWARD) and None
     ),
-    "full precision": lambda graph: appended(graph, "Relu", type="bf16[2]") and None,
+    "full precision": lambda graph: appended(graph, "Relu", type="bf16[2]"),
     "one low type": with_two_low_types,
     "owned in full precision": with_input(Role.BATCH, "bf16[2]"),
     "counts": without_counts,
@@ -153,7 +153,7 @@ PLANTED: dict[str, Callable[[Graph], None]] = {
     "sizes": with_a_symbol,
 }
 # roles and entries are planted where the first table of a stage refuses them
-ROLE_OR_ENTRY: dict[str, Callable[[Stage], Callable[[Graph], None] | None]] = {
+ROLE_OR_ENTRY: dict[str, Callable[[Stage], Callable[[Graph], object] | None]] = {
     "roles": lambda stage: None if stage is Stage.SPECIALIZED else with_input(Role.SIZE),
     "entries": lambda stage: (
         of_signature(split_halves=True) if stage not in (Stage.HALVES, Stage.SPECIALIZED) else None
