@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ MADE: dict[str, Made] = {
     "like": lambda w, ids: torch.ones_like(ids, dtype=w.dtype) * w[0, 0],
     "dropout": lambda w, ids: F.dropout(w[ids], 0.0),
 }
-ASKED: dict[str, Callable[[torch.Tensor], float]] = {
+ASKED: dict[str, Callable[[torch.Tensor], Any]] = {
     "is_contiguous": lambda y: 2.0 if y.is_contiguous() else 0.5,
     "stride": lambda y: 2.0 if y.stride(0) >= y.stride(1) else 0.5,
     "strides": lambda y: 2.0 if y.stride()[0] == max(y.stride()) else 0.5,
@@ -69,6 +70,81 @@ def test_the_branch_is_eagers(made: str, asked: str, columns: bool) -> None:
     got.backward()
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(ours.weight.grad, eager.weight.grad)
+
+
+# what is written through a call that gives a view or a copy, and how a result shows it
+WRITTEN: dict[str, Callable[[torch.Tensor], object]] = {
+    "reshape": lambda y: y.reshape(-1).mul_(3.0),
+    "torch.reshape": lambda y: torch.reshape(y, (-1,)).mul_(3.0),
+    "a part": lambda y: y.reshape(-1)[:4].zero_(),
+    "flatten": lambda y: y.flatten().mul_(3.0),
+    "flatten of two dims": lambda y: y.flatten(0, 1).mul_(3.0),
+    "torch.flatten": lambda y: torch.flatten(y).add_(1.0),
+    "ravel": lambda y: y.ravel().mul_(3.0),
+    "contiguous": lambda y: y.contiguous().mul_(3.0),
+    "reshape_as": lambda y: y.reshape_as(torch.ones(y.numel())).mul_(3.0),
+    "inplace": lambda y: F.relu(y.reshape(-1), inplace=True),
+    "out": lambda y: torch.mul(y, 2.0, out=y.contiguous()),
+    "setitem": lambda y: y.reshape(-1).__setitem__(slice(0, 3), 0.0),
+    "by its source": lambda y: (z := y.flatten(), y.mul_(3.0), y.add_(z.sum())),
+    "as_strided": lambda y: y.mul_(y.as_strided((1,), (1,), 1).clone()),
+}
+SOURCES: dict[str, Made] = {
+    "product": lambda w, x: x * w[0],
+    "clone": lambda w, x: x.clone() * w.sum(),
+    "index": lambda w, x: w[(x[..., 0] > 0).long()],
+    "transposed": lambda w, x: (x * w[0]).transpose(0, 1),
+}
+
+
+class Writes(nn.Module):
+    def __init__(self, source: str, written: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(11, 4))
+        self.source, self.written = SOURCES[source], WRITTEN[written]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.source(self.weight, x)
+        with torch.no_grad():
+            self.written(y)
+        return y.pow(2).mean() + self.weight.sum()
+
+
+@pytest.mark.parametrize("first", ["rows", "columns"])
+@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.filterwarnings("ignore::onward.errors.EagerWarning")
+def test_writes_reach_what_they_reach_in_eager(source: str, written: str, first: str) -> None:
+    """Whatever layout the model was captured with."""
+    torch.manual_seed(1)
+    rows = torch.randn(3, 5, 4)
+    columns = rows.transpose(0, 1).contiguous().transpose(0, 1)
+    eager = Writes(source, written)
+    ours = onward.accelerate(copy.deepcopy(eager))
+    order = (rows, columns) if first == "rows" else (columns, rows)
+    for x in (*order, rows):
+        torch.testing.assert_close(ours(x), eager(x))
+
+
+def test_a_model_that_only_reshapes_is_captured_once(captures: list[int]) -> None:
+    """And its writes elsewhere do not make layouts matter."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.line(x).reshape(-1, 4).contiguous().flatten()
+            z = self.line(x) * 2.0
+            z += 1.0
+            return y.mean() + z.mean()
+
+    model, x = onward.accelerate(Net()), torch.randn(3, 5, 4)
+    for given in (x, x.transpose(0, 1).contiguous().transpose(0, 1), x):
+        model(given)
+    assert len(captures) == 1
 
 
 def test_what_a_trace_answers_otherwise_is_said() -> None:

@@ -55,7 +55,8 @@ def test_the_grammar_is_covered() -> None:
             ".transpose(0, 1).contiguous()",
             "torch.bool", "rebirth", "reload", "eval", "scheduler.step", "requires_grad_(", "shape",
             "betas", "momentum=0.9", "lambda out",
-            "class Part", "Odd.apply(self", "script(", "i1(", "numpy()", "self.norm",
+            ".mul_(2.0), y)", "class Part", "Odd.apply(self", "script(", "i1(", "numpy()",
+            "self.norm",
         ):  # fmt: skip
             text[part] += part in source
         text["accumulation"] += case["options"]["gradient_accumulation_steps"] > 1

@@ -143,7 +143,7 @@ def test_strict_refuses_what_one_graph_cannot_honour(tmp_path: Path) -> None:
         assert not (tmp_path / "run").exists()
         trainer = language(Trainer, causal_lm(), arguments(tmp_path / "b"), options=options)
         trainer.add_callback(reads("on_optimizer_step"))
-        with pytest.raises(OnwardError, match=r"^Reads.on_optimizer_step may read .* fix: leave"):
+        with pytest.raises(OnwardError, match=r"^Reads.on_optimizer_step may read .* fix: remove"):
             trainer.train()
 
 

@@ -48,7 +48,7 @@ def test_good_model_is_ok_and_nothing_changes() -> None:
     report = trainer.verify(data, bisect=True)
     assert report.ok, str(report)
     assert str(report).startswith(f"ok: {len(report.rows)} tensors compared")
-    assert any("no stage departs" in note for note in report.notes)
+    assert any("no stage differs" in note for note in report.notes)
     assert "DIFFERS" not in str(report)
     assert all(torch.equal(p, before[n]) for n, p in model.named_parameters())
     assert all(p.grad is None for p in model.parameters())
@@ -81,7 +81,7 @@ def test_wrong_gradient_rule_is_found(
     assert {r.engine for r in bad} == {f"eager PyTorch ({form})" for form in FORMS}
     assert "loss" not in {r.name for r in bad}
     [note] = [n for n in report.notes if n.startswith("bisect:")]
-    assert "departs after pass 'differentiate'" in note
+    assert "differs from eager PyTorch after pass 'differentiate'" in note
     assert "the graph itself computes something other" in note
 
 

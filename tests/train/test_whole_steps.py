@@ -216,7 +216,7 @@ def test_an_exception_sent_from_another_thread_is_noticed() -> None:
     at = len(trainer._last_run().plan.launches) - 2
     with launch_acts(at, send), pytest.raises(Stop):
         trainer.train_step(**data())
-    with pytest.raises(OnwardError, match=r"broken off"):
+    with pytest.raises(OnwardError, match=r"interrupted an update"):
         trainer.train_step(**data())
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 from torch.export import ExportedProgram
@@ -22,12 +23,14 @@ from onward.capture.evaluation import asks_more
 from onward.capture.graph_inputs import batch_nodes, bind_inputs
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import require_mask
+from onward.capture.regions.search import first_line
 from onward.capture.side_effects import require_harmless
 from onward.capture.trace.autocast_blocks import LOW_TYPES
 from onward.capture.trace.data_branches import Unasked
 from onward.capture.trace.export import ONE_AT_A_TIME, export
 from onward.capture.trace.flat_call import named_tensors
 from onward.capture.trace.gradient_edges import GradientEdges
+from onward.capture.trace.sharing import Sharing
 from onward.capture.traced import SizesToHold, Traced
 from onward.capture.translate.autograd_reach import (
     passed,
@@ -87,20 +90,28 @@ def export_call(traced: Traced) -> None:
 
 
 def compare_layouts(traced: Traced) -> None:
-    """Raises CaptureError where the forward asks how a tensor lies in memory, and the trace answers
-    otherwise than eager PyTorch: fake tensors do not have the strides of `w[index]`, for one, where
-    the index is transposed."""
-    flat = traced.flat
-    if not flat.noted.layouts:
+    """Raises CaptureError where how a tensor lies in memory decides what the forward computes, and
+    the trace has it otherwise than eager PyTorch: fake tensors do not have the strides of
+    `w[index]`, for one, where the index is transposed."""
+    noted = traced.flat.noted
+    traced.layouts_matter = bool(noted.layouts) or bool(noted.sharing.matter())
+    if not traced.layouts_matter:
         return
-    told = [(method, tree_map(_hint, answer)) for method, answer in flat.noted.layouts]
-    eager = flat.layouts(*[t.detach() for t in traced.leaves.tensors])
+    try:
+        asked, sharing = traced.flat.layouts(*map(_alike, traced.leaves.tensors))
+    except Exception as error:
+        raise CaptureError(f"the forward fails in eager PyTorch: {first_line(error)}") from error
+    eager = _answers(asked, sharing)
+    told = [
+        (method, tree_map(_hint, answer))
+        for method, answer in _answers(noted.layouts, noted.sharing)
+    ]
     if told != eager:
         methods = ", ".join(sorted({f"{method}()" for method, _ in (*told, *eager)}))
         raise CaptureError(
-            f"the forward asks for a tensor's memory layout ({methods}), which PyTorch's trace "
-            "answers otherwise than eager mode; fix: call contiguous() on the tensor instead of "
-            "branching on its layout"
+            f"the forward depends on a tensor's memory layout ({methods}), which PyTorch's trace "
+            "has otherwise than eager mode; fix: neither branch on a layout nor write in place "
+            "through a reshaped tensor"
         )
 
 
@@ -150,7 +161,7 @@ def note_presumptions(traced: Traced) -> None:
     tensors, written = traced.leaves.tensors, traced.translator.batch
     unchanged = require_unchanged(traced.program, written, tensors, traced.leaves.names)
     traced.result._presumed = [*traced.shown, *unchanged]
-    if traced.flat.noted.layouts:
+    if traced.layouts_matter:
         traced.result._layouts = list(map(layout, tensors))
 
 
@@ -263,10 +274,10 @@ STAGES: tuple[Stage, ...] = (
     refuse_dtypes,  # in the words of who calls, before a trace fails on them
     read_numbers,  # in eager mode, which alone has them: the trace is given the answers
     export_call,
-    compare_layouts,  # before anything is built on what the trace has answered
     take_presumptions,  # questions are outputs of the program until they are taken out
     fill_graph,
     cast_results,  # 16-bit tensors of the trace are f32 in the graph until here
+    compare_layouts,  # a write that no graph can have is refused in words of its own before
     note_presumptions,  # the translation says which nodes write into the batch
     reach_of_loss,  # of the program: passes drop what is multiplied by zero, autograd does not
     reach_of_results,
@@ -276,6 +287,18 @@ STAGES: tuple[Stage, ...] = (
     rehearse,  # with a smaller batch too, which the guards tell apart
     say_notes,
 )
+
+
+def _answers(asked: list[tuple[str, Any]], sharing: Sharing) -> list[tuple[str, Any]]:
+    """What a run was answered about memory, where it matters."""
+    calls = sharing.answers()
+    return [*asked, *(calls[i] for i in sharing.matter())]
+
+
+def _alike(x: torch.Tensor) -> torch.Tensor:
+    """A copy that lies in memory as the tensor does: its storage, offset and strides."""
+    held = torch.empty(0, dtype=x.dtype, device=x.device)
+    return held.set_(x.untyped_storage().clone(), x.storage_offset(), x.size(), x.stride())
 
 
 def _hint(answer: object) -> object:

@@ -31,6 +31,8 @@ class Traced:
     the order of `leaves.tensors`. tree, how the results are put together.
     By `take_presumptions`: shown, the masks whose form is presumed.
     By `fill_graph`: translator, with the graph's value of each node.
+    By `compare_layouts`: layouts_matter, whether the graph is for batches that lie in memory as
+    this one does.
     """
 
     request: CaptureRequest
@@ -43,6 +45,7 @@ class Traced:
     shown: list[Shown] = field(init=False)
     tree: OutputTree | None = field(init=False)
     translator: Translator = field(init=False)
+    layouts_matter: bool = field(init=False)
 
     @classmethod
     def of(

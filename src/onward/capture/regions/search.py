@@ -161,7 +161,7 @@ class RegionSearch:
         self._tries += 1
         if self._tries > _TRIES:
             return False
-        self._reason = _first_line(error)
+        self._reason = first_line(error)
         if error.places:
             chains = named_places(error, self.model)
             found = [self._widened(chain, False, tensors, run) for chain in chains]
@@ -485,11 +485,11 @@ def set_by_hooks(module: torch.nn.Module, path: str) -> Iterator[str]:
                             yield f"{paths[id(owner)]}.{step.argval}"
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
     text = getattr(error, "said", "") or str(error)
     text = text.removeprefix("the model cannot be captured: ")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return "; ".join(lines[:2])[:300] if lines else type(error).__name__
 
 
-__all__ = ["RegionSearch"]
+__all__ = ["RegionSearch", "first_line"]

@@ -18,9 +18,10 @@ from onward.capture.trace.as_eager import answering_as_eager
 from onward.capture.trace.data_branches import Answer, Asked
 from onward.capture.trace.output_tree import OutputTree
 from onward.capture.trace.row_choices import Choosing
+from onward.capture.trace.sharing import Sharing
 from onward.errors import CaptureError
 from onward.graph.names import distinct
-from onward.model_state import traces_names
+from onward.model_state import Walk, traces_names
 from onward.model_state.effects import Effects, keeping_buffers, keeping_parameters, undoing
 from onward.model_state.refusals import without_hooks
 
@@ -32,7 +33,8 @@ class _Noted:
 
     names: of the outputs. chosen: names of results that are rows a boolean mask chooses, which
     have no output. layouts: answers to the
-    forward's questions how tensors lie in memory, by method. answers: what a run
+    forward's questions how tensors lie in memory, by method. sharing: its calls that give a view or
+    a copy. answers: what a run
     before answered to questions about tensors, with their places; None before such a run. masks:
     answers and places for masks that choose rows. asked: the answers that the traced run was given.
     read: how many of the questions are for numbers. tree: how the outputs are put together, of a
@@ -41,7 +43,8 @@ class _Noted:
 
     names: tuple[str, ...] | list[str] = ()
     chosen: tuple[str, ...] | list[str] = ()
-    layouts: Sequence[tuple[str, Any]] = ()
+    layouts: list[tuple[str, Any]]
+    sharing: Sharing
     answers: list[Answer] | None = None
     masks: Sequence[Answer] = ()
     asked: Sequence[Any] = ()
@@ -50,7 +53,7 @@ class _Noted:
     mode: ModeReads | None = None
 
     def layout(self, method: str, answer: Any) -> None:
-        self.layouts = [*self.layouts, (method, answer)]
+        self.layouts.append((method, answer))
 
 
 class FlatCall(torch.nn.Module):
@@ -87,10 +90,11 @@ class FlatCall(torch.nn.Module):
         for name, tensor in named_tensors(self):  # those of the trace, which have the names alone
             _give(tensor, self.attributes.get(name, {}), name)
         trained = [t for _, t in named_tensors(self)] if self.gradients else []
-        self.noted.layouts = ()
+        self.noted.layouts, self.noted.sharing = [], Sharing()
         with (
             undoing(self.effects, self.model, self.loss_fn) as seen,
             answering_as_eager(seen, trained, self.noted.layout),
+            self.noted.sharing,
             Asked(self.noted.answers or [], self.noted.masks, self.values) as asked,
             Choosing(asked.whole if self.values else None),
         ):
@@ -109,20 +113,22 @@ class FlatCall(torch.nn.Module):
         self.noted.answers, self.noted.masks = asked.answers, asked.masks
         self.noted.read = asked.read
 
-    def layouts(self, *leaves: torch.Tensor) -> list[tuple[str, Any]]:
-        """Runs the call in eager mode: what it is answered about how tensors lie in memory."""
+    def layouts(self, *leaves: torch.Tensor) -> tuple[list[tuple[str, Any]], Sharing]:
+        """Runs the call in eager mode: what it is answered about how tensors lie in memory, and its
+        calls that give a view or a copy."""
         found: list[tuple[str, Any]] = []
         with (
-            self.aside(),
-            undoing(Effects(), self.model, self.loss_fn) as seen,
+            self.aside() as seen,
             answering_as_eager(seen, [], lambda method, answer: found.append((method, answer))),
+            Sharing() as sharing,
         ):
             self.run(*leaves)
-        return found
+        return found, sharing
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Within it a run in eager mode leaves nothing behind, nor in what is noted."""
+    def aside(self) -> Iterator[Walk]:
+        """Within it a run in eager mode leaves nothing behind, nor in what is noted. Yields what
+        the call leads to."""
         noted = self.noted.tree, self.noted.names
         try:
             with (
@@ -130,10 +136,10 @@ class FlatCall(torch.nn.Module):
                 keeping_parameters(self.model, self.loss_fn, numbers=self.values),
                 torch.random.fork_rng(),
                 torch.no_grad(),
-                undoing(Effects(), self.model, self.loss_fn),
+                undoing(Effects(), self.model, self.loss_fn) as seen,
                 without_hooks(self.model),  # of regions: others have none
             ):
-                yield
+                yield seen
         finally:
             self.noted.tree, self.noted.names = noted
 
