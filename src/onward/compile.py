@@ -71,7 +71,11 @@ class Compiler:
 
     def quiet(self) -> Compiler:
         """A compiler alike, for graphs that only look at a batch and are no stage of a step."""
-        return Compiler(self.target, self.disable, Journal(quiet=True), self.policy, self.mesh)
+        return self.noting(Journal(quiet=True))
+
+    def noting(self, journal: Journal) -> Compiler:
+        """A compiler alike, with another journal."""
+        return Compiler(self.target, self.disable, journal, self.policy, self.mesh)
 
     def forward(self, captured: Captured) -> Graph:
         """The captured graph, rewritten, and in the precision that the policy says."""

@@ -559,7 +559,7 @@ def untested(page: str, texts: Mapping[str, str]) -> list[str]:
 # A docstring that begins so says nothing without the line above it.
 NO_SUBJECT = re.compile(
     r"\s*(?:(?:Of|The same|Those|Their|Its|It|They|That|These|Which|Such|Another|Likewise|And"
-    r"|As above|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
+    r"|As|Whether (?:it|they|this|that|those|these))\b|Whether .*\bthe same\.?$)"
 )
 
 

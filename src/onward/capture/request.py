@@ -32,7 +32,7 @@ class CaptureRequest:
     regions: whether parts that cannot be captured run in PyTorch, as ops of the graph
     (`CapturedModule.regions`); otherwise they are refused.
     autocast: bfloat16 or float16, to which `torch.autocast` casts around the call; None where it is
-    off. The capture itself is not made within it: the graph is fp32, and each node says in which
+    off. The call is traced within it; the graph is fp32 all the same, and each node says in which
     precision its products are computed (`graph.precision_said`). Whoever asks validates the type.
 
     Nothing is validated when a request is made: each refusal is a CaptureError of `capture`.

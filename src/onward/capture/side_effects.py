@@ -25,26 +25,11 @@ _RUNS = 5  # one without a draw shows that it was another thread that drew
 _LASTING = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.nn.Module)
 
 
-def require_harmless(
-    effects: Effects,
-    run: Run,
-    batch: Sequence[torch.Tensor],
-    smaller: Callable[[], Sequence[torch.Tensor]],
-    model: torch.nn.Module,
-    loss_fn: Any,
-) -> None:
-    """Raises CaptureError where the forward (`run`) draws random numbers, and where it sets values
-    that a later run would meet. smaller: makes a part of the batch. No other thread may capture.
+class Rehearsal:
+    """Runs of the forward (`run`) in eager mode: what they give, and what they leave.
 
-    Numbers and the like that it sets for itself stay set, as in eager code, and tables too; where
-    there are tensors that follow from a batch or a parameter, which would grow old, nothing does.
+    smaller: makes a part of the batch. No other thread may capture meanwhile.
     """
-    if effects.written or effects.drawn:
-        _Rehearsal(run, batch, smaller, model, loss_fn).judge(effects)
-
-
-class _Rehearsal:
-    """Runs of the forward in eager mode: what they give, and what they leave."""
 
     def __init__(
         self,
@@ -60,7 +45,13 @@ class _Rehearsal:
         self._saved = _saved(model)
 
     def judge(self, effects: Effects) -> None:
-        """Raises CaptureError unless the runs are alike; says what stays set."""
+        """Raises CaptureError where the forward draws random numbers, and where it sets values that
+        a later run would meet; notes in `effects` what stays set.
+
+        Numbers and the like that it sets for itself stay set, as in eager code, and tables too;
+        where there are tensors that follow from a batch or a parameter, which would grow old,
+        nothing does.
+        """
         try:
             self._drawing(effects)
             if effects.written:
@@ -265,4 +256,4 @@ def _equal(a: Sequence[torch.Tensor], b: Sequence[torch.Tensor]) -> bool:
     )
 
 
-__all__ = ["require_harmless"]
+__all__ = ["Rehearsal"]

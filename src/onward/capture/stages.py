@@ -24,7 +24,7 @@ from onward.capture.graph_inputs import batch_nodes, bind_inputs
 from onward.capture.held_sizes import Held, SizeError, all_numbers, hold
 from onward.capture.huggingface import require_mask
 from onward.capture.regions.search import first_line
-from onward.capture.side_effects import require_harmless
+from onward.capture.side_effects import Rehearsal
 from onward.capture.trace.autocast_blocks import LOW_TYPES
 from onward.capture.trace.data_branches import Unasked
 from onward.capture.trace.export import ONE_AT_A_TIME, export
@@ -225,15 +225,15 @@ def rehearse(traced: Traced) -> None:
     request, flat, result, tensors = (
         traced.request, traced.flat, traced.result, traced.leaves.tensors,
     )  # fmt: skip
-    with ONE_AT_A_TIME:
-        require_harmless(
-            flat.effects,
-            lambda batch: flat.run(*batch),
-            tensors,
-            lambda: result.smaller(tensors),
-            request.model,
-            request.loss_fn,
-        )
+    if flat.effects.written or flat.effects.drawn:
+        with ONE_AT_A_TIME:
+            Rehearsal(
+                run=lambda batch: flat.run(*batch),
+                batch=tensors,
+                smaller=lambda: result.smaller(tensors),
+                model=request.model,
+                loss_fn=request.loss_fn,
+            ).judge(flat.effects)
     result.effects = flat.effects
     if flat.effects.left:
         result.constants += flat.effects.tensors  # where they are written, eager code reads that

@@ -63,10 +63,7 @@ class Recording:
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             log.warning(
-                (
-                    "this step is not recorded as a CUDA graph and launches its kernels "
-                    "one by one: %s"
-                ),
+                "this step is not recorded as a CUDA graph and launches its kernels one by one: %s",
                 reason,
             )
             return None

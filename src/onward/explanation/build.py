@@ -56,7 +56,7 @@ def explained(
         memory=held,
         sizes=tuple(sizes.predict(size) for size in batch_sizes),
         largest=None if memory is None else sizes.largest(memory),
-        seconds=dict(subject.seconds or {}),
+        seconds=dict(subject.compiler.journal.seconds),
     )
 
 

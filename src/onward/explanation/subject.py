@@ -7,7 +7,7 @@ a memory of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -23,7 +23,6 @@ from onward.explanation.facts import StepMemory
 from onward.explanation.memory import model_bytes, step_memory
 from onward.explanation.row_attribution import row_report
 from onward.explanation.row_report import RowReport
-from onward.kernels import Target
 from onward.plan import Plan
 from onward.prepare.batch import Batch
 from onward.prepare.graphs import Graphs
@@ -31,7 +30,6 @@ from onward.prepare.prepared_batch import OutputRequest, PreparedBatch
 from onward.prepare.prepared_step import PreparedStep
 from onward.prepare.session import PlanCache, Session
 from onward.prepare.without_gradient import WithoutGradient
-from onward.rewrite import Policy
 
 AnyExecutable = Executable | ExecutableHalves
 Given = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]  # args, kwargs, target
@@ -41,20 +39,18 @@ Given = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]  # args, kwargs,
 class Subject:
     """A step of a loop on one batch.
 
-    loop: `trainer` or `module`. target, disable, policy, memory_budget: the loop's options, policy
-    that of casts, None in fp32. graphs: the step's graphs by another compiler. halves: whether the
+    loop: `trainer` or `module`. compiler, memory_budget: the loop's; the compiler's journal has the
+    seconds of each stage. graphs: the step's graphs by another compiler. halves: whether the
     step runs as two. still: the parameters without a gradient. optimizer: bytes of state that no
     plan holds, None where they are not known. again: the subject for a batch that another capture
-    serves. ran: what ran it, where it has run. seconds: of each stage of its compilation.
+    serves. ran: what ran it, where it has run.
     """
 
     model: torch.nn.Module
     loop: str
     batch: Batch
     captured: CapturedModule
-    target: Target
-    disable: frozenset[str]
-    policy: Policy | None
+    compiler: Compiler
     memory_budget: int | float | str | None
     graphs: Callable[[Compiler], Graphs]
     request: OutputRequest
@@ -63,7 +59,6 @@ class Subject:
     again: Callable[..., Subject]  # of (args, kwargs, target)
     optimizer: int | None = None
     ran: PreparedBatch[Executable] | PreparedBatch[ExecutableHalves] | None = None
-    seconds: Mapping[str, float] | None = None
 
 
 class Remade:
@@ -72,10 +67,9 @@ class Remade:
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.journal = CountingJournal()
-        compiler = Compiler(subject.target, subject.disable, self.journal, subject.policy)
         self.memory = Memory(_device(subject.model))
         self._session = Session(self.memory, memory_budget=subject.memory_budget)
-        self._graphs = subject.graphs(compiler)
+        self._graphs = subject.graphs(subject.compiler.noting(self.journal))
         kind = subject.batch.kind
         # the type of a step is one of two, as its executable's is
         self._step = PreparedStep(kind, self._graphs, self._session, self.unbound)  # type: ignore

@@ -13,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-# As configured, and as modules say where they are: links may lie between.
+# Both the configured paths and those that modules report: links may lie between.
 _STANDARD = {
     path
     for found in (Path(sysconfig.get_paths()["stdlib"]), Path(os.__file__).parent)

@@ -145,10 +145,8 @@ def _wrapped(root: torch.nn.Module, prefix: str, aside: set[int]) -> Iterator[tu
         if isinstance(module, DistributedDataParallel):
             yield (
                 path,
-                (
-                    f"{where} is DistributedDataParallel, but a whole step runs in one process; "
-                    "fix: pass its .module"
-                ),
+                f"{where} is DistributedDataParallel, but a whole step runs in one process; "
+                "fix: pass its .module",
             )
 
 

@@ -167,11 +167,9 @@ class Walk:
         if not _told:  # one line: there may be as many places as values
             _told.append(path)
             log.warning(
-                (
-                    "%s holds too many or too deeply nested values to watch, so that later "
-                    "changes there are not noticed; fix: do not store data sets or long lists on "
-                    "the model or its loss"
-                ),
+                "%s holds too many or too deeply nested values to watch, so that later "
+                "changes there are not noticed; fix: do not store data sets or long lists on "
+                "the model or its loss",
                 path.partition("[")[0][:80],
             )
 

@@ -192,9 +192,7 @@ def _subject(
         loop="module",
         batch=batch,
         captured=captured,
-        target=compiler.target,
-        disable=frozenset(compiler.disable),
-        policy=compiler.policy,
+        compiler=compiler,
         memory_budget=held.options.memory_budget,
         graphs=graphs,
         request=request,
@@ -202,7 +200,6 @@ def _subject(
         still=call.without_gradient(ends),
         again=again,
         optimizer=state,
-        seconds=dict(compiler.journal.seconds),
     )
 
 

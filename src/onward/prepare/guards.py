@@ -303,11 +303,9 @@ class Guards:
         for path in paths:
             if self._times[path] == OFTEN:
                 log.warning(
-                    (
-                        "%s has changed %d times, and each time the model was captured again, "
-                        "which is slow; fix: pass it as a tensor of the batch, or register it as "
-                        "a buffer"
-                    ),
+                    "%s has changed %d times, and each time the model was captured again, "
+                    "which is slow; fix: pass it as a tensor of the batch, or register it as "
+                    "a buffer",
                     path,
                     OFTEN,
                 )

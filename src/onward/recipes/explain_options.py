@@ -18,7 +18,7 @@ class ExplainConfig:
 
     batch_size: int | None = option(None, "batch size of the example batch; null: 4")
     sequence_length: int | None = option(
-        None, ("sequence length of the example batch, in tokens; null: 128")
+        None, "sequence length of the example batch, in tokens; null: 128"
     )
     loop: Literal["trainer", "module"] | None = option(
         None, "trainer: onward.Trainer, the whole step; module: your own loop; null: trainer"
@@ -31,20 +31,18 @@ class ExplainConfig:
         "report the largest batch that fits in this memory (2GB, 512MiB), without running it",
     )
     batch_sizes: str | None = option(
-        None, ("report the predicted memory of these batch sizes too, separated by commas: 1,2,4")
+        None, "report the predicted memory of these batch sizes too, separated by commas: 1,2,4"
     )
     memory_budget: int | float | str | None = option(
         None,
-        (
-            "recompute activations until the step fits (memory_budget= of onward.Trainer); "
-            "null: no limit"
-        ),
+        "recompute activations until the step fits (memory_budget= of onward.Trainer); "
+        "null: no limit",
     )
     disable: str | None = option(None, "names of passes to leave out, separated by commas")
     profile: bool = option(False, "run the step once and time its launches")
     json: bool = option(False, "print JSON in place of text")
     html: str | None = option(
-        None, ("write an HTML page to this file too; an existing file is not overwritten")
+        None, "write an HTML page to this file too; an existing file is not overwritten"
     )
 
     @property

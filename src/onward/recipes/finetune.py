@@ -175,10 +175,8 @@ def _blocks(ids: Ids, block_size: int, source: str) -> Ids:
 def _hold_out(train_blocks: Ids, tokens: int, source: str) -> tuple[Ids, Ids]:
     if len(train_blocks) < 2:
         raise InputError(
-            (
-                f"the text of {tokens} tokens fills only one block of {train_blocks.shape[1]} "
-                "tokens, which leaves none for evaluation"
-            ),
+            f"the text of {tokens} tokens fills only one block of {train_blocks.shape[1]} "
+            "tokens, which leaves none for evaluation",
             f"in {source}",
             "give more text, a smaller --block_size, or a --validation_file",
         )

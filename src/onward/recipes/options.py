@@ -104,9 +104,7 @@ class FinetuneConfig:
 class VerifyConfig(FinetuneConfig):
     """Options of `onward verify`: those of finetune, of which model and data are used."""
 
-    bisect: bool = option(
-        False, ("on a difference, find the first value in the graph that is wrong")
-    )
+    bisect: bool = option(False, "on a difference, find the first value in the graph that is wrong")
 
 
 # An option, the condition on its value, and the condition in words.

@@ -101,8 +101,9 @@ SWITCHES: dict[str, Switch] = {
     "tpu_num_cores": _ONE_PROCESS,
     "dataset_name": _TEXT_FILES,
     "dataset_config_name": _TEXT_FILES,
-    "cache_dir": Switch(("downloads go to the cache folder of the Hugging Face libraries "
-"(HF_HOME)"), "set HF_HOME"),
+    "cache_dir": Switch(
+        "downloads go to the cache folder of the Hugging Face libraries (HF_HOME)", "set HF_HOME"
+    ),
     "warmup_ratio": Switch(
         "warmup is counted in updates", "give --warmup_steps", ("0", "0.0")
     ),

@@ -75,6 +75,6 @@ def _product(b: Builder, conv: Node, window: ConvWindow) -> Value:
     x = b.transpose(x, [0, *steps[::2], 1, *steps[1::2]])
     rows = b.reshape(x, (product([n, *places]), product(inner)))
     y = b.Gemm(rows, b.reshape(w, (m, product(inner))), *bias, transB=1)
-    # as one dim of places first: what reads it then joins with this
+    # the places are one dim first: what reads it then joins with this
     y = b.transpose(b.reshape(y, (n, product(places), m)), [0, 2, 1])
     return b.reshape(y, (n, m, *places))

@@ -1,7 +1,7 @@
 """`x * Reciprocal(Sqrt(mean(x^2) + epsilon)) * scale  =>  RMSNorm(x, scale)`.
 
-As models write it: the square as `x x` or a power, the root inverted or divided by, the factors in
-any order, the scale as it is or made of a parameter (`1 + weight`).
+Models write it in many ways: the square as `x x` or a power, the root inverted or divided by, the
+factors in any order, the scale as it is or made of a parameter (`1 + weight`).
 """
 
 from __future__ import annotations

@@ -63,16 +63,13 @@ def _subject(
         loop=LOOP,
         batch=batch,
         captured=captured,
-        target=compiler.target,
-        disable=frozenset(compiler.disable),
-        policy=compiler.policy,
+        compiler=compiler,
         memory_budget=trainer.options.memory_budget,
         graphs=lambda other: Graphs(other, captured, recipe),
         request=request,
         halves=False,
         still=WithoutGradient.of(captured, captured.reached),
         again=again,
-        seconds=dict(compiler.journal.seconds),
     )
 
 

@@ -287,8 +287,8 @@ class Trainer:
         batch_sizes: Sequence[int] = (),
         profile: bool = False,
     ) -> StepExplanation:
-        """As `explain`, of the arguments of a step, with what `onward.explain` can be asked for:
-        memory: bytes, how large a batch fits is told. batch_sizes: the predicted memory of these.
+        """Describes the step of these arguments, or the last one, as `explain` does. memory: bytes,
+        for which the largest batch that fits is told. batch_sizes: those whose memory is predicted.
         profile: times the launches of one more run, on copies."""
         trainer = self.snapshot()
         names = names_to_fetch(self.options, fetch)

@@ -25,7 +25,7 @@ def _arange(c: AtenCall, *ends: Any, **_: Any) -> Value:
 
 
 def _stepped(c: AtenCall, start: Any, step: Any) -> Value:
-    """As many numbers as torch says; as its kernel, with the precision of fp64 in between."""
+    """Counts as torch's kernel does: so many numbers as it says, in fp64 in between."""
     real = isinstance(start, float) or isinstance(step, float) or c.type.is_floating
     dtype = DType.DOUBLE if real else DType.INT64
     index = c.b.cast(c.b.arange(c.type.shape[0]), dtype)

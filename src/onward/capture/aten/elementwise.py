@@ -238,7 +238,7 @@ def _shift(left: bool) -> Callable[..., Any]:
 
 
 def _round_to(c: AtenCall, x: Value, *, decimals: int) -> Value:
-    """As torch's kernel: by a power of ten, that no result is rounded by itself."""
+    """Rounds as torch's kernel does: by a power of ten, which is itself not rounded."""
     dtype = type_of(x).dtype
     ten = c.b.scalar(10.0 ** abs(decimals), dtype)
     if decimals < 0:

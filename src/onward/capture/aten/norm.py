@@ -165,8 +165,8 @@ def _legit(
     c: AtenCall, x: Value, weight: Value | None, bias: Value | None, mean: Value, variance: Value,
     training: bool, momentum: float, eps: float,
 ) -> list[Value]:  # fmt: skip
-    """As batch_norm, with the batch's mean and inverted deviation where they are computed, to
-    which autograd gives no gradient."""
+    """Gives batch_norm's result, and the batch's mean and inverted deviation where they are
+    computed, to which autograd gives no gradient."""
     if not training:
         return [_by_running(c, x, weight, bias, mean, variance, eps)]
     y, batch = _by_batch(c, x, weight, bias, eps)

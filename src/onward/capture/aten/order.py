@@ -162,7 +162,7 @@ def _taken(c: AtenCall, ordered: Value, at: Value) -> Value:
 
 
 def _between(c: AtenCall, low: Value, high: Value, share: Value) -> Value:
-    """As torch.lerp, exact at both ends."""
+    """Interpolates as torch.lerp does, exactly at both ends."""
     one, half = (c.b.scalar(n, type_of(share).dtype) for n in (1.0, 0.5))
     apart = c.b.Sub(high, low)
     near = c.b.Add(low, c.b.Mul(share, apart))

@@ -39,7 +39,7 @@ class Results:
         return made
 
     def spelled(self) -> tuple[str, str]:
-        """As the attributes `shapes` and `dtypes` of the graph's op (graph/ops/region.py)."""
+        """The attributes `shapes` and `dtypes` of the graph's op (graph/ops/region.py)."""
         dims = [",".join(map(_spelled, shape)) for shape in self.shapes]
         names = [dtype_name(dtype_of(d, "a result of a part")) for d in self.dtypes]
         return ";".join(dims), ";".join(names)

@@ -63,7 +63,7 @@ def export(
     # sizes 0 and 1 are specialised by every export: say so
     shapes = {"leaves": dynamic_shapes(tensors, held)}
     try:
-        # as in eager: with its cache on, a model takes no notice of packed documents
+        # eager mode does so too: with its cache on, a model takes no notice of packed documents
         with (
             ONE_AT_A_TIME,
             _unlogged(),

@@ -55,8 +55,8 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     if module_of(cls).partition(".")[0] == "torch":  # which its tracing knows
         return super(_Single, cls).apply(*args, **kwargs)
     defined = torch.autograd.function._is_setup_context_defined(cls.setup_context)
-    refuse = _refuse_call("torch.autograd.grad", ("its own backward would be lost; fix: write "
-"the gradient with torch ops"))  # fmt: skip
+    lost = "its own backward would be lost; fix: write the gradient with torch ops"
+    refuse = _refuse_call("torch.autograd.grad", lost)
     with patched([(torch.autograd, "grad", refuse)]):
         return applied(cls, defined, args)
 

@@ -85,7 +85,7 @@ def applied(cls: Any, own_context: bool, args: tuple[Any, ...]) -> Any:
     found = list(results) if isinstance(results, tuple) else [results]
     fixed = [id(t) for t in ctx.non_differentiable]
     places = [i for i, t in enumerate(found) if carries(t) and id(t) not in fixed]
-    # As autograd does it: inputs are views of their own; a new tensor returned twice has one place.
+    # autograd makes each input a view of its own; a new tensor returned twice has one place
     inputs, last = [id(a) for a in given], {id(found[i]): i for i in places}
     place = {i: i if id(found[i]) in inputs else last[id(found[i])] for i in places}
     places = sorted({*place.values()})

@@ -23,7 +23,7 @@ def _of_each_channel(spec: KernelSpec) -> str | None:
     assert image is not None and weight is not None
     if (why := only_f32(spec)) is not None:
         return why
-    # as many results as channels, and of each channel one: sizes may be names, groups are not
+    # one result for each channel and no more: sizes may be names, groups are not
     other = inputs[1] if spec.op == "ConvWeightGrad" else spec.outputs[0]
     assert other is not None
     alone = image.shape[1:2] == other.shape[1:2] and weight.shape[1:2] == (1,)

@@ -102,10 +102,8 @@ def library() -> Library | None:
         )
     if found is None:
         log.warning(
-            (
-                "native CPU kernels are not available (%s), so that steps run on "
-                "PyTorch's slower operators"
-            ),
+            "native CPU kernels are not available (%s), so that steps run on "
+            "PyTorch's slower operators",
             reason,
         )
     return found
