@@ -41,9 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked `sample(k)` every k-th case stays, by a hash of its name: always the same.
-    With `--thin N` 1 in N of these; with `--whole`, and where cases are asked for by name, all of
-    them do. With `--quick` one case of an eighth of each file's tests stays, and no slow one."""
+    """Keep every k-th case of a test marked `sample(k)`, chosen by a hash of its name: always the
+    same. With `--thin N` 1 in N of these; with `--whole`, and where cases are asked for by name,
+    all of them stay. With `--quick` one case of an eighth of each file's tests stays, and no slow
+    one."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return
     quick = config.getoption("--quick")

@@ -377,14 +377,15 @@ def test_added_gradient_rule_is_torchs(added: Any) -> None:
 
 
 def test_an_op_that_is_registered_later_is_seen_by_every_table(added: Any) -> None:
-    """It has no gradient rule, and is differentiated through its body."""
+    """An op without a gradient rule is differentiated through its body."""
     found = added["later"]
     assert found["losses"] == pytest.approx(found["eager"], rel=1e-5)
     assert found["rows"] == 0.25, "by the row rule that it was registered with"
 
 
 def test_what_is_registered_later_is_for_later_graphs(added: Any) -> None:
-    """A gradient rule, and a kernel that is then used; those that were made stay as they are."""
+    """A gradient rule or kernel that is registered later serves later graphs; those that exist
+    stay."""
     found = added["later"]
     assert found["kept"]
     assert found["then"] == 1 and found["apart"] < 1e-5

@@ -33,7 +33,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def rows(page: str) -> list[list[str]]:
-    """Of all tables, cell by cell, without headings."""
+    """The cells of each row of all tables of a page, without headings."""
     lines = [line for line in page.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     rules = {i for i, line in enumerate(lines) if set(line) <= set("|- :")}
@@ -41,7 +41,7 @@ def rows(page: str) -> list[list[str]]:
 
 
 def quoted(text: str) -> list[str]:
-    """What stands between backquotes, programs aside."""
+    """The texts between backquotes, without blocks of code."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"`([^`]+)`", prose)
 

@@ -40,7 +40,7 @@ def variants() -> dict[str, Engine]:
 
 
 def known(engine: Engine) -> bool:
-    """Whether this version reads the variables that switch the part off."""
+    """Whether the installed version reads the environment variables that switch this part off."""
     return all(name in VARIABLES for name in engine.env)
 
 
@@ -57,7 +57,8 @@ class Settings:
 
 
 def settings(parts: Sequence[str], rounds: int, group: int, threads: int, quick: bool) -> Settings:
-    """Those of a whole run, or of a quick one; 0 rounds: as many as it has by default."""
+    """The settings of a whole run, or with `quick` of a quick one; rounds: 0 takes the default
+    number."""
     steps = {model: 2 if quick else max(2, n // 2) for model, n in STEPS.items()}
     return Settings(parts, rounds or (2 if quick else 5), steps, group, threads)
 

@@ -35,7 +35,7 @@ class Case:
         return self.batch * (self.tokens + short)
 
     def tiny(self) -> Case:
-        """The same on a model that steps in milliseconds."""
+        """This case on a model small enough to step in milliseconds."""
         # Few pairs make a loss that jumps, few sequences a share of padding that does.
         batch = 16 if "two_tower" in self.model else 4 if "padded" in self.model else 2
         return replace(self, size="tiny", batch=batch, tokens=32)
@@ -74,7 +74,7 @@ FAMILIES = (
 
 
 def in_precision(case: Case, precision: str) -> Case:
-    """The same in another precision, where one is named."""
+    """The case in another precision; the case itself if `precision` is empty or its own."""
     if precision in ("", case.precision):
         return case
     name = case.name.removesuffix(", bf16")

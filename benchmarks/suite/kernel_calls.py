@@ -36,11 +36,11 @@ class Operand:
 
     @classmethod
     def of(cls, x: torch.Tensor) -> Operand:
-        """That of a tensor."""
+        """The layout of a tensor."""
         return cls(type_of(x), x.stride(), x.is_contiguous())
 
     def empty(self) -> torch.Tensor:
-        """A tensor that lies so."""
+        """An uninitialised tensor with this type and layout."""
         shape, dtype = [value(n) for n in self.type.shape], torch_dtype(self.type.dtype)
         return torch.empty_strided(shape, self.strides, dtype=dtype)
 

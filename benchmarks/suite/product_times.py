@@ -91,7 +91,7 @@ OF_BF16 = ("torch.mm, bf16",)
 
 
 def ways(precision: str) -> tuple[str, ...]:
-    """Those that compute in it, or in fp32 for any other than bf16."""
+    """The names of the ways to multiply in bf16, or of those in fp32 for any other precision."""
     return OF_BF16 if precision == "bf16" else tuple(w for w in WAYS if w not in OF_BF16)
 
 

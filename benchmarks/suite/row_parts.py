@@ -89,8 +89,8 @@ def full(run: Run) -> None:
 
 
 def paired(run: Run) -> None:
-    """The same in one process, step by step: two processes differ by a percent as it is, by where
-    their memory lies."""
+    """Compare a step with and without row demand, in turn within one process: two processes differ
+    by a percent of their own, depending on where their memory lies."""
     for case in run.cases:
         if run.clock.over():
             run.skip(f"paired, {case.name}")

@@ -141,13 +141,13 @@ class Program:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the program, which is the same in all tests, and of what is kept of it."""
+    """A folder for the program, which all tests share, and for what the cache stores of it."""
     return tmp_path_factory.mktemp("kept")
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty one."""
+    """An empty cache folder for each test."""
     monkeypatch.setenv("ONWARD_GRAPH_CACHE", "1")
     monkeypatch.setenv("ONWARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(surroundings, "STARTED", float("inf"))  # the programs are written here
@@ -181,7 +181,7 @@ def kept(
 
 
 def losses(program: Program, ours: bool) -> list[float]:
-    """Of two steps of SGD."""
+    """Losses of two steps of SGD."""
     optimizer = torch.optim.SGD(program.model.parameters(), lr=0.1)
     found = []
     x, y, loss_fn = program.x, program.y, program.loss_fn

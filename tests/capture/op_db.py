@@ -70,7 +70,7 @@ class Called(nn.Module):
 
 
 def names() -> list[str]:
-    """Of all operators, variants included."""
+    """Names of all operators of `op_db`, variants included."""
     return sorted({called(op) for op in op_db})
 
 
@@ -79,7 +79,7 @@ def called(op: Any) -> str:
 
 
 def samples(op: Any, dtype: torch.dtype) -> list[Any]:
-    """Some of the operator's own; none where it does not take the dtype."""
+    """Some of the operator's own sample inputs; none where it does not take the dtype."""
     if dtype not in op.supported_dtypes("cpu"):
         return []
     torch.manual_seed(0)

@@ -31,7 +31,7 @@ from onward.model_state.patches import look
 
 ROWS = {n: torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (1, 3, 4)}
 LABELS = torch.arange(8) % 5
-# of other sizes, and lying otherwise in memory
+# Batches of several sizes and memory layouts.
 BATCHES = [
     ROWS[4], ROWS[3], ROWS[3].t().contiguous().t(), torch.cat([ROWS[4], ROWS[3]])[4:], ROWS[4],
     ROWS[3].t().contiguous().t(), ROWS[1],

@@ -109,7 +109,7 @@ def _baddbmm(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor
 
 
 def _one_head(rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]) -> Body:
-    """Of three dims: f[B,T,K]."""
+    """Attention written for one head, on tensors of three dims, f[B,T,K]."""
 
     def body(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         y = rows(q[:, 0], k[:, 0], v[:, 0], mask[:, None], causal(m, q))
@@ -242,7 +242,8 @@ def _detached(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tenso
     return plain(q, k).softmax(-1).detach() @ v
 
 
-# These are left as they are, with the reason that is told; "" where they look like no attention.
+# Forms that are not fused, each with the reason that is reported; an empty reason where the code
+# does not look like attention.
 LEFT: dict[str, tuple[Body, str]] = {
     "read twice": (_read_twice, "its probabilities are read by"),
     "detached": (_detached, ""),
@@ -330,7 +331,7 @@ def test_others_are_left(name: str) -> None:
 
 
 class Tagged(ByHand):
-    """The same, with a label for some tokens."""
+    """The model with a label for some tokens, so that only their rows are read."""
 
     def forward(self, x: Tensor, mask: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
         h = self.packed(x.tanh()).unflatten(-1, (3, HEADS, WIDTH))

@@ -1,4 +1,4 @@
-"""Which parameters have a gradient, if only of zeros: those that have one in eager PyTorch."""
+"""A captured model gives a gradient, if only of zeros, to the same parameters as eager PyTorch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def trained(model: nn.Module, call: Any, steps: int = 3) -> list[set[str]]:
-    """Of each step, the parameters with a gradient."""
+    """The names of the parameters with a gradient, for each step."""
     optimizer, found = adamw(model), []
     for seed in range(steps):
         optimizer.zero_grad()

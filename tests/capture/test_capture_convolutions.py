@@ -21,7 +21,8 @@ Shape = tuple[int, ...]
 
 
 class Loss(nn.Module):
-    """Of a net's result, each number with a weight of its own."""
+    """A loss that weighs each number of a net's result differently, so that swapped numbers
+    show."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()

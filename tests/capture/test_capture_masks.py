@@ -184,7 +184,8 @@ def hidden(labels: bool = True) -> tiny.Tensors:
 
 
 def four(kind: str) -> tiny.Tensors:
-    """The same as the user's own mask with four dims."""
+    """The padded batch with a mask of four dims, as a user may build it: of bools, or of floats to
+    add."""
     data = hidden()
     mask = (data["attention_mask"][:, None, :] * torch.ones(7, 7)).tril(2)[:, None]
     if kind == "bool":
@@ -273,7 +274,7 @@ def test_attention_that_is_causal_only_where_nothing_is_hidden_is_refused() -> N
 
 
 class OfFour(GPT2Attention):
-    """As GPT-2's of transformers 4, which names no mask's attention causal, and any other not."""
+    """GPT-2's attention as in transformers 4: it says is_causal only where it gets no mask."""
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         attention_mask = kwargs.get("attention_mask")
@@ -282,7 +283,8 @@ class OfFour(GPT2Attention):
 
 
 class Otherwise(GPT2Attention):
-    """Causal on no batch that hides nothing."""
+    """GPT-2's attention with is_causal=False: a batch that hides no token has no mask, so nothing
+    makes it causal."""
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         return super().forward(hidden_states, *args, is_causal=False, **kwargs)

@@ -57,7 +57,8 @@ def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def over_each_dim(f: Callable[[torch.Tensor, int], torch.Tensor]) -> Body:
-    """Of four dims, so that moving one to the end and back are two permutations."""
+    """A body that applies `f` to each dim of four; moving such a dim to the end and back takes two
+    permutations."""
 
     def body(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         h = y.reshape(1, 5, 2, 3)

@@ -74,6 +74,6 @@ def test_no_row_at_all_is_not_a_number_as_in_eager() -> None:
     ("name", "rows"), [("head", 5), ("layers of rows", 9), ("unpadded", 5), ("where", 9)]
 )
 def test_rows_that_are_not_chosen_are_not_computed(name: str, rows: int) -> None:
-    """Of 15, 9 are real and 5 have labels."""
+    """The batch has 15 tokens, of which 9 are real and 5 have labels."""
     _, counts = tiny.packed_gradients(Choosing(PROGRAMS[name]), batch("ragged"))
     assert {*counts.values()} == {rows}

@@ -176,7 +176,8 @@ class SetsByMode(Net):
 
 
 class SetsByBatch(Net):
-    """Of one row, or more: two captures, of which one sets what the other reads."""
+    """A forward that sets a value in batches of one row and reads it in all: one capture sets what
+    the other reads."""
 
     def step(self, h: torch.Tensor) -> torch.Tensor:
         if h.shape[0] == 1:

@@ -79,7 +79,7 @@ def test_of_sizes_that_vary(equation: str) -> None:
 
 
 def test_a_product_is_one() -> None:
-    """And no copies for it: heads stay dims."""
+    """Scores of queries and keys take one MatMul, with no Expand that copies an operand."""
     graph = capture(CaptureRequest(OfRows("btd,bsd->bts"), (), {"x": torch.randn(2, 3, 6)})).graph
     ops = [node.op_type for node in graph]
     assert ops.count("MatMul") == 1

@@ -128,7 +128,7 @@ def test_writes_reach_what_they_reach_in_eager(source: str, written: str, first:
 
 
 def test_a_model_that_only_reshapes_is_captured_once(captures: list[int]) -> None:
-    """And its writes elsewhere do not make layouts matter."""
+    """Reshapes and a write in place do not make a capture depend on the batch's memory layout."""
 
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -76,7 +76,8 @@ class Rounded(Function):
 
 
 class Two(Function):
-    """Of two tensors: two results, one of whole numbers, and one that nobody reads."""
+    """A function of two tensors with four results: one holds integers, and one is read by
+    nobody."""
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -139,7 +140,7 @@ class Alike(Function):
 
 
 class Within(Function):
-    """Another function inside its backward."""
+    """A function whose backward calls another autograd function."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

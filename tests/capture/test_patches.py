@@ -193,11 +193,12 @@ def test_what_was_deleted_or_set_meanwhile_is_put_back_all_the_same() -> None:
 
 
 class Stop(BaseException):
-    """Not an Exception, as SystemExit."""
+    """A BaseException that is no Exception, like SystemExit."""
 
 
 class Counted(type):
-    """Of classes whose attributes are set in a count: one raises, before it is set or after."""
+    """A metaclass that counts attributes as they are set, and raises at one of them: before or
+    after."""
 
     raises: tuple[int, bool, type[BaseException]] | None = None
     count = 0

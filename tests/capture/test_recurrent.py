@@ -71,7 +71,7 @@ class Net(nn.Module):
 
 
 def widths(layer: Any) -> list[tuple[int, int]]:
-    """Of each state: how many, and how wide."""
+    """The first dim (layers times directions) and the width of each state of a recurrent layer."""
     count = layer.num_layers * (2 if layer.bidirectional else 1)
     inner = layer.proj_size or layer.hidden_size
     return [(count, inner), (count, layer.hidden_size)][: 2 if isinstance(layer, nn.LSTM) else 1]
@@ -155,7 +155,8 @@ def test_hidden_units_of_one() -> None:
 
 
 class Twice(nn.Module):
-    """The same layer on both halves of a sequence, its states handed on."""
+    """One layer applied to both halves of a sequence, the first one's final state given to the
+    second."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

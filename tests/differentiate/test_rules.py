@@ -149,7 +149,7 @@ def test_results_nobody_uses_have_gradient_zero(case: OpCase, unused: int) -> No
 
 
 def test_every_rule_has_a_call() -> None:
-    # those that PyTorch runs and differentiates: tests/module/test_regions.py
+    # Opaque ops, which PyTorch runs and differentiates, are tested in tests/module/test_regions.py.
     assert set(RULES) - named("opaque") <= {case.op for case in CALLS}
 
 

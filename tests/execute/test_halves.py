@@ -174,8 +174,8 @@ def test_a_loss_of_the_users_own(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_dropout_draws_forward_s_masks_again(kind: str) -> None:
-    """The same seed as the whole step's gives the same gradients; another seed in between belongs
-    to another forward, and the tensor that it came in may change."""
+    """The seed of the whole step gives the same gradients in halves; another seed in between
+    belongs to another forward, and the tensor that held a seed may change after its forward."""
     model, data = getattr(tiny, kind)(0.3), batch(3, 10, "right")
     both = halves(model, data, ["loss"])
     seed = FEEDS["seed"].clone()

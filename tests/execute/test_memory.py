@@ -28,7 +28,8 @@ def trainer_of(kind: str, **more: Any) -> onward.Trainer:
 
 
 def allocations(run: Any) -> tuple[int, int, int]:
-    """Of the CPU allocator: the most bytes outstanding, the bytes left, the number of events."""
+    """The peak of bytes that the CPU allocator had outstanding, the bytes left, the number of
+    events."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     assert profiler.profiler is not None

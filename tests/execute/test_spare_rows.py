@@ -95,7 +95,8 @@ def test_results_are_those_of_a_plan_for_these_rows(
 
 
 def test_products_have_few_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of eighty batches with other numbers of rows: that is what it is for."""
+    """Eighty batches with different row counts share a few sizes of matrix products, which is the
+    purpose of spare rows."""
     counts: set[int] = set()
     plain = row_counts._multiply
 

@@ -27,7 +27,7 @@ def running_of(loop: str, model: Any) -> Running:
 
 
 def repeated(given: dict[str, torch.Tensor], size: int) -> dict[str, torch.Tensor]:
-    """The same samples, again and again, so many."""
+    """A batch of `size` samples, made by repeating the given ones."""
     count = next(iter(given.values())).shape[0]
     return {name: t[torch.arange(size) % count] for name, t in given.items()}
 
@@ -118,7 +118,7 @@ def test_too_little_memory_for_one_sample() -> None:
 
 
 class Fixed(nn.Module):
-    """Of three samples alone."""
+    """A model that takes batches of exactly three samples."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -248,7 +248,7 @@ def test_changes_are_counted_on_the_graphs_themselves(
 
 @pytest.mark.parametrize(("length", "packed"), [(12, True), (40, False)])
 def test_row_demand_that_is_not_taken_changes_nothing(length: int, packed: bool) -> None:
-    """Of 40 tokens the last row alone is spared, too little to run the other form."""
+    """GPT-2 spares only the last row of 40 tokens, too little to run the packed form."""
     trainer = onward.Trainer(gpt2(), onward.optim.AdamW())
     found = onward.explain(trainer, batch(4, length))
     [rows] = [c for c in found.changes if c.name == "row_demand"]
@@ -355,7 +355,7 @@ def test_what_cannot_be_captured_is_said_with_the_reason() -> None:
 
 
 class Odd(nn.Module):
-    """Of two ops that no graph has, at two places."""
+    """A model with two ops that no graph can hold, at two places."""
 
     def __init__(self) -> None:
         super().__init__()

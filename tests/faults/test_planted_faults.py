@@ -174,7 +174,7 @@ def scaled(i: int, factor: float) -> Callable[..., Any]:
 
 
 def without_first(i: int) -> Callable[..., Any]:
-    """Of gradient `i`, what the first of its rows gives is missing."""
+    """A fault that replaces the first row of gradient `i` by zeros."""
 
     def change(b: Any, dxs: list[Any], *_: Any) -> list[Any]:
         size = type_of(dxs[i]).shape[0]

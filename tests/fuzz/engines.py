@@ -134,7 +134,8 @@ class Side:
             step = self.optimizer.state.get(p, {}).get("step")
             if step is not None:
                 found[f"step {n}"] = torch.as_tensor(float(step))
-        # of torch's own class: those of two copies of a class of the program's cannot be subtracted
+        # plain tensors: torch cannot subtract tensors of two copies of a class that the program
+        # defines
         return {n: x.detach().as_subclass(torch.Tensor).clone() for n, x in found.items()}
 
     def train(self, batch: dict[str, Any]) -> Tensors:
@@ -148,7 +149,7 @@ class Side:
     def rebirth(self) -> None: ...
 
     def save(self) -> None:
-        """As a user saves a model in the middle of a run."""
+        """Save the model in the middle of a run, as a user does."""
         if isinstance(self.model, transformers.PreTrainedModel):
             with tempfile.TemporaryDirectory() as folder:
                 self.model.save_pretrained(folder)
@@ -270,7 +271,7 @@ class Ours(Side):
         return onward.Module(model) if self.case["face"] == "Module" else model
 
     def rebirth(self) -> None:
-        """As a new process would resume: new objects, and the state."""
+        """Resume as a new process would: new objects that load the state."""
         state = copy.deepcopy(self.trainer.state_dict())
         with torch.random.fork_rng():  # a model's beginning is no part of the run
             self.model = self.made_model()

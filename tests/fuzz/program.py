@@ -111,7 +111,7 @@ def activation(m: Maker, x: str) -> str:
 def feed_forward(m: Maker) -> str:
     h, wide = m.pick(HIDDEN), m.one([m.width, 2 * m.width, 5])
     inner = m.value(HIDDEN, linear_code(m, h, m.width, wide))
-    # of another width than the rest: nobody else may take it
+    # a value wider than the rest of the model: only the layer made below may read it
     m.kinds[inner] = "wide"
     m.body[-1]["kind"] = "wide"
     act = activation(m, inner)

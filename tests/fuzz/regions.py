@@ -162,5 +162,5 @@ def changes(x: dict[str, Any]) -> list[str]:
 
 
 def is_odd(case: Case) -> bool:
-    """Whether it has a part that no graph has a form of."""
+    """Whether the program has a part that no graph can hold."""
     return bool(classes(case)) or "script(" in str(case["modules"]) or "i1(" in str(case["body"])

@@ -115,7 +115,7 @@ def _statements(case: Case) -> Iterator[Case]:
 
 
 def simpler(code: str) -> Iterator[str]:
-    """The same text with less in it."""
+    """Variants of the code, each with something left out."""
     lines = code.split("\n")
     for i in range(len(lines) - 1):
         if len(lines) > 1:

@@ -239,7 +239,8 @@ def test_without_a_sample_dim_the_offset_is_not_read() -> None:
 
 
 def test_masks_do_not_depend_on_the_sizes_around_them() -> None:
-    """The same logical place draws the same bit in a longer sequence and a wider batch."""
+    """A dropout mask draws the same bit at the same logical place in a longer sequence or wider
+    batch."""
     small, large = mask((2, 5, 16)), mask((3, 9, 16))
     np.testing.assert_array_equal(small, large[:2, :5])
 

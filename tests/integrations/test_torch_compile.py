@@ -94,7 +94,7 @@ def masked(rows: int, length: int) -> dict[str, torch.Tensor]:
 
 
 class Broken(nn.Module):
-    """Its forward is two graphs."""
+    """A module whose forward is two graphs, with a graph break between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -471,7 +471,8 @@ def test_autocast_within() -> None:
 
 
 def near_autocast(model: nn.Module, around: Any) -> None:
-    """As a graph, with results of the types of eager mode."""
+    """Assert that the model runs as a graph, with results of eager mode's types and near them in
+    value."""
     eager, ours = copy.deepcopy(model), torch.compile(model, backend="onward")
     with around, warnings.catch_warnings():
         warnings.simplefilter("error", onward.EagerWarning)
@@ -513,7 +514,7 @@ def test_options_reach_the_module() -> None:
 
 
 def test_the_entry_point_is_found_by_name(tmp_path: Path) -> None:
-    """As an installation writes it, in a process that imports torch alone."""
+    """torch finds the backend by its entry point, in a process that imports torch alone."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     [(group, points)] = project["entry-points"].items()
     assert group == "torch_dynamo_backends"

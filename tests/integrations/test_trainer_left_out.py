@@ -24,7 +24,8 @@ KINDS: tuple[Any, ...] = (Trainer, transformers.Trainer)
 def test_parameters_that_the_optimizer_does_not_hold(
     norm: float, window: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their gradients are a part of the norm by which the others are clipped, and which is told."""
+    """Gradients of parameters outside the optimizer count in the norm, for clipping and in the
+    log."""
     caplog.set_level(logging.WARNING, "onward")
     trainers = []
     for kind in KINDS:

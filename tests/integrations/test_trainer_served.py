@@ -132,7 +132,7 @@ def test_a_context_of_the_loss_is_entered(tmp_path: Path) -> None:
 
 
 def test_strict_refuses_what_one_graph_cannot_honour(tmp_path: Path) -> None:
-    """And options of the update in one graph are not left unread."""
+    """Options that only the update in one graph reads are refused without such a graph."""
     for options in ({"strict": True}, {"seed": 1}, {"mixed_precision": "bf16"}, {"verify": True}):
         with pytest.raises(
             OnwardError, match=rf"Doubles.compute_loss .*{next(iter(options))} would"

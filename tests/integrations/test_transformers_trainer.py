@@ -101,7 +101,7 @@ def test_a_loss_function_of_the_user_s(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("first, second", [(True, True), (True, False), (False, True)])
 def test_a_checkpoint_is_resumed(first: bool, second: bool, tmp_path: Path) -> None:
-    """Of this Trainer by transformers' and the other way, as if nothing had been broken off."""
+    """A run broken off in either Trainer is resumed in the other as if it had never stopped."""
     changes: dict[str, Any] = {
         "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2,
         "warmup_steps": 1,

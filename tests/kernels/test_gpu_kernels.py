@@ -90,7 +90,7 @@ def test_dropout_equals_its_body_to_the_bit(case: OpCase) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_flagged(name: str) -> None:
-    """And the device goes on: no assertion of its own ends the process's context."""
+    """A bad index raises IndexError, and no device assertion ends the CUDA context."""
     op, arrays, shape, attrs, _ = BAD[name]
     for kernel in KERNELS[op]:
         if kernel.input_error is None or kernel.where(CUDA) is not None:

@@ -183,7 +183,8 @@ def test_another_ignored_label(op: str, kernel: Kernel) -> None:
 
 @EACH
 def test_where_no_label_counts(op: str, kernel: Kernel) -> None:
-    """As in PyTorch the mean is 0/0; the gradients are 0, so that a step does no harm."""
+    """A mean over no labels is 0/0, as in PyTorch; its gradients are 0, so that a step does no
+    harm."""
     head = Head(4, 3, 5)
     head.labels[:] = -100
     have = head.run(op, kernel)

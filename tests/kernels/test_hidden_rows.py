@@ -148,7 +148,7 @@ def test_a_mask_of_another_size_is_looked_at_with_its_own_sizes(name: str) -> No
 
 
 class Unread(Computing):
-    """Of its attention nothing is read but a size."""
+    """A model that reads nothing of its attention's result but a size."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         h = self.words(ids)

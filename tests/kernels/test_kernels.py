@@ -21,7 +21,7 @@ from onward.graph.types import DType, Type
 from onward.kernels import KERNELS as ALL
 from onward.kernels import TRITON, Kernel, KernelArguments, KernelSpec, torch_dtype
 
-# Those that run on a processor; test_gpu_kernels.py has the others.
+# Kernels that run on a processor; test_gpu_kernels.py has the others.
 KERNELS = {op: [k for k in held if k not in TRITON.get(op, ())] for op, held in ALL.items()}
 
 # Calls that no kernel takes, with the reason each kernel gives.
@@ -117,7 +117,7 @@ def run(kernel: Kernel, call: Bound, inputs: list[torch.Tensor | None]) -> list[
 
 
 def strided(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers with gaps between them and the dims the other way round in memory."""
+    """A tensor of the same numbers whose memory has gaps and the dims in reverse order."""
     order = list(reversed(range(x.dim())))
     room = torch.empty([*(x.shape[d] for d in order), 2], dtype=x.dtype)[..., 1]
     y = room.permute(order)

@@ -131,7 +131,7 @@ def test_kernels_compute_what_the_f32_body_between_casts_does(
 @EACH_LOW
 @pytest.mark.parametrize("op", sorted(TAKEN | MIXED))
 def test_other_mixtures_are_refused_in_words(op: str, dtype: DType) -> None:
-    """Of a call with one operand of another dtype."""
+    """A call with one operand of another dtype is refused, with the reason in words."""
     case = next(c for c in CASES + ONWARD_CASES if c.op == op)
     (kernel,) = NATIVE[op]
     spec = spec_of(case, dtype)

@@ -239,8 +239,8 @@ def test_to_the_nearest_a_second_moment_stands_still_and_by_chance_it_does_not()
 
 
 def papers_map(signed: bool) -> np.ndarray:
-    """As bitsandbytes' `create_dynamic_map` builds it from the paper: for each decade evenly spaced
-    boundaries of which the middles count, zero and one; sorted."""
+    """The code book of bitsandbytes' `create_dynamic_map`, sorted: in each decade the middles
+    between evenly spaced boundaries, and zero and one."""
     data: list[float] = []
     for i in range(7):
         edges = np.linspace(0.1, 1.0, 2 ** (i + (0 if signed else 1)) + 1)
@@ -418,7 +418,8 @@ def test_one_update_follows_fp64_within_the_rounding(
 @pytest.mark.parametrize("op", ["AdamUpdateBf16", "AdamUpdate8Bit"])
 @pytest.mark.parametrize("n", [5, 3000, 70_001])
 def test_an_update_in_place_has_the_bits_of_one_apart(launch: Launch, op: str, n: int) -> None:
-    """And one with a low gradient those of the same gradient in f32."""
+    """An update in place gives the bits of one out of place, and a bf16 gradient those of the same
+    gradient in f32."""
     generator = torch.Generator().manual_seed(n)
     p, g, m, v = (torch.randn(n, generator=generator) for _ in range(4))
     g = g.bfloat16()

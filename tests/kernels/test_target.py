@@ -345,7 +345,7 @@ def test_layers_that_are_alike_are_asked_about_once(monkeypatch: pytest.MonkeyPa
 
 
 def in_fp64(graph: Graph) -> Graph:
-    """The same program on f64 numbers."""
+    """A copy of the graph with every f32 value as f64."""
     graph = graph.clone()
     for value in [*graph.inputs, *(v for n in graph for v in n.outputs)]:
         if type_of(value).dtype == DType.FLOAT:
@@ -376,7 +376,7 @@ def test_an_fp64_model_keeps_its_ops_and_is_told_why(kind: str) -> None:
     assert all("double tensors" in t["reason"] and len(t["modules"]) >= 2 for t in told)
     # what has a kernel for it is fused still: aten's head takes any floating dtype
     assert "LinearCrossEntropy" in {n.op_type for n in forward}
-    # and nothing is taken apart at plan time: every own op that is left has its kernel
+    # every own op that is left has a kernel, so that no op is expanded at plan time
     step, _ = run(vjp(forward, ["loss"], tiny.trained(made)), STEP, refuse=Fusible(NATIVE))
     for node in step:
         if node.domain == ONWARD:

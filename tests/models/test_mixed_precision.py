@@ -70,7 +70,7 @@ def products(graph: Graph) -> list[Node]:
 
 
 def casts_of_parameters(graph: Graph) -> list[tuple[str, bool]]:
-    """Which, and whether in the backward half."""
+    """The parameters that are cast, each with whether its cast is in the backward half."""
     return [
         (n.inputs[0].name or "", bool(n.meta.get("backward")))
         for n in graph
@@ -79,7 +79,7 @@ def casts_of_parameters(graph: Graph) -> list[tuple[str, bool]]:
 
 
 def readers_of(node: Node) -> list[Node]:
-    """Through views."""
+    """The nodes that read a node's result, directly or through views."""
     found: list[Node] = []
     for reader in node.outputs[0].consumers():
         found += readers_of(reader) if reader.op_type in VIEWS else [reader]

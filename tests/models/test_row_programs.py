@@ -54,7 +54,7 @@ def _of(name: str, *stages: Stage, loss: Callable[[Parts, Tensor, Batch], Tensor
 
 
 POOLED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    # of h f[B,T,D], the mask i64[B,T], and the same as b[B,T,1]
+    # pooling functions of h f[B,T,D], the mask m i64[B,T], and the mask as b[B,T,1]
     "sum": lambda h, m, b: h.masked_fill(m[..., None] == 0, 0.0).sum(1),
     "mean": lambda h, m, b: h.masked_fill(m[..., None] == 0, 0.0).mean(1),
     "ratio": lambda h, m, b: h.masked_fill(~b, 0.0).sum(1) / m.sum(1, keepdim=True).clamp(min=1),

@@ -138,7 +138,8 @@ def test_steps_under_a_trained_bias_equal_eager(name: str) -> None:
 
 
 def flash(model: nn.Module, data: dict[str, Tensor]) -> list[bool]:
-    """Of each attention that keeps no scores, whether it trains a bias."""
+    """Whether each FlashAttention of the model trains a bias; attention that keeps scores is left
+    out."""
     nodes = [n for n in compiled(model, data).forward if n.op_type == "FlashAttention"]
     return ["bias_gradient" in n.attributes for n in nodes]
 
@@ -162,7 +163,8 @@ def test_t5_computes_the_rows_that_are_read(name: str) -> None:
 
 
 def test_t5_with_a_sample_of_padding_alone() -> None:
-    """Its rows see no key, so that scores and biases go under in the mask: a capture of its own."""
+    """A sample of padding sees no key, so that its scores and biases vanish under the mask: it
+    takes a capture of its own."""
     make, data_of = CASES["T5"]
     model, data = cast(Any, make()), data_of()
     model.set_attn_implementation("eager")  # torch's sdpa has no gradient there
@@ -170,7 +172,7 @@ def test_t5_with_a_sample_of_padding_alone() -> None:
     assert_same(gradients_of(model, [data]), model, [data])
 
 
-# Of positions alone, or not, under a mask that is filled in: then rows are packed, or not.
+# Biases under a filled mask, and whether rows are packed: only a bias of positions alone allows it.
 UNDER_A_FILL: dict[str, tuple[Bias, bool]] = {
     "relative places": (lambda m, x, mask: m.relative(x.shape[1]), True),
     "slopes": (lambda m, x, mask: m.slopes * m.places(x.shape[1]), True),

@@ -66,8 +66,8 @@ def assert_same_run(
         distance = float((p.detach().double() - exact[name]).norm())
         allowed = 2 * float((plain[name] - exact[name]).norm()) + 1e-5
         if name.endswith("key.bias") and "Adam" in type(trainer.optimizer).__name__:
-            # its exact gradient is zero, so Adam divides noise by noise: each engine walks at
-            # random, a learning rate a step at most
+            # the exact gradient of a key's bias is zero, so Adam divides noise by noise: each
+            # engine walks at random, a learning rate a step at most
             allowed = 2 * len(data) * trainer.optimizer.param_groups[1]["lr"] * p.numel() ** 0.5
         assert distance <= allowed, f"{name}: {distance:.3e}, allowed {allowed:.3e}"
         moved += float((p.detach().double() - before[name]).norm())

@@ -117,7 +117,7 @@ class Model(nn.Module):
 
 
 class Stop(BaseException):
-    """As KeyboardInterrupt: no Exception."""
+    """A BaseException that is no Exception, like KeyboardInterrupt."""
 
 
 @dataclass

@@ -120,7 +120,7 @@ class Takes(nn.Module):
 
 
 class Twice(nn.Module):
-    """The same part at two places."""
+    """A model that calls one part at two places."""
 
     def __init__(self) -> None:
         super().__init__()

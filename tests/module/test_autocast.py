@@ -440,7 +440,7 @@ class Part(nn.Module):
 
 
 def test_parts_that_run_in_pytorch() -> None:
-    """They are given fp32, and compute in it."""
+    """Parts that run in PyTorch are given fp32 and compute in it."""
     twins = Twins(Apart())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EagerWarning)

@@ -190,7 +190,7 @@ class Asks(nn.Module):
             h.data = h.data * 2
         return self.b(h)
 
-    # these call the same functions in both states
+    # methods from here on call the same functions with and without autocast
 
     def limit(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x)
@@ -358,7 +358,7 @@ def test_results_of_recurrent_layers(kind: str, to: torch.dtype, state: torch.dt
 
 
 class LowGradient(torch.autograd.Function):
-    """Its backward gives a gradient in the type of what arrived."""
+    """A function whose backward returns the gradient in the dtype of what arrived."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

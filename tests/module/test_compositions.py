@@ -296,7 +296,7 @@ class Waiting(nn.Module):
 
 
 def test_another_thread_calls_a_model_while_it_is_traced() -> None:
-    """Its parameters are the trace's then: the call waits."""
+    """A call from another thread waits, since the parameters belong to the trace until it ends."""
     twins = Twins(Waiting())
     x, found = torch.randn(2, 4), list[Any]()
 

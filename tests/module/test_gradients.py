@@ -214,7 +214,8 @@ def test_retained_graphs() -> None:
 
 
 def test_a_retained_graph_in_a_block_that_is_larger_than_it_needs() -> None:
-    """Such a block was free; that of the copy is another, and smaller."""
+    """The block that forward took was free and large; the copy for a retained graph gets a smaller
+    one."""
     twins = Twins(Positional())
     for _ in range(2):
         for model in twins.both:

@@ -20,8 +20,9 @@ from onward.module import accelerated
 
 
 class _SetsItsKind(torch.nn.Module):
-    """Its forward sets a value in itself, as Transformers' classifiers set `config.problem_type`.
-    Results that their own gradient reads (exp, softmax) are saved by autograd."""
+    """A module whose forward sets an attribute of it, as Transformers' classifiers set
+    `config.problem_type`. Autograd saves the results of exp and softmax, which their own gradients
+    read."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -43,7 +43,8 @@ def test_a_bad_batch_raises_what_eager_raises_and_says_nothing(
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_after_bad_batches_good_ones_run_as_a_graph(strict: bool) -> None:
-    """They are of one kind: the first is no reason for the others."""
+    """Bad and good batches are of one kind, so that a failed one must give no reason against the
+    others."""
     twins = Twins(Positional(), strict=strict)
     for width in (W + 1, W + 2, W + 3, W + 1):
         with pytest.raises((RuntimeError, CaptureError)):
@@ -53,7 +54,7 @@ def test_after_bad_batches_good_ones_run_as_a_graph(strict: bool) -> None:
 
 
 class OnlyWide(Positional):
-    """Has no graph for two rows, and for three."""
+    """A model that has no graph for batches of two or three rows."""
 
     def forward(self, x: torch.Tensor) -> Any:  # type: ignore[override]
         if x.shape[0] in (2, 3):
@@ -246,7 +247,7 @@ def test_outputs_are_let_go_with_their_last_name() -> None:
 
 
 def test_gradients_that_are_moved_into_shared_memory() -> None:
-    """Their storage is the block's: it is not lent again, since it lies elsewhere now."""
+    """Gradients lie in a lent block; once their storage is moved, the block is not lent again."""
     twins = Twins(Positional())
     for step in range(5):
         twins.zero()

@@ -291,7 +291,8 @@ def test_a_size_that_is_the_width_too() -> None:
 
 @pytest.mark.parametrize("first", [(2, 4), (3, 5), (4, 4), (2, D)])
 def test_a_trainer_s_first_batch_may_have_any_sizes(first: tuple[int, int]) -> None:
-    """It would refuse another batch whose part returns other sizes than it was told."""
+    """A Trainer would refuse a later batch whose part returned other sizes than were inferred, so
+    the first batch must not mislead it."""
 
     class Net(nn.Module):
         def __init__(self) -> None:

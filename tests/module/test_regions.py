@@ -355,7 +355,7 @@ def test_dropout_within_a_part_follows_the_generator() -> None:
 
 
 def test_dropout_within_a_part_follows_a_trainer_s_seed() -> None:
-    """And torch's own generator is neither read nor moved by a step."""
+    """A step neither reads nor moves torch's own generator."""
 
     def losses(seed: int, state: int) -> list[float]:
         torch.manual_seed(0)

@@ -162,7 +162,8 @@ NAMES: dict[str, Callable[[Any], list[str]]] = {
 
 
 def _walk(module: Any, prefix: str) -> Iterator[str]:
-    """As FSDP and DeepSpeed do."""
+    """Names of parameters and buffers, read from the private dicts as FSDP and DeepSpeed read
+    them."""
     for name in ("_parameters", "_buffers"):
         yield from (prefix + key for key in getattr(module, name))
     for name, child in module._modules.items():
@@ -259,7 +260,8 @@ def test_other_names_stay_unexpected() -> None:
 
 
 def test_a_model_with_a_submodule_of_that_name() -> None:
-    """Its keys are its own; `wrapper.module` is the model."""
+    """A model's own submodule named `module` keeps its keys, and `wrapper.module` is still the
+    model."""
 
     class Holder(nn.Module):
         def __init__(self) -> None:
@@ -329,7 +331,7 @@ KEYWORDS: dict[str, dict[str, Any]] = {"to_empty": {"device": "cpu"}}
 
 
 def test_every_method_of_torch_is_in_the_table() -> None:
-    """Other packages add methods to it; these are theirs."""
+    """Methods that other packages add to nn.Module are left out."""
     held = {n: getattr(nn.Module, n) for n in dir(nn.Module) if not n.startswith("_")}
     own = {n for n, x in held.items() if getattr(x, "__module__", "torch").startswith("torch")}
     assert own <= CALLS.keys()
@@ -339,7 +341,8 @@ def test_every_method_of_torch_is_in_the_table() -> None:
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("name", [n for n in CALLS if callable(getattr(nn.Module, n))])
 def test_methods_are_the_model_s(name: str, wrap: str) -> None:
-    """Those of a model's class that has its own, and what they leave behind is there."""
+    """A method that the model's class overrides is called through the wrapper, with the same
+    effects."""
     if name == "T_destination":
         return  # a type
     spied: Any = type("Spied", (Seen,), {} if name == "forward" else {name: _noted(name)})
@@ -367,7 +370,7 @@ def test_methods_are_the_model_s(name: str, wrap: str) -> None:
 
 
 def _said(value: Any) -> Any:
-    """It, to be compared with another run's."""
+    """A value in a form that can be compared with that of another run."""
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.requires_grad
     if isinstance(value, nn.Module):
@@ -497,7 +500,7 @@ def test_copies(kind: str, how: str) -> None:
 
 
 def test_a_pickle_of_before() -> None:
-    """Of a wrapper that held its model as a submodule."""
+    """A pickle of an older wrapper, which held its model as a submodule, can still be read."""
     state = vars(nn.Module()) | {"_modules": {"module": Net()}, "_onward_options": {"strict": True}}
     old = onward.Module.__new__(onward.Module)
     old.__setstate__(state)

@@ -43,7 +43,7 @@ class Written(nn.Module):
 
 
 class Averaged(nn.Module):
-    """Its loss depends on a buffer that it writes."""
+    """A model whose loss depends on a buffer that its forward writes."""
 
     mean: torch.Tensor
 

@@ -43,7 +43,7 @@ class Twins:
         return ours
 
     def same_gradients(self) -> None:
-        """Of every parameter, and who has none."""
+        """Assert that both models have equal gradients, and none for the same parameters."""
         for (name, p), q in zip(self.ours.named_parameters(), self.eager.parameters(), strict=True):
             assert (p.grad is None) == (q.grad is None), f"{name}: {p.grad is None}"
             if p.grad is not None and q.grad is not None:

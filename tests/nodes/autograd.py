@@ -122,7 +122,7 @@ def _same(what: str, have: np.ndarray, want: np.ndarray, tolerance: float) -> No
 
 
 def call_by_torch(call: Call) -> str:
-    """The same of a call of our own: `EQUAL`, or how it differs."""
+    """How a call of our own compares with PyTorch: `EQUAL`, or the difference in words."""
     attributes = Attributes(call.model.graph.node[0], call.opset)
     ends = list(call.model.graph.node[0].output)
 

@@ -54,7 +54,8 @@ def test_the_page_is_current() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_each_op_is_in_one_of_the_tables(name: str) -> None:
-    """It runs in a known way and is differentiated, or not for a reason; or it is refused."""
+    """Each op runs in a known way and is differentiated, or the table says why not; or it is
+    refused."""
     assert runs_by(name), "fix: a decomposition, a record with a kernel, or a reason in REFUSED"
     assert gradient(name), "fix: a gradient rule, or a reason why none flows"
     taken = name in DECOMPOSITIONS or name in CONSTANT

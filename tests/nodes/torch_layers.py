@@ -136,7 +136,7 @@ def _written_out(a: Any, q: T, k: T, v: T, allowed: T, added: T, scale: float) -
 
 @row("RotaryEmbedding")
 def _rotary(a: Any, x: T, cos: T, sin: T, at: T | None = None) -> T:
-    """As a product of complex numbers: pairs turned by cos + i sin."""
+    """Rotary embedding as a product of complex numbers: each pair is turned by cos + i sin."""
     whole = x.unflatten(2, (a.num_heads, -1)) if x.dim() == 3 else x.transpose(1, 2)
     turned = a.rotary_embedding_dim or whole.shape[-1]
     pair = whole[..., :turned]

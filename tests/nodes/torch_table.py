@@ -32,11 +32,11 @@ AT_KINKS: dict[str, str] = {}
 
 
 class NoForm(ValueError):
-    """torch has no such form of an op that it has."""
+    """Raised where torch has the op, but not in this form."""
 
 
 class Attributes:
-    """Those of a node, the defaults of its schema too; None for one that it has not."""
+    """The attributes of a node, with the defaults of its schema; None for one that it has not."""
 
     def __init__(self, node: onnx.NodeProto, opset: int) -> None:
         schema = onnx.defs.get_schema(node.op_type, opset)

@@ -43,7 +43,7 @@ def written_back(plan: Plan) -> bool:
 
 
 def test_random_graphs_are_estimated_to_the_byte() -> None:
-    """As they are, and with any of their forward half done again.
+    """Estimates are exact as the graphs are, and with any of their forward half recomputed.
 
     Where the plan keeps the order supposed, the bytes are equal. It need not: a launch that runs
     early because it frees a value frees it no longer once the backward half reads a twin. The bytes

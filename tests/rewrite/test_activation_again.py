@@ -92,7 +92,8 @@ def test_no_activation_lives_through_both_halves(kind: str, low: bool) -> None:
 
 
 def test_what_is_handed_out_is_kept() -> None:
-    """And what nothing else of the backward half reads the operand of."""
+    """An activation is kept where it is an output, and where nothing else in backward reads its
+    operand."""
 
     class Shown(Stack):
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
@@ -102,7 +103,8 @@ def test_what_is_handed_out_is_kept() -> None:
     assert not any(n.meta.get("again") for n in step_of(Shown("gelu", 1)))
 
     class Frozen(Stack):
-        """The product before needs no gradient, so the slope is not wanted."""
+        """A model whose product before the activation needs no gradient, so its slope is not
+        needed."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = F.gelu(x.repeat(1, WIDE // WIDTH))

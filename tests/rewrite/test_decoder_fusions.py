@@ -256,7 +256,8 @@ def test_models_of_others_have_them(name: str) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_with_dropout_is_that_of_the_parts(name: str) -> None:
-    """The same masks are drawn: losses and gradients differ by rounding alone."""
+    """Fused and unfused steps draw the same masks: losses and gradients differ by rounding
+    alone."""
     make, data = CASES[name]
     model = make()
     for key, value in vars(model.config).items():

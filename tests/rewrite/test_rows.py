@@ -140,7 +140,7 @@ def _later(b: Builder, x: Value, env: Env) -> Value:
 
 
 def _turned(b: Builder, x: Value, env: Env) -> Value:
-    """Of a token a column, as a step of a scan reads its state: `[B,1,8] -> [B,8,1]`."""
+    """The second token as a column, as a step of a scan reads its state: `[B,1,8] -> [B,8,1]`."""
     (batch, length, _), y = type_of(x).shape, b.Tanh(x)
     first, token, others = (b.slice(y, 1, *at) for at in ((0, 1), (1, 2), (2, length)))
     column = b.Exp(b.reshape(token, (batch, D, 1)))

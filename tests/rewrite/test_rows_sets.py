@@ -92,7 +92,7 @@ class World:
                 return x if to == dtype else b.cast(x, to)
 
     def condition(self, depth: int = 2) -> Condition:
-        """Of the rows `(b, t)`."""
+        """A random condition on the rows `(b, t)`."""
         draw, sizes = self.draw, (B, T)
         kinds = ("test", "test", "test", "window", "listed", "numbers", "spread", "seen")
         kinds += ("above", "along", "some")
@@ -361,7 +361,8 @@ def test_what_should_be_seen_to_be_contained_is() -> None:
 
 
 def test_a_mask_that_was_transposed_is_the_mask() -> None:
-    """As sequence-first models write it; else their pooling and their attention have two sets."""
+    """A transposed mask, as sequence-first models write it, counts as the mask; otherwise their
+    pooling and their attention would have two sets of rows."""
     world = World(0)
     mask = world.inputs["mask"]
     turned = sets.test(world.b.cast(world.b.transpose(mask, [1, 0]), DType.BOOL))

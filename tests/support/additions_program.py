@@ -32,7 +32,8 @@ class Net(nn.Module):
 
 
 class Scaled(nn.Module):
-    """The same with an op of a library that torch alone knows."""
+    """A model with an operator of torch.library, which Onward serves once `registered_later` adds
+    it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -27,7 +27,7 @@ def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Li
     return loaded
 
 
-# Which keys a query sees, both numbered alike; most leave out whole blocks of them.
+# Masks that say which keys a query sees, both numbered alike; most leave out whole blocks of keys.
 PATTERNS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "window": lambda q, k: (q - k).abs() <= 20,
     "behind": lambda q, k: (k <= q) & (k > q - 33),

@@ -41,7 +41,7 @@ def _labelled(d: Batch) -> Tensor:
 
 
 def _unpadded(p: Choosing, h: Tensor, d: Batch) -> Tensor:
-    """As ModernBERT unpads and pads again."""
+    """The loss of a model that unpads its rows and pads them again, as ModernBERT does."""
     places = torch.nonzero(d["mask"].flatten(), as_tuple=False).flatten()
     rows = p.norm(p.inner(h.flatten(0, 1)[places]))
     whole = h.new_zeros(h.shape[0] * h.shape[1], h.shape[2])

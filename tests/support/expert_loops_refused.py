@@ -222,7 +222,7 @@ def for_want_of_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Te
 
 
 def if_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """It asks for the rows of another mask."""
+    """A loop that asks whether another mask has rows."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     (high,) = torch.where(scale[:, 0] > 0.9)
     for i in range(EXPERTS):

@@ -88,7 +88,7 @@ class SetsAGlobal(Net):
 
 
 class TabulatesInAHelper(Net):
-    """As rotary positions are kept."""
+    """A forward that keeps a table in a helper object, as models keep rotary positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ class TabulatesByACache(Net):
 
 
 class Freezes(Net):
-    """Its bias is not trained, from the first step on."""
+    """A forward that freezes its own bias from the first step on."""
 
     def step(self, h: torch.Tensor) -> torch.Tensor:
         self.linear.bias.requires_grad_(False)
@@ -161,7 +161,8 @@ class StoresInTraining(Net):
 
 
 class AsksForGradients(Net):
-    """As eager code under `torch.no_grad()` finds it, in evaluation."""
+    """A forward that asks for gradients; in evaluation it hears what eager code hears under
+    `torch.no_grad()`."""
 
     def step(self, h: torch.Tensor) -> torch.Tensor:
         return h if torch.is_grad_enabled() and h.requires_grad and h.grad_fn is not None else -h

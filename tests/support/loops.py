@@ -21,7 +21,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 
 
 class Pair:
-    """The same model twice: trained by Onward, and by a loop of plain PyTorch."""
+    """One model twice: trained by Onward, and by a loop of plain PyTorch."""
 
     def __init__(
         self,

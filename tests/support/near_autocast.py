@@ -78,7 +78,7 @@ def assert_as_near(
 
 
 def shuffled(data: Tensors, seed: int) -> Tensors:
-    """The same batch with other tokens; padding and what stands for it stay."""
+    """The batch with other tokens; padding and the tokens that mark it stay."""
     ids = data.get("input_ids")
     if ids is None or not seed:
         return data

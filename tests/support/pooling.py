@@ -54,7 +54,7 @@ class Tower(nn.Module):
 
 
 class TwoTowers(Tower):
-    """The same encoder for both sides. loss: of `a f[B,D]` and `b f[B,D]`."""
+    """One encoder for both sides. loss: a function of `a f[B,D]` and `b f[B,D]`."""
 
     def __init__(
         self,

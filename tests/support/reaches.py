@@ -137,7 +137,7 @@ COMPLEX: dict[str, Way] = {
 }
 
 
-# those that a graph cannot hold: a Trainer refuses them, an accelerated model runs them in eager
+# ways that a graph cannot hold: a Trainer refuses them, an accelerated model runs them in eager
 NO_TRANSLATION = (
     "angle", "filter", "rfft", "irfft", "fftshift", "hfft", "where", "gather", "sum", "division",
     "exponential", "power", "window written", "all written", "written as real", "masked", "padded",

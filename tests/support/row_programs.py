@@ -237,7 +237,7 @@ def tokens(p: Parts, h: Tensor, labels: Tensor, **more: Any) -> Tensor:
 
 
 TOKEN_LOSSES: dict[str, Callable[[Parts, Tensor, Batch, Tensor, Tensor], Tensor]] = {
-    # of h, the batch, a mask of bools b[B,T], one of floats f[B,T]
+    # losses of h, the batch, a mask of bools b[B,T] and one of floats f[B,T]
     "ignored": lambda p, h, d, b, m: tokens(p, h, d["labels"]),
     "summed": lambda p, h, d, b, m: tokens(p, h, d["labels"], reduction="sum"),
     "every token": lambda p, h, d, b, m: tokens(p, h, d["tags"]),
@@ -334,7 +334,7 @@ def stage(draw: random.Random) -> tuple[str, Stage]:
 
 
 def pooled(pool: str, b: str, m: str, end: str = "classes") -> Loss:
-    """Of one row a sequence, made with these masks."""
+    """A loss of one row for each sequence, pooled with these masks."""
 
     def loss(p: Parts, h: Tensor, d: Batch) -> Tensor:
         vector = POOLS[pool](h, d, _wide(BOOLS[b](d)), _wide(FLOATS[m](d)))
@@ -344,7 +344,7 @@ def pooled(pool: str, b: str, m: str, end: str = "classes") -> Loss:
 
 
 def loss(draw: random.Random) -> tuple[str, Loss]:
-    """A random one."""
+    """A random loss, and its name."""
     b, m = draw.choice([*BOOLS]), draw.choice([*FLOATS])
     if draw.random() < 0.5:
         pool, end = draw.choice([*POOLS]), draw.choice(POOLED)

@@ -229,8 +229,8 @@ def execute_packed(
     outputs: Iterable[str],
     room: float = 1.5,
 ) -> tuple[Tensors, dict[str, int]]:
-    """The same of a graph that counts rows, and its counts. Its plan has room for more than the
-    batch: what runs is what a batch smaller than an earlier one gets."""
+    """Outputs of a graph that counts rows, and its counts. The plan has room for more than the
+    batch, as it has for a batch smaller than an earlier one."""
     conditions, step = split_counting(graph)
     dims = made.captured.dims(list(data.values()))
     assert dims is not None, "the capture does not fit the batch"
@@ -275,7 +275,7 @@ def gradients(model: nn.Module, data: Mapping[str, torch.Tensor], **more: Any) -
 def gradients_of(
     model: nn.Module, batches: Sequence[Mapping[str, torch.Tensor]], **more: Any
 ) -> list[Tensors]:
-    """The same for several batches of one shape."""
+    """Loss and gradients from Onward for several batches of one shape."""
     made = compiled(model, batches[0], **more)
     graph = made.differentiated(trained(made))
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
@@ -308,8 +308,8 @@ class ReduceSum(ReduceSum_13):
 
 
 def reference(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) -> Tensors:
-    """The same from onnx's own evaluator, which has every type; what is bf16 comes as f32. Its
-    products and sums of low types are of fp32 and rounded once, as an engine's are."""
+    """A graph's outputs from onnx's own evaluator, which has every type; what is bf16 comes as f32.
+    Products and sums of low types are computed in fp32 and rounded once, as an engine does."""
     session = ReferenceEvaluator(to_proto(graph), new_ops=[GatherElements, Gemm, ReduceSum])
     with np.errstate(all="ignore"):
         results: Any = session.run(None, _feeds(made, graph, data))
@@ -319,7 +319,7 @@ def reference(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) ->
 
 
 def _feeds(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Each input of a graph, in its type."""
+    """The inputs of a graph, each in its own type."""
     own = {**made.captured.owned, **{BATCH + n: x for n, x in data.items()}}
     feeds: dict[str, np.ndarray] = {}
     for item in graph.inputs:

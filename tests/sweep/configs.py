@@ -91,7 +91,7 @@ INDICES = re.compile(
     r"(index(es)?|indices|idxs|layer_ids|cross_attention_layers|_block_indexes|"
     r"vision_feature_layers?)$"
 )
-# The same, where as many are wanted elsewhere.
+# Fields that name layers by number and must keep as many entries as they have.
 COUNTED = re.compile(r"out_indices|hook_ids|state_indices|extract_layers|target_layers")
 
 _MAMBA = "mamba" if transformers.__version__ < "5" else "linear_attention"
@@ -259,7 +259,8 @@ def _numbers(held: dict[str, Any], level: int) -> dict[str, Any]:
 
 
 def _stages(held: dict[str, Any]) -> dict[str, Any]:
-    """Of a backbone whose layers are its stages, as many as are read; of others what is read."""
+    """Changes for a backbone: as many layers as stages are read where its layers are its stages;
+    for any other the stages that are read."""
     read, names = held.get("out_features") or [], held.get("stage_names") or []
     if len(read) < 2:
         return {}

@@ -242,7 +242,8 @@ def _within(ours: torch.Tensor, want: torch.Tensor, rounded: list[torch.Tensor])
 def second_batch(
     maker: Maker | ModuleMaker, model: nn.Module, batch: Batch
 ) -> tuple[Batch, dict[str, Any], str]:
-    """Another size, and another length where the model has one; else one of the two alone."""
+    """A batch of another size, and of another length where the model has one; else one of the
+    two."""
     for size, length in ((4, 10), (4, 8), (3, 10)):
         other, fixed = maker(size, length)
         if {k: v.shape for k, v in other.items()} == {k: v.shape for k, v in batch.items()}:

@@ -36,7 +36,7 @@ class Record:
 
 
 class Doubling(torch.Tensor):
-    """Its tanh is another."""
+    """A tensor subclass whose tanh is twice torch's."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,7 +45,7 @@ class Doubling(torch.Tensor):
 
 
 class Plain(torch.Tensor):
-    """A subclass that only has a name."""
+    """A tensor subclass that adds nothing but its name."""
 
 
 class Dispatching(torch.Tensor):

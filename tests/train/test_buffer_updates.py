@@ -125,7 +125,7 @@ REFUSED = {
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Of several sizes."""
+    """Batches of several sizes."""
     torch.manual_seed(1)
     return [(torch.randn(n, 4), torch.randint(0, 3, (n,))) for n in (5, 8, 5, 3)]
 

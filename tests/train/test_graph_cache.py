@@ -196,7 +196,7 @@ def compile_step(folder: Path, make: Callable[[], nn.Module] = mlp, **changes: A
 
 
 class Scaled(tiny.Mlp):
-    """The same with another number in its code."""
+    """A tiny.Mlp with a number of its own in its code: the factor of its output."""
 
     factor = 2.0
 

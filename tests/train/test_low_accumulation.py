@@ -60,7 +60,7 @@ def eager_sums(rounds: bool) -> list[torch.Tensor]:
 
 
 def share_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
-    """Of the elements, but for rounding of fp32."""
+    """The share of elements that are equal but for the rounding of fp32."""
     same = [((x - y).abs() <= 1e-6 + 1e-5 * y.abs()).flatten() for x, y in zip(a, b, strict=True)]
     return float(torch.cat(same).double().mean())
 

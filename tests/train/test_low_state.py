@@ -383,7 +383,7 @@ CHANGES: dict[str, Callable[[Any, Any], Any]] = {
 @EACH
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_of_the_state_hold(form: str, change: str) -> None:
-    """As in a Trainer with fp32 moments that is given the same state before."""
+    """A change of the state has the effect that it has in a Trainer with fp32 moments."""
     trainer, twin = trainer_of(form), trainer_of("fp32")
     run(trainer, 3)
     twin.load_state_dict(trainer.state_dict())
@@ -500,7 +500,7 @@ def test_once_the_trainer_is_gone_torch_steps_with_the_moments(form: str) -> Non
 
 @EACH
 def test_updates_read_low_gradients_where_precision_is_mixed(form: str) -> None:
-    """As they are, without a pass over memory that casts them."""
+    """Low gradients are read as they are, without a pass over memory that casts them."""
     trainer = trainer_of(form, mixed_precision="bf16")
     run(trainer, 2)
     plan = trainer.plan

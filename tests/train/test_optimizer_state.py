@@ -93,7 +93,8 @@ def test_changes_of_the_state_hold(kind: str, change: str, captures: list[int]) 
 
 
 def test_updates_are_those_of_the_parameter_that_had_most() -> None:
-    """Of an optimizer that has stepped before, and of one that is loaded in mid-run."""
+    """The count of updates is that of the parameter that had most, in an optimizer that has stepped
+    before and in one loaded in mid-run."""
     model = net()
     optimizer = KINDS["adamw"](model.parameters())
     first, *rest = model.parameters()

@@ -60,7 +60,7 @@ def losses(trainer: onward.Trainer, count: int) -> list[float]:
 
 
 def states() -> dict[str, Any]:
-    """Of every generator that a user's loop may read."""
+    """The state of every generator that a user's loop may read."""
     return {
         "torch": torch.get_rng_state(), "python": random.getstate(),
         "numpy": repr(np.random.get_state(legacy=False)),
@@ -279,7 +279,8 @@ def test_a_seed_after_a_state_decides() -> None:
 
 
 def test_states_of_before_are_read() -> None:
-    """They lack what a stream saves: torch's seed decides, or the generator that they have."""
+    """States saved by older versions lack the stream: torch's seed decides, or the generator they
+    hold."""
     new = ("stream", "left_out", "evaluations")
     kinds: list[dict[str, Any]] = [{}, {"seed": 3}]
     for options in kinds:
@@ -317,7 +318,8 @@ def test_a_stream_that_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"seed": 3}])
 def test_an_evaluation_that_draws_draws_anew(options: dict[str, Any]) -> None:
-    """As in eager; and the masks of training are those of a run without evaluations."""
+    """An evaluation draws anew each time, as in eager; training has the masks of a run without
+    evaluations."""
     torch.manual_seed(11)
     want = losses(trainer_of("rand", **options), 3)
     found = []

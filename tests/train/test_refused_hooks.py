@@ -566,7 +566,7 @@ def test_another_loss_function_holds_from_the_next_step_on() -> None:
 
 
 def test_a_parameter_in_the_loss_functions_closure_is_refused() -> None:
-    """Its penalty would be that of the first step for ever, without a gradient."""
+    """The captured penalty would stay that of the first step for ever, without a gradient."""
     model = net()
     weight = model.inner.weight
     trainer = trainer_of(model, lambda o, t: F.cross_entropy(o, t) + weight.pow(2).sum())

@@ -44,7 +44,7 @@ class Layers(nn.Module):
 
 
 def laid_out(model: nn.Module, how: str) -> nn.Module:
-    """The same numbers in other layouts; a vector gets gaps."""
+    """Give the model's tensors other memory layouts with the same numbers; vectors get gaps."""
     change = LAYOUTS[how]
     for name, p in [*model.named_parameters(), *model.named_buffers()]:
         wide = p.detach()
@@ -157,7 +157,7 @@ def test_shared_memory_is_refused(share: Callable[[Two], None], when: str) -> No
 
 
 def test_parameters_side_by_side_in_one_buffer() -> None:
-    """As DeepSpeed lays them: one storage, and no byte of two."""
+    """Two parameters in one storage that share no byte are served, as DeepSpeed lays them out."""
     pair = Pair(Two(), OPTIMIZERS["momentum"])
     held: Any = pair.model
     both: list[Any] = [held, pair.twin]

@@ -133,7 +133,8 @@ def test_options_cannot_be_changed_later() -> None:
 
 @pytest.mark.parametrize("name", ["model", "optimizer", "options", "device", "memory"])
 def test_what_a_trainer_was_made_with_stays(name: str) -> None:
-    """Another would have no effect, in silence; another loss function has."""
+    """Setting one of these would silently have no effect, so it raises; another loss function does
+    have one."""
     model = mlp()
     trainer = onward.Trainer(model, onward.optim.SGD(lr=0.1), loss_fn)
     held = getattr(trainer, name)

@@ -90,7 +90,7 @@ def replace(model: Any) -> None:
 
 
 def move(model: Any) -> None:
-    """The same Parameter object on other memory."""
+    """Move each parameter to other memory, keeping the Parameter object."""
     for p in model.parameters():
         p.data = p.data.clone()
 
@@ -191,7 +191,8 @@ OPTIMIZER_CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 @pytest.mark.parametrize("change", OPTIMIZER_CHANGES)
 def test_changed_optimizer_settings_are_noticed(change: str) -> None:
-    """As torch's own AdamW: the moments stay, the new setting holds from the next step on."""
+    """A changed setting holds from the next step on and the moments stay, as in torch's own
+    AdamW."""
     model = mlp()
     twin = copy.deepcopy(model)
     loss_fn = nn.functional.cross_entropy

@@ -117,7 +117,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 
 def test_a_hundred_batches_need_a_handful_of_plans(plans: list[Plan]) -> None:
-    """And none once the largest was seen; nor does an arena grow then."""
+    """No plan is made and no arena grows once the largest batch was seen."""
     trainer = trainer_of(bert(layers=1))
     batches = [ragged(seed) for seed in range(100)]
     largest = max(range(100), key=lambda i: batches[i]["attention_mask"].sum())

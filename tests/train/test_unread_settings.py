@@ -111,7 +111,7 @@ class Settings:
 
 
 class Held(nn.Module):
-    """Its forward reads settings in each way that Python has."""
+    """A model whose forward reads a setting in each way that Python has."""
 
     def __init__(self) -> None:
         super().__init__()
