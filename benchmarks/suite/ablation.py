@@ -28,7 +28,7 @@ _LATE = 300.0  # seconds that a group which has begun may take beyond the budget
 
 
 def variants() -> dict[str, Engine]:
-    """Engines by the name of the part that is off, passes first."""
+    """Engines by the name of the part that each switches off, rewrite passes first."""
     engines = {name: without_pass(name, name, f"without pass {name}") for name in passes.names()}
     for name, about, env in (
         ("native kernels", "ONWARD_NATIVE=0", {"ONWARD_NATIVE": "0"}),
@@ -118,7 +118,7 @@ def _timed(
     found: dict[str, Any],
     first: bool,
 ) -> Mapping[str, Any]:
-    """Adds the entries of one group, and of the base in the first; returns the base's."""
+    """Times one group: adds its entries, and in the first group the base's; returns the base's."""
     effort = Effort(
         rounds=settings.rounds,
         steps=settings.steps[case.model],

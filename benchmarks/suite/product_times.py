@@ -51,7 +51,7 @@ def _split_way(product: Product, threads: int) -> Run:
     a, b = _operands(product)
     c = np.empty((product.m, product.n), dtype=np.float32)
     pool = ThreadPoolExecutor(threads)
-    # Along the longer side, as a tall product has few columns and the head's forward few rows.
+    # Split along the longer side: a tall product has few columns, and the head's forward few rows.
     length = max(product.m, product.n)
     ends = [length * i // threads for i in range(threads + 1)]
     parts = [slice(*pair) for pair in itertools.pairwise(ends)]

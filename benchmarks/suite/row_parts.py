@@ -125,7 +125,7 @@ def paired(run: Run) -> None:
 
 
 def grid(run: Run) -> None:
-    """Speed over shares of real tokens and shares of labels."""
+    """Measure the speed over shares of real tokens and shares of labels."""
     real, labelled = ((1.0, 0.46), (1.0, 0.15)) if run.quick else (GRID_REAL, GRID_LABELLED)
     base = next((case for case in run.cases if case.model == "bert_padded"), None)
     if base is None:
@@ -176,7 +176,7 @@ def varying(run: Run) -> None:
 
 
 def _overhead(entry: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, float]:
-    """The pass's time as a multiple of that without it, from the rounds' medians."""
+    """Step time with the pass over that without it, from the medians of the rounds."""
     turns = zip(entry["seconds"], base["seconds"], strict=False)
     ratios = [statistics.median(a) / statistics.median(b) for a, b in turns]
     if len(ratios) < 2:

@@ -91,7 +91,7 @@ def test_through_complex_numbers_what_moves_in_eager_moves(name: str, kind: str)
         call = torch.compile(model, backend="onward") if kind == "compile" else model
         if kind == "accelerate":
             onward.accelerate(model)
-        # torch.compile makes inputs of constants
+        # torch.compile turns constants into graph inputs
         eager = kind == "compile" and name == "by a constant"
         with pytest.warns(EagerWarning) if eager else nullcontext():
             assert trained(model, call) == want
@@ -145,7 +145,7 @@ class Doubled(torch.autograd.Function):
 
 
 class Holding(nn.Module):
-    """With a complex tensor where `where` says."""
+    """A model with a complex tensor as a parameter or a buffer, as `where` says."""
 
     def __init__(self, where: str) -> None:
         super().__init__()

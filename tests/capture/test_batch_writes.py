@@ -38,7 +38,7 @@ ASKED: dict[str, Write] = {
     "without need": lambda at, x: bool((at.clamp_(0, 7) > 7).any()) or at.mul_(1),
 }
 HARMLESS |= {f"asked {name}": write for name, write in ASKED.items()}
-# What no batch alone decides, or changes every batch.
+# Writes that the batch alone does not decide, or that change every batch.
 REFUSED: dict[str, tuple[Write, str]] = {
     "add_": (lambda at, x: at.add_(1), "writes in place into the batch's at"),
     "zero_": (lambda at, x: at.zero_(), "writes in place into the batch's at"),

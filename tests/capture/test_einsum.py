@@ -22,7 +22,7 @@ EQUATIONS = [
 
 
 class Summed(nn.Module):
-    """The equation of parameters, the first one's numbers with those of x."""
+    """A loss of the equation on parameters, x added to the first of them."""
 
     def __init__(self, equation: str) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ ROWS = [
 
 
 class OfRows(nn.Module):
-    """The equation of f[B,T,4], whose sizes vary, or of a table."""
+    """The equation applied to h f[B,T,4], whose sizes vary, and to a table."""
 
     def __init__(self, equation: str) -> None:
         super().__init__()

@@ -49,7 +49,7 @@ def without_gradients(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Te
 
 
 def loop(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Leaves out the columns that nobody sees at the left."""
+    """A loop that drops the columns at the left that nobody sees."""
     n = 0
     while n < mask.shape[1] - 1 and not mask[:, n].any():
         n += 1

@@ -89,7 +89,7 @@ FORMS = (
 
 
 def batches() -> list[tuple[torch.Tensor, ...]]:
-    """Sizes that change, and numbers that change under the same sizes."""
+    """Batches whose sizes change, and whose numbers change under the same sizes."""
     random = torch.Generator().manual_seed(0)
     made = []
     for size, length, n in ((3, 4, [2, 3, 2]), (3, 4, [3, 4, 1]), (4, 6, [2, 3, 2, 5])):

@@ -81,7 +81,7 @@ class Side:
         return model
 
     def play(self) -> list[Moment]:
-        """The whole history, from where torch's generator always stands then."""
+        """Moments of the whole history; torch's generator always starts alike."""
         torch.manual_seed(self.case["seed"])
         return [self.act(action) for action in self.case["history"]]
 
@@ -158,8 +158,8 @@ class Side:
 
 
 class Eager(Side):
-    """The plain loop; mixed: the variant of which its forwards have the precision, as torch mixes
-    it, and its losses the scale."""
+    """The plain loop. mixed: a variant; forwards have its precision by torch.autocast, and losses
+    its scale."""
 
     def __init__(
         self,
@@ -368,7 +368,8 @@ class Captures:
         self.count = self.made = 0  # of the run that is on: tried, and those that were no refusal
 
     def of(self, variant: dict[str, Any], number: int) -> AbstractContextManager[None]:
-        """For the run of that variant, the first of which is recorded."""
+        """A context for run `number` of the variant: the first is recorded, later ones replay
+        it."""
         self.count = self.made = 0
         if "loop" in variant:  # which captures calls, no steps
             return self._patched(self.real)
@@ -380,7 +381,8 @@ class Captures:
             model = request.model
             before = Walk(model, None).facts
             found = self.real(request)
-            # a forward that leaves something, or a part that runs in this model itself
+            # captures of a forward that leaves something, or that runs a part of this model, serve
+            # no other model
             if Walk(model, None).facts != before or found.regions:
                 self.kept.append((None, found, {}))
                 return found

@@ -101,7 +101,7 @@ def history(trainer: Any) -> list[dict[str, float]]:
 
 
 def assert_same_run(ours: Any, eager: Any) -> None:
-    """Two trainers have logged the same, and their models' weights are the same."""
+    """Assert that two trainers have logged the same and that their models' weights are the same."""
     found, want = history(ours), history(eager)
     assert len(found) == len(want) > 0
     for a, b in zip(found, want, strict=True):
@@ -126,7 +126,7 @@ def assert_same_weights(ours: torch.nn.Module, eager: torch.nn.Module, **close: 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers' own lines are not shown."""
+    """Silence the lines that transformers prints."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -29,7 +29,7 @@ from onward.integrations.torch_compile import OFTEN, onward_backend, register
 ROOT = Path(__file__).resolve().parent.parent.parent
 Call = Callable[[Any], Any]
 
-# torch.compile itself asks for it where a graph's input is another's output, with any backend
+# torch.compile itself warns, with any backend, where a graph's input is another's output
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 
@@ -61,7 +61,7 @@ class Compared:
         self.compiled: Any = torch.compile(model, backend="onward", **settings)
 
     def step(self, call: Call) -> torch.Tensor:
-        """A forward and a backward of each; the loss, gradients and buffers are the same."""
+        """Run forward and backward of both, and assert the same loss, gradients and buffers."""
         losses = []
         for run, model in ((self.compiled, self.model), (self.eager, self.eager)):
             model.zero_grad()
@@ -301,7 +301,8 @@ def test_a_buffer_that_each_call_replaces_becomes_an_argument(captures: list[int
 
 
 def test_weights_that_are_arguments() -> None:
-    """Gradients go to plain tensors, another set of them in every step."""
+    """Gradients reach weights that are plain tensor arguments, another set of them in every
+    step."""
     model = Broken()
     compiled = torch.compile(
         lambda weights, x: functional_call(model, weights, (x,)).sin().sum(),
@@ -331,7 +332,7 @@ def test_a_model_that_is_gone_is_freed() -> None:
 
 
 class HandsOn(Broken):
-    """Sizes, views of its input, and a buffer that it counts in, across a graph break."""
+    """A module that hands sizes, views of its input and a counting buffer across a graph break."""
 
     count: torch.Tensor
 
@@ -393,7 +394,8 @@ def test_views_where_gradients_are_off_have_none() -> None:
 
 
 def test_a_function_that_runs_the_backward_itself(captures: list[int]) -> None:
-    """torch.compile leaves Onward's own code alone, which autograd calls within it."""
+    """A compiled function may run backward itself: torch.compile does not trace Onward's own
+    code."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     eager = copy.deepcopy(model)
 

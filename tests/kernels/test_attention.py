@@ -89,7 +89,7 @@ def by_hand(
 
 
 def assert_law(call: Call, have: dict[str, torch.Tensor]) -> None:
-    """At most twice eager's distance to fp64, plus 1e-7.
+    """Assert at most twice eager's distance to fp64, plus 1e-7.
 
     Three times, where eager keeps all probabilities and the kernel goes by several blocks of keys:
     then, as in torch's own kernel, a row's sum of p dp is dy y, and y is rounded.
@@ -210,7 +210,8 @@ def test_a_mask_that_adds_the_lowest_number_everywhere_spreads_evenly() -> None:
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:
-    """All dims the other way round in memory: the last one is far apart."""
+    """The tensor with its dims reversed in memory, so that neighbours in the last dim lie far
+    apart."""
     return x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
 
 

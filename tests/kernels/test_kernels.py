@@ -55,7 +55,7 @@ TOLERANCE = {"rtol": 2e-6, "atol": 2e-6}
 
 @dataclass(frozen=True)
 class Bound:
-    """A call as a kernel sees it: what it needs, and its inputs as tensors."""
+    """A call as a kernel sees it: its spec, and its inputs as tensors."""
 
     spec: KernelSpec
     inputs: list[torch.Tensor | None]
@@ -209,7 +209,7 @@ def test_inputs_that_need_not_be_contiguous_are_read_through_their_strides(
 
 
 def _pairs(case: OpCase, kernel: Kernel) -> list[tuple[int, int]]:
-    """The rights that apply to a call: output and input of one type."""
+    """Pairs (output, input) of one type that the kernel may compute in place for this call."""
     graph = case.graph()
     node = next(iter(graph))
     return [

@@ -40,7 +40,7 @@ def whole(*lengths: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def some(n: int, share: float, start: int = 0) -> list[int]:
-    """Positions with holes among them."""
+    """Positions from `start` on with random holes among them."""
     rng = np.random.default_rng(n)
     return [start + int(i) for i in np.flatnonzero(rng.random(n) < share)]
 
@@ -48,7 +48,7 @@ def some(n: int, share: float, start: int = 0) -> list[int]:
 def hidden(
     rows: tuple[np.ndarray, np.ndarray], hide: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The keys that `hide` says are hidden, with positions that mean nothing."""
+    """The rows with the keys that `hide` selects marked as hidden; their positions mean nothing."""
     queries, keys = rows[0], rows[1].copy()
     off = hide(np.arange(len(keys)))
     keys[off, 0] = -1
@@ -86,7 +86,7 @@ PACKED: dict[str, tuple[np.ndarray, np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Rows:
-    """One attention of packed rows."""
+    """One attention call on packed rows."""
 
     name: str
     causal: bool = False

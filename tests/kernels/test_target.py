@@ -70,7 +70,8 @@ def test_the_first_kernel_that_applies_or_every_reason(case: OpCase, target: Tar
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_sizes_that_are_names_change_no_answer(case: OpCase) -> None:
-    """What fits at one size fits at all sizes above 0: passes ask before sizes are known."""
+    """A kernel that fits at one size fits at all sizes above 0, since passes ask before sizes are
+    known."""
     spec = spec_of(node_of(case))
     if any(0 in t.shape for t in (*spec.inputs, *spec.outputs) if t is not None):
         pytest.skip("a size of 0 is a case of its own")
@@ -166,7 +167,8 @@ def test_a_gpu_has_the_rates_of_its_name() -> None:
 
 
 def test_all_that_a_target_holds_is_in_the_fingerprint() -> None:
-    """So that no graph made for another device, rate or capability is read from the cache."""
+    """Each field of a target is in the fingerprint, so that the cache gives no graph made for
+    another."""
     found = host()
     others = {
         "capability": "another", "rates": Rates(1.0), "multiplies_bf16": not found.multiplies_bf16
@@ -269,7 +271,7 @@ def test_a_place_that_no_kernel_takes_is_left_and_named(
     assert left(name, Fusible(NATIVE)) == [NearMiss(name, op, "layers.0.mlp", reason)]
 
 
-# but for a turn, whose gradient is the op itself
+# ops whose fused gradient differs from themselves; a rotation's gradient is the op itself
 GRADIENTS = {
     name: f"{op}Grad"
     for name, (op, _) in PLACES.items()
@@ -300,7 +302,7 @@ def test_without_the_library_only_what_aten_has_is_fused(target: Target) -> None
 
 
 def test_packed_rows_that_no_kernel_takes_are_put_back() -> None:
-    """Row demand asks for the very call: rows with their coordinates."""
+    """Row demand asks for the very call that it would write: rows with their coordinates."""
     asked: list[Fusion] = []
     made = tiny.compiled(tiny.bert(), tiny.batch(4, 12, "right", ignored=True))
 

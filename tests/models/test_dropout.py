@@ -20,7 +20,7 @@ SITES = 1 + 3 * 2  # embeddings; attention, its projection and the MLP of two la
 
 def sites_of(kind: str, data: Tensors, ratio: float, **more: Any) -> dict[int, Tensors]:
     """Per site: x and y of the forward, dy and dx of the backward."""
-    # ops taken apart, so that their masks are seen
+    # composite ops are expanded, so that their masks can be seen
     apart = ["add_layer_norm", "flash_attention"]
     made = compiled(MAKERS[kind](dropout=ratio), data, disable=apart, **more)
     graph = made.differentiated(trained(made))

@@ -58,7 +58,7 @@ def test_a_realistic_width(kind: str, padding: str) -> None:
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_only_the_rows_that_are_read(padding: str) -> None:
-    """Packed rows in mixed precision, as near as autocast on all of them."""
+    """Packed rows in mixed precision are as near as autocast on all rows."""
     model = bert(dropout=0.0, **WIDE)
     batches = [batch(4, 12, padding=padding, seed=seed, ignored=True) for seed in range(1, 5)]
     ours = [packed_gradients(model, data, policy=BF16)[0] for data in batches]
@@ -87,7 +87,7 @@ def readers_of(node: Node) -> list[Node]:
 
 
 class Experts(torch.nn.Module):
-    """Both halves read a view of the weight."""
+    """A model whose forward and backward halves both read a view of the weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -35,12 +35,12 @@ class Attending(nn.Module):
         self.project = nn.Linear(WIDTH, HEADS)
 
     def places(self, n: int) -> Tensor:
-        """`i64[T,T]`: how far a key lies from a query."""
+        """Distances of keys from queries, `i64[T,T]`, shifted to be indices."""
         at = torch.arange(n)
         return at[None, :] - at[:, None] + LENGTH
 
     def relative(self, n: int) -> Tensor:
-        """`f32[1,H,T,T]`, as T5 has it."""
+        """A bias by relative position, `f32[1,H,T,T]`, as in T5."""
         return self.table.t()[self.places(n)].permute(2, 0, 1).unsqueeze(0)
 
     def forward(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Attending(nn.Module):
 
 
 def hides(mask: Tensor) -> Tensor:
-    """`f32[B,1,1,T]`: what is added where a key is padding."""
+    """A mask to add, `f32[B,1,1,T]`: the least number where a key is padding."""
     return (1.0 - mask[:, None, None].float()) * LEAST
 
 
@@ -122,7 +122,7 @@ def test_layers_under_a_trained_bias_equal_eager(name: str) -> None:
     ],
 )
 def test_steps_under_a_trained_bias_equal_eager(name: str) -> None:
-    """By the trainer, which computes the rows that are read."""
+    """The Trainer, which computes only the rows that are read, follows eager PyTorch."""
     model, other = Attending(BIASES[name]), Attending(BIASES[name])
     trainer = onward.Trainer(model, onward.optim.SGD(lr=0.5))
     optimizer = torch.optim.SGD(other.parameters(), lr=0.5)
@@ -153,7 +153,8 @@ def test_no_scores_are_kept(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["T5", "T5 with both masks"])
 def test_t5_computes_the_rows_that_are_read(name: str) -> None:
-    """Both stacks, whose first layers' biases serve all others."""
+    """Encoder and decoder of T5 pack their rows; the biases of their first layers serve all
+    others."""
     make, data_of = CASES[name]
     model, data = make(), data_of()
     assert all(flash(model, data)[:1])
