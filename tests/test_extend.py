@@ -37,7 +37,7 @@ PROGRAM = Path(__file__).parent / "support" / "additions_program.py"
 
 
 def tables() -> list[Any]:
-    """All that can be registered, as it stands."""
+    """Copies of all tables that can be registered in."""
     return [
         *(dict(t) for t in (OPS, OWN, STANDARD, OPTIMIZERS, RULES, DEMAND, PACK, KERNELS, TABLE)),
         list(FORWARD), list(STEP), set(named("elementwise")),
@@ -59,11 +59,11 @@ def my_pass(graph: Any) -> int: ...
 
 
 class AdamW:
-    """Called as another optimizer."""
+    """A description with the name of an existing optimizer."""
 
 
 class Other:
-    """A new name."""
+    """A description with a new name."""
 
 
 def described(description: type, torch: str = "mine.Optimizer", op: str = "MineUpdate") -> Any:
@@ -75,7 +75,7 @@ def before_noop(item: Any, stage: Any = "forward") -> None:
     extend.rewrite_pass(item, stage, before="noop", reason="for no reason")
 
 
-# what is registered -> the part of the library that has the name
+# registrations, each with the part of the library that already has the name
 MEETING: dict[str, tuple[Callable[[], None], str]] = {
     "op": (lambda: extend.op(extend.Op("GeluGrad", same, body)), "onward.graph.ops.activation."),
     "op of the standard": (
@@ -194,7 +194,7 @@ def test_all_that_is_public_is_there() -> None:
 
 
 class Installed:
-    """Entry points of a module that is made here."""
+    """Entry points of a plugin module that is made here."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.module = ModuleType("some_plugins")

@@ -118,7 +118,7 @@ def test_a_released_part_of_the_changelog_may_name_what_has_gone() -> None:
 
 
 def test_what_is_allowed_is_met() -> None:
-    """A line of the list that nothing asks for goes."""
+    """Each line of the list is needed by some prose; one that nothing needs has to go."""
     checks = {check.__name__: check for check in prose.CHECKS}
     for each in ALLOWED:
         assert each.reason

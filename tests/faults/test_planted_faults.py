@@ -144,7 +144,7 @@ def bypass(op_type: str, keep: int, rank: int) -> Callable[[Graph], None]:
 
 
 def drop_addend(graph: Graph) -> None:
-    """A rewrite fault: the first addend of two whole matrices within a product is dropped."""
+    """A rewrite fault: the first Gemm that adds a matrix loses that addend."""
     for node in graph:
         c = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
         if c is not None and type_of(c).rank == 2:

@@ -271,7 +271,7 @@ def test_a_place_that_no_kernel_takes_is_left_and_named(
     assert left(name, Fusible(NATIVE)) == [NearMiss(name, op, "layers.0.mlp", reason)]
 
 
-# ops whose fused gradient differs from themselves; a rotation's gradient is the op itself
+# places whose op has a gradient op of its own; the gradient of Rotary is Rotary again
 GRADIENTS = {
     name: f"{op}Grad"
     for name, (op, _) in PLACES.items()

@@ -43,7 +43,7 @@ def call(model: Any, seed: int = 0) -> Any:
 
 
 def unread(twins: Twins, calls: int = 3) -> tuple[Any, Any]:
-    """Outputs of both after some calls of which only the loss was read."""
+    """Outputs of both models after some calls of which only the loss was read."""
     for i in range(calls):
         for output in twins.each(lambda m, i=i: call(m, i)):
             output.loss.backward()

@@ -32,7 +32,7 @@ def x(seed: int = 0) -> torch.Tensor:
 
 
 class Net(nn.Module):
-    """Parameters and buffers of its own, submodules, tied weights, a list."""
+    """A model with parameters and buffers of its own, submodules, tied weights and a list."""
 
     shift: torch.Tensor
     passing: torch.Tensor
@@ -56,7 +56,7 @@ class Net(nn.Module):
 
 
 class WithState(Net):
-    """A state beside the tensors, and a version."""
+    """A model with an extra state beside its tensors, and a version."""
 
     _version = 3
 
@@ -72,7 +72,7 @@ class WithState(Net):
 
 
 class Renaming(Net):
-    """With states under names of its own."""
+    """A model whose state_dict renames some keys."""
 
     def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> Any:
         found = super().state_dict(*args, prefix=prefix, **kwargs)
@@ -103,7 +103,7 @@ def _twice(m: nn.Module) -> nn.Module:
 
 
 def _nested(wrap: Wrap) -> nn.Module:
-    """Wrapped within a model that is wrapped, which is within another."""
+    """A wrapped model within a wrapped model, within another."""
     return Outer(wrap(Outer(wrap(Net()))))
 
 
@@ -112,7 +112,7 @@ def _listed(wrap: Wrap) -> nn.Module:
 
 
 def _shared(wrap: Wrap) -> nn.Module:
-    """Two wrappers of one model."""
+    """One model in two wrappers."""
     net = Net()
     return nn.Sequential(wrap(net), nn.Linear(W, W), wrap(net))
 
@@ -133,7 +133,7 @@ WRAPS: dict[str, Wrap] = {"once": onward.Module, "twice": _twice}
 
 
 def pair(kind: str, wrap: Wrap = onward.Module) -> tuple[Any, Any]:
-    """The model with wrappers and the same without."""
+    """The model with wrappers, and an equal one without."""
     made = []
     for how in (wrap, lambda m: m):
         torch.manual_seed(0)
@@ -193,7 +193,8 @@ def test_names(kind: str, wrap: str) -> None:
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_is_saved_is_loaded(kind: str, wrap: str, tmp_path: Path) -> None:
-    """Each way of saving, by each way of loading, with and without wrappers on either side."""
+    """Each way of saving is read by each way of loading, with and without wrappers on either
+    side."""
     ours, plain = pair(kind, WRAPS[wrap])
     for source in (ours, plain):
         for p in source.parameters():
@@ -224,7 +225,8 @@ def _same_state(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("kind", [k for k in MODELS if k != "own names"])
 @pytest.mark.parametrize("assign", [False, True])
 def test_checkpoints_of_before(kind: str, wrap: str, assign: bool) -> None:
-    """With `module.` where the wrapper held its model as a submodule."""
+    """Checkpoints of older versions are read, whose keys have `module.` in the place of a
+    wrapper."""
     ours, plain = pair(kind, WRAPS[wrap])
     owners = {n for n, m in _wrappers(ours, "")}
     old = {}
@@ -281,7 +283,7 @@ def test_a_model_with_a_submodule_of_that_name() -> None:
 
 
 class Seen(nn.Module):
-    """What a module is asked, written down."""
+    """A module that logs which methods are called on it."""
 
     log: list[str]
 
@@ -523,7 +525,8 @@ def test_a_model_that_knows_its_wrapper() -> None:
 
 
 def test_gradients_and_graphs_within() -> None:
-    """Each wrapper within runs a graph of its own; accelerated around, they are parts of one."""
+    """Each inner wrapper runs a graph of its own; within an accelerated model all are parts of
+    one."""
     for around in (False, True):
         ours, plain = pair("nested")
         if around:

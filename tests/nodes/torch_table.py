@@ -27,7 +27,7 @@ WITHOUT_TORCH: dict[str, str] = {
     ),
 }
 
-# What a gradient is where it is not unique: of ties, of kinks.
+# Conventions for gradients that are not unique: at ties, at kinks.
 AT_KINKS: dict[str, str] = {}
 
 
@@ -62,5 +62,5 @@ def row(*ops: str, kinks: str = "") -> Callable[[Form], Form]:
 
 
 def ints(x: T | None) -> list[int]:
-    """An input's numbers; none of one that is left out."""
+    """The integers of an input; none where it is left out."""
     return [] if x is None else [int(n) for n in x.reshape(-1)]

@@ -29,7 +29,7 @@ def lowered(graph: Graph) -> tuple[Graph, MemoryEstimate]:
 
 
 def again(graph: Graph, memory: MemoryEstimate, chosen: set[int]) -> tuple[Plan, bool]:
-    """The plan with these launches done again, and whether it keeps the order supposed."""
+    """The plan with these launches recomputed, and whether it keeps the supposed order."""
     repeated = graph.clone()
     recompute(repeated, memory.values(chosen))
     supposed = [f"{node.name}{'.again' * late}" for node, late in memory.sequence(chosen)]
@@ -83,7 +83,7 @@ MODELS: dict[str, Any] = {
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", MODELS)
 def test_models_are_estimated_to_the_byte(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every plan that a step within a budget asks for; proposals of the search as it judges them.
+    """Estimates hold for every plan of a step within a budget, and for the proposals of the search.
 
     The order of a model's launches hardly changes when some are done again: 1 % is allowed there.
     """

@@ -52,7 +52,7 @@ def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-# activation, with a bias, gated
+# for each kind: the activation, whether it has a bias, whether it is gated
 KINDS: dict[str, tuple[Callable[..., torch.Tensor], bool, bool]] = {
     "gelu": (F.gelu, True, False), "gelu without bias": (F.gelu, False, False),
     "tanh": (tanh_gelu, True, False), "tanh without bias": (tanh_gelu, False, False),
@@ -69,7 +69,7 @@ def step_of(model: nn.Module, low: bool = False) -> Graph:
 
 
 def read_late(node: Node) -> bool:
-    """Whether the backward half reads its result, or a view of it."""
+    """Whether the backward half reads the node's result, or a view of it."""
     return any(
         read_late(n) if n.op_type in VIEWS and not n.meta.get("backward") else
         bool(n.meta.get("backward"))

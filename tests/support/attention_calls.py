@@ -21,7 +21,7 @@ SEED = torch.tensor([2**32 - 1, 987654321])
 
 @pytest.fixture(params=usable(), autouse=True)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    """Every test runs on each build that this processor can run."""
+    """The library of one build; every test runs on each build that this processor can run."""
     loaded = Library(files()[request.param])
     monkeypatch.setattr(attention, "library", lambda: loaded)
     return loaded
@@ -43,7 +43,7 @@ PATTERNS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """Sizes, mask and dropout of one attention."""
+    """Sizes, mask and dropout of one attention call."""
 
     B: int = 2
     H: int = 2

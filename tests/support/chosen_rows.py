@@ -81,7 +81,7 @@ def _own_softmax(p: Choosing, h: Tensor, d: Batch) -> Tensor:
 
 
 def _distances(p: Choosing, h: Tensor, d: Batch) -> Tensor:
-    """The root of 0 at the rows that are not chosen, whose gradient is not finite."""
+    """The square root of 0 at rows that are not chosen, where its gradient is not finite."""
     other = torch.where(_real(d).unsqueeze(-1), h.detach() + 1, h)
     return (h[_real(d)] - other[_real(d)]).square().sum(-1).sqrt().mean()
 
@@ -238,7 +238,7 @@ PROGRAMS: dict[str, Program] = {
     ),
 }  # fmt: skip
 
-# what mixes rows, or asks for their number
+# programs that mix rows, or ask for their number
 REFUSED: dict[str, tuple[Program, str]] = {
     "two masks": (
         lambda p, h, d: F.cross_entropy(p.head(h[_real(d)]), d["labels"][_labelled(d)]),

@@ -52,7 +52,7 @@ class Experts(nn.Module):
 
 
 def at(modules: nn.ModuleList, number: Any) -> Any:
-    """By a tensor, as people do, though its type says int."""
+    """An expert by a tensor as index, as people write it though the declared type is int."""
     return modules[number]
 
 
@@ -66,7 +66,8 @@ def mask_of(chosen: Tensor, classes: int = EXPERTS) -> Tensor:
 
 
 def tables(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Matrices of all experts in one tensor, a number beyond the last for none."""
+    """A loop over weights of all experts in one tensor; a number beyond the last means no
+    expert."""
     y, mask = torch.zeros_like(x), mask_of(chosen, EXPERTS + 1)
     for e in hits(mask):
         e = e[0]
@@ -107,7 +108,7 @@ def with_biases(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def by_the_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """The weights are looked up by token and expert."""
+    """A loop that looks weights up by token and expert."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     dense = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, scale)
     for e in hits(mask)[:]:
@@ -119,7 +120,7 @@ def by_the_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tenso
 
 
 def some_leave_rows_alone(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """The last two experts do nothing; numbers are read."""
+    """A loop that reads expert numbers into Python; the last two experts do nothing."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero(as_tuple=False)
     for tensor in hit:
@@ -214,7 +215,7 @@ def one_way_of_two(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tens
 
 
 def unhit(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Experts of one row alone get no turn."""
+    """A loop that gives experts of few rows no turn."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in (mask.sum((-1, -2)) > 3).nonzero():
         _, token = torch.where(mask[e[0]])
@@ -223,7 +224,7 @@ def unhit(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def numbers_that_leave_some_out(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Experts of few rows get no turn, each other has one of its own."""
+    """A loop over modules that gives experts of few rows no turn."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in (mask.sum((-1, -2)) > 3).nonzero():
         i = int(e)
@@ -309,7 +310,7 @@ def ends_of(counts: Tensor) -> Tensor:
 
 
 def back(chosen: Tensor, scale: Tensor, order: Tensor, h: Tensor) -> Tensor:
-    """Sums for each token of the rows that lie sorted by expert."""
+    """The sum for each token over its rows, which lie sorted by expert."""
     new = torch.empty_like(h)
     new[order] = h
     return new.view(*chosen.shape, -1).mul_(scale.unsqueeze(-1)).sum(1)
@@ -345,7 +346,7 @@ def cut_by_running_sums(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) ->
 
 
 def cut_in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Rows beyond the counts stay as they are."""
+    """A loop that leaves rows beyond the counts as they are."""
     rows = x[chosen.view(-1).argsort(stable=True) // TOP]
     counts = counts_of(chosen) // 2
     y, ends = rows.clone(), counts.cumsum(0)
@@ -366,7 +367,7 @@ def masks_by_name(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tenso
 
 
 def masks_of_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """A turn for an expert that the loop leaves out, though its mask has rows."""
+    """A loop that leaves out experts with one or two rows, by masks and names."""
     mask = F.one_hot(chosen[:, 0], EXPERTS).bool()
     y, hit = torch.zeros_like(x), mask.sum(dim=0) > 2
     for e in torch.nonzero(hit, as_tuple=True)[0].tolist():

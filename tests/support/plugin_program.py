@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Three quarters of the labels are the ignored one."""
+    """Batches in which three quarters of the labels are ignored."""
     torch.manual_seed(1)
     labels = torch.where(torch.arange(ROWS) % 4 == 0, torch.arange(ROWS) % 7, -100)
     return [(torch.randn(ROWS, 16), labels) for _ in range(STEPS)]

@@ -187,7 +187,7 @@ def _selected(p: Mixed, x: Tensor, dim: int, at: Tensor) -> Tensor:
 
 
 def _read(p: Mixed, x: Tensor, dim: int, at: Tensor) -> Tensor:
-    """Attention without a mask of keys, written out, over what is behind."""
+    """Attention written out, with a causal mask and none for keys."""
     rows = x.movedim(dim, -2)
     scores = (rows @ rows.transpose(-1, -2)).masked_fill(p.ahead, float("-inf"))
     return (scores.softmax(-1) @ rows).movedim(-2, dim)
@@ -198,7 +198,7 @@ def _scattered(p: Mixed, x: Tensor, dim: int, at: Tensor) -> Tensor:
 
 
 def _at(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The numbers of a buffer, along a dim, for every other index."""
+    """The index, along a dim, repeated for every other index."""
     return index.view(*[-1 if d == dim else 1 for d in range(x.dim())]).expand(x.shape)
 
 
@@ -302,7 +302,8 @@ def _written(x: Tensor, dim: int) -> Tensor:
 
 
 def mixing(mixer: str, layout: str) -> Mixed:
-    """With a mask and a loss that the names choose, so that all meet."""
+    """A model with this mixer and layout; a hash of their names picks the mask and the loss, so
+    that all are met."""
     drawn = zlib.crc32(f"{mixer}, {layout}".encode())
     masks, losses = list(BEFORE), list(LOSSES)
     return Mixed(

@@ -39,7 +39,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def ready(model: Any) -> Any:
-    """In training mode, with no parameter left at the zeros and ones of its initialisation."""
+    """The model in training mode, with noise added, so that no parameter stays at zeros or ones."""
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.02)
@@ -59,7 +59,7 @@ def gpt2(dropout: float = 0.1, layers: int = 2, width: int = 32, **more: Any) ->
 def bert(
     dropout: float = 0.1, layers: int = 2, width: int = 32, classes: int = 0, **more: Any
 ) -> BertForMaskedLM | BertForSequenceClassification:
-    """Masked language model, or a classifier where `classes` are asked for."""
+    """A tiny BERT: a masked language model, or a classifier if `classes` is given."""
     torch.manual_seed(0)
     settings = {
         "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": 2,
@@ -107,7 +107,8 @@ def batch(
     ignored: bool = False,
     seed: int = 1,
 ) -> Tensors:
-    """`input_ids`, `labels`; with `padding` a mask with holes there; with `ignored` some -100."""
+    """A batch of `input_ids` and `labels`; `padding`: where a mask has holes; `ignored`: some
+    labels are -100."""
     ids = tokens(size, length, seed)
     labels = ids.clone()
     out = {"input_ids": ids, "labels": labels}
@@ -164,7 +165,7 @@ def differing_most(ours: Tensors, want: Tensors, exact: Tensors) -> str:
 
 
 class Compiled:
-    """A captured call, and the road from there: the compiler's own verbs, one after the other."""
+    """A captured call, and the compiler's verbs that take it further, one after the other."""
 
     def __init__(
         self,
@@ -195,7 +196,8 @@ def compiled(model: nn.Module, data: Mapping[str, Any], **more: Any) -> Compiled
 
 
 def plain(found: Tensors) -> Tensors:
-    """`grad.param.w` and `output.logits` as the user calls them: `grad.w`, `logits`."""
+    """Tensors with `grad.param.w` and `output.logits` renamed as a user calls them: `grad.w`,
+    `logits`."""
     return {user_name(n.replace("grad.param.", "grad.", 1)): x for n, x in found.items()}
 
 

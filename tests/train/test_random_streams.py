@@ -100,7 +100,7 @@ def test_no_method_moves_a_generator(draws: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("draws", ["nothing", "Dropout"])
 def test_data_are_drawn_as_if_the_step_drew_nothing(draws: str, window: int) -> None:
-    """Batches of a loader that shuffles, and noise on them."""
+    """Batches of a shuffling loader, and noise on them, are drawn as if the step drew nothing."""
     rows = list(torch.arange(24.0).reshape(12, 2))
 
     def batches(step: Callable[[torch.Tensor, torch.Tensor], Any]) -> list[torch.Tensor]:
@@ -158,7 +158,7 @@ def test_another_seed_decides_from_the_next_window_on() -> None:
 
 
 def test_micro_batches_of_a_window_share_a_seed() -> None:
-    """Also where torch is seeded within it."""
+    """The micro-batches of a window share a seed, also where torch is seeded within it."""
     torch.manual_seed(11)
     trainer, seeds = trainer_of(gradient_accumulation_steps=2), []
     for i in range(4):
@@ -238,7 +238,8 @@ def adam(window: int = 1) -> onward.Trainer:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("window, at", [(1, 3), (2, 2), (2, 3)])
 def test_a_run_that_is_resumed_is_the_whole_run(way: str, window: int, at: int) -> None:
-    """To the bit, with dropout; twice, and with draws in between that are none of the step's."""
+    """A resumed run is the whole run bit for bit, with dropout, twice, and with unrelated draws in
+    between."""
     if way == "torch's own state" and at % window:
         pytest.skip("it has no window that is open")
     torch.manual_seed(7)

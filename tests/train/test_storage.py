@@ -24,7 +24,8 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Layers(nn.Module):
-    """A lookup, products both ways round, a norm, a buffer: each a parameter of two dims or one."""
+    """A model whose parameters have one dim or two: a lookup, products both ways round, a norm, a
+    buffer."""
 
     shift: torch.Tensor
 
@@ -91,7 +92,7 @@ def test_batches_of_any_layout() -> None:
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("how", LAYOUTS)
 def test_storage_replaced_between_steps(how: str) -> None:
-    """`p.data = ...`, the same numbers elsewhere and in another layout."""
+    """`p.data = ...` may give a parameter other memory and another layout between steps."""
     pair = Pair(Layers(), OPTIMIZERS["momentum"])
     pair.step(**ids(0))
     for model in (pair.model, pair.twin):
