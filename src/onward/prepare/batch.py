@@ -164,7 +164,8 @@ def _strange(tensor: torch.Tensor) -> str | None:
         return (
             "on the meta device, where tensors have no data; fix: create it on the model's device"
         )
-    strange = own_class(tensor)
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    strange = None if plain else own_class(tensor)
     if strange:
         return f"{strange}; fix: x.as_subclass(torch.Tensor)"
     for name in vars(tensor):

@@ -65,4 +65,6 @@ def check_inputs(batch: Batch) -> None:
 
 def names_to_fetch(options: TrainerOptions, fetch: Any) -> tuple[str, ...]:
     """Outputs that a step returns: those of the options, then those it was asked for."""
+    if type(fetch) is tuple and not fetch:  # each step asks
+        return options.fetch
     return tuple(dict.fromkeys((*options.fetch, *read_names("fetch", fetch))))

@@ -31,15 +31,15 @@ class StateForms:
     """
 
     def __init__(
-        self, option: str, record: Record, is_table: Callable[[torch.Tensor], bool]
+        self, optimizer_state: str, record: Record, is_table: Callable[[torch.Tensor], bool]
     ) -> None:
         self._record, self._is_table = record, is_table
-        self._asked = "" if option == _OWN else option
+        self._asked = "" if optimizer_state == _OWN else optimizer_state
         if self._asked and self._asked not in record.forms:
             able = [r.torch for r in OPTIMIZERS.values() if self._asked in r.forms]
             raise OnwardError(
-                f"optimizer_state={option!r} is not supported for {record.torch}; fix: use "
-                f"{' or '.join(able)}, or optimizer_state={_OWN!r}"
+                f"optimizer_state={optimizer_state!r} is not supported for {record.torch}; fix: "
+                f"use {' or '.join(able)}, or optimizer_state={_OWN!r}"
             )
 
     @property

@@ -28,7 +28,7 @@ from onward.train.update_state import Joining, UpdateState
 class TorchOptimizer:
     """The optimizer of a Trainer, and what its updates read and write (`updates`).
 
-    form: of the moments, `TrainerOptions.optimizer_state`. sums: the type of fp32 parameters'
+    optimizer_state: the form of the moments, `TrainerOptions.optimizer_state`. sums: the type of fp32 parameters'
     accumulators, `TrainerOptions.gradient_accumulation_dtype`. Raises OnwardError for an optimizer
     that has no update op, or holds other parameters than the model's.
     """
@@ -37,13 +37,13 @@ class TorchOptimizer:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        form: str = "fp32",
+        optimizer_state: str = "fp32",
         sums: str = "fp32",
     ) -> None:
         self.model, self.torch = model, optimizer
         self.record = record_of(optimizer)
         paths = paths_of(model)
-        forms = StateForms(form, self.record, partial(_is_table, model))
+        forms = StateForms(optimizer_state, self.record, partial(_is_table, model))
         accumulator = DType.BFLOAT16 if sums == "bf16" else None
         self.updates = UpdateState(self.record, forms, paths, accumulator)
         self._tensors = _tensors(model)

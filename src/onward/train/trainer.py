@@ -103,7 +103,7 @@ class Trainer:
         self._optimizer = TorchOptimizer(
             model,
             self.optimizer,
-            form=self.options.optimizer_state,
+            optimizer_state=self.options.optimizer_state,
             sums=self.options.gradient_accumulation_dtype,
         )
         self._updates = self._optimizer.updates
