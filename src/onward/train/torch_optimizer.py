@@ -28,9 +28,9 @@ from onward.train.update_state import Joining, UpdateState
 class TorchOptimizer:
     """The optimizer of a Trainer, and what its updates read and write (`updates`).
 
-    optimizer_state: the form of the moments, `TrainerOptions.optimizer_state`. sums: the type of fp32 parameters'
-    accumulators, `TrainerOptions.gradient_accumulation_dtype`. Raises OnwardError for an optimizer
-    that has no update op, or holds other parameters than the model's.
+    optimizer_state: the form of the moments, `TrainerOptions.optimizer_state`. sums: the type of
+    fp32 parameters' accumulators, `TrainerOptions.gradient_accumulation_dtype`. Raises OnwardError
+    for an optimizer that has no update op, or holds other parameters than the model's.
     """
 
     def __init__(
