@@ -492,7 +492,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "capture: layouts that were asked for are not watched", "capture/stages.py",
-        "if traced.flat.noted.layouts:", "if False:", AS_EAGER,
+        "    if traced.layouts_matter:", "    if False:", AS_EAGER,
     ),
     Fault(
         "capture: a question through the class is not seen", "capture/trace/as_eager.py",
