@@ -518,7 +518,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "patches: an interrupt comes before a place is noted", "model_state/patches.py",
-        "            before.append((owner, name, own))  # before it is set: an interrupt may come\n"
+        "            before.append((owner, name, own))  # first, in case an interrupt follows\n"
         "            _put(owner, name, visible)\n",
         "            _put(owner, name, visible)\n            before.append((owner, name, own))\n",
         PATCHES,

@@ -33,7 +33,7 @@ def patched(places: Iterable[Patch]) -> Iterator[None]:
         for owner, name, replacement in given:
             own = look(owner, name)
             visible = _for_this_thread(owner, name, own, replacement)
-            before.append((owner, name, own))  # recorded first, in case an interrupt follows
+            before.append((owner, name, own))  # first, in case an interrupt follows
             _put(owner, name, visible)
         yield
     finally:
