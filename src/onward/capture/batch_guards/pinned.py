@@ -59,8 +59,8 @@ def take(
     ]
     if not all(pinned.holds(tensors) for pinned in found):
         raise CaptureError(
-            "data-dependent control flow: the forward asks other tensors while it is traced; fix: "
-            "compute both sides and choose with torch.where"
+            "data-dependent control flow: the forward branches on other tensors in a trace than in "
+            "eager mode; fix: compute both sides and choose with torch.where"
         )
     output.args = (tuple(kept),)
     return found

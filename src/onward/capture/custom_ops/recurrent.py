@@ -105,8 +105,8 @@ def _is_for_onednn(x: torch.Tensor) -> bool:
 
 def _refuse_packed(*_: Any, **__: Any) -> Any:
     raise CaptureError(
-        "a packed sequence (torch.nn.utils.rnn), whose rows only the data count; fix: give the "
-        "layer the padded sequence, and mask what it returns"
+        "a packed sequence (torch.nn.utils.rnn) has a number of rows that depends on the data; "
+        "fix: give the layer the padded sequence, and mask what it returns"
     )
 
 

@@ -118,7 +118,7 @@ def require_kind(mask: torch.Tensor) -> None:
     """Raises CaptureError unless a mask is 4-dim and of bools or floats."""
     if mask.dim() != 4 or not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise CaptureError(
-            f"an attention mask of shape {tuple(mask.shape)} and {mask.dtype}; fix: give one of "
+            f"an attention mask of {mask.dtype} has shape {tuple(mask.shape)}; fix: give one of "
             "shape (batch, tokens), or (batch, 1, tokens, tokens) of bool (true may attend) or of "
             "the scores' float dtype (added to them)"
         )

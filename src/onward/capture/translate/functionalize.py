@@ -64,7 +64,7 @@ def may_write(
     owner = path[-1]
     held = owner in buffers or owner in batch
     if not held and owner not in given and owner.op != "call_function":
-        return False  # the user's memory
+        return False  # memory of the user's that is no buffer
     if not all(_passable(view, owner in buffers) for view in path[:-1]):
         return False
     if not all(_again(n) for n in _others(owner, node, path, order)):

@@ -95,8 +95,8 @@ class Translator:
     # ---- sizes
 
     def name_sizes(self, node: Any, tensor: torch.Tensor) -> None:
-        """Names the symbols of one leaf: `B` for dim 0, `T` for dim 1, `D2`, ... Sizes of the same
-        dim that are equal in the first batch get one name."""
+        """Names the symbols of one leaf: `B` for dim 0, `T` for dim 1, ... Sizes of the same dim
+        that are equal in the first batch get one name."""
         for dim, size in enumerate(node.meta["val"].shape):
             if isinstance(size, int):
                 continue
