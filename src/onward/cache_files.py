@@ -82,7 +82,7 @@ def write(key: str, packed: Callable[[], bytes]) -> None:
 
 
 def size() -> tuple[int, int]:
-    """Returns the number of files, and of their bytes."""
+    """Returns how many files there are, and how many bytes they have."""
     sizes = [found.st_size for _, found in _files()]
     return len(sizes), sum(sizes)
 

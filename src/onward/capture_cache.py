@@ -69,7 +69,7 @@ def kept(
     if not environment().graph_cache or journal.looks_at_passes:
         with journal.timed("capture"):
             return capture(request)
-    with journal.timed(_CACHE), ONE_AT_A_TIME:  # another capture would patch what the key is of
+    with journal.timed(_CACHE), ONE_AT_A_TIME:  # another capture patches modules that the key reads
         call = _Call.of(request) if capture is own_capture else None
         found = None if call is None else call.read()
     if found is not None:

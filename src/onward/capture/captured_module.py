@@ -44,7 +44,7 @@ class CapturedModule:
     autocast: the dtype of `torch.autocast` around the call; None where it is off.
     reads: which attributes of plain objects, such as a configuration, the capture has read.
     effects: the side effects of the forward; None where unknown.
-    asks: why this call's evaluation may differ from it in more than dropout; "" where it does not
+    asks: why evaluation may differ from this call in more than dropout; "" where it does not
     (evaluation.py).
     """
 

@@ -29,8 +29,8 @@ def asks_more(
     sites: int,
     request: CaptureRequest,
 ) -> str:
-    """Returns why the call's evaluation may differ from it in more than dropout; "" where it does
-    not. sites: how many nodes of the program draw random numbers."""
+    """Returns why evaluation may differ from the captured training in more than dropout; "" where
+    it does not. sites: how many nodes of the program draw random numbers."""
     mode = flat.noted.mode
     if mode is None or flat.regions is not None:
         return "it is made without gradients, or in parts"
@@ -45,7 +45,7 @@ def asks_more(
         return "it has gradient code of its own"
     written = _into_dropped(program)
     if written:
-        return f"{written} writes into what dropout has handed on"  # without dropout, its input
+        return f"{written} writes into what dropout has handed on"  # else its input
     pointless = cache_is_pointless(request.args, request.kwargs, False)
     if flat.noted.tree is not None and flat.noted.tree.caches and not pointless:
         return "it returns a key/value cache where no gradients are asked for"
@@ -55,7 +55,7 @@ def asks_more(
         while x is not None and (made := x.producer()) is not None and made.op_type == "Dropout":
             x = made.inputs[0]
         if node.outputs[0] in ends and (x is None or x in ends or x.producer() is None):
-            return "it returns what dropout has handed on"  # without dropout, an alias of its input
+            return "it returns what dropout has handed on"  # in evaluation, the input itself
     return ""
 
 

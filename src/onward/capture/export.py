@@ -34,7 +34,7 @@ from onward.model_state.refusals import refuse_model
 def capture(request: CaptureRequest) -> CapturedModule:
     """Captures the model's forward (in its present training mode) and the loss as a graph.
 
-    Raises CaptureError with all that is known to stand in the way.
+    Raises CaptureError with everything that is known to prevent it.
     """
     # a try may switch the model's mode for a while
     request = replace(request, gradients=request.differentiated)
@@ -45,7 +45,8 @@ def capture(request: CaptureRequest) -> CapturedModule:
     except BaseException:
         draws.restore()
         raise
-    # without regions, a forward that still draws is refused; draws of its first run alone stay
+    # with regions, undo what the search's runs have drawn; without, a forward that draws in each run
+    # is refused, and one that draws in its first run alone has had that run now
     if captured.regions:
         draws.restore()
     captured.reads = reads

@@ -20,7 +20,7 @@ from onward.graph.names import BATCH, BUFFER, PARAM
 from onward.graph.types import DType
 from onward.model_state.refusals import refuse_constant
 
-_LITERAL = torch.ops.aten.lift_fresh_copy.default  # what reads the constant of `torch.tensor(3)`
+_LITERAL = torch.ops.aten.lift_fresh_copy.default  # the op that reads `torch.tensor(3)`'s constant
 
 
 def batch_nodes(program: ExportedProgram) -> list[torch.fx.Node]:

@@ -80,7 +80,7 @@ class ModeReads:
         dropout. flag, asks: see `noted_call`."""
         file = frame.f_code.co_filename
         if file.startswith(_TORCH) and not file.startswith(_RUNS):
-            return  # a function mode calls the function a second time
+            return  # torch's function modes call the function again
         self.dropped += drops
         if file == _DROPOUT:
             return
@@ -121,7 +121,7 @@ def noting_mode(model: torch.nn.Module) -> Iterator[ModeReads]:
     base = torch.nn.Module
     for m in model.modules():
         if any(map(_has_own_flag, (c for c in type(m).__mro__ if c not in (base, object)))):
-            reads.other = f"{type(m).__qualname__}, which has a way of its own to its flag"
+            reads.other = f"{type(m).__qualname__}, which may read its flag past the attribute"
     with patched(_places(reads)):
         _readers.append((threading.get_ident(), reads))
         try:

@@ -21,7 +21,7 @@ from onward.model_state.effects import Effects, changes, drawn_since, keeping_bu
 
 Run = Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
 _RUNS = 5  # if one of these draws nothing, another thread drew the numbers
-# values of these types are compared by identity; of others, which each run may make anew, the type
+# objects of these types are compared by identity, others by type, as each run may make them anew
 _LASTING = (type, types.ModuleType, types.CodeType, types.BuiltinFunctionType, torch.nn.Module)
 
 

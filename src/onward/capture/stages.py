@@ -209,7 +209,7 @@ def note_regions(traced: Traced) -> None:
 
 
 def judge_evaluation(traced: Traced) -> None:
-    """Records why the call's evaluation may differ from it in more than dropout."""
+    """Records why evaluation may differ from this call in more than dropout."""
     traced.result.asks = asks_more(
         traced.result, traced.flat, traced.program, traced.translator.sites, traced.request
     )

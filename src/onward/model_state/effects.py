@@ -72,7 +72,7 @@ def undoing(effects: Effects, model: torch.nn.Module, loss_fn: Any) -> Iterator[
 
 @contextmanager
 def keeping_buffers(model: torch.nn.Module, loss_fn: Any) -> Iterator[None]:
-    """A context that restores the buffers at its end, which a run in eager mode may write."""
+    """A context that restores at its end the buffers, which a run in eager mode may write."""
     roots = [m for m in (model, loss_fn) if isinstance(m, torch.nn.Module)]
     held = [(b, b.detach().clone()) for m in roots for b in m.buffers()]
     try:

@@ -38,11 +38,11 @@ from onward.model_state.patches import ABSENT
 from onward.model_state.walk import Read, Walk, _attributes_of
 
 _UNCALLED = {"__init__", "__post_init__", "__new__", "__del__", "__reduce__"}
-_CALLED = {  # by torch, or by Python without their names
+_CALLED = {  # methods that torch or Python calls, without their names in the user's code
     "forward", "backward", "setup_context", "jvp", "vmap", "__repr__", "__str__",
 }  # fmt: skip
 _CONSTRUCTS = ("__init__", "__post_init__", "__new__")
-_WRITTEN_BY_PYTHON = {  # attributes of a class that say nothing to a forward
+_WRITTEN_BY_PYTHON = {  # attributes of a class that no forward depends on
     "__module__", "__doc__", "__qualname__", "__dict__", "__weakref__", "__annotations__",
     "__parameters__", "__orig_bases__", "__abstractmethods__", "__slots__", "__match_args__",
     "__dataclass_fields__", "__dataclass_params__", "__hash__", "__static_attributes__",
@@ -334,7 +334,7 @@ class Lasting(Walk):
         return told
 
     def _function_told(self, x: types.FunctionType, path: str, depth: int) -> Any:
-        if id(x) in self._within:  # a function that holds itself
+        if id(x) in self._within:  # a function in its own closure
             return "again"
         module = x.__module__ or ""
         known = module.partition(".")[0] in (*PURE, "onward")

@@ -104,7 +104,7 @@ def doubts_of_code(x: types.FunctionType) -> list[str]:
     found = [f"calls {n}" for n in free if hasattr(builtins, n) and n not in _BUILTINS]
     system = any(getattr(scope.get(n), "__name__", "") == _SYSTEM for n in global_names(x.__code__))
     put = [n for n in free if isinstance(getattr(builtins, n, None), types.FunctionType)]
-    found += [f"calls a {n} that somebody has put there" for n in put]
+    found += [f"calls the builtin {n}, which has been replaced" for n in put]
     return [*found, *_doubts(x.__code__, system)]
 
 
@@ -156,7 +156,7 @@ def code_digest(code: types.CodeType) -> str:
         for part in _parts(code):
             made.update(part)
             made.update(b"\0")
-        held = _digests[id(code)] = code, made.hexdigest()  # kept, so that its id stays its own
+        held = _digests[id(code)] = code, made.hexdigest()  # keeps it alive: no id is reused
     return held[1]
 
 

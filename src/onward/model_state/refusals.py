@@ -218,7 +218,7 @@ def without_hooks(model: torch.nn.Module) -> Iterator[None]:
 
 
 def _origin(hook: Any) -> Any:
-    hook = getattr(hook, "func", hook)  # of a functools.partial
+    hook = getattr(hook, "func", hook)  # the function in a functools.partial
     return hook if hasattr(hook, "__qualname__") else type(hook)
 
 

@@ -10,7 +10,7 @@ SLOT = "_onward_model"  # where a wrapper's class keeps the model
 
 
 def unwrapped(module: Any) -> Any:
-    """Returns the model within any wrappers; what is no wrapper unchanged."""
+    """Returns the model within any wrappers around it; any other object unchanged."""
     while isinstance(module, torch.nn.Module):
         slot = getattr(type(module), SLOT, None)
         if slot is None:

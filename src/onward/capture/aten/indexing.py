@@ -160,8 +160,8 @@ def _masked_scatter(c: AtenCall, x: Value, mask: Value, source: Value) -> Value:
 def _as_strided(
     c: AtenCall, x: Value, size: list[Any], stride: list[Any], offset: Any = None
 ) -> Value:
-    """Gathers elements by their places in memory. Raises CaptureError unless x is dense, contiguous
-    up to a permutation of dims, and starts at its storage's begin."""
+    """Gathers elements by their places in memory. Raises CaptureError unless x is contiguous up to
+    a permutation of dims, and starts at offset 0 of its storage."""
     held = c.node.args[0].meta["val"]
     order = sorted(range(held.dim()), key=lambda d: _stride_of(held, d), reverse=True)
     if held.storage_offset() != 0 or not held.permute(order).is_contiguous():

@@ -37,8 +37,8 @@ _DRAWN = (
 _RESIZED = "it resizes its input in place; fix: make a new tensor by reshape, slicing or padding"
 
 _UNSAID = (
-    "torch leaves open which of equally frequent values it returns, and the index of which one; "
-    "fix: count them with one_hot and sum, and take argmax"
+    "torch leaves open which of several equally frequent values it returns, and which of its "
+    "indices; fix: count them with one_hot and sum, and take argmax"
 )
 _RENORMED = (
     "it rescales rows of its table in place whenever they are read; fix: leave out max_norm, and "

@@ -54,7 +54,7 @@ def _before(c: AtenCall, x: Value, dim: int, fill: float, count: int) -> Value:
 
 
 def _cumprod(c: AtenCall, x: Value, dim: int, **_: Any) -> Value:
-    """Cumulative product, by doubling: multiplies each number by the one 1, 2, 4, ... before it."""
+    """Cumulative product, by doubling: multiplies by the number 1, then 2, 4, ... places before."""
     x = c.value(x, c.type.dtype)
     dim = dim % type_of(x).rank
     step = 1
@@ -71,7 +71,7 @@ def _known(c: AtenCall, size: Size, dim: int) -> int:
 
 
 def _logcumsumexp(c: AtenCall, x: Value, dim: int) -> Value:
-    """Cumulative logsumexp, by doubling: adds to each number the one 1, 2, 4, ... before it."""
+    """Cumulative logsumexp, by doubling: adds the number 1, then 2, 4, ... places before."""
     dim = dim % type_of(x).rank
     step = 1
     while step < _known(c, type_of(x).shape[dim], dim):

@@ -43,8 +43,8 @@ def _grid_sample(
 
 
 def _place(c: AtenCall, u: Value, size: Size, padding: int, aligned: bool) -> Value:
-    """Converts a coordinate in -1..1 to a place among `size` elements, fractions included; one
-    outside to a place inside by the padding mode, but for zeros."""
+    """Converts a coordinate in -1..1 to a place among `size` elements, fractions included. One
+    outside moves inside as the padding mode says; with zeros it stays."""
     b, dtype = c.b, type_of(u).dtype
     number, one = c.value(size, dtype), b.scalar(1.0, dtype)
     end = b.Sub(number, one)

@@ -93,8 +93,8 @@ def _without_own(
     lost = c.b.Where(written, c.b.scalar(bound, dtype), x)
     if not type_of(x).is_floating:
         return lost
-    # Torch counts an element of x that equals the result among those that share its gradient, and
-    # keeps its share from it.
+    # Torch counts an element of x that equals the result among those that share the gradient, but
+    # gives it no share.
     best = write(lost, source, _JOINED[reduce])
     own = stop_gradient(c.b, x)
     return c.b.Where(c.b.And(written, c.b.Equal(own, best)), own, lost)

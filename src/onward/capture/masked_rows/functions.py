@@ -138,8 +138,8 @@ def _looked_up(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 @rule("view", "reshape")
 def _viewed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Reshapes the features: to `(-1, ...)` or `(rows, ...)` with as many elements a row as before;
-    `(rows, ...)` is the count of these rows."""
+    """Reshapes the features: to `(-1, ...)`, or `(n, ...)` where n is the count of these rows, with
+    as many elements per row as before."""
     own, name = args[0], func.__name__
     if kwargs or not isinstance(own, MaskedRows):
         raise refusal(name)

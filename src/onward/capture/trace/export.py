@@ -128,7 +128,7 @@ def _capturing(flat: FlatCall, own_positions: bool) -> Iterator[None]:
     transformer = torch.nn.modules.transformer
 
     def causal_as_said(mask: Any, is_causal: Any = None, size: Any = None) -> bool:
-        """Returns the caller's word: the original inspects data, which an export does not have."""
+        """Returns what the caller says: the original inspects data, which an export lacks."""
         return bool(is_causal)
 
     places: list[Patch] = [

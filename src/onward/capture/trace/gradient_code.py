@@ -31,7 +31,7 @@ _IN_BACKWARD: dict[tuple[Any, str], str] = {
 
 @contextmanager
 def refusing_gradient_code(trains: bool) -> Iterator[None]:
-    """A context in which a forward that registers hooks for, or runs, a backward raises
+    """A context in which a forward that registers backward hooks or runs a backward raises
     CaptureError.
 
     trains: whether gradients are asked for; without them hooks never run, and nothing is refused.

@@ -1,4 +1,4 @@
-"""Makes a function of torch that the user has wrapped run only once in a trace.
+"""Ensures that a function of torch that the user has wrapped runs only once per call in a trace.
 
 `F.layer_norm`, written in Python, dispatches to a trace's function modes by passing itself, looked
 up by name. If a wrapper stands under that name, each mode would run the wrapper, with its side

@@ -70,7 +70,7 @@ _OPERATORS = ("__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__")
 
 
 def plain_name(name: str) -> str:
-    """Returns the name of an op's form out of place: `masked_fill_` -> `masked_fill`, `__ior__` ->
+    """Returns the name of an op's out-of-place form: `masked_fill_` -> `masked_fill`, `__ior__` ->
     `__or__`; others keep their name."""
     if name.startswith("__") and name.endswith("__"):
         return name.replace("__i", "__", 1) if name in _OPERATORS else name
@@ -78,7 +78,7 @@ def plain_name(name: str) -> str:
 
 
 def functional(target: Any) -> Any:
-    """Returns the form of an in-place op that returns a new tensor; None where there is none."""
+    """Returns the out-of-place form of an in-place op; None where there is none."""
     namespace, name = target._schema.name.split("::")
     plain = plain_name(name)
     packet = getattr(getattr(torch.ops, namespace), plain, None)

@@ -15,12 +15,12 @@ import sympy
 def forced(equations: Iterable[Any], first: Mapping[sympy.Symbol, int]) -> dict[sympy.Symbol, int]:
     """Returns the sizes that have to be numbers, with their numbers in the first batch.
 
-    equations: the guards. first: symbol -> size in the first batch. An equation says that a product
-    of factors is 0, and sizes are above 0. A factor in one symbol has one solution. The symbols of
-    a factor in several stay open if it is the whole equation and gives one of them as a polynomial
-    in the others (`B*T - N`): torch.export has substituted that. Otherwise (`B*T - C*D`; or a
-    factor such as B - D of `B*T - D*T`, which torch.export does not find) shapes cannot express the
-    equation, and the symbols become numbers.
+    equations: the guards. first: symbol -> size in the first batch. Each equation says that a
+    product of factors is 0, where sizes are above 0. A factor with one symbol has one solution. A
+    factor with several keeps them if it is the only factor and gives one symbol as a polynomial in
+    the others (`B*T - N`): torch.export has already substituted that symbol. Any other factor
+    (`B*T - C*D`, or B - D in `B*T - D*T`) says more than shapes can express, and its symbols become
+    numbers.
     """
     found: dict[sympy.Symbol, int] = {}
     for equation in equations:

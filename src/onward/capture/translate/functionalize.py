@@ -89,7 +89,7 @@ def _unread(
     before = [n for n in sharing if order.get(n, -1) < order[region]]
     if len(names) > 1 or any(order[u] > order[region] for n in before for u in n.users):
         return False
-    # eager autograd does not record the write, whereas a graph would stop gradients at the region
+    # in eager mode the write is not recorded and gradients pass; a graph would stop them here
     if carries(owner.meta["val"]) and any(n not in before and n.users for n in sharing):
         return False
     return owner not in given or _unread(*given[owner], order, given)

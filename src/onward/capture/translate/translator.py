@@ -39,7 +39,7 @@ _SILENT = (  # assertions that an export adds; the capture's guards check the sa
 )
 
 
-# the fp16 number that hides an attention score is an ordinary one in f32, in which graphs are made
+# fp16's lowest number hides an attention score; in f32, in which graphs are made, that takes f32's
 _HIDES = {torch.finfo(torch.float16).min: torch.finfo(torch.float32).min}
 
 _SYMBOLIC = {
