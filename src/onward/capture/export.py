@@ -45,8 +45,8 @@ def capture(request: CaptureRequest) -> CapturedModule:
     except BaseException:
         draws.restore()
         raise
-    # with regions, undo what the search's runs have drawn; without, a forward that draws in each run
-    # is refused, and one that draws in its first run alone has had that run now
+    # with regions, undo what the search's runs have drawn; without, a forward that draws in every
+    # run is refused, and one that draws in its first run alone has had that run now
     if captured.regions:
         draws.restore()
     captured.reads = reads
