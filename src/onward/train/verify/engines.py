@@ -177,7 +177,7 @@ class Engines:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
         options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
         options.intra_op_num_threads = options.inter_op_num_threads = 1
-        # its memory planning takes quadratic time: 2.5 s for 2,500 nodes
+        # onnxruntime's memory planning takes quadratic time: 2.5 s for 2,500 nodes
         options.enable_mem_reuse = False
         options.log_severity_level = 3
         session = ort.InferenceSession(
