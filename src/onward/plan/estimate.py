@@ -56,12 +56,9 @@ class MemoryEstimate:
         self.fixed = found.kept | found.shown | found.shared
         self.fixed |= {i for i, maker in enumerate(self.maker) if maker is None}
         outputs = [(v, v.producer()) for v in graph.outputs.values()]
+        # else the proposal would decide whether such an output shows a launch or its second run
         shown_late = {
-            found.layouts[v].buffer
-            for v, maker in outputs
-            if maker and maker.meta.get("backward")
-            # else the recomputation chosen would decide whether such an output shows a launch or its
-            # repetition
+            found.layouts[v].buffer for v, maker in outputs if maker and maker.meta.get("backward")
         }
         # a region's code runs once, and autograd has saved what it read
         parts = {n for n, node in enumerate(self.nodes) if node.op_type == "Region"}
