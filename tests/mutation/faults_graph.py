@@ -33,7 +33,8 @@ GRAPH_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "rule: power with exponent zero", "differentiate/rules/elementwise.py",
-        "        if e == 0:\n            return (None, None)  # x^0 has gradient 0; 0 * x^-1 would be NaN at 0\n",
+        "        if e == 0:\n"
+        "            return (None, None)  # x^0 has gradient 0; 0 * x^-1 would be NaN at 0\n",
         "", RULES,
     ),
     Fault(
