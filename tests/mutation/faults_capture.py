@@ -578,7 +578,7 @@ CAPTURE_FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "specialize: sizes asked for late", "plan/specialize.py",
-        "    noop(made)  # which may ask for sizes itself\n"
+        "    noop(made)  # removing no-ops may add new `Shape` nodes\n"
         "    if open:\n        name_sizes(made)\n",
         "    if open:\n        name_sizes(made)\n    noop(made)\n", PLAN,
     ),
