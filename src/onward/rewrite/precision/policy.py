@@ -91,8 +91,8 @@ _TABLE = (
     Line(
         Precision.WIDEST,
         ("Mul",),
-        "one rounding. A model's own `.float()` before a square leaves no trace in the captured fp32 "
-        "graph: in fp16 a square is fp32 even without it",
+        "one rounding. A model's own `.float()` before a square leaves no trace in the captured "
+        "fp32 graph: in fp16 a square is fp32 even without it",
         widens=True,
     ),
     Line(
