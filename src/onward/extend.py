@@ -10,8 +10,8 @@ Call such a function by hand, or as an entry point of the group `onward.plugins`
 arguments, called once, before the first Trainer is made. What is registered after a Trainer has
 compiled a batch affects only later compilations: existing graphs stay as they are. Registering the
 same record again does nothing; another record of the same name is refused with an OnwardError that
-names both places. A plugin needs no other module of Onward: everything that records are written
-with is here too.
+names both places. A plugin imports nothing else from Onward: the types that records consist of
+are here too.
 """
 
 from __future__ import annotations

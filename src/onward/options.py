@@ -343,9 +343,9 @@ class TrainerOptions:
     loss_scale: float | str | Mapping[str, Any] | LossScale = option(
         "dynamic",
         _loss_scale,
-        "multiplies the loss of fp16 for backward by a scale that moves as "
-        "`torch.amp.GradScaler`'s; a number is a fixed scale, and `onward.LossScale` gives the "
-        "rule other numbers",
+        "multiplies the loss of fp16 for backward by a scale that changes as "
+        "`torch.amp.GradScaler`'s does; a number is a fixed scale, and an `onward.LossScale` is "
+        "the same rule with other numbers",
         '"dynamic"',
     )
     """A factor of the loss in backward, for fp16 only, by which gradients are divided before they
@@ -357,8 +357,8 @@ class TrainerOptions:
         "fp32",
         _one_of("fp32", "bf16", "8bit"),
         "keeps the moments of Adam and AdamW in codes of 8 bits, 2.03 bytes a weight instead of 8 "
-        '(small parameters and embeddings stay fp32); `"bf16"`: in 4 bytes, rounded up or down by '
-        "chance, by the seed",
+        '(small parameters and embeddings stay fp32); `"bf16"`: in 4 bytes, rounded '
+        "stochastically, by the seed",
         '"8bit"',
     )
     """"bf16" or "8bit" keeps the moments of Adam and AdamW in 4 or 2.03 bytes per weight instead of
@@ -467,9 +467,9 @@ class ModuleOptions:
     why, once."""
 
     memory_budget: int | float | str | None = option(
-        None, _budget, "as of TrainerOptions, for a call's forward and backward", '"2GB"'
+        None, _budget, "as in TrainerOptions, for a call's forward and backward", '"2GB"'
     )
-    disable: Sequence[str] = option((), _pass_names, "as of TrainerOptions", '"gemm_add"')
+    disable: Sequence[str] = option((), _pass_names, "as in TrainerOptions", '"gemm_add"')
 
     def __post_init__(self) -> None:
         read_options(self)

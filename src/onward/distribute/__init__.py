@@ -1,7 +1,7 @@
 """A step's graph and a mesh -> the graph of one of its ranks. Only one rank is supported today.
 
-In:  the step with its updates, before it is rewritten, and the mesh of ranks that run it Out: the
-graph that this process's rank runs; on one rank the graph itself
+In:  the step with its updates, before it is rewritten, and the mesh of ranks that run it
+Out: the graph that this process's rank runs; on one rank the graph itself
 """
 
 from __future__ import annotations

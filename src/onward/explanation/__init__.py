@@ -2,8 +2,8 @@
 byte is, and how large a batch fits.
 
 In: a `Subject`, by which a loop describes its step. Out: from `explained` a `StepExplanation`:
-facts, separate from how they are shown. Imports: prepare and all that stands before it, nothing of
-train or module.
+facts, separate from how they are shown.
+Imports: prepare and all that stands before it, nothing of train or module.
 """
 
 from onward.explanation.build import bytes_of, checked_sizes, explained, refused

@@ -107,8 +107,7 @@ class Remade:
 
     @cached_property
     def _leading(self) -> dict[str, int]:
-        """The symbols that depend on the batch size, with the number of samples for each unit of
-        them."""
+        """For each symbol that depends on the batch size, the number of samples per unit."""
         return self.subject.captured.leading(self.subject.batch.tensors)
 
     @property

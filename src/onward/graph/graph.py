@@ -30,17 +30,17 @@ ONWARD = "onward"  # the domain of ops that the ONNX standard lacks
 # Keys of `node.meta`, each with its use. Losing one changes no result: the meaning of a node is in
 # its op, inputs, attributes and types.
 MARKS = {
-    "backward": "in which half of a step a node was written: an order and a report of bytes; what "
-    "waits for a cotangent shows by its inputs",
-    "again": "made a second time to save memory: where it stands in the order",
-    "sequences": "how many sequences packed rows are of: counts of FLOPs",
-    "unfused": "why no attention was found here: a message",
+    "backward": "whether a node is in the backward half: for launch order and reports of bytes; "
+    "what waits for a cotangent follows from inputs",
+    "again": "whether a node is recomputed to save memory: for launch order",
+    "sequences": "the number of sequences among packed rows: for counts of FLOPs",
+    "unfused": "why no attention was found here: for a message",
 }
 # Keys of `value.meta`. Only `type` is part of the meaning; `check` requires it of every value.
 NOTES = {
     "type": "a value without one is refused",
     "role": "an input without one is refused",
-    "content": "the integers that are known beforehand: without them they are computed",
+    "content": "known integers; without this they are computed at run time",
 }
 
 

@@ -257,11 +257,11 @@ def _bodies(node: Node) -> bool:
 
 
 RULES: tuple[Rule, ...] = (
-    Rule("roles", ALL, _roles, "who fills an input is decided by its role, stage by stage"),
-    Rule("entries", ALL, _entries, "a stage reads from the signature only what those before made"),
+    Rule("roles", ALL, _roles, "the role of an input decides who fills it"),
+    Rule("entries", ALL, _entries, "a stage reads only entries that earlier stages have made"),
     Rule("names", ALL, _names, "a plan finds inputs and outputs by the signature's names"),
     Rule("entry roles", ALL, _entry_roles, "state is kept between steps by role, set by entry"),
-    Rule("scalars", ALL, _scalars, "they are filled and read without a look at their types"),
+    Rule("scalars", ALL, _scalars, "they are filled and read without checking their types"),
     Rule("pairs", ALL, _pairs, "a next value takes the place of its input"),
     Rule("bodies", ALL, _without(_bodies), "an own op without a body has no meaning elsewhere"),
     Rule(
@@ -293,7 +293,7 @@ RULES: tuple[Rule, ...] = (
         "owned in full precision", (*FORWARDS, *DIFFERENTIATED), _owned_are_wide,
         "the user's tensors are read in place, and are never of a low type",
     ),
-    Rule("counts", (Stage.PACKED,), _counted, "without rows that are counted it is no packed form"),
+    Rule("counts", (Stage.PACKED,), _counted, "a packed form has counted rows"),
     Rule("split halves", (Stage.HALVES,), _split, "the signature says where a plan is cut"),
     Rule(
         "results do not wait", (Stage.HALVES,), _results_do_not_wait,
@@ -301,7 +301,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "gradient types", (Stage.GRADIENTS, Stage.HALVES), _gradients,
-        "a gradient is put into a tensor like its parameter",
+        "a gradient is stored in a tensor like its parameter",
     ),
     Rule("updates", (Stage.STEP,), _updates, "a step moves at least one parameter"),
     Rule("sizes", (Stage.SPECIALIZED,), _sizes, "a plan places every byte"),

@@ -84,10 +84,12 @@ class LedTrainer(Trainer):
         fetch: tuple[str, ...] = (),
         step: int | None = None,
     ) -> StepResult:
-        """Runs one micro-batch. weight: of its loss in the window's. last: whether an update
+        """Runs one micro-batch. Raises NotRunError where a graph cannot reproduce eager PyTorch.
+
+        weight: factor of the micro-batch's loss in the window's loss. last: whether an update
         follows. step: the number of windows that the loop has done, including those before it was
-        resumed, on which the random numbers depend; None: the Trainer's own count. Raises
-        NotRunError where a graph cannot reproduce eager PyTorch."""
+        resumed; the random numbers depend on it. None: the Trainer's own count.
+        """
         window = self._window
         assert isinstance(window, LedWindow)
         if not last and window.size == 1:

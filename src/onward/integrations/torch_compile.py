@@ -9,8 +9,8 @@ argument. One graph may serve several modules of a class, each through a module 
 outputs that nobody reads and rows that no output needs.
 
 torch finds the name through its entry point group `torch_dynamo_backends`. In a checkout that is
-not installed, call `register()`, or pass the function: `torch.compile(model,
-backend=onward_backend)`.
+not installed, call `register()`, or pass the function:
+`torch.compile(model, backend=onward_backend)`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Op -> code that writes into given buffers: one table, which tests and benchmarks enumerate.
 
 In: a `KernelSpec` and a `Target`. Out: from `kernel_for` the kernel of the call, or every reason
-why there is none. It is the only function that chooses. Imports: graph.
+why there is none. It is the only function that chooses.
+Imports: graph.
 """
 
 from dataclasses import dataclass

@@ -80,8 +80,8 @@ def words(seed: torch.Tensor, site: int, start: int, count: int) -> torch.Tensor
 
 
 def rounded(x: torch.Tensor, draw: torch.Tensor) -> torch.Tensor:
-    """Rounds x to bf16: away from zero if the part cut off plus `draw`, integers below 2^16,
-    reaches the next number. Infinities and NaN are unchanged."""
+    """Rounds x to bf16 stochastically: adds `draw`, integers below 2^16, to the bits of the f32 and
+    keeps the upper 16. Infinities and NaN are unchanged."""
     single = x.float().contiguous()
     bits = single.view(torch.int32)
     upper = (bits + draw.to(torch.int32)) >> 16

@@ -1,7 +1,7 @@
 """The user's own loop: calls of a module run as a graph, and their gradients come through autograd.
 
-In: a module and its calls. Out: the outputs, on autograd's tape; reports and explanations. Imports:
-prepare and explanation, and all that stands before them.
+In: a module and its calls. Out: the outputs, on autograd's tape; reports and explanations.
+Imports: prepare and explanation, and all that stands before them.
 """
 
 from onward.capture import eager

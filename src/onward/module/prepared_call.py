@@ -84,7 +84,7 @@ class PreparedCall:
         # the model's own code in regions may have side effects, so it runs only once per call
         self._once = any(part.module is not None for part in captured.regions)
         self.ends = self._first_ends()
-        # whether the forward draws random numbers; making the forward raises here if it has to
+        # whether the forward draws; makes the forward graph, so that its errors are raised here
         self.draws = self._graphs.forward.signature.seed is not None
         self._reached: dict[tuple[str, ...], frozenset[str]] = {}
         self._widened = False  # whether an unexpected cotangent has arrived

@@ -191,8 +191,8 @@ class CallRun:
 
     @contextmanager
     def _repeating(self) -> Generator[None]:
-        """A context in which buffers that the forward writes have their content of before;
-        afterwards they have their present content again. Their version counters do not change."""
+        """A context in which buffers that the forward writes have the content that they had before
+        it; afterwards their present content is restored. Version counters do not change."""
         written, before = self.call.written, self._before or []
         after = [b.detach().clone() for b in written]
         for buffer, then in zip(written, before, strict=True):

@@ -29,8 +29,7 @@ _training = attrgetter("training")
 
 
 class TooMany(CaptureError):
-    """Too many graphs were made to make another one now; for a later call like this one may be
-    made."""
+    """Raised instead of making yet another graph; a later call like this one may still get one."""
 
 
 @dataclass

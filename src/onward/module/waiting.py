@@ -56,7 +56,7 @@ class Waits:
         return output
 
     def touch(self, output: Any, field: str) -> None:
-        """Called before a field is read: computes the absent fields if it is one of them."""
+        """Called before a field is read: if it is absent, computes all absent fields."""
         with self._lock:
             self._read.add(self.fields[field])
             if field in self.absent:

@@ -42,7 +42,7 @@ class Module(torch.nn.Module):
     _onward_model: torch.nn.Module
 
     def __init__(self, model: torch.nn.Module, **options: Any) -> None:
-        # before `super().__init__`, since it raises for anything but a module
+        # first, since it raises for anything but a module
         accelerate(model, **options)
         self._take(model)
 

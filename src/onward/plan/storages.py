@@ -121,8 +121,8 @@ class Storages:
     # ---- what each node does
 
     def _view(self, node: Node, position: int) -> bool:
-        """Whether the node is a view of its first input. A view reads only its other inputs, which
-        say what to show; a view without readers counts as a reader itself."""
+        """Records a node that is a view of its first input; returns whether it is one. A view reads
+        only its other inputs, which say what to show; one without readers counts as a reader."""
         x = node.inputs[0] if node.inputs else None
         made = view(node, self.layouts[x]) if node.op_type in VIEWS and x is not None else None
         if made is None:

@@ -113,8 +113,7 @@ class Guards:
         self._flags: dict[str, bool] = {}
         self._roots: tuple[Any, ...] = ()
         self._sweep: Sweep | None = None
-        # attribute names that captures read of plain objects, by path and by the object's id; None:
-        # all
+        # attribute names that captures read of plain objects (None: all), by path and by object id
         self._names: dict[str, frozenset[str] | None] | None = None  # None: all of each object
         self._plain: dict[int, tuple[Any, frozenset[str] | None]] = {}
         self._unread = True  # whether flags may differ from those of the last training step

@@ -1,5 +1,4 @@
-"""Packed step: the form of a step that computes only the rows that are read, chosen by each
-batch."""
+"""Packed step: the form of a step that computes only the rows that are read, where that pays."""
 
 from __future__ import annotations
 

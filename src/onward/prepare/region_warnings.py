@@ -37,7 +37,7 @@ class WarnOnce:
 
 
 def table(regions: Iterable[Any]) -> list[str]:
-    """The lines of a table of regions: regions whose paths differ only in numbers share one."""
+    """A table of regions, as lines; regions whose paths differ only in numbers share a line."""
     found: dict[tuple[str, str, str], list[str]] = {}
     for region in regions:
         key = re.sub(r"\d+", "*", region.path), region.operator, region.reason

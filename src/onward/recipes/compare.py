@@ -47,7 +47,7 @@ def run_engine(job_folder: Path, engine: str, folder: Path) -> EngineResult:
 
 def run_job(job_folder: Path, engine: str, folder: Path) -> None:
     """Runs an engine's job in the process that `run_engine` started."""
-    # import the same libraries in both processes before the base of memory is read
+    # import the same libraries in both processes before base_rss_mib is read
     import onward
 
     _ = onward.Trainer
@@ -76,7 +76,8 @@ def run_both(job: Job, job_folder: Path, folder: Path) -> dict[str, EngineResult
 class TableRow:
     """One line of the table: `value` of a result, formatted by `form`.
 
-    ratio: the label of Onward's share: "as fast" (of inverse times) or "the memory"; "" for none.
+    ratio: label of Onward's value as a share of the reference's: "as fast" or "the memory"; "": no
+    share is shown.
     """
 
     title: str

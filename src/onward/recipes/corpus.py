@@ -46,8 +46,8 @@ SKIPPED_DIRS = frozenset(
 class Text:
     """Documents and their source.
 
-    source: a path, or the name of the built-in corpus. sha256: of the bytes read; for many files of
-    (relative path, length, bytes) in reading order.
+    source: a path, or the name of the built-in corpus. sha256: digest of the bytes read; of several
+    files, digest of (relative path, length, bytes) for each, in reading order.
     """
 
     source: str

@@ -73,7 +73,7 @@ def check_explain(config: ExplainConfig) -> None:
             raise InputError(f"{name} is {value!r}", f"in --{name}", f"give a value {words}")
     if config.outputs is not None and config.loop != "module":
         raise InputError(
-            "what a loop reads is for a loop of your own", "in --outputs", "add --loop module"
+            "outputs are chosen only in a loop of your own", "in --outputs", "add --loop module"
         )
     if config.html is not None:
         check_new_file(Path(config.html), "html")

@@ -39,8 +39,8 @@ class TrainingError(OnwardError):
 class Job:
     """Everything that an engine needs for a run, so that two processes can train the same.
 
-    config: with max_steps and learning_rate filled in. train_blocks, eval_blocks: `i32[blocks,
-    block_size]`.
+    config: with max_steps and learning_rate filled in. train_blocks, eval_blocks:
+    `i32[blocks, block_size]`.
     """
 
     config: FinetuneConfig

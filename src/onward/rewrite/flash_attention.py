@@ -2,8 +2,8 @@
 gradient.
 
 An added mask that depends on parameters, such as T5's relative positions (arXiv 1910.10683),
-becomes a bias, which has a gradient; the other addends stay the mask: `(bias + mask)  =>  bias,
-mask`.
+becomes a bias, which has a gradient; the other addends stay the mask:
+`(bias + mask)  =>  bias, mask`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fuses attention that a model writes out, `dropout(softmax(scores)) v`, into one Attention node.
 
-The scores are `scale q k^T`, with factors and divisors in any order, optionally under a soft cap `c
-tanh(scores / c)`, added masks and biases, and `where(mask, scores, number)`. Products of rank 3
+The scores are `scale q k^T`, with factors and divisors in any order, optionally under a soft cap
+`c tanh(scores / c)`, added masks and biases, and `where(mask, scores, number)`. Products of rank 3
 (`bmm`, `baddbmm`) have samples and heads merged in one dim. If fusion fails, the reason is stored
 in the softmax's `meta["unfused"]`, for the pass that makes flash attention.
 """

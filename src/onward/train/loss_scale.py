@@ -98,7 +98,7 @@ def _check(held: Any) -> None:
     if not isinstance(scale, float) or not LEAST_SCALE <= scale <= torch.finfo(torch.float32).max:
         raise unfit(f"{KEY}: scale is {scale!r}")
     if isinstance(tracker, bool) or not isinstance(tracker, int) or tracker < 0:
-        raise unfit(f"{KEY}: growth_tracker is {tracker!r}, no count")
+        raise unfit(f"{KEY}: growth_tracker is {tracker!r}, not a count")
 
 
 __all__ = ["KEY", "Scaling"]

@@ -133,7 +133,7 @@ def _check_groups(state: State, optimizer: TorchOptimizer) -> None:
     if state["optimizer_class"] != have:
         raise unfit(f"it is a state of {state['optimizer_class']}, the optimizer is {have}")
     if len(given) != len(own_groups):
-        raise unfit(f"it has {len(given)} param_groups, here are {len(own_groups)}")
+        raise unfit(f"it has {len(given)} param_groups, the optimizer {len(own_groups)}")
     for i, (group, own) in enumerate(zip(given, own_groups, strict=True)):
         if not isinstance(group, Mapping):
             raise unfit(f"param_groups[{i}] is a {type(group).__name__}")

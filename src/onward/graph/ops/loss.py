@@ -23,8 +23,8 @@ Value = ir.Value
 
 
 def _smoothed(b: Builder, inputs: list[Value | None], attrs: dict[str, Any]) -> list[Value]:
-    """The smoothed loss, `(1 - e) nll + e smooth`; for each row `smooth = -mean_c(weight_c
-    log_prob_c)`."""
+    """The smoothed loss, `(1 - e) nll + e smooth`; for each row
+    `smooth = -mean_c(weight_c log_prob_c)`."""
     logits, labels = inputs[:2]
     weight = inputs[2] if len(inputs) > 2 else None
     assert logits is not None and labels is not None

@@ -40,17 +40,17 @@ OPS = (
         name="GradientOf",
         infer=lambda call: [call.type(0)],
         body=_as_it_is,
-        doc="The gradient of y, which differentiation puts in its place. Two results may be one y: "
-        "`result` tells their gradients apart.",
+        doc="A placeholder that differentiation replaces by the gradient of y. Two results may be "
+        "the same y; `result` distinguishes their gradients.",
         cases=(({"result": 0}, ("f32[2,3]",)),),
     ),
     Op(
         name="WithGradient",
         infer=_infer,
         body=_as_it_is,
-        doc="y... of y..., g..., dx..., x...: x has the gradients dx, as functions of g, which "
-        "stands for the gradient of y. So many y as `results`, x as `sources`; equal calls have "
-        "another `site` each, for they are run on gradients of their own.",
+        doc="Returns y... of y..., g..., dx..., x...: the gradients of x are dx, computed from g, "
+        "which stands for the gradient of y. There are `results` y and `sources` x. Equal calls "
+        "differ by `site`, since each is run on a gradient of its own.",
         cases=(
             ({"results": 1, "sources": 1, "site": 1}, ("f32[2,3]",) * 4),
             (

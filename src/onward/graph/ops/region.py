@@ -124,8 +124,8 @@ OPS = (
         body=_refuse,
         opaque=True,
         flops=work,
-        doc="Its gradients by the inputs that `wrt` lists. Inputs: the gradients of its results, "
-        "absent where nothing flows, then those of Region.",
+        doc="A Region's gradients with respect to the inputs that `wrt` lists. Inputs: the "
+        "gradients of its results, absent where none flows, then the inputs of Region.",
     ),
 )
 

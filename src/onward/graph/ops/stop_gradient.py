@@ -35,7 +35,7 @@ OPS = (
         name="StopGradient",
         infer=_infer,
         body=_as_it_is,
-        doc="y = x, whatever the gradient of y is: that of x is none.",
+        doc="y = x; passes no gradient on to x.",
         cases=(({}, ("f32[2,3]",)), ({}, ("f32[]",))),
         elementwise=True,
         axes=no_axes,

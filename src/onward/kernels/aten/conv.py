@@ -59,8 +59,8 @@ def _bind_transpose(args: KernelArguments) -> Launch:
 
 
 def _bind_weight_grad(args: KernelArguments) -> Launch:
-    """Binds the gradient of a weight. Its operator reads only the weight's sizes, so it gets the
-    result."""
+    """Binds the gradient of a weight. PyTorch's operator reads only the sizes of the weight, so
+    that the result can stand in for it."""
     dy, x, dw = args.x(0), args.x(1), args.y
     call = (dy, x, dw, None, *_call(args, x.dim() - 2, False), [False, True, False])
     return lambda: dw.copy_(aten.convolution_backward(*call)[1])

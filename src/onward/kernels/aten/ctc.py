@@ -22,7 +22,8 @@ def _bind_ctc_loss(args: KernelArguments) -> Launch:
 
 
 def _bind_ctc_loss_grad(args: KernelArguments) -> Launch:
-    """Binds the gradient of CTC; torch's is the one with `normal`."""
+    """Binds the gradient of CTC: torch's with the attribute `normal`; otherwise torch's less the
+    term `exp(x) dy`."""
     dy, x, targets, steps, lengths = (args.x(i) for i in range(5))
     dx, blank, zero = args.y, int(args.attrs["blank"]), bool(args.attrs["zero_infinity"])
     number = torch.arange(x.shape[0])[:, None]

@@ -50,8 +50,8 @@ def product(
     across: bool = False,
     c: torch.Tensor | None = None,
 ) -> list[Launch]:
-    """Returns the calls that compute `y = a b + c` for `f[M,K]` and `f[K,N]`; with `across` `y =
-    a^T b + c` for `f[K,M]` and `f[K,N]`. c: `f[M,N]`, or broadcast to it."""
+    """Returns the calls that compute `y = a b + c` for `f[M,K]` and `f[K,N]`; with `across`
+    `y = a^T b + c` for `f[K,M]` and `f[K,N]`. c: `f[M,N]`, or broadcast to it."""
     given = [] if c is None else [c]
     if across:
         more = further(a.shape[0], spare(a), spare(b))

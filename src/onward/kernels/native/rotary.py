@@ -13,8 +13,8 @@ from onward.kernels.native.library import library, not_one_element, where
 
 
 def _unsupported(spec: KernelSpec) -> str | None:
-    """`Kernel.unsupported`: tensors must have one type, except that angles may be f32 for rows of
-    less."""
+    """`Kernel.unsupported`: tensors must have one type, except that angles may be f32 for bf16 or
+    fp16 rows."""
     x, cos, sin = spec.inputs
     rows = not_one_element((x, *spec.outputs))
     low = x is not None and x.is_low

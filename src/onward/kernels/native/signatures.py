@@ -178,7 +178,7 @@ def _check_chosen(place: str, parameters: tuple[Parameter, ...]) -> None:
     if used != codes:
         words = ", ".join(sorted(used ^ codes))
         raise ValueError(
-            f"{place} has not both, pointers and a code, of {words}; fix: as element.h"
+            f"{place} lacks pointers or a code of {words}; fix: declare both, as in element.h"
         )
 
 

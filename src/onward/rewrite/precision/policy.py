@@ -60,21 +60,21 @@ _TABLE = (
     Line(
         Precision.LOW,
         ("FlashAttention",),
-        "products again; scores, softmax and sums within it are fp32. What is added to the scores "
-        "(a bias, a mask of numbers) has a range and a gradient that are fp32, and so is all then",
+        "products again; scores, softmax and sums within it are fp32. An addend of the scores (a "
+        "bias, a mask of numbers) has the range and gradient of fp32; with one, all is fp32",
         operands=(0, 1, 2),
         alone=True,
     ),
     Line(
         Precision.WIDEST,
         ("BiasActivation",),
-        "the product before decides, whose bias it is: autocast rounds a product's bias too",
+        "follows the product whose bias it adds: autocast rounds a product's bias too",
         operands=(0,),
     ),
     Line(
         Precision.WIDEST,
         ("Rotary",),
-        "its angles are fp32, and one rounding is left, as attention after it would round",
+        "its angles are fp32, and the result is rounded once, as attention would round it",
         operands=(0,),
         others_stay=True,
     ),
@@ -91,8 +91,8 @@ _TABLE = (
     Line(
         Precision.WIDEST,
         ("Mul",),
-        "the same. A model's own `.float()` before a square is none in the fp32 that is captured: "
-        "in fp16 the square is fp32 without it",
+        "one rounding. A model's own `.float()` before a square leaves no trace in the captured "
+        "fp32 graph: in fp16 a square is fp32 even without it",
         widens=True,
     ),
     Line(

@@ -1,14 +1,16 @@
 """Row demand: skips arithmetic for rows that nothing reads (`docs/notes/0006-row-demand.md`).
 
-demand.py          the rows of every value that are read, found by a backward walk packer.py
-writes the graph for these rows alone: packed values, and the sets in use rules/             for
-each op, the rows that it reads and how it is packed; a file per family sets.py            sets of
-rows, as conditions on the batch set_masks.py       writes these sets into a graph, as masks
-known.py           values that depend on the batch alone pack.py            applies demand and
-packing to a graph split_counting.py  separates the graph that counts a batch's rows from the step
-that uses them lookups.py         the ids of a batch, also those at unread rows flops.py
-FLOPs of a graph, as a function of its sizes attribution.py     FLOPs node by node, and why some
-rows are kept
+demand.py          finds the rows of every value that are read, by a backward walk
+packer.py          writes the graph for these rows alone: packed values, and the sets in use
+rules/             for each op, the rows that it reads and how it is packed; a file per family
+sets.py            sets of rows, as conditions on the batch
+set_masks.py       writes these sets into a graph, as masks
+known.py           values that depend on the batch alone
+pack.py            applies demand and packing to a graph
+split_counting.py  separates the graph that counts a batch's rows from the step that uses them
+lookups.py         the ids of a batch, also those at unread rows
+flops.py           FLOPs of a graph, as a function of its sizes
+attribution.py     FLOPs node by node, and why some rows are kept
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Packer: rewrites a graph so that only the needed rows are computed, gathered once and kept
 packed.
 
-A packed value has the shape of the value that it stands for, except that its row dims are `1, ...,
-1, R`: the rows of one set, one after the other. So most ops are written as before. An op without a
-rule gets whole inputs, with zeros in rows that nothing reads.
+A packed value has the shape of the value that it stands for, except that its row dims are
+`1, ..., 1, R`: the rows of one set, one after the other. So most ops are written as before. An op
+without a rule gets whole inputs, with zeros in rows that nothing reads.
 """
 
 from __future__ import annotations

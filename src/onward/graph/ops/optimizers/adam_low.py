@@ -87,8 +87,8 @@ _UPDATE_BF16 = Op(
     name="AdamUpdateBf16",
     infer=_bf16_types,
     body=_bf16,
-    doc="p', m', v' of AdamUpdate, m' and v' rounded to bf16's numbers up or down by chance, "
-    "without bias: a function of (seed, site, element). Inputs: p f[*], g f[*], m and v bf16[*] "
+    doc="p', m', v' of AdamUpdate, with m' and v' rounded stochastically to numbers of bf16, "
+    "without bias, as a function of (seed, site, element). Inputs: p f[*], g f[*], m and v bf16[*] "
     "(or wider, with such numbers), lr, beta1, beta2, eps, weight decay f64[], step i64[], seed "
     "i64[2], scale f[]?.",
     cases=tuple(
@@ -101,8 +101,8 @@ _UPDATE_8BIT = Op(
     name="AdamUpdate8Bit",
     infer=_8bit_types,
     body=_8bit,
-    doc="p', m', v' of AdamUpdate, whose moments are codes of 8 bits in blocks of 256, each with "
-    "the largest of its sizes (arXiv 2110.02861). Inputs: p f[*], g f[*], m u8[*], its absmax "
+    doc="p', m', v' of AdamUpdate, with moments as 8-bit codes in blocks of 256, each with its "
+    "largest absolute value (arXiv 2110.02861). Inputs: p f[*], g f[*], m u8[*], its absmax "
     "f32[blocks], v u8[*], its absmax, lr, beta1, beta2, eps, weight decay f64[], step i64[], "
     "scale f[]?.",
     cases=tuple(
