@@ -26,6 +26,10 @@ class RegionError(CaptureError):
     graph was made for."""
 
 
+class CheckpointError(OnwardError):
+    """A checkpoint cannot be written or read; the message names the file and says what is wrong."""
+
+
 class EagerWarning(UserWarning):
     """An accelerated model runs in eager PyTorch where it was to run as a graph; says why."""
 
