@@ -27,7 +27,8 @@ if platform.machine() in ("x86_64", "AMD64"):
     LEVELS["avx2"] = ["-march=x86-64-v3"]
     LEVELS["avx512"] = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
 
-# as in src/onward/kernels/native/library.py, which cannot be imported here
+# the digest of the C++ sources, which src/onward/kernels/native/library.py computes in the same
+# way; that module cannot be imported here
 DIGEST = hashlib.sha256()
 for path in sorted(FOLDER.glob("src/*")):
     DIGEST.update(path.name.encode() + path.read_bytes())

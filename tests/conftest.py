@@ -9,9 +9,10 @@ import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is first imported
-# What is measured once per machine stays out of the user's own cache.
+# The cache of the tests: what is measured once per machine stays out of the user's own.
 os.environ["ONWARD_CACHE"] = str(Path(tempfile.gettempdir()) / "onward-tests")
-# Tests replace functions, which no key of a kept graph sees; those of the cache switch it on.
+# The cache of graphs is off: tests replace functions that no key of a graph sees. Tests of the
+# cache switch it on.
 os.environ["ONWARD_GRAPH_CACHE"] = "0"
 
 from collections.abc import Callable, Iterator
@@ -41,9 +42,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a test marked `sample(k)` every k-th case stays, by a hash of its name: always the same.
-    With `--thin N` 1 in N of these; with `--whole`, and where cases are asked for by name, all of
-    them do. With `--quick` one case of an eighth of each file's tests stays, and no slow one."""
+    """Keep every k-th case of a test marked `sample(k)`, chosen by a hash of its name: always the
+    same. With `--thin N` 1 in N of these; with `--whole`, and where cases are asked for by name,
+    all of them stay. With `--quick` one case of an eighth of each file's tests stays, and no slow
+    one."""
     if config.getoption("--whole") or config.getoption("keyword") or "::" in " ".join(config.args):
         return
     quick = config.getoption("--quick")
@@ -89,13 +91,13 @@ def kept_capture() -> Callable[..., Any]:
 
 @pytest.fixture
 def captures_kept(kept_capture: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """An equal model with an equal batch is captured once in a whole session."""
+    """A model and batch equal to ones before are captured once in a whole session."""
     monkeypatch.setattr("onward.compile.capture", kept_capture)
 
 
 @pytest.fixture
 def captures(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by one with each capture."""
+    """A list that grows by one with each capture."""
     import onward.compile
 
     seen: list[int] = []

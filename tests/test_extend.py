@@ -37,7 +37,7 @@ PROGRAM = Path(__file__).parent / "support" / "additions_program.py"
 
 
 def tables() -> list[Any]:
-    """All that can be registered, as it stands."""
+    """Copies of all tables that can be registered in."""
     return [
         *(dict(t) for t in (OPS, OWN, STANDARD, OPTIMIZERS, RULES, DEMAND, PACK, KERNELS, TABLE)),
         list(FORWARD), list(STEP), set(named("elementwise")),
@@ -59,11 +59,11 @@ def my_pass(graph: Any) -> int: ...
 
 
 class AdamW:
-    """Called as another optimizer."""
+    """A description with the name of an existing optimizer."""
 
 
 class Other:
-    """A new name."""
+    """A description with a new name."""
 
 
 def described(description: type, torch: str = "mine.Optimizer", op: str = "MineUpdate") -> Any:
@@ -75,7 +75,7 @@ def before_noop(item: Any, stage: Any = "forward") -> None:
     extend.rewrite_pass(item, stage, before="noop", reason="for no reason")
 
 
-# what is registered -> the part of the library that has the name
+# registrations, each with the part of the library that already has the name
 MEETING: dict[str, tuple[Callable[[], None], str]] = {
     "op": (lambda: extend.op(extend.Op("GeluGrad", same, body)), "onward.graph.ops.activation."),
     "op of the standard": (
@@ -194,7 +194,7 @@ def test_all_that_is_public_is_there() -> None:
 
 
 class Installed:
-    """Entry points of a module that is made here."""
+    """Entry points of a plugin module that is made here."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.module = ModuleType("some_plugins")
@@ -377,14 +377,15 @@ def test_added_gradient_rule_is_torchs(added: Any) -> None:
 
 
 def test_an_op_that_is_registered_later_is_seen_by_every_table(added: Any) -> None:
-    """It has no gradient rule, and is differentiated through its body."""
+    """An op without a gradient rule is differentiated through its body."""
     found = added["later"]
     assert found["losses"] == pytest.approx(found["eager"], rel=1e-5)
     assert found["rows"] == 0.25, "by the row rule that it was registered with"
 
 
 def test_what_is_registered_later_is_for_later_graphs(added: Any) -> None:
-    """A gradient rule, and a kernel that is then used; those that were made stay as they are."""
+    """A gradient rule or kernel that is registered later serves later graphs; those that exist
+    stay."""
     found = added["later"]
     assert found["kept"]
     assert found["then"] == 1 and found["apart"] < 1e-5

@@ -33,7 +33,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def rows(page: str) -> list[list[str]]:
-    """Of all tables, cell by cell, without headings."""
+    """The cells of each row of all tables of a page, without headings."""
     lines = [line for line in page.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     rules = {i for i, line in enumerate(lines) if set(line) <= set("|- :")}
@@ -41,7 +41,7 @@ def rows(page: str) -> list[list[str]]:
 
 
 def quoted(text: str) -> list[str]:
-    """What stands between backquotes, programs aside."""
+    """The texts between backquotes, without blocks of code."""
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     return re.findall(r"`([^`]+)`", prose)
 
@@ -50,7 +50,7 @@ def quoted(text: str) -> list[str]:
 
 
 def names() -> dict[str, Any]:
-    """What the programs find there."""
+    """The names that the programs of the pages find defined."""
     model = tiny.gpt2(dropout=0.0, layers=1, use_cache=False)
     batches = [{"input_ids": tiny.tokens(2, 8, seed=s)} for s in range(4)]
     batches = [{**b, "labels": b["input_ids"]} for b in batches]
@@ -71,7 +71,7 @@ def plus(diff: str) -> str:
 def test_the_changed_loop_trains(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lines after the change, in a loop that is otherwise the page's own."""
+    """The changed lines of the page train in the loop around them, which is the page's own."""
     monkeypatch.chdir(tmp_path)
     [diff] = blocks(PAGES[page], "diff")
     assert sum(line.startswith("-") for line in diff.splitlines()) >= 1
@@ -133,7 +133,7 @@ def test_options_that_are_shown_can_be_given(page: str) -> None:
 
 
 def inner(where: Any, name: str) -> Any:
-    """The module or attribute; AttributeError where there is none."""
+    """The submodule or attribute of this name. Raises AttributeError."""
     package = (
         inspect.ismodule(where) and where.__spec__ and where.__spec__.submodule_search_locations
     )
@@ -164,7 +164,7 @@ def test_names_of_onwards_exist(page: str) -> None:
 
 
 def test_what_is_not_there_yet_is_said_of_what_is_not_there() -> None:
-    """The day that an option of this name comes, its line here is wrong."""
+    """An option that a page calls missing must be missing; once it comes, the page is wrong."""
     fields = {
         field.name
         for kind in (onward.TrainerOptions, onward.ModuleOptions)

@@ -30,7 +30,7 @@ def own(language: str) -> str:
 
 
 def occurs(code: str, text: str) -> bool:
-    """Whether these whole lines stand in the text, one after the other."""
+    """Whether `code` stands in `text` as whole consecutive lines."""
     return f"\n{code}" in f"\n{text}"
 
 

@@ -28,7 +28,7 @@ _LATE = 300.0  # seconds that a group which has begun may take beyond the budget
 
 
 def variants() -> dict[str, Engine]:
-    """Engines by the name of the part that is off, passes first."""
+    """Engines by the name of the part that each switches off, rewrite passes first."""
     engines = {name: without_pass(name, name, f"without pass {name}") for name in passes.names()}
     for name, about, env in (
         ("native kernels", "ONWARD_NATIVE=0", {"ONWARD_NATIVE": "0"}),
@@ -40,7 +40,7 @@ def variants() -> dict[str, Engine]:
 
 
 def known(engine: Engine) -> bool:
-    """Whether this version reads the variables that switch the part off."""
+    """Whether the installed version reads the environment variables that switch this part off."""
     return all(name in VARIABLES for name in engine.env)
 
 
@@ -57,7 +57,8 @@ class Settings:
 
 
 def settings(parts: Sequence[str], rounds: int, group: int, threads: int, quick: bool) -> Settings:
-    """Those of a whole run, or of a quick one; 0 rounds: as many as it has by default."""
+    """The settings of a whole run, or with `quick` of a quick one; rounds: 0 takes the default
+    number."""
     steps = {model: 2 if quick else max(2, n // 2) for model, n in STEPS.items()}
     return Settings(parts, rounds or (2 if quick else 5), steps, group, threads)
 
@@ -117,7 +118,7 @@ def _timed(
     found: dict[str, Any],
     first: bool,
 ) -> Mapping[str, Any]:
-    """Adds the entries of one group, and of the base in the first; returns the base's."""
+    """Times one group: adds its entries, and in the first group the base's; returns the base's."""
     effort = Effort(
         rounds=settings.rounds,
         steps=settings.steps[case.model],

@@ -16,7 +16,8 @@ def op_flops(
     outputs: Sequence[Type],
     attrs: Mapping[str, Any],
 ) -> int:
-    """Of one call: two for each multiplication with its addition; 0 where it has no products."""
+    """FLOPs of one call, two for each multiplication with its addition; 0 for an op without matrix
+    products."""
     return value(OPS[op].flops(inputs, outputs, attrs))
 
 
@@ -26,17 +27,17 @@ def op_bytes(
     outputs: Sequence[Type],
     attrs: Mapping[str, Any],
 ) -> int:
-    """What one call reads and writes."""
+    """Bytes that one call reads and writes."""
     return value(OPS[op].moved(inputs, outputs, attrs))
 
 
 def product_flops(product: Product) -> int:
-    """Of one of its `count`."""
+    """FLOPs of one of the `product.count` equal matrix products."""
     left = Type(DType.FLOAT, (product.batch, product.m, product.k))
     right = Type(DType.FLOAT, (product.batch, product.k, product.n))
     return op_flops("MatMul", [left, right], [left.with_shape((*left.shape[:2], product.n))], {})
 
 
 def causal_share(tokens: int) -> float:
-    """Of attention's scores, those that a causal mask leaves: a record counts all of them."""
+    """The share of attention scores that a causal mask leaves; an op record counts all of them."""
     return (tokens + 1) / (2 * tokens)

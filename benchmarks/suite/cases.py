@@ -35,7 +35,7 @@ class Case:
         return self.batch * (self.tokens + short)
 
     def tiny(self) -> Case:
-        """The same on a model that steps in milliseconds."""
+        """This case on a model small enough to step in milliseconds."""
         # Few pairs make a loss that jumps, few sequences a share of padding that does.
         batch = 16 if "two_tower" in self.model else 4 if "padded" in self.model else 2
         return replace(self, size="tiny", batch=batch, tokens=32)
@@ -74,7 +74,7 @@ FAMILIES = (
 
 
 def in_precision(case: Case, precision: str) -> Case:
-    """The same in another precision, where one is named."""
+    """The case in another precision; the case itself if `precision` is empty or its own."""
     if precision in ("", case.precision):
         return case
     name = case.name.removesuffix(", bf16")
@@ -92,14 +92,14 @@ MIXED = tuple(
     )
 )  # fmt: skip
 
-# In order of worth: what a slow machine has no time for is at the end.
+# The most telling cases come first: what a slow machine has no time for is at the end.
 GPU = (
     Case("GPT-2 medium, bf16", "gpt2_medium", batch=8, tokens=1024, precision="bf16"),
     Case("BERT-large 128, bf16", "bert_large", batch=64, tokens=128, precision="bf16"),
     Case("BERT-large 512, bf16", "bert_large", batch=16, tokens=512, precision="bf16"),
     Case("tutorial transformer, fp32", "tutorial", batch=20, tokens=35, dropout=0.2),
     Case("two towers, tf32", "two_tower", batch=64, tokens=64, precision="tf32"),
-    # Half of it, so that the engines, which take turns, have room side by side.
+    # A large batch is halved, so that the engines, which take turns, fit in memory side by side.
     Case("GPT-2 medium, tf32", "gpt2_medium", batch=4, tokens=1024, precision="tf32"),
     Case("GPT-2 medium, fp32", "gpt2_medium", batch=4, tokens=1024, precision="fp32"),
 )

@@ -55,7 +55,8 @@ LOW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def engines_in(precision: str | None) -> tuple[str, ...]:
-    """Those that are compared; of a precision each says it after a comma."""
+    """Names of the engines to compare: with a precision, eager in fp32 beside three engines in that
+    precision."""
     if precision is None:
         return ENGINES
     return ("eager", *(f"{name}, {precision}" for name in ("eager", "onward", "accelerated")))

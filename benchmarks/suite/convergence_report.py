@@ -10,7 +10,8 @@ from typing import Any
 from suite.report import heading, markdown
 
 TOLERANCE = 0.005  # of the mean evaluation loss, relative
-# the same in mixed precision: from fp32's, and above autocast's
+# Tolerances of the mean loss in mixed precision: its distance to fp32's, and how far it may lie
+# above autocast's, relative.
 FROM_FP32, ABOVE_AUTOCAST = 0.003, 0.002
 
 

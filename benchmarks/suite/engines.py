@@ -82,6 +82,6 @@ def without_pass(pass_name: str, name: str, about: str) -> Engine:
 
 
 def named(engines: Mapping[str, Engine], names: Iterable[str]) -> dict[str, Engine]:
-    """Those of the engines that have one of these names, in their own order."""
+    """The engines whose names are in `names`, in the order of `engines`."""
     wanted = set(names)
     return {name: engine for name, engine in engines.items() if name in wanted}

@@ -32,7 +32,7 @@ _ENCODER = {
 
 
 def _sized(case: Case, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As given, or narrow where the case is tiny; configurations inside too."""
+    """The settings as given, or narrowed where the case is tiny, nested configurations included."""
     if case.size != "tiny":
         return dict(settings)
     return {
@@ -109,7 +109,7 @@ class _Pairs(nn.Module):
         self.model = model
 
     def forward(self, **batch: Tensor) -> Tensor:
-        """Of images and captions that belong together, one beside the other."""
+        """The contrastive loss of a batch in which each image has its caption at the same index."""
         return self.model(**batch, return_loss=True).loss
 
 

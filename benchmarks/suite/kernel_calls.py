@@ -36,11 +36,11 @@ class Operand:
 
     @classmethod
     def of(cls, x: torch.Tensor) -> Operand:
-        """That of a tensor."""
+        """The layout of a tensor."""
         return cls(type_of(x), x.stride(), x.is_contiguous())
 
     def empty(self) -> torch.Tensor:
-        """A tensor that lies so."""
+        """An uninitialised tensor with this type and layout."""
         shape, dtype = [value(n) for n in self.type.shape], torch_dtype(self.type.dtype)
         return torch.empty_strided(shape, self.strides, dtype=dtype)
 
@@ -114,7 +114,7 @@ def harvested(case: Case) -> list[Call]:
         (batch,) = make_batches(case, 1)
         with _recorded(origin) as made:
             trainer.train_step(batch)
-        # What counted the batch's rows ran before the step; it is no part of it.
+        # Launches that counted the batch's rows ran before the step and are no part of it.
         length = len(trainer.plan.launches)
         counting = {key for key, _ in made[:-length]}
         for key, call in made[-length:]:
@@ -137,7 +137,7 @@ def _recorded(origin: str) -> Iterator[list[tuple[Any, Call]]]:
 
 
 def _seen(launch: Bound, origin: str) -> tuple[Any, Call]:
-    """A launch about to be made, as a call with the key of those that are equal to it."""
+    """A launch about to be made, as a key that equal calls share and the call itself."""
     args, spec = launch.args, launch.spec
     shares = tuple(
         (o, i)

@@ -47,7 +47,8 @@ def _worth_a_line(calls: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def seconds(call: dict[str, Any]) -> float:
-    """Of all its launches in a step by the first kernel; of one where the step has none."""
+    """Seconds that all launches of a call take in a step, by the first kernel that ran; the time of
+    one launch where the step itself has none."""
     best = next((r["best"] for r in call["results"] if "best" in r), 0.0)
     return best * (call["count"] or 1)
 

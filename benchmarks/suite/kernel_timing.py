@@ -29,7 +29,8 @@ def _bytes(call: Call) -> int:
 
 
 def needed_flops(call: Call) -> float:
-    """Of the op's matrix products; of causal attention the part that is needed."""
+    """FLOPs of the op's matrix products; for causal attention only those of scores that the mask
+    leaves."""
     spec = call.spec
     total = op_flops(spec.op, spec.inputs, spec.outputs, spec.attrs)
     scores = spec.inputs[0]

@@ -121,7 +121,7 @@ class TwoTower(nn.Module):
 
 
 class WeightedTower(TwoTower):
-    """The same, pooled by the weights of a softmax over the scores of real tokens."""
+    """Two towers pooled by a softmax over a learned score of each real token."""
 
     def __init__(self, case: Case, temperature: float = 0.05) -> None:
         super().__init__(case, temperature)
@@ -137,7 +137,7 @@ class WeightedTower(TwoTower):
 
 
 class JoinedTower(TwoTower):
-    """The same, of the first token and the mean of the real ones, side by side."""
+    """Two towers whose vector is the first token's state beside the mean over the real tokens."""
 
     @staticmethod
     def _embed(tower: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
@@ -148,7 +148,8 @@ class JoinedTower(TwoTower):
 
 
 class ContrastiveTower(TwoTower):
-    """The same by means, each passage compared with all queries as well (InfoNCE, both ways)."""
+    """Two towers pooled by the mean, with InfoNCE both ways: each passage is also scored against
+    all queries."""
 
     @staticmethod
     def compared(scores: Tensor) -> Tensor:
@@ -192,5 +193,5 @@ class TutorialTransformer(nn.Module):
 
 
 def tutorial_vocabulary(case: Case) -> int:
-    """That of the tutorial's WikiText-2 split."""
+    """Vocabulary size of the tutorial's WikiText-2 split."""
     return 1000 if case.size == "tiny" else 28785

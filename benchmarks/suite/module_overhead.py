@@ -134,7 +134,8 @@ def answered(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _within(act: Callable[[], Any], calls: int, after: Callable[[], Any]) -> Any:
-    """As `_timed`, of the launches that `act` runs."""
+    """Shortest and median time of the launches within one `act()`, in microseconds of process
+    time."""
     from onward.execute.binder import Binder
 
     plain, spent, found = Binder.run, [0.0], list[float]()

@@ -51,7 +51,7 @@ def _split_way(product: Product, threads: int) -> Run:
     a, b = _operands(product)
     c = np.empty((product.m, product.n), dtype=np.float32)
     pool = ThreadPoolExecutor(threads)
-    # Along the longer side, as a tall product has few columns and the head's forward few rows.
+    # Split along the longer side: a tall product has few columns, and the head's forward few rows.
     length = max(product.m, product.n)
     ends = [length * i // threads for i in range(threads + 1)]
     parts = [slice(*pair) for pair in itertools.pairwise(ends)]
@@ -91,7 +91,7 @@ OF_BF16 = ("torch.mm, bf16",)
 
 
 def ways(precision: str) -> tuple[str, ...]:
-    """Those that compute in it, or in fp32 for any other than bf16."""
+    """The names of the ways to multiply in bf16, or of those in fp32 for any other precision."""
     return OF_BF16 if precision == "bf16" else tuple(w for w in WAYS if w not in OF_BF16)
 
 

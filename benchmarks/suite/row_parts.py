@@ -89,8 +89,8 @@ def full(run: Run) -> None:
 
 
 def paired(run: Run) -> None:
-    """The same in one process, step by step: two processes differ by a percent as it is, by where
-    their memory lies."""
+    """Compare a step with and without row demand, in turn within one process: two processes differ
+    by a percent of their own, depending on where their memory lies."""
     for case in run.cases:
         if run.clock.over():
             run.skip(f"paired, {case.name}")
@@ -125,7 +125,7 @@ def paired(run: Run) -> None:
 
 
 def grid(run: Run) -> None:
-    """Speed over shares of real tokens and shares of labels."""
+    """Measure the speed over shares of real tokens and shares of labels."""
     real, labelled = ((1.0, 0.46), (1.0, 0.15)) if run.quick else (GRID_REAL, GRID_LABELLED)
     base = next((case for case in run.cases if case.model == "bert_padded"), None)
     if base is None:
@@ -176,7 +176,7 @@ def varying(run: Run) -> None:
 
 
 def _overhead(entry: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, float]:
-    """The pass's time as a multiple of that without it, from the rounds' medians."""
+    """Step time with the pass over that without it, from the medians of the rounds."""
     turns = zip(entry["seconds"], base["seconds"], strict=False)
     ratios = [statistics.median(a) / statistics.median(b) for a, b in turns]
     if len(ratios) < 2:

@@ -21,7 +21,8 @@ from suite.row_engines import WITHOUT
 from suite.row_report import table
 from suite.workloads import make_batches
 
-# Of the mean loss. Few pairs and a low temperature: dropout moves the towers' loss more.
+# Tolerance of the mean loss by model. The two towers have few pairs and a low temperature, so that
+# dropout moves their loss more.
 LEVEL = {case.model: 0.02 if case.model == "bert_padded" else 0.08 for case in cases.PADDED}
 
 
@@ -43,7 +44,7 @@ class Run:
     cases: Sequence[Case] = field(default_factory=tuple)
 
     def chosen(self, *names: str) -> dict[str, Engine]:
-        """Those of these engines that were asked for and exist."""
+        """The engines of this run among `names`; a name that the run lacks is left out."""
         return {name: self.engines[name] for name in names if name in self.engines}
 
     def level(self, case: Case) -> float:

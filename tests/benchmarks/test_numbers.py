@@ -125,7 +125,8 @@ def test_a_question_is_answered_in_a_process_of_its_own() -> None:
 
 
 def test_kernels_are_timed_on_calls_of_their_own() -> None:
-    """Those of GELU: all kernels agree, and the body with PyTorch's own gradient."""
+    """GELU and its gradient are timed on calls made up for them: all kernels agree, and so does
+    PyTorch's own gradient of the body."""
     calls = kernel_calls.extra()
     assert [call.spec.op for call in calls] == ["Gelu", "GeluGrad"]
     for call in calls:

@@ -141,20 +141,20 @@ class Program:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of the program, which is the same in all tests, and of what is kept of it."""
+    """A folder for the program, which all tests share, and for what the cache stores of it."""
     return tmp_path_factory.mktemp("kept")
 
 
 @pytest.fixture(autouse=True)
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """An empty one."""
+    """An empty cache folder for each test."""
     monkeypatch.setenv("ONWARD_GRAPH_CACHE", "1")
     monkeypatch.setenv("ONWARD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(surroundings, "STARTED", float("inf"))  # the programs are written here
-    # pytest says there which test runs
+    # pytest writes the name of the running test into this variable
     monkeypatch.setattr(surroundings, "NOISE", {*surroundings.NOISE, "PYTEST_CURRENT_TEST"})
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    # a worker of pytest's is no program of a file
+    # the __main__ of a pytest worker is no program with a file
     monkeypatch.setattr(sys.modules["__main__"], "__file__", __file__, raising=False)
     return tmp_path / "cache" / "graphs"
 
@@ -171,7 +171,7 @@ def program(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
 def kept(
     folder: Path, program: Program, exports: Exports, monkeypatch: pytest.MonkeyPatch
 ) -> Program:
-    """The program, of which a run before has kept the capture."""
+    """The program after a run that has stored its captures."""
     monkeypatch.setenv("ONWARD_CACHE", str(folder / "cache"))
     runs(program, None, before=False)
     if exports.taken():
@@ -181,7 +181,7 @@ def kept(
 
 
 def losses(program: Program, ours: bool) -> list[float]:
-    """Of two steps of SGD."""
+    """Losses of two steps of SGD."""
     optimizer = torch.optim.SGD(program.model.parameters(), lr=0.1)
     found = []
     x, y, loss_fn = program.x, program.y, program.loss_fn
@@ -201,7 +201,8 @@ def losses(program: Program, ours: bool) -> list[float]:
 
 
 def runs(program: Program, change: Change | None, before: bool) -> list[float]:
-    """A run of the program as it is now. change: applied before its import, or behind it."""
+    """Losses of a run of the program as it is now, equal to eager's. change: edits it, before its
+    import or after."""
     results = []
     for ours in (False, True):
         if change is not None and before and not ours:

@@ -38,8 +38,8 @@ AMPLIFIED = {"nn.functional.layer_norm": 1e-4, "native_layer_norm": 1e-4}
 
 
 class Called(nn.Module):
-    """An operator called with the tensors of a sample; to each floating one zeros are added, whose
-    gradient is the tensor's own. The loss weighs each element otherwise."""
+    """An operator on the tensors of a sample. To each floating tensor a parameter of zeros is
+    added, whose gradient is that of the tensor. The loss weighs each element differently."""
 
     def __init__(self, function: Any, spec: pytree.TreeSpec, leaves: list[Any]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Called(nn.Module):
 
 
 def names() -> list[str]:
-    """Of all operators, variants included."""
+    """Names of all operators of `op_db`, variants included."""
     return sorted({called(op) for op in op_db})
 
 
@@ -79,7 +79,7 @@ def called(op: Any) -> str:
 
 
 def samples(op: Any, dtype: torch.dtype) -> list[Any]:
-    """Some of the operator's own; none where it does not take the dtype."""
+    """Some of the operator's own sample inputs; none where it does not take the dtype."""
     if dtype not in op.supported_dtypes("cpu"):
         return []
     torch.manual_seed(0)
@@ -160,7 +160,7 @@ def different(
 
 
 def cause(message: str) -> str:
-    """A refusal without what changes from sample to sample."""
+    """The reason of a refusal without the parts that change from sample to sample."""
     lines = message.splitlines()
     if "no translation:" in lines[0]:
         ops = sorted({line.split(" at ")[0].strip() for line in lines[1:]})
@@ -170,7 +170,7 @@ def cause(message: str) -> str:
 
 
 def outcomes(op: Any) -> Counter[str]:
-    """What became of its samples, how often."""
+    """How often each outcome occurs among the operator's samples."""
     if "empty" in op.name:  # whatever the memory held
         return Counter(["eager: random"])
     return Counter(outcome(op, sample) for dtype in DTYPES for sample in samples(op, dtype))

@@ -31,7 +31,7 @@ from onward.model_state.patches import look
 
 ROWS = {n: torch.randn(n, 8, generator=torch.Generator().manual_seed(n)) for n in (1, 3, 4)}
 LABELS = torch.arange(8) % 5
-# of other sizes, and lying otherwise in memory
+# Batches of several sizes and memory layouts.
 BATCHES = [
     ROWS[4], ROWS[3], ROWS[3].t().contiguous().t(), torch.cat([ROWS[4], ROWS[3]])[4:], ROWS[4],
     ROWS[3].t().contiguous().t(), ROWS[1],
@@ -125,7 +125,7 @@ class Net(nn.Module):
 
 
 def follow(model: nn.Module, times: int = 1) -> onward.Trainer:
-    """Training steps beside eager's."""
+    """The Trainer after steps whose losses equal those of eager PyTorch."""
     twin = copy.deepcopy(model)
     ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, twin))
     trainer = onward.Trainer(model, ours, loss_fn=F.cross_entropy)
@@ -278,13 +278,15 @@ def test_nothing_stays_answered_otherwise() -> None:
 
 
 def test_every_way_to_ask_torch_is_there() -> None:
-    """A name that torch has no longer would be asked in vain."""
+    """Every name that a capture replaces exists in torch; patching one that is gone would do
+    nothing."""
     for place, names in _COMPILERS.items():
         assert all(hasattr(sys.modules[place], name) for name in names if place in sys.modules)
 
 
 def test_code_in_another_thread_hears_that_nothing_is_compiled() -> None:
-    """torch's own flag, which an export sets, is one for all threads."""
+    """torch's flag that an export is running is one for all threads; other threads must not see
+    it."""
     found: list[bool] = []
     answer = _CompilerAnswer(asked=lambda: False, plain=lambda: True)
     thread = threading.Thread(target=lambda: found.append(answer()))
@@ -294,7 +296,8 @@ def test_code_in_another_thread_hears_that_nothing_is_compiled() -> None:
 
 
 class Beside(nn.Module):
-    """Asks in another thread, in each run and in the trace, and writes what it hears to a pipe."""
+    """A module that asks in another thread, in each run and in the trace, and writes what it hears
+    to a pipe."""
 
     def __init__(self, ask: Ask, pipe: int) -> None:
         super().__init__()

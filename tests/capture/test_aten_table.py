@@ -11,7 +11,8 @@ import torch
 from onward.capture.aten import TABLE, register
 from onward.capture.aten.call import table
 
-# Those of transformers are there once it is imported, in the versions that have them.
+# Names that transformers registers are left out: they exist only once it is imported, and only in
+# the versions that define them.
 TORCHS = [name for name in TABLE if not name.startswith("transformers.")]
 
 

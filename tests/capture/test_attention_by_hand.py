@@ -109,7 +109,7 @@ def _baddbmm(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor
 
 
 def _one_head(rows: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]) -> Body:
-    """Of three dims: f[B,T,K]."""
+    """Attention written for one head, on tensors of three dims, f[B,T,K]."""
 
     def body(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         y = rows(q[:, 0], k[:, 0], v[:, 0], mask[:, None], causal(m, q))
@@ -242,7 +242,8 @@ def _detached(m: ByHand, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tenso
     return plain(q, k).softmax(-1).detach() @ v
 
 
-# These are left as they are, with the reason that is told; "" where they look like no attention.
+# Forms that are not fused, each with the reason that is reported; an empty reason where the code
+# does not look like attention.
 LEFT: dict[str, tuple[Body, str]] = {
     "read twice": (_read_twice, "its probabilities are read by"),
     "detached": (_detached, ""),
@@ -273,7 +274,7 @@ LEFT: dict[str, tuple[Body, str]] = {
 
 
 def _batch(size: int, length: int, seed: int = 0) -> dict[str, Tensor]:
-    """Sequences that end at different places."""
+    """A batch of sequences that end at different places."""
     g = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, length + 1, (size,), generator=g)
     lengths[0] = length
@@ -299,7 +300,8 @@ def test_spellings_are_one_node(name: str) -> None:
     assert_same([tiny.gradients(model, batch) for batch in data], model, data)
 
 
-# A query to which all is hidden: eager's NaN with -inf, all keys alike with any other number.
+# Forms with a finite fill: where every key is hidden they attend to all keys alike, with -inf eager
+# gives NaN.
 HIDDEN = [
     name for name in FUSED
     if "keys" in name and "-inf" not in name and "expanded" not in name and "all" not in name
@@ -330,7 +332,7 @@ def test_others_are_left(name: str) -> None:
 
 
 class Tagged(ByHand):
-    """The same, with a label for some tokens."""
+    """The model with a label for some tokens, so that only their rows are read."""
 
     def forward(self, x: Tensor, mask: Tensor, labels: Tensor) -> Tensor:  # type: ignore[override]
         h = self.packed(x.tanh()).unflatten(-1, (3, HEADS, WIDTH))
@@ -342,7 +344,7 @@ class Tagged(ByHand):
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", [n for n in FUSED if "all heads" not in n])
 def test_rows_that_are_read_are_computed(name: str) -> None:
-    """Also where a label lies in a sequence of which all is hidden, but for -inf."""
+    """The row of a hidden sequence may have a label too, unless the mask is -inf."""
     batch = _batch(4, 6) | {"labels": torch.full((4, 6), -100)}
     batch["labels"][:, 0] = torch.tensor([1, 2, 3, 0])
     batch["labels"][2, 0] = -100

@@ -1,4 +1,4 @@
-"""Which parameters have a gradient, if only of zeros: those that have one in eager PyTorch."""
+"""A captured model gives a gradient, if only of zeros, to the same parameters as eager PyTorch."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def trained(model: nn.Module, call: Any, steps: int = 3) -> list[set[str]]:
-    """Of each step, the parameters with a gradient."""
+    """The names of the parameters with a gradient, for each step."""
     optimizer, found = adamw(model), []
     for seed in range(steps):
         optimizer.zero_grad()
@@ -91,7 +91,7 @@ def test_through_complex_numbers_what_moves_in_eager_moves(name: str, kind: str)
         call = torch.compile(model, backend="onward") if kind == "compile" else model
         if kind == "accelerate":
             onward.accelerate(model)
-        # torch.compile makes inputs of constants
+        # torch.compile turns constants into graph inputs
         eager = kind == "compile" and name == "by a constant"
         with pytest.warns(EagerWarning) if eager else nullcontext():
             assert trained(model, call) == want
@@ -145,7 +145,7 @@ class Doubled(torch.autograd.Function):
 
 
 class Holding(nn.Module):
-    """With a complex tensor where `where` says."""
+    """A model with a complex tensor as a parameter or a buffer, as `where` says."""
 
     def __init__(self, where: str) -> None:
         super().__init__()

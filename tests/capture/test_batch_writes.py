@@ -30,14 +30,15 @@ HARMLESS: dict[str, Write] = {
     "of its size": lambda at, x: at.clamp_(0, at.shape[1] + 3),
     "add_ of nothing": lambda at, x: at.add_((at > 7).long()),
 }
-# The same with a question about what is there then: one answer for each batch of the tests.
+# Writes with a question about the tensor's numbers, which has one answer for each batch of the
+# tests.
 ASKED: dict[str, Write] = {
     "after it": lambda at, x: bool((at.clamp_(0, 7) > 6).any()) and at.mul_(1),
     "between": lambda at, x: bool((at.add_(1).clamp_(max=8) > 7).any()) and at.sub_(1),
     "without need": lambda at, x: bool((at.clamp_(0, 7) > 7).any()) or at.mul_(1),
 }
 HARMLESS |= {f"asked {name}": write for name, write in ASKED.items()}
-# What no batch alone decides, or changes every batch.
+# Writes that the batch alone does not decide, or that change every batch.
 REFUSED: dict[str, tuple[Write, str]] = {
     "add_": (lambda at, x: at.add_(1), "writes in place into the batch's at"),
     "zero_": (lambda at, x: at.zero_(), "writes in place into the batch's at"),
@@ -114,7 +115,8 @@ def test_a_write_that_changes_nothing(name: str) -> None:
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_later_batch_that_it_changes_is_refused(name: str) -> None:
-    """The same sizes, whose plan exists; the batch and the weights stay as they are."""
+    """The later batch has sizes whose plan exists; the refusal leaves the batch and the weights
+    alone."""
     model = Written(HARMLESS[name])
     trainer = Trainer(WithLoss(model), torch.optim.SGD(model.parameters(), lr=0.1))
     trainer.train_step(batch(3))

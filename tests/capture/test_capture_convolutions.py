@@ -21,7 +21,8 @@ Shape = tuple[int, ...]
 
 
 class Loss(nn.Module):
-    """Of a net's result, each number with a weight of its own."""
+    """A loss that weighs each number of a net's result differently, so that swapped numbers
+    show."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -42,7 +43,7 @@ class Then(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A module that stays as it is when the model is set to train."""
+    """A module that ignores `train()` and keeps its mode."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -73,7 +74,8 @@ def frozen_norm(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> Frozen:
 
 
 def body(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[], nn.Module]:
-    """After a convolution, so that gradients flow through it."""
+    """A net that applies the function to a convolution's result, so that gradients flow through
+    it."""
     return lambda: nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), Then(function))
 
 

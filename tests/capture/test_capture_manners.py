@@ -195,7 +195,7 @@ def raises(loss: torch.Tensor) -> torch.Tensor:
 
 
 class Custom(torch.autograd.Function):
-    """Its backward gives none of what is asked."""
+    """A function whose backward returns no gradient for its input."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -222,7 +222,7 @@ def test_failed_capture_leaves_no_trace_either(fault: str) -> None:
     with pytest.raises(CaptureError):
         capture(CaptureRequest(model, (), batch(padding="right")))
     assert_same(before, trace(model))
-    # and the model still runs in plain PyTorch
+    # A capture that failed must leave the model able to run in plain PyTorch.
     assert model.inner(**batch(padding="right")).loss.isfinite()
 
 

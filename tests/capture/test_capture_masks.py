@@ -77,7 +77,7 @@ def test_whoever_reads_a_mask_himself_finds_eagers(
 
 
 class ByHand(nn.Module):
-    """Attention of its own, under masks of `masking_utils`: added to the scores as they come."""
+    """A model whose own attention adds the masks of `masking_utils` to its scores as they come."""
 
     def __init__(self, implementation: str, change: str = "") -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class ByHand(nn.Module):
 @pytest.mark.parametrize("change", ["", "written"])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_a_mask_read_by_hand_and_by_attention(implementation: str, change: str, side: str) -> None:
-    """One config for both, and as many rows as tokens."""
+    """Model and attention share one config, and the batch has as many rows as tokens."""
     model = ByHand(implementation, change).train()
     data = {"input_ids": tiny.tokens(6, 6), "attention_mask": padding(side, 6)}
     want = tiny.eager(model, data, torch.float32)
@@ -149,7 +149,8 @@ def eager_functions() -> dict[str, list[str]]:
 
 
 def test_every_eager_attention_of_transformers_is_known_for_what_it_is(tmp_path: Path) -> None:
-    """Sinks and what drops a mask are traced as written, all else is one op."""
+    """Forms with attention sinks, or that drop a mask, are traced as written; all others become one
+    op."""
     functions = eager_functions()
     assert sum(map(len, functions.values())) > 50
     plain = odd = 0
@@ -176,7 +177,7 @@ def test_every_eager_attention_of_transformers_is_known_for_what_it_is(tmp_path:
 
 
 def hidden(labels: bool = True) -> tiny.Tensors:
-    """All of the second row is padding, the third's is at the left; every label counts."""
+    """The second row is padding alone, the third is padded at the left; every label counts."""
     data = tiny.batch(4, 7)
     mask = torch.ones(4, 7, dtype=torch.long)
     mask[1], mask[2, :3], mask[3, 5:] = 0, 0, 0
@@ -184,7 +185,8 @@ def hidden(labels: bool = True) -> tiny.Tensors:
 
 
 def four(kind: str) -> tiny.Tensors:
-    """The same as the user's own mask with four dims."""
+    """The padded batch with a mask of four dims, as a user may build it: of bools, or of floats to
+    add."""
     data = hidden()
     mask = (data["attention_mask"][:, None, :] * torch.ones(7, 7)).tril(2)[:, None]
     if kind == "bool":
@@ -226,7 +228,8 @@ def made(family: str, implementation: str) -> Any:
 @pytest.mark.sample(20)
 @pytest.mark.parametrize(("family", "kind", "implementation"), HIDDEN)
 def test_rows_that_see_nothing_are_eagers(family: str, kind: str, implementation: str) -> None:
-    """After a batch without such rows, whose capture may be another one; rows counted and not."""
+    """Rows that see no key follow a batch without such rows, whose capture may differ; with row
+    demand and without."""
     data = KINDS[kind]()
     usual = {**data, **{k: torch.ones_like(v) for k, v in data.items() if "mask" in k}}
     if data["attention_mask"].is_floating_point():
@@ -253,7 +256,7 @@ def test_rows_that_see_nothing_are_eagers(family: str, kind: str, implementation
 
 
 def test_the_usual_batch_keeps_its_compact_mask() -> None:
-    """Beside the capture with masks written out, which a batch with an empty row gets."""
+    """A batch with an empty row needs masks written out; the usual batch must not pay for that."""
     usual = {**hidden(), "attention_mask": torch.ones(4, 7, dtype=torch.long)}
     for family, compact_type in (("GPT-2", "b[B,1,1,T]"), ("BERT", "b[B,1,1,T]")):
         for data, compact in ((usual, True), (hidden(), False)):
@@ -273,7 +276,7 @@ def test_attention_that_is_causal_only_where_nothing_is_hidden_is_refused() -> N
 
 
 class OfFour(GPT2Attention):
-    """As GPT-2's of transformers 4, which names no mask's attention causal, and any other not."""
+    """GPT-2's attention as in transformers 4: it says is_causal only where it gets no mask."""
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         attention_mask = kwargs.get("attention_mask")
@@ -282,7 +285,8 @@ class OfFour(GPT2Attention):
 
 
 class Otherwise(GPT2Attention):
-    """Causal on no batch that hides nothing."""
+    """GPT-2's attention with is_causal=False: a batch that hides no token has no mask, so nothing
+    makes it causal."""
 
     def forward(self, hidden_states: Any, *args: Any, **kwargs: Any) -> Any:
         return super().forward(hidden_states, *args, is_causal=False, **kwargs)

@@ -30,13 +30,13 @@ class Small(nn.Module):
 
 
 def grouped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Three heads of queries share one of keys and values."""
+    """Grouped-query attention: three query heads share one head of keys and values."""
     q, k = y.reshape(1, 5, 3, 2).transpose(1, 2), x[:, :2].reshape(1, 5, 1, 2).transpose(1, 2)
     return F.scaled_dot_product_attention(q, k, k.sin(), is_causal=True, enable_gqa=True)
 
 
 def frozen_view(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """What the region returns is its input's memory, whose own gradient goes on."""
+    """A no_grad block that returns views of its input; the input keeps a gradient outside of it."""
     with torch.no_grad():
         same = y.reshape(y.shape).contiguous()
         part = y[:, :3]
@@ -57,7 +57,8 @@ def plain(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
 
 
 def over_each_dim(f: Callable[[torch.Tensor, int], torch.Tensor]) -> Body:
-    """Of four dims, so that moving one to the end and back are two permutations."""
+    """A body that applies `f` to each dim of four; moving such a dim to the end and back takes two
+    permutations."""
 
     def body(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         h = y.reshape(1, 5, 2, 3)
@@ -108,7 +109,7 @@ def test_loss_and_gradient(name: str) -> None:
 
 @pytest.mark.parametrize("name", EACH_DIM)
 def test_over_each_dim(name: str) -> None:
-    """By the law of same numbers: terms of many sizes cancel here."""
+    """The numbers follow the law of same numbers, since terms of many sizes cancel here."""
     model, x = Small(EACH_DIM[name]), torch.randn(5, 6, generator=torch.Generator().manual_seed(1))
     assert_same([tiny.gradients(model, {"x": x})], model, [{"x": x}])
 

@@ -18,7 +18,8 @@ KINDS = ("ragged", "holes", "all", "one")
 @pytest.mark.sample(8)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_numbers_are_eagers(name: str) -> None:
-    """On all rows, and on those that are read; one capture for every count."""
+    """Numbers equal eager's with all rows and with those that are read; one capture serves every
+    count."""
     model, data = Choosing(PROGRAMS[name]), [batch(kind) for kind in KINDS]
     for given, found in zip(data, tiny.gradients_of(model, data), strict=True):
         want, exact = (tiny.eager(model, given, t) for t in (torch.float32, torch.float64))
@@ -38,7 +39,7 @@ def test_what_mixes_rows_is_refused(name: str) -> None:
 
 
 class Selected(nn.Module):
-    """Logits of labelled tokens alone, as models with sparse prediction return them."""
+    """A model that returns logits of labelled tokens alone, as those with sparse prediction do."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,6 +75,6 @@ def test_no_row_at_all_is_not_a_number_as_in_eager() -> None:
     ("name", "rows"), [("head", 5), ("layers of rows", 9), ("unpadded", 5), ("where", 9)]
 )
 def test_rows_that_are_not_chosen_are_not_computed(name: str, rows: int) -> None:
-    """Of 15, 9 are real and 5 have labels."""
+    """The batch has 15 tokens, of which 9 are real and 5 have labels."""
     _, counts = tiny.packed_gradients(Choosing(PROGRAMS[name]), batch("ragged"))
     assert {*counts.values()} == {rows}

@@ -25,7 +25,7 @@ X = torch.linspace(-2.0, 2.0, 120).reshape(2, 3, 4, 5).sin()
 ROW, PAIR = X[0, 0, 0, :3].contiguous(), X[0, 0, 0, :2].contiguous()
 ONES = [1, 1]
 
-# Of an overload without an own translation, a call of one floating tensor.
+# Calls on one floating tensor, one for each core overload that has no translation of its own.
 CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "_adaptive_avg_pool2d.default": lambda x: ATEN._adaptive_avg_pool2d(x, [2, 3]),
     "_adaptive_avg_pool2d_backward.default": lambda x: ATEN._adaptive_avg_pool2d_backward(
@@ -76,18 +76,18 @@ CALLS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sym_stride.int": lambda x: x * ATEN.sym_stride(x, 0),
     "var.dim": lambda x: ATEN.var(x, [0, 2], False, keepdim=True),
 }  # fmt: skip
-# Of those that give no gradient, or none here: their results are compared.
+# Overloads whose calls give no gradient, or none here: the test compares their results alone.
 DETACHED = {
     "atan2.out", "convolution_backward.default", "native_layer_norm_backward.default",
     "native_group_norm_backward.default",
 }  # fmt: skip
 
-# Of those that are refused before an op of aten stands for them, what is said there.
+# Overloads that are refused before the trace records an op of aten, with the message they get.
 CHOSEN = {"nonzero.default": "rows that a boolean mask chooses: they have no places; fix: keep"}
 
 
 def core() -> list[str]:
-    """The overloads of aten with the tag."""
+    """The overloads of aten that torch tags as core."""
     found = []
     for name in dir(ATEN):
         packet = getattr(ATEN, name)

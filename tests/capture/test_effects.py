@@ -53,7 +53,8 @@ def test_what_the_next_run_would_do_differently_is_refused(cls: type[Net], evalu
 
 @pytest.mark.parametrize("cls", TRAINING_LEAVES, ids=lambda c: c.__name__)
 def test_what_training_leaves_to_evaluation_is_refused(cls: type[Net]) -> None:
-    """In training. An evaluation alone leaves nothing."""
+    """A value that training sets and evaluation reads is refused in training; an evaluation alone
+    leaves nothing."""
     model = cls()
     trainer, batch = trainer_of(model), batches()[0]
     with torch.no_grad():
@@ -70,7 +71,7 @@ def test_what_changes_nothing_trains_as_in_eager(cls: type[Net], captures: list[
     pair = Pair(cls(), OPTIMIZERS["sgd"])
     for batch in batches():
         pair.step(**batch)
-    # a table of the batch's length grows, as in eager, and a graph of before had made its own
+    # a table of the batch's length grows, as in eager; the graph before had made one of its own
     assert len(captures) == (3 if cls is Tabulates else 1)
     batch = batches()[0]
     have = pair.trainer.eval_step(batch).loss
@@ -80,7 +81,8 @@ def test_what_changes_nothing_trains_as_in_eager(cls: type[Net], captures: list[
 
 @pytest.mark.parametrize("cls", TABULATES, ids=lambda c: c.__name__)
 def test_a_table_of_the_trace_is_not_kept(cls: type[Net]) -> None:
-    """Nowhere that eager code, or the next capture, would meet it."""
+    """A table made during a trace is not left where eager code or the next capture would meet
+    it."""
     harmless.KEPT.clear()
     harmless.steps_of.cache_clear()
     harmless.table, TabulatesInTheClass.shared = None, None
@@ -115,7 +117,8 @@ def test_numbers_that_a_forward_sets_stay_as_in_eager(cls: type[Net]) -> None:
 
 
 class Scaled(Net):
-    """A table made once from a number that may be set anew, which the table does not see."""
+    """A forward that makes a table once from a number; the table misses it when the number is set
+    anew."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +164,7 @@ def test_a_table_that_a_forward_keeps_is_eagers(cls: type[Net], change: Any) -> 
 
 
 class SetsInTraining(Net):
-    """What evaluation reads."""
+    """A forward that sets in training a value that evaluation reads."""
 
     def step(self, h: torch.Tensor) -> torch.Tensor:
         if self.training:
@@ -176,7 +179,8 @@ class SetsByMode(Net):
 
 
 class SetsByBatch(Net):
-    """Of one row, or more: two captures, of which one sets what the other reads."""
+    """A forward that sets a value in batches of one row and reads it in all: one capture sets what
+    the other reads."""
 
     def step(self, h: torch.Tensor) -> torch.Tensor:
         if h.shape[0] == 1:

@@ -22,7 +22,7 @@ EQUATIONS = [
 
 
 class Summed(nn.Module):
-    """The equation of parameters, the first one's numbers with those of x."""
+    """A loss of the equation on parameters, x added to the first of them."""
 
     def __init__(self, equation: str) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ ROWS = [
 
 
 class OfRows(nn.Module):
-    """The equation of f[B,T,4], whose sizes vary, or of a table."""
+    """The equation applied to h f[B,T,4], whose sizes vary, and to a table."""
 
     def __init__(self, equation: str) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ def test_of_sizes_that_vary(equation: str) -> None:
 
 
 def test_a_product_is_one() -> None:
-    """And no copies for it: heads stay dims."""
+    """Scores of queries and keys take one MatMul, with no Expand that copies an operand."""
     graph = capture(CaptureRequest(OfRows("btd,bsd->bts"), (), {"x": torch.randn(2, 3, 6)})).graph
     ops = [node.op_type for node in graph]
     assert ops.count("MatMul") == 1

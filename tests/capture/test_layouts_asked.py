@@ -72,7 +72,7 @@ def test_the_branch_is_eagers(made: str, asked: str, columns: bool) -> None:
     torch.testing.assert_close(ours.weight.grad, eager.weight.grad)
 
 
-# what is written through a call that gives a view or a copy, and how a result shows it
+# writes through a call that gives a view or a copy, and how a result shows them
 WRITTEN: dict[str, Callable[[torch.Tensor], object]] = {
     "reshape": lambda y: y.reshape(-1).mul_(3.0),
     "torch.reshape": lambda y: torch.reshape(y, (-1,)).mul_(3.0),
@@ -116,7 +116,7 @@ class Writes(nn.Module):
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.filterwarnings("ignore::onward.errors.EagerWarning")
 def test_writes_reach_what_they_reach_in_eager(source: str, written: str, first: str) -> None:
-    """Whatever layout the model was captured with."""
+    """Writes reach the same tensors as in eager, whatever layout the model was captured with."""
     torch.manual_seed(1)
     rows = torch.randn(3, 5, 4)
     columns = rows.transpose(0, 1).contiguous().transpose(0, 1)
@@ -128,7 +128,7 @@ def test_writes_reach_what_they_reach_in_eager(source: str, written: str, first:
 
 
 def test_a_model_that_only_reshapes_is_captured_once(captures: list[int]) -> None:
-    """And its writes elsewhere do not make layouts matter."""
+    """Reshapes and a write in place do not make a capture depend on the batch's memory layout."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -148,7 +148,8 @@ def test_a_model_that_only_reshapes_is_captured_once(captures: list[int]) -> Non
 
 
 def test_what_a_trace_answers_otherwise_is_said() -> None:
-    """Fake tensors of torch 2.13 have other strides than tensors where an index is transposed."""
+    """A trace that answers differently from eager is reported: fake tensors of torch 2.13 have
+    other strides where an index is transposed."""
     ids = torch.randint(0, 11, (3, 5)).t().contiguous().t()
     model = onward.accelerate(Asks("index", "is_contiguous"))
     try:

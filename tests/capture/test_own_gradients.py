@@ -16,12 +16,13 @@ from torch.autograd.function import once_differentiable
 from onward.capture import CaptureRequest, capture
 from onward.errors import CaptureError
 
-# mypy and pyright know no signatures of these
+# mypy and pyright know no signatures of these functions
 Function: Any = torch.autograd.Function
 
 
 class Cubed(Function):
-    """Saves its input; the slope is not the function's own."""
+    """A function that saves its input, with a backward that is not the derivative of its
+    forward."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -35,7 +36,7 @@ class Cubed(Function):
 
 
 class Clipped(Function):
-    """Nothing forward; backward not linear."""
+    """The identity forward; a backward that clamps, and so is not linear."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, most: float) -> torch.Tensor:
@@ -59,7 +60,7 @@ class Reversed(Function):
 
 
 class Rounded(Function):
-    """Straight through."""
+    """Rounding with a straight-through gradient."""
 
     @staticmethod
     def forward(x: torch.Tensor) -> torch.Tensor:
@@ -76,7 +77,8 @@ class Rounded(Function):
 
 
 class Two(Function):
-    """Of two tensors: two results, one of whole numbers, and one that nobody reads."""
+    """A function of two tensors with four results: one holds integers, and one is read by
+    nobody."""
 
     @staticmethod
     def forward(ctx: Any, a: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -97,7 +99,7 @@ class Two(Function):
 
 
 class Picked(Function):
-    """Whole numbers among the inputs; a result without gradients left out."""
+    """A function with an integer input, and a result that has no gradient."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, places: torch.Tensor, name: str) -> Any:
@@ -114,7 +116,7 @@ class Picked(Function):
 
 
 class Twice(Function):
-    """Two results that are one tensor: the input, or a new one."""
+    """A function that returns one tensor twice: its input, or a new one."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, new: bool) -> tuple[torch.Tensor, ...]:
@@ -127,7 +129,7 @@ class Twice(Function):
 
 
 class Alike(Function):
-    """Results that are computed alike."""
+    """A function with two results that are computed alike."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -139,7 +141,7 @@ class Alike(Function):
 
 
 class Within(Function):
-    """Another function inside its backward."""
+    """A function whose backward calls another autograd function."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

@@ -67,7 +67,7 @@ def no(*_: Any) -> str:
     return "replaced"
 
 
-# a place, how it is asked, and what is said there without a patch
+# each place that is patched, how it is asked, and its answer without a patch
 CALLS: dict[str, tuple[Any, str, Callable[[], Any], Any]] = {
     "a method": (Owner, "method", lambda: Owner().method(), "method"),
     "a method, unbound": (Owner, "method", lambda: Owner.method(Owner()), "method"),
@@ -193,11 +193,12 @@ def test_what_was_deleted_or_set_meanwhile_is_put_back_all_the_same() -> None:
 
 
 class Stop(BaseException):
-    """Not an Exception, as SystemExit."""
+    """A BaseException that is no Exception, like SystemExit."""
 
 
 class Counted(type):
-    """Of classes whose attributes are set in a count: one raises, before it is set or after."""
+    """A metaclass that counts attributes as they are set, and raises at one of them: before or
+    after."""
 
     raises: tuple[int, bool, type[BaseException]] | None = None
     count = 0
@@ -222,7 +223,7 @@ PLACES: list[Patch] = [
     *((Places, f"at_{i}", f"absent {i}") for i in range(4, 6)),
     *((Places, f"at_{i}", f"twice {i}") for i in range(2)),
 ]
-# what is set again, in this order; what was absent is deleted
+# attributes set again, in this order; those that were absent are deleted
 PUT_BACK = [name for _, name, _ in reversed(PLACES) if hasattr(Places, name)]
 RAISED = [(at, error) for at in range(len(PLACES)) for error in (KeyboardInterrupt, ValueError)]
 RAISED += [
@@ -235,7 +236,8 @@ RAISED += [
 def test_all_is_put_back_after_an_interrupt_at_any_place(
     at: int, is_set: bool, error: type[BaseException]
 ) -> None:
-    """The first places are set, the later ones put back."""
+    """An interrupt at any place, in setting or in putting back, leaves every attribute as it
+    was."""
     before = dict(vars(Places))
     Counted.count, Counted.raises = 0, (at, is_set, error)
     try:
@@ -280,7 +282,8 @@ def test_places_that_cannot_be_patched_leave_those_before_as_they_were() -> None
 
 
 def test_a_replacement_knows_who_asks() -> None:
-    """Through other patches of the same place, and through what inherits it."""
+    """`caller()` finds the module that asks, through other patches of the same place and through
+    inheritance."""
     scope: dict[str, Any] = {"__name__": "model", "Owner": Owner}
     exec("def ask(x): return x.method()", scope)
     replacing: dict[str, Any] = {"__name__": "replacing", "caller": caller}

@@ -28,7 +28,7 @@ class Net(torch.nn.Module):
 
 
 def nothing_hidden(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As ESM-2's embeddings."""
+    """A branch on `mask.any()`, as in the embeddings of ESM-2."""
     if not mask.any():
         return x
     return x * mask[..., None].float()
@@ -49,7 +49,7 @@ def without_gradients(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Te
 
 
 def loop(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Leaves out the columns that nobody sees at the left."""
+    """A loop that drops the columns at the left that nobody sees."""
     n = 0
     while n < mask.shape[1] - 1 and not mask[:, n].any():
         n += 1
@@ -66,7 +66,8 @@ def asserted(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def counted_as_another(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As LLaVA's check of its image tokens, in transformers 4: the shape alone of `x` is read."""
+    """A check of how many elements a mask selects, as LLaVA makes of its image tokens in
+    transformers 4; it reads nothing of `x` but the shape."""
     wide = mask.unsqueeze(-1).expand_as(x)
     return x * 2 if x[wide].numel() != x.numel() else x
 
@@ -79,7 +80,8 @@ def written_later(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor
 
 
 def written_before(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """By views of what is asked: the first column alone is left, and a mark."""
+    """Writes into the asked tensor through its views: only the first column stays, with one mark
+    added."""
     seen = mask.clone()
     seen.t()[1:].zero_()
     seen[0, 3:].logical_or_(mask[1, 1:2])
@@ -87,23 +89,25 @@ def written_before(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tenso
 
 
 def of_constants(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As Gemma 3n: torch.distributions checks its arguments; torch alone has the function."""
+    """A constant from torch.distributions, as in Gemma 3n: its arguments are checked by branches,
+    and only torch has its icdf."""
     normal = torch.distributions.Normal(0.0, 1.0)
     return x * normal.icdf(torch.tensor(0.95)) * 2 if mask.any() else x
 
 
 def layers_dropped_never(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As BART's layerdrop, at a probability of 0."""
+    """A layer dropped with probability 0, as BART's layerdrop."""
     return x * 0 if torch.rand([]) < 0.0 else x
 
 
 def traced(x: torch.Tensor) -> bool:
-    """As transformers asks."""
+    """Whether a tensor is traced, asked as transformers asks it."""
     return isinstance(x, FakeTensor)
 
 
 def asked_in_eager_alone(net: Any, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As transformers' masks, and the checks of torch.distributions."""
+    """A question asked in eager mode alone, as by transformers' masks and by
+    torch.distributions."""
     if not traced(x) and not mask.all():
         x = x * 1.0
     return x * 2 if mask[0].any() else x

@@ -36,7 +36,7 @@ def of_a_slice(net: Any, x: torch.Tensor, n: torch.Tensor, mask: torch.Tensor) -
 
 
 def as_lists(net: Any, x: torch.Tensor, n: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As images one after the other, of which a grid says the sizes."""
+    """Lists of sizes read from the batch, as for images that lie one after the other."""
     parts = x.flatten(0, 1)[: n.sum()].split(n.tolist())
     return torch.cat([part.cumsum(0) for part in parts])
 
@@ -65,13 +65,14 @@ def repeated(net: Any, x: torch.Tensor, n: torch.Tensor, mask: torch.Tensor) -> 
 
 
 def beside_sizes(net: Any, x: torch.Tensor, n: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Of a tensor that the batch's sizes make, and of the batch's numbers."""
+    """A number read from a tensor made of the batch's sizes, beside one read from the batch
+    itself."""
     chunks = torch.div(torch.tensor(x.shape[1] * 2), 2, rounding_mode="trunc")
     return x.reshape(x.shape[0], int(chunks), 5) * n[0].item()
 
 
 def none_left_out(net: Any, x: torch.Tensor, n: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """As Idefics: pictures that are all zeros are left out before a convolution."""
+    """Rows of zeros left out before a convolution, as Idefics leaves out empty images."""
     there = (n > 0).nonzero(as_tuple=True)[0]
     return torch.nn.functional.conv1d(x[n > 0].mT, torch.ones(2, 5, 3), padding=1)[there] * 2
 
@@ -88,7 +89,7 @@ FORMS = (
 
 
 def batches() -> list[tuple[torch.Tensor, ...]]:
-    """Sizes that change, and numbers that change under the same sizes."""
+    """Batches whose sizes change, and whose numbers change under the same sizes."""
     random = torch.Generator().manual_seed(0)
     made = []
     for size, length, n in ((3, 4, [2, 3, 2]), (3, 4, [3, 4, 1]), (4, 6, [2, 3, 2, 5])):
@@ -138,7 +139,8 @@ def of_rows_left_out(net: Any, x: torch.Tensor, n: torch.Tensor, mask: Any) -> t
 
 
 def of_rows_by_parameters(net: Any, x: torch.Tensor, n: torch.Tensor, mask: Any) -> torch.Tensor:
-    """Which happen to be all of them."""
+    """Rows chosen by the parameters; they happen to be all rows, but the batch does not decide
+    it."""
     return x[x.sum((1, 2)) < 1e9].cumsum(0)
 
 
@@ -155,7 +157,8 @@ def test_what_the_batch_does_not_decide_is_refused(form: Form) -> None:
 
 
 class Moved(torch.nn.Module):
-    """As Switch Transformers' router: a layer is put where it is, as it is, in every forward."""
+    """A module that moves a layer to where it already is in every forward, as Switch Transformers'
+    router does."""
 
     def __init__(self, *where: Any) -> None:
         super().__init__()
@@ -178,7 +181,8 @@ def test_a_module_is_put_where_it_is(where: tuple[Any, ...]) -> None:
 
 
 class Clipped(Moved):
-    """As Gemma 3n's: the forward writes a parameter behind autograd's back."""
+    """A forward that writes a parameter through `.data`, which autograd does not see, as in Gemma
+    3n."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.layer.weight.data.clamp_(-0.1, 0.1)

@@ -36,13 +36,14 @@ SIZES = ((4, 3), (6, 5), (2, 3))
 
 
 def weighed(made: Any) -> torch.Tensor:
-    """The sum of all numbers, each with a weight of its own."""
+    """The sum of all numbers, each with a different weight."""
     flat = torch.cat([y.reshape(-1) for y in pytree.tree_leaves(made)])
     return (flat * torch.cos(torch.arange(flat.numel()) * 0.7 + 0.3)).sum()
 
 
 class Net(nn.Module):
-    """A layer whose input, and states where there are any, have gradients."""
+    """A recurrent layer in which the input, and initial states where there are any, have
+    gradients."""
 
     def __init__(self, layer: nn.Module, states: str = STATES[0], used: Any = None) -> None:
         super().__init__()
@@ -71,7 +72,7 @@ class Net(nn.Module):
 
 
 def widths(layer: Any) -> list[tuple[int, int]]:
-    """Of each state: how many, and how wide."""
+    """The first dim (layers times directions) and the width of each state of a recurrent layer."""
     count = layer.num_layers * (2 if layer.bidirectional else 1)
     inner = layer.proj_size or layer.hidden_size
     return [(count, inner), (count, layer.hidden_size)][: 2 if isinstance(layer, nn.LSTM) else 1]
@@ -87,7 +88,7 @@ def batch_of(model: Net, steps: int, samples: int) -> dict[str, torch.Tensor]:
 
 
 def assert_eagers(model: nn.Module, batches: list[dict[str, torch.Tensor]]) -> tiny.Compiled:
-    """One capture for all batches."""
+    """Assert that one capture serves all batches and gives eager's numbers."""
     made = tiny.compiled(model, batches[0])
     graph = made.differentiated(tiny.trained(made))
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
@@ -155,7 +156,8 @@ def test_hidden_units_of_one() -> None:
 
 
 class Twice(nn.Module):
-    """The same layer on both halves of a sequence, its states handed on."""
+    """One layer applied to both halves of a sequence, the first one's final state given to the
+    second."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -181,7 +183,7 @@ CELLS: dict[str, Any] = {
 
 
 class Loop(nn.Module):
-    """A cell stepped by hand, with its first state given or not."""
+    """A loop over a cell, with an initial state given or not."""
 
     def __init__(self, cell: nn.Module, given: bool) -> None:
         super().__init__()
@@ -212,7 +214,7 @@ def test_cells_are_eagers(kind: str, bias: bool, given: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "relu"])
 def test_dropout_between_layers_is_one_mask_that_backward_draws_again(kind: str) -> None:
-    """The layers apart in eager PyTorch, with the mask that was drawn."""
+    """Eager PyTorch runs the two layers one by one, with the mask that Onward drew between them."""
     torch.manual_seed(0)
     layer = KINDS[kind](5, 40, num_layers=2, dropout=0.4)
     model = Net(layer, used=lambda made: made[0])
@@ -298,7 +300,7 @@ def test_another_engine_runs_the_step_at_any_length(kind: str) -> None:
 
 
 class Called(nn.Module):
-    """The layer's function called by keywords."""
+    """A model that calls torch.gru with keywords."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -59,7 +59,8 @@ FP32_INSIDE = frozenset({"Erf", "Gelu", "BiasActivation", "GatedActivation"})
 
 
 def by_kernels(case: OpCase) -> bool:
-    """Whether our kernels evaluate it: the reference evaluator's ConvTranspose knows no groups."""
+    """Whether Onward's kernels evaluate the call: the reference evaluator's ConvTranspose has no
+    groups."""
     return case.op in FP32_INSIDE or (case.op == "Conv" and "group" in case.attrs)
 
 
@@ -87,7 +88,7 @@ def numeric(loss: Callable[[np.ndarray], float], x: np.ndarray) -> np.ndarray:
 def check(
     graph: Graph, case: OpCase, run: Evaluate | None = None, untrained: tuple[Any, ...] = ()
 ) -> None:
-    """Every gradient of the call. `run` is the evaluator where it is not onnx's."""
+    """Assert every gradient of the call. run: the evaluator; by default that of onnx."""
     feeds = case.feeds(DType.DOUBLE)
     have = gradients(graph, case.real, feeds, run or evaluate)
     session = ReferenceEvaluator(to_proto(graph))
@@ -110,8 +111,8 @@ def check(
         assert np.abs(got - want).max(initial=0.0) <= 1e-6 * (1.0 + np.abs(want).max(initial=0.0))
 
 
-# Not so: WithGradient, whose gradient is the one that it is given (test_own_gradients), and updates
-# that round what they keep.
+# Ops without a derivative to compare with: WithGradient is given its gradient (test_own_gradients),
+# and updates that round what they keep have steps.
 _NONE = ("WithGradient", "AdamUpdateBf16", "AdamUpdate8Bit")
 DIFFERENCES = [c for c in CALLS if c.attrs.get("to") != DType.FLOAT and c.op not in _NONE]
 
@@ -149,7 +150,7 @@ def test_results_nobody_uses_have_gradient_zero(case: OpCase, unused: int) -> No
 
 
 def test_every_rule_has_a_call() -> None:
-    # those that PyTorch runs and differentiates: tests/module/test_regions.py
+    # Opaque ops, which PyTorch runs and differentiates, are tested in tests/module/test_regions.py.
     assert set(RULES) - named("opaque") <= {case.op for case in CALLS}
 
 
@@ -182,7 +183,7 @@ def _layer_norm(attrs: dict[str, Any], x: Any, scale: Any, bias: Any = None) -> 
 
 
 def _batch_norm(attrs: dict[str, Any], x: Any, *given: Any) -> torch.Tensor:
-    """y alone. torch has no gradient by given statistics: these are written out."""
+    """Batch norm's y. torch has no gradient for given statistics, so these are written out."""
     epsilon = attrs.get("epsilon", 1e-5)
     if attrs.get("training_mode", 0):
         scale, bias = given[:2]
@@ -290,7 +291,7 @@ def _rms_norm(attrs: dict[str, Any], x: Any, scale: Any) -> torch.Tensor:
 
 
 def _rotary(attrs: dict[str, Any], x: Any, cos: Any, sin: Any) -> torch.Tensor:
-    """By the matrix that turns a row, made of unit rows."""
+    """Rotary embedding by the matrix that turns a row, made of unit rows."""
     turns = cos.shape[-1]
     unit = torch.eye(turns, dtype=x.dtype)
     if attrs["interleaved"]:
@@ -303,7 +304,7 @@ def _rotary(attrs: dict[str, Any], x: Any, cos: Any, sin: Any) -> torch.Tensor:
 
 
 def _ctc(attrs: dict[str, Any], x: Any, targets: Any, steps: Any, lengths: Any) -> torch.Tensor:
-    """Torch's, whose gradient has the probabilities of the steps that count besides."""
+    """torch's CTC loss, with the gradient of the counted steps' probabilities taken out."""
     loss = F.ctc_loss(x, targets, steps, lengths, attrs["blank"], reduction="none")
     counted = torch.arange(x.shape[0])[:, None] < steps
     total = (x.exp() * counted[:, :, None]).sum((0, 2))
@@ -381,7 +382,8 @@ def test_rules_equal_autograd(case: OpCase, execute: Evaluate) -> None:
 
 
 def _has_kernels(case: OpCase) -> bool:
-    """Not so: a softmax over an inner dim, a scaled Gemm, logits of three dims, uneven pads."""
+    """Whether kernels take the call; not a softmax over an inner dim, a scaled Gemm, logits of
+    three dims or uneven pads."""
     x = case.inputs[0]
     inner = (
         case.op in ("Softmax", "LogSoftmax")

@@ -78,7 +78,8 @@ def trained() -> tuple[onward.Trainer, torch.nn.Module, onward.StepResult]:
 
 
 def test_what_the_ranks_agree_upon_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which form of a step runs, and whether it writes what outlives it."""
+    """Agreement among the ranks decides which form of a step runs, and whether it writes what
+    outlives it."""
     trainer, model, result = trained()
     assert trainer.report()["rows"]["counts"] and not result.skipped
     answers: list[bool] = []

@@ -51,7 +51,7 @@ class Halves:
         return {user_name(n): self.executable.output(n) for n in self.ends}
 
     def backward(self, left: Residuals, given: Tensors, keep: bool = False) -> Tensors:
-        """By parameter, as `grad.w`."""
+        """Gradients by parameter, as `grad.w`."""
         vectors = {n: given[user_name(n)] for n in self.ends}
         found = self.executable.backward(left, vectors, keep)
         return {f"grad.{user_name(n)}": x for n, x in found.items()}
@@ -61,9 +61,9 @@ def halves(
     model: torch.nn.Module, data: Mapping[str, torch.Tensor], ends: list[str] | None = None,
     room: int = 0,
 ) -> Halves:  # fmt: skip
-    """ends: by default the loss and all of the model's floating outputs; without one, these are all
-    outputs. room: how much larger
-    than the batch's the plan's open sizes are."""
+    """The two halves of a model's step. ends: the outputs that have cotangents, by default the loss
+    and all floating outputs of the model; without "loss" in it, these are all outputs. room: how
+    much larger than the batch's the plan's open sizes are."""
     made = compiled(model, data, want_loss=ends is None or "loss" in ends)
     results = made.forward.signature.results.values()
     floating = [n for n in results if type_of(made.forward.outputs[n]).is_floating]
@@ -79,7 +79,7 @@ def halves(
 def in_memory(
     made: Compiled, graph: Graph, ends: list[str], dims: dict[str, int], sizes: Collection[str] = ()
 ) -> Halves:
-    """Planned for these dims, of which `sizes` stay open."""
+    """The halves planned for these dims, of which `sizes` stay open."""
     plan = made.plan(graph, graph.outputs, dims, open=sizes)
     memory, owned = Memory(torch.device("cpu")), made.captured.owned
     return Halves(made, ends, plan, memory, made.compiler.bind_halves(plan, memory, owned))
@@ -155,7 +155,7 @@ def test_random_programs(seed: int) -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_a_loss_of_the_users_own(kind: str) -> None:
-    """Logits come out, torch computes a loss of them, its gradient goes back in."""
+    """torch computes a loss of the logits, and its gradient goes back into the backward half."""
     model, data = getattr(tiny, kind)(0.0), batch(3, 10, "right")
     labels = data.pop("labels")
     logits = f"{OUTPUT}logits"
@@ -174,8 +174,8 @@ def test_a_loss_of_the_users_own(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
 def test_dropout_draws_forward_s_masks_again(kind: str) -> None:
-    """The same seed as the whole step's gives the same gradients; another seed in between belongs
-    to another forward, and the tensor that it came in may change."""
+    """The seed of the whole step gives the same gradients in halves; another seed in between
+    belongs to another forward, and the tensor that held a seed may change after its forward."""
     model, data = getattr(tiny, kind)(0.3), batch(3, 10, "right")
     both = halves(model, data, ["loss"])
     seed = FEEDS["seed"].clone()
@@ -239,8 +239,8 @@ def test_kept_residuals_serve_again() -> None:
 
 
 def test_a_block_is_lent_again() -> None:
-    """When the gradients in it are gone, when what a forward has left is dropped, and when a
-    forward fails."""
+    """A block is lent again once its gradients are gone, once what a forward left is dropped, and
+    after a forward that fails."""
     model, data = tiny.gpt2(), batch()
     both = halves(model, data)
     left = both.forward(data)
@@ -306,7 +306,8 @@ def test_many_forwards_without_a_backward() -> None:
 
 
 def test_a_copy_of_the_residuals_serves() -> None:
-    """Hooks of autograd's on saved tensors may have put the bytes somewhere else."""
+    """Residuals may be read from a copy: saved-tensor hooks of autograd may have moved the
+    bytes."""
     model, data = tiny.gpt2(), batch()
     both = halves(model, data)
     left = both.forward(data)

@@ -28,7 +28,8 @@ def trainer_of(kind: str, **more: Any) -> onward.Trainer:
 
 
 def allocations(run: Any) -> tuple[int, int, int]:
-    """Of the CPU allocator: the most bytes outstanding, the bytes left, the number of events."""
+    """The peak of bytes that the CPU allocator had outstanding, the bytes left, the number of
+    events."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         run()
     assert profiler.profiler is not None
@@ -85,7 +86,8 @@ def test_run_allocates_no_more_than_the_declared_workspace(
 def test_a_step_on_counted_rows_allocates_no_more_either(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other counts than the plan's, so that launches are bound anew before the measured run."""
+    """The row counts differ from the plan's, so that launches are bound anew before the measured
+    run."""
     trainer = trainer_of(kind)
     for seed in (1, 2):
         trainer.train_step(batch(4, 24, "right", seed=seed))

@@ -28,7 +28,7 @@ def chain(b: Builder, x: Value, w: Value) -> Made:
 
 
 def parts(b: Builder, x: Value, w: Value) -> Made:
-    """Two products side by side, and one after the other, in a larger value each."""
+    """Two products, one reading the other's result, each concatenated into a larger value."""
     h = b.Tanh(b.Cast(x, to=DType.BFLOAT16))
     y = b.Gemm(h, w)
     below = b.Concat(y, b.Neg(h), b.Gemm(y, w), axis=0)
@@ -41,7 +41,7 @@ def parts(b: Builder, x: Value, w: Value) -> Made:
 
 
 def halves(b: Builder, x: Value, w: Value) -> Made:
-    """Operands that are the upper rows, the lower rows and some columns of others."""
+    """Products whose operands are the upper or lower rows, or some columns, of other values."""
     h = b.Tanh(b.Cast(x, to=DType.BFLOAT16))
     rows = type_of(h).shape[0]
     upper, lower = b.Split(b.Concat(h, b.Neg(h), axis=0), b.sizes((rows, rows)), axis=0)
@@ -57,7 +57,7 @@ def halves(b: Builder, x: Value, w: Value) -> Made:
 
 
 def turned(b: Builder, x: Value, w: Value) -> Made:
-    """Rows that are no longer the outermost dim."""
+    """A transposed product, whose rows are no longer the outermost dim."""
     h = b.Tanh(b.Cast(x, to=DType.BFLOAT16))
     t = b.Transpose(b.Gemm(h, w), perm=[1, 0])
     return {"dw": b.Cast(b.MatMul(t, h), to=DType.FLOAT), "t": b.Cast(t, to=DType.FLOAT)}
@@ -95,7 +95,8 @@ def test_results_are_those_of_a_plan_for_these_rows(
 
 
 def test_products_have_few_row_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of eighty batches with other numbers of rows: that is what it is for."""
+    """Eighty batches with different row counts share a few sizes of matrix products, which is the
+    purpose of spare rows."""
     counts: set[int] = set()
     plain = row_counts._multiply
 

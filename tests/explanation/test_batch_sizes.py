@@ -22,12 +22,12 @@ gpt2, bert = partial(tiny.gpt2, layers=1), partial(tiny.bert, layers=1)
 
 
 def running_of(loop: str, model: Any) -> Running:
-    """A loop that reads the loss alone."""
+    """The model in a loop that reads the loss alone."""
     return Running.of(loop, model, **({"outputs": "loss"} if loop == "module" else {}))
 
 
 def repeated(given: dict[str, torch.Tensor], size: int) -> dict[str, torch.Tensor]:
-    """The same samples, again and again, so many."""
+    """A batch of `size` samples, made by repeating the given ones."""
     count = next(iter(given.values())).shape[0]
     return {name: t[torch.arange(size) % count] for name, t in given.items()}
 
@@ -69,7 +69,7 @@ def test_the_largest_batch_fits_and_three_percent_more_do_not(name: str, loop: s
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_predicted_sizes_are_those_of_the_steps(loop: str) -> None:
-    """1 is a capture of its own; no size was run before it was told."""
+    """A batch of 1 has a capture of its own; no size was run before its memory was told."""
     given = batch(4, 12)
     found = running_of(loop, gpt2()).explain(given, batch_sizes=(1, 2, 4, 9))
     assert [s.batch_size for s in found.sizes] == [1, 2, 4, 9] and found.memory is not None
@@ -118,7 +118,7 @@ def test_too_little_memory_for_one_sample() -> None:
 
 
 class Fixed(nn.Module):
-    """Of three samples alone."""
+    """A model that takes batches of exactly three samples."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,7 +137,7 @@ def test_a_graph_for_one_batch_size_says_so() -> None:
 
 
 class Pairs(nn.Module):
-    """Neighbours of a batch belong together, so that its size is even."""
+    """A model that compares neighbours in the batch, so that batch sizes must be even."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -234,7 +234,8 @@ print(json.dumps([found.nbytes, before_step, *sizes]))
 @measured
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_process_holds_what_was_told(loop: str) -> None:
-    """By the C allocator: what a step of the largest batch takes more than one of two samples."""
+    """The C allocator measures by how much a step of the largest batch exceeds one of two
+    samples."""
     memory = 80_000_000
     told, before, fits, more = said_by(TRIED, loop, str(memory))
     assert before < 0.01 * memory, "to tell it takes no such memory"

@@ -33,7 +33,7 @@ gpt2, bert = partial(tiny.gpt2, layers=1), partial(tiny.bert, layers=1)
 
 
 class Shaped(nn.Module):
-    """Whose weight's elements do not lie one after the other, with a buffer and a tied weight."""
+    """A model with a strided weight, a tied weight and a buffer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,8 +88,8 @@ class Running:
         return self.who.report() if held is None else held.report()
 
     def held(self) -> dict[str, int]:
-        """Bytes of tensors that memory has for the last step: persistent, the arena or the block of
-        a call, and beside a block what its rows were counted in."""
+        """Bytes held in memory for the last step, by kind: persistent, the arena or the block of a
+        call, and beside a block what its rows were counted in."""
         held = accelerated(self.model)
         if held is None:
             executable = self.who.snapshot().last_run.prepared.executable
@@ -164,8 +164,8 @@ def agrees(found: StepExplanation, running: Running) -> None:
 
 
 def copies(running: Running, plan: Plan) -> int:
-    """What is handed out beside the plan's memory: one scalar, in 64 bytes; none of the gradients
-    of these models is a copy."""
+    """Bytes handed out beside the plan's memory: 64 for each scalar; no gradient of these models is
+    a copy."""
     signature = plan.signature
     return 64 * len({*signature.results.values(), signature.loss, signature.grad_norm} - {None})
 
@@ -248,7 +248,7 @@ def test_changes_are_counted_on_the_graphs_themselves(
 
 @pytest.mark.parametrize(("length", "packed"), [(12, True), (40, False)])
 def test_row_demand_that_is_not_taken_changes_nothing(length: int, packed: bool) -> None:
-    """Of 40 tokens the last row alone is spared, too little to run the other form."""
+    """GPT-2 spares only the last row of 40 tokens, too little to run the packed form."""
     trainer = onward.Trainer(gpt2(), onward.optim.AdamW())
     found = onward.explain(trainer, batch(4, length))
     [rows] = [c for c in found.changes if c.name == "row_demand"]
@@ -355,7 +355,7 @@ def test_what_cannot_be_captured_is_said_with_the_reason() -> None:
 
 
 class Odd(nn.Module):
-    """Of two ops that no graph has, at two places."""
+    """A model with two ops that no graph can hold, at two places."""
 
     def __init__(self) -> None:
         super().__init__()

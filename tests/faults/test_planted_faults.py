@@ -77,7 +77,7 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 def translation(name: str, **changed: Any) -> Callable[[Patch], None]:
-    """Capture: an ATen op is translated with other arguments than the model gives."""
+    """A capture fault: an ATen op is translated with other arguments than the model gives."""
 
     def plant(patch: Patch) -> None:
         plain = TABLE[name]
@@ -95,7 +95,7 @@ def translation(name: str, **changed: Any) -> Callable[[Patch], None]:
 
 
 def after(name: str, edit: Callable[[Graph], None], where: str = "FORWARD") -> Callable[..., None]:
-    """Rewrite: a pass leaves the graph with this edit."""
+    """A rewrite fault: a pass leaves the graph with this edit."""
 
     def plant(patch: Patch) -> None:
         def wrong(item: Any) -> Any:
@@ -128,7 +128,8 @@ def attribute(op_type: str, name: str, value: Any) -> Callable[[Graph], None]:
 
 
 def bypass(op_type: str, keep: int, rank: int) -> Callable[[Graph], None]:
-    """The first such op whose result has this rank gives one of its inputs."""
+    """A rewrite fault: the first op of this type whose result has this rank returns one of its
+    inputs."""
 
     def edit(graph: Graph) -> None:
         for node in list(graph):
@@ -143,7 +144,7 @@ def bypass(op_type: str, keep: int, rank: int) -> Callable[[Graph], None]:
 
 
 def drop_addend(graph: Graph) -> None:
-    """The first sum within a product, of two whole matrices, is left out."""
+    """A rewrite fault: the first Gemm that adds a matrix loses that addend."""
     for node in graph:
         c = node.inputs[2] if node.op_type == "Gemm" and len(node.inputs) > 2 else None
         if c is not None and type_of(c).rank == 2:
@@ -152,7 +153,7 @@ def drop_addend(graph: Graph) -> None:
 
 
 def gradient(op_type: str, change: Callable[..., Any]) -> Callable[[Patch], None]:
-    """Differentiate: a rule returns `change(builder, its gradients, its arguments)`."""
+    """A gradient fault: a rule returns `change(builder, its gradients, its arguments)`."""
 
     def plant(patch: Patch) -> None:
         plain = RULES[op_type]
@@ -174,7 +175,7 @@ def scaled(i: int, factor: float) -> Callable[..., Any]:
 
 
 def without_first(i: int) -> Callable[..., Any]:
-    """Of gradient `i`, what the first of its rows gives is missing."""
+    """A fault that replaces the first row of gradient `i` by zeros."""
 
     def change(b: Any, dxs: list[Any], *_: Any) -> list[Any]:
         size = type_of(dxs[i]).shape[0]
@@ -186,7 +187,7 @@ def without_first(i: int) -> Callable[..., Any]:
 
 
 def kernel(op_type: str, change: Callable[[Any], Any]) -> Callable[[Patch], None]:
-    """Kernels: after the launch, `change(use)`."""
+    """A kernel fault: `change(use)` runs after the launch."""
 
     def plant(patch: Patch) -> None:
         def wrong(plain: Any) -> Any:
@@ -211,7 +212,7 @@ def grown(output: int, factor: float = 1.001) -> Callable[[Any], Any]:
 
 
 def narrow_broadcast(b: Any, dx: Any, shape: Any) -> Any:
-    """A broadcast is undone by taking its first part instead of summing."""
+    """A gradient fault: a broadcast is undone by taking its first part instead of the sum."""
     have = type_of(dx).shape
     if have == shape:
         return dx
@@ -370,7 +371,7 @@ def shared() -> tuple[Small, Any]:
 
 
 def trainer(made: Small) -> onward.Trainer:
-    """Without its second form, which shares all that is planted here."""
+    """A Trainer without its packed form, which has the same planted fault."""
     return onward.Trainer(
         made, onward.optim.AdamW(), options=onward.TrainerOptions(disable=("row_demand",))
     )

@@ -16,8 +16,8 @@ SETS = ("self._kept", "self.config", "self.n ", "self.table", "self.held", ".n =
 
 
 def most_captures(case: Case) -> int:
-    """Of one run: the states (mode, trained parameters, anything that a line between two steps has
-    changed) times the shapes that each meets."""
+    """The most captures that one run may need: the states (mode, trained parameters, anything that
+    a line between two steps has changed) times the shapes that each meets."""
     epoch, flags = 0, dict[str, str]()
     met = set()
     for action in case["history"]:

@@ -81,7 +81,7 @@ class Side:
         return model
 
     def play(self) -> list[Moment]:
-        """The whole history, from where torch's generator always stands then."""
+        """Moments of the whole history; torch's generator always starts alike."""
         torch.manual_seed(self.case["seed"])
         return [self.act(action) for action in self.case["history"]]
 
@@ -134,7 +134,8 @@ class Side:
             step = self.optimizer.state.get(p, {}).get("step")
             if step is not None:
                 found[f"step {n}"] = torch.as_tensor(float(step))
-        # of torch's own class: those of two copies of a class of the program's cannot be subtracted
+        # plain tensors: torch cannot subtract tensors of two copies of a class that the program
+        # defines
         return {n: x.detach().as_subclass(torch.Tensor).clone() for n, x in found.items()}
 
     def train(self, batch: dict[str, Any]) -> Tensors:
@@ -148,7 +149,7 @@ class Side:
     def rebirth(self) -> None: ...
 
     def save(self) -> None:
-        """As a user saves a model in the middle of a run."""
+        """Save the model in the middle of a run, as a user does."""
         if isinstance(self.model, transformers.PreTrainedModel):
             with tempfile.TemporaryDirectory() as folder:
                 self.model.save_pretrained(folder)
@@ -157,8 +158,8 @@ class Side:
 
 
 class Eager(Side):
-    """The plain loop; mixed: the variant of which its forwards have the precision, as torch mixes
-    it, and its losses the scale."""
+    """The plain loop. mixed: a variant; forwards have its precision by torch.autocast, and losses
+    its scale."""
 
     def __init__(
         self,
@@ -270,7 +271,7 @@ class Ours(Side):
         return onward.Module(model) if self.case["face"] == "Module" else model
 
     def rebirth(self) -> None:
-        """As a new process would resume: new objects, and the state."""
+        """Resume as a new process would: new objects that load the state."""
         state = copy.deepcopy(self.trainer.state_dict())
         with torch.random.fork_rng():  # a model's beginning is no part of the run
             self.model = self.made_model()
@@ -367,7 +368,8 @@ class Captures:
         self.count = self.made = 0  # of the run that is on: tried, and those that were no refusal
 
     def of(self, variant: dict[str, Any], number: int) -> AbstractContextManager[None]:
-        """For the run of that variant, the first of which is recorded."""
+        """A context for run `number` of the variant: the first is recorded, later ones replay
+        it."""
         self.count = self.made = 0
         if "loop" in variant:  # which captures calls, no steps
             return self._patched(self.real)
@@ -379,7 +381,8 @@ class Captures:
             model = request.model
             before = Walk(model, None).facts
             found = self.real(request)
-            # a forward that leaves something, or a part that runs in this model itself
+            # captures of a forward that leaves something, or that runs a part of this model, serve
+            # no other model
             if Walk(model, None).facts != before or found.regions:
                 self.kept.append((None, found, {}))
                 return found

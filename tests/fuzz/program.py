@@ -111,7 +111,7 @@ def activation(m: Maker, x: str) -> str:
 def feed_forward(m: Maker) -> str:
     h, wide = m.pick(HIDDEN), m.one([m.width, 2 * m.width, 5])
     inner = m.value(HIDDEN, linear_code(m, h, m.width, wide))
-    # of another width than the rest: nobody else may take it
+    # a value wider than the rest of the model: only the layer made below may read it
     m.kinds[inner] = "wide"
     m.body[-1]["kind"] = "wide"
     act = activation(m, inner)
@@ -188,7 +188,7 @@ def masked(m: Maker) -> str:
 
 
 def rows(m: Maker) -> str:
-    """Rows move: slices, shifts, gathers, joins."""
+    """A value whose rows are moved: slices, shifts, gathers, joins."""
     h, k = m.pick(HIDDEN), m.pick(HIDDEN)
     form = m.dice.randrange(15)
     if form == 0:
@@ -229,7 +229,7 @@ def rows(m: Maker) -> str:
 
 
 def reduced(m: Maker) -> str:
-    """A reduction, spread out again."""
+    """A reduction, broadcast back to all rows."""
     h, how = m.pick(HIDDEN), m.one(["mean", "mean", "sum", "amax", "amin"])
     dim = m.one(["-1", "-1", "1", "1", "0", "(0, 1)", "(1, 2)"])
     form = m.one([f"{h} - {{}} * 0.25", f"{h} + {{}} * 0.25", f"{{}}.expand_as({h}) * 0.5"])
@@ -336,7 +336,7 @@ def attention(m: Maker) -> str:
 
 
 def _scores(m: Maker, h: str, size: int, heads: int, split: bool) -> list[str]:
-    """Lines that make `t` of `q`, `k` and `v` under some mask."""
+    """Code of attention that makes `t` from `q`, `k` and `v` under some mask."""
     axes = "[:, None, None, :]" if split else "[:, None, :]"
     down = "[:, None, :, None]" if split else "[:, :, None]"
     n = f"{h}.shape[1]"
@@ -579,7 +579,7 @@ def uses(case: Case, name: str) -> bool:
 
 
 def clean(case: Case) -> Case:
-    """Without statements, inputs, modules and parameters that nothing reads."""
+    """The case without statements, inputs, modules and parameters that nothing reads."""
     body = case["body"]
     while True:
         kept = [s for s in body if uses({**case, "body": body}, s["to"])]

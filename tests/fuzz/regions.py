@@ -52,7 +52,7 @@ ORDINARY = (
     "self.calls += 1\nx = x * (1.0 + 0.1 * self.calls)", "self.kept = x.detach().mean()",
     "if x.requires_grad:\n    x.register_hook(lambda g: g * 0.5)", "x = self.inner(x)",
 )  # fmt: skip
-# what it returns, and what becomes of that
+# what the part returns, and how the program goes on with it
 RETURNS = (
     ("x", "= {}"), ("x", "= {}"), ("x", "= {} + {h}"),
     ("x, x.mean(1)", "a, b = {}\n= a + b[:, None]"),
@@ -65,7 +65,8 @@ RETURNS = (
 
 
 def perhaps_a_region(m: Maker) -> None:
-    """Now and then; the programs of all other seeds stay as they are."""
+    """Now and then add a region; a separate random stream keeps the programs of all other seeds as
+    they were."""
     dice = random.Random(f"{m.seed} regions")
     if dice.random() < OFTEN:
         for _ in range(dice.choice([1, 1, 2])):
@@ -135,7 +136,7 @@ def _class(x: dict[str, Any]) -> str:
 
 
 def counts(case: Case) -> bool:
-    """Whether a part says by its numbers, or by a batch norm's, how often it was called."""
+    """Whether the results show how often a part was called, by a counter or a batch norm."""
     texts = [text for x in case["modules"] for text in x.get("lines", ())]
     return any("self.calls" in text or "self.norm" in text for text in texts)
 
@@ -162,5 +163,5 @@ def changes(x: dict[str, Any]) -> list[str]:
 
 
 def is_odd(case: Case) -> bool:
-    """Whether it has a part that no graph has a form of."""
+    """Whether the program has a part that no graph can hold."""
     return bool(classes(case)) or "script(" in str(case["modules"]) or "i1(" in str(case["body"])

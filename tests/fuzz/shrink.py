@@ -85,7 +85,8 @@ def _without(items: list[Any], i: int) -> list[Any]:
 
 
 def _statements(case: Case) -> Iterator[Case]:
-    """Each value replaced by an earlier one of its kind; each line of a statement left out."""
+    """Cases with a value replaced by an earlier one of its kind, or a line of a statement left
+    out."""
     body = case["body"]
     for i in reversed(range(len(body))):
         item = body[i]
@@ -115,7 +116,7 @@ def _statements(case: Case) -> Iterator[Case]:
 
 
 def simpler(code: str) -> Iterator[str]:
-    """The same text with less in it."""
+    """Variants of the code, each with something left out."""
     lines = code.split("\n")
     for i in range(len(lines) - 1):
         if len(lines) > 1:

@@ -9,7 +9,7 @@ from fuzz.around import PRETRAINED, around_source
 from fuzz.maker import Case
 from fuzz.regions import classes
 
-# of a variant's, those that are the Trainer's
+# the keys of a variant that are options of the Trainer
 OPTIONS = ("disable", "memory_budget", "mixed_precision", "loss_scale")
 
 PRELUDE = '''
@@ -170,7 +170,7 @@ def batch_source(case: Case, spec: dict[str, Any], spoil: str = "") -> str:
 
 
 def mask_of(spec: dict[str, Any]) -> list[list[int]]:
-    """Of B rows, one at least has its last token real, as in what a collator pads."""
+    """An attention mask of B rows; at least one row ends in a real token, as a collator pads."""
     import random
 
     dice, size, length = random.Random(spec["seed"]), spec["size"], spec["length"]

@@ -1,4 +1,4 @@
-"""Of each op: has it a gradient, a row rule, a kernel, a body; and if not, why not."""
+"""Each op has a gradient, a row rule, a kernel and a body, or the table says why it has none."""
 
 from __future__ import annotations
 
@@ -51,5 +51,6 @@ def test_row_rules_by_trait_are_those_of_the_traits() -> None:
 
 @pytest.mark.parametrize("name", sorted(WITHOUT["kernel"][UNWRITTEN]))
 def test_what_nothing_writes_is_the_standards(name: str) -> None:
-    """So that a graph that holds one can be run by another engine."""
+    """A graph with an op that Onward never writes is for other engines, so the op must be
+    standard."""
     assert name in STANDARD

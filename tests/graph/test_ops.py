@@ -45,7 +45,7 @@ def test_bodies_have_the_types_that_the_record_says(case: OpCase, dtype: DType) 
 
 @EACH
 def test_bodies_are_written_in_standard_ops_or_smaller_ones(case: OpCase) -> None:
-    """Inlining again and again ends, with standard ops alone."""
+    """Bodies inlined again and again end in standard ops alone."""
     graph = case.graph()
     for _ in range(3):
         for node in list(graph):
@@ -88,7 +88,7 @@ def mask(
     shape: tuple[int, ...], ratio: float = 0.3, seed: tuple[int, int] = (1, 2), offset: int = 0,
     site: int = 0, sample_dim: int = 0,
 ) -> np.ndarray:  # fmt: skip
-    """What dropout makes of ones."""
+    """The result of dropout on ones: the mask, scaled."""
     attrs = {"ratio": ratio, "site": site, "sample_dim": sample_dim}
     inputs = (Real(shape, 1.0, 1.0), Given(np.array(seed)), Given(np.array(offset)))
     case = OpCase("Dropout", inputs, attrs)
@@ -190,7 +190,7 @@ def test_dropout_keeps_its_share_and_the_mean(ratio: float, shape: tuple[int, ..
 
 
 def test_every_row_and_every_feature_keeps_its_share() -> None:
-    """Independent of place: the counts along either dim spread as binomial counts do."""
+    """Draws are independent of place: the counts along either dim spread as binomial counts do."""
     y = mask((500, 400), 0.5) != 0
     for counts, n in ((y.sum(0), 500), (y.sum(1), 400)):
         z = (counts - n / 2) / np.sqrt(n / 4)
@@ -239,7 +239,8 @@ def test_without_a_sample_dim_the_offset_is_not_read() -> None:
 
 
 def test_masks_do_not_depend_on_the_sizes_around_them() -> None:
-    """The same logical place draws the same bit in a longer sequence and a wider batch."""
+    """A dropout mask draws the same bit at the same logical place in a longer sequence or wider
+    batch."""
     small, large = mask((2, 5, 16)), mask((3, 9, 16))
     np.testing.assert_array_equal(small, large[:2, :5])
 

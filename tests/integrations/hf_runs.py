@@ -81,7 +81,8 @@ BF16: dict[str, Any] = {
 
 
 def assert_near_run(ours: Any, eager: Any) -> None:
-    """Of two runs that round differently: the same log but for losses and norms, and those near."""
+    """Assert that two runs with different rounding logged the same, losses and norms within 2
+    percent."""
     found, want = history(ours), history(eager)
     assert len(found) == len(want)
     for mine, theirs in zip(found, want, strict=True):
@@ -94,13 +95,13 @@ def assert_near_run(ours: Any, eager: Any) -> None:
 
 
 def history(trainer: Any) -> list[dict[str, float]]:
-    """What was logged, but for times."""
+    """The log of a run, without times."""
     logged = trainer.state.log_history
     return [{k: v for k, v in line.items() if k in LOGGED} for line in logged]
 
 
 def assert_same_run(ours: Any, eager: Any) -> None:
-    """Two trainers have logged the same, and their models' weights are the same."""
+    """Assert that two trainers have logged the same and that their models' weights are the same."""
     found, want = history(ours), history(eager)
     assert len(found) == len(want) > 0
     for a, b in zip(found, want, strict=True):
@@ -125,7 +126,7 @@ def assert_same_weights(ours: torch.nn.Module, eager: torch.nn.Module, **close: 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers' own lines are not shown."""
+    """Silence the lines that transformers prints."""
     logger = logging.getLogger("transformers")
     before = logger.level
     logger.setLevel(logging.ERROR)

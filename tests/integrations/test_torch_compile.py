@@ -29,7 +29,7 @@ from onward.integrations.torch_compile import OFTEN, onward_backend, register
 ROOT = Path(__file__).resolve().parent.parent.parent
 Call = Callable[[Any], Any]
 
-# torch.compile itself asks for it where a graph's input is another's output, with any backend
+# torch.compile itself warns, with any backend, where a graph's input is another's output
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 
 
@@ -61,7 +61,7 @@ class Compared:
         self.compiled: Any = torch.compile(model, backend="onward", **settings)
 
     def step(self, call: Call) -> torch.Tensor:
-        """A forward and a backward of each; the loss, gradients and buffers are the same."""
+        """Run forward and backward of both, and assert the same loss, gradients and buffers."""
         losses = []
         for run, model in ((self.compiled, self.model), (self.eager, self.eager)):
             model.zero_grad()
@@ -94,7 +94,7 @@ def masked(rows: int, length: int) -> dict[str, torch.Tensor]:
 
 
 class Broken(nn.Module):
-    """Its forward is two graphs."""
+    """A module whose forward is two graphs, with a graph break between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -301,7 +301,8 @@ def test_a_buffer_that_each_call_replaces_becomes_an_argument(captures: list[int
 
 
 def test_weights_that_are_arguments() -> None:
-    """Gradients go to plain tensors, another set of them in every step."""
+    """Gradients reach weights that are plain tensor arguments, another set of them in every
+    step."""
     model = Broken()
     compiled = torch.compile(
         lambda weights, x: functional_call(model, weights, (x,)).sin().sum(),
@@ -331,7 +332,7 @@ def test_a_model_that_is_gone_is_freed() -> None:
 
 
 class HandsOn(Broken):
-    """Sizes, views of its input, and a buffer that it counts in, across a graph break."""
+    """A module that hands sizes, views of its input and a counting buffer across a graph break."""
 
     count: torch.Tensor
 
@@ -393,7 +394,8 @@ def test_views_where_gradients_are_off_have_none() -> None:
 
 
 def test_a_function_that_runs_the_backward_itself(captures: list[int]) -> None:
-    """torch.compile leaves Onward's own code alone, which autograd calls within it."""
+    """A compiled function may run backward itself: torch.compile does not trace Onward's own
+    code."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     eager = copy.deepcopy(model)
 
@@ -471,7 +473,8 @@ def test_autocast_within() -> None:
 
 
 def near_autocast(model: nn.Module, around: Any) -> None:
-    """As a graph, with results of the types of eager mode."""
+    """Assert that the model runs as a graph, with results of eager mode's types and near them in
+    value."""
     eager, ours = copy.deepcopy(model), torch.compile(model, backend="onward")
     with around, warnings.catch_warnings():
         warnings.simplefilter("error", onward.EagerWarning)
@@ -513,7 +516,7 @@ def test_options_reach_the_module() -> None:
 
 
 def test_the_entry_point_is_found_by_name(tmp_path: Path) -> None:
-    """As an installation writes it, in a process that imports torch alone."""
+    """torch finds the backend by its entry point, in a process that imports torch alone."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     [(group, points)] = project["entry-points"].items()
     assert group == "torch_dynamo_backends"

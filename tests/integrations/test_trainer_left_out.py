@@ -24,7 +24,8 @@ KINDS: tuple[Any, ...] = (Trainer, transformers.Trainer)
 def test_parameters_that_the_optimizer_does_not_hold(
     norm: float, window: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Their gradients are a part of the norm by which the others are clipped, and which is told."""
+    """Gradients of parameters outside the optimizer count in the norm, for clipping and in the
+    log."""
     caplog.set_level(logging.WARNING, "onward")
     trainers = []
     for kind in KINDS:
@@ -41,7 +42,8 @@ def test_parameters_that_the_optimizer_does_not_hold(
 
 
 class Sometimes(nn.Module):
-    """Runs in PyTorch within a graph; counts its calls, and uses one of its layers by data."""
+    """A region that runs in PyTorch within a graph, counts its calls, and uses a layer only if the
+    data say so."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -55,8 +57,8 @@ class Sometimes(nn.Module):
 
 @pytest.mark.parametrize("window", [1, 2])
 def test_a_part_that_leaves_a_layer_out(window: int, tmp_path: Path) -> None:
-    """The step that a graph refuses has run the part; the one in its place finds it as it was, and
-    no gradient of zeros by which weight decay would move the layer."""
+    """A refused step has run the region; the eager step in its place must find it as it was, and no
+    zero gradient by which weight decay would move the layer."""
     trainers = []
     for kind in KINDS:
         model = causal_lm()

@@ -13,7 +13,7 @@ from transformers import TrainerCallback
 from onward.integrations import trainer_methods
 from onward.integrations.trainer_methods import EVENTS, HONOURED, METHODS, heard, overridden
 
-# of transformers 4.57 alone
+# Methods that transformers 4.57 has and transformers 5 has not.
 OLDER = """
     _activate_neftune _add_sm_patterns_to_gitignore _align_special_tokens _deactivate_neftune
     _fsdp_qlora_plugin_updates _gather_and_numpify _is_attention_mask_causal _nested_gather
@@ -34,7 +34,8 @@ def methods() -> set[str]:
 
 
 def test_every_method_is_in_the_table() -> None:
-    """None is lacking, and none is there that no supported transformers has."""
+    """No method is missing from the table, and each one in it is a method of a supported
+    transformers."""
     assert methods() - METHODS.keys() == set()
     if V5:
         assert METHODS.keys() - methods() == set(OLDER.split())
@@ -48,7 +49,8 @@ def test_every_event_is_in_the_table() -> None:
 
 
 def test_transformers_own_callbacks_read_no_gradients() -> None:
-    """Those of its callbacks that hear an event between backward and update are known."""
+    """Each callback of transformers that hears an event between backward and update is listed
+    here."""
     kinds, known = [TrainerCallback], set()
     for kind in kinds:
         kinds.extend(kind.__subclasses__())
@@ -60,7 +62,8 @@ def test_transformers_own_callbacks_read_no_gradients() -> None:
 
 @pytest.mark.parametrize("name", [*METHODS])
 def test_an_override_is_seen(name: str) -> None:
-    """Of a subclass, of an object and of transformers' class itself, if it is served."""
+    """An override is found in a subclass, on an object and in transformers' own class, if it is
+    served."""
 
     def other(*_: Any, **__: Any) -> None: ...
 

@@ -112,7 +112,7 @@ def test_what_a_subclass_overrides(made: Callable[[Any], Any], tmp_path: Path, s
 
 
 def test_a_context_of_the_loss_is_entered(tmp_path: Path) -> None:
-    """autocast within it computes in bf16, and not in fp32 unsaid."""
+    """An autocast context of the loss is honoured: products run in bf16."""
     entered = []
 
     def casts(base: Any) -> Any:
@@ -132,7 +132,7 @@ def test_a_context_of_the_loss_is_entered(tmp_path: Path) -> None:
 
 
 def test_strict_refuses_what_one_graph_cannot_honour(tmp_path: Path) -> None:
-    """And options of the update in one graph are not left unread."""
+    """Options that only the update in one graph reads are refused without such a graph."""
     for options in ({"strict": True}, {"seed": 1}, {"mixed_precision": "bf16"}, {"verify": True}):
         with pytest.raises(
             OnwardError, match=rf"Doubles.compute_loss .*{next(iter(options))} would"
@@ -174,7 +174,7 @@ def reads(event: str, factor: float = 1.0) -> Any:
 @pytest.mark.parametrize("event", ["on_pre_optimizer_step", "on_optimizer_step", "on_substep_end"])
 @pytest.mark.parametrize("late", ["at first", "between", "within a run", "within a window"])
 def test_a_callback_that_reads_gradients(event: str, late: str, tmp_path: Path, said: Any) -> None:
-    """At each time that it may be added, also where a window's gradients are partly computed."""
+    """A callback that reads gradients may be added at any time, also within a window."""
     readers, trainers = [], []
     for kind in KINDS:
         one = reads(event, 0.5)
@@ -214,7 +214,7 @@ def adds(trainer: Any, one: Any, event: str) -> Any:
 
 
 class Adding(torch.utils.data.Dataset[Any]):
-    """Rows; a callback is added by the trainer's own code while the second window is open."""
+    """A data set during which a callback is added, while the second window is open."""
 
     def __init__(self, trainer: Any, one: Any) -> None:
         self.rows: Any = language_rows(36, unlabelled=6)[:28]
@@ -281,7 +281,7 @@ def test_a_checkpoint_just_in_time(tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", ["a subclass's", "the object's"])
 @pytest.mark.parametrize("fails", ["the optimizer", "the capture"])
 def test_inputs_are_prepared_once(fails: str, own: str, tmp_path: Path, said: Any) -> None:
-    """Also where the first step turns out to be no graph."""
+    """Inputs are prepared once, also where the first step cannot be a graph."""
 
     def skewed(prepare: Any, calls: list[int]) -> Any:
         def prepared(inputs: Any) -> Any:
@@ -377,7 +377,7 @@ def test_an_optimizer_by_its_name(tmp_path: Path, said: Any) -> None:
 
 
 def test_training_step_by_hand(tmp_path: Path) -> None:
-    """Before there is an optimizer, after a run, and in a callback: gradients, and no update."""
+    """`training_step` gives gradients without an update before, after and within a run."""
     found: list[Any] = []
     for kind in KINDS:
         args = arguments(tmp_path, max_steps=2)
@@ -414,7 +414,7 @@ def stepped(trainer: Any, batch: Any) -> tuple[torch.Tensor, list[torch.Tensor]]
 @pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
 @pytest.mark.parametrize("state", ["fp32", "bf16"])
 def test_the_optimizer_is_the_user_s_after_a_run(optim: str, state: str, tmp_path: Path) -> None:
-    """A step by hand goes on from the run's moments, and the next run from that step's."""
+    """A step by hand continues from the run's moments, and the next run from that step's."""
     if (optim, state) == ("sgd", "bf16"):
         pytest.skip("SGD has no moments in another form")
     trainers = []
@@ -470,7 +470,7 @@ def test_a_loss_that_reads_the_number_of_items(function: Any, tmp_path: Path) ->
 
 
 class Line(torch.nn.Module):
-    """y = a x + b, of two numbers; `form` of what it returns."""
+    """A model y = a x + b of two numbers, returned in the form `form`."""
 
     def __init__(self, form: Callable[[Any, Any], Any]) -> None:
         super().__init__()
@@ -525,7 +525,7 @@ def test_where_a_model_s_loss_is(form: Any, tmp_path: Path) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("form", WRONG.values(), ids=WRONG)
 def test_a_loss_that_transformers_refuses(form: Any, tmp_path: Path) -> None:
-    """Raises what transformers raises."""
+    """A wrong loss raises the error that transformers raises."""
     errors = []
     for kind in KINDS:
         model = Line(form)
@@ -540,7 +540,7 @@ def test_a_loss_that_transformers_refuses(form: Any, tmp_path: Path) -> None:
 
 
 def test_fp16(tmp_path: Path, said: Any) -> None:
-    """accelerate's scaler, where the device has one, and transformers' loop as ever."""
+    """accelerate's gradient scaler is served by transformers' own loop around a graph."""
     ours, eager = run(tmp_path, max_steps=3, gradient_accumulation_steps=2, fp16=True)
     assert_near_run(ours, eager)
     assert said() == [f"accelerate's scaler reads gradients (fp16): {SAID}"] and ran(ours)
@@ -567,7 +567,7 @@ def assert_same_run_but_rounding(ours: Any, eager: Any) -> None:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[], list[str]]]:
-    """What was said of gradients that are shown."""
+    """A function that gives the warnings about gradients that are shown."""
     with caplog.at_level(logging.WARNING, "onward"):
         yield lambda: [r.getMessage() for r in caplog.records if SAID in r.getMessage()]
 
@@ -582,7 +582,7 @@ def clear_lm() -> Any:
 
 
 def run(folder: Path, kinds: Any = KINDS, model: Any = causal_lm, **changes: Any) -> list[Any]:
-    """Runs of this Trainer and of transformers' own."""
+    """A finished run of this Trainer, and one of transformers' own."""
     named = {k: changes.pop(k) for k in ("callbacks", "compute_loss_func") if k in changes}
     trainers = []
     for i, kind in enumerate(kinds):
@@ -593,7 +593,7 @@ def run(folder: Path, kinds: Any = KINDS, model: Any = causal_lm, **changes: Any
 
 
 def ran(trainer: Any) -> bool:
-    """Whether its model's calls have run as a graph."""
+    """Whether the trainer's model has run as a graph."""
     held = accelerated(trainer.model)
     with contextlib.suppress(OnwardError):
         return held is not None and len(held.plan.launches) > 0

@@ -88,7 +88,7 @@ WEIGHT = [0.7]
 
 
 def test_a_loss_function_of_the_user_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where what it reads changes."""
+    """The loss function may read a global, also one that changes between runs."""
     changes: dict[str, Any] = {"gradient_accumulation_steps": 2, "max_steps": 3}
     ours, eager = both(language, causal_lm, tmp_path, compute_loss_func=weighted_loss, **changes)
     assert_same_run(ours, eager)
@@ -101,7 +101,7 @@ def test_a_loss_function_of_the_user_s(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("first, second", [(True, True), (True, False), (False, True)])
 def test_a_checkpoint_is_resumed(first: bool, second: bool, tmp_path: Path) -> None:
-    """Of this Trainer by transformers' and the other way, as if nothing had been broken off."""
+    """A run broken off in either Trainer is resumed in the other as if it had never stopped."""
     changes: dict[str, Any] = {
         "save_strategy": "steps", "save_steps": 3, "gradient_accumulation_steps": 2,
         "warmup_steps": 1,
@@ -346,7 +346,7 @@ def test_options_of_a_step(tmp_path: Path) -> None:
 
 
 def test_an_update_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
-    """With its step of the schedule; the weights stay."""
+    """A non-finite update is skipped together with its step of the schedule; the weights stay."""
 
     class Breaks(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -375,7 +375,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def both(make: Any, model: Any, folder: Path, **changes: Any) -> tuple[Any, Any]:
-    """Runs of this Trainer and of transformers' own."""
+    """A finished run of this Trainer, and one of transformers' own."""
     named = {k: changes.pop(k) for k in ("compute_loss_func",) if k in changes}
     trainers = []
     for kind in (Trainer, transformers.Trainer):
@@ -387,7 +387,7 @@ def both(make: Any, model: Any, folder: Path, **changes: Any) -> tuple[Any, Any]
 
 @pytest.mark.parametrize("kind", ["own", "drop-in"])
 def test_transformers_trainers_keep_their_weights(kind: str, tmp_path: Path) -> None:
-    """A window of texts that are all cut before their first label moves nothing but by decay."""
+    """A window in which every text is cut before its first label moves weights only by decay."""
     rows = language_rows(8)
     for row in rows:
         row["labels"] = [-100] * len(row["labels"])

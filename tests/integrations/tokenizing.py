@@ -14,7 +14,7 @@ LINES = [line for line, _ in source_lines(80)]
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Of the commonest words; always the same."""
+    """A word-level tokenizer of the commonest words; always the same one."""
     words = Counter(word for line in LINES for word in re.findall(r"\w+|[^\w\s]", line))
     kept = [*SPECIAL, *(word for word, _ in sorted(words.items(), key=lambda x: (-x[1], x[0])))]
     made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(kept[:200])}, unk_token="[UNK]"))

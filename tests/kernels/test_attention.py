@@ -44,7 +44,7 @@ def ours(call: Call, place: Any = wide, offset: int = 7) -> dict[str, torch.Tens
 
 
 def theirs(call: Call, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """The same by PyTorch; rows with nothing to attend to are 0."""
+    """y, dq, dk, dv and dbias by PyTorch; rows with nothing to attend to are 0."""
     ((dy, q, k, v), mask), bias = call.tensors(), call.bias()
     dy, q, k, v = (x.to(dtype) for x in (dy, q, k, v))
     leaves = [q, k, v] if bias is None else [q, k, v, bias := bias.to(dtype)]
@@ -89,7 +89,7 @@ def by_hand(
 
 
 def assert_law(call: Call, have: dict[str, torch.Tensor]) -> None:
-    """At most twice eager's distance to fp64, plus 1e-7.
+    """Assert at most twice eager's distance to fp64, plus 1e-7.
 
     Three times, where eager keeps all probabilities and the kernel goes by several blocks of keys:
     then, as in torch's own kernel, a row's sum of p dp is dy y, and y is rounded.
@@ -192,7 +192,8 @@ def test_rows_with_nothing_to_attend_to_are_zero() -> None:
 
 
 def test_a_mask_that_adds_the_lowest_number_everywhere_spreads_evenly() -> None:
-    """As eager does; the log-sum-exp of such a row would have lost the number of its keys."""
+    """Attention spreads evenly over such a row, as in eager; its log-sum-exp alone would have lost
+    the number of keys."""
     (dy, q, k, v), _ = Call(Q=3, S=6).tensors()
     mask = torch.full((2, 1, 1, 6), torch.finfo(torch.float32).min)
     y, dv = torch.empty_like(dy), torch.empty_like(v)
@@ -209,7 +210,8 @@ def test_a_mask_that_adds_the_lowest_number_everywhere_spreads_evenly() -> None:
 
 
 def turned(x: torch.Tensor) -> torch.Tensor:
-    """All dims the other way round in memory: the last one is far apart."""
+    """The tensor with its dims reversed in memory, so that neighbours in the last dim lie far
+    apart."""
     return x.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
 
 

@@ -1,4 +1,4 @@
-"""Which engine multiplies: decided from a table, which is measured once and kept."""
+"""The choice of the engine that multiplies: by a table that is measured once and kept."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def case_of(op: str, *inputs: Input, **attrs: Any) -> OpCase:
 
 
 def of_aten(op: str) -> list[Kernel]:
-    """Those for each channel have a file of their own, test_depthwise_conv.py."""
+    """The kernels that call aten; depthwise kernels are tested in test_depthwise_conv.py."""
     return [k for k in KERNELS[op] if k.name.startswith("aten.")]
 
 

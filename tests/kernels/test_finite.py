@@ -47,7 +47,7 @@ def test_every_number_at_every_place(number: float, kernel: Kernel) -> None:
 
 @pytest.mark.parametrize("kernel", FINITE, ids=[k.name for k in FINITE])
 def test_a_norm_that_is_not_finite_decides_nothing(kernel: Kernel) -> None:
-    """It may have overflowed."""
+    """A norm may have overflowed while every gradient is finite: the tensors themselves decide."""
     fine, odd = np.ones(5, np.float32), np.array([1.0, np.nan], np.float32)
     for norm in (np.inf, np.nan):
         assert run(kernel, norm, [fine])

@@ -29,13 +29,13 @@ ON_GPU = [
     if kernel.where(CUDA) is None and kernel.unsupported(spec_of(case)) is None
 ]
 EACH = pytest.mark.parametrize(("case", "kernel"), ON_GPU, ids=[f"{c}-{k.name}" for c, k in ON_GPU])
-# Sums in other orders, and transcendental functions of another library.
+# Tolerances, since sums have other orders and functions come from another library.
 TOLERANCE = {"rtol": 1e-5, "atol": 5e-6}
 
 
 @contextmanager
 def waits_refused() -> Iterator[None]:
-    """Whatever waits for the device raises."""
+    """A context in which anything that waits for the device raises."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that torch calls this mode a prototype
         torch.cuda.set_sync_debug_mode("error")
@@ -90,7 +90,7 @@ def test_dropout_equals_its_body_to_the_bit(case: OpCase) -> None:
 
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input_is_flagged(name: str) -> None:
-    """And the device goes on: no assertion of its own ends the process's context."""
+    """A bad index raises IndexError, and no device assertion ends the CUDA context."""
     op, arrays, shape, attrs, _ = BAD[name]
     for kernel in KERNELS[op]:
         if kernel.input_error is None or kernel.where(CUDA) is not None:

@@ -102,7 +102,7 @@ def _rubbish(type: Type) -> torch.Tensor:
 
 
 def check(head: Head, op: str, kernel: Kernel, **how: Any) -> None:
-    """Law 8: at most twice as far from the truth as eager fp32."""
+    """Assert law 8: at most twice as far from the truth as eager fp32."""
     attrs = {k: v for k, v in how.items() if k != "rows"}
     have = head.run(op, kernel, **how)
     want, eager = head.truth(op, torch.float64, **attrs), head.truth(op, torch.float32, **attrs)
@@ -147,7 +147,7 @@ def test_blocks_of_any_size_agree(op: str, kernel: Kernel, rows: int) -> None:
 def test_nothing_is_written_beyond_the_room_asked_for(
     size: tuple[int, int, int], threads: int
 ) -> None:
-    """Also where the number of threads changes between planning and binding."""
+    """The number of threads may change between planning and binding."""
     head, op = Head(*size), "LinearCrossEntropyStep"
     kernel = KERNELS[op][0]
     guard = 4096
@@ -183,7 +183,8 @@ def test_another_ignored_label(op: str, kernel: Kernel) -> None:
 
 @EACH
 def test_where_no_label_counts(op: str, kernel: Kernel) -> None:
-    """As in PyTorch the mean is 0/0; the gradients are 0, so that a step does no harm."""
+    """A mean over no labels is 0/0, as in PyTorch; its gradients are 0, so that a step does no
+    harm."""
     head = Head(4, 3, 5)
     head.labels[:] = -100
     have = head.run(op, kernel)
@@ -224,7 +225,7 @@ def test_two_threads_agree_with_one(op: str, kernel: Kernel) -> None:
 
 @EACH
 def test_classes_that_no_row_can_have(op: str, kernel: Kernel) -> None:
-    """Whole panels of -infinity, beside logits so low that e^-logit is no f32."""
+    """Classes of -infinity fill whole panels, beside logits so low that e^-logit is no f32."""
     head = Head(6, 4, 4200)
     head.bias[:4100] = -torch.inf
     head.bias[4100:] -= 200

@@ -138,7 +138,8 @@ COMPUTED_BY_SIZE = COMPUTED | {  # masks whose computation spells the sizes out
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("name", COMPUTED_BY_SIZE)
 def test_a_mask_of_another_size_is_looked_at_with_its_own_sizes(name: str) -> None:
-    """Sizes of 1 are captured apart; what was presumed of those batches is none of the others'."""
+    """Batches with a size of 1 have captures of their own, whose assumptions hold for no other
+    batch."""
     torch.manual_seed(0)
     model = Computing(COMPUTED_BY_SIZE[name])
     trainer = onward.Trainer(model, onward.optim.SGD(lr=0.0))
@@ -148,7 +149,7 @@ def test_a_mask_of_another_size_is_looked_at_with_its_own_sizes(name: str) -> No
 
 
 class Unread(Computing):
-    """Of its attention nothing is read but a size."""
+    """A model that reads nothing of its attention's result but a size."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         h = self.words(ids)

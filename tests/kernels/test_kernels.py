@@ -21,7 +21,7 @@ from onward.graph.types import DType, Type
 from onward.kernels import KERNELS as ALL
 from onward.kernels import TRITON, Kernel, KernelArguments, KernelSpec, torch_dtype
 
-# Those that run on a processor; test_gpu_kernels.py has the others.
+# Kernels that run on a processor; test_gpu_kernels.py has the others.
 KERNELS = {op: [k for k in held if k not in TRITON.get(op, ())] for op, held in ALL.items()}
 
 # Calls that no kernel takes, with the reason each kernel gives.
@@ -55,7 +55,7 @@ TOLERANCE = {"rtol": 2e-6, "atol": 2e-6}
 
 @dataclass(frozen=True)
 class Bound:
-    """A call as a kernel sees it: what it needs, and its inputs as tensors."""
+    """A call as a kernel sees it: its spec, and its inputs as tensors."""
 
     spec: KernelSpec
     inputs: list[torch.Tensor | None]
@@ -117,7 +117,7 @@ def run(kernel: Kernel, call: Bound, inputs: list[torch.Tensor | None]) -> list[
 
 
 def strided(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers with gaps between them and the dims the other way round in memory."""
+    """A tensor of the same numbers whose memory has gaps and the dims in reverse order."""
     order = list(reversed(range(x.dim())))
     room = torch.empty([*(x.shape[d] for d in order), 2], dtype=x.dtype)[..., 1]
     y = room.permute(order)
@@ -209,7 +209,7 @@ def test_inputs_that_need_not_be_contiguous_are_read_through_their_strides(
 
 
 def _pairs(case: OpCase, kernel: Kernel) -> list[tuple[int, int]]:
-    """The rights that apply to a call: output and input of one type."""
+    """Pairs (output, input) of one type that the kernel may compute in place for this call."""
     graph = case.graph()
     node = next(iter(graph))
     return [

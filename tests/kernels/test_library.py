@@ -76,7 +76,8 @@ print(about())
 
 @built
 def test_another_package_s_runtime_does_not_cost_the_kernels(tmp_path: Path) -> None:
-    """As scikit-learn's, which transformers imports where it is installed."""
+    """A second OpenMP runtime, such as scikit-learn's, which transformers imports where it is
+    installed, leaves the native kernels usable."""
     runtime = native.openmp_runtimes()[0]
     copy = tmp_path / "libgomp-0123.so"
     shutil.copy(runtime, copy)

@@ -29,12 +29,12 @@ TAKEN = {
     "GatedActivationGrad", "FlashAttention", "FlashAttentionGrad", "Dropout",
     "Rotary", "ReduceSum", "ReduceL2", "AllFinite",
 }  # fmt: skip
-# Take some low tensors beside others of f32, which no sample call has.
+# Ops that take some low tensors beside others of f32; no sample call has such a mix.
 MIXED = {
     "AddLayerNormalization", "AddLayerNormalizationGrad", "AddRMSNorm", "AddRMSNormGrad",
     "AdamUpdate",
 }  # fmt: skip
-# Rounds its logits, which its body does not: test_low_cross_entropy.py
+# The op rounds its logits, unlike its body: test_low_cross_entropy.py
 ROUNDS = {"LinearCrossEntropy"}
 EACH_LOW = pytest.mark.parametrize("dtype", sorted(LOW), ids=str)
 CALLS = [
@@ -131,7 +131,7 @@ def test_kernels_compute_what_the_f32_body_between_casts_does(
 @EACH_LOW
 @pytest.mark.parametrize("op", sorted(TAKEN | MIXED))
 def test_other_mixtures_are_refused_in_words(op: str, dtype: DType) -> None:
-    """Of a call with one operand of another dtype."""
+    """A call with one operand of another dtype is refused, with the reason in words."""
     case = next(c for c in CASES + ONWARD_CASES if c.op == op)
     (kernel,) = NATIVE[op]
     spec = spec_of(case, dtype)
@@ -157,14 +157,15 @@ def everything(dtype: torch.dtype) -> torch.Tensor:
 
 
 def same_bits(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Where two tensors have the same bits, or both NaN."""
+    """Where two tensors have equal bits, or both NaN."""
     words = torch.int16 if x.element_size() == 2 else torch.int32
     return (x.view(words) == y.view(words)) | (x.isnan() & y.isnan())
 
 
 @EACH_LOW
 def test_every_number_is_read_and_written(build: Library, dtype: DType) -> None:
-    """relu of it; at sizes that are no multiple of a vector, too."""
+    """relu reads and writes every number of the dtype, also at sizes that are no multiple of a
+    vector."""
     x = everything(torch_dtype(dtype))
     for n in (x.numel(), x.numel() - 1, 33, 17, 3, 1):
         for part in (x[:n], x[-n:], x[31744:][:n]):
@@ -176,7 +177,8 @@ def test_every_number_is_read_and_written(build: Library, dtype: DType) -> None:
 
 @EACH_LOW
 def test_results_are_rounded_to_the_nearest_even(build: Library, dtype: DType) -> None:
-    """dx of a norm's gradient without dropout: dy is 0, so it is dr, in the type of x."""
+    """Rounding shows in dx of a norm's gradient: with dy = 0 it is the f32 input dr in the low
+    dtype."""
     words = torch.randint(-(1 << 31), 1 << 31, (1 << 16,), dtype=torch.int64)
     words[: 1 << 14] &= ~0x1FFF  # ties of both formats
     words[1 << 13 : 3 << 13] |= 0x1000
@@ -210,7 +212,8 @@ def test_results_are_rounded_to_the_nearest_even(build: Library, dtype: DType) -
 def test_attention_in_blocks_rounds_its_results_once(
     dtype: DType, queries: int, keys: int, causal: int, groups: int
 ) -> None:
-    """Beside torch's own in fp64: by little more than one rounding of each number."""
+    """Results differ from torch's fp64 attention by little more than one rounding of each
+    number."""
     torch.manual_seed(0)
     low, f32 = torch_dtype(dtype), torch.float32
     q, dy = (torch.randn(1, 2, queries, 20).to(low) for _ in range(2))
@@ -240,7 +243,7 @@ def test_attention_in_blocks_rounds_its_results_once(
 
 @EACH_LOW
 def test_the_gradient_of_a_low_bias_is_summed_in_f32(dtype: DType) -> None:
-    """Over the samples that share it."""
+    """The gradient of a bias is a sum over the samples that share it, rounded once at the end."""
     torch.manual_seed(0)
     low = torch_dtype(dtype)
     shape = (40, 2, 5, 4)
@@ -312,7 +315,7 @@ def test_angles_may_be_f32(dtype: DType, interleaved: int) -> None:
 @EACH_LOW
 @pytest.mark.parametrize("n", [1, 7, 10_007])
 def test_an_update_takes_a_low_gradient(dtype: DType, n: int) -> None:
-    """With the bits of one that is cast before."""
+    """A low gradient gives the bits of the same gradient cast to f32 first."""
     torch.manual_seed(0)
     g = torch.randn(n).to(torch_dtype(dtype))
     p, m, v = torch.randn(n), torch.randn(n), torch.rand(n)

@@ -77,8 +77,8 @@ def kept_by_chance(
     dtype: torch.dtype = torch.bfloat16,
     site: int = 9,
 ) -> Tensors:
-    """x as a first moment and x squared as a second one, as an update keeps them that remembers
-    nothing (betas 0)."""
+    """x as a first moment and x squared as a second, as one update with betas of 0 stores them in
+    bf16."""
     p, zeros = torch.zeros_like(x), torch.zeros(x.shape, dtype=dtype)
     outputs = [torch.empty_like(x), *(torch.empty(x.shape, dtype=dtype) for _ in range(2))]
     inputs = [p, x, zeros, zeros.clone(), *scalars(0.0, (0.0, 0.0), 0.0), seed]
@@ -128,7 +128,8 @@ def test_what_is_not_finite_stays() -> None:
 
 
 def test_an_update_keeps_a_nan(launch: Launch) -> None:
-    """Whatever its bits are: those of the last would come to 0 with what is added."""
+    """A NaN stays one whatever its bits are; added noise would carry those of the last one over to
+    0."""
     words = torch.tensor([0x7F800001, 0x7FFFFFFF, 0x7FC00000, -1], dtype=torch.int32)
     x = words.view(torch.float32).repeat(1000)
     state = torch.zeros(4000).bfloat16()
@@ -216,7 +217,7 @@ def test_every_engine_and_number_of_threads_draws_the_bodys_bits(
 
 
 def test_to_the_nearest_a_second_moment_stands_still_and_by_chance_it_does_not() -> None:
-    """1000 updates from 1 towards 0.5, which is 0.684 in exact arithmetic."""
+    """1000 updates move a second moment from 1 towards 0.5; exact arithmetic gives 0.684."""
     (kernel,) = NATIVE["AdamUpdateBf16"]
     n = 2048
     g = torch.full((n,), 0.5**0.5)
@@ -239,8 +240,8 @@ def test_to_the_nearest_a_second_moment_stands_still_and_by_chance_it_does_not()
 
 
 def papers_map(signed: bool) -> np.ndarray:
-    """As bitsandbytes' `create_dynamic_map` builds it from the paper: for each decade evenly spaced
-    boundaries of which the middles count, zero and one; sorted."""
+    """The code book of bitsandbytes' `create_dynamic_map`, sorted: in each decade the middles
+    between evenly spaced boundaries, and zero and one."""
     data: list[float] = []
     for i in range(7):
         edges = np.linspace(0.1, 1.0, 2 ** (i + (0 if signed else 1)) + 1)
@@ -275,8 +276,8 @@ def sample(signed: bool, n: int = 40_000) -> torch.Tensor:
 
 
 def kept_as_codes(launch: Launch, x: torch.Tensor, signed: bool) -> Tensors:
-    """Codes and absmax of x (its root as the gradient of a second moment) by an update with betas
-    of 0."""
+    """Codes and absmax of x after an update with betas of 0; for a second moment x is the
+    gradient's square."""
     n, rows = x.numel(), -(-x.numel() // BLOCK)
     codes = [torch.zeros(n, dtype=torch.uint8) for _ in range(2)]
     largest = [torch.zeros(rows) for _ in range(2)]
@@ -320,7 +321,8 @@ def test_each_number_has_the_nearest_code(launch: Launch, signed: bool, n: int) 
 
 @pytest.mark.parametrize("signed", [True, False], ids=["signed", "unsigned"])
 def test_numbers_that_were_read_from_codes_have_the_same_codes(signed: bool) -> None:
-    """In blocks of very different sizes, and of which the largest number may be negative."""
+    """Numbers read from codes get the same codes, in blocks of very different sizes, whatever the
+    sign of the largest."""
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 256, (400, BLOCK), generator=generator)
     codes[codes == 128] = 0 if signed else 128
@@ -418,7 +420,8 @@ def test_one_update_follows_fp64_within_the_rounding(
 @pytest.mark.parametrize("op", ["AdamUpdateBf16", "AdamUpdate8Bit"])
 @pytest.mark.parametrize("n", [5, 3000, 70_001])
 def test_an_update_in_place_has_the_bits_of_one_apart(launch: Launch, op: str, n: int) -> None:
-    """And one with a low gradient those of the same gradient in f32."""
+    """An update in place gives the bits of one out of place, and a bf16 gradient those of the same
+    gradient in f32."""
     generator = torch.Generator().manual_seed(n)
     p, g, m, v = (torch.randn(n, generator=generator) for _ in range(4))
     g = g.bfloat16()

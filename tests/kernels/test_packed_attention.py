@@ -40,7 +40,7 @@ def whole(*lengths: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def some(n: int, share: float, start: int = 0) -> list[int]:
-    """Positions with holes among them."""
+    """Positions from `start` on with random holes among them."""
     rng = np.random.default_rng(n)
     return [start + int(i) for i in np.flatnonzero(rng.random(n) < share)]
 
@@ -48,7 +48,7 @@ def some(n: int, share: float, start: int = 0) -> list[int]:
 def hidden(
     rows: tuple[np.ndarray, np.ndarray], hide: Callable[[np.ndarray], np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The keys that `hide` says are hidden, with positions that mean nothing."""
+    """The rows with the keys that `hide` selects marked as hidden; their positions mean nothing."""
     queries, keys = rows[0], rows[1].copy()
     off = hide(np.arange(len(keys)))
     keys[off, 0] = -1
@@ -86,7 +86,7 @@ PACKED: dict[str, tuple[np.ndarray, np.ndarray]] = {
 
 @dataclass(frozen=True)
 class Rows:
-    """One attention of packed rows."""
+    """One attention call on packed rows."""
 
     name: str
     causal: bool = False
@@ -107,7 +107,8 @@ class Rows:
 
     @property
     def bias(self) -> list[torch.Tensor]:
-        """Of every position of queries and keys, and of some that no row has; or none."""
+        """The bias for every position of queries and keys, and some beyond; none unless
+        `biased`."""
         q_at, k_at = (at[at[:, 0] >= 0, 1] for at in self.at)
         sizes = (2 + int(at.max(initial=0)) for at in (q_at, k_at))
         g = torch.Generator().manual_seed(5)
@@ -142,7 +143,7 @@ RESULTS = ("y", "peak", "total", "dq", "dk", "dv", "dbias")
 
 @functools.cache
 def bodies(rows: Rows, dtype: DType) -> dict[str, torch.Tensor]:
-    """The same from the ops' bodies."""
+    """y, the softmax's peaks and totals, and the gradients, computed by the ops' bodies."""
     dy, q, k, v = (Given(x.numpy()) for x in rows.tensors())
     drop = (Given(SEED.numpy()), Given(np.array(7))) if rows.ratio else (None, None)
     at = [Given(x) for x in (*rows.at, *(x.numpy() for x in rows.bias))]
@@ -263,7 +264,8 @@ def test_no_packed_rows_at_all(queries: int, keys: int, ratio: float) -> None:
 
 
 def test_a_launch_reads_the_coordinates_anew() -> None:
-    """As many rows in other sequences: the addresses are bound, the counts are not."""
+    """One launch serves other sequences with as many rows: addresses are bound, coordinates are
+    not."""
     rows = Rows("whole", causal=True)
     _, q, k, v = rows.tensors()
     at = [torch.from_numpy(x.copy()) for x in rows.at]

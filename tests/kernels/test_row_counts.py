@@ -80,7 +80,7 @@ def test_products(dtype: torch.dtype, at: int, across: bool, added: str, n: int)
 
 @pytest.mark.parametrize("roomy", ["none", "a", "y"])
 def test_without_rows_to_spare_nothing_else_is_read_or_written(roomy: str) -> None:
-    """Of both, the operand and the result."""
+    """Operand and result must both have spare rows for a product to use them."""
     a, b, y = (
         Memory(n, w, torch.bfloat16, s) for n, w, s in ((33, 24, 1), (24, 16, 2), (33, 16, 3))
     )

@@ -70,7 +70,8 @@ def test_the_first_kernel_that_applies_or_every_reason(case: OpCase, target: Tar
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_sizes_that_are_names_change_no_answer(case: OpCase) -> None:
-    """What fits at one size fits at all sizes above 0: passes ask before sizes are known."""
+    """A kernel that fits at one size fits at all sizes above 0, since passes ask before sizes are
+    known."""
     spec = spec_of(node_of(case))
     if any(0 in t.shape for t in (*spec.inputs, *spec.outputs) if t is not None):
         pytest.skip("a size of 0 is a case of its own")
@@ -166,7 +167,8 @@ def test_a_gpu_has_the_rates_of_its_name() -> None:
 
 
 def test_all_that_a_target_holds_is_in_the_fingerprint() -> None:
-    """So that no graph made for another device, rate or capability is read from the cache."""
+    """Each field of a target is in the fingerprint, so that the cache gives no graph made for
+    another."""
     found = host()
     others = {
         "capability": "another", "rates": Rates(1.0), "multiplies_bf16": not found.multiplies_bf16
@@ -269,7 +271,7 @@ def test_a_place_that_no_kernel_takes_is_left_and_named(
     assert left(name, Fusible(NATIVE)) == [NearMiss(name, op, "layers.0.mlp", reason)]
 
 
-# but for a turn, whose gradient is the op itself
+# places whose op has a gradient op of its own; the gradient of Rotary is Rotary again
 GRADIENTS = {
     name: f"{op}Grad"
     for name, (op, _) in PLACES.items()
@@ -300,7 +302,7 @@ def test_without_the_library_only_what_aten_has_is_fused(target: Target) -> None
 
 
 def test_packed_rows_that_no_kernel_takes_are_put_back() -> None:
-    """Row demand asks for the very call: rows with their coordinates."""
+    """Row demand asks for the very call that it would write: rows with their coordinates."""
     asked: list[Fusion] = []
     made = tiny.compiled(tiny.bert(), tiny.batch(4, 12, "right", ignored=True))
 
@@ -345,7 +347,7 @@ def test_layers_that_are_alike_are_asked_about_once(monkeypatch: pytest.MonkeyPa
 
 
 def in_fp64(graph: Graph) -> Graph:
-    """The same program on f64 numbers."""
+    """A copy of the graph with every f32 value as f64."""
     graph = graph.clone()
     for value in [*graph.inputs, *(v for n in graph for v in n.outputs)]:
         if type_of(value).dtype == DType.FLOAT:
@@ -376,7 +378,7 @@ def test_an_fp64_model_keeps_its_ops_and_is_told_why(kind: str) -> None:
     assert all("double tensors" in t["reason"] and len(t["modules"]) >= 2 for t in told)
     # what has a kernel for it is fused still: aten's head takes any floating dtype
     assert "LinearCrossEntropy" in {n.op_type for n in forward}
-    # and nothing is taken apart at plan time: every own op that is left has its kernel
+    # every own op that is left has a kernel, so that no op is expanded at plan time
     step, _ = run(vjp(forward, ["loss"], tiny.trained(made)), STEP, refuse=Fusible(NATIVE))
     for node in step:
         if node.domain == ONWARD:

@@ -20,7 +20,7 @@ SITES = 1 + 3 * 2  # embeddings; attention, its projection and the MLP of two la
 
 def sites_of(kind: str, data: Tensors, ratio: float, **more: Any) -> dict[int, Tensors]:
     """Per site: x and y of the forward, dy and dx of the backward."""
-    # ops taken apart, so that their masks are seen
+    # composite ops are expanded, so that their masks can be seen
     apart = ["add_layer_norm", "flash_attention"]
     made = compiled(MAKERS[kind](dropout=ratio), data, disable=apart, **more)
     graph = made.differentiated(trained(made))
@@ -111,7 +111,8 @@ def test_seed_repeats_bitwise_and_steps_differ(kind: str) -> None:
 
 
 def test_manual_seed_makes_a_run_repeatable() -> None:
-    """Of Trainers, and of one that goes back to a state; its windows have numbers of their own."""
+    """A seed decides the losses of a new Trainer, and a loaded state continues its run; the steps
+    draw different masks."""
 
     def trainer_of() -> onward.Trainer:
         return onward.Trainer(gpt2(dropout=0.1), onward.optim.SGD(lr=0.0))

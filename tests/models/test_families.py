@@ -38,7 +38,7 @@ def test_two_towers() -> None:
 
 @pytest.mark.parametrize("name", ["T5", "BERT, answers"])
 def test_a_step_of_training(name: str) -> None:
-    """The parameters after a step of SGD, on a batch of other sizes than the first's too."""
+    """Parameters equal eager's after two steps of SGD, the second on a batch of another size."""
     make, data_of = CASES[name]
     model, twin, data = make(), make(), data_of()
     trainer = onward.Trainer(model, onward.optim.SGD(lr=0.1))
@@ -57,7 +57,7 @@ def test_a_step_of_training(name: str) -> None:
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("name", CASES)
 def test_what_moves_in_eager_moves(name: str) -> None:
-    """And nothing else does; of the others `report` says so."""
+    """Parameters without a gradient stay as they are, and `report` names them."""
     make, data_of = CASES[name]
     model, twin, data = make(), make(), data_of()
     ours, theirs = (torch.optim.AdamW(m.parameters(), lr=1e-3) for m in (model, twin))

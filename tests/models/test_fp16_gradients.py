@@ -45,7 +45,7 @@ WIDE = {"layers": 2, "width": 256}
 def ours(
     model: nn.Module, batches: list[Tensors], packed: bool = False, scale: float = SCALE
 ) -> list[Tensors]:
-    """The same of the graph of a step."""
+    """Loss and gradients of Onward's fp16 graph for each batch, divided by the loss scale."""
     found, feeds = [], {"cotangent.loss": scale}
     made = compiled(model, batches[0], policy=FP16)
     forward = made.packed(["loss"]) if packed else made.forward

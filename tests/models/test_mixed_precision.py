@@ -58,7 +58,7 @@ def test_a_realistic_width(kind: str, padding: str) -> None:
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 def test_only_the_rows_that_are_read(padding: str) -> None:
-    """Packed rows in mixed precision, as near as autocast on all of them."""
+    """Packed rows in mixed precision are as near as autocast on all rows."""
     model = bert(dropout=0.0, **WIDE)
     batches = [batch(4, 12, padding=padding, seed=seed, ignored=True) for seed in range(1, 5)]
     ours = [packed_gradients(model, data, policy=BF16)[0] for data in batches]
@@ -70,7 +70,7 @@ def products(graph: Graph) -> list[Node]:
 
 
 def casts_of_parameters(graph: Graph) -> list[tuple[str, bool]]:
-    """Which, and whether in the backward half."""
+    """The parameters that are cast, each with whether its cast is in the backward half."""
     return [
         (n.inputs[0].name or "", bool(n.meta.get("backward")))
         for n in graph
@@ -79,7 +79,7 @@ def casts_of_parameters(graph: Graph) -> list[tuple[str, bool]]:
 
 
 def readers_of(node: Node) -> list[Node]:
-    """Through views."""
+    """The nodes that read a node's result, directly or through views."""
     found: list[Node] = []
     for reader in node.outputs[0].consumers():
         found += readers_of(reader) if reader.op_type in VIEWS else [reader]
@@ -87,7 +87,7 @@ def readers_of(node: Node) -> list[Node]:
 
 
 class Experts(torch.nn.Module):
-    """Both halves read a view of the weight."""
+    """A model whose forward and backward halves both read a view of the weight."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -54,7 +54,7 @@ def _of(name: str, *stages: Stage, loss: Callable[[Parts, Tensor, Batch], Tensor
 
 
 POOLED: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
-    # of h f[B,T,D], the mask i64[B,T], and the same as b[B,T,1]
+    # pooling functions of h f[B,T,D], the mask m i64[B,T], and the mask as b[B,T,1]
     "sum": lambda h, m, b: h.masked_fill(m[..., None] == 0, 0.0).sum(1),
     "mean": lambda h, m, b: h.masked_fill(m[..., None] == 0, 0.0).mean(1),
     "ratio": lambda h, m, b: h.masked_fill(~b, 0.0).sum(1) / m.sum(1, keepdim=True).clamp(min=1),
@@ -146,7 +146,7 @@ def test_a_trainer_steps_as_eager_does(name: str, training: bool) -> None:
 
 
 class MeanOfReal(nn.Module):
-    """BERT, and the mean of its real tokens, whose masking is spelled by a fill."""
+    """BERT with a head on the mean of its real tokens, which a fill masks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -162,7 +162,7 @@ class MeanOfReal(nn.Module):
 
 
 class Denoised(nn.Module):
-    """BERT whose masked tokens are zeros, as ESM's token dropout has it."""
+    """BERT with zeros for the embeddings of masked tokens, as ESM's token dropout has them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -347,7 +347,8 @@ def test_ids_of_unread_rows_are_refused_as_in_eager(leaf: str, bad: int) -> None
 
 
 class Numbered(nn.Module):
-    """Rows of a parameter and of a sequence by number, which may count from the end."""
+    """A model that indexes rows of a parameter and of a sequence by numbers, negative ones
+    included."""
 
     def __init__(self) -> None:
         super().__init__()

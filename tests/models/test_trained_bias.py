@@ -35,12 +35,12 @@ class Attending(nn.Module):
         self.project = nn.Linear(WIDTH, HEADS)
 
     def places(self, n: int) -> Tensor:
-        """`i64[T,T]`: how far a key lies from a query."""
+        """Distances of keys from queries, `i64[T,T]`, shifted to be indices."""
         at = torch.arange(n)
         return at[None, :] - at[:, None] + LENGTH
 
     def relative(self, n: int) -> Tensor:
-        """`f32[1,H,T,T]`, as T5 has it."""
+        """A bias by relative position, `f32[1,H,T,T]`, as in T5."""
         return self.table.t()[self.places(n)].permute(2, 0, 1).unsqueeze(0)
 
     def forward(self, ids: Tensor, mask: Tensor, labels: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Attending(nn.Module):
 
 
 def hides(mask: Tensor) -> Tensor:
-    """`f32[B,1,1,T]`: what is added where a key is padding."""
+    """A mask to add, `f32[B,1,1,T]`: the least number where a key is padding."""
     return (1.0 - mask[:, None, None].float()) * LEAST
 
 
@@ -122,7 +122,7 @@ def test_layers_under_a_trained_bias_equal_eager(name: str) -> None:
     ],
 )
 def test_steps_under_a_trained_bias_equal_eager(name: str) -> None:
-    """By the trainer, which computes the rows that are read."""
+    """The Trainer, which computes only the rows that are read, follows eager PyTorch."""
     model, other = Attending(BIASES[name]), Attending(BIASES[name])
     trainer = onward.Trainer(model, onward.optim.SGD(lr=0.5))
     optimizer = torch.optim.SGD(other.parameters(), lr=0.5)
@@ -138,7 +138,8 @@ def test_steps_under_a_trained_bias_equal_eager(name: str) -> None:
 
 
 def flash(model: nn.Module, data: dict[str, Tensor]) -> list[bool]:
-    """Of each attention that keeps no scores, whether it trains a bias."""
+    """Whether each FlashAttention of the model trains a bias; attention that keeps scores is left
+    out."""
     nodes = [n for n in compiled(model, data).forward if n.op_type == "FlashAttention"]
     return ["bias_gradient" in n.attributes for n in nodes]
 
@@ -152,7 +153,8 @@ def test_no_scores_are_kept(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["T5", "T5 with both masks"])
 def test_t5_computes_the_rows_that_are_read(name: str) -> None:
-    """Both stacks, whose first layers' biases serve all others."""
+    """Encoder and decoder of T5 pack their rows; the biases of their first layers serve all
+    others."""
     make, data_of = CASES[name]
     model, data = make(), data_of()
     assert all(flash(model, data)[:1])
@@ -162,7 +164,8 @@ def test_t5_computes_the_rows_that_are_read(name: str) -> None:
 
 
 def test_t5_with_a_sample_of_padding_alone() -> None:
-    """Its rows see no key, so that scores and biases go under in the mask: a capture of its own."""
+    """A sample of padding sees no key, so that its scores and biases vanish under the mask: it
+    takes a capture of its own."""
     make, data_of = CASES["T5"]
     model, data = cast(Any, make()), data_of()
     model.set_attn_implementation("eager")  # torch's sdpa has no gradient there
@@ -170,7 +173,7 @@ def test_t5_with_a_sample_of_padding_alone() -> None:
     assert_same(gradients_of(model, [data]), model, [data])
 
 
-# Of positions alone, or not, under a mask that is filled in: then rows are packed, or not.
+# Biases under a filled mask, and whether rows are packed: only a bias of positions alone allows it.
 UNDER_A_FILL: dict[str, tuple[Bias, bool]] = {
     "relative places": (lambda m, x, mask: m.relative(x.shape[1]), True),
     "slopes": (lambda m, x, mask: m.slopes * m.places(x.shape[1]), True),

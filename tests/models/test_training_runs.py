@@ -20,7 +20,8 @@ Make = Callable[[Any], torch.optim.Optimizer]
 
 
 def groups(model: nn.Module, decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; biases and norms do not, and learn at a rate of their own."""
+    """Parameter groups: matrices decay; biases and norms do not, and have their own learning
+    rate."""
     flat = [p for p in model.parameters() if p.dim() == 1]
     deep = [p for p in model.parameters() if p.dim() > 1]
     return [
@@ -50,7 +51,8 @@ def eager_run(
 def assert_same_run(
     model: nn.Module, make: Make, data: list[Tensors], clip: float | None = None
 ) -> None:
-    """Each loss within 1e-5; each parameter at most twice eager's distance from fp64, plus 1e-5."""
+    """Assert each loss within 1e-5, and each parameter at most twice eager's distance from fp64,
+    plus 1e-5."""
     _, exact, exact_norms = eager_run(model, make, data, torch.float64, clip)
     losses, plain, norms = eager_run(model, make, data, torch.float32, clip)
     before = {n: p.detach().double().clone() for n, p in model.named_parameters()}
@@ -66,8 +68,8 @@ def assert_same_run(
         distance = float((p.detach().double() - exact[name]).norm())
         allowed = 2 * float((plain[name] - exact[name]).norm()) + 1e-5
         if name.endswith("key.bias") and "Adam" in type(trainer.optimizer).__name__:
-            # its exact gradient is zero, so Adam divides noise by noise: each engine walks at
-            # random, a learning rate a step at most
+            # the exact gradient of a key's bias is zero, so Adam divides noise by noise: each
+            # engine walks at random, a learning rate a step at most
             allowed = 2 * len(data) * trainer.optimizer.param_groups[1]["lr"] * p.numel() ** 0.5
         assert distance <= allowed, f"{name}: {distance:.3e}, allowed {allowed:.3e}"
         moved += float((p.detach().double() - before[name]).norm())
@@ -169,7 +171,8 @@ def run_window(make: Any, data: list[Tensors], dropout: float) -> tuple[nn.Modul
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("make", [gpt2, bert], ids=["gpt2", "bert"])
 def test_two_half_batches_are_one_whole(make: Any, size: int, dropout: float) -> None:
-    """Every label counts, so halves weigh the same; with dropout they draw the whole's masks."""
+    """Two halves of a batch, in which every label counts, make one whole update; with dropout they
+    draw the whole's masks."""
     data = batch(size, 12)
     start = make(dropout=dropout)
     whole, (loss,) = run_window(make, [data], dropout)

@@ -1,5 +1,5 @@
-"""What a history is done to: a model whose forward depends on whatever a module may hold, in a
-side, and the table of actions."""
+"""The two sides of a history, and the table of actions; the model's forward depends on whatever a
+module may hold."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Part(nn.Module):
 
 
 class Apart(nn.Module):
-    """No graph has a form of it; it sets a value of its own."""
+    """A part that no graph can hold; it sets a value of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Apart(nn.Module):
 
 
 class Model(nn.Module):
-    """Whose forward depends on whatever a module may hold."""
+    """A model whose forward depends on whatever a module may hold."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class Model(nn.Module):
 
 
 class Stop(BaseException):
-    """As KeyboardInterrupt: no Exception."""
+    """A BaseException that is no Exception, like KeyboardInterrupt."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Models with parts that no graph has a form of, by what stands in the way."""
+"""Models with parts that no graph can hold, by what stands in the way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ D, V = 8, 13
 
 
 class Numpy(nn.Module):
-    """Leaves PyTorch."""
+    """A part that leaves PyTorch for numpy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Numpy(nn.Module):
 
 
 class Loop(nn.Module):
-    """Goes on as long as data say."""
+    """A part whose loop goes on as long as the data say."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Loop(nn.Module):
 
 
 class Chosen(nn.Module):
-    """Works on rows that data choose, by a function of their number."""
+    """A part that works on rows chosen by the data, in a way that depends on how many there are."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class OddFunction(torch.autograd.Function):
 
 
 class Function(nn.Module):
-    """Has a backward of its own, through numpy."""
+    """A part with a backward of its own, through numpy."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Function(nn.Module):
 
 
 class Norm(nn.Module):
-    """Writes running statistics."""
+    """A part that writes running statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class Norm(nn.Module):
 
 
 class Nested(nn.Module):
-    """Is given and returns several tensors, nested, with others between them."""
+    """A part that takes and returns several tensors, nested, with other values between them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ class Takes(nn.Module):
 
 
 class Twice(nn.Module):
-    """The same part at two places."""
+    """A model that calls one part at two places."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class Frozen(nn.Module):
 
 
 class Operator(nn.Module):
-    """An operator that has no translation."""
+    """A part that calls operators without a translation."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = torch.tanh(x)
@@ -149,7 +149,7 @@ class Operator(nn.Module):
 
 
 class Hooked(nn.Module):
-    """Has a hook that is no part of the model."""
+    """A part with a forward hook, which counts and changes its result."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ class Hooked(nn.Module):
 
 
 class Counting(nn.Module):
-    """Sets numbers of its own, which a later run reads."""
+    """A part that sets numbers of its own, which a later run reads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ PARTS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Model(nn.Module):
-    """Two such parts among layers that a graph has a form of."""
+    """A model with two copies of a part among layers that a graph can hold."""
 
     def __init__(self, part: Callable[[], nn.Module], dropout: float = 0.0) -> None:
         super().__init__()

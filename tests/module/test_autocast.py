@@ -66,7 +66,8 @@ def compare(
     to: torch.dtype | None,
     exact: Callable[[], nn.Module] | None = None,
 ) -> Any:
-    """Asserts the law; returns the accelerated model. exact: the same without its own autocast."""
+    """Assert the law of mixed precision, and return the accelerated model. exact: makes the model
+    without its own autocast."""
     torch.manual_seed(0)
     model = make().train()
     truth = model if exact is None else exact()
@@ -98,12 +99,12 @@ def test_transformers(kind: Any, padding: str, to: torch.dtype, captures: list[i
 
 
 def single(x: torch.Tensor) -> torch.Tensor:
-    """fp32, where the run is not fp64."""
+    """The tensor in fp32, or in fp64 in an fp64 run."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 class Vision(nn.Module):
-    """Convolution, BatchNorm, and outputs of several types."""
+    """A model of a convolution and BatchNorm, with outputs of several dtypes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -136,7 +137,8 @@ def test_outputs_of_several_types_and_buffers(to: torch.dtype) -> None:
 
 
 class Blocks(nn.Module):
-    """form: what the forward does with three layers; `plain` switches nothing on."""
+    """Three layers under autocast blocks. form: what the forward does with them; `plain` switches
+    no autocast on."""
 
     def __init__(self, form: str, plain: bool = False) -> None:
         super().__init__()
@@ -214,7 +216,7 @@ def test_blocks_of_the_model_s_own(form: str, around: torch.dtype | None) -> Non
 
 
 def test_products_are_low_within_the_blocks_alone() -> None:
-    """Where autocast is off a product is fp32's, bit for bit."""
+    """A product outside of the blocks has fp32's bits."""
 
     class Halved(Blocks):
         def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -323,7 +325,7 @@ def test_backward_within_and_without() -> None:
 
 
 def test_a_weight_that_changes_before_the_backward() -> None:
-    """Eager mode has its low copies by then."""
+    """A weight may change before backward, since eager mode has kept its low copies by then."""
     twins = Twins(Blocks("bare"), strict=True)
     for model in twins.both:
         with torch.autocast("cpu", torch.bfloat16):
@@ -371,7 +373,8 @@ def test_a_gradient_by_an_input_and_by_a_low_output() -> None:
 
 
 def test_explained_as_it_runs() -> None:
-    """Within the block and outside of it, for the same batch and for another size."""
+    """A call is explained under autocast and outside of it, for the same batch and for another
+    size."""
     model = onward.accelerate(gpt2(dropout=0.0), strict=True)
     with torch.autocast("cpu", torch.bfloat16):
         model(**batch(3, 8)).loss.backward()
@@ -390,7 +393,7 @@ def test_explained_as_it_runs() -> None:
 
 @pytest.mark.parametrize("kind", [gpt2, bert])
 def test_a_scaler_keeps_small_gradients(kind: Any) -> None:
-    """A loss of 1e-6 has gradients that fp16 alone cannot hold."""
+    """A scaler keeps the gradients of a loss of 1e-6, which fp16 alone cannot hold."""
     data = [batch(4, 12, seed=seed) for seed in range(1, 1 + BATCHES)]
     model = kind(dropout=0.0, layers=1, width=32)
     truth = copy.deepcopy(model).double()
@@ -440,7 +443,7 @@ class Part(nn.Module):
 
 
 def test_parts_that_run_in_pytorch() -> None:
-    """They are given fp32, and compute in it."""
+    """Parts that run in PyTorch are given fp32 and compute in it."""
     twins = Twins(Apart())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EagerWarning)
@@ -474,7 +477,7 @@ def test_torch_is_as_it_was() -> None:
 
 
 def test_a_low_batch_as_another_model_gives_it() -> None:
-    """Two accelerated models, one after the other: what is between them is low."""
+    """Two accelerated models run one after the other; the tensor between them is bf16."""
     first, second = (Twins(Blocks("bare"), strict=True) for _ in range(2))
     for ours in (True, False):
         a, b = (t.ours if ours else t.eager for t in (first, second))

@@ -27,7 +27,7 @@ def is_low(x: torch.Tensor) -> bool:
 
 
 class Asks(nn.Module):
-    """form: the method that is the forward."""
+    """A model whose forward is the method named `form`."""
 
     def __init__(self, form: str) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Asks(nn.Module):
         h = self.a(x)
         return self.b(h + torch.finfo(h.dtype).eps * 100)
 
-    # a copy under autocast, the same tensor without
+    # `h.float()` is a copy under autocast, and `h` itself without
 
     def copy_is_written(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x)
@@ -190,7 +190,7 @@ class Asks(nn.Module):
             h.data = h.data * 2
         return self.b(h)
 
-    # these call the same functions in both states
+    # methods from here on call the same functions with and without autocast
 
     def limit(self, x: torch.Tensor) -> torch.Tensor:
         h = self.a(x)
@@ -231,7 +231,7 @@ def gaussian(seed: int = 0) -> torch.Tensor:
 
 
 def called(twins: Twins, to: torch.dtype | None, seed: int) -> None:
-    """Results and gradients are eager's, in its types."""
+    """Assert that results and gradients are eager's, in eager's dtypes."""
     found = []
     twins.zero()
     for model in twins.both:
@@ -278,7 +278,8 @@ def test_what_is_captured(form: str, low: torch.dtype | None) -> None:
 
 
 def test_what_hides_a_score_in_fp16_hides_it_in_the_graph() -> None:
-    """Kernels and row demand know it by a number that fp16 has not."""
+    """A score is hidden in the graph by fp32's least number, which kernels and row demand look for;
+    fp16 lacks it."""
     model = onward.accelerate(Asks("limit").train(), strict=True)
     with torch.autocast("cpu", torch.float16):
         model(gaussian())
@@ -299,7 +300,8 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 class Kept(nn.Module):
-    """Operators of our own that stand for whole functions in a trace: their results' types."""
+    """A model of one op that a trace keeps whole as a custom op; its results have eager's
+    dtypes."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -335,7 +337,8 @@ def test_a_loss_that_a_trace_keeps_whole() -> None:
 
 @pytest.fixture
 def without_onednn() -> Iterator[None]:
-    """An LSTM in oneDNN needs a processor with 16-bit products under autocast, or raises."""
+    """Switch oneDNN off: under autocast its LSTM needs a processor with 16-bit products, or
+    raises."""
     before = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     yield
@@ -358,7 +361,7 @@ def test_results_of_recurrent_layers(kind: str, to: torch.dtype, state: torch.dt
 
 
 class LowGradient(torch.autograd.Function):
-    """Its backward gives a gradient in the type of what arrived."""
+    """A function whose backward returns the gradient in the dtype of what arrived."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -87,7 +87,7 @@ class ByMode(Base):
 
 
 def test_outputs_that_depend_on_the_mode() -> None:
-    """In evaluation there is no dropout, bit for bit."""
+    """Evaluation has no dropout: outputs are eager's, bit for bit."""
     twins = Twins(ByMode())
     for step in range(6):
         for model in twins.both:
@@ -259,7 +259,8 @@ def test_two_models_in_two_threads_each() -> None:
 
 
 def test_a_loop_goes_on_from_a_saved_state() -> None:
-    """Model, optimizer and random state, in a new process' place a new object."""
+    """Training goes on in a new model and optimizer that load the saved state, as in a new
+    process."""
     twins = Twins(tiny.bert(0.0))
     optimizers = [torch.optim.AdamW(m.parameters(), 1e-3) for m in twins.both]
     for step in range(5):
@@ -281,7 +282,7 @@ _STARTED, _CALLED = threading.Event(), threading.Event()
 
 
 class Waiting(nn.Module):
-    """Waits, while it is traced, until another thread calls it."""
+    """A module that, while it is traced, waits until another thread calls it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -296,7 +297,7 @@ class Waiting(nn.Module):
 
 
 def test_another_thread_calls_a_model_while_it_is_traced() -> None:
-    """Its parameters are the trace's then: the call waits."""
+    """A call from another thread waits, since the parameters belong to the trace until it ends."""
     twins = Twins(Waiting())
     x, found = torch.randn(2, 4), list[Any]()
 

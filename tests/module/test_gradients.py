@@ -25,7 +25,7 @@ def x(seed: int = 0, rows: int = 3) -> torch.Tensor:
 
 
 def blocks(model: nn.Module) -> list[int]:
-    """The bytes of the blocks that are lent; the memory is shared by all models."""
+    """Bytes of the blocks that are lent; all models share the memory."""
     held = accelerated(model)
     assert held is not None
     assert held._memory is not None
@@ -67,7 +67,7 @@ def test_a_forward_of_another_s_output() -> None:
 
 
 def test_forwards_without_a_backward_keep_no_memory() -> None:
-    """Dropped outputs, errors in between, and calls without gradients."""
+    """Dropped outputs, errors in between and calls without gradients leave no memory behind."""
     twins = Twins(Positional())
     total(twins.ours(x())).backward()
     before = blocks(twins.ours)
@@ -87,7 +87,8 @@ def test_forwards_without_a_backward_keep_no_memory() -> None:
 
 
 def test_a_model_that_is_gone_is_gone_with_its_parameters() -> None:
-    """Also while its last block waits for somebody to lend it."""
+    """A deleted model is freed with its parameters, also while its last block waits to be lent
+    again."""
     model = onward.accelerate(Positional())
     held = accelerated(model)
     assert held is not None
@@ -112,7 +113,7 @@ def test_accumulated_over_steps(none: bool) -> None:
 
 
 def test_accumulation_of_1_and_5_is_6() -> None:
-    """A gradient that was handed out is not written over by the next."""
+    """A gradient that was handed out is not overwritten by the next: 1 and 5 accumulate to 6."""
     model: Any = onward.accelerate(nn.Linear(2, 1, bias=False))
     ones = torch.ones(1, 2)
     model(ones).backward(torch.tensor([[1.0]]))
@@ -128,7 +129,8 @@ def test_accumulation_of_1_and_5_is_6() -> None:
 
 
 class Sum(nn.Module):
-    """Two parameters of one gradient, and a buffer with gaps that each forward writes."""
+    """A model with two parameters of equal gradients, and a strided buffer that each forward
+    writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -214,7 +216,8 @@ def test_retained_graphs() -> None:
 
 
 def test_a_retained_graph_in_a_block_that_is_larger_than_it_needs() -> None:
-    """Such a block was free; that of the copy is another, and smaller."""
+    """The block that forward took was free and large; the copy for a retained graph gets a smaller
+    one."""
     twins = Twins(Positional())
     for _ in range(2):
         for model in twins.both:
@@ -250,7 +253,7 @@ def test_gradients_of_gradients_are_refused() -> None:
 
 
 def test_gradients_of_gradients_by_an_input_are_refused() -> None:
-    """A gradient penalty."""
+    """A gradient penalty needs second derivatives, which are refused."""
     model = onward.accelerate(Positional())
     given = x().requires_grad_()
     (g,) = torch.autograd.grad(model(given).sum(), given, create_graph=True)
@@ -297,7 +300,7 @@ def test_the_same_input_twice() -> None:
 
 
 def test_requires_grad_toggled_between_steps() -> None:
-    """Back in a state that was met before, nothing is captured anew."""
+    """A combination of requires_grad flags that was met before is not captured again."""
     twins = Twins(Positional())
     for step in range(8):
         twins.zero()
@@ -334,7 +337,7 @@ def test_unused_parameters_have_no_gradient() -> None:
 
 
 def test_an_output_that_is_not_differentiated_gives_no_gradient() -> None:
-    """Not even zeros: a parameter that only it reads stays as it is."""
+    """A parameter that only an unused output reads gets no gradient, not even zeros."""
     twins = Twins(Returns("tuple"))
     for which in (0, 1, 0, 0, 1):
         twins.zero()
@@ -378,7 +381,7 @@ class Dropping(Positional):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("kind", [Positional, Dropping])
 def test_checkpoint_around(kind: type, reentrant: bool) -> None:
-    """The forward runs again in the backward, with the masks of the first time."""
+    """The forward that backward runs again draws the masks of the first time."""
     model = onward.accelerate(kind())
     plain: list[torch.Tensor] = []
     for seed in range(3):
@@ -427,7 +430,8 @@ def test_a_checkpoint_spares_the_block() -> None:
 
 
 def test_a_checkpoint_whose_second_forward_is_planned_otherwise() -> None:
-    """Between the two the call has learned which output is differentiated, and leaves less."""
+    """Between the two forwards the call has learned which output is differentiated, and keeps fewer
+    residuals."""
     twins = Twins(Returns("tuple"))
     for model in twins.both:
         outs = [checkpoint(model, x(i, 3 + i), use_reentrant=False) for i in range(3)]
@@ -438,7 +442,7 @@ def test_a_checkpoint_whose_second_forward_is_planned_otherwise() -> None:
 
 
 def test_saved_tensors_that_were_moved() -> None:
-    """The block is stored somewhere else, and lent to another forward meanwhile."""
+    """Saved tensors may be moved while the block is lent to another forward."""
     twins = Twins(Positional())
     with moved_away():
         losses = [total(m(x())) for m in twins.both]
@@ -500,7 +504,7 @@ class Biased(nn.Module):
 @pytest.mark.parametrize("spelled", ["its own", *SPELLED])
 @pytest.mark.parametrize("kind", ACTIVATIONS)
 def test_a_bias_changed_between_forward_and_backward(kind: str, spelled: str, change: str) -> None:
-    """Eager mode saves the sum with it, not the bias."""
+    """A bias may change before backward: eager mode saves the sum with it, not the bias."""
     twins = Twins(Biased(kind, spelled))
     for model in twins.both:
         loss = total(model(x()))
@@ -511,7 +515,8 @@ def test_a_bias_changed_between_forward_and_backward(kind: str, spelled: str, ch
 
 
 def test_an_activation_of_a_parameter_that_changes() -> None:
-    """Eager mode has saved what the product reads; the slope is the changed parameter's."""
+    """A parameter may change before backward: the product's operand is the saved one, the slope the
+    changed parameter's."""
 
     class Gate(nn.Module):
         def __init__(self) -> None:
@@ -566,7 +571,7 @@ def test_optimizers(kind: str) -> None:
 
 
 def test_lbfgs() -> None:
-    """Many forwards and backwards in one step of the optimizer."""
+    """L-BFGS runs many forwards and backwards in one step."""
     twins = Twins(Positional())
     for model in twins.both:
         optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=5)
@@ -583,7 +588,7 @@ def test_lbfgs() -> None:
 
 
 def test_averaged_copies() -> None:
-    """An exponential moving average keeps a plain model."""
+    """torch's averaged copies (EMA) keep a plain model."""
     model = onward.accelerate(Positional())
     average = torch.optim.swa_utils.AveragedModel(model)
     total(model(x())).backward()

@@ -111,7 +111,8 @@ def test_hooks_that_are_always_called() -> None:
 
 
 def test_hooks_beside_those_that_are_traced_run_in_eager_and_say_why() -> None:
-    """Which computes what, their order says."""
+    """The order of hooks decides what each computes, so a hook beside traced ones sends the call to
+    eager."""
     twins = Twins(nn.utils.spectral_norm(nn.Linear(W, W)).eval())
     twins.step(lambda m: m(x()))
     assert twins.ran()

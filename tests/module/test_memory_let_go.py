@@ -20,8 +20,9 @@ from onward.module import accelerated
 
 
 class _SetsItsKind(torch.nn.Module):
-    """Its forward sets a value in itself, as Transformers' classifiers set `config.problem_type`.
-    Results that their own gradient reads (exp, softmax) are saved by autograd."""
+    """A module whose forward sets an attribute of it, as Transformers' classifiers set
+    `config.problem_type`. Autograd saves the results of exp and softmax, which their own gradients
+    read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +37,7 @@ class _SetsItsKind(torch.nn.Module):
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Within it only what nobody refers to any more is freed."""
+    """A context without garbage collection: only what nothing refers to is freed."""
     gc.collect()
     gc.disable()
     try:
@@ -46,14 +47,14 @@ def _no_collection() -> Iterator[None]:
 
 
 def _on_a_tape() -> int:
-    """Real tensors that autograd has made and somebody holds."""
+    """The number of real tensors that autograd has made and something holds."""
     found = (x for x in gc.get_objects() if type(x) is torch.Tensor)
     return sum(x.grad_fn is not None for x in found)
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_runs_that_a_capture_makes_leave_no_activations(checkpointed: bool) -> None:
-    """The forward is run in eager where it sets something; what autograd saved then is let go."""
+    """A forward that sets something is also run in eager; what autograd saved then is freed."""
     model, x = onward.accelerate(_SetsItsKind()), torch.randn(3, W)
     # the first export of a process imports what holds the frames that it was imported from
     onward.accelerate(_SetsItsKind())(x)
@@ -70,7 +71,7 @@ def test_runs_that_a_capture_makes_leave_no_activations(checkpointed: bool) -> N
 def test_a_larger_batch_does_not_find_the_smaller_ones_block(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Launches are bound to the block of the batch before; it goes before a larger one is made."""
+    """Launches hold the block of the batch before; it is freed before a larger one is made."""
     made: list[weakref.ref[torch.Tensor]] = []
     alive: list[int] = []
     original: Any = Memory._block

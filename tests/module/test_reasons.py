@@ -43,7 +43,8 @@ def test_a_bad_batch_raises_what_eager_raises_and_says_nothing(
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_after_bad_batches_good_ones_run_as_a_graph(strict: bool) -> None:
-    """They are of one kind: the first is no reason for the others."""
+    """Bad and good batches are of one kind, so that a failed one must give no reason against the
+    others."""
     twins = Twins(Positional(), strict=strict)
     for width in (W + 1, W + 2, W + 3, W + 1):
         with pytest.raises((RuntimeError, CaptureError)):
@@ -53,7 +54,7 @@ def test_after_bad_batches_good_ones_run_as_a_graph(strict: bool) -> None:
 
 
 class OnlyWide(Positional):
-    """Has no graph for two rows, and for three."""
+    """A model that has no graph for batches of two or three rows."""
 
     def forward(self, x: torch.Tensor) -> Any:  # type: ignore[override]
         if x.shape[0] in (2, 3):
@@ -96,7 +97,8 @@ class Dropping(Positional):
 
 @pytest.mark.parametrize("grad", [True, False])
 def test_what_cannot_be_planned_runs_in_eager(grad: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing has run before, and no random number is drawn."""
+    """A plan that fails leaves the call to eager: nothing has run before, and no random number is
+    drawn."""
 
     def refuses(*_: Any, **__: Any) -> None:
         raise CaptureError("no plan today")
@@ -138,7 +140,7 @@ class Scaled(Positional):
 
 
 def test_an_attribute_that_is_another_at_each_call(captures: list[int]) -> None:
-    """Where it comes to rest, there is a graph again."""
+    """A graph runs again once the attribute comes to rest."""
     twins = Twins(Scaled())
     with pytest.warns(EagerWarning, match=r"model\.scale has changed 10 times.*fix:") as told:
         for i in range(20):
@@ -198,7 +200,7 @@ def _threefold(p: torch.Tensor) -> None:
 def test_hooks_on_parameters_are_not_looked_at_anew_each_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever has one (DDP has one on each) pays no walk over the model at each call."""
+    """Hooks on parameters, which DDP sets on each, cost no walk over the model at each call."""
     from onward.prepare.guards import Guards
 
     looks: list[int] = []
@@ -223,7 +225,7 @@ def test_hooks_on_parameters_are_not_looked_at_anew_each_time(
 
 
 def test_outputs_are_let_go_with_their_last_name() -> None:
-    """No cycle of Python's keeps them, nor the block of their forward, until a collection."""
+    """No reference cycle keeps an output, or the block of its forward, until a collection."""
     import gc
 
     model = onward.accelerate(Positional())
@@ -246,7 +248,7 @@ def test_outputs_are_let_go_with_their_last_name() -> None:
 
 
 def test_gradients_that_are_moved_into_shared_memory() -> None:
-    """Their storage is the block's: it is not lent again, since it lies elsewhere now."""
+    """Gradients lie in a lent block; once their storage is moved, the block is not lent again."""
     twins = Twins(Positional())
     for step in range(5):
         twins.zero()

@@ -31,7 +31,7 @@ def x(seed: int, *shape: int) -> torch.Tensor:
 
 
 class Counting(nn.Module):
-    """Leaves PyTorch, counts its calls and keeps statistics."""
+    """A part that leaves PyTorch, counts its calls and keeps statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Counting(nn.Module):
 
 
 class Aside(nn.Module):
-    """Whose loss does not read what the part returns."""
+    """A model whose loss does not read what the part returns."""
 
     part: Any
 
@@ -90,7 +90,7 @@ def test_an_evaluation_runs_a_part_that_the_loss_does_not_read() -> None:
 
 
 class Affine(torch.autograd.Function):
-    """A gradient comes of it, whatever gradient it is given."""
+    """A function whose backward is not linear in dy: it gives a gradient even for zeros."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -103,7 +103,7 @@ class Affine(torch.autograd.Function):
 
 
 class Both(nn.Module):
-    """Returns two tensors, one of them by parameters of its own."""
+    """A part that returns two tensors, one of them made by parameters of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +126,8 @@ class Apart(nn.Module):
 @pytest.mark.parametrize("ends", ["loss", "aside", "both"])
 @pytest.mark.parametrize("model", [lambda: Aside(_Affine()), Apart])
 def test_what_no_cotangent_comes_for_has_no_backward(model: Any, ends: str) -> None:
-    """A backward of zeros need not be zeros, and a parameter that it reaches has a gradient."""
+    """A part without a cotangent has no backward: from zeros it need not give zeros, and a
+    parameter that it reaches would get a gradient."""
     torch.manual_seed(0)
     twins = Twins(model())
     for i in range(3):
@@ -182,7 +183,8 @@ def test_a_step_that_is_refused_leaves_a_part_s_buffers_as_they_were() -> None:
 
 
 class Noting(nn.Module):
-    """Leaves PyTorch; counts its calls in a number, a list, a dict, an object and a class."""
+    """A part that leaves PyTorch, and counts its calls in a number, a list, a dict, an object and a
+    class."""
 
     calls = 0
 
@@ -205,7 +207,8 @@ class Noting(nn.Module):
 
 
 class Looked(nn.Module):
-    """A row of a table, and a part; an id that is out of range is met after the part has run."""
+    """A model with a part and an embedding, in which an id out of range is met only after the part
+    has run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +283,8 @@ def test_a_parameter_that_a_part_leaves_out_is_met_before_any_update(
 
 
 def test_a_size_that_is_the_width_too() -> None:
-    """The look at another batch varies one of the two, or none."""
+    """Sizes may equal the width: result sizes are inferred from a second batch that varies one of
+    the two, or none."""
     torch.manual_seed(0)
     twins = Twins(Loss(Counting()))
     for i, shape in enumerate([(2, D), (D, 2), (2, 3), (D, D), (3, D)]):
@@ -291,7 +295,8 @@ def test_a_size_that_is_the_width_too() -> None:
 
 @pytest.mark.parametrize("first", [(2, 4), (3, 5), (4, 4), (2, D)])
 def test_a_trainer_s_first_batch_may_have_any_sizes(first: tuple[int, int]) -> None:
-    """It would refuse another batch whose part returns other sizes than it was told."""
+    """A Trainer would refuse a later batch whose part returned other sizes than were inferred, so
+    the first batch must not mislead it."""
 
     class Net(nn.Module):
         def __init__(self) -> None:
@@ -340,7 +345,7 @@ def test_the_check_of_unread_rows_runs_no_part(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_evaluation_s_parts_are_in_evaluation_mode() -> None:
-    """Whatever mode the model is in at the time."""
+    """Parts are in evaluation mode in an evaluation, whatever the model's mode is at the time."""
     torch.manual_seed(0)
     ours = Loss(Counting()).train()
     trainer = onward.Trainer(ours, torch.optim.SGD(ours.parameters(), lr=0.1))
@@ -353,7 +358,7 @@ def test_an_evaluation_s_parts_are_in_evaluation_mode() -> None:
 
 
 class Special(nn.Module):
-    """An operator that has no translation."""
+    """A part that calls an operator without a translation."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.special.i1(x)
@@ -371,7 +376,7 @@ def test_a_part_and_an_operator_behind_one_another(first: type[nn.Module]) -> No
 
 
 class Setting(nn.Module):
-    """Sets a value of its own that the next call reads."""
+    """A part that sets a value of its own, which the next call reads."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -404,7 +409,8 @@ def test_torchscript_in_a_model_whose_forward_is_rehearsed() -> None:
 def test_within_less_memory_a_part_runs_once_and_reads_what_it_read(
     loop: str, budget: float | None, activation: type[nn.Module]
 ) -> None:
-    """What is computed again lies elsewhere than what the part's own backward looks at."""
+    """A part runs once under a memory budget: recomputed values lie elsewhere than those its own
+    backward reads."""
     torch.manual_seed(0)
     layers = [m for _ in range(4) for m in (nn.Linear(D, D), activation(), Counting())]
     ours = Loss(nn.Sequential(*layers)).train()

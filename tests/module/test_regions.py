@@ -156,7 +156,7 @@ def trained(part: str, ours: bool, optimizer: str, steps: int = 4) -> tuple[list
 
 
 class _Loss(torch.nn.Module):
-    """The model as a Trainer takes it."""
+    """A wrapper that calls the model in the form that a Trainer takes."""
 
     def __init__(self, inner: Model) -> None:
         super().__init__()
@@ -328,7 +328,7 @@ class Dropping(Numpy):
 
 
 def test_dropout_within_a_part_follows_the_generator() -> None:
-    """Two runs of one seed are the same; others are not; backward has the forward's masks."""
+    """Runs with one seed are equal and others are not; backward has the forward's masks."""
     torch.manual_seed(0)
     ours = onward.accelerate(Model(Dropping).train())
 
@@ -355,7 +355,7 @@ def test_dropout_within_a_part_follows_the_generator() -> None:
 
 
 def test_dropout_within_a_part_follows_a_trainer_s_seed() -> None:
-    """And torch's own generator is neither read nor moved by a step."""
+    """A step neither reads nor moves torch's own generator."""
 
     def losses(seed: int, state: int) -> list[float]:
         torch.manual_seed(0)
@@ -415,7 +415,8 @@ def test_hooks_on_parameters_within_a_part_run_once() -> None:
 
 
 class Attribute(torch.autograd.Function):
-    """Keeps what it is given past autograd, which moves no more than it saves itself."""
+    """A function that keeps its input as an attribute, past save_for_backward, so that hooks on
+    saved tensors do not move it."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -429,7 +430,7 @@ class Attribute(torch.autograd.Function):
 
 @pytest.mark.parametrize("part", ["Norm", "Attribute"])
 def test_a_graph_of_saved_tensors_moved_away(part: str) -> None:
-    """The block comes back somewhere else, for another forward holds it meanwhile."""
+    """Saved tensors come back elsewhere, since another forward holds the block meanwhile."""
 
     class Keeps(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

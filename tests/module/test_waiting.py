@@ -43,7 +43,7 @@ def call(model: Any, seed: int = 0) -> Any:
 
 
 def unread(twins: Twins, calls: int = 3) -> tuple[Any, Any]:
-    """Outputs of both after some calls of which only the loss was read."""
+    """Outputs of both models after some calls of which only the loss was read."""
     for i in range(calls):
         for output in twins.each(lambda m, i=i: call(m, i)):
             output.loss.backward()
@@ -90,7 +90,7 @@ def test_a_field_that_is_read_late_is_eager_s(read: str) -> None:
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
 def test_a_late_field_is_of_the_same_forward(dropout: float) -> None:
-    """Of the same dropout masks as the loss."""
+    """A field computed late has the same dropout masks as the loss."""
     twins = Twins(gpt2(dropout))
     ours, _ = unread(twins)
     loss = torch.nn.functional.cross_entropy(
@@ -147,7 +147,7 @@ def test_the_output_is_the_model_s_own(read: bool) -> None:
 
 
 def detached(output: Any) -> Any:
-    """As whoever keeps an output does."""
+    """The output with its loss and logits detached, as a user who keeps it makes it."""
     output.loss, output.logits = output.loss.detach(), output.logits.detach()
     return output
 

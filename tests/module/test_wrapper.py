@@ -193,7 +193,7 @@ def test_two_towers_through_one_model() -> None:
 
 
 def test_a_trainer_over_an_accelerated_model() -> None:
-    """It captures the forward itself, and takes no notice of the slot."""
+    """A Trainer captures the model's own forward, and ignores that the model was accelerated."""
     plain = tiny.mlp()
     model = onward.accelerate(copy.deepcopy(plain))
     data, target = torch.randn(6, 8), torch.arange(6) % 5

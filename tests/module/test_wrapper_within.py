@@ -32,7 +32,7 @@ def x(seed: int = 0) -> torch.Tensor:
 
 
 class Net(nn.Module):
-    """Parameters and buffers of its own, submodules, tied weights, a list."""
+    """A model with parameters and buffers of its own, submodules, tied weights and a list."""
 
     shift: torch.Tensor
     passing: torch.Tensor
@@ -56,7 +56,7 @@ class Net(nn.Module):
 
 
 class WithState(Net):
-    """A state beside the tensors, and a version."""
+    """A model with an extra state beside its tensors, and a version."""
 
     _version = 3
 
@@ -72,7 +72,7 @@ class WithState(Net):
 
 
 class Renaming(Net):
-    """With states under names of its own."""
+    """A model whose state_dict renames some keys."""
 
     def state_dict(self, *args: Any, prefix: str = "", **kwargs: Any) -> Any:
         found = super().state_dict(*args, prefix=prefix, **kwargs)
@@ -103,7 +103,7 @@ def _twice(m: nn.Module) -> nn.Module:
 
 
 def _nested(wrap: Wrap) -> nn.Module:
-    """Wrapped within a model that is wrapped, which is within another."""
+    """A wrapped model within a wrapped model, within another."""
     return Outer(wrap(Outer(wrap(Net()))))
 
 
@@ -112,7 +112,7 @@ def _listed(wrap: Wrap) -> nn.Module:
 
 
 def _shared(wrap: Wrap) -> nn.Module:
-    """Two wrappers of one model."""
+    """One model in two wrappers."""
     net = Net()
     return nn.Sequential(wrap(net), nn.Linear(W, W), wrap(net))
 
@@ -133,7 +133,7 @@ WRAPS: dict[str, Wrap] = {"once": onward.Module, "twice": _twice}
 
 
 def pair(kind: str, wrap: Wrap = onward.Module) -> tuple[Any, Any]:
-    """The model with wrappers and the same without."""
+    """The model with wrappers, and an equal one without."""
     made = []
     for how in (wrap, lambda m: m):
         torch.manual_seed(0)
@@ -162,7 +162,8 @@ NAMES: dict[str, Callable[[Any], list[str]]] = {
 
 
 def _walk(module: Any, prefix: str) -> Iterator[str]:
-    """As FSDP and DeepSpeed do."""
+    """Names of parameters and buffers, read from the private dicts as FSDP and DeepSpeed read
+    them."""
     for name in ("_parameters", "_buffers"):
         yield from (prefix + key for key in getattr(module, name))
     for name, child in module._modules.items():
@@ -192,7 +193,8 @@ def test_names(kind: str, wrap: str) -> None:
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_what_is_saved_is_loaded(kind: str, wrap: str, tmp_path: Path) -> None:
-    """Each way of saving, by each way of loading, with and without wrappers on either side."""
+    """Each way of saving is read by each way of loading, with and without wrappers on either
+    side."""
     ours, plain = pair(kind, WRAPS[wrap])
     for source in (ours, plain):
         for p in source.parameters():
@@ -223,7 +225,8 @@ def _same_state(one: Any, other: Any) -> None:
 @pytest.mark.parametrize("kind", [k for k in MODELS if k != "own names"])
 @pytest.mark.parametrize("assign", [False, True])
 def test_checkpoints_of_before(kind: str, wrap: str, assign: bool) -> None:
-    """With `module.` where the wrapper held its model as a submodule."""
+    """Checkpoints of older versions are read, whose keys have `module.` in the place of a
+    wrapper."""
     ours, plain = pair(kind, WRAPS[wrap])
     owners = {n for n, m in _wrappers(ours, "")}
     old = {}
@@ -259,7 +262,8 @@ def test_other_names_stay_unexpected() -> None:
 
 
 def test_a_model_with_a_submodule_of_that_name() -> None:
-    """Its keys are its own; `wrapper.module` is the model."""
+    """A model's own submodule named `module` keeps its keys, and `wrapper.module` is still the
+    model."""
 
     class Holder(nn.Module):
         def __init__(self) -> None:
@@ -279,7 +283,7 @@ def test_a_model_with_a_submodule_of_that_name() -> None:
 
 
 class Seen(nn.Module):
-    """What a module is asked, written down."""
+    """A module that logs which methods are called on it."""
 
     log: list[str]
 
@@ -329,7 +333,7 @@ KEYWORDS: dict[str, dict[str, Any]] = {"to_empty": {"device": "cpu"}}
 
 
 def test_every_method_of_torch_is_in_the_table() -> None:
-    """Other packages add methods to it; these are theirs."""
+    """Methods that other packages add to nn.Module are left out."""
     held = {n: getattr(nn.Module, n) for n in dir(nn.Module) if not n.startswith("_")}
     own = {n for n, x in held.items() if getattr(x, "__module__", "torch").startswith("torch")}
     assert own <= CALLS.keys()
@@ -339,7 +343,8 @@ def test_every_method_of_torch_is_in_the_table() -> None:
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("name", [n for n in CALLS if callable(getattr(nn.Module, n))])
 def test_methods_are_the_model_s(name: str, wrap: str) -> None:
-    """Those of a model's class that has its own, and what they leave behind is there."""
+    """A method that the model's class overrides is called through the wrapper, with the same
+    effects."""
     if name == "T_destination":
         return  # a type
     spied: Any = type("Spied", (Seen,), {} if name == "forward" else {name: _noted(name)})
@@ -367,7 +372,7 @@ def test_methods_are_the_model_s(name: str, wrap: str) -> None:
 
 
 def _said(value: Any) -> Any:
-    """It, to be compared with another run's."""
+    """A value in a form that can be compared with that of another run."""
     if isinstance(value, torch.Tensor):
         return value.dtype, tuple(value.shape), value.requires_grad
     if isinstance(value, nn.Module):
@@ -497,7 +502,7 @@ def test_copies(kind: str, how: str) -> None:
 
 
 def test_a_pickle_of_before() -> None:
-    """Of a wrapper that held its model as a submodule."""
+    """A pickle of an older wrapper, which held its model as a submodule, can still be read."""
     state = vars(nn.Module()) | {"_modules": {"module": Net()}, "_onward_options": {"strict": True}}
     old = onward.Module.__new__(onward.Module)
     old.__setstate__(state)
@@ -520,7 +525,8 @@ def test_a_model_that_knows_its_wrapper() -> None:
 
 
 def test_gradients_and_graphs_within() -> None:
-    """Each wrapper within runs a graph of its own; accelerated around, they are parts of one."""
+    """Each inner wrapper runs a graph of its own; within an accelerated model all are parts of
+    one."""
     for around in (False, True):
         ours, plain = pair("nested")
         if around:

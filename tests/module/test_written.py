@@ -9,7 +9,7 @@ from twins import Twins
 
 
 class Written(nn.Module):
-    """Results that are put together in place, through views, in a loop."""
+    """A model that puts its results together in place, through views, in a loop."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class Written(nn.Module):
 
 
 class Averaged(nn.Module):
-    """Its loss depends on a buffer that it writes."""
+    """A model whose loss depends on a buffer that its forward writes."""
 
     mean: torch.Tensor
 
@@ -61,7 +61,8 @@ class Averaged(nn.Module):
 
 
 def test_a_call_that_runs_again_finds_the_buffers_of_before() -> None:
-    """For a cotangent that did not come before; what it has written is written once."""
+    """A call that runs again, for a cotangent it did not get before, starts from the buffers of
+    before and writes them once."""
     twins = Twins(Averaged())
     for i in range(3):
         twins.zero()

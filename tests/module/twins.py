@@ -19,7 +19,8 @@ CLOSE: dict[str, Any] = {"rtol": 2e-4, "atol": 2e-6}
 
 
 class Twins:
-    """ours: accelerated; eager: a copy from before. `calls` counts those that ran as a graph."""
+    """Two equal models. ours: the accelerated one; eager: a copy from before. `calls` counts calls
+    that ran as a graph."""
 
     def __init__(self, model: nn.Module, **options: Any) -> None:
         self.eager: Any = copy.deepcopy(model)
@@ -30,20 +31,20 @@ class Twins:
         return self.ours, self.eager
 
     def each(self, act: Callable[[Any], Any]) -> tuple[Any, Any]:
-        """What `act(model)` gives of each; the random state before it is the same."""
+        """The results of `act` on each model, from the same random state."""
         state = torch.get_rng_state()
         ours = act(self.ours)
         torch.set_rng_state(state)
         return ours, act(self.eager)
 
     def same(self, act: Callable[[Any], Any]) -> Any:
-        """`act(model)` gives the same for each: containers, their classes, tensors."""
+        """Assert that `act(model)` gives the same for each: containers, their classes, tensors."""
         ours, eager = self.each(act)
         assert_same(ours, eager)
         return ours
 
     def same_gradients(self) -> None:
-        """Of every parameter, and who has none."""
+        """Assert that both models have equal gradients, and none for the same parameters."""
         for (name, p), q in zip(self.ours.named_parameters(), self.eager.parameters(), strict=True):
             assert (p.grad is None) == (q.grad is None), f"{name}: {p.grad is None}"
             if p.grad is not None and q.grad is not None:
@@ -58,7 +59,8 @@ class Twins:
             torch.testing.assert_close(b, c, **CLOSE, msg=lambda m, n=name: f"{n} {m}")
 
     def step(self, act: Callable[[Any], Any]) -> Any:
-        """A forward, a backward of the sum of all floating outputs, and what both give."""
+        """Run a forward, and a backward of the sum of all floating outputs; assert that both models
+        agree."""
         found = self.same(act)
         for model, outputs in zip(self.both, self.each(act), strict=True):
             total(outputs).backward()
@@ -78,15 +80,15 @@ class Twins:
 
 @contextmanager
 def moved_away() -> Iterator[None]:
-    """Within it saved tensors are stored somewhere else, as `save_on_cpu` does with a GPU's: it
-    leaves those of a CPU where they are."""
+    """A context in which saved tensors are stored elsewhere, as `save_on_cpu` does for a GPU; that
+    leaves those of a CPU in place."""
     copied = mock.patch.object(torch.Tensor, "cpu", torch.Tensor.clone)
     with copied, torch.autograd.graph.save_on_cpu():
         yield
 
 
 def total(outputs: Any) -> torch.Tensor:
-    """A number that depends on every floating output that has a gradient, on each otherwise."""
+    """A scalar that depends on every floating output that has a gradient, on each otherwise."""
     tensors = [t for t in pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
     parts = [t for t in tensors if t.requires_grad]
     return torch.stack([(i + 1.0) * t.double().sin().sum() for i, t in enumerate(parts)]).sum()

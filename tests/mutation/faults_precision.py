@@ -41,7 +41,7 @@ PRECISION_FAULTS: tuple[Fault, ...] = (
         'fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")',
         "fnmatchcase(name, pattern)", LOW_GRAPHS,
     ),
-    # its casts
+    # casts that the policy asks for
     Fault(
         "casts: none before what is fp32", "rewrite/precision/write_casts.py",
         "        if line.precision is Precision.FULL:\n            return DType.FLOAT\n",

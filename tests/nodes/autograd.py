@@ -81,7 +81,8 @@ def compared(
     rng: np.random.Generator,
     tolerance: float = TOLERANCE,
 ) -> None:
-    """The results of a graph, and the gradients of their sum with random weights."""
+    """Assert a graph's results, and the gradients of their randomly weighted sum, against
+    torch's."""
     wrt = [v.name or "" for v in graph.inputs if type_of(v).is_floating]
     ends = [n for n, y in graph.outputs.items() if type_of(y).is_floating]
     narrow = any(n.op_type == "Cast" and type_of(n.outputs[0]).dtype == DType.FLOAT for n in graph)
@@ -122,7 +123,7 @@ def _same(what: str, have: np.ndarray, want: np.ndarray, tolerance: float) -> No
 
 
 def call_by_torch(call: Call) -> str:
-    """The same of a call of our own: `EQUAL`, or how it differs."""
+    """How a call of our own compares with PyTorch: `EQUAL`, or the difference in words."""
     attributes = Attributes(call.model.graph.node[0], call.opset)
     ends = list(call.model.graph.node[0].output)
 

@@ -26,13 +26,13 @@ ALWAYS = (
 
 
 def sample() -> list[str]:
-    """Always the same, by a hash of the names."""
+    """A sample of the cases, always the same: chosen by a hash of their names."""
     found = sorted(table(), key=lambda name: hashlib.sha256(name.encode()).digest())
     return sorted({*found[::SHARE], *ALWAYS})
 
 
 def test_the_table_says_what_becomes_of_each_case() -> None:
-    """In one test, so that the cases are made once: that takes seconds."""
+    """One test makes the cases once, which takes seconds."""
     held, found = table(), cases()
     assert set(held) == set(found)
     assert {name: held[name][1:] for name in sample()} == {
@@ -41,7 +41,7 @@ def test_the_table_says_what_becomes_of_each_case() -> None:
 
 
 def test_no_case_differs() -> None:
-    """What is not equal is refused, or has its reason in `reasons.py`."""
+    """A result that is not equal is refused, or has its reason in `reasons.py`."""
     for name, (_, *found) in table().items():
         assert "differs" not in "".join(found) and "no row of" not in found[-1], name
     given = {why for _, *row in table().values() for why in row}
@@ -54,7 +54,8 @@ def test_the_page_is_current() -> None:
 
 @pytest.mark.parametrize("name", names())
 def test_each_op_is_in_one_of_the_tables(name: str) -> None:
-    """It runs in a known way and is differentiated, or not for a reason; or it is refused."""
+    """Each op runs in a known way and is differentiated, or the table says why not; or it is
+    refused."""
     assert runs_by(name), "fix: a decomposition, a record with a kernel, or a reason in REFUSED"
     assert gradient(name), "fix: a gradient rule, or a reason why none flows"
     taken = name in DECOMPOSITIONS or name in CONSTANT
@@ -68,7 +69,8 @@ def test_the_tables_name_ops_of_onnx() -> None:
 
 @pytest.mark.parametrize("name", [name for name in names() if name not in REFUSED])
 def test_an_op_that_runs_has_a_test_that_it_passes(name: str) -> None:
-    """All but those that are computed while a model is read, and those without any node test."""
+    """Each op has a passing node test, unless it is computed while a model is read or onnx has none
+    for it."""
     rows = [row for row in table().values() if row[0] == name]
     if rows and name not in CONSTANT and not has_function(name):
         assert any(row[1] in (EQUAL, FOLDED) for row in rows)

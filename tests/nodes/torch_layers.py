@@ -76,7 +76,8 @@ def _attention(
     a: Any, q: T, k: T, v: T, mask: T | None = None, past_k: T | None = None,
     past_v: T | None = None, lengths: T | None = None,
 ) -> tuple[T, ...]:  # fmt: skip
-    """By scaled_dot_product_attention, or written out with a soft cap or scores as a result."""
+    """Attention by scaled_dot_product_attention, or written out for a soft cap or scores as a
+    result."""
     flat = q.dim() == 3
     if flat:
         q, k, v = (
@@ -98,7 +99,7 @@ def _attention(
 
 
 def _masks(a: Any, q: T, k: T, mask: T | None, past: int, lengths: T | None) -> tuple[T, T]:
-    """b[..,T,S] of the keys that a query may read, f[..,T,S] of what is added."""
+    """Masks: b[..,T,S] of the keys that a query may read, and f[..,T,S] to add to the scores."""
     steps, keys = q.shape[2], k.shape[2]
     allowed, added = torch.ones(1, 1, steps, keys, dtype=torch.bool), q.new_zeros(steps, keys)
     if mask is not None:
@@ -136,7 +137,7 @@ def _written_out(a: Any, q: T, k: T, v: T, allowed: T, added: T, scale: float) -
 
 @row("RotaryEmbedding")
 def _rotary(a: Any, x: T, cos: T, sin: T, at: T | None = None) -> T:
-    """As a product of complex numbers: pairs turned by cos + i sin."""
+    """Rotary embedding as a product of complex numbers: each pair is turned by cos + i sin."""
     whole = x.unflatten(2, (a.num_heads, -1)) if x.dim() == 3 else x.transpose(1, 2)
     turned = a.rotary_embedding_dim or whole.shape[-1]
     pair = whole[..., :turned]
@@ -154,7 +155,8 @@ def _linear_attention(
     a: Any, q: T, k: T, v: T, state: T | None = None, decay: T | None = None,
     beta: T | None = None,
 ) -> tuple[T, T]:  # fmt: skip
-    """One step after the other: state f[B,H,K,V] decays, forgets what k held, and takes v."""
+    """Linear attention step by step: the state f[B,H,K,V] decays, forgets what k held, and takes
+    v."""
     q = q.unflatten(2, (a.q_num_heads, -1))
     k, v = (x.unflatten(2, (a.kv_num_heads, -1)) for x in (k, v))
     each = a.q_num_heads // a.kv_num_heads
@@ -188,7 +190,7 @@ def _causal_conv(a: Any, x: T, w: T, bias: T | None = None, past: T | None = Non
 
 # ---- recurrent layers
 
-# The gates of torch, one below the other, among those of ONNX.
+# Order of the gates: torch's, one below the other, among those of ONNX.
 _ORDER = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
 _USUAL = {"RNN": ["Tanh"], "GRU": ["Sigmoid", "Tanh"], "LSTM": ["Sigmoid", "Tanh", "Tanh"]}
 
@@ -300,7 +302,7 @@ def _nll(a: Any, x: T, labels: T, weight: T | None = None) -> T:
 
 
 def _weighted(a: Any, log_prob: T, labels: T, weight: T) -> T:
-    """Written out: torch's losses give class weights no gradient."""
+    """The loss with class weights, written out: torch's losses give the weights no gradient."""
     labels = labels.to(torch.int64)
     counted = torch.ones_like(labels, dtype=torch.bool)
     if a.ignore_index is not None:

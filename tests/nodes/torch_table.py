@@ -27,16 +27,16 @@ WITHOUT_TORCH: dict[str, str] = {
     ),
 }
 
-# What a gradient is where it is not unique: of ties, of kinks.
+# Conventions for gradients that are not unique: at ties, at kinks.
 AT_KINKS: dict[str, str] = {}
 
 
 class NoForm(ValueError):
-    """torch has no such form of an op that it has."""
+    """Raised where torch has the op, but not in this form."""
 
 
 class Attributes:
-    """Those of a node, the defaults of its schema too; None for one that it has not."""
+    """The attributes of a node, with the defaults of its schema; None for one that it has not."""
 
     def __init__(self, node: onnx.NodeProto, opset: int) -> None:
         schema = onnx.defs.get_schema(node.op_type, opset)
@@ -62,5 +62,5 @@ def row(*ops: str, kinks: str = "") -> Callable[[Form], Form]:
 
 
 def ints(x: T | None) -> list[int]:
-    """An input's numbers; none of one that is left out."""
+    """The integers of an input; none where it is left out."""
     return [] if x is None else [int(n) for n in x.reshape(-1)]

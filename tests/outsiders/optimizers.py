@@ -36,7 +36,7 @@ def _called(info: Any) -> str:
 
 
 def names() -> list[str]:
-    """Of all settings: the optimizer, and which of its inputs."""
+    """A name for each setting of each optimizer: the class, and the number of the setting."""
     return [f"{_called(o)}[{i}]" for o in optim_db for i in range(len(_inputs(o)))]
 
 

@@ -39,7 +39,8 @@ def files_of(path: Path) -> list[Path]:
 
 
 def outcomes(file: Path, side: str, only: str = "", limit: float = LIMIT) -> Outcomes:
-    """Of one file of tests on one side; a test at which the process ends is `ended`."""
+    """The outcome of each test of one file on one side; a test at which the process ends is
+    `ended`."""
     root = file.parents[2] if file.parent.name == "trainer" else file.parent
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log.jsonl"

@@ -29,7 +29,7 @@ def lowered(graph: Graph) -> tuple[Graph, MemoryEstimate]:
 
 
 def again(graph: Graph, memory: MemoryEstimate, chosen: set[int]) -> tuple[Plan, bool]:
-    """The plan with these launches done again, and whether it keeps the order supposed."""
+    """The plan with these launches recomputed, and whether it keeps the supposed order."""
     repeated = graph.clone()
     recompute(repeated, memory.values(chosen))
     supposed = [f"{node.name}{'.again' * late}" for node, late in memory.sequence(chosen)]
@@ -43,7 +43,7 @@ def written_back(plan: Plan) -> bool:
 
 
 def test_random_graphs_are_estimated_to_the_byte() -> None:
-    """As they are, and with any of their forward half done again.
+    """Estimates are exact as the graphs are, and with any of their forward half recomputed.
 
     Where the plan keeps the order supposed, the bytes are equal. It need not: a launch that runs
     early because it frees a value frees it no longer once the backward half reads a twin. The bytes
@@ -83,7 +83,7 @@ MODELS: dict[str, Any] = {
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", MODELS)
 def test_models_are_estimated_to_the_byte(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every plan that a step within a budget asks for; proposals of the search as it judges them.
+    """Estimates hold for every plan of a step within a budget, and for the proposals of the search.
 
     The order of a model's launches hardly changes when some are done again: 1 % is allowed there.
     """

@@ -52,7 +52,7 @@ def tanh_gelu(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-# activation, with a bias, gated
+# for each kind: the activation, whether it has a bias, whether it is gated
 KINDS: dict[str, tuple[Callable[..., torch.Tensor], bool, bool]] = {
     "gelu": (F.gelu, True, False), "gelu without bias": (F.gelu, False, False),
     "tanh": (tanh_gelu, True, False), "tanh without bias": (tanh_gelu, False, False),
@@ -69,7 +69,7 @@ def step_of(model: nn.Module, low: bool = False) -> Graph:
 
 
 def read_late(node: Node) -> bool:
-    """Whether the backward half reads its result, or a view of it."""
+    """Whether the backward half reads the node's result, or a view of it."""
     return any(
         read_late(n) if n.op_type in VIEWS and not n.meta.get("backward") else
         bool(n.meta.get("backward"))
@@ -92,7 +92,8 @@ def test_no_activation_lives_through_both_halves(kind: str, low: bool) -> None:
 
 
 def test_what_is_handed_out_is_kept() -> None:
-    """And what nothing else of the backward half reads the operand of."""
+    """An activation is kept where it is an output, and where nothing else in backward reads its
+    operand."""
 
     class Shown(Stack):
         def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:  # type: ignore[override]
@@ -102,7 +103,8 @@ def test_what_is_handed_out_is_kept() -> None:
     assert not any(n.meta.get("again") for n in step_of(Shown("gelu", 1)))
 
     class Frozen(Stack):
-        """The product before needs no gradient, so the slope is not wanted."""
+        """A model whose product before the activation needs no gradient, so its slope is not
+        needed."""
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             h = F.gelu(x.repeat(1, WIDE // WIDTH))

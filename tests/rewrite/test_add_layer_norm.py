@@ -239,7 +239,7 @@ def test_models_have_the_pattern_at_every_residual_sum(name: str) -> None:
     assert all(attributes(n)["ratio"] > 0 for n in fused(made.forward))
     step = made.differentiated(tiny.trained(made))
     assert Counter(ops(step))["AddLayerNormalizationGrad"] == joined
-    # its results are those of the step without the pass
+    # the step computes what it computes without the pass
     plain = tiny.compiled(model, data, disable=["add_layer_norm"])
     names = ["loss", *(f"grad.{n}" for n in tiny.trained(made))]
     want = tiny.execute(plain, plain.differentiated(tiny.trained(plain)), data, names)

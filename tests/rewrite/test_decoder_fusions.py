@@ -101,7 +101,8 @@ def repeated(b: Builder, x: Value) -> Value:
 
 
 def tiled(b: Builder, x: Value) -> Value:
-    """Heads one after the other, then all again: not what the op means."""
+    """Keys tiled over heads (0, 1, 0, 1): not the order (0, 0, 1, 1) that grouped attention
+    means."""
     batch, heads, *rows = type_of(x).shape
     wide = b.expand(b.unsqueeze(x, [1]), (batch, 2, heads, *rows))
     return b.reshape(wide, (batch, 4, *rows))
@@ -111,7 +112,7 @@ def attend(b: Builder, v: dict[str, Value], repeat: Any = repeated) -> Value:
     return b.Attention(v["q"], repeat(b, v["k"]), repeat(b, v["v"]), scale=0.5, is_causal=0)
 
 
-# pass, program, the op it becomes with its attributes, and what is left beside
+# pass, program, the resulting op with its attributes, and the ops that are left beside it
 TAKEN: dict[str, tuple[Any, Write, str, dict[str, Any], list[str]]] = {
     "silu": (
         gated_activation, lambda b, v: b.Mul(silu(b, v["x"]), v["up"]), "GatedActivation",
@@ -179,7 +180,7 @@ def half_stopped(b: Builder, v: dict[str, Value]) -> Value:
 
 
 def other_features(b: Builder, v: dict[str, Value]) -> Value:
-    """What is turned is not what is scaled."""
+    """A rotation in which the turned operand is not the scaled one."""
     return b.Add(b.Mul(v["up"], v["cos"]), b.Mul(turned(b, v["x"]), v["sin"]))
 
 
@@ -233,7 +234,7 @@ def test_shared_keys_go_to_the_kernel_as_they_are() -> None:
     np.testing.assert_allclose(evaluate(graph, feeds())["y0"], want, rtol=2e-6, atol=2e-6)
 
 
-# by family: how many of each op one layer and the end of a model have
+# for each family, the number of each op that one layer and the end of a model have
 MODELS: dict[str, dict[str, int]] = {
     "Qwen3, norms of heads": {
         "Rotary": 2, "RMSNorm": 3, "AddRMSNorm": 2, "GatedActivation": 1, "FlashAttention": 1,
@@ -256,7 +257,8 @@ def test_models_of_others_have_them(name: str) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_with_dropout_is_that_of_the_parts(name: str) -> None:
-    """The same masks are drawn: losses and gradients differ by rounding alone."""
+    """Fused and unfused steps draw the same masks: losses and gradients differ by rounding
+    alone."""
     make, data = CASES[name]
     model = make()
     for key, value in vars(model.config).items():

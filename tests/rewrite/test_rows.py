@@ -66,7 +66,7 @@ def _gemm(b: Builder, x: Value, env: Env) -> Value:
 
 
 def _rotated(b: Builder, x: Value, env: Env) -> Value:
-    """Each position by its own angles."""
+    """Rotary embedding, with angles for each position."""
     cos, sin = b.Cos(env["table"]), b.Sin(env["table"])
     cos, sin = (b.reshape(v, (1, *type_of(v).shape[-2:])) for v in (cos, sin))
     return b.Rotary(x, cos, sin, interleaved=1, transposed=0)
@@ -134,13 +134,13 @@ def _rows_listed(b: Builder, x: Value, env: Env) -> Value:
 
 
 def _later(b: Builder, x: Value, env: Env) -> Value:
-    """Without the first token, and a copy of the second before it."""
+    """Tokens from the second on, with a copy of the second in front."""
     y = b.Tanh(x)
     return b.Concat(b.slice(y, 1, 1, 2), b.slice(y, 1, 1, type_of(x).shape[1]), axis=1)
 
 
 def _turned(b: Builder, x: Value, env: Env) -> Value:
-    """Of a token a column, as a step of a scan reads its state: `[B,1,8] -> [B,8,1]`."""
+    """The second token as a column, as a step of a scan reads its state: `[B,1,8] -> [B,8,1]`."""
     (batch, length, _), y = type_of(x).shape, b.Tanh(x)
     first, token, others = (b.slice(y, 1, *at) for at in ((0, 1), (1, 2), (2, length)))
     column = b.Exp(b.reshape(token, (batch, D, 1)))
@@ -242,7 +242,7 @@ def _by_mask(form: str) -> Callable[[Builder, Value, Env], Value]:
 
 
 def _tokens_first(b: Builder, x: Value, env: Env) -> Value:
-    """A layer on `[T,B,8]`."""
+    """A layer computed on `[T,B,8]`, the tokens first."""
     y = _add_norm(False)(b, b.transpose(x, [1, 0, 2]), env)
     flat = b.reshape(y, (product(type_of(y).shape[:2]), D))
     y = b.reshape(b.Gemm(flat, env["w"], env["bias"], transB=1), type_of(y).shape)
@@ -465,7 +465,7 @@ def test_rows_that_nobody_asks_for_may_hold_anything(name: str) -> None:
 
 
 def packing(fusion: Fusion) -> str | None:
-    """Kernels take packed rows in one op."""
+    """A kernel refusal for every op but FlashAttention, so that only this one takes packed rows."""
     return None if fusion.op == "FlashAttention" else "no kernel"
 
 
@@ -498,7 +498,7 @@ def test_the_packed_graph_says_the_same(name: str, kind: str) -> None:
     want, have = gradients(graph, data), gradients(packed, data)
     assert set(want) == set(have)
     if name == "weights, renormalised" and kind == "an empty sequence":
-        # 0 / 0: eager's gradients are NaN even where the mask has none of the weights
+        # 0 / 0: a sequence whose mask has none of the weights has a loss of NaN, in eager too
         assert np.isnan(want["loss"]) and np.isnan(have["loss"])
         return
     for key, number in want.items():
@@ -516,7 +516,7 @@ def test_no_label_at_all_is_not_a_number_and_moves_nothing() -> None:
 
 
 def test_every_rule_is_used_by_a_construct() -> None:
-    """So that no rule of either table goes untested."""
+    """Each rule of either table is used by a construct, so that none goes untested."""
     used = {node.op_type for c in CONSTRUCTS.values() for node in graph_of(c)}
     alike = {  # rules of one function with an op that is used
         "Identity", "LogSoftmax", "ReduceMin", "ReduceL2", "ReduceSumSquare", "ReduceProd",

@@ -92,7 +92,7 @@ class World:
                 return x if to == dtype else b.cast(x, to)
 
     def condition(self, depth: int = 2) -> Condition:
-        """Of the rows `(b, t)`."""
+        """A random condition on the rows `(b, t)`."""
         draw, sizes = self.draw, (B, T)
         kinds = ("test", "test", "test", "window", "listed", "numbers", "spread", "seen")
         kinds += ("above", "along", "some")
@@ -261,7 +261,8 @@ SPELLINGS: dict[str, Callable[[Builder, Value], Value]] = {
 
 @pytest.mark.parametrize("name", SPELLINGS)
 def test_one_mask_spelled_in_many_ways_is_one_condition(name: str) -> None:
-    """Else a mask that is spelled twice would make two sets where one serves."""
+    """One mask spelled in several ways is one condition; otherwise two sets would be made where one
+    serves."""
     world = World(0)
     mask = world.inputs["mask"]
     value = SPELLINGS[name](world.b, mask)
@@ -271,7 +272,8 @@ def test_one_mask_spelled_in_many_ways_is_one_condition(name: str) -> None:
 
 
 def test_what_loses_numbers_is_not_traced() -> None:
-    """An int64 of 2^32 is 0 as an int32; a half is no integer; rows may differ."""
+    """A cast that loses numbers ends the trace: an int64 of 2^32 is 0 as an int32, and a half is no
+    integer."""
     world = World(0)
     b, mask, floats = world.b, world.inputs["mask"], world.inputs["floats"]
     for value in (b.cast(mask, DType.INT32), b.cast(floats, DType.INT64), b.Sub(mask, mask)):
@@ -338,7 +340,8 @@ def test_what_is_said_to_be_contained_is(seed: int) -> None:
 
 
 def test_what_should_be_seen_to_be_contained_is() -> None:
-    """Without these, sets of one model would multiply, and rows be copied for nothing."""
+    """Containment must be found in these cases, or sets would multiply and rows be copied for
+    nothing."""
     world = World(0)
     sizes, mask, flags = (B, T), sets.Test(world.inputs["mask"]), sets.Test(world.inputs["flags"])
     both = sets.Both(mask, flags)
@@ -361,7 +364,8 @@ def test_what_should_be_seen_to_be_contained_is() -> None:
 
 
 def test_a_mask_that_was_transposed_is_the_mask() -> None:
-    """As sequence-first models write it; else their pooling and their attention have two sets."""
+    """A transposed mask, as sequence-first models write it, counts as the mask; otherwise their
+    pooling and their attention would have two sets of rows."""
     world = World(0)
     mask = world.inputs["mask"]
     turned = sets.test(world.b.cast(world.b.transpose(mask, [1, 0]), DType.BOOL))
@@ -374,7 +378,7 @@ def test_a_mask_that_was_transposed_is_the_mask() -> None:
 
 
 def test_union_keeps_none_that_another_contains() -> None:
-    """Each one kept is a condition to compute in every step."""
+    """A union keeps no set within another, since each is a condition to compute in every step."""
     narrow, middle, wide, other = (
         sets.IndexWindow((B, 9), 1, first, last) for first, last in [(3, 4), (2, 5), (1, 6), (0, 3)]
     )

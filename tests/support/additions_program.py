@@ -32,7 +32,8 @@ class Net(nn.Module):
 
 
 class Scaled(nn.Module):
-    """The same with an op of a library that torch alone knows."""
+    """A model with an operator of torch.library, which Onward serves once `registered_later` adds
+    it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +46,7 @@ class Scaled(nn.Module):
 
 @torch.library.custom_op("additions::unit_row", mutates_args=())
 def unit_row(x: torch.Tensor) -> torch.Tensor:
-    """Each row over its length."""
+    """Divide each row by its length."""
     return x / x.norm(dim=-1, keepdim=True)
 
 
@@ -67,7 +68,7 @@ unit_row.register_autograd(
 
 
 def batches(steps: int = 4) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Three quarters of the labels are the ignored one."""
+    """Batches in which three quarters of the labels are ignored."""
     torch.manual_seed(1)
     labels = torch.where(torch.arange(ROWS) % 4 == 0, torch.arange(ROWS) % 7, -100)
     return [(torch.randn(ROWS, 16), labels) for _ in range(steps)]
@@ -98,7 +99,7 @@ def kernels(trainer: onward.Trainer) -> list[str]:
 
 
 def compared(model: nn.Module) -> dict[str, Any]:
-    """A model trained here and in eager PyTorch."""
+    """Results of a model trained by Onward beside eager PyTorch."""
     plain = copy.deepcopy(model)
     want = eager(plain, torch.optim.Adadelta(plain.parameters(), lr=0.5, weight_decay=0.01))
     optimizer = onward.optim.Adadelta(lr=0.5, weight_decay=0.01)
@@ -116,7 +117,7 @@ def compared(model: nn.Module) -> dict[str, Any]:
 
 
 def gradient_of_clip() -> float:
-    """The greatest distance of the added rule to torch's gradient, relative to it."""
+    """The largest difference of the added gradient rule from torch's gradient, relative to it."""
     graph = extend.Graph()
     value = graph.input("x", extend.parse_type("f64[3,5]"), Role.BATCH)
     b = extend.Builder(graph)
@@ -135,7 +136,8 @@ def gradient_of_clip() -> float:
 
 
 def registered_later() -> dict[str, Any]:
-    """An op with a row rule and its translation; then its gradient rule and a kernel."""
+    """Results with an op that is registered with a row rule and translation, and later gets a
+    gradient rule and a kernel."""
 
     def body(b: Any, inputs: Any, attrs: Any) -> list[Any]:
         (x,) = inputs

@@ -21,13 +21,13 @@ SEED = torch.tensor([2**32 - 1, 987654321])
 
 @pytest.fixture(params=usable(), autouse=True)
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Library:
-    """Every test runs on each build that this processor can run."""
+    """The library of one build; every test runs on each build that this processor can run."""
     loaded = Library(files()[request.param])
     monkeypatch.setattr(attention, "library", lambda: loaded)
     return loaded
 
 
-# Which keys a query sees, both numbered alike; most leave out whole blocks of them.
+# Masks that say which keys a query sees, both numbered alike; most leave out whole blocks of keys.
 PATTERNS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "window": lambda q, k: (q - k).abs() <= 20,
     "behind": lambda q, k: (k <= q) & (k > q - 33),
@@ -43,7 +43,7 @@ PATTERNS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Call:
-    """Sizes, mask and dropout of one attention."""
+    """Sizes, mask and dropout of one attention call."""
 
     B: int = 2
     H: int = 2

@@ -41,7 +41,7 @@ def _labelled(d: Batch) -> Tensor:
 
 
 def _unpadded(p: Choosing, h: Tensor, d: Batch) -> Tensor:
-    """As ModernBERT unpads and pads again."""
+    """The loss of a model that unpads its rows and pads them again, as ModernBERT does."""
     places = torch.nonzero(d["mask"].flatten(), as_tuple=False).flatten()
     rows = p.norm(p.inner(h.flatten(0, 1)[places]))
     whole = h.new_zeros(h.shape[0] * h.shape[1], h.shape[2])
@@ -81,7 +81,7 @@ def _own_softmax(p: Choosing, h: Tensor, d: Batch) -> Tensor:
 
 
 def _distances(p: Choosing, h: Tensor, d: Batch) -> Tensor:
-    """The root of 0 at the rows that are not chosen, whose gradient is not finite."""
+    """The square root of 0 at rows that are not chosen, where its gradient is not finite."""
     other = torch.where(_real(d).unsqueeze(-1), h.detach() + 1, h)
     return (h[_real(d)] - other[_real(d)]).square().sum(-1).sqrt().mean()
 
@@ -238,7 +238,7 @@ PROGRAMS: dict[str, Program] = {
     ),
 }  # fmt: skip
 
-# what mixes rows, or asks for their number
+# programs that mix rows, or ask for their number
 REFUSED: dict[str, tuple[Program, str]] = {
     "two masks": (
         lambda p, h, d: F.cross_entropy(p.head(h[_real(d)]), d["labels"][_labelled(d)]),

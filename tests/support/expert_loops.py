@@ -52,7 +52,7 @@ class Experts(nn.Module):
 
 
 def at(modules: nn.ModuleList, number: Any) -> Any:
-    """By a tensor, as people do, though its type says int."""
+    """An expert by a tensor as index, as people write it though the declared type is int."""
     return modules[number]
 
 
@@ -66,7 +66,8 @@ def mask_of(chosen: Tensor, classes: int = EXPERTS) -> Tensor:
 
 
 def tables(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Matrices of all experts in one tensor, a number beyond the last for none."""
+    """A loop over weights of all experts in one tensor; a number beyond the last means no
+    expert."""
     y, mask = torch.zeros_like(x), mask_of(chosen, EXPERTS + 1)
     for e in hits(mask):
         e = e[0]
@@ -80,7 +81,7 @@ def tables(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def one_more(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """As Dbrx: the mask has room for an expert that nobody is sent to."""
+    """A loop whose mask has room for an expert that gets no tokens, as in Dbrx."""
     y, mask = torch.zeros_like(x), mask_of(chosen, EXPERTS + 1)
     for e in hits(mask):
         place, token = torch.where(mask[e[0]])
@@ -90,7 +91,7 @@ def one_more(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def some_nowhere(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Tokens that no expert gets."""
+    """A loop in which some tokens go to no expert."""
     return tables(p, x, chosen.masked_fill(x[:, :1] > 0.5, EXPERTS), scale)
 
 
@@ -107,7 +108,7 @@ def with_biases(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def by_the_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """The weights are looked up by token and expert."""
+    """A loop that looks weights up by token and expert."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     dense = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, scale)
     for e in hits(mask)[:]:
@@ -119,7 +120,7 @@ def by_the_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tenso
 
 
 def some_leave_rows_alone(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """The last two experts do nothing; numbers are read."""
+    """A loop that reads expert numbers into Python; the last two experts do nothing."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     hit = torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero(as_tuple=False)
     for tensor in hit:
@@ -185,7 +186,8 @@ def ones_of_other_settings(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor)
 
 
 def with_room(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """As Switch Transformers: an expert takes its first tokens, and drops the others."""
+    """A loop in which each expert takes its first tokens and drops the others, as in Switch
+    Transformers."""
     mask = F.one_hot(chosen[:, 0], num_classes=EXPERTS)
     mask = mask * (mask.cumsum(0) <= 2)
     y, mask = torch.zeros_like(x), mask.view(-1, 1, EXPERTS).permute(2, 1, 0)
@@ -198,7 +200,8 @@ def with_room(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def one_way_of_two(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """As GPT-OSS: the other way has the same names. Names are stored anew behind the loop."""
+    """A loop in one branch of two that use the same names, as in GPT-OSS; names are stored anew
+    behind it."""
     y, mask, rows = torch.zeros_like(x), mask_of(chosen), None
     if p.training or x.device.type == "cpu":
         for e in hits(mask):
@@ -212,7 +215,7 @@ def one_way_of_two(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tens
 
 
 def unhit(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Experts of one row alone get no turn."""
+    """A loop that gives experts of few rows no turn."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in (mask.sum((-1, -2)) > 3).nonzero():
         _, token = torch.where(mask[e[0]])
@@ -221,7 +224,7 @@ def unhit(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def numbers_that_leave_some_out(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Experts of few rows get no turn, each other has one of its own."""
+    """A loop over modules that gives experts of few rows no turn."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in (mask.sum((-1, -2)) > 3).nonzero():
         i = int(e)
@@ -231,7 +234,8 @@ def numbers_that_leave_some_out(p: Experts, x: Tensor, chosen: Tensor, scale: Te
 
 
 def every_expert(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """As DeepSeek: all have a turn, those without tokens pass."""
+    """A loop in which each expert has a turn and those without tokens do nothing, as in
+    DeepSeek."""
     y, mask = torch.zeros_like(x), F.one_hot(chosen, EXPERTS).permute(2, 0, 1)
     for i in range(EXPERTS):
         expert, own = p.list[i], mask[i]
@@ -244,7 +248,7 @@ def every_expert(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor
 
 
 def every_expert_in_place(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """As Mistral's own code."""
+    """A loop that adds to rows in place, as Mistral's own code does."""
     y = torch.zeros_like(x)
     for i, expert in enumerate(p.list):
         token, place = torch.where(chosen == i)
@@ -263,7 +267,8 @@ def if_any_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def by_expert(x: Tensor, chosen: Tensor) -> tuple[Tensor, list[int], Tensor]:
-    """As JetMoe: rows in the order of their experts, how many each has, and their tokens."""
+    """Rows sorted by expert, how many each expert has, and their tokens, as JetMoe computes
+    them."""
     hit = x.new_zeros(len(x), EXPERTS).scatter(1, chosen, 1)
     order = chosen.flatten().sort(0)[1]
     return order, hit.long().sum(0).tolist(), order.div(TOP, rounding_mode="trunc")
@@ -286,7 +291,7 @@ def cut_for_modules(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Ten
 
 
 def counts_of(chosen: Tensor) -> Tensor:
-    """As DeepSeek V2: how many rows each expert has, `i64[E]`."""
+    """Counts of the rows of each expert, `i64[E]`, as DeepSeek V2 computes them."""
     counts = chosen.new_zeros((chosen.shape[0], EXPERTS))
     counts.scatter_(1, chosen, 1)
     return counts.sum(dim=0)
@@ -299,12 +304,13 @@ def in_order(x: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def ends_of(counts: Tensor) -> Tensor:
-    """As Aria: where each expert's rows begin, and where the last one's end, `i64[E+1]`."""
+    """Offsets where each expert's rows begin, and where the last one's end, `i64[E+1]`, as in
+    Aria."""
     return torch.cat((torch.zeros(1, dtype=torch.long), torch.cumsum(counts, dim=0)))
 
 
 def back(chosen: Tensor, scale: Tensor, order: Tensor, h: Tensor) -> Tensor:
-    """Rows by their expert -> sums of the tokens."""
+    """The sum for each token over its rows, which lie sorted by expert."""
     new = torch.empty_like(h)
     new[order] = h
     return new.view(*chosen.shape, -1).mul_(scale.unsqueeze(-1)).sum(1)
@@ -325,7 +331,7 @@ def cut_by_sums(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def cut_by_running_sums(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """As Aria: each piece is written into a tensor of zeros."""
+    """A loop that writes each expert's piece into a tensor of zeros, as in Aria."""
     order, rows, counts = in_order(x, chosen)
     ends = ends_of(counts)
     h = torch.zeros(rows.shape[0], INNER, dtype=rows.dtype)
@@ -340,7 +346,7 @@ def cut_by_running_sums(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) ->
 
 
 def cut_in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Rows beyond the counts stay as they are."""
+    """A loop that leaves rows beyond the counts as they are."""
     rows = x[chosen.view(-1).argsort(stable=True) // TOP]
     counts = counts_of(chosen) // 2
     y, ends = rows.clone(), counts.cumsum(0)
@@ -351,7 +357,7 @@ def cut_in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def masks_by_name(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """As Switch: modules by name, a mask of one expert each."""
+    """A loop over modules by name with one mask for each expert, as in Switch Transformers."""
     mask = F.one_hot(chosen[:, 0], EXPERTS).bool()
     y, hit = torch.zeros_like(x), mask.sum(dim=0)
     numbers = torch.nonzero(hit, as_tuple=True)[0].tolist()
@@ -361,7 +367,7 @@ def masks_by_name(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tenso
 
 
 def masks_of_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """A turn for an expert that the loop leaves out, though its mask has rows."""
+    """A loop that leaves out experts with one or two rows, by masks and names."""
     mask = F.one_hot(chosen[:, 0], EXPERTS).bool()
     y, hit = torch.zeros_like(x), mask.sum(dim=0) > 2
     for e in torch.nonzero(hit, as_tuple=True)[0].tolist():

@@ -84,7 +84,7 @@ def read_after(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def before(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """The rows of the turn before."""
+    """A loop in which each turn reads the rows of the turn before."""
     y, mask, last = torch.zeros_like(x), mask_of(chosen), x.mean()
     for e in hits(mask):
         _, token = torch.where(mask[e[0]])
@@ -94,7 +94,7 @@ def before(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def fading(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Each turn counts for less than the one before."""
+    """A loop in which each turn counts for half of the one before."""
     y, mask, share = torch.zeros_like(x), mask_of(chosen), 1.0
     for e in hits(mask):
         _, token = torch.where(mask[e[0]])
@@ -104,7 +104,7 @@ def fading(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def noted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Whether there was a turn."""
+    """A loop whose result depends on whether there was a turn."""
     y, mask, share = torch.zeros_like(x), mask_of(chosen), 1.0
     for e in hits(mask):
         _, token = torch.where(mask[e[0]])
@@ -114,7 +114,7 @@ def noted(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def several(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """A token may be of several experts at one place."""
+    """A loop whose mask may give a token to several experts at one place."""
     mask = (mask_of(chosen) + mask_of(chosen.flip(-1) * 0)).clamp(max=1)
     y = torch.zeros_like(x)
     for e in hits(mask):
@@ -124,7 +124,7 @@ def several(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def mixed(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Rows of one expert see each other."""
+    """A loop in which the rows of one expert depend on each other."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
         _, token = torch.where(mask[e[0]])
@@ -177,7 +177,7 @@ def asked_too_late(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tens
 
 
 def mean_of_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Not a number where there are none."""
+    """A mean over rows, which is NaN where there are none."""
     y, mask = x.mean(0), mask_of(chosen)
     for i in range(EXPERTS):
         _, token = torch.where(mask[i])
@@ -187,7 +187,7 @@ def mean_of_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor
 
 
 def once_for_all(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Rows of another mask, for each expert that is hit."""
+    """A loop that takes the rows of another mask, for each expert that is hit."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
         _, token = torch.where(mask[e[0]])
@@ -210,7 +210,7 @@ def by_a_helper(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def for_want_of_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """An expert without tokens gets the first one."""
+    """A loop in which an expert without tokens gets the first one."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for i in range(EXPERTS):
         _, token = torch.where(mask[i])
@@ -222,7 +222,7 @@ def for_want_of_rows(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Te
 
 
 def if_others(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """It asks for the rows of another mask."""
+    """A loop that asks whether another mask has rows."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     (high,) = torch.where(scale[:, 0] > 0.9)
     for i in range(EXPERTS):
@@ -440,7 +440,7 @@ def places_by_number(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Te
 
 
 def in_part(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Layers of the experts, one after the other."""
+    """A loop that calls the expert's layers one by one, not the expert."""
     y, mask = torch.zeros_like(x), mask_of(chosen)
     for e in hits(mask):
         expert = at(p.list, e)
@@ -459,7 +459,7 @@ def turned(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
 
 
 def cut_by_a_list(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """Numbers in Python, not in tensors."""
+    """Rows cut by counts that are numbers in Python, not tensors."""
     order, rows, counts = in_order(x, chosen)
     start, parts = 0, []
     for n, up, down in zip(counts.tolist(), p.up, p.down, strict=True):
@@ -469,7 +469,7 @@ def cut_by_a_list(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tenso
 
 
 def written_where_asked(p: Experts, x: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    """A write in a loop that leaves turns without rows out."""
+    """A write in place within a loop that leaves turns without rows out."""
     order, rows, counts = in_order(x, chosen)
     ends, y = ends_of(counts), torch.zeros_like(rows)
     for i in range(EXPERTS):

@@ -115,7 +115,8 @@ OPTIMUM = [
     "evaluate(inference_with_ort=True)", "predict(inference_with_ort=True)", "ModuleWithLoss",
 ]  # fmt: skip
 
-# Those of the installed torch are looked up; the others are variables and older names.
+# Settings of torch by name, looked up in the installed torch. `TORCH_COMPILE` adds options and
+# environment variables.
 TORCH_SETTINGS = [
     *_of("torch._dynamo.config", "suppress_errors recompile_limit cache_size_limit verbose"),
     *_of("torch._dynamo.config", "accumulated_recompile_limit automatic_dynamic_shapes"),

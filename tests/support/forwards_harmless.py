@@ -22,7 +22,7 @@ def steps_of(size: int) -> torch.Tensor:
 
 
 class Stores(Net):
-    """The last output, and a dict of more of them, for others to look at."""
+    """A forward that stores its last output, and a dict of more, for others to look at."""
 
     def step(self, h: torch.Tensor) -> torch.Tensor:
         self.kept, self.seen = h, {"h": h, "n": len(h.shape)}
@@ -30,7 +30,7 @@ class Stores(Net):
 
 
 class Lends(Net):
-    """A tensor from one module to another, within the step."""
+    """A forward that hands a tensor from one module to another within the step."""
 
     def step(self, h: torch.Tensor) -> torch.Tensor:
         self.linear.kept = h.tanh()  # type: ignore[assignment]
@@ -38,7 +38,8 @@ class Lends(Net):
 
 
 class Tabulates(Net):
-    """A table made once, for as many tokens as there were."""
+    """A forward that keeps a table, made for as many tokens as there were and made again for
+    more."""
 
     def step(self, h: torch.Tensor) -> torch.Tensor:
         if self.kept is None or self.n < h.shape[1]:
@@ -88,7 +89,7 @@ class SetsAGlobal(Net):
 
 
 class TabulatesInAHelper(Net):
-    """As rotary positions are kept."""
+    """A forward that keeps a table in a helper object, as models keep rotary positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +140,7 @@ class TabulatesByACache(Net):
 
 
 class Freezes(Net):
-    """Its bias is not trained, from the first step on."""
+    """A forward that freezes its own bias from the first step on."""
 
     def step(self, h: torch.Tensor) -> torch.Tensor:
         self.linear.bias.requires_grad_(False)
@@ -147,7 +148,7 @@ class Freezes(Net):
 
 
 class StoresInTraining(Net):
-    """A first map, which evaluation overwrites."""
+    """A forward that stores a map in training, which evaluation overwrites."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,14 +162,15 @@ class StoresInTraining(Net):
 
 
 class AsksForGradients(Net):
-    """As eager code under `torch.no_grad()` finds it, in evaluation."""
+    """A forward that asks for gradients; in evaluation it hears what eager code hears under
+    `torch.no_grad()`."""
 
     def step(self, h: torch.Tensor) -> torch.Tensor:
         return h if torch.is_grad_enabled() and h.requires_grad and h.grad_fn is not None else -h
 
 
 class IteratesAnew(Net):
-    """What it iterates over begins anew in each run; what it could draw from, it does not."""
+    """A forward whose iterator starts anew in each run; it draws nothing from its generators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +183,7 @@ class IteratesAnew(Net):
 
 
 class Sorts(Net):
-    """Draws, and puts the generator back."""
+    """A forward that draws, and puts the generator back."""
 
     def step(self, h: torch.Tensor) -> torch.Tensor:
         before = random.getstate()

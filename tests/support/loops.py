@@ -21,7 +21,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
 
 
 class Pair:
-    """The same model twice: trained by Onward, and by a loop of plain PyTorch."""
+    """One model twice: trained by Onward, and by a loop of plain PyTorch."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class Pair:
         return loss.detach()
 
     def step(self, *args: Any, **kwargs: Any) -> onward.StepResult:
-        """One step of both; losses and weights have to agree."""
+        """Run one step of both; losses and weights have to agree."""
         want, got = self.eager_step(*args, **kwargs), self.trainer.train_step(*args, **kwargs)
         torch.testing.assert_close(got.loss, want, rtol=1e-5, atol=1e-6)
         self.check()
@@ -62,7 +62,7 @@ class Pair:
 
 
 def frozen_copy(trainer: onward.Trainer) -> dict[str, Any]:
-    """All that a step may change, as copies."""
+    """Copies of all that a step may change."""
     state = trainer.state_dict()
     return {
         "model": state["model"], "optimizer": state["optimizer"], "updates": state["updates"],
@@ -72,7 +72,7 @@ def frozen_copy(trainer: onward.Trainer) -> dict[str, Any]:
 
 
 def assert_unchanged(before: Any, after: Any, path: str = "") -> None:
-    """Bitwise."""
+    """Assert that nothing has changed, bit for bit."""
     if isinstance(before, dict):
         assert before.keys() == after.keys(), path
         for key in before:

@@ -24,8 +24,8 @@ ZERO = 1e-12  # of all gradients: what fp64 leaves of terms that cancel
 def autocast(
     model: torch.nn.Module, data: Tensors, dtype: torch.dtype = torch.bfloat16, scale: float = 1.0
 ) -> Tensors:
-    """Loss and gradients of eager PyTorch under autocast; scale: of the loss for backward, as a
-    GradScaler's."""
+    """Loss and gradients of eager PyTorch under autocast. scale: multiplies the loss for backward,
+    as a GradScaler does."""
     twin = copy.deepcopy(model)
     with torch.autocast("cpu", dtype):
         outputs = twin(**data)
@@ -42,7 +42,7 @@ def assert_near(
     dtype: torch.dtype = torch.bfloat16,
     room: float = ROOM,
 ) -> None:
-    """The law for what was found on these batches."""
+    """Assert the law for these results, one for each batch."""
     exact = [eager(model, data, torch.float64) for data in batches]
     assert_as_near(exact, [autocast(model, data, dtype) for data in batches], ours, dtype, room)
 
@@ -56,7 +56,8 @@ def assert_as_near(
     mean: Callable[[list[float]], float] = rms,
     few: int = FEW,
 ) -> None:
-    """The law for tensors by name, of each batch. mean: over batches; few: numbers that are few."""
+    """Assert the law for tensors by name, of each batch. mean: over batches; few: the element count
+    below which a tensor is small."""
     broken = []
     for name in exact[0]:
         truth = [e[name].double() for e in exact]
@@ -78,7 +79,7 @@ def assert_as_near(
 
 
 def shuffled(data: Tensors, seed: int) -> Tensors:
-    """The same batch with other tokens; padding and what stands for it stay."""
+    """The batch with other tokens; padding and the tokens that mark it stay."""
     ids = data.get("input_ids")
     if ids is None or not seed:
         return data

@@ -32,7 +32,7 @@ class Net(nn.Module):
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Three quarters of the labels are the ignored one."""
+    """Batches in which three quarters of the labels are ignored."""
     torch.manual_seed(1)
     labels = torch.where(torch.arange(ROWS) % 4 == 0, torch.arange(ROWS) % 7, -100)
     return [(torch.randn(ROWS, 16), labels) for _ in range(STEPS)]
@@ -118,7 +118,7 @@ def _optimizers() -> dict[str, Any]:
 
 
 def meets() -> str:
-    """What a second op of the plugin's name is refused with."""
+    """The error that refuses a second op of the name that the plugin's op has."""
     from onward import extend
 
     def body(b: Any, inputs: Any, attrs: Any) -> Any: ...
@@ -131,7 +131,7 @@ def meets() -> str:
 
 
 def replaced(optimizer: torch.optim.Optimizer, where: Any) -> str:
-    """What a Trainer says of an optimizer whose step another function has taken the place of."""
+    """The error that refuses an optimizer whose step has been replaced by another function."""
     model, before = Net(), vars(where).get("step")
     kind: Any = type(optimizer)
     optimizer = optimizer if where is optimizer else kind(model.parameters(), lr=0.01)
@@ -149,7 +149,7 @@ def replaced(optimizer: torch.optim.Optimizer, where: Any) -> str:
 
 
 def without(model: nn.Module) -> dict[str, Any]:
-    """The same model where no plugin is installed."""
+    """What a run of the model shows in a process where no plugin is installed."""
     from onward import extend
 
     trainer, losses = trained(model, onward.optim.SGD(lr=0.01))

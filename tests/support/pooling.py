@@ -54,7 +54,7 @@ class Tower(nn.Module):
 
 
 class TwoTowers(Tower):
-    """The same encoder for both sides. loss: of `a f[B,D]` and `b f[B,D]`."""
+    """One encoder for both sides. loss: a function of `a f[B,D]` and `b f[B,D]`."""
 
     def __init__(
         self,
@@ -152,8 +152,8 @@ def read(t: Tower, h: Tensor, m: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pooling:
-    """make: of the tower, h and m. rows: of the last feed-forward layer. why: what keeps them, as
-    patterns; none where nothing does."""
+    """A pooling. make: a function of the tower, h and m. rows: which ones the last feed-forward
+    layer computes. why: patterns of the reasons that keep rows; none where nothing does."""
 
     make: Callable[[Tower, Tensor, Tensor], Tensor]
     rows: str = "real"

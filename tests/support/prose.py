@@ -239,7 +239,8 @@ def options() -> frozenset[str]:
     return frozenset(field.name for kind in kinds for field in dataclasses.fields(kind))
 
 
-# of pip, pytest and setup.py; `onward doctor` and `onward cache` have no class of options
+# switches of pip, pytest and setup.py, and of `onward doctor` and `onward cache`, which have no
+# class of options
 _OTHERS = (
     "constraint", "clear", "dist", "durations", "editable", "fastest", "levels", "measure",
     "sanitize",

@@ -137,7 +137,7 @@ COMPLEX: dict[str, Way] = {
 }
 
 
-# those that a graph cannot hold: a Trainer refuses them, an accelerated model runs them in eager
+# ways that a graph cannot hold: a Trainer refuses them, an accelerated model runs them in eager
 NO_TRANSLATION = (
     "angle", "filter", "rfft", "irfft", "fftshift", "hfft", "where", "gather", "sum", "division",
     "exponential", "power", "window written", "all written", "written as real", "masked", "padded",
@@ -146,7 +146,7 @@ NO_TRANSLATION = (
 
 
 class Net(nn.Module):
-    """Ends in a loss that is not symmetric in what the way gives."""
+    """A model with a loss that is not symmetric in the way's result."""
 
     def __init__(self, way: Way) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ def by_view(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def later(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """What is read before the write."""
+    """A way through a tensor that is read before it is overwritten."""
     y = x * v
     z = y * 2
     y.mul_(first(w))
@@ -221,7 +221,7 @@ def again(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 class Own(torch.autograd.Function):
-    """With a gradient by its first input alone."""
+    """A function whose backward gives a gradient to its first input alone."""
 
     @staticmethod
     def forward(ctx, x, w):  # type: ignore[no-untyped-def]
@@ -245,7 +245,7 @@ def statistics(x: torch.Tensor, w: torch.Tensor, v: torch.Tensor) -> torch.Tenso
 
 
 class Nothing(torch.autograd.Function):
-    """Whose backward says None."""
+    """A function whose backward returns None."""
 
     @staticmethod
     def forward(ctx, x):  # type: ignore[no-untyped-def]

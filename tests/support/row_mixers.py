@@ -61,7 +61,7 @@ class _Layout(NamedTuple):
 
 
 def _turned(dim: int, *perm: int) -> _Layout:
-    """Of f[B,T,D] by a permutation."""
+    """A layout made by permuting f[B,T,D], with its token dim and the way back."""
     back = [perm.index(d) for d in range(3)]
     return _Layout(lambda h: h.permute(perm), dim, lambda y, h: y.permute(back))
 
@@ -122,12 +122,12 @@ LOSSES: dict[str, Callable[[Mixed, Tensor, Batch], Tensor]] = {
 
 
 def _last(made: Callable[[Tensor], Tensor]) -> Mixer:
-    """Of something that looks along the last dim."""
+    """A mixer made of a function that looks along the last dim."""
     return lambda p, x, dim, at: made(x.movedim(dim, -1)).movedim(-1, dim)
 
 
 def _lines(made: Callable[[Mixed, Tensor], Tensor]) -> Mixer:
-    """Of something that looks along the last dim of f[N,1,T]."""
+    """A mixer made of a function that looks along the last dim of f[N,1,T]."""
 
     def mix(p: Mixed, x: Tensor, dim: int, at: Tensor) -> Tensor:
         lines = x.movedim(dim, -1)
@@ -138,7 +138,8 @@ def _lines(made: Callable[[Mixed, Tensor], Tensor]) -> Mixer:
 
 
 def _channels(made: Callable[[Mixed, Tensor], Tensor]) -> Mixer:
-    """Of something on f[N,8,T], the model's own channels where the layout has them."""
+    """A mixer made of a function of f[N,8,T], the model's own channels where the layout has
+    them."""
 
     def mix(p: Mixed, x: Tensor, dim: int, at: Tensor) -> Tensor:
         lines = x.movedim(dim, -1)
@@ -169,7 +170,8 @@ def _scan_backwards(p: Mixed, x: Tensor, dim: int, at: Tensor) -> Tensor:
 
 
 def _selective(p: Mixed, x: Tensor, dim: int, at: Tensor) -> Tensor:
-    """As Mamba's: a state of its own for each of four numbers, read by a product."""
+    """A selective state space as in Mamba: a state of its own for each of four numbers, read by a
+    product."""
     x = x.movedim(dim, 1).reshape(-1, LENGTH, 4)
     reads, state, found = torch.tanh(p.step(x)), x.new_zeros(x.shape[0], 4, 4), []
     for t in range(LENGTH):
@@ -185,7 +187,7 @@ def _selected(p: Mixed, x: Tensor, dim: int, at: Tensor) -> Tensor:
 
 
 def _read(p: Mixed, x: Tensor, dim: int, at: Tensor) -> Tensor:
-    """Attention without a mask of keys, written out, over what is behind."""
+    """Attention written out, with a causal mask and none for keys."""
     rows = x.movedim(dim, -2)
     scores = (rows @ rows.transpose(-1, -2)).masked_fill(p.ahead, float("-inf"))
     return (scores.softmax(-1) @ rows).movedim(-2, dim)
@@ -196,7 +198,7 @@ def _scattered(p: Mixed, x: Tensor, dim: int, at: Tensor) -> Tensor:
 
 
 def _at(x: Tensor, dim: int, index: Tensor) -> Tensor:
-    """The numbers of a buffer, along a dim, for every other index."""
+    """The index, along a dim, repeated for every other index."""
     return index.view(*[-1 if d == dim else 1 for d in range(x.dim())]).expand(x.shape)
 
 
@@ -300,7 +302,8 @@ def _written(x: Tensor, dim: int) -> Tensor:
 
 
 def mixing(mixer: str, layout: str) -> Mixed:
-    """With a mask and a loss that the names choose, so that all meet."""
+    """A model with this mixer and layout; a hash of their names picks the mask and the loss, so
+    that all are met."""
     drawn = zlib.crc32(f"{mixer}, {layout}".encode())
     masks, losses = list(BEFORE), list(LOSSES)
     return Mixed(

@@ -98,7 +98,8 @@ def _wide(mask: Tensor) -> Tensor:
 
 
 def filling(name: str, side: str) -> Stage:
-    """Keeps what the mask takes, or what it leaves; the rest becomes a number or other rows."""
+    """A stage that keeps the rows a mask takes, or those it leaves; the rest becomes a number or
+    other rows."""
 
     def stage(p: Parts, h: Tensor, d: Batch, i: int) -> Tensor:
         m = _wide(BOOLS[name](d))
@@ -226,7 +227,7 @@ POOLS: dict[str, Callable[[Tensor, Batch, Tensor, Tensor], Tensor]] = {
 
 
 def _each(p: Parts, h: Tensor, d: Batch, **more: Any) -> Tensor:
-    """A token's own loss: f[B,T]."""
+    """The loss of each token, f[B,T]."""
     logits = p.head(h)
     flat = F.cross_entropy(logits.flatten(0, 1), d["labels"].flatten(), reduction="none", **more)
     return flat.view(h.shape[:2])
@@ -237,7 +238,7 @@ def tokens(p: Parts, h: Tensor, labels: Tensor, **more: Any) -> Tensor:
 
 
 TOKEN_LOSSES: dict[str, Callable[[Parts, Tensor, Batch, Tensor, Tensor], Tensor]] = {
-    # of h, the batch, a mask of bools b[B,T], one of floats f[B,T]
+    # losses of h, the batch, a mask of bools b[B,T] and one of floats f[B,T]
     "ignored": lambda p, h, d, b, m: tokens(p, h, d["labels"]),
     "summed": lambda p, h, d, b, m: tokens(p, h, d["labels"], reduction="sum"),
     "every token": lambda p, h, d, b, m: tokens(p, h, d["tags"]),
@@ -317,7 +318,7 @@ class Model(Parts):
 
 
 def stage(draw: random.Random) -> tuple[str, Stage]:
-    """A random one; masks more often than others."""
+    """A random stage and its name; stages with masks are more likely."""
     match draw.choice(("plain", "fill", "fill", "product", "attend", "attend")):
         case "plain":
             name = draw.choice([*PLAIN])
@@ -334,7 +335,7 @@ def stage(draw: random.Random) -> tuple[str, Stage]:
 
 
 def pooled(pool: str, b: str, m: str, end: str = "classes") -> Loss:
-    """Of one row a sequence, made with these masks."""
+    """A loss of one row for each sequence, pooled with these masks."""
 
     def loss(p: Parts, h: Tensor, d: Batch) -> Tensor:
         vector = POOLS[pool](h, d, _wide(BOOLS[b](d)), _wide(FLOATS[m](d)))
@@ -344,7 +345,7 @@ def pooled(pool: str, b: str, m: str, end: str = "classes") -> Loss:
 
 
 def loss(draw: random.Random) -> tuple[str, Loss]:
-    """A random one."""
+    """A random loss, and its name."""
     b, m = draw.choice([*BOOLS]), draw.choice([*FLOATS])
     if draw.random() < 0.5:
         pool, end = draw.choice([*POOLS]), draw.choice(POOLED)
@@ -424,7 +425,7 @@ def wrong_numbers(made: Program | nn.Module, data: list[Batch]) -> list[str]:
     for n, given in enumerate(data):
         found = by_the_users_names(execute_packed(captured, graph, given, names)[0])
         exact, plain = (eager(model, given, t) for t in (torch.float64, torch.float32))
-        # what eager has no gradient for is zeros here
+        # a tensor without a gradient in eager has zeros here
         for name in {*found} - {*exact}:
             if not found[name].any():
                 del found[name]

@@ -39,7 +39,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def ready(model: Any) -> Any:
-    """In training mode, with no parameter left at the zeros and ones of its initialisation."""
+    """The model in training mode, with noise added, so that no parameter stays at zeros or ones."""
     with torch.no_grad():
         for p in model.parameters():
             p.add_(torch.randn_like(p), alpha=0.02)
@@ -59,7 +59,7 @@ def gpt2(dropout: float = 0.1, layers: int = 2, width: int = 32, **more: Any) ->
 def bert(
     dropout: float = 0.1, layers: int = 2, width: int = 32, classes: int = 0, **more: Any
 ) -> BertForMaskedLM | BertForSequenceClassification:
-    """Masked language model, or a classifier where `classes` are asked for."""
+    """A tiny BERT: a masked language model, or a classifier if `classes` is given."""
     torch.manual_seed(0)
     settings = {
         "num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": 2,
@@ -107,7 +107,8 @@ def batch(
     ignored: bool = False,
     seed: int = 1,
 ) -> Tensors:
-    """`input_ids`, `labels`; with `padding` a mask with holes there; with `ignored` some -100."""
+    """A batch of `input_ids` and `labels`; `padding`: where a mask has holes; `ignored`: some
+    labels are -100."""
     ids = tokens(size, length, seed)
     labels = ids.clone()
     out = {"input_ids": ids, "labels": labels}
@@ -164,7 +165,7 @@ def differing_most(ours: Tensors, want: Tensors, exact: Tensors) -> str:
 
 
 class Compiled:
-    """A captured call, and the road from there: the compiler's own verbs, one after the other."""
+    """A captured call, and the compiler's verbs that take it further, one after the other."""
 
     def __init__(
         self,
@@ -195,7 +196,8 @@ def compiled(model: nn.Module, data: Mapping[str, Any], **more: Any) -> Compiled
 
 
 def plain(found: Tensors) -> Tensors:
-    """`grad.param.w` and `output.logits` as the user calls them: `grad.w`, `logits`."""
+    """Tensors with `grad.param.w` and `output.logits` renamed as a user calls them: `grad.w`,
+    `logits`."""
     return {user_name(n.replace("grad.param.", "grad.", 1)): x for n, x in found.items()}
 
 
@@ -229,8 +231,8 @@ def execute_packed(
     outputs: Iterable[str],
     room: float = 1.5,
 ) -> tuple[Tensors, dict[str, int]]:
-    """The same of a graph that counts rows, and its counts. Its plan has room for more than the
-    batch: what runs is what a batch smaller than an earlier one gets."""
+    """Outputs of a graph that counts rows, and its counts. The plan has room for more than the
+    batch, as it has for a batch smaller than an earlier one."""
     conditions, step = split_counting(graph)
     dims = made.captured.dims(list(data.values()))
     assert dims is not None, "the capture does not fit the batch"
@@ -275,7 +277,7 @@ def gradients(model: nn.Module, data: Mapping[str, torch.Tensor], **more: Any) -
 def gradients_of(
     model: nn.Module, batches: Sequence[Mapping[str, torch.Tensor]], **more: Any
 ) -> list[Tensors]:
-    """The same for several batches of one shape."""
+    """Loss and gradients from Onward for several batches of one shape."""
     made = compiled(model, batches[0], **more)
     graph = made.differentiated(trained(made))
     names = [n for n in graph.outputs if n == "loss" or n.startswith("grad.")]
@@ -308,8 +310,8 @@ class ReduceSum(ReduceSum_13):
 
 
 def reference(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) -> Tensors:
-    """The same from onnx's own evaluator, which has every type; what is bf16 comes as f32. Its
-    products and sums of low types are of fp32 and rounded once, as an engine's are."""
+    """A graph's outputs from onnx's own evaluator, which has every type; what is bf16 comes as f32.
+    Products and sums of low types are computed in fp32 and rounded once, as an engine does."""
     session = ReferenceEvaluator(to_proto(graph), new_ops=[GatherElements, Gemm, ReduceSum])
     with np.errstate(all="ignore"):
         results: Any = session.run(None, _feeds(made, graph, data))
@@ -319,7 +321,7 @@ def reference(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) ->
 
 
 def _feeds(made: Compiled, graph: Graph, data: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Each input of a graph, in its type."""
+    """The inputs of a graph, each in its own type."""
     own = {**made.captured.owned, **{BATCH + n: x for n, x in data.items()}}
     feeds: dict[str, np.ndarray] = {}
     for item in graph.inputs:

@@ -17,7 +17,7 @@ _LED, _OWN = "tests/integrations/test_transformers_trainer.py::", "tests/module/
 _COMPILE, _BESIDE = "tests/integrations/test_torch_compile.py::", "tests/integrations/"
 _ONE, _SHARDS = "no: one process", "no: parameters in shards have no graph"
 
-# of each way: what is said, and the test that holds it where it works
+# a cell for each way to train: its text, and the test that holds it where it works
 Cell = tuple[str, str | None]
 ROWS: dict[str, tuple[Cell, Cell, Cell, Cell]] = {
     "fp32": (

@@ -1,4 +1,4 @@
-"""Which model classes there are, what each is for, and of what kind its inputs are."""
+"""The model classes of transformers: what each is for, and of what kind its inputs are."""
 
 from __future__ import annotations
 

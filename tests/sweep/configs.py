@@ -67,7 +67,7 @@ WIDTHS: tuple[tuple[str, int], ...] = (
     (r"width$|pooler_output_size|d_cross|kv_dim", WIDTH),
     (r"codevector_dim$|xvector_output_dim|hidden_channels$|output_channels$|feature_size$", WIDTH),
 )  # fmt: skip
-# What some leave out and yet need.
+# Fields that some configurations leave out though their models need them.
 NEEDED: dict[str, int] = {
     "vocab_size": VOCABULARY, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
     "topk_group": 1, "prediction_length": 4, "n_shared_experts": 1,
@@ -91,7 +91,7 @@ INDICES = re.compile(
     r"(index(es)?|indices|idxs|layer_ids|cross_attention_layers|_block_indexes|"
     r"vision_feature_layers?)$"
 )
-# The same, where as many are wanted elsewhere.
+# Fields that name layers by number and must keep as many entries as they have.
 COUNTED = re.compile(r"out_indices|hook_ids|state_indices|extract_layers|target_layers")
 
 _MAMBA = "mamba" if transformers.__version__ < "5" else "linear_attention"
@@ -100,9 +100,9 @@ _SHARED: dict[str, Any] = {
     "layers_block_type": [_MAMBA, "hybrid"] * 2, "num_hidden_layers": 4,
     "attention_hidden_size": 64,
 }  # fmt: skip
-# Windows that divide what every stage leaves of an image.
+# Image and window sizes such that windows divide the image at every stage.
 _PYRAMID: dict[str, Any] = {"image_size": 2 * IMAGE, "window_size": 2}
-# By model_type, what the rules do not find.
+# Fields by model_type that the rules above get wrong.
 OWN: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "window_size": 4},
     "align_vision_model": {"width_coefficient": 0.2, "depth_coefficient": 0.2},
@@ -206,7 +206,7 @@ def small(config: Any, level: int = 0) -> Any:
 
 
 def _resnet(maps: int) -> dict[str, Any]:
-    """A small backbone that gives so many feature maps."""
+    """A small ResNet configuration that returns this many feature maps."""
     return {
         "model_type": "resnet", "embedding_size": 16, "hidden_sizes": list(STAGES["hidden_sizes"]),
         "depths": [1, 1, 1, 1], "layer_type": "basic",
@@ -259,7 +259,8 @@ def _numbers(held: dict[str, Any], level: int) -> dict[str, Any]:
 
 
 def _stages(held: dict[str, Any]) -> dict[str, Any]:
-    """Of a backbone whose layers are its stages, as many as are read; of others what is read."""
+    """Changes for a backbone: as many layers as stages are read where its layers are its stages;
+    for any other the stages that are read."""
     read, names = held.get("out_features") or [], held.get("stage_names") or []
     if len(read) < 2:
         return {}

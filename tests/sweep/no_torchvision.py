@@ -13,7 +13,7 @@ from typing import Any
 
 
 class _Empty(type):
-    """Of classes in which every name is a text."""
+    """A metaclass of classes in which every name is a string."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):

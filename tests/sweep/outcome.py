@@ -49,7 +49,7 @@ class Called(nn.Module):
 
 
 class Refused(Exception):
-    """Eager does not run: why, of the likeliest form."""
+    """Raised where eager does not run; the message is that of the likeliest form of batch."""
 
 
 def build(entry: Entry, level: int) -> tuple[nn.Module, Any]:
@@ -76,7 +76,7 @@ def build(entry: Entry, level: int) -> tuple[nn.Module, Any]:
 
 
 def loss_of(model: nn.Module, batch: Batch) -> str:
-    """Why eager is of no use here, or nothing. A second run has to give the same."""
+    """The reason why eager PyTorch is no oracle here, "" if it is one. Two runs have to agree."""
     first = tiny.eager(model, batch, torch.float32)
     if not first["loss"].isfinite() or first["loss"].numel() != 1:
         return "a loss that is not a finite number"
@@ -97,7 +97,7 @@ def wrapped(model: nn.Module, fixed: dict[str, Any], form: Form) -> nn.Module:
 
 
 def fitting(entry: Entry) -> tuple[nn.Module, Maker | ModuleMaker, str]:
-    """A model and a form of batch that eager trains, and why its own loss was not taken."""
+    """A model, a form of batch that eager trains it on, and why its own loss was not taken."""
     if entry.task == TASK:
         model, made = module_fitting(entry)
         model = tiny.ready(model)
@@ -161,7 +161,7 @@ def _matched(entry: Entry, model: nn.Module, config: Any, form: Form) -> tuple[M
 
 
 def _line(text: Any) -> str:
-    """In one line; of many places the first."""
+    """The text on one line; of many places only the first."""
     parts = [x.strip() for x in str(text).splitlines() if x.strip()]
     parts = [
         re.sub(r"( at [\w.]+)(, [\w.]+)+$", r"\1 and others", p)
@@ -223,7 +223,7 @@ def moved_apart(made: tiny.Compiled, model: nn.Module, data: Tensors) -> str:
 
 
 def _rounded(model: nn.Module, seed: int) -> nn.Module:
-    """The model with every parameter off by what float32 rounds away."""
+    """A copy of the model with every parameter changed by up to a rounding of fp32."""
     twin, random = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in twin.parameters():
@@ -233,8 +233,8 @@ def _rounded(model: nn.Module, seed: int) -> nn.Module:
 
 
 def _within(ours: torch.Tensor, want: torch.Tensor, rounded: list[torch.Tensor]) -> bool:
-    """Whether eager itself is as far off where its parameters are rounded otherwise: batches of a
-    few numbers, which normalization divides by next to nothing. Twice, as in the law itself."""
+    """Whether the result is at most twice as far off as eager's own with parameters rounded
+    otherwise: a few numbers are normalized by next to nothing. The factor 2 is the law's."""
     far = max(float((r - want).norm()) for r in rounded)
     return float((ours - want).norm()) <= 2 * far + 1e-5 * float(want.norm())
 
@@ -242,7 +242,8 @@ def _within(ours: torch.Tensor, want: torch.Tensor, rounded: list[torch.Tensor])
 def second_batch(
     maker: Maker | ModuleMaker, model: nn.Module, batch: Batch
 ) -> tuple[Batch, dict[str, Any], str]:
-    """Another size, and another length where the model has one; else one of the two alone."""
+    """A batch of another size, and of another length where the model has one; else one of the
+    two."""
     for size, length in ((4, 10), (4, 8), (3, 10)):
         other, fixed = maker(size, length)
         if {k: v.shape for k, v in other.items()} == {k: v.shape for k, v in batch.items()}:
@@ -256,7 +257,7 @@ def second_batch(
 
 
 def outcome(entry: Entry, say: Say = lambda _: None, export: bool = True) -> dict[str, Any]:
-    """A line of the sweep, in the words of `run.py`."""
+    """The sweep's line for a class, in the words of `run.py`."""
     warnings.simplefilter("ignore")
     began = time.process_time()
     row: dict[str, Any] = {
@@ -354,7 +355,7 @@ class Sites(TorchFunctionMode):
         return result
 
     def read(self) -> int:
-        """How many of them the loss has read."""
+        """The number of these results that the loss has read."""
         return sum(t.grad is not None or not t.requires_grad for t in self.made)
 
 

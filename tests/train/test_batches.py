@@ -36,7 +36,7 @@ class Record:
 
 
 class Doubling(torch.Tensor):
-    """Its tanh is another."""
+    """A tensor subclass whose tanh is twice torch's."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -45,7 +45,7 @@ class Doubling(torch.Tensor):
 
 
 class Plain(torch.Tensor):
-    """A subclass that only has a name."""
+    """A tensor subclass that adds nothing but its name."""
 
 
 class Dispatching(torch.Tensor):
@@ -170,7 +170,7 @@ def test_nested_tensor_is_refused_in_one_line() -> None:
 
 
 class Marked(nn.Parameter):
-    """A class that a forward may ask for, though it does nothing else."""
+    """A Parameter subclass that a forward may test for, though it does nothing else."""
 
 
 PUT: dict[str, Callable[[nn.Module, torch.Tensor], None]] = {
@@ -195,7 +195,8 @@ def test_parameters_and_buffers_of_their_own_class_are_refused(put: str, late: b
 
 
 def test_parameters_may_have_attributes() -> None:
-    """Trainers and initialisers leave them there; those that tensors in an export have, cannot."""
+    """Attributes that trainers and initialisers set on parameters are kept; names that torch.export
+    sets on tensors are refused."""
     model = net()
     for p in model.parameters():
         p.no_decay, p._is_hf_initialized = True, True  # type: ignore[attr-defined]
@@ -215,7 +216,8 @@ def test_keys_are_names() -> None:
 
 
 def test_values_that_only_look_alike_are_other_programs() -> None:
-    """1, 1.0 and True are equal to Python, and so are 0.0 and -0.0; NaN is not equal to itself."""
+    """Values that Python calls equal (1, 1.0 and True, 0.0 and -0.0) are programs of their own;
+    NaN, which is not equal to itself, is one program."""
     values = [1, 1.0, True, 0, 0.0, -0.0, False, float("nan"), None]
     kinds = [bind_batch((), {"x": v, "y": X}, False).kind for v in values]
     assert len(set(kinds)) == len(values)

@@ -15,7 +15,7 @@ STEPS = 4
 
 
 class Written(torch.nn.Module):
-    """A part of which the buffers are written, between two linear layers."""
+    """A model with a part that writes its buffers, between two linear layers."""
 
     def __init__(self, part: torch.nn.Module, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -28,7 +28,8 @@ class Written(torch.nn.Module):
 
 
 class Average(torch.nn.Module):
-    """An average that is read before it is written, and after; a counter; a window."""
+    """A module with an average that is read before and after it is written, a counter and a
+    window."""
 
     mean: torch.Tensor
     count: torch.Tensor
@@ -96,7 +97,7 @@ PARTS: dict[str, Callable[[], torch.nn.Module]] = {
 
 
 class Sharing(torch.nn.Module):
-    """Buffers that a step cannot write as eager code does."""
+    """A module with a buffer that a step cannot write as eager code does."""
 
     mean: torch.Tensor
 
@@ -125,7 +126,7 @@ REFUSED = {
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Of several sizes."""
+    """Batches of several sizes."""
     torch.manual_seed(1)
     return [(torch.randn(n, 4), torch.randint(0, 3, (n,))) for n in (5, 8, 5, 3)]
 
@@ -205,7 +206,8 @@ def test_a_step_that_fails_writes_no_buffer() -> None:
 
 
 def test_a_capture_writes_no_buffer() -> None:
-    """Also where the forward is run in eager code: it asks a tensor, and sets an attribute."""
+    """A capture writes no buffer, even where it runs the forward in eager to answer a question
+    about a tensor."""
 
     class Asking(Written):
         def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,7 @@ def same_bits(one: Any, other: Any) -> None:
 
 
 def read(stages: list[str]) -> bool:
-    """Whether nothing was made anew. Raises AssertionError where some of it was."""
+    """Whether all was read from the cache. Raises AssertionError where only some of it was."""
     made = {"forward", "differentiate", "updates", "step"} & set(stages)
     assert len(made) in (0, 4), made
     assert "graph cache" in stages
@@ -97,7 +97,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def test_a_kept_graph_gives_the_bits_of_a_fresh_one(
     name: str, options: str, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    """With dropout on, on packed rows and on all of them."""
+    """A stored graph gives a fresh one's bits, with dropout on, on packed rows and on all of
+    them."""
     make, data = MODELS[name]
     monkeypatch.setenv("ONWARD_GRAPH_CACHE", "0")
     want, stages = steps(make(), data(), **OPTIONS[options])
@@ -157,7 +158,7 @@ def program() -> subprocess.Popen[str]:
 
 @pytest.mark.slow
 def test_processes_read_what_others_keep_and_may_all_write_at_once(folder: Path) -> None:
-    """Two make and write the same at the same time; then one reads."""
+    """Two processes make and write one graph at the same time; a third one reads it."""
     writers = [program() for _ in range(2)]
     cold = [json.loads(p.communicate(timeout=240)[0]) for p in writers]
     kept = {path.name: path.read_bytes() for path in files(folder)}
@@ -181,7 +182,7 @@ def keys(folder: Path) -> set[str]:
 
 
 def compile_step(folder: Path, make: Callable[[], nn.Module] = mlp, **changes: Any) -> set[str]:
-    """Keys of the files that a training step has added."""
+    """Keys of the cache files that a training step has added."""
     before = keys(folder)
     settings = {"lr": 1e-2, "betas": (0.9, 0.99), "weight_decay": 0.1, **changes.pop("adam", {})}
     kind = changes.pop("optimizer", torch.optim.AdamW)
@@ -196,7 +197,7 @@ def compile_step(folder: Path, make: Callable[[], nn.Module] = mlp, **changes: A
 
 
 class Scaled(tiny.Mlp):
-    """The same with another number in its code."""
+    """A tiny.Mlp with a number of its own in its code: the factor of its output."""
 
     factor = 2.0
 
@@ -374,7 +375,7 @@ def test_two_stages_of_one_graph_are_two_files(folder: Path) -> None:
 
 
 def test_every_argument_of_every_verb_is_in_the_key(folder: Path) -> None:
-    """By keyword or by place, a list or a tuple."""
+    """Every argument is in the key, by keyword or by position, as a list or a tuple."""
     data = few_labels()
     compiler = Compiler(host(), (), Journal())
     call = compiler.capture(CaptureRequest(bert(), (), data))

@@ -24,7 +24,7 @@ Loop = Callable[[Any, Tensor, Tensor, Tensor], Tensor]
 
 
 def hit(net: Any, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """As transformers writes it: over those that are hit."""
+    """A loop over the experts that are hit, as transformers writes it."""
     y, mask = torch.zeros_like(x), F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
     for expert in torch.greater(mask.sum(dim=(-1, -2)), 0).nonzero():
         place, row = torch.where(mask[expert].squeeze(0))

@@ -38,7 +38,7 @@ def trainer_of(model: nn.Module, **options: Any) -> Any:
 
 
 def moved(model: nn.Module, **options: Any) -> list[torch.Tensor]:
-    """What a window takes from each weight: the gradient."""
+    """The change of each weight in a window of SGD with rate 1: the gradient."""
     before = [p.detach().clone() for p in model.parameters()]
     trainer = trainer_of(model, **options)
     for x, y in micro_batches():
@@ -47,8 +47,8 @@ def moved(model: nn.Module, **options: Any) -> list[torch.Tensor]:
 
 
 def eager_sums(rounds: bool) -> list[torch.Tensor]:
-    """Each micro-batch's gradient is a part of the window's mean; all sums but the last are
-    rounded."""
+    """Eager gradients summed over a window, each a part of its mean; `rounds`: all sums but the
+    last are rounded."""
     model = net()
     sums = [torch.zeros_like(p) for p in model.parameters()]
     for i, (x, y) in enumerate(micro_batches()):
@@ -60,7 +60,7 @@ def eager_sums(rounds: bool) -> list[torch.Tensor]:
 
 
 def share_equal(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
-    """Of the elements, but for rounding of fp32."""
+    """The share of elements that are equal but for the rounding of fp32."""
     same = [((x - y).abs() <= 1e-6 + 1e-5 * y.abs()).flatten() for x, y in zip(a, b, strict=True)]
     return float(torch.cat(same).double().mean())
 
@@ -118,7 +118,8 @@ def test_bytes_that_sums_take() -> None:
 
 @pytest.mark.parametrize("then", ["bf16", "fp32"])
 def test_an_open_window_is_saved_and_goes_on(then: str) -> None:
-    """In fp32, whatever it is kept in, so that either option takes it up."""
+    """The sums of an open window are saved in fp32, whatever they are kept in, so that either
+    option can load them."""
     model = net()
     trainer = trainer_of(model)
     pairs = micro_batches()

@@ -45,7 +45,8 @@ def trainer(model: Any) -> onward.Trainer:
 
 
 def run(path: Path, dtype: str, feeds: dict[str, np.ndarray]) -> torch.Tensor:
-    """Its first output: fp16 on the engine as users run it, which has no bf16."""
+    """The first output of an ONNX file, run by onnxruntime in fp16 and by onnx's evaluator in bf16,
+    which onnxruntime lacks."""
     if dtype == "float16":
         options = ort.SessionOptions()
         options.log_severity_level = 3

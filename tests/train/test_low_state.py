@@ -50,7 +50,7 @@ def run(trainer: Any, steps: int) -> list[float]:
 
 
 def in_f32(saved: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The moments of a `state_dict`, by torch's own arithmetic."""
+    """The moments of a `state_dict` in f32, decoded by torch's own arithmetic."""
     found: dict[str, torch.Tensor] = {}
     for name, x in saved.items():
         slot, _, path = name.partition(".")
@@ -65,7 +65,8 @@ def in_f32(saved: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_bytes_of_a_weight() -> None:
-    """8, 4 and 2 + 2 * 4 / 256, in memory, in what is saved and in the plan's prediction."""
+    """Moments take 8, 4 or 2 + 2 * 4 / 256 bytes a weight, in memory, in what is saved and in the
+    plan's prediction."""
     want = {
         "fp32": lambda n: 8 * n,
         "bf16": lambda n: 4 * n,
@@ -145,7 +146,7 @@ def test_the_seed_rounds_where_nothing_else_is_drawn() -> None:
 
 
 def test_parameters_draw_apart() -> None:
-    """Each by its own name, in whatever group and order."""
+    """Each parameter draws by its own name, in whatever group and order."""
     found = []
     for groups in (False, True):
         model = net()
@@ -169,7 +170,8 @@ PLANS: dict[str, dict[str, Any]] = {
 @EACH
 @pytest.mark.parametrize("plan", PLANS)
 def test_plans_do_not_change_what_is_kept(form: str, plan: str) -> None:
-    """A budget, which computes values again; and parameters in groups, in another order."""
+    """Moments do not depend on a memory budget, which recomputes values, nor on groups or their
+    order."""
     models = [gpt2(dropout=0.1, width=64) for _ in range(2)]
     data: Any = batch(4, 12, padding="right")
     options = {"seed": 3, "optimizer_state": form}
@@ -248,7 +250,7 @@ def test_combinations_follow_fp32_moments(form: str, name: str, make: Any) -> No
     for state in ("fp32", form):
         trainer = trainer_of(state, None, make, **WITH[name])
         found[state] = run(trainer, 20)
-        # torch keeps Adam and AdamW of one form
+        # 20 steps make 10 updates where 2 micro-batches are accumulated
         assert trainer.updates in (10, 20)
     assert found[form] == pytest.approx(found["fp32"], rel=0.02)
     assert found[form] != found["fp32"]
@@ -261,7 +263,7 @@ def test_combinations_follow_fp32_moments(form: str, name: str, make: Any) -> No
 @EACH
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_resumed_in_the_middle_is_equal_to_the_bit(form: str, every: int) -> None:
-    """Also within an accumulation window."""
+    """A run may be resumed within an accumulation window."""
     whole, first = (trainer_of(form, gradient_accumulation_steps=every) for _ in range(2))
     losses = run(whole, 11)
     run(first, 7)
@@ -279,8 +281,8 @@ FORMS = ("fp32", *LOW)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("way", ["trainer", "optimizer"])
 def test_state_of_any_form_is_loaded_into_any(source: str, form: str, way: str) -> None:
-    """By a Trainer's `state_dict`, or torch's: through f32, to the nearest; of one form by either
-    way to the bit."""
+    """State is loaded by a Trainer's `state_dict` or by torch's: into the same form bit for bit,
+    into another through f32 to the nearest."""
     a, b = trainer_of(source), trainer_of(form, net(7))
     run(a, 4)
     run(b, 2)
@@ -383,7 +385,7 @@ CHANGES: dict[str, Callable[[Any, Any], Any]] = {
 @EACH
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_of_the_state_hold(form: str, change: str) -> None:
-    """As in a Trainer with fp32 moments that is given the same state before."""
+    """A change of the state has the effect that it has in a Trainer with fp32 moments."""
     trainer, twin = trainer_of(form), trainer_of("fp32")
     run(trainer, 3)
     twin.load_state_dict(trainer.state_dict())
@@ -500,7 +502,7 @@ def test_once_the_trainer_is_gone_torch_steps_with_the_moments(form: str) -> Non
 
 @EACH
 def test_updates_read_low_gradients_where_precision_is_mixed(form: str) -> None:
-    """As they are, without a pass over memory that casts them."""
+    """Low gradients are read as they are, without a pass over memory that casts them."""
     trainer = trainer_of(form, mixed_precision="bf16")
     run(trainer, 2)
     plan = trainer.plan
@@ -540,8 +542,8 @@ def test_profile_and_reports_leave_the_state_as_it_was(form: str) -> None:
 
 @functools.cache
 def text() -> torch.Tensor:
-    """A Markov chain of 64 tokens: what a model can learn of it, it learns in any run alike. On
-    natural text two runs whose first weights differ by a millionth end 6 % apart."""
+    """Tokens of a Markov chain of 64 states: any run learns the same from it, while on natural text
+    two runs whose first weights differ by a millionth end 6 % apart."""
     generator = torch.Generator().manual_seed(0)
     chances = torch.softmax(3 * torch.randn(64, 64, generator=generator), 1).double().cumsum(1)
     tokens = [0]
@@ -574,7 +576,8 @@ def final_loss(form: str, seed: int, steps: int) -> float:
 @pytest.mark.parametrize("steps", [100, 500])
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_training_ends_where_fp32_moments_end(steps: int, seed: int) -> None:
-    """Within 0.2 % of the loss, which is 4.16 at random weights."""
+    """Training ends within 0.2 % of the loss with fp32 moments; the loss is 4.16 at random
+    weights."""
     want = final_loss("fp32", seed, steps)
     assert want < (2.1 if steps == 100 else 1.75)
     for form in LOW:

@@ -144,7 +144,8 @@ def test_reports_count_casts_and_explain_shows_the_same_step() -> None:
 
 @pytest.mark.parametrize("norm", [None, 1.0], ids=["as they are", "clipped"])
 def test_updates_read_low_gradients(norm: float | None) -> None:
-    """Of what products alone give, which then waits for its update in 2 bytes a weight."""
+    """A gradient that comes from matrix products alone stays in bf16 until its update, at 2 bytes a
+    weight."""
     model = gpt2(dropout=0.0)
     trainer: Any = onward.Trainer(
         model, torch.optim.AdamW(model.parameters()),

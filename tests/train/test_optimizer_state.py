@@ -39,7 +39,7 @@ def replace(o: Any, ps: list[Any], slot: str) -> None:
 
 
 def swap(o: Any, ps: list[Any], slot: str) -> None:
-    """Each in the place of the other: read before they are written."""
+    """Swap the two moments, which have to be read before they are written."""
     for p in ps:
         entry = o.state[p]
         entry["exp_avg"].abs_()
@@ -93,7 +93,8 @@ def test_changes_of_the_state_hold(kind: str, change: str, captures: list[int]) 
 
 
 def test_updates_are_those_of_the_parameter_that_had_most() -> None:
-    """Of an optimizer that has stepped before, and of one that is loaded in mid-run."""
+    """The count of updates is that of the parameter that had most, in an optimizer that has stepped
+    before and in one loaded in mid-run."""
     model = net()
     optimizer = KINDS["adamw"](model.parameters())
     first, *rest = model.parameters()
@@ -122,7 +123,8 @@ def test_velocity_that_is_none_begins_anew() -> None:
 
 
 def test_state_shows_no_parameter_before_its_first_update() -> None:
-    """A velocity of zeros in there would be taken for one that was made."""
+    """State lists no parameter before its first update; a velocity of zeros would count as one that
+    was made."""
     pair = MicroPair(KINDS["momentum"], every=2)
     pair.micro()
     assert not pair.ours.state
@@ -244,13 +246,13 @@ def remove_one(o: Any, ps: list[Any]) -> None:
 
 
 def move_one(o: Any, ps: list[Any]) -> None:
-    """Into a group of its own, with its state; as many parameters as before."""
+    """Move one parameter into a group of its own, with its state."""
     del o.param_groups[0]["params"][2]
     o.add_param_group({"params": [ps[2]], "lr": 0.3, "weight_decay": 0.0})
 
 
 def exchange(o: Any, ps: list[Any]) -> None:
-    """The groups keep their sizes, not their parameters."""
+    """Exchange two parameters between the groups, whose sizes stay."""
     first, second = o.param_groups
     first["params"][0], second["params"][0] = second["params"][0], first["params"][0]
 
@@ -342,7 +344,8 @@ def drop(pair: MicroPair, flag: bool) -> None:
 @pytest.mark.parametrize("change", [freeze, drop])
 @pytest.mark.parametrize("late", [False, True])
 def test_parameters_that_leave_or_join_within_a_window_are_refused(change: Any, late: bool) -> None:
-    """Torch would still apply the gradient that was accumulated. Taken back, the window goes on."""
+    """A window is refused while a parameter has left or joined: torch would still apply its
+    accumulated gradient. Once undone, the window goes on."""
     pair = MicroPair(KINDS["adamw"], every=2)
     pair.steps(1)
     if late:
@@ -367,7 +370,7 @@ def test_parameters_that_leave_or_join_within_a_window_are_refused(change: Any, 
 
 
 class TwoHeads(nn.Module):
-    """The loss reaches the head that is asked for."""
+    """A model whose loss reaches only the head that is asked for."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -477,7 +480,7 @@ def test_two_optimizers_of_one_model() -> None:
 
 
 def through_a_file(value: Any) -> Any:
-    """Pickled by torch."""
+    """A copy through torch.save and torch.load."""
     file = io.BytesIO()
     torch.save(value, file)
     file.seek(0)

@@ -60,7 +60,7 @@ def losses(trainer: onward.Trainer, count: int) -> list[float]:
 
 
 def states() -> dict[str, Any]:
-    """Of every generator that a user's loop may read."""
+    """The state of every generator that a user's loop may read."""
     return {
         "torch": torch.get_rng_state(), "python": random.getstate(),
         "numpy": repr(np.random.get_state(legacy=False)),
@@ -100,7 +100,7 @@ def test_no_method_moves_a_generator(draws: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("draws", ["nothing", "Dropout"])
 def test_data_are_drawn_as_if_the_step_drew_nothing(draws: str, window: int) -> None:
-    """Batches of a loader that shuffles, and noise on them."""
+    """Batches of a shuffling loader, and noise on them, are drawn as if the step drew nothing."""
     rows = list(torch.arange(24.0).reshape(12, 2))
 
     def batches(step: Callable[[torch.Tensor, torch.Tensor], Any]) -> list[torch.Tensor]:
@@ -158,7 +158,7 @@ def test_another_seed_decides_from_the_next_window_on() -> None:
 
 
 def test_micro_batches_of_a_window_share_a_seed() -> None:
-    """Also where torch is seeded within it."""
+    """The micro-batches of a window share a seed, also where torch is seeded within it."""
     torch.manual_seed(11)
     trainer, seeds = trainer_of(gradient_accumulation_steps=2), []
     for i in range(4):
@@ -238,7 +238,8 @@ def adam(window: int = 1) -> onward.Trainer:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("window, at", [(1, 3), (2, 2), (2, 3)])
 def test_a_run_that_is_resumed_is_the_whole_run(way: str, window: int, at: int) -> None:
-    """To the bit, with dropout; twice, and with draws in between that are none of the step's."""
+    """A resumed run is the whole run bit for bit, with dropout, twice, and with unrelated draws in
+    between."""
     if way == "torch's own state" and at % window:
         pytest.skip("it has no window that is open")
     torch.manual_seed(7)
@@ -279,7 +280,8 @@ def test_a_seed_after_a_state_decides() -> None:
 
 
 def test_states_of_before_are_read() -> None:
-    """They lack what a stream saves: torch's seed decides, or the generator that they have."""
+    """States saved by older versions lack the stream: torch's seed decides, or the generator they
+    hold."""
     new = ("stream", "left_out", "evaluations")
     kinds: list[dict[str, Any]] = [{}, {"seed": 3}]
     for options in kinds:
@@ -317,7 +319,8 @@ def test_a_stream_that_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"seed": 3}])
 def test_an_evaluation_that_draws_draws_anew(options: dict[str, Any]) -> None:
-    """As in eager; and the masks of training are those of a run without evaluations."""
+    """An evaluation draws anew each time, as in eager; training has the masks of a run without
+    evaluations."""
     torch.manual_seed(11)
     want = losses(trainer_of("rand", **options), 3)
     found = []

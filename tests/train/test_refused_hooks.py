@@ -65,7 +65,8 @@ def trainer_of(model: nn.Module, loss_fn: Any = F.cross_entropy) -> onward.Train
 
 
 def assert_follows(trainer: onward.Trainer, twin: nn.Module, loss_fn: Any) -> None:
-    """One step of the Trainer, and of plain PyTorch on the twin: they agree."""
+    """Run one step of the Trainer and one of plain PyTorch on the twin, and assert that they
+    agree."""
     twin.zero_grad()
     loss = loss_fn(twin(X), Y)
     loss.backward()
@@ -81,11 +82,11 @@ def assert_follows(trainer: onward.Trainer, twin: nn.Module, loss_fn: Any) -> No
 
 
 def hook(*_: Any) -> None:
-    """Looks at something."""
+    """A hook that a graph could not call."""
 
 
 def _around(*args: Any) -> None:
-    """Does something of its own."""
+    """A hook around a call, which a graph could not run."""
 
 
 class Watching(TorchFunctionMode):
@@ -118,7 +119,7 @@ def attribute(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def data(parameter: torch.Tensor, value: torch.Tensor) -> Iterator[None]:
-    """The parameter on other memory; its numbers stay."""
+    """A context in which the parameter lies in other memory, with the same numbers."""
     before = parameter.data
     value.copy_(before)
     parameter.data = value
@@ -355,7 +356,8 @@ REFUSED: dict[str, tuple[Refused, str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_a_graph_cannot_honour_is_refused(case: str) -> None:
-    """Also where it comes after the first step; nothing moves, and without it training goes on."""
+    """The refusal comes at the first step or at a later one; nothing moves, and without the cause
+    training goes on."""
     enter, message = REFUSED[case]
     model = net()
     twin = copy.deepcopy(model)
@@ -374,7 +376,7 @@ def test_what_a_graph_cannot_honour_is_refused(case: str) -> None:
 
 
 def test_a_model_of_many_ranks_is_refused(tmp_path: Path) -> None:
-    """A step would not average its gradients."""
+    """A DistributedDataParallel model is refused, since a step would not average its gradients."""
     model = net()
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/ranks", rank=0, world_size=1)
     try:
@@ -400,7 +402,7 @@ def test_hooks_on_gradients_do_not_matter_to_an_evaluation() -> None:
 
 
 def test_gradients_stop_where_the_forward_says_also_under_no_grad() -> None:
-    """An export under no_grad would not see where the forward switches gradients off."""
+    """A graph stops gradients where the forward says; an export under no_grad would not see it."""
 
     class Stopped(Net):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -420,7 +422,7 @@ def test_gradients_stop_where_the_forward_says_also_under_no_grad() -> None:
 
 
 def test_pruning_keeps_its_hook() -> None:
-    """torch's own forward pre-hooks compute weights, and nothing besides."""
+    """Pruning's forward pre-hooks only compute weights, so they are captured."""
     from torch.nn.utils import prune
 
     model = net()
@@ -441,7 +443,7 @@ def toggled(t: onward.Trainer) -> None:
 
 
 def swapped(t: onward.Trainer) -> None:
-    """Other memory of the same form, as averages of weights are put in."""
+    """Give parameters other memory of the same layout, as when averaged weights are swapped in."""
     for p in t.model.parameters():
         p.data = p.data.clone()
 
@@ -566,7 +568,7 @@ def test_another_loss_function_holds_from_the_next_step_on() -> None:
 
 
 def test_a_parameter_in_the_loss_functions_closure_is_refused() -> None:
-    """Its penalty would be that of the first step for ever, without a gradient."""
+    """The captured penalty would stay that of the first step for ever, without a gradient."""
     model = net()
     weight = model.inner.weight
     trainer = trainer_of(model, lambda o, t: F.cross_entropy(o, t) + weight.pow(2).sum())
@@ -583,7 +585,7 @@ def test_a_parameter_in_the_loss_functions_closure_is_refused() -> None:
 def test_another_models_weights_in_the_loss_are_seen_when_they_move(
     way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A teacher is baked in; one that follows the model changes with each step."""
+    """Weights of another model are constants of the graph, which is made anew when they move."""
     if way == "version":
         monkeypatch.setattr(facts, "BYTES", 0)
     model, teacher = net(), net()

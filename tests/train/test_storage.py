@@ -24,7 +24,8 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class Layers(nn.Module):
-    """A lookup, products both ways round, a norm, a buffer: each a parameter of two dims or one."""
+    """A model whose parameters have one dim or two: a lookup, products both ways round, a norm, a
+    buffer."""
 
     shift: torch.Tensor
 
@@ -44,7 +45,7 @@ class Layers(nn.Module):
 
 
 def laid_out(model: nn.Module, how: str) -> nn.Module:
-    """The same numbers in other layouts; a vector gets gaps."""
+    """Give the model's tensors other memory layouts with the same numbers; vectors get gaps."""
     change = LAYOUTS[how]
     for name, p in [*model.named_parameters(), *model.named_buffers()]:
         wide = p.detach()
@@ -91,7 +92,7 @@ def test_batches_of_any_layout() -> None:
 @pytest.mark.sample(6)
 @pytest.mark.parametrize("how", LAYOUTS)
 def test_storage_replaced_between_steps(how: str) -> None:
-    """`p.data = ...`, the same numbers elsewhere and in another layout."""
+    """`p.data = ...` may give a parameter other memory and another layout between steps."""
     pair = Pair(Layers(), OPTIMIZERS["momentum"])
     pair.step(**ids(0))
     for model in (pair.model, pair.twin):
@@ -157,7 +158,7 @@ def test_shared_memory_is_refused(share: Callable[[Two], None], when: str) -> No
 
 
 def test_parameters_side_by_side_in_one_buffer() -> None:
-    """As DeepSpeed lays them: one storage, and no byte of two."""
+    """Two parameters in one storage that share no byte are served, as DeepSpeed lays them out."""
     pair = Pair(Two(), OPTIMIZERS["momentum"])
     held: Any = pair.model
     both: list[Any] = [held, pair.twin]

@@ -43,7 +43,8 @@ X, Y = torch.randn(6, 8), torch.arange(6) % 5
     ],
 )  # fmt: skip
 def test_description_is_torchs_optimizer(ours: Any, theirs: Any) -> None:
-    """Bitwise the same as a Trainer with the torch instance, and torch's own numbers."""
+    """A described optimizer gives bitwise the numbers of a Trainer with torch's instance, and near
+    torch's own."""
     one, two, plain = mlp(), mlp(), mlp()
     described = onward.Trainer(one, ours, loss_fn=loss_fn)
     given = onward.Trainer(two, theirs(two.parameters()), loss_fn=loss_fn)
@@ -133,7 +134,8 @@ def test_options_cannot_be_changed_later() -> None:
 
 @pytest.mark.parametrize("name", ["model", "optimizer", "options", "device", "memory"])
 def test_what_a_trainer_was_made_with_stays(name: str) -> None:
-    """Another would have no effect, in silence; another loss function has."""
+    """Setting one of these would silently have no effect, so it raises; another loss function does
+    have one."""
     model = mlp()
     trainer = onward.Trainer(model, onward.optim.SGD(lr=0.1), loss_fn)
     held = getattr(trainer, name)
@@ -339,7 +341,8 @@ def test_a_batch_with_a_size_of_one_fixes_no_size_of_the_file(
 
 
 class Ones(nn.Module):
-    """Has sizes of 1 that must stay: its one feature, and a shift of both of its outputs."""
+    """A model with sizes of 1 that must stay fixed: its one feature, and a shift of both
+    outputs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -58,7 +58,7 @@ def test_python_values_of_the_batch_are_part_of_the_program(captures: list[int])
 
 
 def eager_step(model: nn.Module, data: Tensors, lr: float = 0.1) -> tuple[float, nn.Module]:
-    """A step of plain SGD on a copy."""
+    """Run a step of plain SGD on a copy."""
     twin = copy.deepcopy(model)
     loss = twin(**data).loss
     loss.backward()
@@ -90,7 +90,7 @@ def replace(model: Any) -> None:
 
 
 def move(model: Any) -> None:
-    """The same Parameter object on other memory."""
+    """Move each parameter to other memory, keeping the Parameter object."""
     for p in model.parameters():
         p.data = p.data.clone()
 
@@ -140,7 +140,8 @@ def test_changed_model_is_noticed(change: str) -> None:
 @pytest.mark.sample(3)
 @pytest.mark.parametrize("place", ["module", "attention", "flag"])
 def test_changed_dropout_is_noticed(place: str) -> None:
-    """p of a Dropout module, of attention's, and a submodule switched to evaluation."""
+    """A changed p of a Dropout module or of attention is noticed, and so is a submodule in
+    evaluation mode."""
     model, data = gpt2(dropout=0.5), batch()
     trainer = sgd(model, lr=0.0)
     eager = model.eval()(**data).loss.item()
@@ -191,7 +192,8 @@ OPTIMIZER_CHANGES: dict[str, Callable[[dict[str, Any]], None]] = {
 
 @pytest.mark.parametrize("change", OPTIMIZER_CHANGES)
 def test_changed_optimizer_settings_are_noticed(change: str) -> None:
-    """As torch's own AdamW: the moments stay, the new setting holds from the next step on."""
+    """A changed setting holds from the next step on and the moments stay, as in torch's own
+    AdamW."""
     model = mlp()
     twin = copy.deepcopy(model)
     loss_fn = nn.functional.cross_entropy
@@ -270,7 +272,7 @@ def test_batch_of_another_kind_is_refused_or_right() -> None:
 def test_the_least_recently_used_shape_is_dropped(
     captures: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many shapes keep a bounded number of bound plans, and an old shape still works."""
+    """Many shapes keep a bounded number of bound plans, and a dropped shape still works."""
     monkeypatch.setattr("onward.prepare.prepared_step.KEPT", 2)
     model = gpt2(dropout=0.0)
     twin = copy.deepcopy(model)

@@ -42,7 +42,7 @@ def trainer_of(model: torch.nn.Module, **options: Any) -> onward.Trainer:
 
 
 def both(model: torch.nn.Module, **options: Any) -> tuple[onward.Trainer, onward.Trainer]:
-    """With the pass and without, on equal models."""
+    """Two Trainers on equal models, with and without row demand."""
     twin = copy.deepcopy(model)
     return trainer_of(model, **options), trainer_of(twin, disable=("row_demand",), **options)
 
@@ -64,7 +64,8 @@ SPECIAL = {
     ids=["plain", "clipped", "accumulated"],
 )
 def test_a_run_is_the_run_on_every_row(kind: str, options: dict[str, Any]) -> None:
-    """Losses and parameters, with dropout on; sizes, lengths and labels change all the time."""
+    """Losses and parameters are those of a run on every row, with dropout on, as sizes, lengths and
+    labels change."""
     model = gpt2() if kind == "gpt2" else bert()
     ours, theirs = both(model, **options)
     done = []
@@ -102,7 +103,7 @@ def test_towers() -> None:
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Every plan that is made."""
+    """A list of every plan that is made."""
     found: list[Plan] = []
     plain = Compiler.plan
 
@@ -117,7 +118,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 
 def test_a_hundred_batches_need_a_handful_of_plans(plans: list[Plan]) -> None:
-    """And none once the largest was seen; nor does an arena grow then."""
+    """No plan is made and no arena grows once the largest batch was seen."""
     trainer = trainer_of(bert(layers=1))
     batches = [ragged(seed) for seed in range(100)]
     largest = max(range(100), key=lambda i: batches[i]["attention_mask"].sum())
@@ -213,7 +214,7 @@ def test_explain_names_what_keeps_rows_and_what_it_costs() -> None:
     plain, kept = trainer.explain(data), trainer.explain(data, fetch=["logits"])
     [item] = kept.kept
     assert item.why == "output 'logits'"
-    # what would be spared without it is what the step without it does
+    # `more` is the share of the arithmetic that is spared without that output
     assert kept.done * (1 - item.more) == pytest.approx(plain.done, rel=1e-6)
     assert "kept by output 'logits'; without it" in str(kept)
 
@@ -227,7 +228,7 @@ def test_the_picture_is_an_image(tmp_path: Any) -> None:
 
 
 def test_explain_changes_nothing() -> None:
-    """Asked before a run or within it, by a trainer that then does the same."""
+    """An explanation before or within a run changes nothing that follows."""
     results = []
     for asks in (False, True):
         trainer = trainer_of(bert())

@@ -48,7 +48,7 @@ def another(value: Any) -> Any:
 
 
 def outcome(model: Any, batch: dict[str, torch.Tensor]) -> Any:
-    """The loss, or the class of what is raised."""
+    """The loss of a step, or the class of the error that it raises."""
     try:
         with torch.no_grad():
             found = model(**batch)
@@ -111,7 +111,7 @@ class Settings:
 
 
 class Held(nn.Module):
-    """Its forward reads settings in each way that Python has."""
+    """A model whose forward reads a setting in each way that Python has."""
 
     def __init__(self) -> None:
         super().__init__()

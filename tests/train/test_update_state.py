@@ -26,7 +26,7 @@ def state_of(*parameters: torch.Tensor) -> UpdateState:
 
 
 def test_state_goes_by_graph_input_without_an_optimizer() -> None:
-    """As a session would hold it whose weights are plain tensors by graph input."""
+    """State is kept by graph input, as a session with plain tensors for weights would hold it."""
     w, v = torch.ones(3, 2), torch.ones(4)
     state = state_of(w, v)
     graph = Joining({"param.w": w, "param.v": v}, [w, v], [w, v])
