@@ -92,8 +92,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder whose name nobody looks for: what cannot be removed stays."""
-    shutil.rmtree(folder, ignore_errors=True)
+    """Removes a checkpoint, so that at each moment it is whole or none: it is renamed out of the
+    way, its manifest goes first. What cannot be removed stays."""
+    with contextlib.suppress(OSError):
+        if not folder.name.startswith("."):
+            hidden = folder.with_name(hidden_name(folder.name))
+            rename(folder, hidden)
+            folder = hidden
+        (folder / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _write(path: Path, chunks: Iterable[Any]) -> FileRecord:

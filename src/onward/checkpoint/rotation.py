@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from onward.checkpoint.disk import hidden_name, remove, rename, sync_folder
+from onward.checkpoint.disk import remove, sync_folder
 from onward.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from onward.errors import CheckpointError
 
@@ -73,15 +73,7 @@ def rotate(output_dir: Path, written: Path, limit: int) -> list[Path]:
     own = [f for f in checkpoints(output_dir) if f.manifest.run == run]
     newest = [f.path for f in own if f.path != written][: limit - 1]
     gone = [f.path for f in own if f.path != written and f.path not in newest]
-    for path in gone:
-        hidden = path
-        if not path.name.startswith("."):
-            hidden = path.with_name(hidden_name(path.name))
-            with contextlib.suppress(OSError):
-                (path / MANIFEST).unlink()  # it is none from here on, whatever is left
-                rename(path, hidden)
-        remove(hidden)
-    for path in _abandoned(output_dir):
+    for path in (*gone, *_abandoned(output_dir)):
         remove(path)
     if gone:
         with contextlib.suppress(OSError):
