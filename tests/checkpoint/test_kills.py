@@ -42,7 +42,7 @@ def begun(folder: Path) -> Path:
 
 
 def is_sound(folder: Path) -> bool:
-    """Whether the newest checkpoint that is found is whole, and a save after it leaves one alone."""
+    """Whether the newest checkpoint that is found is whole, and a save after it leaves one."""
     path, found = read_newest(folder, strict=True)
     sound = is_whole(found) and found.facts["updates"] in (1, 2)
     last = folder / "checkpoint-3"

@@ -26,7 +26,7 @@ class BackgroundWriter:
         self._changed = threading.Condition()
         self._waiting: tuple[Path, Write] | None = None
         self._thread: threading.Thread | None = None
-        self._failed: tuple[Path, OSError | CheckpointError] | None = None
+        self._failed: tuple[Path, BaseException] | None = None
 
     def add(self, path: Path, write: Write) -> None:
         """Has `write` called in a thread. The interpreter waits for it when it ends."""
@@ -42,12 +42,17 @@ class BackgroundWriter:
                 self._thread.start()
 
     def finish(self) -> None:
-        """Waits until everything is written. Raises CheckpointError where the last write failed."""
+        """Waits until everything is written. Raises what the last write raised, an OSError as a
+        CheckpointError."""
         with self._changed:
             self._changed.wait_for(lambda: self._thread is None)
             failed, self._failed = self._failed, None
-        if failed is not None:
-            raise unwritten(*failed) from failed[1]
+        if failed is None:
+            return
+        path, error = failed
+        if isinstance(error, OSError):
+            raise unwritten(path, error) from error
+        raise error
 
     def _run(self) -> None:
         while True:
@@ -59,18 +64,16 @@ class BackgroundWriter:
                 (path, write), self._waiting = self._waiting, None
             try:
                 write()
-                failed = None
-            except (OSError, CheckpointError) as error:
-                failed = path, error
-                log.warning("%s; training goes on", unwritten(path, error))
+                self._failed = None
+            except BaseException as error:
+                self._failed = path, error
+                said = unwritten(path, error) if isinstance(error, OSError) else repr(error)
+                log.warning("%s; training goes on", said)
             del write  # the copy that it holds
-            self._failed = failed
 
 
-def unwritten(path: Path, error: OSError | CheckpointError) -> CheckpointError:
-    """The error of a checkpoint that could not be written."""
-    if isinstance(error, CheckpointError):
-        return error
+def unwritten(path: Path, error: OSError) -> CheckpointError:
+    """The error of a checkpoint that the disk did not take."""
     return CheckpointError(f"checkpoint {path} cannot be written: {error.strerror or error}")
 
 

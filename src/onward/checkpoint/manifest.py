@@ -72,6 +72,8 @@ def read_manifest(folder: Path) -> Manifest:
         if not stat.S_ISREG(found.st_mode) or found.st_size > _LARGEST:
             raise CheckpointError(f"{path} is not a regular file of at most {_LARGEST >> 20} MiB")
         body = json.loads(path.read_bytes())
+    except CheckpointError:
+        raise
     except FileNotFoundError:
         raise CheckpointError(f"{folder} has no {MANIFEST}, so that it is not whole") from None
     except OSError as error:
